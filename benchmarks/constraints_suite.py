@@ -44,9 +44,9 @@ from sglang_lite.constraints.json_schema.write_value import value_text
 from sglang_lite.protocol import JsonSchema
 from sglang_lite.runtime.models.resolve import resolve
 from sglang_lite.runtime.models.weights.gguf_file import GgufFile
-from sglang_lite.runtime.structured_output.base import CompiledGrammar, generates, next_mask
+from sglang_lite.runtime.structured_output.base import CompiledGrammar, masks_allow, next_mask
 from sglang_lite.runtime.structured_output.llguidance import LlguidanceEngine, LlguidanceMatcher
-from sglang_lite.runtime.structured_output.unique_names import distinct, watched_in
+from sglang_lite.runtime.structured_output.watched_rules import watched_in, with_watched_rules
 from sglang_lite.runtime.tokens.from_gguf import tokenizer_from_gguf
 from sglang_lite.runtime.tokens.tokenizer import Tokenizer
 from tests.constraints.suites import DRAFTS, maskbench, official_groups
@@ -117,7 +117,7 @@ def official(draft: str, groups: int | None) -> list[str]:
             for case in tests:
                 text = json.dumps(case["data"], ensure_ascii=False)
                 rewriting = level == "rewritten"
-                verdict = rewritten(known, text) if rewriting else generates(grammar, by_bytes.encode(text))
+                verdict = rewritten(known, text) if rewriting else masks_allow(grammar, by_bytes.encode(text))
                 right += verdict == case["valid"]
                 wrong += bool(verdict) and not case["valid"]
         share = f"{cases} cases, {100 * right / cases:.1f} % right"
@@ -128,7 +128,7 @@ def official(draft: str, groups: int | None) -> list[str]:
 
 def watched(engine: LlguidanceEngine, constraint: JsonSchema) -> CompiledGrammar:
     """A grammar with what its masks watch."""
-    return distinct(engine.compile(constraint), engine.ending_tokens, watched_in(constraint))
+    return with_watched_rules(engine.compile(constraint), engine.ending_tokens, watched_in(constraint))
 
 
 def in_any_order(engine: LlguidanceEngine, constraint: JsonSchema) -> CompiledGrammar | None:
@@ -164,8 +164,8 @@ def real(engine: LlguidanceEngine, stride: int) -> list[str]:
         bytewise, unordered = watched(by_bytes, constraint), in_any_order(by_bytes, constraint)
         texts = [json.dumps(case["data"], ensure_ascii=False) for case in tests]
         judged: dict[str, list[Any]] = {  # truth, as each level has it
-            "byte level": [generates(bytewise, by_bytes.encode(text)) for text in texts],
-            "any order": [unordered and generates(unordered, by_bytes.encode(text)) for text in texts],
+            "byte level": [masks_allow(bytewise, by_bytes.encode(text)) for text in texts],
+            "any order": [unordered and masks_allow(unordered, by_bytes.encode(text)) for text in texts],
             "rewritten": [rewritten(constraint, text) for text in texts],
         }
         for level, verdicts in judged.items():

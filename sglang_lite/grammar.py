@@ -205,7 +205,7 @@ def complete(constraint: ConstraintLike, text: str = "") -> Completion:
     Raises:
         ConstraintError: the constraint is invalid or can't be enforced, or it does not allow the text.
     """
-    from sglang_lite.runtime.structured_output.ahead import ahead
+    from sglang_lite.runtime.structured_output.continuations import continuations
 
     known = as_constraint(constraint)
     _must_be_text(text)
@@ -213,7 +213,7 @@ def complete(constraint: ConstraintLike, text: str = "") -> Completion:
         matcher = ByteMatcher(known)
         matcher.push(text)
         watched = _watching_matcher(known)
-        return matcher.completion() if watched is None else ahead(watched, text)
+        return matcher.completion() if watched is None else continuations(watched, text)
 
 
 def describe(constraint: ConstraintLike) -> str:
@@ -249,9 +249,9 @@ def _engine(tokenizer: Tokenizer | None, vocab_size: int | None) -> LlguidanceEn
 
 @memoized
 def _grammar(engine: LlguidanceEngine, constraint: Constraint) -> CompiledGrammar:
-    from sglang_lite.runtime.structured_output.unique_names import distinct, watched_in
+    from sglang_lite.runtime.structured_output.watched_rules import watched_in, with_watched_rules
 
-    return distinct(engine.compile(constraint), engine.ending_tokens, watched_in(constraint))
+    return with_watched_rules(engine.compile(constraint), engine.ending_tokens, watched_in(constraint))
 
 
 def _compiled(constraint: Constraint, model: str | Path | Engine | None) -> CompiledGrammar:
@@ -289,10 +289,10 @@ def _tokenizer_at(path: Path) -> Tokenizer:
 def _watching_matcher(constraint: Constraint) -> Matcher | None:
     """Byte matcher that also enforces requirements which no grammar expresses, such as distinct member names; None if
     the constraint has none."""
-    from sglang_lite.runtime.structured_output.unique_names import DistinctGrammar
+    from sglang_lite.runtime.structured_output.watched_rules import WatchedGrammar
 
     grammar = _grammar(_engine(None, None), constraint) if isinstance(constraint, JsonSchema) else None
-    return grammar.matcher() if isinstance(grammar, DistinctGrammar) else None
+    return grammar.matcher() if isinstance(grammar, WatchedGrammar) else None
 
 
 def _first_mask(grammar: CompiledGrammar) -> None:
@@ -302,9 +302,9 @@ def _first_mask(grammar: CompiledGrammar) -> None:
 
 
 def _generates(grammar: CompiledGrammar, engine: LlguidanceEngine, text: str) -> bool:
-    from sglang_lite.runtime.structured_output.base import generates
+    from sglang_lite.runtime.structured_output.base import masks_allow
 
     try:
-        return generates(grammar, engine.encode(text))
+        return masks_allow(grammar, engine.encode(text))
     except UnicodeEncodeError:  # an unpaired surrogate, which no token spells
         return False

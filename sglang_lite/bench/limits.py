@@ -55,16 +55,16 @@ def lower_bound(spec: ModelSpec, work: Workload, rates: Rates, *, bits: int = 16
         bits: width of weights, keys and values; latents have 16 bits, as in the benchmarks.
     """
     layers, hidden = spec.layers, spec.hidden_size
-    pair = sum(layer.attention.pair_products for layer in layers)
-    seeing = 2 * sum(layer.attention.decode_products for layer in layers)
-    active = sum(layer.products(hidden) for layer in layers)
+    pair = sum(layer.attention.products_per_pair for layer in layers)
+    seeing = 2 * sum(layer.attention.absorbed_products_per_pair for layer in layers)
+    active = sum(layer.active_weights(hidden) for layer in layers)
     head = spec.vocab_size * hidden
     # Products of narrower numbers are faster by the same factor.
     size, matmul = bits // 8, rates.flops_per_s * 16 / bits
     flops = 2 * (active + head)
 
     def weights(rows: int) -> float:
-        read = sum(layer.attention.numbers(hidden) + _fed(layer.feed_forward, hidden, rows) for layer in layers)
+        read = sum(layer.attention.weight_elements(hidden) + _fed(layer.feed_forward, hidden, rows) for layer in layers)
         return size * read + 2 * head
 
     token = (2 if spec.latent else size) * spec.kv_layout.numbers
@@ -90,5 +90,5 @@ def _fed(spec: FeedForwardSpec, hidden: int, rows: int) -> int:
     """Number of weights of a feed-forward that `rows` rows read. For experts, the expected number with a uniform
     router."""
     if isinstance(spec, DenseSpec):
-        return spec.numbers(hidden)
-    return spec.numbers(hidden, spec.count * (1 - (1 - spec.top_k / spec.count) ** rows))
+        return spec.weight_elements(hidden)
+    return spec.weight_elements(hidden, spec.count * (1 - (1 - spec.top_k / spec.count) ** rows))

@@ -35,7 +35,7 @@ from sglang_lite.protocol.anything import Json
 from sglang_lite.runtime.config import Capacity, EngineConfig, Sizes
 from sglang_lite.runtime.core.open_requests import OpenRequests, Ticket
 from sglang_lite.runtime.core.submission import GenerateRequest, ProgramRequest, SelectRequest
-from sglang_lite.runtime.embedding.request import EncodeRequest, reads_no_text
+from sglang_lite.runtime.embedding.request import EncodeRequest, not_an_encoder_error
 from sglang_lite.runtime.model_files import open_model_files
 from sglang_lite.runtime.models.resolve import resolve
 from sglang_lite.runtime.output_builder import Sink
@@ -79,7 +79,7 @@ class ScriptedCore:
     encoder = None
 
     def encode(self, _: EncodeRequest) -> NoReturn:
-        raise reads_no_text(self.model_name)
+        raise not_an_encoder_error(self.model_name)
 
     def submit(self, request: GenerateRequest, sink: Sink) -> Ticket:
         request.check()

@@ -78,7 +78,7 @@ from sglang_lite.runtime.core.submission import (
     check_nodes,
     check_priority,
 )
-from sglang_lite.runtime.embedding.request import EncodeRequest, generates_no_text, reads_no_text
+from sglang_lite.runtime.embedding.request import EncodeRequest, not_a_generator_error, not_an_encoder_error
 from sglang_lite.runtime.embedding.spec import EncoderSpec, encoder_spec, is_encoder
 from sglang_lite.runtime.embedding.tokenizer import encoder_tokenizer
 from sglang_lite.runtime.model_files import open_model_files
@@ -229,7 +229,7 @@ class CoreClient:
         self.check_open()
         encoder = self.encoder
         if encoder is None:
-            raise reads_no_text(self.model_name)
+            raise not_an_encoder_error(self.model_name)
         number = next(self._ids)
         data = frame([Encode(number, request.ids.tobytes(), request.types.tobytes(), request.lengths.tobytes())])
         vectors: Future[NDArray[np.float32]] = Future()
@@ -425,7 +425,7 @@ class CoreClient:
 
     def _check_generates(self) -> None:
         if self.encoder is not None:
-            raise generates_no_text(self.model_name)
+            raise not_a_generator_error(self.model_name)
 
     # ------------------------------------------------------------------------------------ the reader's thread
 

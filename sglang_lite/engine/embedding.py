@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from sglang_lite.protocol import CapabilityError, ParameterError
 from sglang_lite.protocol.anything import Json
 from sglang_lite.random_ids import random_id
-from sglang_lite.runtime.embedding.request import Readable, are_ids, reads_no_text, tokenised
+from sglang_lite.runtime.embedding.request import EncoderInput, are_ids, encode_request, not_an_encoder_error
 from sglang_lite.runtime.embedding.spec import Classifier, EncoderSpec
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def _native(vectors: NDArray[np.float32], tokens: Sequence[int], seconds: float,
 
 def embeddings(
     engine: Engine,
-    texts: Sequence[Readable],
+    texts: Sequence[EncoderInput],
     dimensions: int | None = None,
     *,
     prompt_name: str | None = None,
@@ -160,7 +160,7 @@ def pair_scores(
         if isinstance(pair, str) or not isinstance(pair, Sequence) or len(pair) != 2:
             raise ParameterError(f"{field}[{index}]", f"{pair!r:.60} is not a pair of texts. Give (query, document).")
     logits, tokens = _read(engine, [(first, second) for first, second in pairs], truncate=truncate, field=field)
-    return (logits[:, 0] if classifier.plain else _sigmoid(logits[:, 0])), tokens
+    return (logits[:, 0] if classifier.raw_score else _sigmoid(logits[:, 0])), tokens
 
 
 def classify(self: Engine, prompt: Texts, *, truncate: bool = False) -> Any:  # as of `encode`
@@ -204,7 +204,7 @@ def reward(self: Engine, prompt: Texts, *, truncate: bool = False) -> Any:  # as
 
 
 def classes(
-    engine: Engine, texts: Sequence[Readable], *, truncate: bool = False, field: str = "prompt"
+    engine: Engine, texts: Sequence[EncoderInput], *, truncate: bool = False, field: str = "prompt"
 ) -> tuple[list[dict[str, Json]], list[int]]:
     """Labels of texts in the form of `classify`, and the number of tokens of each text."""
     shares, tokens = label_numbers(engine, texts, plain=False, truncate=truncate, field=field)
@@ -213,7 +213,7 @@ def classes(
 
 
 def label_numbers(
-    engine: Engine, texts: Sequence[Readable], *, plain: bool, truncate: bool = False, field: str = "prompt"
+    engine: Engine, texts: Sequence[EncoderInput], *, plain: bool, truncate: bool = False, field: str = "prompt"
 ) -> tuple[NDArray[np.float32], list[int]]:
     """Outputs of a classifier for texts, float32 [N, labels], and the number of tokens of each text.
 
@@ -229,7 +229,7 @@ def label_numbers(
     logits, tokens = _read(engine, texts, truncate=truncate, field=field)
     if plain:
         return logits, tokens
-    if classifier.several or logits.shape[1] == 1:
+    if classifier.multi_label or logits.shape[1] == 1:
         return _sigmoid(logits), tokens
     exponents = np.exp(logits - logits.max(1, keepdims=True))
     return exponents / exponents.sum(1, keepdims=True), tokens
@@ -252,7 +252,7 @@ def _check_several(given: object, field: str) -> None:
 def _spec(engine: Engine) -> EncoderSpec:
     spec = engine.core.encoder
     if spec is None:
-        raise reads_no_text(engine.model_name)
+        raise not_an_encoder_error(engine.model_name)
     return spec
 
 
@@ -264,7 +264,7 @@ def _classifier(engine: Engine) -> Classifier:
 
 
 def _read(
-    engine: Engine, texts: Sequence[Readable], *, truncate: bool, field: str, prompt: str = ""
+    engine: Engine, texts: Sequence[EncoderInput], *, truncate: bool, field: str, prompt: str = ""
 ) -> tuple[NDArray[np.float32], list[int]]:
     """Outputs of the model for texts or pairs, float32 [N, width], and the number of tokens of each."""
     import numpy as np
@@ -272,7 +272,7 @@ def _read(
     engine.core.check_wait("encode")
     spec = _spec(engine)
     requests = [
-        tokenised(
+        encode_request(
             texts[start : start + _TEXTS], engine.tokenizer, spec, prompt=prompt, truncate=truncate, field=field,
             first=start,
         )

@@ -189,7 +189,7 @@ class _Inspection:
             _take_all(spec, source)
             kept = source.in_8_bits if formats.keep_fp8 else 0
             blocks, bits = self._in_blocks(formats)
-            numbers = source.numbers - kept - blocks
+            numbers = source.elements - kept - blocks
             self._update(loaded_bytes=numbers * formats.weights.itemsize + kept + bits // 8)
 
     def _in_blocks(self, formats: Precision) -> tuple[int, int]:
@@ -214,7 +214,7 @@ class _Inspection:
             return
         _take_encoder(spec, source)
         more = sum(layer.outputs * (layer.inputs + layer.bias) for layer in spec.dense)
-        self._update(loaded_bytes=source.numbers * dtype.itemsize + more * 4)
+        self._update(loaded_bytes=source.elements * dtype.itemsize + more * 4)
 
     def _fit_fallback(self) -> None:
         from sglang_lite.runtime.models.load_transformers import outline  # imports all of transformers' models
@@ -255,8 +255,8 @@ def _take_all(spec: ModelSpec, source: HeaderSource) -> None:
             source.take(place.name, place.shape)
             taken.add(place.name)
     for name in (f"{head_name(spec)}.weight", "rope_freqs.weight"):  # allowed, but not needed
-        source.leave_out(name)
-    source.finish()
+        source.ignore(name)
+    source.check_all_used()
 
 
 def _take_encoder(spec: EncoderSpec, source: HeaderSource) -> None:

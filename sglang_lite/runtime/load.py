@@ -110,7 +110,7 @@ def load_model(
         kind = GpuDecoder
         torch.cuda.set_device(device)  # for this thread, which launches the kernels that quantise weights
     formats = precision(
-        config.dtype, device, one_path=config.deterministic, fp8=config.quantization == "fp8",
+        config.dtype, device, batch_invariant=config.deterministic, fp8=config.quantization == "fp8",
         kv_fp8=config.kv_dtype == "fp8",
     )  # fmt: skip
     eight = formats.int8 or formats.fp8 or formats.keep_fp8
@@ -285,14 +285,14 @@ def computes_in_eight_bits(device: torch.device) -> bool:
 
 
 def precision(
-    dtype: str, device: torch.device, *, one_path: bool = False, fp8: bool = False, kv_fp8: bool = False
+    dtype: str, device: torch.device, *, batch_invariant: bool = False, fp8: bool = False, kv_fp8: bool = False
 ) -> Precision:
     """Numeric formats for a `dtype` on a device.
 
     Args:
         dtype: field `dtype` of an EngineConfig.
         device: device of the model.
-        one_path: whether every row must be computed the same way in every batch.
+        batch_invariant: whether every row must be computed the same way in every batch.
         fp8: whether matrices are quantised to 8-bit floating point.
         kv_fp8: whether keys and values are stored in 8-bit floating point.
 
@@ -315,12 +315,12 @@ def precision(
     if dtype == "int8":
         if not torch.cpu._is_vnni_supported():  # noqa: SLF001 # torch has no other name for it
             raise ParameterError("dtype", "int8 needs a CPU with VNNI instructions.", hint="Use bfloat16 or float32.")
-        return Precision(torch.float32, torch.bfloat16, torch.bfloat16, int8=True, one_path=one_path)
+        return Precision(torch.float32, torch.bfloat16, torch.bfloat16, int8=True, batch_invariant=batch_invariant)
     kind = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[dtype]
     if fp8 and kind != torch.bfloat16:
         raise ParameterError("quantization", f"fp8 goes with dtype bfloat16, not {dtype}.")
     return Precision(
-        kind, kind, torch.float8_e4m3fn if kv_fp8 else kind, one_path=one_path, fp8=fp8,
-        blocks=device.type == "cpu" and not one_path and (automatic or kind == torch.bfloat16),
+        kind, kind, torch.float8_e4m3fn if kv_fp8 else kind, batch_invariant=batch_invariant, fp8=fp8,
+        blocks=device.type == "cpu" and not batch_invariant and (automatic or kind == torch.bfloat16),
         keep_fp8=kind == torch.bfloat16 and computes_in_eight_bits(device),
     )  # fmt: skip

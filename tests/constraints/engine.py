@@ -3,9 +3,9 @@
 from functools import lru_cache
 
 from sglang_lite.protocol import ConstraintError
-from sglang_lite.runtime.structured_output.base import generates
+from sglang_lite.runtime.structured_output.base import masks_allow
 from sglang_lite.runtime.structured_output.llguidance import LlguidanceEngine
-from sglang_lite.runtime.structured_output.unique_names import distinct, watched_in
+from sglang_lite.runtime.structured_output.watched_rules import watched_in, with_watched_rules
 
 
 @lru_cache(maxsize=1)
@@ -18,11 +18,11 @@ def compiled(constraint):
     """The grammar and None, or None and the error that refuses it."""
     try:
         grammar = byte_engine().compile(constraint)
-        return distinct(grammar, byte_engine().ending_tokens, watched_in(constraint)), None
+        return with_watched_rules(grammar, byte_engine().ending_tokens, watched_in(constraint)), None
     except ConstraintError as error:
         return None, error
 
 
 def accepts(grammar, text):
     """The masks allow the text and then its end."""
-    return generates(grammar, byte_engine().encode(text))
+    return masks_allow(grammar, byte_engine().encode(text))

@@ -305,7 +305,7 @@ def test_what_a_generation_may_be_and_the_grammar_around_it_can_have_nothing_in_
         with s.grammar(WORDS):
             s += "a" + sgl.gen("x", regex="[ab]c") + ", end."
 
-    with pytest.raises(sgl.ConstraintError, match="does not go on in the grammar around it"):
+    with pytest.raises(sgl.ConstraintError, match="the surrounding grammar does not allow the text"):
         run(body, tiny)["x"]
 
 

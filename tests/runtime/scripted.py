@@ -50,7 +50,7 @@ def logits_of(states):
 class ScriptedModel:
     fused = False
     device = torch.device("cpu")
-    spec, format, rounds, token_bytes = None, "float32", False, 0
+    spec, format, batch_sensitive, token_bytes = None, "float32", False, 0
 
     def allocate_cache(self, slots):
         return torch.full((slots,), -1, dtype=torch.int64)

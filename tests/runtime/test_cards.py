@@ -92,8 +92,8 @@ def pool_tokens(shape: str) -> int:
     spec = SHAPES[shape]
     half = SimpleNamespace(itemsize=2)
     model = SimpleNamespace(
-        device=CUDA, attentions=[layer.attention for layer in spec.layers], shares_prefixes=True, vocab_size=spec.vocab_size, widest=23_552,
-        products=sum(layer.products(spec.hidden_size) for layer in spec.layers),
+        device=CUDA, attentions=[layer.attention for layer in spec.layers], shares_prefixes=True, vocab_size=spec.vocab_size, activation_elements=23_552,
+        active_parameters=sum(layer.active_weights(spec.hidden_size) for layer in spec.layers),
         token_bytes=2 * spec.kv_layout.numbers, precision=SimpleNamespace(compute=half, cache=half),
     )  # fmt: skip
     sizes = EngineConfig().sized(gpu=True, longest=spec.max_positions)

@@ -8,7 +8,7 @@ from functools import partial
 
 from sglang_lite.protocol import ConstraintError, SglError, Span
 from sglang_lite.runtime.structured_output.base import CompiledGrammar
-from sglang_lite.runtime.structured_output.prefixed import walked
+from sglang_lite.runtime.structured_output.prefixed import matcher_after
 from sglang_lite.runtime.tokens.token_log import TokenLog
 
 
@@ -40,7 +40,7 @@ class OpenGrammar:
         is complete."""
         error: SglError | None = None
         try:
-            if not walked(self.grammar, self.text).complete:
+            if not matcher_after(self.grammar, self.text).complete:
                 error = ConstraintError(f"the grammar is not complete at its end, after {self.text[-80:]!r}.")
         except SglError as why:
             error = why
@@ -48,7 +48,7 @@ class OpenGrammar:
 
     def _begins(self, text: str) -> bool:
         try:
-            walked(self.grammar, text)
+            matcher_after(self.grammar, text)
         except ConstraintError:
             return False
         return True

@@ -11,7 +11,7 @@ from sglang_lite.protocol import CapabilityError, OverloadedError
 from sglang_lite.runtime.config import Capacity, EngineConfig, Sizes
 from sglang_lite.runtime.core.embedding_loop import EmbeddingLoop, Vectors
 from sglang_lite.runtime.embedding.load import LoadedEncoder
-from sglang_lite.runtime.embedding.request import EncodeRequest, generates_no_text
+from sglang_lite.runtime.embedding.request import EncodeRequest, not_a_generator_error
 
 E = TypeVar("E")
 _STEP_TOKENS = {"cpu": 4096, "cuda": 65_536}
@@ -78,7 +78,7 @@ class EmbeddingCore:
         return send
 
     def _refuse(self, *_: object, **__: object) -> NoReturn:
-        raise generates_no_text(self.model_name)
+        raise not_a_generator_error(self.model_name)
 
     submit = submit_select = open_program = run_program = compile_grammar = validated_prompt_ids = _refuse
     wait_for_room = cancel_wait = submit_when_room = abort = _refuse

@@ -49,7 +49,7 @@ from sglang_lite.runtime.core.submission import (
     check_kind,
     check_priority,
 )
-from sglang_lite.runtime.embedding.request import EncodeRequest, reads_no_text
+from sglang_lite.runtime.embedding.request import EncodeRequest, not_an_encoder_error
 from sglang_lite.runtime.embedding.spec import EncoderSpec
 from sglang_lite.runtime.executor import make_runner
 from sglang_lite.runtime.executor.sampler import SamplingTable
@@ -123,7 +123,7 @@ class EngineCore:
             timeout_s=config.compile_timeout_s, memory_mb=config.compile_memory_mb,
         )  # fmt: skip
         warming = self.compiler.warm_up()  # runs while kernels are compiled
-        rounds = loaded.model.rounds and not loaded.model.fused
+        rounds = loaded.model.batch_sensitive and not loaded.model.fused
         self.scheduler = Scheduler(
             store, sizes.step_tokens, POLICIES[config.policy], last_alone=rounds and not config.deterministic,
             pace=StepPace(sizes.step_tokens) if loaded.model.device.type == "cpu" else None,
@@ -235,7 +235,7 @@ class EngineCore:
 
     def encode(self, _: EncodeRequest) -> Future[NDArray[np.float32]]:
         """Raises CapabilityError, as the model generates text."""
-        raise reads_no_text(self.model_name)
+        raise not_an_encoder_error(self.model_name)
 
     def abort(self, rid: str) -> None:
         """Aborts the request with this name; see `Engine.abort`."""
@@ -360,7 +360,7 @@ class EngineCore:
             **self.open_requests.counts(),
             "grammars_compiled": self.compiler.misses,
             "grammars_cached": self.compiler.hits,
-            "grammars_from_disk": self.compiler.kept,
+            "grammars_from_disk": self.compiler.disk_hits,
             **self.loop.mask_times.summary("mask"),
             **self.loop.mask_waits.summary("mask_wait"),
             "late_masks": self.loop.late_masks,

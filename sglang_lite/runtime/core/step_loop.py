@@ -314,8 +314,8 @@ class StepLoop:
                 matchers,
                 words,
                 patience=step.patience,
-                others=len(masked) < len(batch.slots),  # a chunk of a prompt is computed as well
-                wanted=lambda: not self.inbox.empty,
+                has_unmasked_rows=len(masked) < len(batch.slots),  # a chunk of a prompt is computed as well
+                has_other_work=lambda: not self.inbox.empty,
             )
         filling = time.perf_counter() - began
         which = np.full(len(rows), -1, dtype=np.int32)

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from sglang_lite.runtime.embedding.bert_spec import BertSpec
 from sglang_lite.runtime.embedding.lengths import equal_lengths, positions
-from sglang_lite.runtime.embedding.products import Product, Weights
+from sglang_lite.runtime.embedding.linear import Weights
+from sglang_lite.runtime.models.layers.linear import Linear
 from sglang_lite.runtime.models.weights.source import WeightSource
 
 
@@ -28,11 +29,11 @@ class _Norm:
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    qkv: Product
-    output: Product
+    qkv: Linear
+    output: Linear
     attention_norm: _Norm
-    up: Product  # includes the activation
-    down: Product
+    up: Linear  # includes the activation
+    down: Linear
     norm: _Norm
 
 
@@ -66,8 +67,8 @@ class Bert:
         self._norm = weights.norm("embeddings.LayerNorm")
         self._layers = [weights.layer(f"encoder.layer.{i}.") for i in progress(range(spec.num_layers))]
         for part in ("weight", "bias"):  # used by a classifier only, which has taken it by now
-            source.leave_out(f"{weights.prefix}pooler.dense.{part}")
-        source.finish()
+            source.ignore(f"{weights.prefix}pooler.dense.{part}")
+        source.check_all_used()
 
     def __call__(self, ids: NDArray[np.int32], types: NDArray[np.int32], lengths: list[int]) -> torch.Tensor:
         """Computes hidden states [T, hidden_size] of concatenated texts.
@@ -116,13 +117,13 @@ class _BertWeights:
     def layer(self, name: str) -> _Layer:
         hidden, inner = self._spec.hidden_size, self._spec.intermediate_size
         return _Layer(
-            qkv=self._product([f"{name}attention.self.{part}" for part in ("query", "key", "value")], hidden, hidden),
-            output=self._product([f"{name}attention.output.dense"], hidden, hidden),
+            qkv=self._linear([f"{name}attention.self.{part}" for part in ("query", "key", "value")], hidden, hidden),
+            output=self._linear([f"{name}attention.output.dense"], hidden, hidden),
             attention_norm=self.norm(f"{name}attention.output.LayerNorm"),
-            up=self._product([f"{name}intermediate.dense"], inner, hidden, gelu=self._spec.gelu),
-            down=self._product([f"{name}output.dense"], hidden, inner),
+            up=self._linear([f"{name}intermediate.dense"], inner, hidden, gelu=self._spec.gelu),
+            down=self._linear([f"{name}output.dense"], hidden, inner),
             norm=self.norm(f"{name}output.LayerNorm"),
         )
 
-    def _product(self, names: list[str], outputs: int, inputs: int, gelu: str | None = None) -> Product:
-        return self._weights.product([self.prefix + name for name in names], outputs, inputs, gelu=gelu)
+    def _linear(self, names: list[str], outputs: int, inputs: int, gelu: str | None = None) -> Linear:
+        return self._weights.linear([self.prefix + name for name in names], outputs, inputs, gelu=gelu)

@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 from sglang_lite.runtime.embedding.bert import Bert
 from sglang_lite.runtime.embedding.bert_spec import BertSpec
 from sglang_lite.runtime.embedding.lengths import equal_lengths
+from sglang_lite.runtime.embedding.linear import Weights
 from sglang_lite.runtime.embedding.packed_decoder import PackedDecoder
-from sglang_lite.runtime.embedding.products import Product, Weights
 from sglang_lite.runtime.embedding.sentence_transformers import DenseLayer
 from sglang_lite.runtime.embedding.spec import Classifier, EncoderSpec
+from sglang_lite.runtime.models.layers.linear import Linear
 from sglang_lite.runtime.models.weights.source import WeightSource
 
 
@@ -87,16 +88,16 @@ class Encoder:
         return torch.cat(out)
 
 
-def _head(weights: Weights, classifier: Classifier, hidden: int) -> Product:
-    outer = weights.product([classifier.outer], len(classifier.labels), hidden, bias=classifier.bias)
+def _head(weights: Weights, classifier: Classifier, hidden: int) -> Linear:
+    outer = weights.linear([classifier.outer], len(classifier.labels), hidden, bias=classifier.bias)
     if not classifier.inner:
         return outer
-    inner = weights.product([classifier.inner], hidden, hidden)
+    inner = weights.linear([classifier.inner], hidden, hidden)
     return lambda x: outer(torch.tanh(inner(x)))
 
 
-def _dense(weights: Weights, layer: DenseLayer) -> Product:
-    product = weights.product(["linear"], layer.outputs, layer.inputs, bias=layer.bias)
+def _dense(weights: Weights, layer: DenseLayer) -> Linear:
+    product = weights.linear(["linear"], layer.outputs, layer.inputs, bias=layer.bias)
     activation: torch.nn.Module = getattr(torch.nn, layer.activation)()
-    weights.source.finish()
+    weights.source.check_all_used()
     return lambda x: activation(product(x))

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from sglang_lite.runtime.tokens.tokenizer import Tokenizer
 
-Readable: TypeAlias = str | tuple[str, str] | Sequence[int]  # a text, a pair of texts, or token ids
+EncoderInput: TypeAlias = str | tuple[str, str] | Sequence[int]  # a text, a pair of texts, or token ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +42,8 @@ class EncodeRequest:
             at += length
 
 
-def tokenised(
-    texts: Sequence[Readable],
+def encode_request(
+    texts: Sequence[EncoderInput],
     tokenizer: Tokenizer,
     spec: EncoderSpec,
     *,
@@ -97,11 +97,11 @@ def are_ids(given: object) -> bool:
     return isinstance(given, list | tuple) and bool(given) and all(type(each) is int for each in given)
 
 
-def _kind(given: Readable) -> type:
+def _kind(given: EncoderInput) -> type:
     return str if isinstance(given, str) else list if are_ids(given) else tuple
 
 
-def _check(given: Readable, name: str, spec: EncoderSpec) -> None:
+def _check(given: EncoderInput, name: str, spec: EncoderSpec) -> None:
     if are_ids(given):
         for each in given:
             if not 0 <= int(each) < spec.vocab_size:
@@ -158,7 +158,7 @@ def _cut(encodings: tuple[Encoding, ...], room: int) -> None:
         encoding.truncate(length)
 
 
-def reads_no_text(name: str) -> CapabilityError:
+def not_an_encoder_error(name: str) -> CapabilityError:
     """Error for a request of an embedding, score or class to a model that generates text."""
     return CapabilityError(
         f"{name} generates text; this needs an embedding model.",
@@ -166,7 +166,7 @@ def reads_no_text(name: str) -> CapabilityError:
     )
 
 
-def generates_no_text(name: str) -> CapabilityError:
+def not_a_generator_error(name: str) -> CapabilityError:
     """Error for a request of generation to a model that only reads texts."""
     return CapabilityError(
         f"{name} generates no text: it gives embeddings, scores or classes.",

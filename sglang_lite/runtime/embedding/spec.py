@@ -20,7 +20,7 @@ from sglang_lite.runtime.embedding.sentence_transformers import (
 )
 from sglang_lite.runtime.models.config_fields import Field, Json, check, read_json, shown
 from sglang_lite.runtime.models.families import ARCHITECTURES
-from sglang_lite.runtime.models.read_config import reads_both_ways, spec_from_config
+from sglang_lite.runtime.models.read_config import is_bidirectional, spec_from_config
 from sglang_lite.runtime.models.spec import ModelSpec
 
 _CAUSAL = "ForCausalLM"
@@ -47,16 +47,16 @@ class Classifier:
         outer: module name of the last layer.
         bias: whether the last layer has a bias.
         labels: names of the labels, by index.
-        several: whether a text may have several labels.
-        plain: whether a single score is used as it is, without a sigmoid.
+        multi_label: whether a text may have several labels.
+        raw_score: whether a single score is used as it is, without a sigmoid.
     """
 
     inner: str
     outer: str
     bias: bool
     labels: tuple[str, ...]
-    several: bool
-    plain: bool
+    multi_label: bool
+    raw_score: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ def is_encoder(path: Path) -> bool:
         return False
     config = read_json(path / "config.json")
     name = _architecture(config)
-    reads = has_modules(path) or reads_both_ways(config)
+    reads = has_modules(path) or is_bidirectional(config)
     return name in ENCODERS or name in _DECODERS or (name in ARCHITECTURES and reads)
 
 
@@ -167,6 +167,6 @@ def _classifier(config: Mapping[str, Json], layers: tuple[str, str], file: Path)
         raise ModelError(f"{file}: scores by {function} are not supported (only Sigmoid and Identity).")
     inner, outer = layers
     return Classifier(
-        inner, outer, bias=bool(inner), labels=tuple(map(str, labels)), several=kind == "multi_label_classification",
-        plain=function == "Identity" or kind == "regression",
+        inner, outer, bias=bool(inner), labels=tuple(map(str, labels)),
+        multi_label=kind == "multi_label_classification", raw_score=function == "Identity" or kind == "regression",
     )  # fmt: skip

@@ -35,7 +35,7 @@ def pool_tokens(model: DeviceModel, fraction: float, sizes: Sizes, context_lengt
     torch.cuda.empty_cache()  # returns memory of closed engines to the GPU
     free, total = torch.cuda.mem_get_info(device)
     captured = captured_tokens(model, sizes.step_tokens)  # captured prefill graphs keep separate memory
-    step = (sizes.step_tokens + captured) * model.widest * item
+    step = (sizes.step_tokens + captured) * model.activation_elements * item
     rows = max(sizes.max_running, FIRST_ROWS)  # rows whose logits are in memory at once
     # Logits of graphs and of other steps, and the float32 copies that some draws and log-probabilities need.
     logits = max(rows * model.vocab_size, LOGITS_AT_ONCE) * (2 * item + 3 * 4)

@@ -37,7 +37,7 @@ def captured_tokens(model: DeviceModel, step_tokens: int) -> int:
     longest = (
         MIN_EXPANDED_TOKENS - 1 if latent else _LONGEST
     )  # longer prompts attend to keys and values expanded from latents
-    return min(longest, step_tokens, _PRODUCTS // model.products)
+    return min(longest, step_tokens, _PRODUCTS // model.active_parameters)
 
 
 class PrefillGraphs:

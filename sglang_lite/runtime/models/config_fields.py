@@ -313,7 +313,7 @@ def read_text(path: Path) -> str:
     """Returns the text of a UTF-8 file. Raises ModelError if the file is not regular, is too large or can't be read."""
     try:
         if not path.is_file():  # reading from a pipe would block for ever
-            raise ModelError(f"{path}: no regular file.")
+            raise ModelError(f"{path}: not a regular file.", hint="Replace it by the file itself.")
         if (size := path.stat().st_size) > MOST_BYTES:
             raise ModelError(f"{path}: {size:,} bytes; the limit is {MOST_BYTES:,}.")
         return path.read_text(encoding="utf-8")

@@ -114,12 +114,12 @@ def small_batch_step(
 ) -> SmallBatchStep | None:
     """Returns the fast step for a model, or None if it can't be used.
 
-    It requires a CPU, layers of the common kind and a compiler, and is off with `one_path`: the bits of a row would
-    depend on the number of rows.
+    It requires a CPU, layers of the common kind and a compiler, and is off with `batch_invariant`: the bits of a row
+    would depend on the number of rows.
     """
     common = spec.norm == "rms" and all(_is_common(layer) for layer in spec.layers)
     formats = precision.compute, precision.cache
-    if device.type != "cpu" or not common or precision.one_path or formats not in FORMATS:
+    if device.type != "cpu" or not common or precision.batch_invariant or formats not in FORMATS:
         return None
     folder = cache_folder() / "compiled"
     library = cpu_library(SOURCE, folder, ctypes.PyDLL)

@@ -20,7 +20,7 @@ from sglang_lite.runtime.kernels.reference.attention import attention, store_kv
 from sglang_lite.runtime.kernels.reference.kv_copy import copy_kv
 from sglang_lite.runtime.models.cpu_small_batch import small_batch_step
 from sglang_lite.runtime.models.layers.latent import latent_attention
-from sglang_lite.runtime.models.layers.norm import normalised
+from sglang_lite.runtime.models.layers.norm import apply_norm
 from sglang_lite.runtime.models.layers.rope import rotate
 from sglang_lite.runtime.models.precision import Precision
 from sglang_lite.runtime.models.reader import Layer, WeightReader
@@ -37,7 +37,7 @@ class Decoder:
         precision: dtypes of weights, activations and cache.
         device: device of weights and computation.
         max_positions: longest sequence that will be run, in tokens.
-        watch: wraps the iteration over layer indices while weights are read, for example to show progress.
+        progress: wraps the iteration over layer indices while weights are read, for example to show progress.
         head: whether to load the head that computes logits; if False, a head in the checkpoint is ignored.
 
     Raises:
@@ -53,7 +53,7 @@ class Decoder:
         precision: Precision,
         device: torch.device,
         max_positions: int,
-        watch: Callable[[Iterable[int]], Iterable[int]] = iter,
+        progress: Callable[[Iterable[int]], Iterable[int]] = iter,
         *,
         head: bool = True,
     ) -> None:
@@ -65,12 +65,12 @@ class Decoder:
         self.embedding, self.head = reader.embedding_and_head() if head else (reader.embedding_alone(), no_head)
         self.embedding_scale = torch.tensor(spec.embedding_scale, dtype=precision.compute).item()
         self.layers: list[Layer] = []
-        for i in watch(range(len(spec.layers))):
+        for i in progress(range(len(spec.layers))):
             self.layers.append(reader.layer(i))
             _return_freed_memory()
         self.norm = reader.norm()
         behind = range(len(spec.layers), len(spec.layers) + spec.draft_layers)
-        source.finish(tuple(f"model.layers.{i}." for i in behind))
+        source.check_all_used(tuple(f"model.layers.{i}." for i in behind))
         self._small_batch = None if self.fused else small_batch_step(spec, precision, self.layers, self.norm, device)
         self.kv_scales: KVScales | None = None  # of an 8-bit KV cache; set by `load`, since a trial run may find them
 
@@ -87,8 +87,8 @@ class Decoder:
         return str(self.precision.compute).removeprefix("torch.")
 
     @property
-    def rounds(self) -> bool:
-        return self.precision.rounds
+    def batch_sensitive(self) -> bool:
+        return self.precision.batch_sensitive
 
     @property
     def token_bytes(self) -> int:
@@ -115,15 +115,15 @@ class Decoder:
         x = self.embedding[ids].to(self.precision.compute)
         if self.embedding_scale != 1.0:
             x = x * self.embedding_scale
-        turns = [rope.at(positions) for rope in self.ropes]
+        cos_sin = [rope.at(positions) for rope in self.ropes]
         if self._small_batch is not None and self._small_batch.supports(plan):
-            return self._small_batch(x, turns, plan, cache)
+            return self._small_batch(x, cos_sin, plan, cache)
         for i, layer in enumerate(self.layers):
-            taken = self._norm(x, layer.input_norm)
-            h = self._attention(i, layer, taken, *turns[layer.rope], plan, cache)
+            normed = self._norm(x, layer.input_norm)
+            h = self._attention(i, layer, normed, *cos_sin[layer.rope], plan, cache)
             if layer.spec.parallel:
-                fed = taken if layer.mlp_norm is None else self._norm(x, layer.mlp_norm)
-                x = x + self._added(layer, h + layer.feed_forward(fed))
+                mlp_input = normed if layer.mlp_norm is None else self._norm(x, layer.mlp_norm)
+                x = x + self._added(layer, h + layer.feed_forward(mlp_input))
                 continue
             x = x + self._added(layer, self._norm(h, layer.post_attention_norm))
             h = layer.feed_forward(self._norm(x, layer.mlp_norm))
@@ -139,7 +139,7 @@ class Decoder:
         return logits if cap is None else torch.tanh(logits / cap) * cap
 
     def _norm(self, x: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
-        return x if weight is None else normalised(x, weight, self.spec.rms_eps, self.spec.norm)
+        return x if weight is None else apply_norm(x, weight, self.spec.rms_eps, self.spec.norm)
 
     def _added(self, layer: Layer, x: torch.Tensor) -> torch.Tensor:
         return x if layer.spec.residual_scale == 1.0 else x * layer.spec.residual_scale
@@ -159,13 +159,13 @@ class Decoder:
             assert layer.latent is not None
             out = latent_attention(spec, layer.latent, layer.qkv(x), cos, sin, plan, cache, index)
             return layer.output(out.view(len(x), -1).to(x.dtype))
-        turned = spec.heads + spec.kv_heads
-        qk, v = layer.qkv(x).split_with_sizes((turned * spec.key_size, spec.kv_heads * spec.value_size), -1)
+        rotated = spec.heads + spec.kv_heads
+        qk, v = layer.qkv(x).split_with_sizes((rotated * spec.key_size, spec.kv_heads * spec.value_size), -1)
         if spec.qk_norm == "whole":
             qk = self._qk_norm(layer, qk, spec.heads * spec.key_size)
         if spec.clip is not None:
             qk, v = qk.clamp(-spec.clip, spec.clip), v.clamp(-spec.clip, spec.clip)
-        qk, v = qk.view(len(x), turned, -1), v.view(len(x), spec.kv_heads, -1)
+        qk, v = qk.view(len(x), rotated, -1), v.view(len(x), spec.kv_heads, -1)
         if spec.qk_norm in ("head", "heads"):
             qk = self._qk_norm(layer, qk, spec.heads)
         q, k = rotate(qk, cos, sin).split_with_sizes((spec.heads, spec.kv_heads), 1)

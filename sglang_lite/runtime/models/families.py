@@ -30,9 +30,9 @@ class Family:
             names of config fields.
         qk_norm: norm of queries and keys, as in AttentionSpec.
         norms: position of the norms, as in LayerSpec.
-        slides: function of config and layer index, True if the layer has a sliding window, used if the config has no
-            `layer_types`; None if no layer has a window.
-        turns: function of config, layer index and window, True if the layer's queries and keys are rotated by position.
+        has_window: function of config and layer index, True if the layer has a sliding window; used if the config has
+            no `layer_types`; None if no layer has a window.
+        has_rope: function of config, layer index and window, True if positions rotate the layer's queries and keys.
         interleaved: whether the two elements of a rotary pair are adjacent: a constant, or the name of a config field.
         latent: whether attention is latent (MLA), configured by DeepSeek's field names.
         gated: whether dense feed-forwards have a gate.
@@ -40,9 +40,9 @@ class Family:
         layer_ropes: whether layers with a window have their own rope parameters.
         rope_aliases: other names of rope types -> names used here.
         activations: activation name in a config -> the activation that the family means by it.
-        attention, layer, model: functions of the config that give further fields of AttentionSpec, LayerSpec,
-            ModelSpec.
-        experts: function of config and layer index that gives fields of ExpertsSpec, or None for a dense layer.
+        attention_fields, layer_fields, model_fields: functions of the config that give further fields of AttentionSpec,
+            LayerSpec and ModelSpec.
+        experts_fields: function of config and layer index that gives fields of ExpertsSpec, or None for a dense layer.
         experts_interleaved: whether stacked expert matrices have inputs before outputs, with gate and up columns
             alternating.
         names: role in `parameters.py` -> the family's tensor name, if it differs from Llama's; "" if no tensor has it.
@@ -54,8 +54,8 @@ class Family:
     biases: tuple[bool | str, bool | str, bool | str] = (False, False, False)
     qk_norm: Literal["", "head", "whole"] = ""
     norms: Literal["before", "after", "both"] = "before"
-    slides: Callable[[Config, int], bool] | None = None
-    turns: Callable[[Config, int, int | None], bool] = lambda config, layer, window: True
+    has_window: Callable[[Config, int], bool] | None = None
+    has_rope: Callable[[Config, int, int | None], bool] = lambda config, layer, window: True
     interleaved: bool | str = False
     latent: bool = False
     gated: bool = True
@@ -63,10 +63,10 @@ class Family:
     layer_ropes: bool = False
     rope_aliases: Mapping[str, str] = field(default_factory=dict)
     activations: Mapping[str, str] = field(default_factory=dict)
-    attention: Changes = lambda config: {}
-    layer: Changes = lambda config: {}
-    model: Changes = lambda config: {}
-    experts: Callable[[Config, int], dict[str, Any] | None] = lambda config, layer: None
+    attention_fields: Changes = lambda config: {}
+    layer_fields: Changes = lambda config: {}
+    model_fields: Changes = lambda config: {}
+    experts_fields: Callable[[Config, int], dict[str, Any] | None] = lambda config, layer: None
     experts_interleaved: bool = False
     names: Mapping[str, str] = field(default_factory=dict)
 
@@ -128,7 +128,7 @@ def _cohere_model(config: Config) -> dict[str, Any]:
     return {**_layer_norm("layer_norm_eps", bias=False)(config), "logit_scale": config["logit_scale"]}
 
 
-def _turned_smollm3(config: Config, layer: int, window: int | None) -> bool:
+def _has_rope_smollm3(config: Config, layer: int, window: int | None) -> bool:
     """True if a layer applies rotary embedding: by the config's list of flags, else all but every n-th layer."""
     listed = config.get("no_rope_layers")
     if not listed:
@@ -254,20 +254,20 @@ _MERGED_MLP = dict.fromkeys(("gate", "up"), "mlp.gate_up_proj")
 FAMILIES: Mapping[str, Family] = {
     "llama": Family(("LlamaForCausalLM",), biases=_ALL),
     "mistral": Family(
-        ("MistralForCausalLM",), {"num_key_value_heads": 8, "sliding_window": 4096}, slides=_always,
+        ("MistralForCausalLM",), {"num_key_value_heads": 8, "sliding_window": 4096}, has_window=_always,
     ),
     "qwen2": Family(
-        ("Qwen2ForCausalLM",), _QWEN, biases=(True, False, False), slides=_after_max_window_layers,
+        ("Qwen2ForCausalLM",), _QWEN, biases=(True, False, False), has_window=_after_max_window_layers,
     ),
     "qwen3": Family(
         ("Qwen3ForCausalLM",), {**_QWEN, "head_dim": 128}, biases=_ATTENTION,
-        qk_norm="head", slides=_after_max_window_layers,
+        qk_norm="head", has_window=_after_max_window_layers,
     ),
     "gemma2": Family(
         ("Gemma2ForCausalLM",), {**_GEMMA, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
-        biases=_ATTENTION, norms="both", slides=lambda config, i: i % 2 == 0,
-        attention=lambda c: {**_scalar(c), "softcap": c.get("attn_logit_softcapping")},
-        model=lambda c: {**_gemma_model(c), "logit_softcap": c.get("final_logit_softcapping")},
+        biases=_ATTENTION, norms="both", has_window=lambda config, i: i % 2 == 0,
+        attention_fields=lambda c: {**_scalar(c), "softcap": c.get("attn_logit_softcapping")},
+        model_fields=lambda c: {**_gemma_model(c), "logit_softcap": c.get("final_logit_softcapping")},
         names=_BEFORE_FEED_FORWARD,
     ),
     "gemma3": Family(
@@ -276,36 +276,36 @@ FAMILIES: Mapping[str, Family] = {
          "rope_local_base_freq": 10_000.0, "sliding_window_pattern": 6,
          "use_bidirectional_attention": False},
         biases=_ATTENTION, qk_norm="head", norms="both",
-        slides=_but_each("sliding_window_pattern"), layer_ropes=True, attention=_scalar,
-        model=lambda c: {**_gemma_model(c), "logit_softcap": c.get("final_logit_softcapping")},
+        has_window=_but_each("sliding_window_pattern"), layer_ropes=True, attention_fields=_scalar,
+        model_fields=lambda c: {**_gemma_model(c), "logit_softcap": c.get("final_logit_softcapping")},
         names=_BEFORE_FEED_FORWARD,
     ),
     "phi3": Family(
-        ("Phi3ForCausalLM",), {"rms_norm_eps": 1e-5, "original_max_position_embeddings": 4096}, slides=_always,
+        ("Phi3ForCausalLM",), {"rms_norm_eps": 1e-5, "original_max_position_embeddings": 4096}, has_window=_always,
         rope_aliases={"su": "longrope", "yarn": "longrope"},  # names in early Phi-3 files
         names={**dict.fromkeys(("q", "k", "v"), "self_attn.qkv_proj"), **_MERGED_MLP},
     ),
     "gemma": Family(
         ("GemmaForCausalLM",),
         {"head_dim": 256, "tie_word_embeddings": True, "hidden_act": "gelu_pytorch_tanh"}, biases=_ATTENTION,
-        activations={"gelu": "gelu_pytorch_tanh"}, model=_gemma_model,
+        activations={"gelu": "gelu_pytorch_tanh"}, model_fields=_gemma_model,
     ),
     "smollm3": Family(
         ("SmolLM3ForCausalLM",),
         {"num_key_value_heads": 4, "rope_theta": 2_000_000.0, "use_sliding_window": False,
          "no_rope_layer_interval": 4, "tie_word_embeddings": True},
-        biases=_ALL, slides=lambda c, i: not _turned_smollm3(c, i, None), turns=_turned_smollm3,
+        biases=_ALL, has_window=lambda c, i: not _has_rope_smollm3(c, i, None), has_rope=_has_rope_smollm3,
     ),
     "olmo2": Family(
         ("Olmo2ForCausalLM",), {"rms_norm_eps": 1e-5}, biases=_ATTENTION, qk_norm="whole", norms="after",
     ),
     "olmo3": Family(
         ("Olmo3ForCausalLM",), {"rms_norm_eps": 1e-5, "sliding_window": 4096, "rope_theta": 500_000.0},
-        biases=_ATTENTION, qk_norm="whole", norms="after", slides=lambda c, i: (i + 1) % 4 > 0, layer_ropes=True,
+        biases=_ATTENTION, qk_norm="whole", norms="after", has_window=lambda c, i: (i + 1) % 4 > 0, layer_ropes=True,
     ),
     "granite": Family(
-        ("GraniteForCausalLM",), _GRANITE, biases=_ALL, attention=_granite_attention, layer=_granite_layer,
-        model=_granite_model,
+        ("GraniteForCausalLM",), _GRANITE, biases=_ALL, attention_fields=_granite_attention,
+        layer_fields=_granite_layer, model_fields=_granite_model,
     ),
     "glm": Family(
         ("GlmForCausalLM",), {**_GLM, "eos_token_id": _GLM_EOS, "attention_bias": True},
@@ -316,11 +316,13 @@ FAMILIES: Mapping[str, Family] = {
         biases=("attention_bias", False, False), norms="both", interleaved=True,
         names={**_MERGED_MLP, "attention_out_norm": "post_self_attn_layernorm", "mlp_out_norm": "post_mlp_layernorm"},
     ),
-    "ministral": Family(("MinistralForCausalLM",), {"num_key_value_heads": 8, "sliding_window": 4096}, slides=_always),
+    "ministral": Family(
+        ("MinistralForCausalLM",), {"num_key_value_heads": 8, "sliding_window": 4096}, has_window=_always,
+    ),
     "exaone4": Family(
         ("Exaone4ForCausalLM",), {"rms_norm_eps": 1e-5, "sliding_window": 4096, "sliding_window_pattern": 4},
-        qk_norm="head", norms="after", slides=_but_each("sliding_window_pattern"),
-        turns=lambda c, i, window: not c.get("sliding_window") or window is not None,
+        qk_norm="head", norms="after", has_window=_but_each("sliding_window_pattern"),
+        has_rope=lambda c, i, window: not c.get("sliding_window") or window is not None,
     ),
     "seed_oss": Family(
         ("SeedOssForCausalLM",), {"num_key_value_heads": 8, "head_dim": 128, "attention_bias": True},
@@ -340,23 +342,25 @@ FAMILIES: Mapping[str, Family] = {
         ("Starcoder2ForCausalLM",),
         {"num_key_value_heads": 2, "norm_epsilon": 1e-5, "use_bias": True, "hidden_act": "gelu_pytorch_tanh",
          "tie_word_embeddings": True},
-        biases=("use_bias", "use_bias", "use_bias"), gated=False, slides=_always, model=_layer_norm("norm_epsilon"),
+        biases=("use_bias", "use_bias", "use_bias"), gated=False, has_window=_always,
+        model_fields=_layer_norm("norm_epsilon"),
         names={"up": "mlp.c_fc", "down": "mlp.c_proj"},
     ),
     "phi": Family(
         ("PhiForCausalLM",),
         {"layer_norm_eps": 1e-5, "partial_rotary_factor": 0.5, "hidden_act": "gelu_new"}, biases=(True, True, True),
-        gated=False, attention=_qk_norm("qk_layernorm", "head", bias=True), layer=lambda c: {"parallel": "one norm"},
-        model=lambda c: {**_layer_norm("layer_norm_eps")(c), "head_bias": True},
+        gated=False, attention_fields=_qk_norm("qk_layernorm", "head", bias=True),
+        layer_fields=lambda c: {"parallel": "one norm"},
+        model_fields=lambda c: {**_layer_norm("layer_norm_eps")(c), "head_bias": True},
         names={"o": "self_attn.dense", "up": "mlp.fc1", "down": "mlp.fc2", "norm": "model.final_layernorm",
                "q_norm": "self_attn.q_layernorm", "k_norm": "self_attn.k_layernorm"},
     ),
     "stablelm": Family(
         ("StableLmForCausalLM",),
         {"layer_norm_eps": 1e-5, "partial_rotary_factor": 0.25, "use_qkv_bias": False, "use_parallel_residual": False},
-        biases=("use_qkv_bias", False, False), attention=_qk_norm("qk_layernorm", "heads"),
-        layer=lambda c: {"parallel": "one norm" if c["use_parallel_residual"] else ""},
-        model=_layer_norm("layer_norm_eps"),
+        biases=("use_qkv_bias", False, False), attention_fields=_qk_norm("qk_layernorm", "heads"),
+        layer_fields=lambda c: {"parallel": "one norm" if c["use_parallel_residual"] else ""},
+        model_fields=_layer_norm("layer_norm_eps"),
         names={"q_norm": "self_attn.q_layernorm.norms.{}", "k_norm": "self_attn.k_layernorm.norms.{}"},
     ),
     "gpt_neox": Family(
@@ -365,38 +369,39 @@ FAMILIES: Mapping[str, Family] = {
          "use_parallel_residual": True},
         aliases={"partial_rotary_factor": "rotary_pct", "rope_theta": "rotary_emb_base"},
         biases=("attention_bias", "attention_bias", True), gated=False, qkv_by_head=True,
-        layer=lambda c: {"parallel": "two norms" if c["use_parallel_residual"] else ""},
-        model=_layer_norm("layer_norm_eps"),
+        layer_fields=lambda c: {"parallel": "two norms" if c["use_parallel_residual"] else ""},
+        model_fields=_layer_norm("layer_norm_eps"),
         names={**dict.fromkeys(("q", "k", "v"), "attention.query_key_value"), "o": "attention.dense",
                "up": "mlp.dense_h_to_4h", "down": "mlp.dense_4h_to_h", "embedding": "gpt_neox.embed_in",
                "layers": "gpt_neox.layers", "norm": "gpt_neox.final_layer_norm", "head": "embed_out"},
     ),
     "olmo": Family(
-        ("OlmoForCausalLM",), {"layer_norm_eps": 1e-5}, biases=_ATTENTION, attention=_clipped,
-        model=lambda c: {**_layer_norm("layer_norm_eps", bias=False)(c), "norm_weight": False},
+        ("OlmoForCausalLM",), {"layer_norm_eps": 1e-5}, biases=_ATTENTION, attention_fields=_clipped,
+        model_fields=lambda c: {**_layer_norm("layer_norm_eps", bias=False)(c), "norm_weight": False},
     ),
     "cohere": Family(
         ("CohereForCausalLM",),
         {"layer_norm_eps": 1e-5, "rope_theta": 500_000.0, "logit_scale": 0.0625, "tie_word_embeddings": True},
-        biases=_ATTENTION, interleaved=True, attention=_qk_norm("use_qk_norm", "heads"),
-        layer=lambda c: {"parallel": "one norm"}, model=_cohere_model,
+        biases=_ATTENTION, interleaved=True, attention_fields=_qk_norm("use_qk_norm", "heads"),
+        layer_fields=lambda c: {"parallel": "one norm"}, model_fields=_cohere_model,
     ),
     "cohere2": Family(
         ("Cohere2ForCausalLM",),
         {"layer_norm_eps": 1e-5, "logit_scale": 0.0625, "tie_word_embeddings": True, "sliding_window": 4096,
          "sliding_window_pattern": 4},
-        biases=_ATTENTION, interleaved=True, slides=_but_each("sliding_window_pattern"),
-        turns=lambda c, i, window: window is not None, layer=lambda c: {"parallel": "one norm"}, model=_cohere_model,
+        biases=_ATTENTION, interleaved=True, has_window=_but_each("sliding_window_pattern"),
+        has_rope=lambda c, i, window: window is not None, layer_fields=lambda c: {"parallel": "one norm"},
+        model_fields=_cohere_model,
     ),
     "nemotron": Family(
         ("NemotronForCausalLM",), {"norm_eps": 1e-5, "partial_rotary_factor": 0.5, "hidden_act": "relu2"},
-        biases=_ALL, gated=False, model=_layer_norm("norm_eps", offset=1.0),
+        biases=_ALL, gated=False, model_fields=_layer_norm("norm_eps", offset=1.0),
     ),
     "mixtral": Family(
         ("MixtralForCausalLM",),
         {"num_key_value_heads": 8, "rms_norm_eps": 1e-5, "rope_theta": 1_000_000.0, "num_local_experts": 8,
          "num_experts_per_tok": 2},
-        slides=_always, experts=_local_experts,
+        has_window=_always, experts_fields=_local_experts,
         names={"router": "block_sparse_moe.gate", "expert_gate": "block_sparse_moe.experts.{}.w1",
                "expert_up": "block_sparse_moe.experts.{}.w3", "expert_down": "block_sparse_moe.experts.{}.w2",
                "stacked_gate_up": "block_sparse_moe.experts.gate_up_proj",
@@ -406,23 +411,24 @@ FAMILIES: Mapping[str, Family] = {
         ("Qwen2MoeForCausalLM",),
         {**_QWEN_MOE, "max_window_layers": 28, "num_experts": 60, "num_experts_per_tok": 4, "qkv_bias": True,
          "moe_intermediate_size": 1408, "shared_expert_intermediate_size": 5632},
-        biases=("qkv_bias", False, False), slides=lambda c, i: i % 2 == 0 and i < c["max_window_layers"],
-        experts=_qwen2_experts,
+        biases=("qkv_bias", False, False), has_window=lambda c, i: i % 2 == 0 and i < c["max_window_layers"],
+        experts_fields=_qwen2_experts,
     ),
     "qwen3_moe": Family(
         ("Qwen3MoeForCausalLM",),
         {**_QWEN_MOE, "num_key_value_heads": 4, "num_experts": 128, "num_experts_per_tok": 8,
          "moe_intermediate_size": 768},
-        biases=_ATTENTION, qk_norm="head", slides=_always, experts=_qwen_experts,
+        biases=_ATTENTION, qk_norm="head", has_window=_always, experts_fields=_qwen_experts,
     ),
     "olmoe": Family(
         ("OlmoeForCausalLM",),
         {"rms_norm_eps": 1e-5, "num_experts": 64, "num_experts_per_tok": 8, "norm_topk_prob": False},
-        biases=_ATTENTION, qk_norm="whole", attention=_clipped, experts=_olmoe_experts,
+        biases=_ATTENTION, qk_norm="whole", attention_fields=_clipped, experts_fields=_olmoe_experts,
     ),
     "granitemoe": Family(
         ("GraniteMoeForCausalLM",), {**_GRANITE, "num_local_experts": 8, "num_experts_per_tok": 2}, biases=_ATTENTION,
-        attention=_granite_attention, layer=_granite_layer, model=_granite_model, experts=_local_experts,
+        attention_fields=_granite_attention, layer_fields=_granite_layer, model_fields=_granite_model,
+        experts_fields=_local_experts,
         names={**_NOT_SPLIT, "router": "block_sparse_moe.router.layer",
                "stacked_gate_up": "block_sparse_moe.input_linear.weight",
                "stacked_down": "block_sparse_moe.output_linear.weight"},
@@ -434,8 +440,8 @@ FAMILIES: Mapping[str, Family] = {
          "swiglu_limit": 7.0,
          "rope_parameters": {"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0,
                              "truncate": False, "original_max_position_embeddings": 4096}},
-        biases=_ATTENTION, slides=lambda c, i: i % 2 == 0, attention=lambda c: {"sinks": True},
-        experts=_gpt_oss_experts, experts_interleaved=True, names={"router": "mlp.router"},
+        biases=_ATTENTION, has_window=lambda c, i: i % 2 == 0, attention_fields=lambda c: {"sinks": True},
+        experts_fields=_gpt_oss_experts, experts_interleaved=True, names={"router": "mlp.router"},
     ),
     "glm4_moe": Family(
         ("Glm4MoeForCausalLM",),
@@ -443,21 +449,22 @@ FAMILIES: Mapping[str, Family] = {
          "num_experts_per_tok": 8, "moe_intermediate_size": 1408, "n_shared_experts": 1, "n_group": 1,
          "topk_group": 1, "first_k_dense_replace": 1, "norm_topk_prob": True, "routed_scaling_factor": 1.0},
         biases=("attention_bias", False, False),
-        attention=_qk_norm("use_qk_norm", "head"), experts=_glm4_experts, model=_drafting, names=_SHARED_EXPERTS,
+        attention_fields=_qk_norm("use_qk_norm", "head"), experts_fields=_glm4_experts, model_fields=_drafting,
+        names=_SHARED_EXPERTS,
     ),
     "deepseek_v2": Family(
         ("DeepseekV2ForCausalLM",),
         {**_LATENT, "n_routed_experts": 64, "n_shared_experts": 2, "moe_intermediate_size": 1407,
          "first_k_dense_replace": 0, "moe_layer_freq": 1, "topk_method": "greedy", "routed_scaling_factor": 1.0},
-        biases=_ATTENTION, interleaved=True, latent=True, experts=_deepseek2_experts, names=_SHARED_EXPERTS,
+        biases=_ATTENTION, interleaved=True, latent=True, experts_fields=_deepseek2_experts, names=_SHARED_EXPERTS,
     ),
     "deepseek_v3": Family(
         ("DeepseekV3ForCausalLM",),
         {**_LATENT, "n_routed_experts": 256, "n_shared_experts": 1, "moe_intermediate_size": 2048,
          "num_experts_per_tok": 8, "n_group": 8, "topk_group": 4, "first_k_dense_replace": 3, "norm_topk_prob": True,
          "routed_scaling_factor": 2.5, "rope_interleave": True},
-        biases=_ATTENTION, interleaved="rope_interleave", latent=True, model=_drafting, experts=_glm4_experts,
-        names=_SHARED_EXPERTS,
+        biases=_ATTENTION, interleaved="rope_interleave", latent=True, model_fields=_drafting,
+        experts_fields=_glm4_experts, names=_SHARED_EXPERTS,
     ),
     "glm4_moe_lite": Family(
         ("Glm4MoeLiteForCausalLM",),
@@ -465,8 +472,8 @@ FAMILIES: Mapping[str, Family] = {
          "n_routed_experts": 64, "n_shared_experts": 1, "moe_intermediate_size": 1536, "num_experts_per_tok": 4,
          "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "norm_topk_prob": True,
          "routed_scaling_factor": 1.8, "rope_interleave": True},
-        biases=_ATTENTION, interleaved="rope_interleave", latent=True, model=_drafting, experts=_glm4_lite_experts,
-        names=_SHARED_EXPERTS,
+        biases=_ATTENTION, interleaved="rope_interleave", latent=True, model_fields=_drafting,
+        experts_fields=_glm4_lite_experts, names=_SHARED_EXPERTS,
     ),
     "youtu": Family(
         ("YoutuForCausalLM",), {**_LATENT, "rope_interleave": True, "tie_word_embeddings": True}, biases=_ATTENTION,
@@ -476,7 +483,7 @@ FAMILIES: Mapping[str, Family] = {
         ("MiniCPM3ForCausalLM",),
         {"kv_lora_rank": 256, "q_lora_rank": 768, "qk_nope_head_dim": 64, "qk_rope_head_dim": 32, "v_head_dim": None,
          "rms_norm_eps": 1e-5, "tie_word_embeddings": True, "scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256},
-        biases=_ALL, latent=True, layer=_minicpm3_layer, model=_minicpm3_model,
+        biases=_ALL, latent=True, layer_fields=_minicpm3_layer, model_fields=_minicpm3_model,
     ),
 }  # fmt: skip
 ARCHITECTURES = {name: family for family, row in FAMILIES.items() for name in row.architectures}

@@ -22,7 +22,7 @@ from sglang_lite.runtime.models.layers.gpu_experts import GpuExperts
 from sglang_lite.runtime.models.layers.gpu_linear import matrix
 from sglang_lite.runtime.models.layers.latent import made_queries
 from sglang_lite.runtime.models.layers.linear import Linear
-from sglang_lite.runtime.models.layers.norm import normalised
+from sglang_lite.runtime.models.layers.norm import apply_norm
 from sglang_lite.runtime.models.reader import Layer
 from sglang_lite.runtime.models.spec import AttentionSpec, DenseSpec, FeedForwardSpec, LatentSpec, LayerSpec, ModelSpec
 
@@ -49,13 +49,16 @@ class GpuDecoder(Decoder):
         return tuple(layer.attention for layer in self.spec.layers)
 
     @property
-    def widest(self) -> int:
+    def activation_elements(self) -> int:
         hidden = self.spec.hidden_size
-        return max(hidden * 6 + layer.attention.held + _held(layer.feed_forward, hidden) for layer in self.spec.layers)
+        return max(
+            hidden * 6 + layer.attention.activation_elements + _activation_elements(layer.feed_forward, hidden)
+            for layer in self.spec.layers
+        )
 
     @property
-    def products(self) -> int:
-        return sum(layer.products(self.spec.hidden_size) for layer in self.spec.layers)
+    def active_parameters(self) -> int:
+        return sum(layer.active_weights(self.spec.hidden_size) for layer in self.spec.layers)
 
     @property
     def shares_prefixes(self) -> bool:
@@ -86,18 +89,18 @@ class GpuDecoder(Decoder):
         scales: Scales | None = None
         for i, layer in enumerate(self.layers):
             first, second = self._in_8_bits(layer)
-            taken = self._in_norm(layer.input_norm, x, residual, scales, eight=first)
-            seen = self._attend(i, layer, *self._qkv(layer, taken), plan, cache, attention)
+            normed = self._in_norm(layer.input_norm, x, residual, scales, eight=first)
+            seen = self._attend(i, layer, *self._qkv(layer, normed), plan, cache, attention)
             if layer.spec.parallel:
                 if layer.mlp_norm is not None:
-                    taken = self._in_norm(layer.mlp_norm, None, residual, None, eight=second)
+                    normed = self._in_norm(layer.mlp_norm, None, residual, None, eight=second)
                 residual.add_(self._added(layer, layer.output(seen)))
             else:
                 x, scales = self._last(layer.output, seen)
                 x, scales = self._out(layer, layer.post_attention_norm, x, scales)
                 wide = isinstance(layer.feed_forward, GpuExperts)  # the router needs 16-bit rows
-                taken = self._in_norm(layer.mlp_norm, x, residual, scales, eight=second, unquantised=wide)
-            x, scales = self._feed_forward(layer, taken, several=len(residual) > 1)
+                normed = self._in_norm(layer.mlp_norm, x, residual, scales, eight=second, unquantised=wide)
+            x, scales = self._feed_forward(layer, normed, several=len(residual) > 1)
             x, scales = self._out(layer, layer.post_mlp_norm, x, scales)
         assert x is not None
         return add_norm(x, residual, self.norm, self.spec.rms_eps, scales)
@@ -169,7 +172,7 @@ class GpuDecoder(Decoder):
         for part, weight in zip(qkv.split_with_sizes(sizes, 1), (layer.q_norm, layer.k_norm)):
             if weight is not None:
                 normed = part.view(len(part), -1, weight.shape[-1])  # by head, or the whole projection
-                normed.copy_(normalised(normed, weight, self.spec.rms_eps, self.spec.norm))
+                normed.copy_(apply_norm(normed, weight, self.spec.rms_eps, self.spec.norm))
         return qkv if spec.clip is None else qkv.clamp_(-spec.clip, spec.clip), None
 
     def _feed_forward(
@@ -280,7 +283,7 @@ class GpuDecoder(Decoder):
         return out.view(len(q), -1)
 
 
-def _held(spec: FeedForwardSpec, hidden: int) -> int:
+def _activation_elements(spec: FeedForwardSpec, hidden: int) -> int:
     """Activation elements that a feed-forward holds per token at one time."""
     if isinstance(spec, DenseSpec):
         return 3 * spec.size

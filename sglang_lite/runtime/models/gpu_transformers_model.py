@@ -51,14 +51,14 @@ class GpuTransformersModel(TransformersModel):
         self.precision = Precision(self.dtype, self.dtype, self.dtype)
         self.vocab_size: int = module.config.get_text_config().vocab_size
         self.uncapturable: str | None = None
-        self.widest = 0
-        self.products = sum(weight.numel() for weight in module.parameters())
+        self.activation_elements = 0
+        self.active_parameters = sum(weight.numel() for weight in module.parameters())
         if self.device.type != "meta":
             with torch.inference_mode():
-                _shorten(module)
+                _use_kernels(module)
                 if self.device.type == "cuda":
-                    self.uncapturable = self._find_waits()
-                    self.widest = self._measure()
+                    self.uncapturable = self._find_synchronisation()
+                    self.activation_elements = self._measure()
 
     @property
     def shares_prefixes(self) -> bool:
@@ -110,7 +110,7 @@ class GpuTransformersModel(TransformersModel):
             for heads, (keys, _), rules in zip(trial.heads, trial.planes, trial.rules)
         )
 
-    def _find_waits(self) -> str | None:
+    def _find_synchronisation(self) -> str | None:
         """Runs a step with CUDA synchronisation forbidden; returns the error of an operation that needs it, or None."""
         before = torch.cuda.get_sync_debug_mode()
         ids = torch.zeros(2, dtype=torch.int32, device=self.device)
@@ -139,7 +139,7 @@ class GpuTransformersModel(TransformersModel):
 # ------------------------------------------------------------------------------------ faster forwards of modules
 
 
-def _shorten(module: nn.Module) -> None:
+def _use_kernels(module: nn.Module) -> None:
     """Replaces the forwards of a module's linear layers, RMS norms and attentions by equivalent faster ones."""
     few = SmallBatchLinear(next(module.parameters()).device)
     for part in module.modules():
@@ -169,7 +169,7 @@ def _as_norm(part: nn.Module) -> Callable[..., torch.Tensor] | None:
         return norm(x.reshape(-1, len(weight)), weight, eps).view(x.shape)
 
     x = _random((4, len(weight)), weight.dtype, weight.device)
-    return forward if _same(forward(x), part.forward(x)) else None
+    return forward if _equal_up_to_rounding(forward(x), part.forward(x)) else None
 
 
 _ROTATION = "apply_rotary_pos_emb"  # name of the function in most of transformers' model files
@@ -207,14 +207,14 @@ def _rotates_alike(theirs: Callable[..., Any], dtype: torch.dtype, device: torch
         return False
     tables = (_random((1, 3, 16), dtype, device, seed) for seed in (0, 1))
     rows = _random((1, 2, 3, 16), dtype, device, 2), _random((1, 1, 3, 16), dtype, device, 3), *tables
-    return all(map(_same, rotate(*rows), theirs(*rows)))
+    return all(map(_equal_up_to_rounding, rotate(*rows), theirs(*rows)))
 
 
 def _random(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, seed: int = 0) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(device, dtype)
 
 
-def _same(found: torch.Tensor, expected: torch.Tensor) -> bool:
+def _equal_up_to_rounding(found: torch.Tensor, expected: torch.Tensor) -> bool:
     """True if two tensors differ by no more than rounding."""
     tolerance = max(1e-5, 2 * torch.finfo(expected.dtype).eps)
     return bool((found - expected).abs().max() <= tolerance * expected.abs().max())

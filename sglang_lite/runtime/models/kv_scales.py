@@ -20,23 +20,23 @@ _HEADROOM = 4
 
 
 @torch.inference_mode()
-def kv_scales(model: Decoder, given: Mapping[tuple[int, str], torch.Tensor], bos: int | None) -> KVScales:
+def kv_scales(model: Decoder, stored: Mapping[tuple[int, str], torch.Tensor], bos: int | None) -> KVScales:
     """Returns the scales of an 8-bit KV cache, rounded up to powers of two.
 
     Missing scales are found by a trial: the model is run once on a fixed sequence of tokens.
 
     Args:
         model: model with loaded weights.
-        given: scales [kv_heads] of the checkpoint by layer and "k" or "v", as `WeightSource.kv_scales` returns them.
+        stored: scales [kv_heads] of the checkpoint by layer and "k" or "v", as `WeightSource.kv_scales` returns them.
         bos: token that begins a sequence, or None.
 
     Raises:
         ModelError: keys or values of the trial are NaN or infinite.
     """
     layers = range(len(model.kv_layout.layers))
-    if any((i, side) not in given for i in layers for side in "kv"):
-        given = {**_tried(model, bos), **given}
-    k, v = ([_power_of_two(given[i, side]).to(model.device) for i in layers] for side in "kv")
+    if any((i, side) not in stored for i in layers for side in "kv"):
+        stored = {**_calibrated(model, bos), **stored}
+    k, v = ([_power_of_two(stored[i, side]).to(model.device) for i in layers] for side in "kv")
     for i, layer in enumerate(model.spec.layers):
         if isinstance(layer.attention, LatentSpec):  # a checkpoint has one scale for all parts of the cache
             k[i] = k[i].expand(2).contiguous()
@@ -44,7 +44,7 @@ def kv_scales(model: Decoder, given: Mapping[tuple[int, str], torch.Tensor], bos
     return KVScales(tuple(k), tuple(v))
 
 
-def _tried(model: Decoder, bos: int | None) -> dict[tuple[int, str], torch.Tensor]:
+def _calibrated(model: Decoder, bos: int | None) -> dict[tuple[int, str], torch.Tensor]:
     """Scales [kv_heads] by layer and "k" or "v", from a run of tokens spread over the vocabulary.
 
     For latent attention, the shapes are those of `KVScales`.

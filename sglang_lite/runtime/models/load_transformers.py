@@ -35,32 +35,32 @@ def outline(path: Path, device: torch.device) -> tuple[int, KVLayout | None]:
         ModelError: transformers has no code for the model, or the model can't run on our KV cache.
     """
     register()
-    made = {"attn_implementation": NAME, "trust_remote_code": False}
+    options = {"attn_implementation": NAME, "trust_remote_code": False}
     try:
         config = AutoConfig.from_pretrained(path, trust_remote_code=False)
         with torch.device("meta"):
-            module = AutoModelForCausalLM.from_config(config, **made)
+            module = AutoModelForCausalLM.from_config(config, **options)
     except Exception as error:  # transformers' code and each model's raise many kinds
         raise _refused(path, error) from error
-    numbers = sum(tensor.numel() for tensor in module.parameters())
+    parameters = sum(tensor.numel() for tensor in module.parameters())
     try:
-        return numbers, kind_of(device)(module.eval(), str(path)).kv_layout
+        return parameters, kind_of(device)(module.eval(), str(path)).kv_layout
     except ModelError:
         raise
     except Exception:  # data-dependent code, such as a choice of experts, can't run without values
-        return numbers, None
+        return parameters, None
 
 
 def _refused(path: Path, error: Exception) -> ModelError:
     if "trust_remote_code" in str(error):  # transformers' own message asks the user to set it
-        named = read_json(path / "config.json").get("auto_map")
-        code = ", ".join(sorted(map(str, named.values()))) if isinstance(named, dict) else "auto_map"
+        auto_map = read_json(path / "config.json").get("auto_map")
+        code = ", ".join(sorted(map(str, auto_map.values()))) if isinstance(auto_map, dict) else "auto_map"
         return ModelError(
             f"{path}: config.json names code that the folder brings along ({code}); such code is never run.",
             hint="Use a model that transformers has code for, or one of docs/models.md.",
         )
-    told = f"{type(error).__name__}: {error}".partition("\n")[0]
-    return ModelError(f"{path}: there is no code of our own for it, and transformers' can't run it: {told}")
+    reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+    return ModelError(f"{path}: there is no code of our own for it, and transformers' can't run it: {reason}")
 
 
 def load_transformers(
@@ -78,17 +78,19 @@ def load_transformers(
         ModelError: transformers has no code for the model, or the model can't run on our KV cache.
     """
     register()
-    made = {"dtype": dtype, "attn_implementation": NAME, "trust_remote_code": False}
+    options = {"dtype": dtype, "attn_implementation": NAME, "trust_remote_code": False}
     try:
         if dummy:
             with device:  # a GPU draws random numbers faster
                 config = AutoConfig.from_pretrained(path, trust_remote_code=False)
-                module = AutoModelForCausalLM.from_config(config, **made)
+                module = AutoModelForCausalLM.from_config(config, **options)
         else:
-            module = AutoModelForCausalLM.from_pretrained(path, **made)
-        made_as = type(module).__name__
-        if made_as not in (module.config.architectures or ()):
-            raise ModelError(f"{path}: config.json names {module.config.architectures}, its model_type is {made_as}'s.")
+            module = AutoModelForCausalLM.from_pretrained(path, **options)
+        class_name = type(module).__name__
+        if class_name not in (module.config.architectures or ()):
+            raise ModelError(
+                f"{path}: config.json names {module.config.architectures}, its model_type is {class_name}'s."
+            )
         return kind_of(device)(module.to(device).eval(), str(path))
     except (ModelError, torch.OutOfMemoryError):
         raise

@@ -20,7 +20,7 @@ def weight_bytes(spec: ModelSpec, item: float) -> int:
         item: bytes per element.
     """
     tables = 1 if spec.tied_embeddings else 2
-    layers = sum(layer.numbers(spec.hidden_size) for layer in spec.layers)
+    layers = sum(layer.weight_elements(spec.hidden_size) for layer in spec.layers)
     return int((tables * spec.vocab_size * spec.hidden_size + layers) * item)
 
 
@@ -55,18 +55,18 @@ def free_bytes(device: torch.device) -> int | None:
         return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
-        known = next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
+        available = next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
     except (OSError, StopIteration, ValueError, IndexError):
         try:
-            known = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+            available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         except (ValueError, OSError):
             return None
     try:  # limit of the container
         limit = int(Path("/sys/fs/cgroup/memory.max").read_text())
-        known = min(known, limit - int(Path("/sys/fs/cgroup/memory.current").read_text()) + _reclaimable())
+        available = min(available, limit - int(Path("/sys/fs/cgroup/memory.current").read_text()) + _reclaimable())
     except (OSError, ValueError):
         pass
-    return known
+    return available
 
 
 def _reclaimable() -> int:

@@ -40,7 +40,7 @@ class Model(Protocol):
         ...
 
     @property
-    def rounds(self) -> bool:
+    def batch_sensitive(self) -> bool:
         """True if rounding is so coarse that a row often yields another token when batched with different rows."""
         ...
 
@@ -92,13 +92,13 @@ class DeviceModel(Model, Protocol):
         ...
 
     @property
-    def widest(self) -> int:
+    def activation_elements(self) -> int:
         """Upper bound of the activation elements that a step holds per token at one time, to reserve memory for
         them."""
         ...
 
     @property
-    def products(self) -> int:
+    def active_parameters(self) -> int:
         """Elements of the weight matrices that each token is multiplied by: multiplications per token."""
         ...
 

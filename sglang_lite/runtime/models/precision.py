@@ -20,7 +20,8 @@ class Precision:
         int8: whether matrices are quantised to 8-bit integers (CPU).
         fp8: whether the layers' matrices are quantised to 8-bit floating point (GPU).
         keep_fp8: whether matrices that a checkpoint stores in 8-bit floating point stay so (GPU).
-        one_path: whether each row is computed the same way whatever the batch, so that its bits don't depend on it.
+        batch_invariant: whether each row is computed the same way whatever the batch, so that its bits don't
+            depend on it.
     """
 
     compute: torch.dtype
@@ -30,9 +31,9 @@ class Precision:
     int8: bool = False
     fp8: bool = False
     keep_fp8: bool = False
-    one_path: bool = False
+    batch_invariant: bool = False
 
     @property
-    def rounds(self) -> bool:
+    def batch_sensitive(self) -> bool:
         """True if the formats are so coarse that a row computed in another way often yields another token."""
         return self.int8 or min(self.compute.itemsize, self.cache.itemsize) < 4

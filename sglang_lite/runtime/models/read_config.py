@@ -92,7 +92,7 @@ def _read(name: str, config: Config) -> ModelSpec:
         tied_embeddings=config.get("tie_word_embeddings", False),
         eos_ids=tuple(eos) if isinstance(eos, list) else () if eos is None else (eos,),
         bos_id=config.get("bos_token_id"),
-        **{"rms_eps": config.get("rms_norm_eps", 1e-6), **family.model(config)},
+        **{"rms_eps": config.get("rms_norm_eps", 1e-6), **family.model_fields(config)},
     )
 
 
@@ -114,22 +114,22 @@ def _layers(family: Family, config: Config) -> tuple[LayerSpec, ...]:
     dense = DenseSpec(config["intermediate_size"], _activation(family, config), mlp_bias, family.gated)
     rope, local = _ropes(family, config, head_dim)
     causal = _is_causal(family, config)
-    changes = {"scale": head_dim**-0.5, "qk_norm": family.qk_norm, "causal": causal, **family.attention(config)}
+    changes = {"scale": head_dim**-0.5, "qk_norm": family.qk_norm, "causal": causal, **family.attention_fields(config)}
     latent = _latent(config, rope, bias=qkv_bias, output_bias=output_bias) if family.latent else None
     layers = []
     for i, window in enumerate(_windows(family, config)):
-        turned = NO_ROPE if not family.turns(config, i, window) else rope if window is None else local
+        layer_rope = NO_ROPE if not family.has_rope(config, i, window) else rope if window is None else local
         attention = latent or AttentionSpec(
-            heads, kv_heads, head_dim, head_dim, rope=turned, window=window, qkv_bias=qkv_bias,
+            heads, kv_heads, head_dim, head_dim, rope=layer_rope, window=window, qkv_bias=qkv_bias,
             output_bias=output_bias, **changes,
         )  # fmt: skip
-        fields = family.experts(config, i)
+        fields = family.experts_fields(config, i)
         feed_forward = dense if fields is None else _experts(config, {"activation": dense.activation, **fields})
-        layers.append(LayerSpec(attention, feed_forward, norms=family.norms, **family.layer(config)))
+        layers.append(LayerSpec(attention, feed_forward, norms=family.norms, **family.layer_fields(config)))
     return tuple(layers)
 
 
-def reads_both_ways(config: Config) -> bool:
+def is_bidirectional(config: Config) -> bool:
     """True if tokens of the config's model attend to later tokens, so that it can't generate."""
     text = config.get("text_config")
     whole = {**(text if isinstance(text, Mapping) else {}), **config}
@@ -139,22 +139,22 @@ def reads_both_ways(config: Config) -> bool:
 def _is_causal(family: Family, config: Config) -> bool:
     if config.get("use_bidirectional_attention") and "use_bidirectional_attention" not in family.defaults:
         raise ValueError("use_bidirectional_attention is not supported for this architecture")
-    both = reads_both_ways(config)
+    both = is_bidirectional(config)
     if both and family.latent:
         raise ValueError("is_causal false is not supported with latent attention")
     return not both
 
 
 def _latent(config: Config, rope: RopeSpec, *, bias: bool, output_bias: bool) -> LatentSpec:
-    heads, nope, turned = config["num_attention_heads"], config["qk_nope_head_dim"], config["qk_rope_head_dim"]
-    if rope.rotary_dim != turned:
+    heads, nope, rope_size = config["num_attention_heads"], config["qk_nope_head_dim"], config["qk_rope_head_dim"]
+    if rope.rotary_dim != rope_size:
         raise ValueError("partial_rotary_factor is not supported with latent attention")
     stretch, weight = rope.params.get("factor", 1.0), rope.params.get("mscale_all_dim") or 0.0
     amplitude = 1.0 if rope.kind == "default" or stretch <= 1 else 0.1 * weight * math.log(stretch) + 1.0
     return LatentSpec(
-        heads, config["kv_lora_rank"], config["q_lora_rank"], nope, turned,
-        config["v_head_dim"] or config["hidden_size"] // heads, (nope + turned) ** -0.5 * amplitude**2, rope, bias=bias,
-        output_bias=output_bias,
+        heads, config["kv_lora_rank"], config["q_lora_rank"], nope, rope_size,
+        config["v_head_dim"] or config["hidden_size"] // heads, (nope + rope_size) ** -0.5 * amplitude**2, rope,
+        bias=bias, output_bias=output_bias,
     )  # fmt: skip
 
 
@@ -222,7 +222,10 @@ def _rope(family: Family, parameters: Mapping[str, Json], config: Config, head_d
         if len(numbers) != count or not all(isinstance(n, int | float) and n > 0 for n in numbers):
             raise ValueError(f"rope's {name} is {params[name]!r}, not {count} positive numbers")
     if rotary_dim < 2 or rotary_dim % 2:
-        raise ValueError(f"{rotary_dim} numbers of a head can't be turned in pairs")
+        raise ValueError(
+            f"{rotary_dim} elements of a head can't be rotated in pairs: head_dim * partial_rotary_factor (or "
+            "qk_rope_head_dim) must be an even number from 2 to head_dim"
+        )
     interleaved = config[family.interleaved] if isinstance(family.interleaved, str) else family.interleaved
     return RopeSpec(float(parameters["rope_theta"]), kind, rotary_dim, params, interleaved)
 
@@ -231,10 +234,10 @@ def _windows(family: Family, config: Config) -> tuple[int | None, ...]:
     layers: int = config["num_hidden_layers"]
     window = config.get("sliding_window")
     optional = "use_sliding_window" in family.defaults
-    if not window or family.slides is None or (optional and not config["use_sliding_window"]):
+    if not window or family.has_window is None or (optional and not config["use_sliding_window"]):
         return (None,) * layers
     kinds = config.get("layer_types") or [
-        "sliding_attention" if family.slides(config, i) else "full_attention" for i in range(layers)
+        "sliding_attention" if family.has_window(config, i) else "full_attention" for i in range(layers)
     ]
     if len(kinds) != layers or set(kinds) - {"sliding_attention", "full_attention"}:
         raise ValueError(f"layer_types {kinds} don't fit {layers} layers of full or sliding attention")

@@ -21,31 +21,31 @@ class GgufFamily:
 
     Attributes:
         architecture: name of the architecture in `config.json`.
-        more: config field -> required metadata key, without the architecture's prefix.
-        fixed: config fields that have no key because llama.cpp hard-codes them, with their values.
-        others: function that returns further config fields; takes a lookup of optional keys.
+        required_keys: config field -> required metadata key, without the architecture's prefix.
+        constants: config fields that have no key because llama.cpp hard-codes them, with their values.
+        optional_fields: function that returns further config fields; takes a lookup of optional keys.
         interleaved: whether the file orders rows of queries and keys so that rotary pairs are adjacent.
         shifted_norms: whether the file stores norm weights with the 1 added that the model adds to them.
-        wide: number of layers of the one model size whose scores are scaled by hidden size / heads, not by the head
-            size; None if the family has no such size.
-        sigmoid: name of the architecture for files whose experts are scored by sigmoids; "" for none.
+        hidden_scaled_layers: number of layers of the one model size whose scores are scaled by hidden size / heads, not
+            by the head size; None if the family has no such size.
+        sigmoid_architecture: name of the architecture for files whose experts are scored by sigmoids; "" for none.
     """
 
     architecture: str
-    more: Mapping[str, str] = field(default_factory=dict)
-    fixed: Mapping[str, Json] = field(default_factory=dict)
-    others: Callable[[Value], dict[str, Any]] = lambda value: {}
+    required_keys: Mapping[str, str] = field(default_factory=dict)
+    constants: Mapping[str, Json] = field(default_factory=dict)
+    optional_fields: Callable[[Value], dict[str, Any]] = lambda value: {}
     interleaved: bool = False
     shifted_norms: bool = False
-    wide: int | None = None
-    sigmoid: str = ""
+    hidden_scaled_layers: int | None = None
+    sigmoid_architecture: str = ""
 
 
 def _exaone4(value: Value) -> dict[str, Any]:
     window, pattern = value("attention.sliding_window"), value("attention.sliding_window_pattern")
     if not isinstance(pattern, list):
         return {"sliding_window": window}
-    kinds = ["sliding_attention" if slides else "full_attention" for slides in pattern]
+    kinds = ["sliding_attention" if windowed else "full_attention" for windowed in pattern]
     return {"sliding_window": window, "layer_types": kinds if window else None}
 
 
@@ -94,15 +94,17 @@ FAMILIES: Mapping[str, GgufFamily] = {
         "Gemma2ForCausalLM",
         {**_WINDOW, "attn_logit_softcapping": "attn_logit_softcapping",
          "final_logit_softcapping": "final_logit_softcapping"},
-        shifted_norms=True, wide=46,
+        shifted_norms=True, hidden_scaled_layers=46,
     ),
-    "gemma3": GgufFamily("Gemma3ForCausalLM", _WINDOW, {"sliding_window_pattern": 6}, shifted_norms=True, wide=62),
+    "gemma3": GgufFamily(
+        "Gemma3ForCausalLM", _WINDOW, {"sliding_window_pattern": 6}, shifted_norms=True, hidden_scaled_layers=62,
+    ),
     "phi3": GgufFamily(
         "Phi3ForCausalLM", {"original_max_position_embeddings": "rope.scaling.original_context_length"},
-        others=lambda value: {"sliding_window": value("attention.sliding_window")},
+        optional_fields=lambda value: {"sliding_window": value("attention.sliding_window")},
     ),
     "glm4": GgufFamily("Glm4ForCausalLM"),
-    "exaone4": GgufFamily("Exaone4ForCausalLM", others=_exaone4),
+    "exaone4": GgufFamily("Exaone4ForCausalLM", optional_fields=_exaone4),
     "seed_oss": GgufFamily("SeedOssForCausalLM"),
     "ernie4_5": GgufFamily("Ernie4_5ForCausalLM"),
     "gpt-oss": GgufFamily(
@@ -121,7 +123,7 @@ FAMILIES: Mapping[str, GgufFamily] = {
     "phi2": GgufFamily("PhiForCausalLM", _LAYER_NORM),
     "gptneox": GgufFamily("GPTNeoXForCausalLM", {**_LAYER_NORM, "use_parallel_residual": "use_parallel_residual"}),
     "nemotron": GgufFamily("NemotronForCausalLM", {"norm_eps": _LAYER_NORM["layer_norm_eps"]}, shifted_norms=True),
-    "olmo": GgufFamily("OlmoForCausalLM", _LAYER_NORM, others=_olmo, interleaved=True),
+    "olmo": GgufFamily("OlmoForCausalLM", _LAYER_NORM, optional_fields=_olmo, interleaved=True),
     "deepseek2": GgufFamily(
         "DeepseekV2ForCausalLM",
         {"n_routed_experts": "expert_count", "num_experts_per_tok": "expert_used_count",
@@ -130,7 +132,7 @@ FAMILIES: Mapping[str, GgufFamily] = {
          "first_k_dense_replace": "leading_dense_block_count", "kv_lora_rank": "attention.kv_lora_rank",
          "qk_rope_head_dim": "rope.dimension_count", "v_head_dim": "attention.value_length_mla",
          "qk_nope_head_dim": "attention.key_length_mla"},
-        others=_deepseek2, sigmoid="DeepseekV3ForCausalLM",
+        optional_fields=_deepseek2, sigmoid_architecture="DeepseekV3ForCausalLM",
     ),
 }  # fmt: skip
 
@@ -199,13 +201,19 @@ def _config(
     head_dim = metadata.get(f"{arch}.attention.key_length", hidden // heads)
     rotary = metadata.get(f"{arch}.rope.dimension_count", head_dim)
     if head_dim < 1 or rotary % 2 or rotary > head_dim:
-        raise ModelError(f"{source}: heads of {head_dim} numbers, of which {rotary} are turned in pairs, can't be.")
+        raise ModelError(
+            f"{source}: `{arch}.rope.dimension_count` is {rotary}: it must be an even number of at most "
+            f"`{arch}.attention.key_length`, which is {head_dim}.",
+            hint="Fetch the file again, or use the HF folder.",
+        )
     layers = value("block_count")
-    scalar = hidden // heads if layers == family.wide else head_dim
-    layer_norm = _LAYER_NORM["layer_norm_eps"] in family.more.values()
+    scalar = hidden // heads if layers == family.hidden_scaled_layers else head_dim
+    layer_norm = _LAYER_NORM["layer_norm_eps"] in family.required_keys.values()
     sigmoid = metadata.get(f"{arch}.expert_gating_func") == _SIGMOID
     return {
-        "architectures": [family.sigmoid if sigmoid and family.sigmoid else family.architecture],
+        "architectures": [
+            family.sigmoid_architecture if sigmoid and family.sigmoid_architecture else family.architecture
+        ],
         "vocab_size": len(metadata["tokenizer.ggml.tokens"]),
         "hidden_size": hidden,
         "intermediate_size": value("feed_forward_length"),
@@ -219,9 +227,9 @@ def _config(
         "eos_token_id": None,  # read from the tokenizer's keys
         "partial_rotary_factor": rotary / head_dim,
         **_rope(metadata, arch, source),
-        **{name: value(key) for name, key in family.more.items()},
-        **family.others(lambda key: metadata.get(f"{arch}.{key}")),
-        **family.fixed,
+        **{name: value(key) for name, key in family.required_keys.items()},
+        **family.optional_fields(lambda key: metadata.get(f"{arch}.{key}")),
+        **family.constants,
     }
 
 

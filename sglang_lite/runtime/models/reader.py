@@ -19,18 +19,23 @@ from sglang_lite.runtime.models.layers.linear import (
     PairedLinear,
     RowByRow,
     block_head,
-    has_one_path,
+    is_batch_invariant,
     make_head,
     make_linear,
     stacked,
     stacked_rows,
     stacked_shape,
 )
-from sglang_lite.runtime.models.layers.rope import RotaryTable, halves_apart, head_halves_apart, latent_queries_apart
+from sglang_lite.runtime.models.layers.rope import (
+    RotaryTable,
+    deinterleave_order,
+    head_deinterleave_order,
+    latent_query_deinterleave_order,
+)
 from sglang_lite.runtime.models.parameters import Parameter, Place, head_name, layer_parameters, parameters
 from sglang_lite.runtime.models.precision import Precision
 from sglang_lite.runtime.models.spec import AttentionSpec, DenseSpec, ExpertsSpec, LatentSpec, LayerSpec, ModelSpec
-from sglang_lite.runtime.models.weights.fp8 import BLOCK, ScaledRows, in_blocks
+from sglang_lite.runtime.models.weights.fp8 import BLOCK, ScaledRows, block_quantised
 from sglang_lite.runtime.models.weights.source import Blocks, EncodedMatrix, Weight, WeightSource
 
 if TYPE_CHECKING:
@@ -95,7 +100,7 @@ class WeightReader:
         self._stacks: dict[str, torch.Tensor] = {}  # tensors that hold several parameters, by name, during one layer
         self._few: Any = None
         self._stay_wide = False  # True once a warning is logged that experts stay in 16 bits despite the request for 8
-        self._one_path: dict[tuple[int, int], bool] = {}
+        self._invariant_shapes: dict[tuple[int, int], bool] = {}
 
     def rotary_tables(self, positions: int) -> list[RotaryTable]:
         """Rotary tables for `positions` positions, one for each of the spec's ropes."""
@@ -128,7 +133,7 @@ class WeightReader:
     def embedding_alone(self) -> torch.Tensor | Blocks:
         """Table of token embeddings, for a model that is loaded without its head."""
         for kind in ("weight", "bias"):
-            self.source.leave_out(f"{head_name(self.spec)}.{kind}")
+            self.source.ignore(f"{head_name(self.spec)}.{kind}")
         return self._embedding(self._take(self._of_model["embedding"]))
 
     def _embedding(self, table: Weight) -> torch.Tensor | Blocks:
@@ -152,7 +157,7 @@ class WeightReader:
             spec=spec,
             rope=self._ropes.index(attention.rope),
             input_norm=norms.get("input_norm"),
-            qkv=self._linear(table, _first_roles(attention), order=halves_apart(attention)),
+            qkv=self._linear(table, _first_roles(attention), order=deinterleave_order(attention)),
             q_norm=self._head_norm(table, "q_norm", attention),
             k_norm=self._head_norm(table, "k_norm", attention),
             sinks=None if sinks is None else self._vector(sinks).float().to(self.device),
@@ -177,10 +182,10 @@ class WeightReader:
         low = spec.query_rank is not None
         return LatentMatrices(
             query_norm=norms.get("q_a_norm"),
-            queries=self._linear(table, ("q_b",), order=latent_queries_apart(spec)) if low else None,
+            queries=self._linear(table, ("q_b",), order=latent_query_deinterleave_order(spec)) if low else None,
             norm=norms["kv_a_norm"],
-            keys=HeadProduct(keys.contiguous(), one_path=p.one_path),
-            values=HeadProduct(values.transpose(1, 2).contiguous(), one_path=p.one_path),
+            keys=HeadProduct(keys.contiguous(), batch_invariant=p.batch_invariant),
+            values=HeadProduct(values.transpose(1, 2).contiguous(), batch_invariant=p.batch_invariant),
         )
 
     # ------------------------------------------------------------------------------------------- tensors
@@ -244,7 +249,7 @@ class WeightReader:
         else:
             weight = torch.stack([self._numbers(p) for (name, _), p in table.items() if name.startswith(f"{role}.")])
         weight = self._with_bias(weight + self.spec.norm_offset, table.get((f"{role}_bias", None)))
-        if (order := head_halves_apart(spec)) is not None:
+        if (order := head_deinterleave_order(spec)) is not None:
             weight = weight[..., order]
         return weight.to(self.device, self.precision.compute)
 
@@ -285,14 +290,16 @@ class WeightReader:
     ) -> FeedForward:
         plain = isinstance(spec, DenseSpec) and not spec.gated
         gate_up = self._linear(table, (f"{prefix}up",) if plain else (f"{prefix}gate", f"{prefix}up"), expert)
-        return FeedForward(gate_up, self._linear(table, (f"{prefix}down",), expert), spec, self.precision.one_path)
+        return FeedForward(
+            gate_up, self._linear(table, (f"{prefix}down",), expert), spec, self.precision.batch_invariant
+        )
 
     def _experts(self, table: Table, spec: ExpertsSpec) -> Experts | GpuExperts:
         found, gate = table.get(("correction", None)), table.get(("shared_expert_gate", None))
         router = self._router(table)
         correction = None if found is None else self._vector(found).float().to(self.device)
         shared = self._feed_forward(table, "shared_", spec) if spec.shared_size else None
-        shared_gate = None if gate is None else self._exact(self._take(gate), None)
+        shared_gate = None if gate is None else self._float32_linear(self._take(gate), None)
         if self.fused:
             from sglang_lite.runtime.models.layers.gpu_experts import GpuExperts  # needs Triton
 
@@ -305,15 +312,18 @@ class WeightReader:
         place = self._place(table["router", None])
         weight = stacked([self._take(table["router", None])], torch.float32)
         if not weight.isfinite().all():
-            raise ModelError(f"{self.source.label}: {place.name} has NaN or infinite numbers: it chooses no expert.")
-        return self._exact(weight, self._bias(table, ("router",)))
+            raise ModelError(
+                f"{self.source.label}: {place.name} has NaN or infinite elements, so it can't choose experts.",
+                hint="Fetch the checkpoint again, or use another one.",
+            )
+        return self._float32_linear(weight, self._bias(table, ("router",)))
 
-    def _exact(self, weight: Weight, bias: torch.Tensor | None) -> Linear:
+    def _float32_linear(self, weight: Weight, bias: torch.Tensor | None) -> Linear:
         """Small but sensitive linear layer: always float32 on a CPU, and never quantised on a GPU."""
         if self.fused:
             return self._make([weight], bias, quantise=False)
         bias = None if bias is None else bias.float()
-        if self.precision.one_path:
+        if self.precision.batch_invariant:
             return PairedLinear(Float32Linear([weight], bias))
         return DenseLinear(stacked([weight], torch.float32), bias)
 
@@ -329,7 +339,7 @@ class WeightReader:
         p, parts = self.precision, [part for expert in (*gate_up, *down) for part in expert]
         if p.fp8 or (p.keep_fp8 and all(isinstance(part, ScaledRows) for part in parts)):
             if not any(size % BLOCK for part in parts for size in part.shape):
-                (gate_up_8, gate_up_scales), (down_8, down_scales) = map(self._in_blocks, (gate_up, down))
+                (gate_up_8, gate_up_scales), (down_8, down_scales) = map(self._block_quantised, (gate_up, down))
                 return ExpertMatrices(gate_up_8, down_8, gate_up_bias, down_bias, gate_up_scales, down_scales)
             if not self._stay_wide:
                 self._stay_wide = True
@@ -351,7 +361,7 @@ class WeightReader:
                 matrix[start : start + len(rows)] = rows
         return whole
 
-    def _in_blocks(self, experts: list[list[Weight]]) -> tuple[torch.Tensor, torch.Tensor]:
+    def _block_quantised(self, experts: list[list[Weight]]) -> tuple[torch.Tensor, torch.Tensor]:
         """`_stacked` in 8-bit floating point, with one scale per block."""
         outputs, inputs = stacked_shape(experts[0])
         whole = torch.empty((len(experts), outputs, inputs), dtype=torch.float8_e4m3fn, device=self.device)
@@ -360,7 +370,7 @@ class WeightReader:
             at = 0
             for part in parts:
                 end = at + part.shape[0]
-                matrix[at:end], of_matrix[at // BLOCK : end // BLOCK] = in_blocks(part)
+                matrix[at:end], of_matrix[at // BLOCK : end // BLOCK] = block_quantised(part)
                 at = end
         return whole, scales
 
@@ -377,7 +387,7 @@ class WeightReader:
             return head
         if self.fused or p.int8 or p.weights == torch.float32 or bias is not None:
             return self._make([weight], bias, quantise=False)
-        return self._steady(make_head([weight], one_path=p.one_path), *stacked_shape([weight]))
+        return self._batch_invariant(make_head([weight], batch_invariant=p.batch_invariant), *stacked_shape([weight]))
 
     def _make(self, parts: list[Weight], bias: torch.Tensor | None, *, quantise: bool = True) -> Linear:
         p = self.precision
@@ -398,28 +408,28 @@ class WeightReader:
             quantise=p.int8,
             dtype=p.weights,
             device=self.device,
-            one_path=p.one_path,
+            batch_invariant=p.batch_invariant,
             blocks=p.blocks,
         )
-        return self._steady(linear, *stacked_shape(parts))
+        return self._batch_invariant(linear, *stacked_shape(parts))
 
-    def _steady(self, linear: Linear, outputs: int, inputs: int) -> Linear:
-        """Returns the linear layer, or with `one_path` a row-by-row version if its results depend on the number of
-        rows.
+    def _batch_invariant(self, linear: Linear, outputs: int, inputs: int) -> Linear:
+        """Returns the linear layer, or with `batch_invariant` a row-by-row version if its results depend on the number
+        of rows.
 
         Each shape is tested once.
         """
-        if not self.precision.one_path:
+        if not self.precision.batch_invariant:
             return linear
-        if (outputs, inputs) not in self._one_path:
-            steady = has_one_path(linear, inputs, self.precision.compute)
-            self._one_path[outputs, inputs] = steady
-            if not steady:
+        if (outputs, inputs) not in self._invariant_shapes:
+            invariant = is_batch_invariant(linear, inputs, self.precision.compute)
+            self._invariant_shapes[outputs, inputs] = invariant
+            if not invariant:
                 logger.warning(
                     "deterministic: on this machine a product [%d, %d] in %s depends on how many rows it has, and is "
                     "computed row by row, which is slow.", outputs, inputs, self.precision.compute,
                 )  # fmt: skip
-        return linear if self._one_path[outputs, inputs] else RowByRow(linear)
+        return linear if self._invariant_shapes[outputs, inputs] else RowByRow(linear)
 
 
 def _first_roles(spec: AttentionSpec | LatentSpec) -> tuple[str, ...]:

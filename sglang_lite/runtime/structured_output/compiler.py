@@ -41,9 +41,9 @@ from sglang_lite.runtime.structured_output.number import NumberGrammar
 from sglang_lite.runtime.structured_output.prefixed import ContinuedGrammar
 from sglang_lite.runtime.structured_output.registry import make_engine
 from sglang_lite.runtime.structured_output.simple import is_simple
-from sglang_lite.runtime.structured_output.unique_names import EndingTokens, distinct, unpacked, watched_in
 from sglang_lite.runtime.structured_output.vocabulary import Vocabulary, mask_of
-from sglang_lite.runtime.structured_output.worker import OverBudgetError, Worker
+from sglang_lite.runtime.structured_output.watched_rules import EndingTokens, unpacked, watched_in, with_watched_rules
+from sglang_lite.runtime.structured_output.worker import TransientError, Worker
 
 if TYPE_CHECKING:
     from sglang_lite.runtime.tokens.tokenizer import Tokenizer
@@ -85,23 +85,24 @@ class Compiler:
         timeout_s: float,
         memory_mb: int,
     ) -> None:
-        self.hits = self.misses = self.kept = 0
+        self.hits = self.misses = self.disk_hits = 0
         self._tokenizer, self._backend = tokenizer, backend
         self._vocab_size, self._eos_ids = vocab_size, sorted(eos_ids)
         self._threads = threads
         self._timeout, self._memory = timeout_s, memory_mb
         self._end = mask_of(self._eos_ids, vocab_size)
         self._engines: dict[str, GrammarEngine] = {}
-        self._making = threading.Lock()  # guards the creation of engines and workers
+        self._creating = threading.Lock()  # guards the creation of engines and workers
         self._loading = threading.Lock()
         self._cache: OrderedDict[Constraint, Future[CompiledGrammar]] = OrderedDict()
         self._bytes = 0  # of the cache's entries
-        self._being_made = 0  # constraints being compiled by workers, or waiting for one
-        self._under_way = 0  # all constraints being compiled or waiting
+        self._pending_in_workers = 0  # constraints being compiled by workers, or waiting for one
+        self._pending = 0  # all constraints being compiled or waiting
         self._lock = threading.Lock()
         self._closed = False
-        self._here = ThreadPoolExecutor(1, "sglang_lite-grammar")  # one thread, as compiling in Python slows the loop
-        self._apart = ThreadPoolExecutor(WORKERS, "sglang_lite-worker")
+        # One thread, as compiling in Python slows the event loop.
+        self._local_pool = ThreadPoolExecutor(1, "sglang_lite-grammar")
+        self._worker_pool = ThreadPoolExecutor(WORKERS, "sglang_lite-worker")
         self._on_disk: GrammarDiskCache | None = None
         self._workers: list[Worker] = []
         self._idle: list[Worker] = []
@@ -113,13 +114,13 @@ class Compiler:
 
     def is_busy(self) -> bool:
         """Returns True while constraints are being compiled, which takes CPU time from all other computation."""
-        return self._under_way > 0
+        return self._pending > 0
 
     def warm_up(self) -> list[Future[object]]:
         """Starts the engine and the worker process that the first constraint would have to wait for."""
         if not self._tokenizer.knows_text:
             return []
-        return [self._here.submit(self.build, _SMALL), self._apart.submit(self._prepare, _SMALL)]
+        return [self._local_pool.submit(self.build, _SMALL), self._worker_pool.submit(self._prepare, _SMALL)]
 
     def request(self, constraint: Constraint) -> Future[CompiledGrammar]:
         """Starts compiling a constraint, unless it has been compiled or is being compiled.
@@ -128,53 +129,53 @@ class Compiler:
         first.
         """
         if not self._tokenizer.knows_text:
-            refused: Future[CompiledGrammar] = Future()
-            refused.set_exception(ConstraintError("the model has no tokenizer, so its tokens have no text."))
-            return refused
+            failed: Future[CompiledGrammar] = Future()
+            failed.set_exception(ConstraintError("the model has no tokenizer, so its tokens have no text."))
+            return failed
         if isinstance(constraint, Continuation):
             return self._continued(constraint)
         key = without_blanks(constraint)
         with self._lock:
-            known = self._cache.get(key)
-            if known is not None:
+            cached = self._cache.get(key)
+            if cached is not None:
                 self.hits += 1
                 self._cache.move_to_end(key)
-                error = known.exception() if known.done() else None
-                return known if error is None else _failed(error)
+                error = cached.exception() if cached.done() else None
+                return cached if error is None else _failed(error)
             self.misses += 1
             future = self._cache[key] = Future()
-            self._under_way += 1
+            self._pending += 1
         try:
             if is_simple(constraint):
-                self._here.submit(self._settle_here, key, future, constraint)
+                self._local_pool.submit(self._settle_locally, key, future, constraint)
             else:
                 with self._lock:
-                    self._being_made += 1
-                self._apart.submit(self._settle_apart, key, future, constraint)
+                    self._pending_in_workers += 1
+                self._worker_pool.submit(self._settle_in_worker, key, future, constraint)
         except RuntimeError:  # the pool has been shut down meanwhile
             future.set_exception(EngineClosedError("the engine is closed."))
         return future
 
     def request_all(self, constraints: Collection[Constraint]) -> Future[dict[Constraint, CompiledGrammar]]:
         """Calls `request` for all constraints. When all are done, the future has the grammars, or the first error."""
-        together: Future[dict[Constraint, CompiledGrammar]] = Future()
+        combined: Future[dict[Constraint, CompiledGrammar]] = Future()
         futures = {constraint: self.request(constraint) for constraint in constraints}
-        left, lock = len(futures), threading.Lock()
+        remaining, lock = len(futures), threading.Lock()
 
-        def one_more(_: object) -> None:
-            nonlocal left
+        def on_done(_: object) -> None:
+            nonlocal remaining
             with lock:
-                left -= 1
-                if left:
+                remaining -= 1
+                if remaining:
                     return
             try:
-                together.set_result({constraint: future.result() for constraint, future in futures.items()})
+                combined.set_result({constraint: future.result() for constraint, future in futures.items()})
             except SglError as error:
-                together.set_exception(error)
+                combined.set_exception(error)
 
         for future in futures.values():
-            future.add_done_callback(one_more)
-        return together
+            future.add_done_callback(on_done)
+        return combined
 
     def _continued(self, constraint: Continuation) -> Future[CompiledGrammar]:
         """Compiles the whole grammar, and the part's own if there is one, but never the remainder of the whole."""
@@ -210,12 +211,12 @@ class Compiler:
 
     def close(self) -> None:
         """Kills the workers, and fails all constraints that are being compiled or are waiting."""
-        with self._making:
+        with self._creating:
             self._closed = True
             for worker in self._workers:
                 worker.close()
-        self._here.shutdown()  # runs the waiting tasks, which fail at once
-        self._apart.shutdown()
+        self._local_pool.shutdown()  # runs the waiting tasks, which fail at once
+        self._worker_pool.shutdown()
 
     # --------------------------------------------------------------------------------- on the pools' threads
 
@@ -233,17 +234,17 @@ class Compiler:
             self._count(key, future, grammar.size)
         future.set_result(grammar)
 
-    def _settle_here(self, key: Constraint, future: Future[CompiledGrammar], constraint: Constraint) -> None:
-        self._settle(key, future, partial(self._build_here, constraint))
+    def _settle_locally(self, key: Constraint, future: Future[CompiledGrammar], constraint: Constraint) -> None:
+        self._settle(key, future, partial(self._build_locally, constraint))
         with self._lock:
-            self._under_way -= 1
+            self._pending -= 1
 
-    def _settle_apart(self, key: Constraint, future: Future[CompiledGrammar], constraint: Constraint) -> None:
-        self._settle(key, future, partial(self._build_apart, key, constraint))
+    def _settle_in_worker(self, key: Constraint, future: Future[CompiledGrammar], constraint: Constraint) -> None:
+        self._settle(key, future, partial(self._build_in_worker, key, constraint))
         with self._lock:
-            self._under_way -= 1
-            self._being_made -= 1
-            last = not self._being_made
+            self._pending -= 1
+            self._pending_in_workers -= 1
+            last = not self._pending_in_workers
         if last:  # compiling may have taken many times the memory that is kept; without trimming, it would add up
             trim()
 
@@ -253,11 +254,11 @@ class Compiler:
         elif not isinstance(error, SglError):
             error = ConstraintError(f"the constraint could not be compiled: {error!r}")
         with self._lock:
-            known = self._cache.get(key) is future
-            if known and isinstance(error, ConstraintError) and not isinstance(error, OverBudgetError):
-                self._cache[key] = kept = _failed(error)
-                self._count(key, kept, 0)
-            elif known:  # not cached: another attempt may stay within the limits
+            is_cached = self._cache.get(key) is future
+            if is_cached and isinstance(error, ConstraintError) and not isinstance(error, TransientError):
+                self._cache[key] = cached = _failed(error)
+                self._count(key, cached, 0)
+            elif is_cached:  #  not cached: another attempt may stay within the limits
                 del self._cache[key]
         future.set_exception(error)
 
@@ -275,29 +276,29 @@ class Compiler:
                 del self._cache[key]
                 self._bytes -= size_of(key) + (future.result().size if future.exception() is None else 0)
 
-    def _build_here(self, constraint: Constraint) -> CompiledGrammar:
-        return self._distinct(self.build(constraint), watched_in(constraint))
+    def _build_locally(self, constraint: Constraint) -> CompiledGrammar:
+        return self._with_watched_rules(self.build(constraint), watched_in(constraint))
 
-    def _distinct(self, grammar: CompiledGrammar, places: tuple[WatchedPlace, ...] | None) -> CompiledGrammar:
-        return grammar if places is None else distinct(grammar, self._ending, places)
+    def _with_watched_rules(self, grammar: CompiledGrammar, places: tuple[WatchedPlace, ...] | None) -> CompiledGrammar:
+        return grammar if places is None else with_watched_rules(grammar, self._ending_tokens, places)
 
-    def _build_apart(self, key: Constraint, constraint: Constraint) -> CompiledGrammar:
-        kept = self.disk_cache()
-        found = kept.get(key)
+    def _build_in_worker(self, key: Constraint, constraint: Constraint) -> CompiledGrammar:
+        disk_cache = self.disk_cache()
+        found = disk_cache.get(key)
         if found is not None:
             try:
                 name, (prepared, places) = found
-                grammar = self._distinct(self._load(name, prepared), unpacked(places))
+                grammar = self._with_watched_rules(self._load(name, prepared), unpacked(places))
             except Exception as error:  # raised by a library if the file was changed
                 logger.warning("a compiled grammar of %s can't be loaded: %s", found[0], error)
             else:
-                self.kept += 1
+                self.disk_hits += 1
                 return grammar
         name, (prepared, places), seconds = self._prepare(constraint)
         grammar = self._load(name, prepared)
         if seconds > SLOW_S:
-            kept.put(key, name, (prepared, places))
-        return self._distinct(grammar, unpacked(places))
+            disk_cache.put(key, name, (prepared, places))
+        return self._with_watched_rules(grammar, unpacked(places))
 
     def _load(self, name: str, prepared: PreparedGrammar) -> CompiledGrammar:
         """Loads a prepared grammar, one at a time, as a slow load takes a core from the loop."""
@@ -314,14 +315,14 @@ class Compiler:
 
     def disk_cache(self) -> GrammarDiskCache:
         """Cache of prepared grammars on disk."""
-        with self._making:
+        with self._creating:
             if self._on_disk is None:
                 self._on_disk = GrammarDiskCache(cache_folder() / "grammars", self._vocabulary, self._backend)
             return self._on_disk
 
     def _worker(self) -> Worker:
         """Returns an idle worker or a new one; at most one exists for each thread of the pool."""
-        with self._making:
+        with self._creating:
             if self._idle:
                 return self._idle.pop()
             if self._closed:
@@ -330,7 +331,7 @@ class Compiler:
             return self._workers[-1]
 
     def _engine(self, name: str) -> GrammarEngine:
-        with self._making:
+        with self._creating:
             if name not in self._engines:
                 self._engines[name] = make_engine(name, self._vocabulary, self._tokenizer, self._threads)
             return self._engines[name]
@@ -341,7 +342,7 @@ class Compiler:
         return mask_of((i for i, token in enumerate(self._vocabulary.tokens) if token[:1].isdigit()), self._vocab_size)
 
     @cached_property
-    def _ending(self) -> EndingTokens:
+    def _ending_tokens(self) -> EndingTokens:
         special = {*self._eos_ids, *self._tokenizer.special_ids}
         return EndingTokens(self._tokenizer.token_bytes, special)
 

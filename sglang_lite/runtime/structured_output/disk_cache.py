@@ -75,8 +75,13 @@ class GrammarDiskCache:
             packed = zlib.compress(content, 1)
             self._folder.mkdir(parents=True, exist_ok=True)
             with tempfile.NamedTemporaryFile(dir=self._folder, delete=False) as file:
-                file.write(hashlib.sha256(packed).digest() + packed)
-            os.replace(file.name, self.path_of(constraint))
+                try:
+                    file.write(hashlib.sha256(packed).digest() + packed)
+                    file.flush()
+                    os.replace(file.name, self.path_of(constraint))
+                except BaseException:  # a full disk must get its space back
+                    os.unlink(file.name)
+                    raise
             self._drop_oldest()
         except (OSError, RecursionError) as error:
             logger.warning("a compiled grammar could not be kept in %s: %s", self._folder, error)
@@ -86,12 +91,14 @@ class GrammarDiskCache:
         return self._folder / name
 
     def _drop_oldest(self) -> None:
-        found = []
+        files = []
         for path in self._folder.iterdir():
             with contextlib.suppress(OSError):  # another process may remove files, too
-                found.append((path.stat().st_mtime, path.stat().st_size, path))
-        total = sum(size for _, size, _ in found)
-        for _, size, path in sorted(found):
+                status = path.stat()
+                if stat.S_ISREG(status.st_mode):
+                    files.append((status.st_mtime, status.st_size, path))
+        total = sum(size for _, size, _ in files)
+        for _, size, path in sorted(files):
             if total <= MAX_BYTES:
                 return
             path.unlink(missing_ok=True)
@@ -101,10 +108,10 @@ class GrammarDiskCache:
 def _content(path: Path) -> bytes:
     """Returns the bytes of a file. Raises ValueError if other users can write to the file or it is too large."""
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:  # a pipe would block
-        found = os.fstat(file.fileno())
-        if found.st_uid not in (0, os.getuid()) or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        status = os.fstat(file.fileno())
+        if status.st_uid not in (0, os.getuid()) or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             raise ValueError("somebody else could have written it")
-        if found.st_size > MAX_BYTES:
+        if status.st_size > MAX_BYTES:
             raise ValueError(f"it has more than {MAX_BYTES:,} bytes")
         return file.read(MAX_BYTES)
 
@@ -115,10 +122,10 @@ def _unpacked(content: bytes) -> bytes:
     if content[:_DIGEST] != hashlib.sha256(packed).digest():
         raise ValueError("the checksum is wrong")
     reader = zlib.decompressobj()
-    found = reader.decompress(packed, MAX_BYTES)
+    pickled = reader.decompress(packed, MAX_BYTES)
     if not reader.eof:
         raise ValueError(f"it has more than {MAX_BYTES:,} bytes, or no end")
-    return found
+    return pickled
 
 
 class _Unpickler(pickle.Unpickler):

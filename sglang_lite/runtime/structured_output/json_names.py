@@ -25,7 +25,7 @@ class Kind:
     """
 
     def __init__(self, names: DistinctNames, counted: Callable[[Node], CountedTexts | None]) -> None:
-        self.required, self.least, self.most = names.required, names.least, names.most
+        self.required, self.min_names, self.max_names = names.required, names.least, names.most
         self._names = counted(names.names)
         self._values = {name: (each, counted(each.scalars)) for name, each in names.values.items()}
 
@@ -37,7 +37,7 @@ class Kind:
         """Returns True if a member may have the name, given as JSON text."""
         return self.prefix_counts(text)[-1] != 0
 
-    def tells_by(self, name: str) -> bool:
+    def restricts(self, name: str) -> bool:
         """Returns True if the kind restricts the value of the member with this name."""
         return name in self._values
 
@@ -52,7 +52,7 @@ class Kind:
 
 
 @dataclass(frozen=True, slots=True)
-class Alive:
+class PossibleKind:
     """Kind of objects that is still possible.
 
     Attributes:
@@ -69,87 +69,87 @@ class Names:
     """Names that have come in an object. Immutable, apart from a cache.
 
     Attributes:
-        alive: kinds of objects that are possible; empty if only the uniqueness of names is watched.
+        possible: kinds of objects that are possible; empty if only the uniqueness of names is watched.
         used: names that have come, as JSON texts.
         counts: beginning -> number of used names that begin with it.
-        dead: shortest beginnings after which only used names could come.
+        exhausted: shortest prefixes that only used names begin with.
     """
 
-    alive: tuple[Alive, ...] = ()
+    possible: tuple[PossibleKind, ...] = ()
     used: frozenset[bytes] = frozenset()
     counts: Mapping[str, int] = field(default_factory=dict)
-    dead: frozenset[bytes] = frozenset()
-    _later: dict[tuple[bytes, ...], Names] = field(default_factory=dict)  # cache, as many tokens end the same name
+    exhausted: frozenset[bytes] = frozenset()
+    _next: dict[tuple[bytes, ...], Names] = field(default_factory=dict)  # cache, as many tokens end the same name
 
-    def after(self, name: bytes) -> Names:
+    def with_name(self, name: bytes) -> Names:
         """Returns the names with one more."""
         key = (name,)
-        if key not in self._later:
-            self._later[key] = _after(self, name)
-        return self._later[key]
+        if key not in self._next:
+            self._next[key] = _after(self, name)
+        return self._next[key]
 
-    def valued(self, name: bytes, value: bytes) -> Names:
+    def with_value(self, name: bytes, value: bytes) -> Names:
         """Returns the names once the value of the member `name` is known, which may exclude kinds of objects."""
         key = name, value
-        if key not in self._later:
-            known = loaded(name)
-            self._later[key] = _where(self, (each for each in self.alive if each.kind.has_value(known, value)))
-        return self._later[key]
+        if key not in self._next:
+            parsed = loaded(name)
+            self._next[key] = _with_kinds(self, (each for each in self.possible if each.kind.has_value(parsed, value)))
+        return self._next[key]
 
-    def tell_by(self, name: bytes) -> bool:
+    def depends_on(self, name: bytes) -> bool:
         """Returns True if several kinds of objects are possible and one restricts the value of the member `name`."""
-        return len(self.alive) > 1 and any(each.kind.tells_by(loaded(name)) for each in self.alive)
+        return len(self.possible) > 1 and any(each.kind.restricts(loaded(name)) for each in self.possible)
 
     @property
     def may_end(self) -> bool:
         """True if the object may end: all required names of some possible kind have come."""
-        ends = (not each.missing and len(self.used) >= each.kind.least for each in self.alive)
-        return not self.alive or any(ends)
+        ends = (not each.missing and len(self.used) >= each.kind.min_names for each in self.possible)
+        return not self.possible or any(ends)
 
-    def any_left(self, begun: bytes) -> bool:
-        """Returns True if an unused name may begin with the text `begun`."""
-        return not any(begun.startswith(dead) for dead in self.dead)
+    def has_unused(self, prefix: bytes) -> bool:
+        """Returns True if an unused name may begin with the text `prefix`."""
+        return not any(prefix.startswith(exhausted) for exhausted in self.exhausted)
 
 
 def _after(names: Names, name: bytes) -> Names:
-    text, known = name.decode("utf-8", "ignore"), loaded(name)
+    text, parsed = name.decode("utf-8", "ignore"), loaded(name)
     counts = dict(names.counts)
     for end in range(len(text) + 1):
         counts[text[:end]] = counts.get(text[:end], 0) + 1
-    alive = tuple(Alive(each.kind, each.missing - {known}) for each in names.alive)
+    possible = tuple(PossibleKind(each.kind, each.missing - {parsed}) for each in names.possible)
     used = names.used | {name}
-    now = Names(alive, used, counts, _with_dead(names.dead, name, counts, alive))
-    if len(alive) < 2:
+    now = Names(possible, used, counts, _with_exhausted(names.exhausted, name, counts, possible))
+    if len(possible) < 2:
         return now
-    return _where(now, (each for each in alive if each.kind.has_name(text) and _fits(each, len(used))))
+    return _with_kinds(now, (each for each in possible if each.kind.has_name(text) and _fits(each, len(used))))
 
 
-def _fits(each: Alive, used: int) -> bool:
-    return each.kind.most is None or used + len(each.missing) <= each.kind.most
+def _fits(each: PossibleKind, used: int) -> bool:
+    return each.kind.max_names is None or used + len(each.missing) <= each.kind.max_names
 
 
-def _where(names: Names, alive: Iterable[Alive]) -> Names:
+def _with_kinds(names: Names, possible: Iterable[PossibleKind]) -> Names:
     """Returns the names with only some of the possible kinds of objects."""
-    kept = tuple(alive)
-    if len(kept) == len(names.alive):
+    remaining = tuple(possible)
+    if len(remaining) == len(names.possible):
         return names
-    dead: frozenset[bytes] = frozenset()
+    exhausted: frozenset[bytes] = frozenset()
     for name in names.used:
-        dead = _with_dead(dead, name, names.counts, kept)
-    return Names(kept, names.used, names.counts, dead)
+        exhausted = _with_exhausted(exhausted, name, names.counts, remaining)
+    return Names(remaining, names.used, names.counts, exhausted)
 
 
-def _with_dead(
-    dead: frozenset[bytes], name: bytes, counts: Mapping[str, int], alive: Sequence[Alive]
+def _with_exhausted(
+    exhausted: frozenset[bytes], name: bytes, counts: Mapping[str, int], possible: Sequence[PossibleKind]
 ) -> frozenset[bytes]:
-    """Returns the dead beginnings, with the shortest one of a new name added."""
+    """Returns the exhausted beginnings, with the shortest one of a new name added."""
     text = name.decode("utf-8", "ignore")
-    counted = [each.kind.prefix_counts(text) for each in alive]
+    counted = [each.kind.prefix_counts(text) for each in possible]
     for end in range(len(text) + 1):
-        if counted and all((behind := each[end]) is not None and behind <= counts[text[:end]] for each in counted):
+        if counted and all((count := each[end]) is not None and count <= counts[text[:end]] for each in counted):
             name = text[:end].encode()
             break
-    return frozenset(each for each in dead if not each.startswith(name)) | {name}
+    return frozenset(each for each in exhausted if not each.startswith(name)) | {name}
 
 
 def loaded(text: bytes) -> Any:  # JSON

@@ -21,7 +21,7 @@ class WrittenNumber:
 
     def __init__(self) -> None:
         self._text = self._certain = ""
-        self._taken = self._count = self.tokens = 0
+        self._sent = self._count = self.tokens = 0
 
     def push(self, piece: str, *, complete: bool) -> None:
         """Appends the next token.
@@ -37,7 +37,7 @@ class WrittenNumber:
 
     def take(self) -> str:
         """Returns the part of the number's text that has become certain since the last call."""
-        new, self._taken = self._certain[self._taken :], len(self._certain)
+        new, self._sent = self._certain[self._sent :], len(self._certain)
         return new
 
     @property
@@ -62,7 +62,7 @@ class JsonNumberMatcher:
 
     def __init__(self, grammar: JsonNumberGrammar, inner: Matcher) -> None:
         self._grammar, self._inner = grammar, inner
-        self._fresh, self._over = True, False
+        self._at_start, self._ended = True, False
         self.number: WrittenNumber | None = None
 
     @property
@@ -74,38 +74,38 @@ class JsonNumberMatcher:
         return self._inner.parts
 
     @property
-    def line(self) -> Hashable:
+    def lock_key(self) -> Hashable:
         return id(self)
 
-    place = line
+    state_key = lock_key
 
-    def known(self) -> Mask | None:
-        mask = self._inner.known()
+    def cached_mask(self) -> Mask | None:
+        mask = self._inner.cached_mask()
         return mask | self._grammar.ends if mask is not None and self._may_end else mask
 
     @property
     def _may_end(self) -> bool:
         return self.number is not None and self.number.may_end
 
-    def learn(self, mask: Mask) -> None:
-        raise AssertionError("its parts learn masks")
+    def set_mask(self, mask: Mask) -> None:
+        raise AssertionError("the masks are set in its parts")
 
     def accept(self, token: int) -> bool:
         if self._may_end and not _allows(next_mask(self._inner), token):
-            self._over = _allows(self._grammar.ends, token)
-            return self._over
+            self._ended = _allows(self._grammar.ends, token)
+            return self._ended
         if not self._inner.accept(token):
             return False
-        spelled = self._grammar.tokens[token]
-        if self._fresh and (spelled[:1].isdigit() or spelled[:1] == b"-"):
+        piece = self._grammar.tokens[token]
+        if self._at_start and (piece[:1].isdigit() or piece[:1] == b"-"):
             self.number = WrittenNumber()
-        self._fresh = False
+        self._at_start = False
         if self.number is not None:
-            self.number.push(spelled.decode("latin-1"), complete=self._inner.complete)
+            self.number.push(piece.decode("latin-1"), complete=self._inner.complete)
         return True
 
     def advance(self, text: bytes) -> bool:
-        self._fresh = False  # a number that began in this text ends as the grammar specifies
+        self._at_start = False  # a number that began in this text ends as the grammar specifies
         return self._inner.advance(text)
 
     def forced(self) -> list[int]:
@@ -113,11 +113,11 @@ class JsonNumberMatcher:
 
     @property
     def complete(self) -> bool:
-        return self._inner.complete and not self._over
+        return self._inner.complete and not self._ended
 
     @property
     def finished(self) -> bool:
-        return self._over or self._inner.finished
+        return self._ended or self._inner.finished
 
     @property
     def error(self) -> str:

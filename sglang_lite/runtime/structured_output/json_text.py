@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 from sglang_lite.constraints.formal.counting import CountedTexts, counted, has_unused
 from sglang_lite.constraints.formal.nodes import NOTHING, Node
 from sglang_lite.constraints.json_schema.watched import WatchedPlace
-from sglang_lite.runtime.structured_output.json_names import Alive, Kind, Names, loaded
+from sglang_lite.runtime.structured_output.json_names import Kind, Names, PossibleKind, loaded
 
 _QUOTE, _BACKSLASH, _COMMA, _COLON = b'"\\,:'
 _OPENING, _CLOSING, _BLANKS = b"{[", b"}]", b" \t\r\n"
@@ -35,7 +35,8 @@ class Places:
         self.start = 0 if watched else None
         self.texts = cache(_texts)
         self._kinds = {
-            id(each): tuple(Alive(Kind(names, self.texts), names.required) for names in each.names) for each in watched
+            id(each): tuple(PossibleKind(Kind(names, self.texts), names.required) for names in each.names)
+            for each in watched
         }
         self._endless: dict[tuple[int, bytes], bool] = {}
 
@@ -69,30 +70,32 @@ class _Container:
         is_object: whether the container is an object, not an array.
         names: names that have come.
         name: last name that has come.
-        value: index in the whole text at which the last name's value begins, if that value matters; else -1.
+        value_start: index in the whole text at which the last name's value begins, if that value matters; else -1.
         used: texts of the items that have come.
         values: values of the items that have come, if they have to differ.
-        begun: index in the whole text at which the current name or item begins, or -1 between them.
+        start: index in the whole text at which the current name or item begins, or -1 between them.
         pending: whether a comma has come, so that another name or item must follow.
-        below: number of the place of the current member or item, or None.
+        child: number of the place of the current member or item, or None.
         count: number of items that have come.
     """
 
-    __slots__ = ("begun", "below", "count", "is_object", "name", "names", "pending", "place", "used", "value", "values")
+    __slots__ = (
+        "child", "count", "is_object", "name", "names", "pending", "place", "start", "used", "value_start", "values",
+    )  # fmt: skip
 
     def __init__(self, place: WatchedPlace | None, names: Names, *, is_object: bool) -> None:
         self.place, self.names, self.is_object = place, names, is_object
-        self.name, self.value = b"", -1
+        self.name, self.value_start = b"", -1
         self.used: frozenset[bytes] = frozenset()
         self.values: frozenset[Value] = frozenset()
-        self.begun, self.count, self.pending = -1, 0, False
-        self.below: int | None = None
+        self.start, self.count, self.pending = -1, 0, False
+        self.child: int | None = None
 
     def copy(self) -> _Container:
-        twin = object.__new__(_Container)
+        copied = object.__new__(_Container)
         for name in _Container.__slots__:
-            setattr(twin, name, getattr(self, name))
-        return twin
+            setattr(copied, name, getattr(self, name))
+        return copied
 
     def allowed(self) -> Node | None:
         """Language of the next item's texts, or None if the items need not differ.
@@ -101,9 +104,9 @@ class _Container:
         """
         return None if self.place is None or self.place.items is None else self.place.items.at(self.count)
 
-    def has_value(self, text: bytes) -> None:
+    def record_value(self, text: bytes) -> None:
         """Records the value of the current member, whose end has been reached."""
-        self.names, self.value = self.names.valued(self.name, text), -1
+        self.names, self.value_start = self.names.with_value(self.name, text), -1
 
     @property
     def differs(self) -> bool:
@@ -125,9 +128,9 @@ class JsonText:
         self._quoted = self._escaped = self._is_name = self._name_next = False
 
     def copy(self) -> JsonText:
-        twin = JsonText(self._places)
-        vars(twin).update(vars(self), _open=[each.copy() for each in self._open])
-        return twin
+        copied = JsonText(self._places)
+        vars(copied).update(vars(self), _open=[each.copy() for each in self._open])
+        return copied
 
     # -------------------------------------------------------------------------------------------- following
 
@@ -145,8 +148,8 @@ class JsonText:
                 self._escaped = True
             elif byte == _QUOTE:
                 allowed &= self._end_of_string(at + 1)
-        allowed = allowed and self._any_left()
-        if not any(each.begun >= 0 or each.value >= 0 for each in self._open):
+        allowed = allowed and self._has_unused()
+        if not any(each.start >= 0 or each.value_start >= 0 for each in self._open):
             self._text = b""
         return allowed
 
@@ -162,52 +165,52 @@ class JsonText:
             return allowed
         if byte in _CLOSING:
             return self._close(top, at)
-        if top is not None and top.begun < 0 and not top.is_object:
-            top.below = None if top.place is None else top.place.item(top.count)
+        if top is not None and top.start < 0 and not top.is_object:
+            top.child = None if top.place is None else top.place.item(top.count)
             top.pending = False
             if top.differs:
-                top.begun = at
-        elif top is not None and top.value < 0 and not self._name_next and top.names.tell_by(top.name):
-            top.value = at
+                top.start = at
+        elif top is not None and top.value_start < 0 and not self._name_next and top.names.depends_on(top.name):
+            top.value_start = at
         if byte == _QUOTE:
             self._quoted, self._is_name = True, self._name_next
             if self._is_name and top is not None:
-                top.begun, top.pending = at, False
+                top.start, top.pending = at, False
         elif byte in _OPENING:
-            place = self._below()
+            place = self._child_place()
             self._open.append(_Container(place, self._places.names(place), is_object=byte == _OPENING[0]))
             self._name_next = byte == _OPENING[0]
         return True
 
-    def _below(self) -> WatchedPlace | None:
-        return self._places[self._open[-1].below if self._open else self._places.start]
+    def _child_place(self) -> WatchedPlace | None:
+        return self._places[self._open[-1].child if self._open else self._places.start]
 
     def _end_of_string(self, end: int) -> bool:
         self._quoted, top = False, self._open[-1] if self._open else None
         if top is None or not self._is_name:
             return self._end_of_item(top, end)
-        name, top.begun = self._text[top.begun : end], -1
+        name, top.start = self._text[top.start : end], -1
         self._name_next = self._is_name = False
-        again = name in top.names.used
-        top.name, top.names = name, top.names.after(name)
+        repeated = name in top.names.used
+        top.name, top.names = name, top.names.with_name(name)
         if top.place is not None:
-            top.below = top.place.members.get(loaded(name), top.place.others)
-        return not again
+            top.child = top.place.members.get(loaded(name), top.place.others)
+        return not repeated
 
     def _end_of_item(self, top: _Container | None, end: int) -> bool:
         """Ends an array's item or a member's value, if one has begun; returns False if the item has come before."""
         if top is None:
             return True
-        if top.value >= 0:
-            top.has_value(self._text[top.value : end])
-        if top.begun < 0 or top.is_object:
+        if top.value_start >= 0:
+            top.record_value(self._text[top.value_start : end])
+        if top.start < 0 or top.is_object:
             return True
-        text, top.begun = self._text[top.begun : end], -1
+        text, top.start = self._text[top.start : end], -1
         value = _hashable(loaded(text))
-        again = value in top.values
+        repeated = value in top.values
         top.values |= {value}
         top.used |= {text}
-        return not again
+        return not repeated
 
     def _close(self, top: _Container | None, at: int) -> bool:
         allowed = self._end_of_item(top, at)
@@ -220,7 +223,7 @@ class JsonText:
     # --------------------------------------------------------------------------------------- what may follow
 
     @property
-    def comes_again(self) -> bool:
+    def may_break_rules(self) -> bool:
         """True if a name or item could come again, or an object or array could end too early."""
         return any(each.used or each.names.used or each.place is not None for each in self._open)
 
@@ -238,46 +241,48 @@ class JsonText:
         if self._escaped:
             return []
         found: set[bytes] = set()
-        for top, begun in self._current():
+        for top, prefix in self._current():
             if top.is_object:
-                found |= {dead[len(begun) :] for dead in top.names.dead if dead.startswith(begun) and dead != begun}
+                found |= {
+                    each[len(prefix) :] for each in top.names.exhausted if each.startswith(prefix) and each != prefix
+                }
                 continue
             node = top.allowed()
             texts = None if node is None else self._places.texts(node)
-            found |= {self._dead_end(texts, top, begun, used) for used in top.used if used.startswith(begun)}
+            found |= {self._exhausting(texts, top, prefix, used) for used in top.used if used.startswith(prefix)}
         return sorted(found - {b""})
 
-    def _dead_end(self, texts: CountedTexts | None, top: _Container, begun: bytes, used: bytes) -> bytes:
+    def _exhausting(self, texts: CountedTexts | None, top: _Container, prefix: bytes, used: bytes) -> bytes:
         """Shortest continuation towards a used text that leaves no unused one; empty if all continuations leave
         some."""
         if texts is None or self._places.is_endless(texts, used):
-            return used[len(begun) :] if used[:1] == b'"' else b""
-        ends = range(len(begun) + 1, len(used) + 1)
-        return next((used[len(begun) : end] for end in ends if not _any_left(texts, used[:end], top)), b"")
+            return used[len(prefix) :] if used[:1] == b'"' else b""
+        ends = range(len(prefix) + 1, len(used) + 1)
+        return next((used[len(prefix) : end] for end in ends if not _has_unused_text(texts, used[:end], top)), b"")
 
     def _current(self) -> Iterator[tuple[_Container, bytes]]:
         """Yields the containers whose name or item is being written or must follow, with its text so far."""
         for each in self._open:
-            if each.begun >= 0:
-                yield each, self._text[each.begun :]
-        if self._open and self._open[-1].begun < 0 and self._open[-1].pending:
+            if each.start >= 0:
+                yield each, self._text[each.start :]
+        if self._open and self._open[-1].start < 0 and self._open[-1].pending:
             yield self._open[-1], b""
 
-    def _any_left(self) -> bool:
+    def _has_unused(self) -> bool:
         """Returns True if, in each place that needs a name or item, one that has not come is possible."""
-        return all(self._has_others(top, begun) for top, begun in self._current())
+        return all(self._has_unused_in(top, prefix) for top, prefix in self._current())
 
-    def _has_others(self, top: _Container, begun: bytes) -> bool:
+    def _has_unused_in(self, top: _Container, prefix: bytes) -> bool:
         if top.is_object:
-            return top.names.any_left(begun)
+            return top.names.has_unused(prefix)
         node = top.allowed()
         texts = None if node is None or not top.used else self._places.texts(node)
-        return texts is None or _any_left(texts, begun, top)
+        return texts is None or _has_unused_text(texts, prefix, top)
 
 
-def _any_left(texts: CountedTexts, begun: bytes, top: _Container) -> bool:
-    """Returns True if an unused text begins with `begun`, or if such texts are not counted."""
-    beginning = begun.decode("utf-8", "ignore")
+def _has_unused_text(texts: CountedTexts, prefix: bytes, top: _Container) -> bool:
+    """Returns True if an unused text begins with `prefix`, or if such texts are not counted."""
+    beginning = prefix.decode("utf-8", "ignore")
     return texts.count_with_prefix(beginning) == 0 or has_unused(texts, beginning, [used.decode() for used in top.used])
 
 

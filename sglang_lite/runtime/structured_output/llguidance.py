@@ -26,7 +26,7 @@ from sglang_lite.protocol import Constraint, ConstraintError
 from sglang_lite.protocol.anything import Foreign
 from sglang_lite.runtime.structured_output.base import Mask
 from sglang_lite.runtime.structured_output.mask_cache import LanguageStates, MaskCache
-from sglang_lite.runtime.structured_output.unique_names import EndingTokens, byte_tokens
+from sglang_lite.runtime.structured_output.watched_rules import EndingTokens, byte_tokens
 
 if TYPE_CHECKING:
     from sglang_lite.runtime.tokens.tokenizer import Tokenizer
@@ -44,7 +44,7 @@ _SLICES = [
 
 # A grammar that takes longer to compile has one lexer shared by all threads.
 _QUICK = 0.02  # seconds of compilation
-_ENOUGH = 4  # matchers of a line before another line is added and masks are shared
+_ENOUGH = 4  # matchers of a lexer before another lexer is added and masks are shared
 _LONG = 10_000  # characters of forced text, above which spelling it would block the loop for milliseconds
 _NO_FORCING = '%llguidance {"no_forcing": true}\n'
 _MASK_BYTES = 96 << 20  # limit of cached masks
@@ -74,7 +74,7 @@ class LlguidanceMatcher:
     Args:
         engine: engine that made the matcher.
         inner: parser.
-        line: key of the parsers that share a lexer.
+        lock_key: key of the parsers that share a lexer.
         first: mask of the start.
         states: shared states of the language, or None if they are not tracked.
     """
@@ -82,20 +82,20 @@ class LlguidanceMatcher:
     number = None
 
     def __init__(
-        self, engine: LlguidanceEngine, inner: Foreign, line: object, first: Mask, states: LanguageStates | None
+        self, engine: LlguidanceEngine, inner: Foreign, lock_key: object, first: Mask, states: LanguageStates | None
     ) -> None:
-        self.engine, self._inner, self.line = engine, inner, line
-        self._kept: Mask | None = first
+        self.engine, self._inner, self.lock_key = engine, inner, lock_key
+        self._mask: Mask | None = first
         self.states, self.state = states, None if states is None else states.start
-        self._late: list[int] = []  # accepted tokens that the parser has not consumed yet
+        self._unconsumed: list[int] = []  # accepted tokens that the parser has not consumed yet
         self._last = -1
 
     @property
     def inner(self) -> Foreign:
         """Parser, after it has consumed all accepted tokens."""
-        if self._late:
-            self._inner.consume_tokens(self._late)
-            self._late = []
+        if self._unconsumed:
+            self._inner.consume_tokens(self._unconsumed)
+            self._unconsumed = []
         return self._inner
 
     @property
@@ -103,39 +103,39 @@ class LlguidanceMatcher:
         return (self,)
 
     @property
-    def place(self) -> Hashable:
+    def state_key(self) -> Hashable:
         return id(self) if self.states is None or self.state is None else (id(self.states), self.state)
 
-    def known(self) -> Mask | None:
-        mask = self._mask()
+    def cached_mask(self) -> Mask | None:
+        mask = self._current_mask()
         if mask is not None and self.states is not None:
-            self.states.known += 1
+            self.states.hits += 1
         return mask
 
-    def _mask(self) -> Mask | None:
+    def _current_mask(self) -> Mask | None:
         if self.states is None or self.state is None:
-            return self._kept
+            return self._mask
         return self.states.masks.get(self.state)
 
-    def learn(self, mask: Mask) -> None:
+    def set_mask(self, mask: Mask) -> None:
         if not mask.any() or self._inner.is_error():  # matchers in the same state need not share this failure
             self.state = None
         if self.states is None or self.state is None:
-            self._kept = mask
+            self._mask = mask
         else:
-            self.engine.kept.keep(self.states, self.state, mask)
+            self.engine.mask_cache.put(self.states, self.state, mask)
 
     def accept(self, token: int) -> bool:
-        known, self._kept, self._last = self._mask(), None, token
+        mask, self._mask, self._last = self._current_mask(), None, token
         if self.states is not None and self.state is not None:
-            self.state = self.states.after(self.state, token) if self.states.pays else None
-            if self.state is not None and known is not None and known[token >> 5] >> (token & 31) & 1:
-                self._late.append(token)
+            self.state = self.states.after(self.state, token) if self.states.worth_tracking else None
+            if self.state is not None and mask is not None and mask[token >> 5] >> (token & 31) & 1:
+                self._unconsumed.append(token)
                 return True
         return bool(self.inner.consume_token(token))
 
     def advance(self, text: bytes) -> bool:
-        self._kept = None
+        self._mask = None
         tokens = self.engine.spell(text)
         if tokens is None or not self.inner.consume_tokens(tokens):
             return False
@@ -158,7 +158,7 @@ class LlguidanceMatcher:
 
     @property
     def finished(self) -> bool:
-        if self._late and self.state is not None and not LanguageStates.over(self.state):
+        if self._unconsumed and self.state is not None and not LanguageStates.is_final(self.state):
             return False
         return bool(self.inner.is_stopped()) and not self.inner.is_error()
 
@@ -170,22 +170,22 @@ class LlguidanceMatcher:
 class LlguidanceGrammar:
     """Compiled grammar. Computes its first mask, the slowest one, once for all requests.
 
-    Copies of a parser share its lexer behind a lock. To let threads run in parallel, several lines of copies with
+    Copies of a parser share its lexer behind a lock. To let threads run in parallel, several groups of copies with
     separate lexers are created as the number of matchers grows.
 
     Args:
         engine: engine that compiled the grammar.
         prepared: prepared form of the grammar.
         start: parser at the start of a text.
-        lines: largest number of lines.
+        max_lexers: largest number of lexers.
     """
 
-    def __init__(self, engine: LlguidanceEngine, prepared: Prepared, start: Foreign, lines: int) -> None:
-        self._engine, self._prepared, self._lines = engine, prepared, lines
+    def __init__(self, engine: LlguidanceEngine, prepared: Prepared, start: Foreign, max_lexers: int) -> None:
+        self._engine, self._prepared, self._max_lexers = engine, prepared, max_lexers
         parser = prepared.parser_bytes or _BYTES + byte_matcher.PARSER_BYTES * len(prepared.text)
-        self.size = lines * parser + size_of(prepared.language)
-        self._starts = [(object(), start)]  # key and parser of each line
-        self._used: list[weakref.WeakSet[LlguidanceMatcher]] = [weakref.WeakSet()]  # matchers of each line
+        self.size = max_lexers * parser + size_of(prepared.language)
+        self._starts = [(object(), start)]  # key and first parser of each lexer
+        self._matchers: list[weakref.WeakSet[LlguidanceMatcher]] = [weakref.WeakSet()]  # of each lexer
         self._shared = False  # True once enough matchers existed for sharing masks
         self._combinable: LlguidanceGrammar | None = None
         self._making = threading.Lock()
@@ -196,17 +196,17 @@ class LlguidanceGrammar:
 
     def matcher(self) -> LlguidanceMatcher:
         with self._making:
-            line = min(range(len(self._starts)), key=lambda i: len(self._used[i]))
-            crowded = len(self._used[line]) >= _ENOUGH
-            if crowded and len(self._starts) < self._lines:
-                line = len(self._starts)
+            lexer = min(range(len(self._starts)), key=lambda i: len(self._matchers[i]))
+            crowded = len(self._matchers[lexer]) >= _ENOUGH
+            if crowded and len(self._starts) < self._max_lexers:
+                lexer = len(self._starts)
                 self._starts.append((object(), self._engine.parser(self._prepared.text)))
-                self._used.append(weakref.WeakSet())
+                self._matchers.append(weakref.WeakSet())
             self._shared = self._shared or crowded
             states = self._engine.states(self._prepared, self._first) if self._shared else None
-            of, parser = self._starts[line]
-            matcher = LlguidanceMatcher(self._engine, parser.deep_copy(), of, self._first, states)
-            self._used[line].add(matcher)
+            lock_key, parser = self._starts[lexer]
+            matcher = LlguidanceMatcher(self._engine, parser.deep_copy(), lock_key, self._first, states)
+            self._matchers[lexer].add(matcher)
             return matcher
 
     def combinable(self) -> LlguidanceGrammar:
@@ -242,7 +242,7 @@ class LlguidanceEngine:
         self._special = frozenset(eos_ids) | (tokenizer.special_ids if tokenizer else frozenset())
         self._threads = threads
         self._local = threading.local()
-        self.kept = MaskCache(_MASK_BYTES)
+        self.mask_cache = MaskCache(_MASK_BYTES)
         self._languages = BoundedCache(LANGUAGE_BYTES)  # grammar text -> states of its language, or None
 
     @cached_property
@@ -266,9 +266,9 @@ class LlguidanceEngine:
         prepared = _prepared(constraint)
         before = allocated()
         loaded = self.load(prepared)
-        taken = allocated() - before  # accurate, as nothing else runs in a worker
+        grown = allocated() - before  # accurate, as nothing else runs in a worker
         del loaded
-        return replace(prepared, language=pickle.dumps(prepared.language, protocol=5), parser_bytes=max(taken, 0))
+        return replace(prepared, language=pickle.dumps(prepared.language, protocol=5), parser_bytes=max(grown, 0))
 
     def load(self, prepared: Prepared) -> LlguidanceGrammar:
         began = time.perf_counter()
@@ -291,15 +291,15 @@ class LlguidanceEngine:
             prepared: prepared form of the grammar.
             first: mask of the start.
         """
-        known = self._languages.get(prepared.text)
-        states = self._found_states(prepared) if known is None else known[0]
-        if known is None and states is not None:
+        cached = self._languages.get(prepared.text)
+        states = self._new_states(prepared) if cached is None else cached[0]
+        if cached is None and states is not None:
             states.masks[states.start] = first
         # Stored again at each call, as the size grows.
         self._languages.put(prepared.text, states, len(prepared.text) + (0 if states is None else states.size))
         return states
 
-    def _found_states(self, prepared: Prepared) -> LanguageStates | None:
+    def _new_states(self, prepared: Prepared) -> LanguageStates | None:
         if self._token_bytes is None or len(prepared.text) > _LARGEST:
             return None
         try:

@@ -20,7 +20,7 @@ from sglang_lite.runtime.structured_output.base import Mask
 # State of the automaton, and the bytes of a character that is not complete yet.
 State: TypeAlias = "tuple[int, bytes]"
 
-_MOST_STEPS = 50_000  # most transitions that are cached for one language
+_MAX_STEPS = 50_000  # most transitions that are cached for one language
 _STEP_BYTES = 300  # memory of a cached transition
 _PIECE = 256  # bytes of a long text that are run under the lock at once
 TRIAL = 1_000  # cache misses before the hit rate decides whether states are tracked
@@ -40,7 +40,7 @@ class LanguageStates:
         self._token_bytes, self._special = token_bytes, special
         self.start: State = (self._automaton.start, b"")
         self.masks: dict[State, Mask] = {}
-        self.known = self.unknown = 0  # lookups that found a mask, and masks that were computed
+        self.hits = self.misses = 0  # lookups that found a mask, and masks that were computed
         self.forced: dict[tuple[State, int], list[int]] = {}  # forced tokens by state and last token
         self._steps: dict[tuple[State, int], State | None] = {}
         self._lock = threading.Lock()  # guards the automaton
@@ -51,32 +51,32 @@ class LanguageStates:
         return self._automaton.size + _STEP_BYTES * (len(self._steps) + len(self.forced))
 
     @property
-    def pays(self) -> bool:
+    def worth_tracking(self) -> bool:
         """True if texts reach the same states often enough for tracking to pay."""
-        return self.unknown < TRIAL or self.known > 2 * self.unknown  # each computed mask is looked up once itself
+        return self.misses < TRIAL or self.hits > 2 * self.misses  # each computed mask is looked up once itself
 
     def after(self, state: State, token: int) -> State | None:
         """State after a token, or None if the state is unknown or the token is not allowed."""
         key = state, token
         if key in self._steps:
             return self._steps[key]
-        if len(self._steps) >= _MOST_STEPS:
+        if len(self._steps) >= _MAX_STEPS:
             return None
         spelled = token not in self._special and token < len(self._token_bytes)
-        found = self._steps[key] = self._moved(state, self._token_bytes[token]) if spelled else None
-        return found
+        after = self._steps[key] = self._run(state, self._token_bytes[token]) if spelled else None
+        return after
 
     def advance(self, state: State, text: bytes) -> State | None:
         """State after a text, or None if the state is unknown or the text is not allowed."""
         at: State | None = state
         for start in range(0, len(text), _PIECE):
             if at is not None:
-                at = self._moved(at, text[start : start + _PIECE])
+                at = self._run(at, text[start : start + _PIECE])
         return at
 
-    def _moved(self, state: State, data: bytes) -> State | None:
-        at, begun = state
-        data = begun + data
+    def _run(self, state: State, data: bytes) -> State | None:
+        at, partial = state
+        data = partial + data
         try:
             text, rest = data.decode(), b""
         except UnicodeDecodeError as error:
@@ -91,7 +91,7 @@ class LanguageStates:
         return None if after == DEAD else (after, rest)
 
     @staticmethod
-    def over(state: State) -> bool:
+    def is_final(state: State) -> bool:
         """True if only the end of the text is allowed next."""
         return state == (DONE, b"")
 
@@ -104,21 +104,21 @@ class MaskCache:
     """
 
     def __init__(self, size: int) -> None:
-        self._left = size
+        self._free = size
         # Weak references, so that a language and its masks are freed together.
-        self._kept: deque[tuple[weakref.ref[LanguageStates], State, int]] = deque()
+        self._entries: deque[tuple[weakref.ref[LanguageStates], State, int]] = deque()
         self._lock = threading.Lock()
 
-    def keep(self, states: LanguageStates, state: State, mask: Mask) -> None:
+    def put(self, states: LanguageStates, state: State, mask: Mask) -> None:
         with self._lock:
             if state in states.masks:  # another thread has computed it, too
                 return
-            states.unknown += 1
-            self._left -= mask.nbytes
-            self._kept.append((weakref.ref(states), state, mask.nbytes))
+            states.misses += 1
+            self._free -= mask.nbytes
+            self._entries.append((weakref.ref(states), state, mask.nbytes))
             states.masks[state] = mask
-            while self._left < 0:
-                of, old, size = self._kept.popleft()
-                self._left += size
+            while self._free < 0:
+                of, old, size = self._entries.popleft()
+                self._free += size
                 if (owner := of()) is not None:
                     del owner.masks[old]

@@ -28,12 +28,12 @@ class MaskFiller:
     def __init__(self, threads: int) -> None:
         self._threads = threads
         self._pool = ThreadPoolExecutor(threads, "sglang_lite-masks")
-        self._made: queue.SimpleQueue[_Made | None] = queue.SimpleQueue()  # None is an interruption
+        self._results: queue.SimpleQueue[_MaskBatch | None] = queue.SimpleQueue()  # None is an interruption
         self._waiting = False  # True while `fill` waits for a mask without a deadline
         # Keys of matchers whose masks are being computed. Until then these matchers must not be moved, even if their
         # mask becomes known in another way.
-        self._lines: set[Hashable] = set()
-        self._places: dict[Hashable, Matcher] = {}
+        self._locked: set[Hashable] = set()
+        self._pending: dict[Hashable, Matcher] = {}
 
     def fill(
         self,
@@ -41,8 +41,8 @@ class MaskFiller:
         masks: NDArray[np.int32],
         *,
         patience: float | None = None,
-        others: bool = False,
-        wanted: Callable[[], bool] = lambda: False,
+        has_unmasked_rows: bool = False,
+        has_other_work: Callable[[], bool] = lambda: False,
     ) -> list[int]:
         """Fills row i of `masks` for the i-th matcher.
 
@@ -52,131 +52,133 @@ class MaskFiller:
             matchers: matchers of the rows.
             masks: masks to fill, [N, words].
             patience: seconds after which unfinished rows are late, provided that another row can continue; None for no
-                limit. If no row can continue, the first mask is awaited, unless `wanted` returns True.
-            others: whether the step has rows without a mask, which can continue.
-            wanted: returns True if the thread has other work; `interrupt` signals a change to True.
+                limit. If no row can continue, the first mask is awaited, unless `has_other_work` returns True.
+            has_unmasked_rows: whether the step has rows without a mask, which can continue.
+            has_other_work: returns True if the thread has other work; `interrupt` signals a change to True.
 
         Returns:
             Indices of late rows. They are not filled; until the caller has asked for them again, their matchers must
                 not move.
         """
         end = None if patience is None else time.perf_counter() + patience
-        while not self._made.empty():
-            self._take(self._made.get())
-        left = self._copied(matchers, masks, range(len(matchers)))
-        alone = len(matchers) == 1 and not others and not self._lines
-        if left and alone:  # no other row waits, so another thread is not worth it
+        while not self._results.empty():
+            self._store(self._results.get())
+        remaining = self._copy_cached(matchers, masks, range(len(matchers)))
+        alone = len(matchers) == 1 and not has_unmasked_rows and not self._locked
+        if remaining and alone:  # no other row waits, so another thread is not worth it
             for part in matchers[0].parts:
-                if part.known() is None:
-                    self._take(_make([part]))
-            left = self._copied(matchers, masks, left)
-        goes_on = others or len(left) < len(matchers)
-        while left:  # repeated if a computed mask does not hold for all matchers in its place, or was evicted
-            missing = {part.place: part for row in left for part in matchers[row].parts if self._waits(part)}
+                if part.cached_mask() is None:
+                    self._store(_compute([part]))
+            remaining = self._copy_cached(matchers, masks, remaining)
+        can_continue = has_unmasked_rows or len(remaining) < len(matchers)
+        while remaining:  # repeated if a computed mask does not hold for all matchers in its state, or was evicted
+            missing = {
+                part.state_key: part for row in remaining for part in matchers[row].parts if self._needs_mask(part)
+            }
             while missing:
                 self._start(missing.values())
-                made = self._next(end) if goes_on else self._first(wanted)
-                if made is None:
-                    return self._copied(matchers, masks, left)
-                goes_on = True
-                for place in self._take(made):
-                    missing.pop(place, None)
-            left = self._copied(matchers, masks, left)
-        return left
+                batch = self._wait_until(end) if can_continue else self._wait_for_first(has_other_work)
+                if batch is None:
+                    return self._copy_cached(matchers, masks, remaining)
+                can_continue = True
+                for state in self._store(batch):
+                    missing.pop(state, None)
+            remaining = self._copy_cached(matchers, masks, remaining)
+        return remaining
 
     def interrupt(self) -> None:
         """Makes `fill` stop waiting for the first mask. Callable on any thread; takes no lock."""
         if self._waiting:
-            self._made.put(None)
+            self._results.put(None)
 
     def close(self) -> None:
         """Shuts the threads down without waiting; masks in progress are finished and discarded."""
         self._pool.shutdown(wait=False)
 
     def _start(self, parts: Iterable[Matcher]) -> None:
-        """Submits the computation of masks for all parts whose line and place are free."""
-        lines: dict[int, dict[Hashable, list[Matcher]]] = {}  # by engine, then by line
+        """Submits the computation of masks for all parts whose lock and state are not in use."""
+        by_engine: dict[int, dict[Hashable, list[Matcher]]] = {}  # then by lock key
         for part in parts:
-            if part.line not in self._lines and part.place not in self._places:
-                lines.setdefault(id(part.engine), {}).setdefault(part.line, []).append(part)
-        for by_line in lines.values():
-            self._lines.update(by_line)
-            self._places.update({part.place: part for line in by_line.values() for part in line})
-            each = list(by_line.values())
-            count = min(len(each), 2 * self._threads)
+            if part.lock_key not in self._locked and part.state_key not in self._pending:
+                by_engine.setdefault(id(part.engine), {}).setdefault(part.lock_key, []).append(part)
+        for by_lock in by_engine.values():
+            self._locked.update(by_lock)
+            self._pending.update({part.state_key: part for group in by_lock.values() for part in group})
+            groups = list(by_lock.values())
+            count = min(len(groups), 2 * self._threads)
             for i in range(count):
-                self._pool.submit(self._run, [part for line in each[i::count] for part in line])
+                self._pool.submit(self._run, [part for group in groups[i::count] for part in group])
 
     def _run(self, parts: list[Matcher]) -> None:
-        self._made.put(_make(parts))
+        self._results.put(_compute(parts))
 
-    def _next(self, end: float | None) -> _Made | None:
+    def _wait_until(self, end: float | None) -> _MaskBatch | None:
         """Waits for the next masks until `end`, skipping late interruptions; returns None if no masks come in time."""
-        made: _Made | None = None
+        batch: _MaskBatch | None = None
         with contextlib.suppress(queue.Empty):
-            while made is None:
-                made = self._made.get(timeout=None if end is None else max(end - time.perf_counter(), 0))
-        return made
+            while batch is None:
+                batch = self._results.get(timeout=None if end is None else max(end - time.perf_counter(), 0))
+        return batch
 
-    def _first(self, wanted: Callable[[], bool]) -> _Made | None:
-        """Waits for the next masks; returns None if the thread is wanted first."""
-        self._waiting = True  # set before `wanted` is called: later work calls `interrupt`
+    def _wait_for_first(self, has_other_work: Callable[[], bool]) -> _MaskBatch | None:
+        """Waits for the next masks; returns None if the thread has other work first."""
+        self._waiting = True  # set before `has_other_work` is called: later work calls `interrupt`
         try:
-            return None if wanted() else self._made.get()
+            return None if has_other_work() else self._results.get()
         finally:
             self._waiting = False
 
-    def _take(self, made: _Made | None) -> list[Hashable]:
-        """Stores computed masks in their matchers; returns the places that they were computed for.
+    def _store(self, batch: _MaskBatch | None) -> list[Hashable]:
+        """Stores computed masks in their matchers; returns the state keys that they were computed for.
 
-        The places are read before `learn`, as a failed matcher has a place of its own afterwards.
+        The keys are read before `set_mask`, as a failed matcher has a state of its own afterwards.
         """
-        if made is None:  # late interruption
+        if batch is None:  # late interruption
             return []
-        places = [part.place for part in made.parts]
-        for place, part, mask in zip(places, made.parts, made.masks):
-            self._lines.discard(part.line)
-            self._places.pop(place, None)
-            part.learn(mask)
-        return places
+        states = [part.state_key for part in batch.parts]
+        for state, part, mask in zip(states, batch.parts, batch.masks):
+            self._locked.discard(part.lock_key)
+            self._pending.pop(state, None)
+            part.set_mask(mask)
+        return states
 
-    def _waits(self, part: Matcher) -> bool:
-        return self._being_made(part) or part.known() is None
+    def _needs_mask(self, part: Matcher) -> bool:
+        return self._is_pending(part) or part.cached_mask() is None
 
-    def _being_made(self, part: Matcher) -> bool:
-        return bool(self._places) and self._places.get(part.place) is part
+    def _is_pending(self, part: Matcher) -> bool:
+        return bool(self._pending) and self._pending.get(part.state_key) is part
 
-    def _copied(self, matchers: Sequence[Matcher], masks: NDArray[np.int32], rows: Iterable[int]) -> list[int]:
+    def _copy_cached(self, matchers: Sequence[Matcher], masks: NDArray[np.int32], rows: Iterable[int]) -> list[int]:
         """Copies the masks that are known; returns the rows without one, or with one still being computed."""
-        left: list[int] = []
+        remaining: list[int] = []
         for row in rows:
             matcher = matchers[row]
-            mask = None if any(map(self._being_made, matcher.parts)) else matcher.known()
+            mask = None if any(map(self._is_pending, matcher.parts)) else matcher.cached_mask()
             if mask is None:
-                left.append(row)
+                remaining.append(row)
             else:
                 masks[row] = mask
-        return left
+        return remaining
 
 
 @dataclass(frozen=True, slots=True)
-class _Made:
+class _MaskBatch:
     """Masks computed for matchers of one engine."""
 
     parts: Sequence[Matcher]
     masks: Sequence[Mask]
 
 
-def _make(parts: Sequence[Matcher]) -> _Made:
+def _compute(parts: Sequence[Matcher]) -> _MaskBatch:
     engine = parts[0].engine
     try:
-        return _Made(parts, list(engine.masks(parts)))
+        return _MaskBatch(parts, list(engine.masks(parts)))
     except Exception:  # from a library, which does not report the matcher that caused it
         logger.exception("%s failed to make masks", engine.name)
-        return _Made(parts, [_made_alone(part) for part in parts])
+        return _MaskBatch(parts, [_compute_one(part) for part in parts])
 
 
-def _made_alone(part: Matcher) -> Mask:
+def _compute_one(part: Matcher) -> Mask:
     try:
         mask: Mask = part.engine.masks([part])[0]
         return mask

@@ -33,22 +33,22 @@ class NumberMatcher:
         return (self,)
 
     @property
-    def line(self) -> Hashable:
+    def lock_key(self) -> Hashable:
         return id(self)
 
-    place = line
+    state_key = lock_key
 
-    def known(self) -> Mask:
+    def cached_mask(self) -> Mask:
         return self.engine.mask(self.number.text)
 
-    def learn(self, mask: Mask) -> None:
-        raise AssertionError("it knows its masks")
+    def set_mask(self, mask: Mask) -> None:
+        raise AssertionError("its masks are always cached")
 
     def accept(self, token: int) -> bool:
-        if self.finished or not self.known()[token >> 5] >> (token & 31) & 1:
+        if self.finished or not self.cached_mask()[token >> 5] >> (token & 31) & 1:
             self.error = f"token {token} is not the beginning of a number"
             return False
-        self.number.push(self.engine.spelled(token))
+        self.number.push(self.engine.text_of(token))
         return True
 
     def advance(self, text: bytes) -> bool:
@@ -83,19 +83,19 @@ class NumberGrammar:
         self._tokens = vocabulary.tokens
         self.combinable = cache(combinable)
         self._first, self._after_sign = (
-            mask_of((i for i, token in enumerate(self._tokens) if begins.match(token)), vocabulary.size)
-            for begins in (_FIRST, _AFTER_SIGN)
+            mask_of((i for i, token in enumerate(self._tokens) if pattern.match(token)), vocabulary.size)
+            for pattern in (_FIRST, _AFTER_SIGN)
         )
         self._any = np.full_like(self._first, -1)
         self.size = 3 * self._first.nbytes
 
-    def mask(self, begun: str) -> Mask:
+    def mask(self, prefix: str) -> Mask:
         """Returns the mask of tokens that may follow the beginning of a number."""
-        if not begun:
+        if not prefix:
             return self._first
-        return self._after_sign if begun in "-+" else self._any
+        return self._after_sign if prefix in "-+" else self._any
 
-    def spelled(self, token: int) -> str:
+    def text_of(self, token: int) -> str:
         """Returns the text of a token, decoded as Latin-1, since only ASCII matters here."""
         return self._tokens[token].decode("latin-1") or _NOTHING
 
@@ -103,4 +103,4 @@ class NumberGrammar:
         return NumberMatcher(self)
 
     def masks(self, matchers: Sequence[NumberMatcher]) -> NDArray[np.int32]:
-        return np.stack([matcher.known() for matcher in matchers])
+        return np.stack([matcher.cached_mask() for matcher in matchers])

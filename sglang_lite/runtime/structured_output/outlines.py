@@ -34,27 +34,27 @@ class OutlinesMatcher:
         self.error = ""
         self._guide = Guide(index)
         self._ended = False
-        self._look()
+        self._update()
 
     @property
     def parts(self) -> tuple[OutlinesMatcher]:
         return (self,)
 
     @property
-    def line(self) -> Hashable:
+    def lock_key(self) -> Hashable:
         return id(self)
 
-    place = line
+    state_key = lock_key
 
-    def known(self) -> Mask:
+    def cached_mask(self) -> Mask:
         """Returns the mask, which the index always has."""
         mask = np.zeros_like(self.engine.not_eos)
         if not self._ended:
             self._guide.write_mask_into(mask.ctypes.data, mask.size, 4)
         return mask
 
-    def learn(self, mask: Mask) -> None:
-        raise AssertionError("it knows its masks")
+    def set_mask(self, mask: Mask) -> None:
+        raise AssertionError("its masks are always cached")
 
     def accept(self, token: int) -> bool:
         return self._move([token], f"token {token}")
@@ -69,14 +69,14 @@ class OutlinesMatcher:
         for token in tokens:
             self._guide.advance(token, False)
         self._ended = tokens[-1] in self.engine.eos_ids
-        self._look()
+        self._update()
         return True
 
-    def _look(self) -> None:
+    def _update(self) -> None:
         self._complete = self._ended or self._guide.accepts_tokens([self.engine.eos_ids[0]])
         self._finished = self._ended
         if self._complete and not self._ended:
-            self._finished = not (self.known() & self.engine.not_eos).any()
+            self._finished = not (self.cached_mask() & self.engine.not_eos).any()
 
     def forced(self) -> list[int]:
         return []  # the engine does not report forced text
@@ -160,4 +160,4 @@ class OutlinesEngine:
         return tokens
 
     def masks(self, matchers: Sequence[OutlinesMatcher]) -> NDArray[np.int32]:
-        return np.stack([matcher.known() for matcher in matchers])
+        return np.stack([matcher.cached_mask() for matcher in matchers])

@@ -37,14 +37,14 @@ class ContinuedGrammar:
 
     def matcher(self) -> Matcher:
         """Returns a matcher after the existing text. Raises ConstraintError if no text of the grammar begins so."""
-        whole = walked(self._whole, self._text)
+        whole = matcher_after(self._whole, self._text)
         return whole if self._part is None else PartMatcher(whole, self._part.matcher(), self._end)
 
     def combinable(self) -> ContinuedGrammar:
         return ContinuedGrammar(self._whole.combinable(), self._text, self._part, self._end)
 
 
-def walked(grammar: CompiledGrammar, text: str) -> Matcher:
+def matcher_after(grammar: CompiledGrammar, text: str) -> Matcher:
     """Returns a matcher that has advanced past a text.
 
     Raises:
@@ -77,27 +77,30 @@ class PartMatcher:
         return (*self._whole.parts, *self._part.parts)
 
     @property
-    def line(self) -> Hashable:
+    def lock_key(self) -> Hashable:
         return id(self)
 
-    place = line
+    state_key = lock_key
 
     @property
     def number(self) -> NumberSoFar | None:
         return self._part.number
 
-    def known(self) -> Mask | None:
-        whole, part = self._whole.known(), self._part.known()
+    def cached_mask(self) -> Mask | None:
+        whole, part = self._whole.cached_mask(), self._part.cached_mask()
         return None if whole is None or part is None else part & (whole | self._end)
 
-    def learn(self, mask: Mask) -> None:
-        raise AssertionError("its parts learn masks")
+    def set_mask(self, mask: Mask) -> None:
+        raise AssertionError("the masks are set in its parts")
 
     def accept(self, token: int) -> bool:
         ends = bool(self._end[token // 32] >> (token % 32) & 1)
         if not self._part.accept(token) or not (ends or self._whole.accept(token)):
-            why = self._part.error or self._whole.error
-            self.error = f"what the generation may be by itself does not go on in the grammar around it: {why}"
+            reason = self._part.error or self._whole.error
+            self.error = (
+                "the surrounding grammar does not allow the text that this generation's own constraint allows: "
+                f"{reason}. Let the two agree, or leave out the generation's own constraint."
+            )
             return False
         self._finished = self._part.finished
         if self._part.complete and not self._finished:

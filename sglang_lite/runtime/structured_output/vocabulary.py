@@ -34,18 +34,13 @@ class Vocabulary:
             vocab_size: number of the model's tokens, padding included.
             eos_ids: ids that may end a complete text.
         """
-        known = tokenizer.token_bytes[:vocab_size]
-        spelled = (b"" if i in tokenizer.special_ids else token for i, token in enumerate(known))
-        return Vocabulary((*spelled, *[b""] * (vocab_size - len(known))), tuple(sorted(eos_ids)))
+        token_bytes = tokenizer.token_bytes[:vocab_size]
+        tokens = (b"" if i in tokenizer.special_ids else token for i, token in enumerate(token_bytes))
+        return Vocabulary((*tokens, *[b""] * (vocab_size - len(token_bytes))), tuple(sorted(eos_ids)))
 
     @property
     def size(self) -> int:
         return len(self.tokens)
-
-    @property
-    def words(self) -> int:
-        """Number of int32 words of a mask."""
-        return -(-len(self.tokens) // 32)
 
     def eos_mask(self) -> NDArray[np.int32]:
         """Returns the mask that allows only the end of the sequence."""

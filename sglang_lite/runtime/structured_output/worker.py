@@ -27,27 +27,27 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from sglang_lite.protocol import Constraint, ConstraintError
+from sglang_lite.protocol import Constraint, ConstraintError, EngineClosedError
 from sglang_lite.runtime.socket_pair import socket_pair
 from sglang_lite.runtime.structured_output.base import GrammarEngine, PreparedGrammar
 from sglang_lite.runtime.structured_output.fastest import fastest
 from sglang_lite.runtime.structured_output.registry import make_engine
-from sglang_lite.runtime.structured_output.unique_names import packed, watched_in
 from sglang_lite.runtime.structured_output.vocabulary import Vocabulary
+from sglang_lite.runtime.structured_output.watched_rules import packed, watched_in
 
 START_SECONDS = 300.0  # for a process to start and import an engine: 1 s of CPU time, but a busy machine gives little
 STILL_SECONDS = 30.0  # without any CPU time, after which a process with work to do counts as stuck
 PATIENCE = 30  # wall-clock time that a constraint may take, as a multiple of its CPU time limit
 LONGEST_SECONDS = 1e6  # longest time that timers accept
 MAX_GROWN = 64 << 20  # bytes that a process may grow by before it is replaced
-_ENDS_IT = (EOFError, OSError)
+_DISCONNECTED = (EOFError, OSError)
 _READY = "ready"
 _NICE = 10
 _PR_SET_PDEATHSIG = 1  # from <sys/prctl.h>
 
 
-class OverBudgetError(ConstraintError):
-    """Raised if a constraint exceeds its time or memory limit, or no worker runs. Not cached, as a retry may
+class TransientError(ConstraintError):
+    """Raised if a constraint exceeds its time or memory limit, or no worker starts. Not cached, as a retry may
     succeed."""
 
 
@@ -76,30 +76,31 @@ class Worker:
 
         Raises:
             ConstraintError: the constraint can't be enforced, or not within the limits.
+            EngineClosedError: `close` was called before the process started.
         """
         connection = self._connection or self._started()
         try:
             connection.send(constraint)
-            answer, grown = self._next(connection, START_SECONDS + PATIENCE * self._timeout)
+            response, grown = self._next(connection, START_SECONDS + PATIENCE * self._timeout)
         except TimeoutError:
             self._end()
             raise self._too_slow() from None
-        except _ENDS_IT as error:
+        except _DISCONNECTED as error:
             if self._end() == -signal.SIGPROF:
                 raise self._too_slow() from None
-            raise OverBudgetError(
+            raise TransientError(
                 f"compiling the constraint ended its process: it may need more than {self._memory} MB.",
                 hint="Simplify it, or raise the engine's compile_memory_mb.",
             ) from error
         if grown > MAX_GROWN:
             self._end()
-        if isinstance(answer, ConstraintError):
-            raise answer
-        name, prepared, seconds = answer
+        if isinstance(response, ConstraintError):
+            raise response
+        name, prepared, seconds = response
         return name, prepared, seconds
 
-    def _too_slow(self) -> OverBudgetError:
-        return OverBudgetError(
+    def _too_slow(self) -> TransientError:
+        return TransientError(
             f"compiling the constraint took more than {self._timeout:g} s.",
             hint="Simplify it, or raise the engine's compile_timeout_s.",
         )
@@ -138,7 +139,7 @@ class Worker:
         with self._lock, theirs:
             if self._closed:
                 ours.close()
-                raise OverBudgetError("the engine is closed.")
+                raise EngineClosedError("the engine is closed.")
             process = subprocess.Popen(
                 [sys.executable, "-c", code],
                 pass_fds=[theirs.fileno()],
@@ -151,9 +152,12 @@ class Worker:
         connection.send((self._vocabulary, self._backend, self._timeout))
         try:
             self._next(connection, START_SECONDS)
-        except (TimeoutError, *_ENDS_IT) as error:
+        except (TimeoutError, *_DISCONNECTED) as error:
             self._end()
-            raise OverBudgetError("the process that compiles constraints does not start.") from error
+            raise TransientError(
+                "the process that compiles constraints does not start.",
+                hint=f"Try again; or raise the engine's compile_memory_mb, which is {self._memory}.",
+            ) from error
         return connection
 
     def _end(self) -> int | None:
@@ -194,7 +198,7 @@ def main(descriptor: int, memory_mb: int) -> None:
     signal.signal(signal.SIGPROF, signal.SIG_DFL)  # the parent may ignore it
     resource.setrlimit(resource.RLIMIT_DATA, (memory_mb << 20, memory_mb << 20))
     connection = Connection(descriptor)
-    with contextlib.suppress(*_ENDS_IT):
+    with contextlib.suppress(*_DISCONNECTED):
         vocabulary, backend, timeout = connection.recv()
         engines = _Engines(vocabulary, timeout)
         connection.send(_READY)
@@ -202,8 +206,8 @@ def main(descriptor: int, memory_mb: int) -> None:
         while True:
             gc.collect()
             gc.freeze()  # memoised objects live on; scanning them would count as each constraint's time
-            answer = _answer(engines, backend, connection.recv(), memory_mb)
-            connection.send((answer, _resident() - started - engines.resident))
+            response = _respond(engines, backend, connection.recv(), memory_mb)
+            connection.send((response, _resident() - started - engines.resident))
     os._exit(0)
 
 
@@ -235,24 +239,24 @@ def _resident() -> int:
         return 0
 
 
-def _answer(
+def _respond(
     engines: _Engines, backend: str, constraint: Constraint, memory_mb: int
 ) -> tuple[str, Any, float] | ConstraintError:
     try:
         began = time.process_time()
         with _limited(engines.timeout):
             name = fastest(constraint) if backend == "auto" else backend
-        chosen = time.process_time() - began
+        choosing = time.process_time() - began
         engine = engines.get(name)  # outside the time limit, as the library may have to be imported
         began = time.process_time()
-        with _limited(max(engines.timeout - chosen, 0.001)):
+        with _limited(max(engines.timeout - choosing, 0.001)):
             prepared = engine.prepare(constraint), packed(watched_in(constraint))
-        return name, prepared, chosen + time.process_time() - began
+        return name, prepared, choosing + time.process_time() - began
     except ConstraintError as error:
         return error
     except Exception as error:  # from a library: the request must fail with it
         if isinstance(error, MemoryError) or "bad_alloc" in str(error):
-            return OverBudgetError(
+            return TransientError(
                 f"compiling the constraint needs more than {memory_mb} MB.",
                 hint="Simplify it, or raise the engine's compile_memory_mb.",
             )

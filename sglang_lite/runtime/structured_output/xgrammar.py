@@ -31,7 +31,7 @@ class XgrammarMatcher:
     def __init__(self, engine: XgrammarEngine, inner: Foreign, first: Mask) -> None:
         self.engine, self.inner = engine, inner
         self.error = ""
-        self._kept: Mask | None = first
+        self._mask: Mask | None = first
         self._finished = False
 
     @property
@@ -39,37 +39,37 @@ class XgrammarMatcher:
         return (self,)
 
     @property
-    def line(self) -> Hashable:
+    def lock_key(self) -> Hashable:
         return id(self)
 
-    place = line
+    state_key = lock_key
 
-    def known(self) -> Mask | None:
-        return self._kept
+    def cached_mask(self) -> Mask | None:
+        return self._mask
 
-    def learn(self, mask: Mask) -> None:
-        self._kept = mask
+    def set_mask(self, mask: Mask) -> None:
+        self._mask = mask
 
     def accept(self, token: int) -> bool:
-        return self._moved(not self.inner.is_terminated() and self.inner.accept_token(token), f"token {token}")
+        return self._after_move(not self.inner.is_terminated() and self.inner.accept_token(token), f"token {token}")
 
     def advance(self, text: bytes) -> bool:
-        return self._moved(not self.inner.is_terminated() and self.inner.accept_string(text), "the text before it")
+        return self._after_move(not self.inner.is_terminated() and self.inner.accept_string(text), "the text before it")
 
-    def _moved(self, accepted: bool, what: str) -> bool:
+    def _after_move(self, accepted: bool, what: str) -> bool:
         if self.error or not accepted:
             self.error = self.error or f"xgrammar does not allow {what}"
             return False
-        self._look()
+        self._update()
         return True
 
-    def _look(self) -> None:
-        self._kept, self._finished = None, False
+    def _update(self) -> None:
+        self._mask, self._finished = None, False
         if self.inner.is_terminated():
-            self._kept, self._finished = np.zeros_like(self.engine.not_eos), True
+            self._mask, self._finished = np.zeros_like(self.engine.not_eos), True
         elif self.inner.is_completed():
-            self._kept = self.engine.masks([self])[0]
-            self._finished = not (self._kept & self.engine.not_eos).any()
+            self._mask = self.engine.masks([self])[0]
+            self._finished = not (self._mask & self.engine.not_eos).any()
 
     def forced(self) -> list[int]:
         if self.engine.spell is None or self.error or self.inner.is_terminated():

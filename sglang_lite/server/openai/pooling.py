@@ -14,7 +14,7 @@ from starlette.responses import Response
 from sglang_lite.engine import embedding
 from sglang_lite.protocol import ParameterError
 from sglang_lite.random_ids import random_id
-from sglang_lite.runtime.embedding.request import reads_no_text, too_long
+from sglang_lite.runtime.embedding.request import not_an_encoder_error, too_long
 from sglang_lite.runtime.embedding.spec import EncoderSpec
 from sglang_lite.server.conversation.chat_format import Conversation
 from sglang_lite.server.fields import POOLING_NEUTRAL, POOLING_REFUSED, Fields
@@ -97,7 +97,7 @@ async def pooling(service: Service, call: HttpRequest) -> Response:
     if spec.classifier is None:
         read = partial(embedding.embeddings, service.engine, texts, body.dimensions)
     else:
-        plain = spec.classifier.plain if body.use_activation is None else not body.use_activation
+        plain = spec.classifier.raw_score if body.use_activation is None else not body.use_activation
         read = partial(embedding.label_numbers, service.engine, texts, plain=plain)
     rows, tokens = await service.call_engine(partial(read, truncate=body.truncate, field=field), at_most_s=LONGEST_S)
     found = encoded_rows(rows, body.encoding_format)
@@ -147,7 +147,7 @@ def _check_template(body: ClassifyRequest | PoolingRequest) -> None:
 def _spec(service: Service) -> EncoderSpec:
     spec = service.engine.core.encoder
     if spec is None:
-        raise reads_no_text(service.model_name)
+        raise not_an_encoder_error(service.model_name)
     return spec
 
 

@@ -150,10 +150,10 @@ class Forcing:
         return (self,)
 
     @property
-    def line(self):
+    def lock_key(self):
         return id(self)
 
-    place = line
+    state_key = lock_key
 
     def mask(self):
         mask = np.full((VOCAB + 31) // 32, 0 if self.given else -1, np.int32)
@@ -161,10 +161,10 @@ class Forcing:
             mask[self.given[0] // 32] = 1 << (self.given[0] % 32)
         return mask
 
-    def known(self):
+    def cached_mask(self):
         return self.kept
 
-    def learn(self, mask):
+    def set_mask(self, mask):
         self.kept = mask
 
     def accept(self, token):

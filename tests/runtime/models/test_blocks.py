@@ -79,7 +79,7 @@ def test_float32_that_was_asked_for_and_determinism_decode():
     assert precision("auto", CPU).blocks
     assert precision("bfloat16", CPU).blocks
     assert not precision("float32", CPU).blocks
-    assert not precision("auto", CPU, one_path=True).blocks
+    assert not precision("auto", CPU, batch_invariant=True).blocks
 
 
 @pytest.mark.parametrize("kind", [four, eight])

@@ -202,7 +202,7 @@ class Upcycled(WeightSource):
             self._taken[name] = weight.decode(0, shape[0]) if isinstance(weight, EncodedMatrix) else weight
         return self._taken[name]
 
-    def finish(self, left_out=()):
+    def check_all_used(self, may_ignore=()):
         pass
 
     def _read(self, name, file):

@@ -129,7 +129,7 @@ def test_layers_that_draft_are_left_out_and_others_are_not(tmp_path):
         ({"norm_topk_prob": True}, "norm_topk_prob is not supported"),
         ({"topk_method": "noaux_tc"}, "topk_method 'noaux_tc' is not supported"),
         ({"kv_lora_rank": 0}, "`kv_lora_rank`: 0 is not between"),
-        ({"qk_rope_head_dim": 7}, "7 numbers of a head can't be turned in pairs"),
+        ({"qk_rope_head_dim": 7}, "7 elements of a head can't be rotated in pairs"),
     ],
     ids=str,
 )
@@ -228,7 +228,7 @@ def pool_tokens(monkeypatch):
         half = SimpleNamespace(itemsize=2)
         model = SimpleNamespace(
             device=None, attentions=(replace(spec.layers[0].attention, heads=heads),), vocab_size=spec.vocab_size,
-            products=2 * 10**9, widest=20_000, shares_prefixes=heads < 64, token_bytes=2 * layout.numbers,
+            active_parameters=2 * 10**9, activation_elements=20_000, shares_prefixes=heads < 64, token_bytes=2 * layout.numbers,
             precision=SimpleNamespace(compute=half, cache=half),
         )  # fmt: skip
         return kv_pool_size.pool_tokens(model, 0.9, Sizes(256, 8192, 16), 16384)

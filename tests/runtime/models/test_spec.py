@@ -174,7 +174,7 @@ def test_pythia_has_fields_of_its_own_for_the_rotary_embedding():
     ("change", "message"),
     [
         ({"rotary_pct": 1.5}, "config.json: `rotary_pct`: 1.5 is not between"),
-        ({"rotary_pct": 0.01}, "0 numbers of a head can't be turned in pairs"),
+        ({"rotary_pct": 0.01}, "0 elements of a head can't be rotated in pairs"),
         ({"rotary_emb_base": "x"}, "`rotary_emb_base`: 'x' is no number"),
         ({"num_key_value_heads": 4}, "num_key_value_heads is 4, and each of 8 heads has its own keys and values"),
         ({"hidden_act": "tanh"}, "the activation 'tanh' is not supported"),

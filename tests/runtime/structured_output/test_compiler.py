@@ -39,7 +39,7 @@ from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.structured_output import worker
 from sglang_lite.runtime.structured_output.compiler import Compiler, without_blanks
 from sglang_lite.runtime.structured_output.simple import is_simple
-from sglang_lite.runtime.structured_output.timings import KEPT, Durations
+from sglang_lite.runtime.structured_output.timings import MAX_SAMPLES, Durations
 from tests.constraints import hostile
 from tests.constraints.test_generation import random_model
 from tests.waiting import until
@@ -506,8 +506,8 @@ def test_the_engine_tells_what_masks_cost():
 
 def test_only_the_last_durations_are_summed_up():
     seconds = Durations()
-    for value in range(2 * KEPT):
+    for value in range(2 * MAX_SAMPLES):
         seconds.add(float(value))
     assert seconds.summary("x") == {
-        "x_p50_s": pytest.approx(1.5 * KEPT, abs=1), "x_p99_s": pytest.approx(1.99 * KEPT, abs=1), "x_max_s": 2 * KEPT - 1,
+        "x_p50_s": pytest.approx(1.5 * MAX_SAMPLES, abs=1), "x_p99_s": pytest.approx(1.99 * MAX_SAMPLES, abs=1), "x_max_s": 2 * MAX_SAMPLES - 1,
     }  # fmt: skip

@@ -195,6 +195,27 @@ def test_what_is_too_large_is_not_kept(store, folder):
     assert len(list(folder.iterdir())) == 1
 
 
+def test_what_can_not_be_written_takes_no_space(store, folder, monkeypatch, caplog):
+    def full(source, target):
+        raise OSError(28, "No space left on device")
+
+    before = set(folder.iterdir())
+    monkeypatch.setattr(keeping.os, "replace", full)
+    store.put(Regex("b"), "xgrammar", "prepared")
+    assert "could not be kept" in caplog.text
+    assert set(folder.iterdir()) == before
+
+
+def test_a_folder_in_the_cache_is_left_alone(store, folder, caplog):
+    (folder / "notes").mkdir()
+    os.utime(folder / "notes", (0, 0))
+    for i in range(12):
+        store.put(Regex(f"b{i}"), "xgrammar", os.urandom(1000))
+    assert caplog.text == ""
+    assert (folder / "notes").is_dir()
+    assert len(list(folder.iterdir())) == 5
+
+
 def test_what_is_compiled_quickly_is_not_kept(folder, monkeypatch):
     monkeypatch.setattr(compiling, "SLOW_S", keeping.SLOW_S)
     generated(LARK)

@@ -22,12 +22,12 @@ from sglang_lite.protocol import (
     StructuralTag,
     Tag,
 )
-from sglang_lite.runtime.structured_output.base import generates, next_mask
+from sglang_lite.runtime.structured_output.base import masks_allow, next_mask
 from sglang_lite.runtime.structured_output.fastest import fastest
 from sglang_lite.runtime.structured_output.llguidance import LlguidanceEngine
 from sglang_lite.runtime.structured_output.mask_filler import MaskFiller
 from sglang_lite.runtime.structured_output.outlines import OutlinesEngine
-from sglang_lite.runtime.structured_output.prefixed import walked
+from sglang_lite.runtime.structured_output.prefixed import matcher_after
 from sglang_lite.runtime.structured_output.vocabulary import Vocabulary
 from sglang_lite.runtime.structured_output.xgrammar import XgrammarEngine
 from tests.constraints.random_grammars import grammar as random_grammar
@@ -158,14 +158,14 @@ def test_every_character_is_itself_in_every_engine(text):
     engines = byte_engines()[1]
     for constraint in (Choices((text,)), Regex("".join(f"[{c}]" for c in text)), Regex(f"(?s).{{{len(text)}}}")):
         for engine in engines[:2]:
-            assert generates(engine.compile(constraint), list(text.encode()))
-            assert not generates(engine.compile(constraint), list(text.encode())[:-1])
+            assert masks_allow(engine.compile(constraint), list(text.encode()))
+            assert not masks_allow(engine.compile(constraint), list(text.encode())[:-1])
 
 
 @pytest.mark.parametrize("bad", [b"\xed\xa0\x80", b"\xc0\x80", b"\xf4\x90\x80\x80", b"\xff", b"\x80"])
 def test_what_is_no_utf8_is_allowed_by_no_engine(bad):
     for engine in byte_engines()[1][:2]:
-        assert not generates(engine.compile(Regex("(?s).*")), list(bad))
+        assert not masks_allow(engine.compile(Regex("(?s).*")), list(bad))
 
 
 @pytest.mark.parametrize(
@@ -233,7 +233,7 @@ def test_a_text_leads_to_where_any_tokens_of_it_lead(name, model_engines):
             size = by_byte.engine.vocab_size
             for end in range(1, len(text) + 1):
                 assert all(by_byte.accept(spelled[bytes([byte])]) for byte in text[end - 1].encode())
-                at_once = walked(grammar, text[:end])
+                at_once = matcher_after(grammar, text[:end])
                 assert (at_once.complete, at_once.forced()) == (by_byte.complete, by_byte.forced())
                 if not by_byte.finished:
                     assert allowed(next_mask(at_once), size) == allowed(next_mask(by_byte), size), text[:end]
@@ -244,13 +244,13 @@ def test_a_text_that_is_not_in_the_grammar_or_has_no_tokens_is_refused(model_eng
     tokens, engines = model_engines
     for engine in engines:
         grammar = engine.compile(Regex("[^\0]{3}x"))
-        assert not walked(grammar, "é\u07ff").complete
+        assert not matcher_after(grammar, "é\u07ff").complete
         with pytest.raises(ConstraintError, match="no text of the grammar begins with 'aaay'"):
-            walked(grammar, "aaay")
+            matcher_after(grammar, "aaay")
     assert b"\xf1" not in tokens
     for engine in engines[::2]:
         with pytest.raises(ConstraintError, match="begins with"):
-            walked(engine.compile(Regex("[^\0]{3}x")), "\U00050000")
+            matcher_after(engine.compile(Regex("[^\0]{3}x")), "\U00050000")
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ class Parity:
 
     def __init__(self, engine, slow_at=None):
         self.engine, self.slow_at, self.count, self.kept = engine, slow_at, 0, None
-        self.parts, self.line, self.place = (self,), id(self), id(self)
+        self.parts, self.lock_key, self.state_key = (self,), id(self), id(self)
 
     @property
     def slow(self):
@@ -51,10 +51,10 @@ class Parity:
     def mask(self):
         return np.full(WORDS, 0x55555554 if self.count % 2 else -0x55555556, np.int32)
 
-    def known(self):
+    def cached_mask(self):
         return self.kept
 
-    def learn(self, mask):
+    def set_mask(self, mask):
         self.kept = mask
 
     def accept(self, token):
@@ -163,7 +163,7 @@ def test_where_nobody_can_go_on_a_command_is_not_kept_waiting(before):
 
     thread = threading.Thread(target=command)
     thread.start()
-    assert filler.fill(matchers, masks, wanted=wanted) == [0, 1]
+    assert filler.fill(matchers, masks, has_other_work=wanted) == [0, 1]
     thread.join()
     grammars.go.set()
     assert filler.fill(matchers, masks) == []
@@ -182,7 +182,7 @@ def test_a_command_that_comes_behind_the_first_mask_makes_no_row_late():
         grammars.go.set()
         return False
 
-    assert filler.fill(matchers, masks, wanted=wanted) == []
+    assert filler.fill(matchers, masks, has_other_work=wanted) == []
     assert (masks == [matcher.mask() for matcher in matchers]).all()
     filler.close()
 
@@ -212,7 +212,7 @@ def test_rows_in_the_place_of_a_late_one_wait_for_its_mask():
     """Else it could be moved while the engine works on it."""
     filler, grammars = MaskFiller(2), SlowEngine()
     slow, alike, other = Parity(grammars, 0), Parity(grammars), Parity(grammars)
-    alike.place = slow.place
+    alike.state_key = slow.state_key
     masks = np.zeros((3, WORDS), np.int32)
     assert filler.fill([slow, other], masks, patience=0.0) == [0]
     assert filler.fill([slow, alike, other], masks, patience=0.0) == [0, 1]
@@ -229,9 +229,9 @@ def test_a_late_row_waits_for_its_engine_though_others_learn_the_mask_of_its_pla
     slow, other = Parity(grammars, 0), Parity(grammars)
     masks = np.zeros((2, WORDS), np.int32)
     assert filler.fill([slow, other], masks, patience=0.0) == [0]
-    slow.learn(slow.mask())
+    slow.set_mask(slow.mask())
     assert filler.fill([slow, other], masks, patience=0.0) == [0]
-    assert filler.fill([slow], masks, patience=0.0, others=True) == [0]
+    assert filler.fill([slow], masks, patience=0.0, has_unmasked_rows=True) == [0]
     grammars.go.set()
     assert filler.fill([slow, other], masks) == []
     assert (masks[0] == slow.mask()).all()

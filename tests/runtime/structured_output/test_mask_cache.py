@@ -13,7 +13,7 @@ from sglang_lite.runtime.structured_output.base import next_mask
 from sglang_lite.runtime.structured_output.llguidance import LlguidanceEngine
 from sglang_lite.runtime.structured_output.mask_cache import LanguageStates, MaskCache
 from sglang_lite.runtime.structured_output.mask_filler import MaskFiller
-from sglang_lite.runtime.structured_output.prefixed import walked
+from sglang_lite.runtime.structured_output.prefixed import matcher_after
 
 PERSON = (
     '{"type": "object", "properties": {"name": {"type": "string", "maxLength": 5}, "age": {"type": "integer"}, '
@@ -91,9 +91,9 @@ def test_a_token_that_is_not_allowed_is_refused(llguidance, filler):
 
 def test_masks_are_kept_within_bounds():
     states = LanguageStates(ANYTHING, [b"a"], ())
-    kept = MaskCache(100)
+    cache = MaskCache(100)
     for i in range(50):
-        kept.keep(states, (i, b""), np.zeros(5, np.int32))
+        cache.put(states, (i, b""), np.zeros(5, np.int32))
     assert sorted(states.masks) == [(i, b"") for i in range(45, 50)]
 
 
@@ -147,11 +147,11 @@ def test_texts_that_never_meet_are_followed_no_longer(monkeypatch, llguidance, f
 
 def test_requests_that_go_on_from_a_text_share_masks_too(llguidance):
     grammar = llguidance.compile(Regex("name: [a-zé]+, born [12][0-9]{3}"))
-    alone = walked(grammar, "name: zoé, b")
-    matchers = [walked(grammar, f"name: {name}, b") for name in ("ann", "bob", "zoé") * 8]
+    alone = matcher_after(grammar, "name: zoé, b")
+    matchers = [matcher_after(grammar, f"name: {name}, b") for name in ("ann", "bob", "zoé") * 8]
     shared = [matcher for matcher in matchers if matcher.states is not None]
     assert len(shared) > 12
-    assert len({matcher.place for matcher in shared}) == 1
+    assert len({matcher.state_key for matcher in shared}) == 1
     for _ in range(4):
         mask = next_mask(alone)
         token = int(np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))[0])
@@ -169,7 +169,7 @@ def test_what_fails_for_one_matcher_is_not_kept_for_others_in_its_place(llguidan
         for matcher in shared:
             next_mask(matcher)
             assert matcher.accept(token)
-    assert len({matcher.place for matcher in shared}) == 1
+    assert len({matcher.state_key for matcher in shared}) == 1
     right = llguidance.masks(shared[:1])[0]
     bad, make = shared[-1], type(llguidance).masks
 

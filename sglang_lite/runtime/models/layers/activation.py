@@ -8,21 +8,21 @@ import torch.nn.functional as F
 from sglang_lite.runtime.models.spec import DenseSpec, ExpertsSpec
 
 
-def activated(gate_up: torch.Tensor, spec: DenseSpec | ExpertsSpec, *, exact: bool) -> torch.Tensor:
+def apply_activation(gate_up: torch.Tensor, spec: DenseSpec | ExpertsSpec, *, batch_invariant: bool) -> torch.Tensor:
     """Returns act(gate) * up for rows [T, 2 * size] with gates first; without a gate, act(up) for rows [T, size].
 
     Args:
         gate_up: output of the first product.
         spec: specification of the feed-forward.
-        exact: whether a row's bits must not depend on its neighbours: in 16 bits, torch computes the last elements of a
-            thread's share differently.
+        batch_invariant: whether a row's bits must not depend on its neighbours: in 16 bits, torch computes the last
+            elements of a thread's share differently.
     """
     if isinstance(spec, DenseSpec) and not spec.gated:
-        return _plain(gate_up.float() if exact else gate_up, spec.activation).to(gate_up.dtype)
+        return _plain(gate_up.float() if batch_invariant else gate_up, spec.activation).to(gate_up.dtype)
     gate, up = gate_up.chunk(2, -1)
     if spec.activation == "silu":
         return F.silu(gate).mul_(up)
-    wide = gate.float() if exact else gate
+    wide = gate.float() if batch_invariant else gate
     if isinstance(spec, ExpertsSpec) and spec.activation == "clamped":
         wide = wide.clamp(max=spec.limit)
         wide = wide * torch.sigmoid(wide * spec.alpha)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from sglang_lite.runtime.kernels.reference.experts_route import experts_route
-from sglang_lite.runtime.models.layers.activation import activated
+from sglang_lite.runtime.models.layers.activation import apply_activation
 from sglang_lite.runtime.models.layers.linear import Linear
 from sglang_lite.runtime.models.spec import DenseSpec, ExpertsSpec
 
@@ -20,16 +20,16 @@ class FeedForward:
         gate_up: product that gives gates, then ups; without a gate, ups only.
         down: product back to the hidden size.
         spec: specification of the feed-forward.
-        exact: whether a row's bits must not depend on its neighbours, as in `activated`.
+        batch_invariant: whether a row's bits must not depend on its neighbours, as in `apply_activation`.
     """
 
     gate_up: Linear
     down: Linear
     spec: DenseSpec | ExpertsSpec
-    exact: bool
+    batch_invariant: bool
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down(activated(self.gate_up(x), self.spec, exact=self.exact))
+        return self.down(apply_activation(self.gate_up(x), self.spec, batch_invariant=self.batch_invariant))
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Experts:
     shared_gate: Linear | None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        chosen, weights = routed(self.router(x), self.spec, self.correction)
+        chosen, weights = route(self.router(x), self.spec, self.correction)
         out = torch.zeros(x.shape)
         flat = chosen.flatten()
         order = flat.argsort(stable=True)  # (row, expert) pairs, sorted by expert
@@ -68,7 +68,7 @@ class Experts:
         return out.to(x.dtype)
 
 
-def routed(
+def route(
     logits: torch.Tensor, spec: ExpertsSpec, correction: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Chooses experts for rows: indices int64 [T, top_k] and weights float32 [T, top_k].

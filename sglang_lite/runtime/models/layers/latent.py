@@ -33,15 +33,15 @@ class HeadProduct:
 
     Args:
         weight: matrices [heads, inputs, outputs].
-        one_path: whether to compute each row separately, so that its bits don't depend on other rows.
+        batch_invariant: whether to compute each row separately, so that its bits don't depend on other rows.
     """
 
-    def __init__(self, weight: torch.Tensor, *, one_path: bool) -> None:
-        self.weight, self._one_path = weight, one_path
+    def __init__(self, weight: torch.Tensor, *, batch_invariant: bool) -> None:
+        self.weight, self._batch_invariant = weight, batch_invariant
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Returns the products [T, heads, outputs] of x [T, heads, inputs]."""
-        if self._one_path and len(x) > 1:
+        if self._batch_invariant and len(x) > 1:
             return torch.cat([self(x[i : i + 1]) for i in range(len(x))])
         return torch.bmm(x.transpose(0, 1), self.weight).transpose(0, 1)
 
@@ -134,7 +134,7 @@ def expands(spec: LatentSpec, row: ExtendRow) -> bool:
     new = row.end - row.start
     pairs = new * (row.length - (new - 1) / 2)
     a_token = spec.heads * spec.rank * (spec.nope_size + spec.value_size)
-    return new > 1 and pairs * (spec.decode_products - spec.pair_products) > (row.length - new) * a_token
+    return new > 1 and pairs * (spec.absorbed_products_per_pair - spec.products_per_pair) > (row.length - new) * a_token
 
 
 def _others(expanded: list[ExtendRow], tokens: int) -> torch.Tensor | slice:

@@ -263,7 +263,7 @@ def make_linear(
     quantise: bool,
     dtype: torch.dtype,
     device: torch.device,
-    one_path: bool = False,
+    batch_invariant: bool = False,
     blocks: bool = False,
 ) -> Linear:
     """Returns the best linear layer for the formats and the device.
@@ -273,17 +273,17 @@ def make_linear(
         bias: bias [N], or None.
         quantise: whether to use 8-bit weights and activations (CPU).
         dtype, device: dtype and device of the weights if they are not quantised.
-        one_path: whether rows must be computed the same way at every M.
+        batch_invariant: whether rows must be computed the same way at every M.
         blocks: whether the checkpoint's blocks may be multiplied without decoding.
     """
-    if one_path and not quantise:  # 8-bit products are exact
-        return PairedLinear(_dense_linear(parts, bias, dtype, device, one_path=True, blocks=False))
+    if batch_invariant and not quantise:  # 8-bit products are exact
+        return PairedLinear(_dense_linear(parts, bias, dtype, device, batch_invariant=True, blocks=False))
     if quantise:
         return Int8Linear(parts, bias)
-    return _dense_linear(parts, bias, dtype, device, one_path=False, blocks=blocks)
+    return _dense_linear(parts, bias, dtype, device, batch_invariant=False, blocks=blocks)
 
 
-def make_head(parts: Sequence[Weight], *, one_path: bool) -> Linear:
+def make_head(parts: Sequence[Weight], *, batch_invariant: bool) -> Linear:
     """Returns the linear layer that computes the logits of a 16-bit model on a CPU.
 
     Its sums and results are float32: 16-bit logits are so coarse (steps of 0.125 between 16 and 32) that the largest
@@ -291,9 +291,9 @@ def make_head(parts: Sequence[Weight], *, one_path: bool) -> Linear:
 
     Args:
         parts: matrices [N_i, K] to be stacked along N.
-        one_path: whether rows must be computed the same way at every M.
+        batch_invariant: whether rows must be computed the same way at every M.
     """
-    if one_path:
+    if batch_invariant:
         return PairedLinear(Float32Linear(parts, None))
     if "fbgemm" in torch.backends.quantized.supported_engines:
         return Float16Linear(parts)
@@ -306,7 +306,7 @@ def _dense_linear(
     dtype: torch.dtype,
     device: torch.device,
     *,
-    one_path: bool,
+    batch_invariant: bool,
     blocks: bool,
 ) -> Linear:
     bias = None if bias is None else bias.to(device, dtype)
@@ -314,7 +314,7 @@ def _dense_linear(
         return Bf16Linear(parts, bias, blocks=blocks)
     if blocks and (product := block_product(parts, bias)) is not None:
         return product
-    if device.type == "cpu" and dtype == torch.float32 and one_path:
+    if device.type == "cpu" and dtype == torch.float32 and batch_invariant:
         return Float32Linear(parts, bias)
     return DenseLinear(stacked(parts, dtype, device), bias)
 
@@ -329,7 +329,7 @@ class RowByRow:
         return torch.cat([self.linear(x[i : i + 1]) for i in range(len(x))])
 
 
-def has_one_path(linear: Linear, inputs: int, dtype: torch.dtype) -> bool:
+def is_batch_invariant(linear: Linear, inputs: int, dtype: torch.dtype) -> bool:
     """Returns True if a trial shows that a row's bits don't depend on the number of rows on this machine.
 
     Args:

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 
-def normalised(x: torch.Tensor, weight: torch.Tensor, eps: float, kind: Literal["rms", "layer"]) -> torch.Tensor:
+def apply_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, kind: Literal["rms", "layer"]) -> torch.Tensor:
     """Returns x [..., size], normalised over its last axis.
 
     Args:

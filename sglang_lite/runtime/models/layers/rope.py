@@ -56,12 +56,12 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
     dim = cos.shape[-1]
     if dim == x.shape[-1]:
         return torch.addcmul(x * cos, x.roll(dim // 2, -1), sin)
-    turned = x[..., :dim]
-    turned = torch.addcmul(turned * cos, turned.roll(dim // 2, -1), sin)
-    return torch.cat((turned, x[..., dim:]), -1)
+    rotated = x[..., :dim]
+    rotated = torch.addcmul(rotated * cos, rotated.roll(dim // 2, -1), sin)
+    return torch.cat((rotated, x[..., dim:]), -1)
 
 
-def halves_apart(spec: AttentionSpec | LatentSpec) -> torch.Tensor | None:
+def deinterleave_order(spec: AttentionSpec | LatentSpec) -> torch.Tensor | None:
     """Permutation of the outputs of a layer's first product that moves rotary pairs from adjacent places to two halves.
 
     `rotate` expects the first elements of all pairs before the second ones. Returns None if they are stored so already.
@@ -69,33 +69,34 @@ def halves_apart(spec: AttentionSpec | LatentSpec) -> torch.Tensor | None:
     if not spec.rope.interleaved:
         return None
     if isinstance(spec, LatentSpec):
-        made = latent_queries_apart(spec) if spec.query_rank is None else torch.arange(spec.query_rank)
+        made = latent_query_deinterleave_order(spec) if spec.query_rank is None else torch.arange(spec.query_rank)
         assert made is not None
         return torch.cat((made, torch.arange(spec.rank) + len(made), _halves(spec.rope_size) + len(made) + spec.rank))
-    head = head_halves_apart(spec)
+    head = head_deinterleave_order(spec)
     assert head is not None
     queries_keys = _of_heads(spec.heads + spec.kv_heads, spec.key_size, head)
     return torch.cat((queries_keys, torch.arange(spec.kv_heads * spec.value_size) + len(queries_keys)))
 
 
-def head_halves_apart(spec: AttentionSpec) -> torch.Tensor | None:
-    """Permutation like `halves_apart` of the elements of one query or key, or None."""
+def head_deinterleave_order(spec: AttentionSpec) -> torch.Tensor | None:
+    """Permutation like `deinterleave_order` of the elements of one query or key, or None."""
     if not spec.rope.interleaved:
         return None
-    turned = spec.rope.rotary_dim or spec.key_size
-    return torch.cat((_halves(turned), torch.arange(turned, spec.key_size)))
+    rotated = spec.rope.rotary_dim or spec.key_size
+    return torch.cat((_halves(rotated), torch.arange(rotated, spec.key_size)))
 
 
-def latent_queries_apart(spec: LatentSpec) -> torch.Tensor | None:
-    """Permutation like `halves_apart` of latent attention's queries, with rotated elements last in a head, or None."""
+def latent_query_deinterleave_order(spec: LatentSpec) -> torch.Tensor | None:
+    """Permutation like `deinterleave_order` of latent attention's queries, whose heads end in the rotated elements; or
+    None."""
     if not spec.rope.interleaved:
         return None
     head = torch.cat((torch.arange(spec.nope_size), _halves(spec.rope_size) + spec.nope_size))
     return _of_heads(spec.heads, spec.query_size, head)
 
 
-def _halves(turned: int) -> torch.Tensor:
-    return torch.cat((torch.arange(0, turned, 2), torch.arange(1, turned, 2)))
+def _halves(rotated: int) -> torch.Tensor:
+    return torch.cat((torch.arange(0, rotated, 2), torch.arange(1, rotated, 2)))
 
 
 def _of_heads(heads: int, size: int, head: torch.Tensor) -> torch.Tensor:

@@ -68,7 +68,7 @@ def _shards(index: Path) -> set[Path]:
 
 def _regular(file: Path) -> Path:
     if not file.is_file():  # opening a pipe would block for ever
-        raise ModelError(f"{file}: no regular file.")
+        raise ModelError(f"{file}: not a regular file.", hint="Replace it by the file itself.")
     return file
 
 
@@ -125,7 +125,7 @@ class SafetensorsSource(_FolderSource):
         scale = next((other for other in (f"{name}_scale_inv", f"{name}_scale") if self.has(other)), None)
         if scale is None:
             raise ModelError(f"{file}: {name} is in 8 bits, but {name}_scale or {name}_scale_inv is missing.")
-        scales = self._read(scale, self._left.pop(scale))
+        scales = self._read(scale, self._unused.pop(scale))
         try:
             return ScaledRows(
                 rows.shape,

@@ -71,7 +71,7 @@ class ScaledRows(EncodedMatrix):
         return self._scales[torch.arange(start, end) // self._block[0]]
 
 
-def in_blocks(weight: Weight) -> tuple[torch.Tensor, torch.Tensor]:
+def block_quantised(weight: Weight) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns a matrix in 8 bits with a scale per block of BLOCK by BLOCK, as stored or else quantised here.
 
     Args:

@@ -39,7 +39,7 @@ class GgufFile:
         self.path = path
         try:
             if not path.is_file():  # opening a pipe would block for ever
-                raise ModelError(f"{path}: no regular file.")
+                raise ModelError(f"{path}: not a regular file.", hint="Replace it by the file itself.")
             content = np.memmap(path, mode="r")
         except (OSError, ValueError) as error:
             raise ModelError(f"{path}: can't be read: {error}") from error
@@ -109,6 +109,12 @@ class _Header:
     def truncated(self) -> NoReturn:
         raise ModelError(f"{self.path}: damaged or truncated (at byte {self.at:,}).", hint="Fetch the file again.")
 
+    def unknown(self, what: str) -> NoReturn:
+        raise ModelError(
+            f"{self.path}: {what} at byte {self.at:,}: the file is damaged, or of a newer GGUF version.",
+            hint="Fetch the file again, or use the HF folder.",
+        )
+
     def scalar(self, code: str) -> Any:
         try:
             (value,) = struct.unpack_from(code, self.bytes, self.at)
@@ -131,13 +137,15 @@ class _Header:
             return self.string()
         if kind == self._ARRAY:
             item, count = self.scalar("<I"), self.scalar("<Q")
-            if count > len(self.bytes) or depth > 8:
+            if depth > 8:
+                self.unknown("arrays nested more than 8 deep")
+            if count > len(self.bytes):
                 self.truncated()
             if item in self._SCALARS:
                 return self.numbers(self._SCALARS[item], count)
             return [self.value(item, depth + 1) for _ in range(count)]
         if kind not in self._SCALARS:
-            self.truncated()
+            self.unknown(f"metadata type {kind}")
         return self.scalar(self._SCALARS[kind])
 
     def numbers(self, code: str, count: int) -> list[Any]:
@@ -152,7 +160,7 @@ class _Header:
         name = self.string()
         dimensions = self.scalar("<I")
         if dimensions > 8:
-            self.truncated()
+            self.unknown(f"a tensor of {dimensions:,} dimensions")
         shape = tuple(reversed([self.scalar("<Q") for _ in range(dimensions)]))
         return name, shape, self.scalar("<I"), self.scalar("<Q")
 

@@ -130,19 +130,19 @@ class HeaderSource(WeightSource):
     def __init__(self, label: str, headers: Headers) -> None:
         super().__init__(label, {name: header.file for name, header in headers.items()})
         self._headers = headers
-        self.numbers = self.in_8_bits = 0
+        self.elements = self.in_8_bits = 0
 
     def _read(self, name: str, file: Path) -> Weight:
         header = self._headers[name]
         if header.dtype is None:
             raise ModelError(f"{file}: {name} is stored as {header.format}, which is not supported.")
         found = torch.empty(header.shape, dtype=header.dtype, device="meta")
-        self.numbers += found.numel()
+        self.elements += found.numel()
         if header.dtype != torch.float8_e4m3fn:
             return found
         self.in_8_bits += found.numel()
         scale = next((other for other in (f"{name}_scale_inv", f"{name}_scale") if self.has(other)), None)
         if scale is None:
             raise ModelError(f"{file}: {name} is in 8 bits, but {name}_scale or {name}_scale_inv is missing.")
-        self.leave_out(scale)
+        self.ignore(scale)
         return found.float()

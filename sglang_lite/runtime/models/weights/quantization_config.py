@@ -52,10 +52,10 @@ def read_quantisation(folder: Path) -> Quantisation:
         if isinstance(quantisation, dict):
             quantisation = {"quant_method": "modelopt", **quantisation}
         content["quantization_config"] = quantisation
-    return Quantisation(str(file), scale_block(content, str(file)), claims_scales(content))
+    return Quantisation(str(file), scale_block_size(content, str(file)), declares_weight_scales(content))
 
 
-def scale_block(config: Mapping[str, Json], source: str) -> tuple[int, int] | None:
+def scale_block_size(config: Mapping[str, Json], source: str) -> tuple[int, int] | None:
     """Rows and columns of a block if a config declares that each block of a matrix has a scale; None if it does not.
 
     Args:
@@ -80,8 +80,8 @@ def scale_block(config: Mapping[str, Json], source: str) -> tuple[int, int] | No
         raise ModelError(f"{source}: quantization_config can't be understood: {error!r}") from error
 
 
-def claims_scales(config: Mapping[str, Json]) -> bool:
-    """True if a config, accepted by `scale_block`, declares that matrices (not only keys and values) are in 8 bits."""
+def declares_weight_scales(config: Mapping[str, Json]) -> bool:
+    """True if a config, accepted by `scale_block_size`, declares 8-bit matrices, not only 8-bit keys and values."""
     given = config.get("quantization_config") or (config.get("text_config") or {}).get("quantization_config") or {}
     match given.get("quant_method"):
         case "modelopt":

@@ -101,15 +101,15 @@ class WeightSource(ABC):
 
     def __init__(self, label: str, files: Mapping[str, Path]) -> None:
         self.label = label
-        self._left = dict(files)
+        self._unused = dict(files)
 
     def has(self, name: str) -> bool:
-        return name in self._left
+        return name in self._unused
 
     @property
     def has_scales(self) -> bool:
         """True if a matrix that has not been taken yet has a scale tensor."""
-        return any(name.endswith(("weight_scale", "weight_scale_inv")) for name in self._left)
+        return any(name.endswith(("weight_scale", "weight_scale_inv")) for name in self._unused)
 
     def take(self, name: str, shape: tuple[int, ...]) -> Weight:
         """Returns a tensor, which can be taken only once: floats in memory that the caller owns, or an encoded matrix.
@@ -117,9 +117,9 @@ class WeightSource(ABC):
         Raises:
             ModelError: the tensor is missing, truncated, has another shape, or is not floating point.
         """
-        if name not in self._left:
+        if name not in self._unused:
             raise ModelError(f"{self.label}: the tensor {name!r} is missing.")
-        file = self._left.pop(name)
+        file = self._unused.pop(name)
         weight = self._read(name, file)
         if tuple(weight.shape) != shape:
             raise ModelError(f"{file}: {name} has shape {tuple(weight.shape)}, the config says {shape}.")
@@ -130,9 +130,9 @@ class WeightSource(ABC):
             )
         return weight
 
-    def leave_out(self, name: str) -> None:
+    def ignore(self, name: str) -> None:
         """Marks a tensor as used without reading it; does nothing if the checkpoint has no tensor of that name."""
-        self._left.pop(name, None)
+        self._unused.pop(name, None)
 
     def kv_scales(self, layout: KVLayout) -> dict[tuple[int, str], torch.Tensor]:
         """Returns the scales of 8-bit keys and values in the checkpoint: float32 [kv_heads] by layer and "k" or "v".
@@ -144,7 +144,7 @@ class WeightSource(ABC):
         """
         scales = {}
         heads = dict(enumerate(planes[0].heads for planes in layout.layers))
-        for name, file in self._left.items():
+        for name, file in self._unused.items():
             if match := _KV_SCALE.fullmatch(name):
                 stored = self._read(name, file)
                 scale = stored.decode(0, stored.shape[0]) if isinstance(stored, EncodedMatrix) else stored
@@ -159,25 +159,25 @@ class WeightSource(ABC):
                     scales[int(match[1]), side] = scale.expand(kv_heads)
         return scales
 
-    def finish(self, left_out: tuple[str, ...] = ()) -> None:
+    def check_all_used(self, may_ignore: tuple[str, ...] = ()) -> None:
         """Checks that every tensor has been used, apart from ignorable ones, image parts and scales of keys and values.
 
         Args:
-            left_out: prefixes of further tensors that may be unused.
+            may_ignore: prefixes of further tensors that may be unused.
 
         Raises:
             ModelError: the model has no place for some tensors.
         """
-        if unseen := sum(name.startswith(_VISION) for name in self._left):
-            logger.info("%s: %d tensors that see images are left out; only text is supported.", self.label, unseen)
-        left = sorted(
-            n for n in self._left
-            if not (n.endswith(_IGNORABLE) or n.startswith((*_VISION, *left_out)) or _KV_SCALE.fullmatch(n))
+        if images := sum(name.startswith(_VISION) for name in self._unused):
+            logger.info("%s: %d tensors that see images are left out; only text is supported.", self.label, images)
+        unused = sorted(
+            n for n in self._unused
+            if not (n.endswith(_IGNORABLE) or n.startswith((*_VISION, *may_ignore)) or _KV_SCALE.fullmatch(n))
         )  # fmt: skip
-        if left:
-            more = f" and {len(left) - 5} more" if len(left) > 5 else ""
+        if unused:
+            more = f" and {len(unused) - 5} more" if len(unused) > 5 else ""
             raise ModelError(
-                f"{self._left[left[0]]}: the model has no place for {', '.join(left[:5])}{more}.",
+                f"{self._unused[unused[0]]}: the model has no place for {', '.join(unused[:5])}{more}.",
                 hint="The checkpoint is of another architecture than its config says.",
             )
 

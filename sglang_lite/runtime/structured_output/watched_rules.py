@@ -66,14 +66,14 @@ class EndingTokens:
 
     def __init__(self, token_bytes: Sequence[bytes], special: Container[int]) -> None:
         self.token_bytes, self.special = token_bytes, special
-        said = [(text, token) for token, text in enumerate(token_bytes) if token not in special]
-        quoting = [(text, token) for text, token in said if _QUOTE in text]
+        spelled = [(text, token) for token, text in enumerate(token_bytes) if token not in special]
+        quoting = [(text, token) for text, token in spelled if _QUOTE in text]
         self._sorted = sorted(quoting)
         size = len(token_bytes)
         self._whole = mask_of((token for text, token in quoting if text.count(b'"') > 1), size)
         ending = (token for text, token in quoting if not _ENDS.isdisjoint(text[text.index(_QUOTE) :]))
         self._in_string = self._whole | mask_of(ending, size)
-        self._outside = self._whole | mask_of((token for text, token in said if not _ENDS.isdisjoint(text)), size)
+        self._outside = self._whole | mask_of((token for text, token in spelled if not _ENDS.isdisjoint(text)), size)
 
     def beginning(self, text: bytes) -> list[int]:
         """Returns the tokens with a quotation mark that begin with a text."""
@@ -85,7 +85,7 @@ class EndingTokens:
             found.append(token)
         return found
 
-    def to_try(self, mask: Mask, text: JsonText) -> list[int]:
+    def candidates(self, mask: Mask, text: JsonText) -> list[int]:
         """Returns the tokens of a mask that must be tried to find out whether a name or item comes again."""
         group = self._whole if not text.is_watched else self._in_string if text.quoted else self._outside
         return tokens_of(mask[: len(group)] & group[: len(mask)])
@@ -134,7 +134,7 @@ class _Unpickler(pickle.Unpickler):
         raise pickle.UnpicklingError(f"{module}.{name} is no part of a place")
 
 
-def distinct(
+def with_watched_rules(
     grammar: CompiledGrammar, tokens: EndingTokens, places: tuple[WatchedPlace, ...] | None
 ) -> CompiledGrammar:
     """Returns a grammar whose masks also enforce the watched rules; the grammar itself if nothing is watched.
@@ -144,10 +144,10 @@ def distinct(
         tokens: tokens of the grammar's masks.
         places: result of `watched_in` for the constraint of the grammar.
     """
-    return grammar if places is None else DistinctGrammar(grammar, tokens, Places(places))
+    return grammar if places is None else WatchedGrammar(grammar, tokens, Places(places))
 
 
-class DistinctGrammar:
+class WatchedGrammar:
     """Grammar of JSON whose objects have each name once, and whose watched rules are enforced.
 
     Args:
@@ -160,14 +160,14 @@ class DistinctGrammar:
         self._grammar, self._tokens, self._places = grammar, tokens, places
         self.size = grammar.size
 
-    def matcher(self) -> DistinctMatcher:
-        return DistinctMatcher(self._grammar.matcher(), self._tokens, self._places)
+    def matcher(self) -> WatchedMatcher:
+        return WatchedMatcher(self._grammar.matcher(), self._tokens, self._places)
 
-    def combinable(self) -> DistinctGrammar:
-        return DistinctGrammar(self._grammar.combinable(), self._tokens, self._places)
+    def combinable(self) -> WatchedGrammar:
+        return WatchedGrammar(self._grammar.combinable(), self._tokens, self._places)
 
 
-class DistinctMatcher:
+class WatchedMatcher:
     """Matcher whose masks lack the tokens that would break a watched rule, such as writing a name again."""
 
     def __init__(self, inner: Matcher, tokens: EndingTokens, places: Places) -> None:
@@ -185,28 +185,28 @@ class DistinctMatcher:
         return self._inner.parts
 
     @property
-    def line(self) -> Hashable:
-        return self._inner.line
+    def lock_key(self) -> Hashable:
+        return self._inner.lock_key
 
     @property
-    def place(self) -> Hashable:
+    def state_key(self) -> Hashable:
         return id(self)
 
     @property
     def number(self) -> NumberSoFar | None:
         return self._inner.number
 
-    def known(self) -> Mask | None:
-        mask = self._inner.known()
-        again = [] if mask is None else self._again(mask)
-        if mask is None or not again:
+    def cached_mask(self) -> Mask | None:
+        mask = self._inner.cached_mask()
+        breaking = [] if mask is None else self._rule_breaking(mask)
+        if mask is None or not breaking:
             return mask
-        kept: Mask = mask & ~mask_of(again, 32 * len(mask))
-        return kept if self._strict or kept.any() else mask
+        allowed: Mask = mask & ~mask_of(breaking, 32 * len(mask))
+        return allowed if self._strict or allowed.any() else mask
 
-    def _again(self, mask: Mask) -> list[int]:
+    def _rule_breaking(self, mask: Mask) -> list[int]:
         """Returns the tokens of a mask that write a name or an item again, or end an object too early."""
-        if not self._text.comes_again:
+        if not self._text.may_break_rules:
             return []
         found: list[int] = []
         others: list[bytes] = []
@@ -218,36 +218,36 @@ class DistinctMatcher:
         texts = self._tokens.token_bytes
         if others:
             found += (t for t in tokens_of(mask) if t < len(texts) and texts[t].startswith(tuple(others)))
-        found += (t for t in self._tokens.to_try(mask, self._text) if not self._text.copy().write(texts[t]))
+        found += (t for t in self._tokens.candidates(mask, self._text) if not self._text.copy().write(texts[t]))
         return found
 
-    def learn(self, mask: Mask) -> None:
-        self._inner.learn(mask)
+    def set_mask(self, mask: Mask) -> None:
+        self._inner.set_mask(mask)
 
     def accept(self, token: int) -> bool:
         if not self._inner.accept(token):
             return False
-        distinct = True
+        obeys = True
         if token not in self._tokens.special and token < len(self._tokens.token_bytes):
-            distinct = self._text.write(self._tokens.token_bytes[token])
-        return self._kept(distinct)
+            obeys = self._text.write(self._tokens.token_bytes[token])
+        return self._check(obeys)
 
     def advance(self, text: bytes) -> bool:
-        distinct = self._text.write(text)
-        return self._inner.advance(text) and self._kept(distinct)
+        obeys = self._text.write(text)
+        return self._inner.advance(text) and self._check(obeys)
 
-    def _kept(self, distinct: bool) -> bool:
-        if self._strict and not distinct:
+    def _check(self, obeys: bool) -> bool:
+        if self._strict and not obeys:
             self._error = "a name or an item comes again, or an object ends before all names came that have to."
             return False
         return True
 
     def forced(self) -> list[int]:
         forced = self._inner.forced()
-        if forced and self._text.comes_again:
-            ahead = self._text.copy()
-            distinct = [ahead.write(self._tokens.token_bytes[token]) for token in forced]
-            return forced if all(distinct) else forced[: distinct.index(False)]
+        if forced and self._text.may_break_rules:
+            text = self._text.copy()
+            obeys = [text.write(self._tokens.token_bytes[token]) for token in forced]
+            return forced if all(obeys) else forced[: obeys.index(False)]
         return forced
 
     @property

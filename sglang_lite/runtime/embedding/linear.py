@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 
-from sglang_lite.runtime.models.layers.linear import stacked
+from sglang_lite.runtime.models.layers.linear import Linear, stacked
 from sglang_lite.runtime.models.weights.source import EncodedMatrix, WeightSource
-
-Product: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
 
 _ROWS = 4096  # number of rows that oneDNN's layout of weights is chosen for
 
@@ -32,9 +29,9 @@ class Weights:
         tensor = stacked([found], torch.float32) if isinstance(found, EncodedMatrix) else found
         return tensor.to(self._device, self._dtype)
 
-    def product(
+    def linear(
         self, names: Sequence[str], outputs: int, inputs: int, *, gelu: str | None = None, bias: bool = True
-    ) -> Product:
+    ) -> Linear:
         """Linear layer over matrices [outputs, inputs] that are stacked along their outputs.
 
         Args:
@@ -52,7 +49,7 @@ class Weights:
         return lambda x: F.gelu(F.linear(x, weight, offset), approximate=gelu)
 
 
-def _packed(weight: torch.Tensor, bias: torch.Tensor | None, gelu: str | None) -> Product:
+def _packed(weight: torch.Tensor, bias: torch.Tensor | None, gelu: str | None) -> Linear:
     """Linear layer through oneDNN with packed weights and a fused activation: twice as fast as torch's."""
     packed = torch.ops.mkldnn._reorder_linear_weight(weight, _ROWS)  # noqa: SLF001 # torch has no other name for it
     after: tuple[str, list[object], str] = ("none", [], "") if gelu is None else ("gelu", [], gelu)

@@ -1,4 +1,4 @@
-"""Continuations of a text by byte masks, if the masks enforce more than the grammar (unique_names.py)."""
+"""Continuations of a text by byte masks, if the masks enforce more than the grammar (watched_rules.py)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from sglang_lite.runtime.structured_output.base import Matcher, next_mask
 _MAX_FORCED = 10_000  # most bytes of forced text
 
 
-def ahead(matcher: Matcher, text: str) -> Completion:
+def continuations(matcher: Matcher, text: str) -> Completion:
     """Possible continuations of a text, as in `ByteMatcher.completion`.
 
     Args:
@@ -23,9 +23,9 @@ def ahead(matcher: Matcher, text: str) -> Completion:
     data = text.encode()
     for at, byte in enumerate(data):
         if byte not in _allowed(matcher):
-            taken = data[:at].decode("utf-8", "ignore")
+            accepted = data[:at].decode("utf-8", "ignore")
             raise ConstraintError(
-                f"{chr(byte)!r} is not allowed after {taken[-40:]!r}: a name or an item would come again, or a name "
+                f"{chr(byte)!r} is not allowed after {accepted[-40:]!r}: a name or an item would come again, or a name "
                 "that has to come would be missing."
             )
         matcher.accept(byte)
@@ -33,11 +33,11 @@ def ahead(matcher: Matcher, text: str) -> Completion:
     while len(allowed := _allowed(matcher)) == 1 and not matcher.complete and len(forced) < _MAX_FORCED:
         forced.append(allowed[0])
         matcher.accept(allowed[0])
-    known = forced.decode("utf-8", "ignore")
-    if len(known.encode()) < len(forced):  # the forced bytes end inside a character
-        return Completion(known, "", True, False, complete)
+    forced_text = forced.decode("utf-8", "ignore")
+    if len(forced_text.encode()) < len(forced):  # the forced bytes end inside a character
+        return Completion(forced_text, "", True, False, complete)
     follows = "".join(chr(byte) for byte in allowed if byte < 128)
-    return Completion(known, follows, any(byte >= 128 for byte in allowed), matcher.complete, complete)
+    return Completion(forced_text, follows, any(byte >= 128 for byte in allowed), matcher.complete, complete)
 
 
 def _allowed(matcher: Matcher) -> list[int]:

@@ -6,9 +6,9 @@ import random
 import pytest
 
 import sglang_lite as sgl
-from sglang_lite.runtime.structured_output import unique_names
+from sglang_lite.runtime.structured_output import watched_rules
 from sglang_lite.runtime.structured_output.base import next_mask
-from sglang_lite.runtime.structured_output.unique_names import packed, unpacked, watched_in
+from sglang_lite.runtime.structured_output.watched_rules import packed, unpacked, watched_in
 
 INTEGERS = {"type": "object", "additionalProperties": {"type": "integer"}}
 NESTED = {"type": "object", "additionalProperties": {"items": INTEGERS, "type": "array"}}
@@ -90,10 +90,10 @@ def test_a_schema_that_a_process_of_its_own_has_prepared_is_not_read_again(engin
     def refuse(_):
         raise AssertionError("the schema was read by the engine's process")
 
-    monkeypatch.setattr(unique_names, "names_are_open", refuse)
-    monkeypatch.setattr(unique_names, "normalise", refuse)
+    monkeypatch.setattr(watched_rules, "names_are_open", refuse)
+    monkeypatch.setattr(watched_rules, "normalise", refuse)
     grammar = engine.compile_grammar(sgl.grammar.json_schema(schema))
-    assert isinstance(grammar, unique_names.DistinctGrammar)
+    assert isinstance(grammar, watched_rules.WatchedGrammar)
 
 
 @pytest.mark.slow
