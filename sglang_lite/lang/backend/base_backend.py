@@ -67,7 +67,7 @@ class BaseBackend:
 
     Attributes:
         capabilities: features that the backend supports with its model.
-        remembers: True if the backend may have stored answers of an earlier run.
+        has_saved_answers: True if the backend may have stored answers of an earlier run.
         enforces: True if answers satisfy their constraints or an error is raised. If False, every answer is validated
             against its constraint.
         chat_template: template that renders turns as text, or None.
@@ -79,7 +79,7 @@ class BaseBackend:
 
     capabilities: Capabilities = EVERYTHING
     enforces = False
-    remembers = False
+    has_saved_answers = False
     support_concate_and_append = False
     max_threads = 64
     price: Price | None = None
@@ -186,14 +186,14 @@ class BaseBackend:
         `answer_now`."""
         return None
 
-    def remembered(
+    def saved_answers(
         self, prompt: Prompt, params: SamplingParams, constraint: Constraint | None
     ) -> Sequence[Generation] | None:
         """Answers that an earlier run received for the same request, each to be used once, or None if none are
         stored."""
         return None
 
-    def remembered_choice(self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool) -> Selection | None:
+    def saved_selection(self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool) -> Selection | None:
         """Selection that an earlier run received for the same request, to be used once, or None if none is stored."""
         return None
 
@@ -384,7 +384,7 @@ class BaseBackend:
             instead = "Leave them out: it picks a choice without scores."
             raise self.refusal(node, "choices_method, temperature or multi", instead, where)
 
-    def samples_at_once(self, params: SamplingParams, constraint: Constraint | None, count: int) -> bool:
+    def shares_prompt_cost(self, params: SamplingParams, constraint: Constraint | None, count: int) -> bool:
         """True if one call for `count` samples is worthwhile, because the provider charges for their prompt only
         once."""
         return False

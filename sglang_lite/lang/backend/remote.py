@@ -210,7 +210,7 @@ class RemoteBackend(BaseBackend):
         if isinstance(found, Refusal):
             raise self.refusal(node, found.feature, found.instead, where)
 
-    def samples_at_once(self, params: SamplingParams, constraint: Constraint | None, count: int) -> bool:
+    def shares_prompt_cost(self, params: SamplingParams, constraint: Constraint | None, count: int) -> bool:
         if self.profile.api not in _SAMPLED:
             return False
         found = self.rung(Demands("gen", msgspec.structs.replace(params, n=count), constraint))

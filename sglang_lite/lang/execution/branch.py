@@ -242,7 +242,7 @@ class Branch:
         )
         self._matcher = None
         variable, log = self._declare(node.name, where)
-        held = own.multi is not None or self.run.settings.retries or self.backend.remembers
+        held = own.multi is not None or self.run.settings.retries or self.backend.has_saved_answers
         node = msgspec.structs.replace(
             node, method=None if held else node.method, seed=self.node_seed(), special=self._role is None, where=where
         )
@@ -295,8 +295,8 @@ class Branch:
 
     def _held(self, own: SglGen) -> bool:
         """Returns True if the caller's Python decides on the result: by retries, a check, or another backend."""
-        if own.options is None or self.backend.remembers:
-            return bool(self.run.settings.retries) or self.backend.remembers
+        if own.options is None or self.backend.has_saved_answers:
+            return bool(self.run.settings.retries) or self.backend.has_saved_answers
         retries = self.run.settings.retries if own.options.retries is None else own.options.retries
         return bool(retries) or own.options.check is not None or own.options.backend is not None
 

@@ -263,8 +263,8 @@ def _events(
     if attempt and not isinstance(params.seed, Unset):  # the same seed would give the same answer
         params = msgspec.structs.replace(params, seed=reseeded(params.seed, attempt))
     prompt, constraint = partial(_prompt, player, op, options, attempt), partial(_constraint, player, op)
-    if backend.remembers and player.pushed is not None:
-        remembered = backend.remembered(prompt(), params, constraint())
+    if backend.has_saved_answers and player.pushed is not None:
+        remembered = backend.saved_answers(prompt(), params, constraint())
         if remembered is not None:
             return _replayed(remembered)
     repairs = bool(attempt) and shows(options, op)

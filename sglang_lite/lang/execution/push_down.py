@@ -319,7 +319,7 @@ class PushedBranch:
         options = op.expression.options
         if op.node.held:
             self.held = op
-            if self.program.backend.remembers or (options is not None and options.backend is not None):
+            if self.program.backend.has_saved_answers or (options is not None and options.backend is not None):
                 return False
             op.mark = self._put(Mark())
         op.pushed_node = self, self._put(op.node)

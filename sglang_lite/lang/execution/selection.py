@@ -112,9 +112,9 @@ async def _score(player: Player, op: SelectOp, texts: Sequence[str]) -> Selectio
 
     async def ask(_: int) -> Selection:
         assert player.pushed is not None
-        if player.backend.remembers:
+        if player.backend.has_saved_answers:
             prompt = player.transcript.prompt()
-            remembered = player.backend.remembered_choice(prompt, texts, unconditional=unconditional)
+            remembered = player.backend.saved_selection(prompt, texts, unconditional=unconditional)
             if remembered is not None:
                 return remembered
         pushed_node, op.pushed_node = op.pushed_node, None

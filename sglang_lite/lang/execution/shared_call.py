@@ -42,7 +42,7 @@ def may_share(
     if not isinstance(params.seed, Unset) or not isinstance(params.n, Unset) or own.tools is not None:
         return False
     elsewhere = own.options is not None and own.options.backend is not None
-    return not elsewhere and backend.samples_at_once(params, constraint, size)
+    return not elsewhere and backend.shares_prompt_cost(params, constraint, size)
 
 
 class SharedCall:

@@ -84,7 +84,7 @@ class Turn:
             attempt: number of the attempt, from 0. A later attempt makes its own call, and answers known ahead are
                 dropped.
         """
-        remembered = backend.remembered(prompt, params, constraint)
+        remembered = backend.saved_answers(prompt, params, constraint)
         if remembered is not None:
             for each in remembered:
                 yield each

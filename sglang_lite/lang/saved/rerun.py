@@ -78,7 +78,7 @@ class RememberingBackend(DelegatingBackend):
         for answer in answers:
             self._answers[answer.asked].append(answer)
 
-    remembers = True
+    has_saved_answers = True
 
     @property
     def plays_programs(self) -> bool:
@@ -94,12 +94,12 @@ class RememberingBackend(DelegatingBackend):
     def _next_answer(self, question: str) -> SavedAnswer | None:
         return self._answers[question].popleft() if self._answers.get(question) else None
 
-    def remembered(
+    def saved_answers(
         self, prompt: Prompt, params: SamplingParams, constraint: Constraint | None
     ) -> Sequence[Generation] | None:
         saved = self._next_answer(Question(prompt.text, prompt.images).digest(params, constraint))
         if saved is None:
-            return self.backend.remembered(prompt, params, constraint)
+            return self.backend.saved_answers(prompt, params, constraint)
         answers = [answer for answer in saved.answers if isinstance(answer, Generation)]
         # A remembered answer costs nothing.
         return [msgspec.structs.replace(answer, usage=Usage()) for answer in answers]
@@ -107,7 +107,7 @@ class RememberingBackend(DelegatingBackend):
     async def agenerate(
         self, prompt: Prompt, params: SamplingParams, constraint: Constraint | None, *, stream: bool
     ) -> AsyncGenerator[Delta | Generation, None]:
-        remembered = self.remembered(prompt, params, constraint)
+        remembered = self.saved_answers(prompt, params, constraint)
         if remembered is None:
             async for event in self.backend.agenerate(prompt, params, constraint, stream=stream):
                 yield event
@@ -116,15 +116,15 @@ class RememberingBackend(DelegatingBackend):
             yield answer
 
     async def aselect(self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool) -> Selection:
-        remembered = self.remembered_choice(prompt, choices, unconditional=unconditional)
+        remembered = self.saved_selection(prompt, choices, unconditional=unconditional)
         if remembered is None:
             return await self.backend.aselect(prompt, choices, unconditional=unconditional)
         return remembered
 
-    def remembered_choice(self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool) -> Selection | None:
+    def saved_selection(self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool) -> Selection | None:
         saved = self._next_answer(Question(prompt.text, prompt.images).digest(tuple(choices), unconditional))
         if saved is None:
-            return self.backend.remembered_choice(prompt, choices, unconditional=unconditional)
+            return self.backend.saved_selection(prompt, choices, unconditional=unconditional)
         (answer,) = saved.answers
         assert isinstance(answer, SavedChoice)
         if answer.decision not in choices:

@@ -53,7 +53,7 @@ def test_a_call_without_an_answer_is_an_error_of_the_program():
     class Silent(sgl.BaseBackend):
         turn_rules = TurnRules("continued", enforces_schemas=False, continues_constrained=True)
 
-        def samples_at_once(self, params, constraint, count):
+        def shares_prompt_cost(self, params, constraint, count):
             return True
 
         async def agenerate(self, prompt, params, constraint, *, stream):
