@@ -140,7 +140,7 @@ class RecordingBranch(Branch):
         self._marks: dict[BranchMark, tuple[int, int, int]] = {}  # place, live nodes, action
         self._scope_starts: dict[str, int] = {}
         self._seed: str | None = None  # name from which the next node's seed is derived
-        self.state = RecordingState(self)
+        self.state = _RecordingState(self)
         recorder.branches.append(self)
 
     def submit(self, expr: Expression | str, where: Location | None = None, equal: SharedCall | None = None) -> None:
@@ -367,7 +367,7 @@ class RecordingBranch(Branch):
         return Variable.of(None)
 
 
-class RecordingCopyScope(CopyScope):
+class _RecordingCopyScope(CopyScope):
     """Context manager of `s.copy()` that also records the adoption of the variables."""
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
@@ -384,7 +384,7 @@ def _recorded_call(method: str) -> Any:
     return lambda self, *args, **kwargs: self._record_call(method, *args, **kwargs)
 
 
-class RecordingState(ProgramState):
+class _RecordingState(ProgramState):
     """State of a body that is being compiled."""
 
     branch: RecordingBranch
@@ -395,7 +395,7 @@ class RecordingState(ProgramState):
 
     def copy(self, position_ids_offset: list[int] | None = None) -> CopyScope:
         super().copy(position_ids_offset)  # checks the argument
-        return RecordingCopyScope(self)
+        return _RecordingCopyScope(self)
 
     def set_var(self, name: str, value: object) -> None:
         super().set_var(name, value)
@@ -460,6 +460,6 @@ class RecordingState(ProgramState):
         raise CompileError("the stream is only there when the program runs.", hint=RUN_IT, where=user_location())
 
 
-def _state_of(branch: Branch) -> RecordingState:
+def _state_of(branch: Branch) -> _RecordingState:
     assert isinstance(branch, RecordingBranch)
     return branch.state
