@@ -12,6 +12,7 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import Any
 
 from sglang_lite.lang.batches.batch import BatchPlan, Item
@@ -56,13 +57,21 @@ class RayOptions:
 
     def __post_init__(self) -> None:
         if not (isinstance(self.engine, Mapping) or callable(self.engine)):
-            raise ParameterError("engine", f"{self.engine!r:.60} is neither keywords of `Engine` nor a function.")
-        if self.actors is not None and (not isinstance(self.actors, int) or self.actors < 1):
-            raise ParameterError("actors", f"{self.actors!r:.60} is no whole number of at least 1.")
+            raise ParameterError(
+                "engine", f"{self.engine!r:.60} is neither keywords of `Engine` nor a function.",
+                hint='Give RayOptions(engine={"model": …}).',
+            )  # fmt: skip
+        actors = self.actors
+        if actors is not None and (isinstance(actors, bool) or not isinstance(actors, int) or actors < 1):
+            raise ParameterError(
+                "actors", f"{actors!r:.60} is not a whole number of at least 1.", hint="Leave it out for one per GPU."
+            )
         for name in ("num_cpus", "num_gpus", "start_timeout_s"):
             value = getattr(self, name)
-            if value is not None and not value >= 0:
-                raise ParameterError(name, f"{value!r:.60} is negative.")
+            is_number = isinstance(value, Real) and not isinstance(value, bool)
+            unset = value is None and name != "num_cpus"
+            if not unset and not (is_number and value >= 0):  # NaN is not, either
+                raise ParameterError(name, f"{value!r:.60} is not a number of at least 0.", hint="Give 0 or more.")
 
     def identity(self) -> object:
         """Data that the answers depend on; a checkpoint is only valid for the same data."""

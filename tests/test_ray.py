@@ -166,10 +166,31 @@ def test_rows_that_share_a_text_are_together():
     assert groups([], 8) == []
 
 
-@pytest.mark.parametrize("bad", [{"actors": 0}, {"engine": 3}, {"num_gpus": -1}, {"start_timeout_s": -1}])
-def test_bad_options_are_refused(bad):
-    with pytest.raises(ParameterError, match=next(iter(bad))):
+@pytest.mark.parametrize(
+    ("bad", "cure"),
+    [
+        ({"engine": 3}, "RayOptions"),
+        ({"actors": 0}, "one per GPU"),
+        ({"actors": True}, "one per GPU"),
+        ({"actors": "2"}, "one per GPU"),
+        ({"num_cpus": "2"}, "0 or more"),
+        ({"num_cpus": None}, "0 or more"),
+        ({"num_cpus": True}, "0 or more"),
+        ({"num_gpus": -1}, "0 or more"),
+        ({"num_gpus": float("nan")}, "0 or more"),
+        ({"start_timeout_s": -1}, "0 or more"),
+        ({"start_timeout_s": [1]}, "0 or more"),
+    ],
+)
+def test_bad_options_are_refused_with_what_to_give(bad, cure):
+    with pytest.raises(ParameterError, match=f"^{next(iter(bad))}: .*{cure}"):
         RayOptions(**bad)
+
+
+def test_numbers_of_other_packages_are_options():
+    np = pytest.importorskip("numpy")
+    options = RayOptions(num_cpus=np.int64(2), num_gpus=np.float32(0.5))
+    assert (options.num_cpus, options.num_gpus) == (2, 0.5)
 
 
 def test_ray_that_is_not_installed_is_named(monkeypatch):

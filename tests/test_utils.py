@@ -13,6 +13,7 @@ from decimal import Decimal
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+import requests
 from pydantic import BaseModel, Field
 
 import sglang_lite as sgl
@@ -64,6 +65,38 @@ def test_http_request_asks_as_sglangs_does(echo):
     assert utils.http_request(echo, method="POST", stream=True).json()["method"] == "POST"
     with pytest.raises(sgl.protocol.BackendError, match="does not answer"):
         utils.http_request("http://127.0.0.1:9")
+
+
+@pytest.mark.parametrize("url", ["localhost:30000/generate", "127.0.0.1", "http://", "ftp://a/b"])
+def test_http_request_refuses_what_is_no_address(url):
+    with pytest.raises(sgl.ParameterError, match=re.escape(f"url: {url!r}")) as caught:
+        utils.http_request(url)
+    assert "http://localhost:30000" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("raised", "kind"),
+    [
+        (requests.ReadTimeout, sgl.protocol.RequestTimeoutError),
+        (requests.ConnectTimeout, sgl.protocol.RequestTimeoutError),
+        (requests.ConnectionError, sgl.protocol.BackendError),
+        (requests.TooManyRedirects, sgl.protocol.BackendError),
+        (requests.exceptions.ChunkedEncodingError, sgl.protocol.BackendError),
+    ],
+)
+def test_http_request_limits_its_wait_and_raises_errors_of_this_package(monkeypatch, raised, kind):
+    timeouts = []
+
+    def request(*_, timeout, **__):
+        timeouts.append(timeout)
+        raise raised("no")
+
+    monkeypatch.setattr(requests, "request", request)
+    for options in ({}, {"timeout": 3}, {"timeout": None}):
+        with pytest.raises(kind, match="http://a/b") as caught:
+            utils.http_request("http://a/b", **options)
+        assert isinstance(caught.value.__cause__, raised)
+    assert timeouts == [600, 3, None]
 
 
 def test_a_bad_line_is_an_error_when_it_is_reached(tmp_path):

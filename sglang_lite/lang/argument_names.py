@@ -158,13 +158,21 @@ def name_meant(unknown: str, known: Collection[str]) -> str:
     return f"Its parameters: {', '.join([*known][:_LISTED])}{', …' if len(known) > _LISTED else '.'}"
 
 
-class TellsFunctions:
-    """Base of states whose AttributeErrors explain that `gen`, `select` … are functions, and how to read a variable."""
+def no_such_attribute(state: object, name: str) -> AttributeError:
+    """Error of reading an attribute that a state does not have: explains that `gen`, `select` … are functions, and how
+    to read a variable."""
+    if name in ("gen", "gen_int", "gen_string", "select", "image", "video"):
+        return AttributeError(f"a state has no {name}. Write s += sgl.{name}(…).", name=name, obj=state)
+    problem = f"{type(state).__name__!r} object has no attribute {name!r}. A variable is read as s[{name!r}]."
+    return AttributeError(problem, name=name, obj=state)
+
+
+class AttributeHints:
+    """Base of states: reading an attribute that does not exist raises the error of `no_such_attribute`."""
+
+    __slots__ = ()
 
     if not TYPE_CHECKING:  # a type checker would accept any attribute
 
         def __getattr__(self, name: str) -> NoReturn:
-            if name in ("gen", "gen_int", "gen_string", "select", "image", "video"):
-                raise AttributeError(f"a state has no {name}. Write s += sgl.{name}(…).", name=name, obj=self)
-            problem = f"{type(self).__name__!r} object has no attribute {name!r}. A variable is read as s[{name!r}]."
-            raise AttributeError(problem, name=name, obj=self)
+            raise no_such_attribute(self, name)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 from sglang_lite import wire
 from sglang_lite.constraints.coerce import ConstraintLike, as_constraint, check_syntax
 from sglang_lite.lang import text_streams
-from sglang_lite.lang.argument_names import TellsFunctions, explains_wrong_arguments
+from sglang_lite.lang.argument_names import AttributeHints, explains_wrong_arguments
 from sglang_lite.lang.backend.base_backend import BaseBackend
 from sglang_lite.lang.checks import check_whole
 from sglang_lite.lang.concurrency.variables import Variable
@@ -68,7 +68,7 @@ if TYPE_CHECKING:
     from sglang_lite.lang.trace import Trace
 
 
-class ProgramState(TellsFunctions):
+class ProgramState(AttributeHints):
     """State of a program: `s += …` adds to its text, `s["name"]` reads a variable.
 
     Adding returns at once; reading waits for the value. Errors of nodes are raised by reads.
@@ -200,7 +200,7 @@ class ProgramState(TellsFunctions):
 
     async def get(self, name: str) -> UserValue:
         """Value of a variable, like `s[name]`, for coroutines."""
-        return await self._await(await afind_variable(self.branch.player, name, user_location()))
+        return await text_streams.read(self.branch, await afind_variable(self.branch.player, name, user_location()))
 
     def raw(self, name: str) -> UserValue:
         """Text from which a typed variable was read, or a list for several samples; returns other values unchanged."""
@@ -298,7 +298,7 @@ class ProgramState(TellsFunctions):
 
     async def async_sync(self) -> None:
         """Waits like `sync`, for coroutines."""
-        await self._await(self.branch.read(nothing, user_location()))
+        await text_streams.read(self.branch, self.branch.read(nothing, user_location()))
 
     def error(self) -> SglError | None:
         """Error of the program, or None if it has not failed. Waits like `sync`; in a run with stream=True, a caller
@@ -324,14 +324,6 @@ class ProgramState(TellsFunctions):
         except KeyboardInterrupt:  # the reader no longer wants the result
             self.cancel()
             raise
-        except SglError as error:
-            self.branch.player.mark_failure_reported()
-            trim(error)
-            raise
-
-    async def _await(self, variable: Variable) -> Any:
-        try:
-            return await variable.get()
         except SglError as error:
             self.branch.player.mark_failure_reported()
             trim(error)

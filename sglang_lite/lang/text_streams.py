@@ -6,15 +6,16 @@ import contextlib
 from collections.abc import AsyncIterator, Iterator
 from typing import TYPE_CHECKING
 
-from sglang_lite.lang.concurrency.variables import TextLog
+from sglang_lite.lang.concurrency.variables import TextLog, Variable
 from sglang_lite.lang.execution.reading import afind_variable, find_variable, may_block, whole_text
 from sglang_lite.lang.execution.run import current_run
 from sglang_lite.lang.results import meta_info
-from sglang_lite.lang.tracebacks import user_location
+from sglang_lite.lang.tracebacks import trim, user_location
 from sglang_lite.protocol import Generation, ProgramError, SglError
 from sglang_lite.protocol.anything import UserValue
 
 if TYPE_CHECKING:
+    from sglang_lite.lang.execution.branch import Branch
     from sglang_lite.lang.state import ProgramState
 
 
@@ -61,6 +62,16 @@ def follow(state: ProgramState) -> None:
             pass
 
 
+async def read(branch: Branch, variable: Variable) -> UserValue:
+    """Awaits the value of a variable for a reader of the state. An error of the variable counts as reported."""
+    try:
+        return await variable.get()
+    except SglError as error:
+        branch.player.mark_failure_reported()
+        trim(error)
+        raise
+
+
 async def apieces(state: ProgramState, name: str | None, *, with_meta: bool) -> AsyncIterator[UserValue]:
     """Async version of `pieces`; with a name and `with_meta`, yields pairs of text and metadata. Implements
     `text_async_iter`."""
@@ -71,12 +82,12 @@ async def apieces(state: ProgramState, name: str | None, *, with_meta: bool) -> 
         variable = await afind_variable(branch.player, name, user_location())
         log = branch.names.logs.get(name)
         if log is None:
-            value = await variable.get()
+            value = await read(branch, variable)
             text = variable.record.text if isinstance(variable.record, Generation) else str(value)
             yield (text, meta_info(variable.record) or {}) if with_meta else text
             return
     if log is None:
-        yield await branch.read(whole_text, user_location()).get()
+        yield await read(branch, branch.read(whole_text, user_location()))
         return
     branch.player.mark_failure_reported()
     async for text, meta in log:

@@ -4,6 +4,7 @@ import asyncio
 import gc
 import logging
 import threading
+import traceback
 
 import pytest
 
@@ -276,6 +277,27 @@ def test_what_a_reader_of_a_stream_was_told_is_not_logged(caplog, is_async):
         asyncio.run(main())
         gc.collect()
     assert not caplog.messages
+
+
+@pytest.mark.parametrize("name", [None, "a"])
+def test_what_a_reader_of_a_whole_text_was_told_is_not_logged(caplog, name):
+    def body(s):
+        s += "q" + sgl.gen("a")
+
+    async def read(state):
+        with pytest.raises(sgl.ProgramError, match="no answer") as caught:
+            async for _ in state.text_async_iter(name):
+                pass
+        return [frame.name for frame in traceback.extract_tb(caught.value.__cause__.__traceback__)]
+
+    def answer(_):
+        raise LookupError("no answer")
+
+    with caplog.at_level(logging.ERROR, "sglang_lite"):
+        frames = asyncio.run(read(run(body, sgl.ScriptedBackend(answer))))
+        gc.collect()
+    assert not caplog.messages
+    assert frames == ["answer"]
 
 
 @pytest.mark.parametrize("name", [None, "a"])

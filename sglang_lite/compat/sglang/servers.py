@@ -6,7 +6,7 @@ import subprocess
 import time
 from typing import TYPE_CHECKING
 
-from sglang_lite.protocol import BackendError, RequestTimeoutError
+from sglang_lite.protocol import BackendError, ParameterError, RequestTimeoutError
 
 if TYPE_CHECKING:
     import requests
@@ -19,6 +19,8 @@ def http_request(
     api_key: str | None = None,
     verify: str | None = None,
     method: str | None = None,
+    *,
+    timeout: float | None = 600,
 ) -> requests.Response:
     """Sends an HTTP request with a JSON body.
 
@@ -29,21 +31,33 @@ def http_request(
         api_key: bearer token of the `Authorization` header, or None.
         verify: file with trusted certificates; None for the default ones.
         method: HTTP method; by default GET, or POST if `json` or `stream` is given.
+        timeout: maximum number of seconds to wait for the connection, and then for each part of the response; None for
+            no limit.
 
     Returns:
         The response, with any status code.
 
     Raises:
-        BackendError: the server can't be reached.
+        ParameterError: `url` is not an http(s) URL.
+        RequestTimeoutError: the server did not answer within `timeout` seconds.
+        BackendError: the server can't be reached, or the connection broke.
     """
     import requests
+    from requests import exceptions
 
     headers = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
     verb = method or ("POST" if stream or json is not None else "GET")
     try:
-        return requests.request(verb, url, json=json, stream=stream, headers=headers, verify=verify or True)
-    except requests.ConnectionError as error:
-        raise BackendError(f"{url} does not answer: {error}") from error
+        return requests.request(
+            verb, url, json=json, stream=stream, headers=headers, verify=verify or True, timeout=timeout
+        )
+    except (exceptions.MissingSchema, exceptions.InvalidSchema, exceptions.InvalidURL) as error:
+        hint = "Give one such as http://localhost:30000/generate."
+        raise ParameterError("url", f"{url!r} is not an http(s) URL.", hint=hint) from error
+    except requests.Timeout as error:
+        raise RequestTimeoutError(f"{url} did not answer in time: {error}", hint="Raise timeout.") from error
+    except requests.RequestException as error:
+        raise BackendError(f"{url} does not answer: {error}", hint="Check the address and the server.") from error
 
 
 def launch_server_cmd(

@@ -105,7 +105,10 @@ def plan_of(
                 where=user_location(),
             )  # fmt: skip
         if options["backend"] is not None:
-            raise ParameterError("cluster", "has engines of its own.", hint="Leave backend out.", where=user_location())
+            raise ParameterError(
+                "backend", "it is given with cluster=, whose engines run the items.",
+                hint="Leave backend out, or cluster.", where=user_location(),
+            )  # fmt: skip
         for name in ("max_cost", "max_total_tokens"):
             if options[name] is not None:
                 raise ParameterError(
@@ -133,8 +136,9 @@ def plan_of(
         file = BatchFile(Path(checkpoint), program.name, parts, items, skip_damaged=skip_damaged)
     elif version is not None or skip_damaged:
         raise ParameterError(
-            "skip_damaged" if version is None else "version", "needs a checkpoint.", where=user_location()
-        )
+            "skip_damaged" if version is None else "version", "it has no effect without a checkpoint file.",
+            hint="Give checkpoint=…, or leave it out.", where=user_location(),
+        )  # fmt: skip
     saved_outcomes = dict(file.states) if file is not None else {}
     progress = Progress(len(items), len(saved_outcomes)) if options["progress_bar"] else None
     return BatchPlan(

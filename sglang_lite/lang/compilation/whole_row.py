@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from sglang_lite.lang.argument_names import no_such_attribute
 from sglang_lite.lang.backend.base_backend import BaseBackend, priority_keywords
 from sglang_lite.lang.compilation.script import Script
 from sglang_lite.lang.compilation.specialization import Specialization
@@ -147,7 +148,7 @@ class CompiledState(ProgramState):
 
     def __getattr__(self, name: str) -> UserValue:
         if name not in ("branch", "ret_value", "raised"):
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            raise no_such_attribute(self, name)
         self._wait_for_end()
         self.build()
         return self.__dict__[name]

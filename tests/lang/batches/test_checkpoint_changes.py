@@ -176,7 +176,7 @@ def test_what_can_not_be_compared_is_named_and_a_version_is_compared_instead(pat
     with pytest.raises(sgl.ParameterError, match=r"version: 1\.5 is neither"):
         run(path, version=1.5)
     for wrong in (dict(version="1"), dict(skip_damaged=True)):
-        with pytest.raises(sgl.ParameterError, match="needs a checkpoint"):
+        with pytest.raises(sgl.ParameterError, match=r"has no effect without a checkpoint file\. Give checkpoint=…"):
             square.run_batch(ITEMS, backend=script(), **wrong)
 
 

@@ -45,6 +45,15 @@ def parts(s, topic, length=3):
     s += "Best: " + sgl.select("best", [f"{topic} 0", f"{topic} 1"]) + sgl.gen("end", max_tokens=2)
 
 
+@pytest.mark.parametrize(("name", "hint"), [("answer", r"is read as s\['answer'\]"), ("gen", r"Write s \+= sgl\.gen")])
+def test_an_attribute_that_a_state_does_not_have_is_explained(backend, name, hint):
+    for program in (one, one.compile(backend)):
+        state = program.run("x", backend=backend)
+        with pytest.raises(AttributeError, match=hint):
+            getattr(state, name)
+        state.sync()
+
+
 def state_of(program, backend, **options):
     return program.run("bees", backend=backend, seed=4, **options)
 
