@@ -64,11 +64,8 @@ class Scheduler:
         last_alone: bool = False,
         pace: StepPace | None = None,
     ) -> None:
-        self.store = store
-        self._pace = pace
-        self._step_tokens = step_tokens
-        self._policy = policy
-        self._last_alone = last_alone
+        self.store, self._policy = store, policy
+        self._step_tokens, self._last_alone, self._pace = step_tokens, last_alone, pace
         self._solo_request = -1  # id of the last request that was admitted while no other ran or waited
         self._reserve = PageReserve()
         self.held_prefixes = HeldPrefixes(store)
