@@ -67,7 +67,7 @@ class _Thread:
 
     def _run(self):
         cluster, program, plan, report, fails = self._parts
-        for index, (args, kwargs) in reversed(plan.left):
+        for index, (args, kwargs) in reversed(plan.pending):
             cluster.ran.append(index)
             if index in fails:
                 report(index, ValueError(f"item {index}"))

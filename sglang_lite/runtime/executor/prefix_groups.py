@@ -48,9 +48,9 @@ def _best(pages: Ints, shareable_pages: Ints, rows: Ints, matched: int) -> tuple
         return saved, groups
     first = pages[rows, matched]
     order = np.argsort(first, kind="stable")
-    for alike in np.split(rows[order], np.flatnonzero(np.diff(first[order])) + 1):
-        if len(alike) < 2:
-            continue
+    bounds = np.flatnonzero(np.diff(first[order], prepend=-1, append=-1))  # of runs of equal pages
+    for run in np.flatnonzero(np.diff(bounds) > 1):
+        alike = rows[order[bounds[run] : bounds[run + 1]]]
         limit = int(shareable_pages[alike].min())
         same = (pages[alike, matched:limit] == pages[alike[:1], matched:limit]).all(0)
         common = matched + (int(same.argmin()) if not same.all() else len(same))

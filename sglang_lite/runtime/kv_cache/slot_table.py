@@ -21,6 +21,7 @@ class SlotTable:
         limit: length at which the request ends.
         watched: uint8; new tokens that the host must look at, as `WatchedTokens` of runtime/request.py.
         paced: uint8; tokens to look at for a stream, as `StreamPace` of runtime/request.py.
+        streamed: bool; True if the slot's request streams.
         epoch: counter that changes whenever the slot's request or its last tokens change, so that earlier launches for
             it are recognised.
 
@@ -42,6 +43,7 @@ class SlotTable:
         self.limit: Ints = np.zeros(slots, dtype=np.int32)
         self.watched = np.zeros(slots, dtype=np.uint8)
         self.paced = np.zeros(slots, dtype=np.uint8)
+        self.streamed = np.zeros(slots, dtype=bool)
         self._free = list(range(slots - 1, -1, -1))
 
     @property
@@ -53,6 +55,7 @@ class SlotTable:
 
     def release(self, slot: int) -> None:
         self.length[slot] = self.known[slot] = self.computed[slot] = self.held[slot] = 0
+        self.streamed[slot] = False
         self.epoch[slot] += 1
         self._free.append(slot)
 

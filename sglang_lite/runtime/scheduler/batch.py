@@ -27,6 +27,7 @@ class Batch:
         pending: bool [R]; True if its last token was drawn by a step whose result has not been read yet.
         started: requests that were given their slot since the last step.
         copies: (source, destination) token slots to copy before anything else.
+        streams: number of decoding rows of requests that stream.
     """
 
     step: int
@@ -41,11 +42,7 @@ class Batch:
     pending: NDArray[np.bool_]
     started: tuple[Request, ...]
     copies: tuple[Ints, Ints]
-
-    @property
-    def streams(self) -> int:
-        """Number of decoding rows of requests that stream."""
-        return sum(request.output.stream for request in self.requests[: self.decoding])
+    streams: int = 0
 
     @property
     def tokens(self) -> int:

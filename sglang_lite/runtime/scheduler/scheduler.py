@@ -64,11 +64,8 @@ class Scheduler:
         last_alone: bool = False,
         pace: StepPace | None = None,
     ) -> None:
-        self.store = store
-        self._pace = pace
-        self._step_tokens = step_tokens
-        self._policy = policy
-        self._last_alone = last_alone
+        self.store, self._policy = store, policy
+        self._step_tokens, self._last_alone, self._pace = step_tokens, last_alone, pace
         self._solo_request = -1  # id of the last request that was admitted while no other ran or waited
         self._reserve = PageReserve()
         self.held_prefixes = HeldPrefixes(store)
@@ -133,7 +130,7 @@ class Scheduler:
     def _budget(self, decoding: list[Request]) -> int:
         """Number of prompt tokens that a step may compute in addition to the decoding rows."""
         most = (min(self._step_tokens, ISOLATED_TOKENS) if self.isolated else self._step_tokens) - len(decoding)
-        streams = _streams(decoding)
+        streams = _streams(self.store.table, decoding)
         if self._pace is None or not streams:
             return most
         return min(most, self._pace.room(streams) - (len(decoding) - streams))
@@ -291,6 +288,7 @@ class Scheduler:
             pending=ends > table.known[slots],
             started=tuple(r for r in started if r.handle is not None),
             copies=self.store.take_copies(),
+            streams=_streams(self.store.table, decoding),
         )
 
     def _ready(self) -> list[Request]:
@@ -304,7 +302,7 @@ class Scheduler:
 
     def _in_turn(self, ready: list[Request]) -> list[Request]:
         """Rows that the next step decodes: all streams, and as many other rows as the pace allows, in turn."""
-        streams = _streams(ready)
+        streams = _streams(self.store.table, ready)
         if self._pace is None or not streams:
             return ready
         room = self._pace.room(streams)
@@ -406,6 +404,7 @@ class Scheduler:
             table.length[slot] = table.limit[slot] = request.limit - 1
         table.watched[slot] = request.watched
         table.paced[slot] = StreamPace.AT_ONCE if request.paced else StreamPace.NONE
+        table.streamed[slot] = request.output.stream
         request.move(State.PREFILLING)
         self.prefilling.append(request)
         self._started.append(request)
@@ -475,8 +474,10 @@ def _computes(prefilling: Mapping[int, Request], table: SlotTable, tokens: Ints,
     )
 
 
-def _streams(decoding: Iterable[Request]) -> int:
+def _streams(table: SlotTable, decoding: Iterable[Request]) -> int:
     """Number of requests that stream."""
+    if not table.streamed.any():  # without a look at each
+        return 0
     return sum(request.output.stream for request in decoding)
 
 

@@ -127,7 +127,7 @@ def test_the_engine_serves_on_when_memory_ends(of_head):
         torch.cuda.empty_cache()
         most = torch.empty(torch.cuda.mem_get_info()[0] - (1 << 30), dtype=torch.uint8, device="cuda")  # takes seconds
         runner, forward = engine.core.runner, engine.core.runner.forward
-        runner.prompts.most = 0  # graphs have their memory
+        runner.prompts.max_tokens = 0  # graphs have their memory
 
         def short(batch):
             if len(batch.requests) > 1 and not engine.core.scheduler.isolated and draw.random() < 0.2:
