@@ -78,7 +78,7 @@ def rows_in(file: Path) -> list[dict[str, Json]]:
         # Not `splitlines`: U+2028, U+0085 and others need no escape in a JSON string. "utf-8-sig" skips a BOM.
         lines = file.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise ParameterError("--data", f"{file}: {error}.") from error
+        raise ParameterError("--data", f"{file}: {getattr(error, 'strerror', None) or error}.") from error
     rows = []
     for number, line in enumerate(lines, 1):
         if not line.strip():
@@ -105,9 +105,10 @@ def fitting(program: SglFunction, rows: list[dict[str, Json]], file: Path) -> li
     found = []
     for number, row in enumerate(rows, 1):
         try:
-            bound = program.signature.bind(**{**program.bind_arguments, **row})
-        except TypeError as error:
-            raise ParameterError("--data", f"{file}: row {number}: {program.name}: {error}.") from None
+            bound = program.signature.bind(**program.bound((), row, ""))
+        except ParameterError as error:
+            problem = f"{file}: row {number}: {error.message.removeprefix(': ')}"
+            raise ParameterError("--data", problem, hint=error.hint) from None
         bound.apply_defaults()
         variable = [
             p.name for p in program.signature.parameters.values() if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD)

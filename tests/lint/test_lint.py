@@ -243,11 +243,14 @@ def test_what_makes_no_sense_is_told_with_file_and_line(tmp_path, lint):
         ([file("empty.py", "")], "has no program"),
         ([f"{fine}:g"], "has no program 'g'; it has: f"),
         ([two, "--data", rows], "has 2 programs. Name one: "),
-        ([fine, "--data", tmp_path / "none.jsonl"], "none.jsonl: "),
+        ([fine, "--data", tmp_path / "none.jsonl"], "none.jsonl: No such file"),
         ([fine, "--data", file("a.jsonl", '{"x": 1}\n{"x"\n')], "a.jsonl:2: "),
         ([fine, "--data", file("b.jsonl", "[1]\n")], "b.jsonl:1: [1] is not an object"),
         ([fine, "--data", file("c.jsonl", "\n")], "c.jsonl has no rows"),
-        ([fine, "--data", file("d.jsonl", '{"y": 1}\n')], "d.jsonl: row 1: f: "),
+        (
+            [fine, "--data", file("d.jsonl", '{"y": 1}\n')],
+            "d.jsonl: row 1: f: missing a required argument: 'x', and was given 'y'",
+        ),
         ([fine, "--fail-under", "5"], "Give --data rows.jsonl"),
         ([fine, "--model", tmp_path / "no model"], "model"),
     ):
