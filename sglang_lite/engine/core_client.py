@@ -99,6 +99,9 @@ MOST_RESTARTS = 3  # per RESTART_WINDOW_S
 RESTART_WINDOW_S = 300.0
 
 
+_CLOSED = "the engine is closed."  # by its owner
+
+
 class CoreClient:
     """Client of an engine in another process: the `Core` that `Engine` uses by default.
 
@@ -125,7 +128,7 @@ class CoreClient:
         self._submissions = OpenSubmissions(self._abort)
         self._lock = self._submissions.lock
         self._closed = False
-        self._why_closed = "the engine is closed."
+        self._why_closed = _CLOSED
         self._starts: deque[float] = deque()
         self._compiler: Compiler | None = None
         self._process = process
@@ -294,7 +297,8 @@ class CoreClient:
         """Raises EngineClosedError if the engine is closed, has died, or belongs to another process."""
         self._check_process()
         if self._closed:
-            raise EngineClosedError(self._why_closed)
+            hint = "Make a new one: sgl.Engine(…)." if self._why_closed == _CLOSED else ""
+            raise EngineClosedError(self._why_closed, hint=hint)
 
     def check_wait(self, name: str) -> None:
         """Checks that the calling thread may wait for the engine.
@@ -353,7 +357,7 @@ class CoreClient:
             patience_s: seconds to wait for a sink that has not returned; None waits without limit.
         """
         if os.getpid() != self._home:
-            self._closed, self._why_closed = True, "the engine is closed."
+            self._closed, self._why_closed = True, _CLOSED
             return
         self.disconnect()
         if self._compiler is not None:

@@ -144,6 +144,8 @@ def test_engines_one_after_the_other_leave_nothing_behind(folders, mark):
             case 0:
                 engine.close()
                 engine.close()
+                with pytest.raises(EngineClosedError, match=r"is closed\. Make a new one: sgl\.Engine"):
+                    engine.complete("ab", GREEDY)
             case 1:
                 del engine
             case 2:
