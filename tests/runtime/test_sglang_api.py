@@ -84,6 +84,7 @@ def test_sampling_params_that_are_refused(given, message):
         ({"prompt": "a", "image_data": b"x"}, "image_data: is not supported"),
         ({"prompt": "a", "lora_path": "x"}, "lora_path: is not supported"),
         ({"prompt": "a", "temperature": 1}, "temperature: generate has no such parameter"),
+        ({"prompts": "a"}, r"prompts: generate has no such parameter\. Did you mean prompt=\?"),
     ],
 )
 def test_requests_that_are_refused_by_name(request_, message):
@@ -150,7 +151,7 @@ def test_server_args_with_a_meaning_here_are_translated(given, settings):
     ("given", "message"),
     [
         ({"tp_size": 2}, "tp_size: 2 is not supported, only 1"),
-        ({"model_path": "a", "model": "b"}, "model: model is given, too"),
+        ({"model_path": "a", "model": "b"}, "model: model is given, too.* Give one"),
         ({"enable_metrics": True}, "enable_metrics: True is not supported, only False"),
     ],
 )

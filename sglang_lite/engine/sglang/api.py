@@ -6,6 +6,7 @@ The same fields are used by `Engine.generate` and, as JSON, by a server's `/gene
 from __future__ import annotations
 
 import difflib
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -110,7 +111,9 @@ def _refuse_others(others: Mapping[str, object]) -> None:
     """Raises ParameterError if a field is unknown, or is set and not supported."""
     for name, value in others.items():
         if name not in _UNSUPPORTED:
-            raise ParameterError(name, "generate has no such parameter.")
+            near = difflib.get_close_matches(name, inspect.signature(read_request).parameters, n=1)
+            hint = f"Did you mean {near[0]}=?" if near else ""
+            raise ParameterError(name, "generate has no such parameter.", hint=hint)
         if value:
             raise ParameterError(name, "is not supported by this engine.")
 

@@ -121,7 +121,7 @@ def engine_settings(given: Mapping[str, UserValue]) -> dict[str, UserValue]:
             message = f"{value!r:.60} is not supported, only {arg.default!r}."
             raise ParameterError(name, message, hint=arg.refusal())
         if ours in settings:
-            raise ParameterError(name, f"{ours} is given, too.", hint="They are one setting under two names.")
+            raise ParameterError(name, f"{ours} is given, too.", hint="They are one setting under two names. Give one.")
         settings[ours] = value
     return settings
 
