@@ -20,6 +20,11 @@ def shown(value: object) -> str:
         return "a huge number"
 
 
+def with_article(word: str) -> str:
+    """Word, quoted or not, after "a" or "an"."""
+    return f"{'an' if word.lstrip(chr(39))[:1] in tuple('aeioAEIO') else 'a'} {word}"
+
+
 class Location:
     """Location in the user's program.
 

@@ -11,6 +11,7 @@ from typing import Any, overload
 from sglang_lite.constraints.coerce import ConstraintLike, as_constraint, check_syntax
 from sglang_lite.constraints.python_types.value_type import ValueType, number_text, value_type
 from sglang_lite.constraints.schema import json_schema as checked_schema
+from sglang_lite.errors import with_article
 from sglang_lite.lang.argument_names import explains_wrong_arguments
 from sglang_lite.lang.backend.default import BackendLike, as_backend
 from sglang_lite.lang.checks import check_limits
@@ -293,6 +294,9 @@ def _schema(value: Any) -> JsonSchema:
     if isinstance(value, bool):
         hint = 'Leave it out for free text; for any JSON give {}, for any object {"type": "object"}.'
         raise ParameterError("json_schema", f"{value!r} is not a schema.", hint=hint)
+    if isinstance(value, list | tuple | set | int | float | bytes):
+        problem = f"{with_article(type(value).__name__)} is not a schema."
+        raise ParameterError("json_schema", problem, hint="Give a dict, a JSON string or a type.")
     constraint = value_type(value).constraint
     if not isinstance(constraint, JsonSchema):
         raise ParameterError("json_schema", f"values of {value!r} are not written as JSON.", hint="Use type=.")

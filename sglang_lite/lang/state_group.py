@@ -7,6 +7,7 @@ from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
+from sglang_lite.errors import with_article
 from sglang_lite.lang.concurrency.variables import Variable, when_all_done
 from sglang_lite.lang.execution.branch import Branch
 from sglang_lite.lang.execution.shared_call import SharedCall, is_constant
@@ -84,7 +85,7 @@ class ProgramStateGroup:
             each = other
         else:
             raise ParameterError(
-                "+=", f"a {type(other).__name__} can't be added to a group.",
+                "+=", f"{with_article(type(other).__name__)} can't be added to a group.",
                 hint="Give text, an expression, a list of them, or a function of the index.", where=where,
             )  # fmt: skip
         added = other if isinstance(other, Expression) else None

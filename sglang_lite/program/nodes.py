@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from types import NoneType
 from typing import Final, Literal, NoReturn, TypeAlias, get_args
 
-from sglang_lite.errors import Location, ParameterError, shown
+from sglang_lite.errors import Location, ParameterError, shown, with_article
 from sglang_lite.protocol import UNSET, Constraint, SamplingParams, Unset
 from sglang_lite.protocol.prompt import Image
 from sglang_lite.protocol.record import Record, Variant
@@ -129,7 +129,7 @@ def not_addable(operator: str, value: object, where: Location | None = None) -> 
         hint = "Add a message with its role: s += sgl.user(content)."
     elif hasattr(value, "bind_arguments"):
         hint = "Call it: s += program(…)."
-    kind = "None" if value is None else f"a {type(value).__name__}"
+    kind = "None" if value is None else with_article(type(value).__name__)
     return ParameterError(operator, f"{kind} can't be added to a program.", hint=hint, where=where)
 
 

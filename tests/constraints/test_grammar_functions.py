@@ -147,6 +147,8 @@ def test_gen_takes_grammars_and_any_constraint():
         ({"ebnf": "root ::= "}, None, None),
         ({"ebnf": "root := 1"}, sgl.ConstraintError, "::= expected"),
         ({"lark": "start: b"}, sgl.ConstraintError, "no rule 'b'"),
+        ({"ebnf": ""}, sgl.ConstraintError, r"(?s)the grammar is empty.*Begin with: root ::="),
+        ({"json_schema": [1]}, sgl.ParameterError, "json_schema: a list is not a schema. Give a dict"),
         ({"ebnf": 3}, sgl.ParameterError, "is not a string"),
         ({"constraint": "a+"}, sgl.ConstraintError, r"'a\+' is text. Say what it is: sgl.Regex"),
         ({"constraint": sgl.Regex("a(")}, sgl.ConstraintError, "regex"),

@@ -61,8 +61,8 @@ STREAM_OR_NOT = pytest.mark.parametrize("stream", [False, True])
     ("turns", "message"),
     [
         (sgl.user_end(), "a 'user' turn ends, but no turn is open"),
-        (sgl.user_begin() + "x" + sgl.assistant_end(), "a 'assistant' turn ends, but the open turn is 'user'"),
-        (sgl.user_begin() + sgl.assistant_begin(), "a 'assistant' turn begins inside a 'user' turn"),
+        (sgl.user_begin() + "x" + sgl.assistant_end(), "an 'assistant' turn ends, but the open turn is 'user'"),
+        (sgl.user_begin() + sgl.assistant_begin(), "an 'assistant' turn begins inside a 'user' turn"),
         (sgl.system(sgl.user("x")), "a 'user' turn begins inside a 'system' turn"),
     ],
 )
@@ -184,7 +184,7 @@ def test_an_expression_plus_a_number(only_error):
     def program(s):
         s += sgl.gen("a") + 3  # type: ignore[operator]  # here
 
-    assert "a int can't be added" in str(only_error(program))
+    assert "an int can't be added" in str(only_error(program))
 
 
 def test_an_image_that_is_not_there(only_error):

@@ -161,7 +161,7 @@ def test_misuse_of_a_group_is_told():
         fork = s.fork(2)
         with pytest.raises(sgl.ParameterError, match="3 items for 2 branches"):
             fork += ["a", "b", "c"]
-        with pytest.raises(sgl.ParameterError, match="a int can't be added"):
+        with pytest.raises(sgl.ParameterError, match="an int can't be added"):
             fork += 3
         with pytest.raises(sgl.ParameterError, match="None"):
             fork += [None, "x"]

@@ -274,7 +274,7 @@ def test_what_needs_no_answer_can_be_asked():
 def test_misuse_is_an_error_in_a_trace_too():
     with pytest.raises(sgl.ProgramError, match="begins inside a 'user' turn"):
         trace(lambda s: s.user(sgl.user("x")))
-    with pytest.raises(sgl.ParameterError, match="a int can't be added"):
+    with pytest.raises(sgl.ParameterError, match="an int can't be added"):
         trace(lambda s: s.__iadd__(3))
     with pytest.raises(sgl.ParameterError, match="size: 0"):
         trace(lambda s: s.fork(0))

@@ -51,7 +51,7 @@ class _Parser:
                 scanner.fail(f"the rule {name!r} is defined twice", start)
             rules[name] = self._alternation()
         if not rules:
-            scanner.fail("there is no rule")
+            scanner.fail("the grammar is empty", hint="Begin with: root ::= …")
         start_rule = "root" if "root" in rules else next(iter(rules))
         return checked_references(Language(start_rule, rules), scanner, self._uses)
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from sglang_lite.constraints.free_numbers import TERMINATORS
+from sglang_lite.errors import with_article
 from sglang_lite.lang.backend.base_backend import EVERYTHING, BaseBackend
 from sglang_lite.lang.concurrency.variables import TextLog, Variable, located
 from sglang_lite.lang.execution.operations import (
@@ -91,6 +92,10 @@ if TYPE_CHECKING:
 
 _UNKNOWN_TO_HOOKS = tuple(parameter.name for parameter in PARAMETERS if "hooks" not in parameter.places)
 _unknown_to_hooks = attrgetter(*_UNKNOWN_TO_HOOKS)
+
+
+def _turn(role: str) -> str:
+    return with_article(f"{role!r} turn")
 
 
 class Branch:
@@ -338,11 +343,10 @@ class Branch:
 
     def _begin_turn(self, role: str, where: Location | None) -> None:
         if self._grammar is not None:
-            raise ProgramError(f"a {role!r} turn begins inside a grammar.", hint="End that one first.", where=where)
+            raise ProgramError(f"{_turn(role)} begins inside a grammar.", hint="End that one first.", where=where)
         if self._role is not None:
-            raise ProgramError(
-                f"a {role!r} turn begins inside a {self._role[0]!r} turn.", hint="End that one first.", where=where
-            )
+            problem = f"{_turn(role)} begins inside {_turn(self._role[0])}."
+            raise ProgramError(problem, hint="End that one first.", where=where)
         try:
             template = self.run.template
             system = template.default_system_prompt
@@ -359,10 +363,10 @@ class Branch:
 
     def _end_turn(self, role: str, where: Location | None) -> None:
         if self._grammar is not None:
-            raise ProgramError(f"a {role!r} turn ends inside a grammar.", hint="End that one first.", where=where)
+            raise ProgramError(f"{_turn(role)} ends inside a grammar.", hint="End that one first.", where=where)
         if self._role is None or self._role[0] != role:
             found = "no turn is open" if self._role is None else f"the open turn is {self._role[0]!r}"
-            raise ProgramError(f"a {role!r} turn ends, but {found}.", where=where)
+            raise ProgramError(f"{_turn(role)} ends, but {found}.", where=where)
         _, suffix = self._role
         self._role = None
         self._turns.append(role)

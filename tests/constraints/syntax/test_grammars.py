@@ -198,7 +198,7 @@ BROKEN = [
     (gbnf.parse, "root ::= (a", "closing parenthesis", 11),
     (gbnf.parse, 'root ::= "a"{3,1}', "repetition", 12),
     (gbnf.parse, r'root ::= "\q"', "no escape", 10),
-    (gbnf.parse, "", "no rule", 0),
+    (gbnf.parse, "", "the grammar is empty", 0),
     (gbnf.parse, 'a ::= "a"\na ::= "b"', "defined twice", 0),
     (lark.parse, 'start: "a" x', "no rule 'x'", 11),
     (lark.parse, 'start[max_tokens=3]: "a"', "'max_tokens' how it is generated", 6),
