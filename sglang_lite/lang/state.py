@@ -68,6 +68,9 @@ if TYPE_CHECKING:
     from sglang_lite.lang.trace import Trace
 
 
+_NO_SELECTION = "Only sgl.select has scores of choices. For log-probabilities of tokens use gen(return_logprob=True)."
+
+
 class ProgramState(AttributeHints):
     """State of a program: `s += …` adds to its text, `s["name"]` reads a variable.
 
@@ -216,7 +219,7 @@ class ProgramState(AttributeHints):
         """Scores of a `select`: each choice with its tokens and their log-probabilities."""
         record = self._record(name)
         if not isinstance(record, tuple):
-            raise ProgramError(f"{name!r} is not a selection.", where=user_location())
+            raise ProgramError(f"{name!r} is not a selection.", hint=_NO_SELECTION, where=user_location())
         found: Selection = record[0]
         return found
 

@@ -174,7 +174,7 @@ def check_tools(tools: object, where: Location | None = None) -> None:
     if not isinstance(tools, Sequence) or isinstance(tools, str):
         raise ParameterError("tools", f"{tools!r:.60} is not a list of functions.", where=where)
     if not tools:
-        raise ParameterError("tools", "the list is empty.", where=where)
+        raise ParameterError("tools", "the list is empty.", hint="Give at least one function.", where=where)
 
 
 def describe(
@@ -221,7 +221,8 @@ def _arguments(tool: Callable[..., Any]) -> Any:
             if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
                 raise ParameterError("tools", f"{tool.__name__}: the parameter {parameter} can't be given by name.")
             if parameter.name not in hints:
-                raise ParameterError("tools", f"{tool.__name__}: the parameter {parameter.name} has no type.")
+                problem = f"{tool.__name__}: the parameter {parameter.name} has no type."
+                raise ParameterError("tools", problem, hint=f"Annotate it, e.g. {parameter.name}: str.")
             kind = for_pydantic(hints[parameter.name])
             fields[parameter.name] = kind if parameter.default is parameter.empty else NotRequired[kind]
         arguments: Any = TypedDict(f"{tool.__name__}_arguments", fields)  # type: ignore[misc] # made at run time

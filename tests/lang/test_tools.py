@@ -170,10 +170,10 @@ def function(x: type(len)) -> int: ...  # type: ignore[valid-type]  # wrong on p
 @pytest.mark.parametrize(
     ("tools", "message"),
     [
-        ([], "the list is empty"),
+        ([], r"the list is empty\. Give at least one function"),
         ([add, add], "two tools are called 'add'"),
         ([3], "3 is not a named function"),
-        ([untyped], "untyped: the parameter x has no type"),
+        ([untyped], "untyped: the parameter x has no type. Annotate it, e.g. x: str"),
         ([positional], "positional: the parameter x: int can't be given by name"),
         ([starred], r"starred: the parameter \*x: int can't be given by name"),
         ([keywords], r"keywords: the parameter \*\*x: int can't be given by name"),

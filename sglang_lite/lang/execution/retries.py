@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
+from sglang_lite.errors import shown
 from sglang_lite.lang.concurrency.deadline import current_deadline
 from sglang_lite.lang.concurrency.pool import elsewhere
 from sglang_lite.protocol import (
@@ -144,4 +145,6 @@ async def check_value(check: Callable[[UserValue], UserValue], value: UserValue,
             hint="Return True if the value is valid, else False.",
         )
     if not verdict:
-        raise ValueValidationError(f"{name} refused the value {value!r}.", text=text, value=value)
+        name = "the check" if name == "<lambda>" else name
+        problem = f"{name} refused the value {shown(value)}."
+        raise ValueValidationError(problem, text=text, value=value, hint="Raise retries=, or relax the check.")
