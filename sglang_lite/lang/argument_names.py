@@ -147,15 +147,20 @@ def no_such_argument(called: str, unknown: str, known: Collection[str]) -> Param
     )
 
 
-def name_meant(unknown: str, known: Collection[str]) -> str:
-    """Hint with the parameter that an unknown argument name probably means, or else with the known names."""
+def nearest_name(unknown: str, known: Collection[str]) -> str:
+    """Hint with the parameter that an unknown argument name probably means, or an empty string."""
     here = _ELSEWHERE.get(unknown)
     if here in known:
         return f"Use {here}= here."
     near = difflib.get_close_matches(unknown, known, n=1)
-    if near:
-        return f"Did you mean {near[0]}=?"
-    return f"Its parameters: {', '.join([*known][:_LISTED])}{', …' if len(known) > _LISTED else '.'}"
+    return f"Did you mean {near[0]}=?" if near else ""
+
+
+def name_meant(unknown: str, known: Collection[str]) -> str:
+    """Hint with the parameter that an unknown argument name probably means, or else with the known names."""
+    return nearest_name(unknown, known) or (
+        f"Its parameters: {', '.join([*known][:_LISTED])}{', …' if len(known) > _LISTED else '.'}"
+    )
 
 
 def no_such_attribute(state: object, name: str) -> AttributeError:

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import MethodType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from sglang_lite.lang.argument_names import explains_wrong_arguments, name_meant, no_such_argument
+from sglang_lite.lang.argument_names import explains_wrong_arguments, nearest_name, no_such_argument
 from sglang_lite.lang.backend.base_backend import BaseBackend
 from sglang_lite.lang.backend.default import BackendLike, backend_for
 from sglang_lite.lang.batch_pools import async_pool_of, pool_of
@@ -482,8 +482,11 @@ def _misfit(program: SglFunction, arguments: Collection[str], what: str, error: 
     unknown = [name for name in arguments if name not in program.names]
     problem, hint = f"{program.name}: {error}", ""
     if unknown:
-        names = [*program.signature.parameters, *(sorted(program.options) if what == "run" else ())]
-        hint = name_meant(str(unknown[0]), names)
+        own = [*program.signature.parameters]
+        hint = nearest_name(str(unknown[0]), [*own, *(sorted(program.options) if what == "run" else ())])
+        if not hint:
+            hint = f"Its arguments: {', '.join(own) or 'none'}."
+            hint += f" (Settings of a run: help({program.name}.run).)" if what == "run" else ""
         if "missing" in str(error):
             problem += f", and was given {', '.join(map(repr, unknown))}"
     return ParameterError(what, f"{problem}.", hint=hint, where=user_location())

@@ -156,7 +156,7 @@ def test_what_can_not_be_added_is_refused(value):
 
 
 def test_expressions_refuse_foreign_operands():
-    with pytest.raises(sgl.ParameterError, match="a int can't be added"):
+    with pytest.raises(sgl.ParameterError, match="an int can't be added"):
         sgl.gen("a") + 3  # type: ignore[operator]  # wrong on purpose
 
 
@@ -196,7 +196,7 @@ def test_bad_parameters_of_select(temperature):
 
 
 def test_probabilities_only_of_a_selection():
-    with pytest.raises(sgl.ProgramError, match="not a selection"):
+    with pytest.raises(sgl.ProgramError, match=r"not a selection\. Only sgl\.select has .*return_logprob=True"):
         run(lambda s: s.__iadd__(sgl.gen("a"))).probs("a")
 
 
@@ -211,6 +211,10 @@ def test_arguments_that_do_not_fit_the_program():
         sgl.function(lambda: None)
     with pytest.raises(sgl.ParameterError, match="missing a required argument: 'a', and was given 'A'"):
         program.run(A=1, backend=backend)
+    with pytest.raises(sgl.ParameterError, match=r"given 'zz'\. Its arguments: a\. \(Settings of a run: help"):
+        program.run(zz=1, backend=backend)
+    with pytest.raises(sgl.ParameterError, match="Did you mean temperature="):
+        program.run(1, temprature=1, backend=backend)
     with pytest.raises(sgl.ParameterError, match=r"a str is not a backend.*sgl\.Engine\('gpt-4'\)"):
         program.run(1, backend="gpt-4")  # type: ignore[arg-type]  # wrong on purpose
     with pytest.raises(sgl.ParameterError, match=r"a type is not a backend.*ScriptedBackend\(…\)"):
