@@ -38,7 +38,11 @@ def load_image(source: Any, where: Location | None = None) -> Image:  # PIL, arr
         try:
             data = Path(source).read_bytes()
         except (OSError, ValueError) as error:
-            raise ParameterError("image", f"{os.fspath(source)!r} can't be read: {error}", where=where) from error
+            raise ParameterError(
+                "image",
+                f"{os.fspath(source)!r} can't be read: {getattr(error, 'strerror', None) or error}.",
+                where=where,
+            ) from error
     elif isinstance(source, bytes | bytearray | memoryview):
         data = bytes(source)
     elif hasattr(source, "save") and hasattr(source, "mode"):  # a PIL image

@@ -186,7 +186,11 @@ def test_branches_see_the_images_before_them():
 
 
 @pytest.mark.parametrize(
-    ("source", "message"), [("nowhere.png", "'nowhere.png' can't be read"), (b"text", "not an image in a known format")]
+    ("source", "message"),
+    [
+        ("nowhere.png", "'nowhere.png' can't be read: No such file or directory"),
+        (b"text", "not an image in a known format"),
+    ],
 )
 def test_a_bad_image_is_refused_at_its_line(source, message):
     def body(s):

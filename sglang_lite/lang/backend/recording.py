@@ -96,7 +96,7 @@ class Recording(DelegatingBackend):
         try:
             self._file = open(path, "wb")  # noqa: SIM115 # `close` closes it
         except OSError as error:
-            raise ParameterError("path", f"{os.fspath(path)!r} can't be written: {error}") from error
+            raise ParameterError("path", f"{os.fspath(path)!r} can't be written: {error.strerror or error}.") from error
         self._began, rules = time.perf_counter(), backend.turn_rules
         turns = (
             ()

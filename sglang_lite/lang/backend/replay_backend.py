@@ -249,7 +249,7 @@ def _read(path: Path, *, partial: bool) -> tuple[RecordingHead, list[RecordedCal
         with open(path, "rb") as file:
             head, calls = _read_lines(path, iter(lambda: file.readline(_LONGEST_LINE + 1), b""), partial=partial)
     except OSError as error:
-        raise ParameterError("path", f"{str(path)!r} can't be read: {error}") from error
+        raise ParameterError("path", f"{str(path)!r} can't be read: {error.strerror or error}.") from error
     return head, sorted(calls, key=lambda call: call.number)
 
 

@@ -121,7 +121,9 @@ class BatchFile:
             self._file = open(path, "a+b")  # noqa: SIM115 # closed by close
         except (OSError, ValueError) as error:
             raise ParameterError(
-                "checkpoint", f"{str(path)!r} can't be written: {error}", where=user_location()
+                "checkpoint",
+                f"{str(path)!r} can't be written: {getattr(error, 'strerror', None) or error}.",
+                where=user_location(),
             ) from error
         self._finalizer = weakref.finalize(self, self._file.close)
         try:

@@ -41,6 +41,9 @@ _PLAIN_TYPES = (int, tuple, set, frozenset, dict, datetime.date, datetime.dateti
 class AbsentBackend(BaseBackend):
     """Backend of a state that was loaded without a backend. Running a node raises CapabilityError."""
 
+    def get_chat_template(self) -> NoReturn:
+        self.agenerate()
+
     def agenerate(self, *args: object, **kwargs: object) -> NoReturn:
         raise CapabilityError(
             "this state was loaded without a backend, so it can't run nodes.",
@@ -245,7 +248,7 @@ def write(saved: SavedRun, path: str | os.PathLike[str]) -> None:
         beside.write_bytes(content)
         beside.replace(path)
     except OSError as error:
-        raise ParameterError("path", f"{os.fspath(path)!r} can't be written: {error}") from error
+        raise ParameterError("path", f"{os.fspath(path)!r} can't be written: {error.strerror or error}.") from error
 
 
 def read(path: str | os.PathLike[str]) -> SavedRun:
@@ -265,7 +268,7 @@ def read(path: str | os.PathLike[str]) -> SavedRun:
             raise ParameterError("path", f"{str(file)!r} has {size:,} bytes, the limit is {wire.LIMITS.bytes:,}.")
         saved = wire.decode(file.read_bytes(), form="json")
     except OSError as error:
-        raise ParameterError("path", f"{str(file)!r} can't be read: {error}") from error
+        raise ParameterError("path", f"{str(file)!r} can't be read: {error.strerror or error}.") from error
     except WireError as error:
         error.hint = f"It is in {str(file)!r}. {error.hint or _NOT_SAVED}"
         raise
@@ -303,7 +306,8 @@ def check_program(saved: SavedRun, program: BaseProgram) -> None:
     """Raises ProgramError if a run belongs to another program, or the program's body has changed; the error names the
     first difference."""
     if saved.program != program.name:
-        raise ProgramError(f"the saved run is of the program {saved.program!r}, not of {program.name!r}.")
+        problem = f"the saved run is of the program {saved.program!r}, not of {program.name!r}."
+        raise ProgramError(problem, hint=f"Load it with {saved.program}, or without a program.")
     now = Fingerprint()
     now.add_program(program.func)
     before = dict(saved.parts)
@@ -311,7 +315,9 @@ def check_program(saved: SavedRun, program: BaseProgram) -> None:
         return
     for name in {**before, **now.parts}:
         if before.get(name) != now.parts.get(name):
+            own = name == f"the code of {program.name}"
+            what = f"the code of program {program.name!r}" if own else f"{name} of {program.name!r}"
             raise ProgramError(
-                f"since this was saved, {name} of {program.name!r} has changed.",
+                f"since this was saved, {what} has changed.",
                 hint="Load it without the program, to read it or continue its text.",
             )

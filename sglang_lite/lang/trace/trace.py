@@ -75,7 +75,7 @@ class Trace:
                 raise WireError(f"{path}: {size:,} bytes are more than {MOST_BYTES:,}", hint="Trace a shorter run.")
             lines = Path(path).read_bytes().split(b"\n")
         except OSError as error:
-            raise ParameterError("path", f"{path}: {error}") from error
+            raise ParameterError("path", f"{path}: {error.strerror or error}.") from error
         records = _records(path, lines)
         head = next(records, None)
         if not isinstance(head, TraceHead):

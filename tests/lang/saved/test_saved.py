@@ -150,6 +150,8 @@ def test_a_state_without_a_backend_says_so(tmp_path):
     loaded += sgl.gen("more")
     with pytest.raises(sgl.CapabilityError, match=r"loaded without a backend.*sgl.load\(path, backend="):
         loaded["more"]
+    with pytest.raises(sgl.CapabilityError, match="loaded without a backend"):
+        saved(tree.run(backend=scripted()), tmp_path).__iadd__(sgl.user("Go on."))
 
 
 # ------------------------------------------------------------------------------------------------ running again
@@ -272,7 +274,7 @@ def test_what_can_not_run_again_says_why(tmp_path):
     with pytest.raises(sgl.ProgramError, match=r"this state has no program to run again.*sgl.load\(path, program\)"):
         loaded.rerun("a")
     loaded = saved(tree.run(backend=scripted()), tmp_path)
-    with pytest.raises(sgl.ProgramError, match=r"is of the program 'tree', not of 'report'"):
+    with pytest.raises(sgl.ProgramError, match=r"is of the program 'tree', not of 'report'.* Load it with tree, or without a program"):
         sgl.load(tmp_path / "state.json", report)
 
 
@@ -284,7 +286,7 @@ def test_a_program_that_has_changed_is_named(tmp_path):
 
     of("'one'").run(backend=scripted()).save(tmp_path / "state.json")
     assert sgl.load(tmp_path / "state.json", of("'one'"), backend=scripted()).rerun("a")["a"]
-    with pytest.raises(sgl.ProgramError, match=r"since this was saved, the code of program of 'program' has changed"):
+    with pytest.raises(sgl.ProgramError, match=r"since this was saved, the code of program 'program' has changed"):
         sgl.load(tmp_path / "state.json", of("'two'"))
 
 
@@ -353,7 +355,7 @@ def test_a_damaged_file_is_refused(tmp_path):
     path.write_bytes(b'{"version":')
     with pytest.raises(WireError, match=r"truncated .* It is in '.*state\.json'"):
         sgl.load(path)
-    with pytest.raises(sgl.ParameterError, match="can't be read"):
+    with pytest.raises(sgl.ParameterError, match=r"can't be read: [^']*$"):
         sgl.load(tmp_path / "none.json")
     path.write_bytes(b" " * (2**26 + 1))
     with pytest.raises(sgl.ParameterError, match="the limit is 67,108,864"):
