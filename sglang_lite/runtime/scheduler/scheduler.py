@@ -24,7 +24,7 @@ from sglang_lite.runtime.schedule_hints import ScheduleHints
 from sglang_lite.runtime.scheduler.admission_order import Policy
 from sglang_lite.runtime.scheduler.batch import Batch
 from sglang_lite.runtime.scheduler.held_prefixes import HeldPrefixes
-from sglang_lite.runtime.scheduler.isolation import Isolation
+from sglang_lite.runtime.scheduler.oom_isolation import Isolation
 from sglang_lite.runtime.scheduler.page_reserve import PageReserve
 from sglang_lite.runtime.scheduler.step_pace import StepPace
 
