@@ -450,8 +450,8 @@ def _reach(request: Request, start: int, length: int, budget: int) -> tuple[int,
 
 
 def _computes(prefilling: Mapping[int, Request], table: SlotTable, tokens: Ints, matched: int, namespace: str) -> bool:
-    """Returns True if a prefilling request will soon cache at least `_SHARED` more tokens of this prompt, so waiting for
-    it pays.
+    """Returns True if a prefilling request will soon cache at least `_SHARED` more tokens of this prompt, so that
+    waiting pays.
 
     Args:
         prefilling: prefilling requests by slot.
