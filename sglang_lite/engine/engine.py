@@ -16,6 +16,7 @@ from sglang_lite.engine.engine_process import EngineProcess
 from sglang_lite.engine.sglang import generate as sglang_generate
 from sglang_lite.engine.sglang import score as sglang_score
 from sglang_lite.engine.sglang.server_args import engine_settings
+from sglang_lite.errors import shown
 from sglang_lite.program.nodes import Program
 from sglang_lite.protocol import (
     BackendError,
@@ -72,6 +73,8 @@ class Engine:
         **config: Any,  # fields of EngineConfig, whose types `takes_fields` adds
     ) -> None:
         if model is not None:
+            if not isinstance(model, str | os.PathLike):
+                raise ParameterError("model", f"{shown(model)} is not a name, a folder or a file.")
             config["model"] = os.fspath(model)
         is_embedding = config.pop("is_embedding", None)
         settings = EngineConfig.make(**engine_settings(config))
