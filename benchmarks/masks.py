@@ -157,9 +157,7 @@ def main() -> None:
             if engine.name == "xgrammar" and name == "schema":
                 continue  # milliseconds a row, as registry.py says
             try:
-                figures = measure(
-                    engine, MaskFiller(threads), constraint, texts, starts, options.steps, words
-                )
+                figures = measure(engine, MaskFiller(threads), constraint, texts, starts, options.steps, words)
             except ConstraintError as error:
                 figures = f"refused: {error.message}"
             print(f"  {f'{engine.name}, {threads} threads':24}{figures}", flush=True)
