@@ -90,7 +90,7 @@ def bytes_a_node(backend: sgl.BaseBackend, programs: int) -> float:
 
 
 LOG = (
-    (RunUsage, "played"), (PrefixCache, "miss"), (PrefixCache, "miss_in_place"), (OutputBuilder, "_told"),
+    (RunUsage, "played"), (PrefixCache, "miss"), (PrefixCache, "miss_in_place"), (OutputBuilder, "_miss_fields"),
     (OutputBuilder, "_forced_text"),
 )  # fmt: skip
 

@@ -88,7 +88,7 @@ if TYPE_CHECKING:
     )
     from sglang_lite.lang.expressions import Multi
     from sglang_lite.lang.global_config import global_config
-    from sglang_lite.lang.loading import load
+    from sglang_lite.lang.load_state import load
     from sglang_lite.lang.state import ProgramState, ProgramStateGroup
     from sglang_lite.lang.symbolic.graph import Graph
     from sglang_lite.lang.tools import ToolCall, ToolError
@@ -129,7 +129,7 @@ _HOMES = {
     ),
     "lang.expressions": ("Multi",),
     "lang.global_config": ("global_config",),
-    "lang.loading": ("load",),
+    "lang.load_state": ("load",),
     "lang.state": ("ProgramState", "ProgramStateGroup"),
     "lang.symbolic.graph": ("Graph",),
     "lang.tools": ("ToolCall", "ToolError"),

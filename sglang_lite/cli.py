@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import json
+import math
 import re
 import sys
 import time
@@ -225,6 +226,9 @@ def _lint(options: argparse.Namespace) -> int:
 
     file, _, function = options.file.rpartition(":") if not options.file.endswith(".py") else (options.file, "", "")
     try:
+        for name, price in (("--price", options.price), ("--cached-price", options.cached_price)):
+            if price is not None and not 0 <= price < math.inf:
+                raise ParameterError(name, f"{price:g} is not a number of at least 0.")
         prices = Prices(options.price, options.cached_price)
         with redirect_stdout(sys.stderr):  # output of the file, whose code runs
             reports = lint(
@@ -238,6 +242,11 @@ def _lint(options: argparse.Namespace) -> int:
 
 
 def _bench(options: argparse.Namespace) -> int:
+    if options.repeat < 1:
+        raise ParameterError("--repeat", f"{options.repeat} is not a whole number of at least 1.")
+    if options.json is not None and (options.json.is_dir() or not options.json.parent.is_dir()):
+        problem = "it is a folder" if options.json.is_dir() else f"there is no folder {options.json.parent}"
+        raise ParameterError("--json", f"{options.json} can't be written: {problem}.")
     from sglang_lite.runtime.installed import check_installed
 
     check_installed("a measurement")
@@ -253,9 +262,7 @@ def _bench(options: argparse.Namespace) -> int:
             raise ParameterError("--workload", f"{name!r} is not one of {', '.join(WORKLOADS)}.")
     if options.fp8 and options.model_impl == "transformers":
         raise ParameterError("--fp8", "transformers' code has no 8 bits.", hint="Leave one of the two out.")
-    report(
-        options.shape, names, max(options.repeat, 1), fp8=options.fp8, model_impl=options.model_impl, file=options.json
-    )
+    report(options.shape, names, options.repeat, fp8=options.fp8, model_impl=options.model_impl, file=options.json)
     return 0
 
 

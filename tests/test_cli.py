@@ -100,3 +100,17 @@ def test_a_misspelt_flag_is_told_of_the_nearest_one(arguments, told, capsys):
     said = capsys.readouterr().err
     assert said.startswith(f"usage: sglang-lite {arguments[0]}")
     assert told in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--repeat", "0"], "--repeat: 0 is not a whole number of at least 1."),
+        (["--repeat", "-1"], "--repeat: -1 is not a whole number of at least 1."),
+        (["--json", "/nowhere/x.json"], "--json: /nowhere/x.json can't be written: there is no folder /nowhere."),
+        (["--json", "/"], "--json: / can't be written: it is a folder."),
+    ],
+)
+def test_a_benchmark_checks_its_options_before_it_begins(arguments, told, capsys):
+    assert main(["bench", *arguments]) == 1
+    assert capsys.readouterr().err == f"sglang-lite: {told}\n"

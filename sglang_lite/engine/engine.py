@@ -16,6 +16,7 @@ from sglang_lite.engine.engine_process import EngineProcess
 from sglang_lite.engine.sglang import generate as sglang_generate
 from sglang_lite.engine.sglang import score as sglang_score
 from sglang_lite.engine.sglang.server_args import engine_settings
+from sglang_lite.errors import shown
 from sglang_lite.program.nodes import Program
 from sglang_lite.protocol import (
     BackendError,
@@ -41,7 +42,7 @@ from sglang_lite.version import __version__
 if TYPE_CHECKING:
     from sglang_lite.engine.core import Core, OpenProgram
     from sglang_lite.runtime.core.open_requests import Ticket
-    from sglang_lite.runtime.load import LoadedModel
+    from sglang_lite.runtime.load_model import LoadedModel
     from sglang_lite.runtime.output_builder import Sink
     from sglang_lite.runtime.resolved_params import LogitProcessor
     from sglang_lite.runtime.structured_output.base import CompiledGrammar
@@ -72,6 +73,8 @@ class Engine:
         **config: Any,  # fields of EngineConfig, whose types `takes_fields` adds
     ) -> None:
         if model is not None:
+            if not isinstance(model, str | os.PathLike):
+                raise ParameterError("model", f"{shown(model)} is not a name, a folder or a file.")
             config["model"] = os.fspath(model)
         is_embedding = config.pop("is_embedding", None)
         settings = EngineConfig.make(**engine_settings(config))
@@ -443,7 +446,7 @@ def _started(engine: Engine, config: EngineConfig, path: Path) -> Core:
         config = replace(config, in_process=True)
     if config.in_process:
         from sglang_lite.runtime.core import engine_thread  # imports torch
-        from sglang_lite.runtime.load import load
+        from sglang_lite.runtime.load_model import load
 
         return engine_thread.start(engine, config, lambda: load(config, path))
     process = EngineProcess(config, path)

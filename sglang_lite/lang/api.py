@@ -49,6 +49,7 @@ def function(func: Callable[..., UserValue], num_api_spec_tokens: int | None = N
 def function(
     func: None = None, num_api_spec_tokens: int | None = None
 ) -> Callable[[Callable[..., UserValue]], SglFunction]: ...
+@explains_wrong_arguments
 def function(
     func: Callable[..., UserValue] | None = None, num_api_spec_tokens: int | None = None
 ) -> SglFunction | Callable[[Callable[..., UserValue]], SglFunction]:

@@ -54,8 +54,12 @@ def lint(
     if data is not None and len(programs) > 1:
         hint = f"Name one: {file}:{next(iter(programs))}."
         raise ParameterError("--data", f"{file} has {len(programs)} programs.", hint=hint)
-    if fail_under is not None and data is None:
-        raise ParameterError("--fail-under", "needs rows to measure.", hint="Give --data rows.jsonl.")
+    if fail_under is not None and not 0 <= fail_under <= 100:
+        raise ParameterError("--fail-under", f"{fail_under:g} is not between 0 and 100.")
+    if data is None:
+        for name, given in (("--fail-under", fail_under), ("--price", prices and prices.computed)):
+            if given is not None:
+                raise ParameterError(name, "needs rows to measure.", hint="Give --data rows.jsonl.")
     rows = [] if data is None else rows_in(data)
     counter, missing = _counter(model)
     if counter is None and fail_under is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, fields
@@ -175,6 +176,10 @@ class EngineConfig:
             value = getattr(self, name)
             if not isinstance(value, str) and (value is not None or name in ("model", "weight_version")):
                 raise ParameterError(name, f"{shown(value)} is no text.")
+        template = self.chat_template
+        if template is not None and "{" not in template and not os.path.isfile(template):
+            problem = f"there is no file {shown(template)}, and the text has no {{{{ or {{%, so it is no template."
+            raise ParameterError("chat_template", problem)
         if not isinstance(self.device, str) or not re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device):
             raise ParameterError("device", f'{self.device!r} is not one of "auto", "cpu", "cuda", "cuda:<number>".')
         fraction = self.mem_fraction

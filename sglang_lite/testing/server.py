@@ -7,12 +7,26 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from random import Random
+from types import NoneType
 from typing import Any, Final
 
+from sglang_lite.errors import shown
+from sglang_lite.lang.argument_names import explains_wrong_arguments
 from sglang_lite.lang.backend.scripted import Rules
-from sglang_lite.protocol import SglError
+from sglang_lite.protocol import ParameterError, SglError
 from sglang_lite.protocol.anything import Foreign, UserValue
-from sglang_lite.testing.answers import Answer, Buffered, Cut, Fail, Html, RenderedAnswer, Slow, render_answer, to_say
+from sglang_lite.testing.answers import (
+    Answer,
+    Buffered,
+    Cut,
+    Fail,
+    Html,
+    RenderedAnswer,
+    Say,
+    Slow,
+    render_answer,
+    to_say,
+)
 from sglang_lite.testing.anthropic import Messages, token_count
 from sglang_lite.testing.api import Api
 from sglang_lite.testing.http import Drop, Events, Hold, HttpAnswer, LocalServer, Reply, Request
@@ -27,6 +41,7 @@ _APIS: Final[dict[str, Api]] = {  # by path suffix; the first match counts
 }
 _GARBAGE: Final = '{"id": "cut'
 _RAW: Final = (Reply, Events, Hold, Drop)
+_SCRIPTS: Final = (NoneType, str, Sequence, Mapping, Say, Fail, Cut, Slow, Buffered, Html, *_RAW)
 
 
 class ServerForTests(LocalServer):
@@ -45,10 +60,10 @@ class ServerForTests(LocalServer):
     def __init__(
         self, answers: UserValue, models: Sequence[str] | None, api_key: str | None, seed: int, *, compatible: bool
     ) -> None:
+        self.answers = answers  # checked before a socket is opened
         super().__init__()
         self._models, self._api_key, self._compatible = models, api_key, compatible
         self._random, self._numbers = Random(seed), itertools.count(1)
-        self.answers = answers
 
     @property
     def answers(self) -> UserValue:
@@ -56,6 +71,8 @@ class ServerForTests(LocalServer):
 
     @answers.setter
     def answers(self, answers: UserValue) -> None:
+        if isinstance(answers, bytes) or not (isinstance(answers, _SCRIPTS) or callable(answers)):
+            raise ParameterError("answers", f"{shown(answers)} is not a string, list, mapping or function.")
         self._answers, self._rules = answers, Rules(answers)
 
     @property
@@ -213,6 +230,7 @@ def _anthropic_model(name: str) -> Any:
     return ModelInfo(id=name, created_at=created, display_name=name, type="model", lifecycle="active")
 
 
+@explains_wrong_arguments
 def server_for_tests(
     answers: Answer | Sequence[Answer] | Mapping[UserValue, UserValue] | Callable[[Request], Answer] = None,
     *,

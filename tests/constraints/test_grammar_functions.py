@@ -150,7 +150,7 @@ def test_gen_takes_grammars_and_any_constraint():
         ({"ebnf": ""}, sgl.ConstraintError, r"(?s)the grammar is empty.*Begin with: root ::="),
         ({"json_schema": [1]}, sgl.ParameterError, "json_schema: a list is not a schema. Give a dict"),
         ({"ebnf": 3}, sgl.ParameterError, "is not a string"),
-        ({"constraint": "a+"}, sgl.ConstraintError, r"'a\+' is text. Say what it is: sgl.Regex"),
+        ({"constraint": "a+"}, sgl.ConstraintError, r"'a\+' is text, not a constraint. Say what it is: sgl.Regex"),
         ({"constraint": sgl.Regex("a(")}, sgl.ConstraintError, "regex"),
         ({"constraint": sgl.Grammar("root ::= b")}, sgl.ConstraintError, "no rule 'b'"),
         ({"constraint": 3}, sgl.ConstraintError, "can't be generated"),

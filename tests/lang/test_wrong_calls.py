@@ -303,6 +303,10 @@ def forks_by_count(s):
             lambda: program.run(backend=BACKEND, max_new_toks=3),
             "run: <lambda>: got an unexpected keyword argument 'max_new_toks'. Did you mean max_new_tokens=?",
         ),
+        (
+            lambda: sgl.function(num_api_spec_token=3),  # type: ignore[call-overload] # wrong on purpose
+            "num_api_spec_token: function has no such argument. Did you mean num",
+        ),
         (lambda: forks_by_count.run(backend=BACKEND), "count: fork has no such argument. Use size= here."),
     ],
 )
@@ -428,6 +432,11 @@ def test_choices_in_the_place_of_the_name_are_told_that_it_comes_first():
             lambda: sgl.Anthropic("m", api_base="x"),
             "api_base: AsyncAnthropic has no such argument. Use base_url= here",
         ),
+        (lambda: sgl.OpenAI(5, api_key="x"), "model_name: 5 is not a string."),
+        (lambda: sgl.Anthropic(5, api_key="x"), "model_name: 5 is not a string."),
+        (lambda: sgl.LiteLLM(5, profile="vllm"), "model_name: 5 is not a string."),
+        (lambda: sgl.VertexAI(5, project="p"), "model_name: 5 is not a string."),
+        (lambda: sgl.Crusoe(5, api_key="x"), "model_name: 5 is not a string."),
         (lambda: sgl.LiteLLM("m", key="x"), "key: LiteLLM has no such argument. Did you mean api_key=?"),
         (lambda: sgl.VertexAI(), "model_name: VertexAI needs it."),
         (lambda: sgl.Crusoe(model="m"), "model_name: Crusoe needs it. model= is called model_name= here."),
@@ -455,6 +464,11 @@ def test_a_constructor_tells_what_its_arguments_are_called(make, said):
 def test_an_engine_tells_which_setting_was_meant():
     with pytest.raises(sgl.ParameterError, match=r"devcie: Engine has no such parameter. Did you mean device=\?"):
         sgl.Engine("x", devcie="cpu")
+
+
+def test_an_engine_tells_what_a_model_can_be():
+    with pytest.raises(sgl.ParameterError, match=r"^model: 5 is not a name, a folder or a file\."):
+        sgl.Engine(5)
 
 
 def test_a_list_of_answers_is_told_how_to_be_given():

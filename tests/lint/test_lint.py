@@ -251,7 +251,11 @@ def test_what_makes_no_sense_is_told_with_file_and_line(tmp_path, lint):
             [fine, "--data", file("d.jsonl", '{"y": 1}\n')],
             "d.jsonl: row 1: f: missing a required argument: 'x', and was given 'y'",
         ),
-        ([fine, "--fail-under", "5"], "Give --data rows.jsonl"),
+        ([fine, "--fail-under", "5"], "--fail-under: needs rows to measure. Give --data rows.jsonl"),
+        ([fine, "--price", "3"], "--price: needs rows to measure. Give --data rows.jsonl"),
+        ([fine, "--data", rows, "--fail-under", "200"], "--fail-under: 200 is not between 0 and 100."),
+        ([fine, "--data", rows, "--price=-3"], "--price: -3 is not a number of at least 0."),
+        ([fine, "--data", rows, "--cached-price", "nan"], "--cached-price: nan is not a number of at least 0."),
         ([fine, "--model", tmp_path / "no model"], "model"),
     ):
         status, message = lint(*arguments)

@@ -408,8 +408,5 @@ def test_a_chat_template_of_ones_own(small_file, tmp_path):
     (tmp_path / "t.jinja").write_text("{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}")
     with sgl.Engine(small_file, max_running=2, chat_template=str(tmp_path / "t.jinja"), in_process=True) as other:
         assert other.chat_template().get_prefix_and_suffix("user", []) == ("[user]", "")
-    with (
-        sgl.Engine(small_file, max_running=2, chat_template="nothing.jinja", in_process=True) as other,
-        pytest.raises(sgl.ParameterError, match="chat_template"),
-    ):
-        other.chat_template()
+    with pytest.raises(sgl.ParameterError, match=r"chat_template: there is no file 'nothing\.jinja'"):
+        sgl.Engine(small_file, max_running=2, chat_template="nothing.jinja", in_process=True)

@@ -304,6 +304,22 @@ def test_an_answer_that_never_comes_is_left(server):
     backend.shutdown()
 
 
+@pytest.mark.parametrize("answers", [5, b"x", object])
+def test_a_script_that_is_none_is_refused(server, answers):
+    answers = answers() if isinstance(answers, type) else answers
+    with pytest.raises(sgl.ParameterError, match=r"^answers: .* is not a string, list, mapping or function"):
+        sgl.server_for_tests(answers)
+    with pytest.raises(sgl.ParameterError, match=r"^answers: "):
+        server.answers = answers
+
+
+def test_a_misspelt_argument_is_told_of_the_nearest_one():
+    with pytest.raises(
+        sgl.ParameterError, match=r"^model: server_for_tests has no such argument. Did you mean models="
+    ):
+        sgl.server_for_tests("x", model="a")  # type: ignore[call-arg] # wrong on purpose
+
+
 def test_importing_the_package_loads_neither_it_nor_an_sdk():
     code = (
         "import sys, sglang_lite; print('sglang_lite.testing' in sys.modules); import sglang_lite.testing\n"

@@ -170,7 +170,7 @@ def _forward_logs(outgoing: Outgoing) -> None:
 
 def _loaded(start: Start, outgoing: Outgoing, compiler: CompileProcess | None) -> EngineCore | EmbeddingCore:
     from sglang_lite.runtime.core.engine_thread import build  # imports torch
-    from sglang_lite.runtime.load import load
+    from sglang_lite.runtime.load_model import load
 
     gc.freeze()  # imported objects stay alive: a collector's pass over them would cost as much time as a step
     config = EngineConfig(**start.config)

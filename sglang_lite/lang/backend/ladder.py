@@ -1,7 +1,9 @@
-"""The ladder: the choice of the way (rung) by which an API serves a node, or the reason why the node is refused.
+"""The ladder: the choice of the way by which an API serves a node, or the reason why the node is refused.
 
-One function, `choose_rung`, decides. The check of a node before it is queued, the call that serves it and `explain` all
-use that function, so that a node is always served as it was explained. Opens no connection and builds no request.
+Each way is a rung. The best comes first: native structured outputs, a forced tool call, log-probabilities of tokens,
+at last an emulation that asks again. One function, `choose_rung`, decides. The check of a node before it is queued,
+the call that serves it and `explain` all use it, so the behaviour is always what `explain` reports. Opens no
+connection and builds no request.
 """
 
 from __future__ import annotations

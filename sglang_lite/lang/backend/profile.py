@@ -16,7 +16,9 @@ from importlib import resources
 from types import MappingProxyType
 from typing import Any, Final, Literal, TypeAlias, get_args
 
+from sglang_lite.errors import shown
 from sglang_lite.lang.backend.capabilities import Capabilities
+from sglang_lite.lang.tracebacks import user_location
 from sglang_lite.protocol import JsonSchema, ParameterError, Regex
 from sglang_lite.protocol.sampling import PARAMETERS
 
@@ -141,12 +143,18 @@ class Profile:
         return replace(self, features=MappingProxyType(features)) if lost else self
 
 
+def check_model_name(model: object) -> None:
+    if not isinstance(model, str):
+        raise ParameterError("model_name", f"{shown(model)} is not a string.", where=user_location())
+
+
 def find_profile(provider: str, model: str) -> Profile:
     """Profile of a provider's model. An unlisted model has the facts that are known of all models.
 
     Raises:
-        ParameterError: the provider does not exist.
+        ParameterError: the provider does not exist, or the name is not a string.
     """
+    check_model_name(model)
     found, default = _provider(provider)
     base = _base_name(model)
     for name in (base, _SNAPSHOT.sub("", base)):  # a listed snapshot may differ from its short name's current model

@@ -21,7 +21,7 @@ from sglang_lite.lang.backend.explain import explain as explained
 from sglang_lite.lang.backend.ladder import capabilities_of, choose_rung, turn_rules_of
 from sglang_lite.lang.backend.node_context import scores_needed
 from sglang_lite.lang.backend.prices import price as known_price
-from sglang_lite.lang.backend.profile import Profile
+from sglang_lite.lang.backend.profile import Profile, check_model_name
 from sglang_lite.lang.backend.provider_items import ProviderItems
 from sglang_lite.lang.backend.rate_limit import RateLimit
 from sglang_lite.lang.backend.remote_api import Api, ApiRequest, Target
@@ -99,6 +99,7 @@ class RemoteBackend(BaseBackend):
         rate_limit: RateLimit | None = None,
     ) -> None:
         super().__init__()
+        check_model_name(model_name)
         if policy not in POLICIES:
             raise ParameterError(
                 "policy", f"{policy!r:.60} is not a policy.", hint=f"Use {', '.join(map(repr, POLICIES))}."

@@ -55,7 +55,7 @@ from sglang_lite.runtime.executor import make_runner
 from sglang_lite.runtime.executor.sampler import SamplingTable
 from sglang_lite.runtime.kv_cache.eviction_policy import EVICTION
 from sglang_lite.runtime.kv_cache.prefix_cache import PrefixCache
-from sglang_lite.runtime.load import LoadedModel, load_same_architecture
+from sglang_lite.runtime.load_model import LoadedModel, load_same_architecture
 from sglang_lite.runtime.models.resolve import resolve
 from sglang_lite.runtime.output_builder import Event, Sink
 from sglang_lite.runtime.request import Request

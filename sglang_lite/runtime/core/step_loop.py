@@ -1,4 +1,4 @@
-"""The step loop: plan → launch → settle the step before → make masks → draw, on one thread.
+"""The step loop: plan → launch → settle the step before (read and record it) → make masks → draw, on one thread.
 
 Other threads only post commands to its inbox (inbox.py). All state of requests is changed on this thread, so no locks
 are needed. Nothing on it may block: tokenisation and grammar compilation finish before a request is posted.
@@ -253,8 +253,8 @@ class StepLoop:
             self._settle_before()
 
     def _isolate(self, shortage: str) -> None:
-        """Continues after a step that ran out of memory. Nothing of the failed step counts. The step before counts
-        unless reading it fails too; then its tokens are drawn again."""
+        """Discards a step that ran out of memory. Keeps the results of the step before if they can still be read; else
+        its tokens are drawn again."""
         try:
             self._settle_before()
         except Exception as error:  # as in `step`

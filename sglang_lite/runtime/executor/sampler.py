@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from sglang_lite.protocol import ModelError, ProgramError, SglError, TokenLogprob
 from sglang_lite.runtime.kv_cache.pages import Ints
+from sglang_lite.runtime.random_uniforms import uniforms
 from sglang_lite.runtime.request import not_finite
 from sglang_lite.runtime.resolved_params import LogitProcessor, ResolvedParams
-from sglang_lite.runtime.uniforms import uniforms
 
 
 class SamplingTable:

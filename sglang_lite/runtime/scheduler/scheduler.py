@@ -24,7 +24,7 @@ from sglang_lite.runtime.schedule_hints import ScheduleHints
 from sglang_lite.runtime.scheduler.admission_order import Policy
 from sglang_lite.runtime.scheduler.batch import Batch
 from sglang_lite.runtime.scheduler.held_prefixes import HeldPrefixes
-from sglang_lite.runtime.scheduler.isolation import Isolation
+from sglang_lite.runtime.scheduler.oom_isolation import Isolation
 from sglang_lite.runtime.scheduler.page_reserve import PageReserve
 from sglang_lite.runtime.scheduler.step_pace import StepPace
 
@@ -46,8 +46,8 @@ class Scheduler:
         store: pages, slots and prefix tree.
         step_tokens: maximum number of tokens in a step; decoding rows come first, prompts share the rest.
         policy: order of admission.
-        last_alone: whether the last token of a prompt that runs alone has a step of its own, as it has if the cache has
-            all tokens before it, so that the output is computed from the same bits in both cases.
+        last_alone: whether the last token of a prompt that runs alone has its own step, as after a full cache hit, so
+            that outputs have the same bits with and without the cache.
         pace: limit for steps with streams; None if steps are short enough without.
 
     Attributes:
@@ -87,7 +87,7 @@ class Scheduler:
 
     @property
     def waits(self) -> bool:
-        """True if nothing runs because waiting requests leave room to held prefixes, for at most `PATIENCE` plans."""
+        """True if nothing runs because waiting requests may not yet evict held prefixes (for `PATIENCE` plans)."""
         return not self.running_any and bool(self.waiting) and self._refused > 0
 
     def requests(self) -> Iterator[Request]:
@@ -301,7 +301,7 @@ class Scheduler:
         return [r for r, w in zip(self.decoding, waiting.tolist()) if not w]
 
     def _in_turn(self, ready: list[Request]) -> list[Request]:
-        """Rows that the next step decodes: all streams, and as many other rows as the pace allows, in turn."""
+        """Every streaming request, and as many other ones as the time of a step allows, in turn."""
         streams = _streams(self.store.table, ready)
         if self._pace is None or not streams:
             return ready
@@ -312,7 +312,7 @@ class Scheduler:
         return [r for r in ready if r.output.stream or r.id in served]
 
     def _with_pages(self, decoding: list[Request]) -> list[Request]:
-        """Decoding requests that have, or could be given, a page for their next token."""
+        """Gives each request a page for its next token, if need be by retracting. Returns those that have one."""
         table, size = self.store.table, self.store.page_size
         slots = _slots(decoding)
         short = slots[-(-table.length[slots] // size) > table.held[slots]]
@@ -450,8 +450,8 @@ def _reach(request: Request, start: int, length: int, budget: int) -> tuple[int,
 
 
 def _computes(prefilling: Mapping[int, Request], table: SlotTable, tokens: Ints, matched: int, namespace: str) -> bool:
-    """Returns True if a prefilling request is about to compute at least `_SHARED` more tokens of the same prompt than
-    are cached.
+    """Returns True if a prefilling request will soon cache at least `_SHARED` more tokens of this prompt, so that
+    waiting pays.
 
     Args:
         prefilling: prefilling requests by slot.

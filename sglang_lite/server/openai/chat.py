@@ -67,7 +67,7 @@ class _ParsedChat:
 
 
 async def complete(service: Service, call: HttpRequest) -> Response:
-    """Answers a conversation."""
+    """Handler of POST /v1/chat/completions."""
     body = call.read(CHAT)
     service.check_model(body.model)
     conversation, custom = conversation_of(body)

@@ -25,7 +25,7 @@ def test_a_schema_may_be_text_a_mapping_or_a_boolean():
     ("schema", "message"),
     [
         ("{", "not JSON"),
-        ("[1]", "not list"),
+        ("[1]", "must be an object or a boolean"),
         ('{"minimum": NaN}', "NaN is no number"),
         ({"type": object()}, "not a JSON document"),
         ({"maximum": float("inf")}, "not a JSON document"),

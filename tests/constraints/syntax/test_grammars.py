@@ -311,7 +311,7 @@ def test_a_structural_tag_may_say_how_many_there_are_and_what_is_not_in_text():
     ("constraint", "message"),
     [
         (StructuralTag((Tag("<a>", Regex("x"), "</a>"),), ("<b",)), "no trigger begins"),
-        (StructuralTag((), ()), "needs triggers"),
+        (StructuralTag((), ()), "`triggers` needs at least one string"),
         (Repeated(Regex("a"), 3, 2), "not possible"),
         (InOrder((Regex("("),)), "missing )"),
         (Choices(("\ud800",)), "lone surrogate"),

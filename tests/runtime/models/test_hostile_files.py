@@ -14,7 +14,7 @@ from transformers import Gemma3TextConfig, LlamaConfig, LlamaForCausalLM
 import sglang_lite as sgl
 from sglang_lite.protocol import ModelError, SamplingParams, SglError
 from sglang_lite.runtime.config import EngineConfig
-from sglang_lite.runtime.load import load_model
+from sglang_lite.runtime.load_model import load_model
 from sglang_lite.runtime.models import config_fields
 from tests.runtime.models.tiny import randomise, tiny_tokenizer
 
@@ -171,6 +171,10 @@ def test_a_pipe_is_not_waited_for(folder, file):
         (dict(context_length=10**12), "context_length: 1000000000000 is more than"),
         (dict(context_length=10**9), "context_length: 1000000000 is more than the model's 128"),
         (dict(chat_template=5), "chat_template: 5 is no text"),
+        (
+            dict(chat_template="t.jinja"),
+            "chat_template: there is no file 't.jinja', and the text has no {{ or {%, so it is no template.",
+        ),
     ],
 )
 def test_more_than_there_is_is_refused_before_it_is_taken(folder, options, message):
