@@ -274,7 +274,9 @@ def test_what_can_not_run_again_says_why(tmp_path):
     with pytest.raises(sgl.ProgramError, match=r"this state has no program to run again.*sgl.load\(path, program\)"):
         loaded.rerun("a")
     loaded = saved(tree.run(backend=scripted()), tmp_path)
-    with pytest.raises(sgl.ProgramError, match=r"is of the program 'tree', not of 'report'.* Load it with tree, or without a program"):
+    with pytest.raises(
+        sgl.ProgramError, match=r"is of the program 'tree', not of 'report'.* Load it with tree, or without a program"
+    ):
         sgl.load(tmp_path / "state.json", report)
 
 
