@@ -12,6 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Protocol, Self
 
 from sglang_lite.protocol.anything import Json
+from sglang_lite.wire.json_lines import one_line
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +89,8 @@ class Events:
             time.sleep(self.pause)
             data = encoded(event)
             kind = None if isinstance(event, str) else json.loads(data).get("type")
+            if not isinstance(event, str):
+                data = one_line(data)
             data_event = (b"event: %s\n" % kind.encode() if kind else b"") + b"data: " + data + b"\n\n"
             if self.at_once:
                 buffered += data_event

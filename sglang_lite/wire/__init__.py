@@ -11,6 +11,7 @@ Special representations:
 - Members with their default value are left out. So a default is part of the format: changing one makes a new version.
 - Numbers that JSON lacks are `{"$float": "inf"}`, "-inf" or "nan" there. `$float` is not allowed as a name in `meta`.
 - Bytes are base64 in JSON.
+- JSON is one line for every reader: U+0085, U+2028 and U+2029 are escaped.
 - An error is its class in the table (or the nearest base class in the table), its texts, and the members that its class
   adds. Its place in a program is file, line and function. Its cause becomes a note. Halves of surrogate pairs in its
   texts are escaped. Of a BatchError's results only errors are sent; other results become None. The value of a

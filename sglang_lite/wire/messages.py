@@ -16,6 +16,7 @@ from sglang_lite.protocol.anything import Json
 from sglang_lite.protocol.record import Record
 from sglang_lite.protocol.results import Delta, Generation, Played, Selection
 from sglang_lite.wire.failure import Failure, as_error, as_failure
+from sglang_lite.wire.json_lines import one_line
 from sglang_lite.wire.limits import LIMITS, Limits, depth_error, size_error
 from sglang_lite.wire.plain_data import check
 from sglang_lite.wire.scan import FLOAT, is_shallow, scan_json, scan_msgpack
@@ -89,7 +90,8 @@ def encode(message: Message, *, form: WireFormat = "msgpack", limits: Limits = L
             found = msgspec.msgpack.encode({"version": VERSION, "type": name, "data": data}, enc_hook=location_names)
         else:
             content = _encode_special_floats(msgspec.to_builtins(data, enc_hook=location_names)) if special else data
-            found = msgspec.json.encode({"version": VERSION, "type": name, "data": content}, enc_hook=location_names)
+            envelope = {"version": VERSION, "type": name, "data": content}
+            found = one_line(msgspec.json.encode(envelope, enc_hook=location_names))
     except RecursionError:  # the caller is deep in its own recursion
         raise depth_error(["data"], limits) from None
     if len(found) > limits.bytes:
@@ -209,7 +211,7 @@ def _read_as_written(data: bytes, limits: Limits) -> Any:
     content = data[end:-1]
     try:
         found = _decoder(kind, "json").decode(content)
-        again = msgspec.json.encode(found, enc_hook=location_names)
+        again = one_line(msgspec.json.encode(found, enc_hook=location_names))
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
         return None  # the scan reports the fault
     if again != content or not data.endswith(b"}") or not is_shallow(data, limits.depth):

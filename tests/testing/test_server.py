@@ -5,6 +5,7 @@ import sys
 from typing import Any
 
 import anthropic
+import httpx2
 import openai
 import pytest
 from pydantic import BaseModel
@@ -48,6 +49,13 @@ def program(s):
 
 
 # ------------------------------------------------------------------------------------------------- what is said
+
+
+def test_an_event_is_one_line_however_its_reader_splits_lines(server):
+    server.answers = "one\x85two\u2028three\u2029four"
+    body = {"model": "gpt-4o", "messages": TURN, "stream": True}
+    lines = httpx2.post(f"{server.url}/v1/chat/completions", json=body).text.splitlines()
+    assert all(line.startswith("data: ") for line in lines if line)
 
 
 @pytest.mark.slow

@@ -31,6 +31,7 @@ from sglang_lite.protocol import ParameterError, ProgramError
 from sglang_lite.protocol.anything import UserValue
 from sglang_lite.protocol.sampling import given_values
 from sglang_lite.protocol.saved import SavedRun
+from sglang_lite.wire.json_lines import one_line
 
 logger = logging.getLogger("sglang_lite")
 
@@ -222,7 +223,7 @@ class BatchFile:
                 self._write(_Line(_VERSION, index, self._arguments[index], msgspec.Raw(saved)))
 
     def _write(self, entry: object) -> None:
-        self._file.write(msgspec.json.encode(entry) + b"\n")
+        self._file.write(one_line(msgspec.json.encode(entry)) + b"\n")
         self._file.flush()
         os.fsync(self._file.fileno())
 

@@ -10,6 +10,8 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
+from sglang_lite.wire.json_lines import one_line
+
 DONE = b"data: [DONE]\n\n"
 _encode = msgspec.json.Encoder().encode
 
@@ -18,10 +20,10 @@ def event(content: object, name: str | None = None) -> bytes:
     """Server-sent event, as bytes.
 
     Args:
-        content: plain data or records, sent as JSON.
+        content: plain data or records, sent as one line of JSON.
         name: type of the event, in protocols with typed events.
     """
-    data = _encode(content)
+    data = one_line(_encode(content))
     return b"data: %b\n\n" % data if name is None else b"event: %b\ndata: %b\n\n" % (name.encode(), data)
 
 

@@ -1,13 +1,17 @@
-"""A stream is closed when its reader has left."""
+"""A stream is closed when its reader has left, and no reader can cut an event."""
 
 import asyncio
 import contextlib
+import json
 
+import httpx2
 import pytest
 
 from sglang_lite.protocol import RequestTimeoutError
 from sglang_lite.server.async_engine import with_first_event
 from sglang_lite.server.http.sse import EventStream
+from tests.server.conftest import serving
+from tests.server.scripted import Scripted
 
 
 class _Source:
@@ -65,3 +69,23 @@ def test_an_error_of_the_parts_is_none_of_the_connection():
 
     with pytest.raises(RequestTimeoutError):
         asyncio.run(EventStream(failing())({"type": "http"}, receive, send))
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
+        ("/v1/completions", {"prompt": "a"}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "a"}], "max_tokens": 9}),
+        ("/v1/responses", {"input": "a"}),
+    ],
+)
+def test_an_event_is_one_line_for_a_client_that_splits_lines_as_unicode_does(engine, path, body):
+    said = "one\x85two\u2028three\u2029four"
+    with serving(Scripted(engine, [said])) as url:
+        response = httpx2.post(f"{url}{path}", json={"model": "", "stream": True, **body})
+    lines = [line for line in response.text.splitlines() if line and not line.startswith("event: ")]
+    assert len(lines) > 2
+    assert all(line.startswith("data: ") for line in lines)
+    events = [json.loads(line[6:]) for line in lines if line != "data: [DONE]"]
+    assert said in repr(events).encode().decode("unicode_escape")
