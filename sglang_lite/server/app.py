@@ -61,7 +61,7 @@ ROUTES: tuple[Route, ...] = (
 
 def application(engine: Engine, settings: ServerSettings) -> Starlette:
     """ASGI application that serves an engine."""
-    gate = Gate(settings.api_key, settings.admin_api_key, settings.max_open, settings.max_open_per_key)
+    gate = Gate(settings)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:

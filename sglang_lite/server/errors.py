@@ -29,8 +29,9 @@ class AuthenticationError(SglError):
     """Refusal of a request whose key is missing or wrong."""
 
 
-class OriginError(SglError):
-    """Refusal of a request from a web page, while the server demands no key."""
+class ForbiddenError(SglError):
+    """Refusal of a request that the server's settings forbid: from a web page, to a foreign name, or for an
+    administrator whom the server doesn't have."""
 
 
 class NotFoundError(SglError):
@@ -69,7 +70,7 @@ class ErrorStatus:
 _BAD = ErrorStatus(400, "invalid_request_error", "invalid_request_error")
 _TABLE: tuple[tuple[type[SglError], ErrorStatus], ...] = (  # the first matching row counts
     (AuthenticationError, ErrorStatus(401, "authentication_error", "authentication_error", "invalid_api_key")),
-    (OriginError, ErrorStatus(403, "permission_error", "permission_error", "forbidden")),
+    (ForbiddenError, ErrorStatus(403, "permission_error", "permission_error", "forbidden")),
     (NotFoundError, ErrorStatus(404, "not_found_error", "not_found_error", "not_found")),
     (MethodError, ErrorStatus(405, "invalid_request_error", "invalid_request_error", "method_not_allowed")),
     (TooLargeError, ErrorStatus(413, "invalid_request_error", "request_too_large", "request_too_large")),

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import fields
+from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 from sglang_lite.engine.sglang.server_args import FLAG_OPTIONS, ServerArg, names_of, server_args
+from sglang_lite.protocol import ParameterError
 from sglang_lite.protocol.anything import UserValue
 from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.server.settings import ReplicaSettings, ServerSettings
@@ -19,6 +22,7 @@ _NOT_FLAGS = {
     "served_model_name",
     "stream_interval_s",
 }  # fields of an engine that follow from the server's settings
+_KEYS = ("api_key", "admin_api_key")
 _GATEWAYS = {"policy"}  # the gateway's names; the engine's fields have SGLang's names only
 
 
@@ -38,6 +42,12 @@ def add(parser: argparse.ArgumentParser) -> None:
             if how.get("type") or how.get("action") == "append":
                 how["metavar"] = each.name.upper()
             group.add_argument(*names, dest=_dest(kind, each.name), default=None, help=texts[each.name], **how)
+    group = parser.add_argument_group("files with keys, which a command line would show to all users of this machine")
+    for name in _KEYS:
+        variable = _variable(name)
+        flag = f"--{name.replace('_', '-')}"
+        told = f"file with keys as for {flag}, one a line; without either, the environment's {variable} counts"
+        group.add_argument(f"{flag}-file", metavar="FILE", help=told)
     group = parser.add_argument_group(
         "SGLang's switches",
         "Its other flags are accepted if they ask for what this server does anyway (docs/compatibility.md).",
@@ -64,7 +74,10 @@ def read(options: argparse.Namespace) -> tuple[ServerSettings, Mapping[str, User
     if "workers" in replicas:
         replicas["workers"] = tuple(url for value in replicas["workers"] for url in value.split(",") if url)
     switches = {arg.name: given[arg.name] for arg in _others() if arg.name in given}
-    server = ServerSettings(**of(ServerSettings))
+    keys = {name: found for name in _KEYS if (found := _keys(name, options))}
+    if len(admin := keys.pop("admin_api_key", ())) > 1:
+        raise ParameterError("admin_api_key", f"there are {len(admin)} keys. Give one.")
+    server = ServerSettings(**{**of(ServerSettings), **keys, **({"admin_api_key": admin[0]} if admin else {})})
     engine = {
         "explain_cache_misses": False,
         **of(EngineConfig),
@@ -72,6 +85,37 @@ def read(options: argparse.Namespace) -> tuple[ServerSettings, Mapping[str, User
         "stream_interval_s": server.stream_interval_ms / 1000,
     }
     return server, engine, ReplicaSettings(**replicas)
+
+
+def _keys(name: str, options: argparse.Namespace) -> tuple[str, ...]:
+    """Keys of a setting: those of its flags and its file, or else those of the environment.
+
+    Raises:
+        ParameterError: a file or variable can't be read, or has no key.
+    """
+    flag, file = getattr(options, _dest(ServerSettings, name)), getattr(options, f"{name}_file")
+    variable = _variable(name)
+    found = [flag] if isinstance(flag, str) else list(flag or ())
+    if file is not None:
+        try:
+            found += _lines(Path(file).read_text(errors="replace"), f"{name}_file", file)
+        except OSError as error:
+            raise ParameterError(f"{name}_file", f"{file} can't be read: {error.strerror}.") from error
+    elif not found and variable in os.environ:
+        found = _lines(os.environ[variable], name, f"the variable {variable}")
+    return tuple(found)
+
+
+def _lines(text: str, parameter: str, source: str) -> list[str]:
+    found = [line.strip() for line in text.splitlines() if line.strip()]
+    if not found:
+        raise ParameterError(parameter, f"{source} has no key.")
+    return found
+
+
+def _variable(name: str) -> str:
+    """Environment variable of a setting."""
+    return f"SGLANG_LITE_{name.upper()}"
 
 
 _GROUPS: tuple[tuple[type, str], ...] = (

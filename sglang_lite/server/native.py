@@ -415,7 +415,7 @@ _GET_OR_POST = ("GET", "POST")
 ROUTES = (
     Route("/generate", generate, "Continue text", ("POST", "PUT"), fields=GENERATE, streams=True, counts_as_open=True),
     Route("/health", health, "Is the engine alive?", ("GET",), access="open", media_type=""),
-    Route("/health_generate", health_generate, "Can it make a token?", ("GET",), access="open", media_type=""),
+    Route("/health_generate", health_generate, "Can it make a token?", ("GET",), media_type="", acts=True),
     Route("/ready", ready, "Has it made a token?", ("GET",), access="open", media_type=""),
     Route("/ping", ping, "Is the server there?", ("GET",), access="open", media_type=""),
     Route("/version", version, "The version", ("GET",)),
@@ -423,7 +423,10 @@ ROUTES = (
     *(Route(path, server_info, "Settings and counts", ("GET",)) for path in ("/server_info", "/get_server_info")),
     Route("/v1/loads", loads, "How busy it is", ("GET",), query=("include",)),
     Route("/get_load", get_load, "How busy it is, in short", ("GET",)),
-    Route("/flush_cache", flush_cache, "Drop cached prefixes", _GET_OR_POST, access="admin", media_type="text/plain"),
+    Route(
+        "/flush_cache", flush_cache, "Drop cached prefixes", _GET_OR_POST, access="admin", media_type="text/plain",
+        acts=True,
+    ),
     Route("/abort_request", abort_request, "End a request, or all", fields=ABORT, media_type=""),
     *(Route(path, tokenize, "Token ids of text", fields=TOKENIZE) for path in ("/tokenize", "/v1/tokenize")),
     *(Route(path, detokenize, "Text of ids", fields=DETOKENIZE) for path in ("/detokenize", "/v1/detokenize")),
@@ -431,8 +434,8 @@ ROUTES = (
     Route("/parse_function_call", parse_function_call, "Find calls", fields=PARSE_FUNCTION_CALL),
     Route(
         "/update_weights_from_disk", update_weights, "Replace the weights", fields=UPDATE_WEIGHTS,
-        access="admin",
+        access="owner",
     ),
-    Route("/start_profile", start_profile, "Start a profile", _GET_OR_POST, fields=PROFILE, access="admin"),
-    Route("/stop_profile", stop_profile, "End the profile", _GET_OR_POST, access="admin"),
+    Route("/start_profile", start_profile, "Start a profile", _GET_OR_POST, fields=PROFILE, access="owner", acts=True),
+    Route("/stop_profile", stop_profile, "End the profile", _GET_OR_POST, access="owner", acts=True),
 )  # fmt: skip

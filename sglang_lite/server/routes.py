@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import ipaddress
 import logging
+import re
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
@@ -21,7 +23,7 @@ from sglang_lite.protocol.anything import Json
 from sglang_lite.random_ids import random_id
 from sglang_lite.server.errors import (
     AuthenticationError,
-    OriginError,
+    ForbiddenError,
     Protocol,
     RateLimitError,
     content_of,
@@ -32,6 +34,7 @@ from sglang_lite.server.fields import Fields
 from sglang_lite.server.http.body import parse_object, read_bytes
 from sglang_lite.server.http.disconnect import until_disconnected
 from sglang_lite.server.service import Service
+from sglang_lite.server.settings import ServerSettings
 from sglang_lite.wire.limits import Limits
 
 logger = logging.getLogger("sglang_lite.server")
@@ -98,8 +101,10 @@ class Route:
         fields: fields of the body; None for a route without body, or whose handler parses the body.
         streams: True if the answer may be a stream of events.
         media_type: media type of the answer.
-        access: "open" for a route without key, "key" for the API key, "admin" for the administrator's.
+        access: "open" for a route without key, "key" for the API key, "admin" for the administrator's if there is one,
+            "owner" for the administrator's in any case: the request names folders of this machine.
         counts_as_open: True if its requests count as open requests.
+        acts: True if even a GET does something, which an image in a web page must not.
     """
 
     path: str
@@ -111,8 +116,9 @@ class Route:
     fields: Fields[Any] | None = None
     streams: bool = False
     media_type: str = "application/json"
-    access: Literal["open", "key", "admin"] = "key"
+    access: Literal["open", "key", "admin", "owner"] = "key"
     counts_as_open: bool = False
+    acts: bool = False
 
 
 def answer(content: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
@@ -163,7 +169,8 @@ class Endpoint:
         if protocol == "openai" and ANTHROPIC_VERSION in request.headers:
             protocol = "anthropic"
         try:
-            key = self._gate.key_of(request, route.access)
+            self._gate.check_host(request)
+            key = self._gate.key_of(request, route)
             with self._gate.count_open(key, route.counts_as_open):
                 service = self._service()
                 call = HttpRequest(
@@ -214,43 +221,69 @@ def _header_safe(name: str) -> str:
     return "".join(c if c.isascii() and c.isprintable() and c != "," else "?" for c in name[:100])
 
 
-class Gate:
-    """Keys that a server requires, and limits of the number of open requests, in total and for each key."""
+_OF_PAGES = ("origin", "referer", "sec-fetch-site")  # headers by which browsers tell a page's requests
+_HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^:\[\]]+)(?::[0-9]+)?", re.IGNORECASE)
 
-    def __init__(self, keys: tuple[str, ...], admin: str | None, most: int, most_per_key: int) -> None:
-        self._keys, self._admin, self._most, self._most_per_key = keys, admin, most, most_per_key
+
+class Gate:
+    """Keys that a server requires, names by which it may be addressed, and limits of the number of open requests, in
+    total and for each key."""
+
+    def __init__(self, settings: ServerSettings) -> None:
+        self._keys, self._admin, self._is_local = settings.api_key, settings.admin_api_key, settings.is_local
+        self._most, self._most_per_key = settings.max_open, settings.max_open_per_key
+        self._hosts = {"localhost", *map(str.lower, settings.allowed_host)}
+        self._checks_host = settings.is_local or bool(settings.allowed_host)
         self.open: Counter[str] = Counter()
 
-    def key_of(self, request: Request, access: str) -> str:
+    def check_host(self, request: Request) -> None:
+        """Raises ForbiddenError if a request addresses the server by a name that isn't its own. A web page whose name
+        leads to this machine (DNS rebinding) could otherwise use the server, and read its answers."""
+        host = request.headers.get("host", "")
+        if not self._checks_host or not host:  # browsers always send it
+            return
+        found = _HOST.fullmatch(host)
+        name = found[1].lower() if found else ""
+        if name not in self._hosts and not _is_address(name.strip("[]")):
+            raise ForbiddenError(
+                f"{host[:200]!r} is not a name of this server.",
+                hint="Use localhost or an IP address, or start the server with --allowed-host and the name.",
+            )
+
+    def key_of(self, request: Request, route: Route) -> str:
         """API key of a request; "" if none is required.
 
         Raises:
             AuthenticationError: the key is missing or wrong.
-            OriginError: no key is required, and a web page sent the request.
+            ForbiddenError: no key is required, and a web page sent the request; or the request is the administrator's,
+                and the server has none.
         """
-        if access == "open":
+        if route.access == "open":
             return ""
         scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
         given = bearer.strip() if scheme.lower() == "bearer" else request.headers.get("x-api-key", "")
         admin = [] if self._admin is None else [self._admin]
         taken = admin or list(self._keys)
-        if access == "key":
+        if route.access == "key":
             taken = [*self._keys, *admin] if self._keys else []
-        if not taken:
-            if "origin" in request.headers:  # otherwise, any page open in a browser on this machine could
-                raise OriginError(
-                    "requests from web pages need a key.",
-                    hint="Start the server with --api-key, or send the request from a program.",
-                )
-            return ""
         valid = [key for key in taken if hmac.compare_digest(key.encode(), given.encode())]
-        if not valid:
+        if taken and not valid:
             problem = "is not valid" if given else "is missing"
             raise AuthenticationError(
-                f"the {'administrator' if access == 'admin' and self._admin else 'API'} key {problem}.",
+                f"the {'API' if route.access == 'key' or not admin else 'administrator'} key {problem}.",
                 hint="Send it as `Authorization: Bearer KEY` or `x-api-key: KEY`.",
             )
-        return valid[0]
+        if route.access == "owner" and not admin and (taken or not self._is_local):
+            raise ForbiddenError(
+                "the request names folders of the server's machine, so only its administrator may send it.",
+                hint="Start the server with --admin-api-key, and send that key.",
+            )
+        if not taken and any(name in request.headers for name in (_OF_PAGES if route.acts else _OF_PAGES[:1])):
+            raise ForbiddenError(  # otherwise, any page open in a browser on this machine could
+                "requests from web pages need a key.",
+                hint="Start the server with --api-key, or send the request from a program.",
+            )
+        return valid[0] if valid else ""
 
     def count_open(self, key: str, counts_as_open: bool) -> _OpenCount:
         """Context in which a request counts as open. Raises RateLimitError if too many are open."""
@@ -261,6 +294,14 @@ class Gate:
                 f"{self._most_per_key:,} requests of this key are open, which is the limit.", hint="Try again later."
             )
         return _OpenCount(self.open, key, int(counts_as_open))
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
 
 
 @dataclass(slots=True)

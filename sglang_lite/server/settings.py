@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import logging
+import re
 from dataclasses import dataclass
 from typing import Literal
 
@@ -25,7 +26,9 @@ class ServerSettings:
         api_key: key that requests must have, except for health, metrics and the OpenAPI document; several may be
             given. None requires no key.
         admin_api_key: key required, in place of `api_key`, by requests that change the server: the cache, weights,
-            profiles.
+            profiles. Without it, weights and profiles are changed only from this machine, while no key is required.
+        allowed_host: name by which clients may address the server, besides "localhost" and IP addresses; several may
+            be given. Other names are refused if only this machine can connect, or if a name is given.
         tool_call_parser: format in which the model writes tool calls, by SGLang's name; None finds it in the model's
             chat template.
         reasoning_parser: format in which the model writes reasoning, by SGLang's name; None finds it in the model's
@@ -56,6 +59,7 @@ class ServerSettings:
     served_model_name: str | None = None
     api_key: tuple[str, ...] = ()
     admin_api_key: str | None = None
+    allowed_host: tuple[str, ...] = ()
     tool_call_parser: str | None = None
     reasoning_parser: str | None = None
     unknown_fields: Literal["refuse", "report"] = "refuse"
@@ -92,19 +96,28 @@ class ServerSettings:
                 raise ParameterError(
                     "api_key", "a key is empty, or has characters other than printable ASCII without spaces."
                 )
+        for name in self.allowed_host:
+            if not re.fullmatch(r"[A-Za-z0-9._-]+", name):
+                raise ParameterError(
+                    "allowed_host", f"{name[:200]!r} is not a host name.", hint="Write box.lan, without a port."
+                )
         if self.tool_call_parser is not None:
             tool_format(self.tool_call_parser)
         if self.reasoning_parser is not None:
             reasoning_format(self.reasoning_parser)
 
+    @property
+    def is_local(self) -> bool:
+        """True if only this machine can connect."""
+        try:
+            return self.host == "localhost" or ipaddress.ip_address(self.host).is_loopback
+        except ValueError:  # a host name
+            return False
+
 
 def warn_if_exposed(settings: ServerSettings) -> None:
     """Logs a warning if other machines may reach the server and no key is required."""
-    try:
-        alone = settings.host == "localhost" or ipaddress.ip_address(settings.host).is_loopback
-    except ValueError:  # a host name
-        alone = False
-    if not alone and not settings.api_key:
+    if not settings.is_local and not settings.api_key:
         logger.warning(
             "Anyone who can reach %s can use the server, as no key is required. Set --api-key, or --host 127.0.0.1.",
             settings.host,

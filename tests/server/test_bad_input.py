@@ -94,7 +94,7 @@ def test_a_body_of_100_mb_takes_no_memory(engine, chunked):
         port = int(url.rsplit(":", 1)[1])
         tracemalloc.start()
         with socket.create_connection(("127.0.0.1", port), timeout=60) as client:
-            client.sendall(b"POST /generate HTTP/1.1\r\nHost: a\r\n" + head + b"\r\n\r\n")
+            client.sendall(b"POST /generate HTTP/1.1\r\nHost: localhost\r\n" + head + b"\r\n\r\n")
             with contextlib.suppress(OSError):  # it may close before it has all
                 for _ in range(length // len(part)):
                     client.sendall(before + part + (b"\r\n" if chunked else b""))
@@ -108,10 +108,10 @@ def test_a_body_of_100_mb_takes_no_memory(engine, chunked):
 
 @pytest.mark.parametrize("data", [
     b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"\x16\x03\x01\x00\x00", b"GET / HTTP/9.9\r\n\r\n",
-    b"POST /generate HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\n{}",
-    b"POST /generate HTTP/1.1\r\nHost: a\r\nContent-Length: x\r\n\r\n{}",
-    b"POST /generate HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n{",
-    b"GET /health HTTP/1.1\r\nHost: a\r\n" + b"X: y\r\n" * 100_000,
+    b"POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\n{}",
+    b"POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Length: x\r\n\r\n{}",
+    b"POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{",
+    b"GET /health HTTP/1.1\r\nHost: localhost\r\n" + b"X: y\r\n" * 100_000,
 ])  # fmt: skip
 def test_what_is_no_http_closes_its_connection_alone(url, http, data):
     try:
@@ -246,7 +246,8 @@ def test_a_reader_that_stops_reading_holds_up_nobody_and_gets_larger_pieces_late
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         connection.settimeout(60)
         connection.connect((host, int(port)))
-        head = b"POST /generate HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(body)
+        head = b"POST /generate HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+        head += b"Content-Length: %d\r\n\r\n" % len(body)
         connection.sendall(head + body)
         first = connection.recv(16)
         assert http.post("/generate", json={"text": "b", "sampling_params": GREEDY}).status_code == 200
@@ -320,7 +321,11 @@ def test_clients_that_leave_take_their_requests_along(url, engine):
 
 def requested(route, body):
     content = json.dumps(body).encode()
-    return b"POST %b HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n%b" % (route.encode(), len(content), content)
+    return b"POST %b HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%b" % (
+        route.encode(),
+        len(content),
+        content,
+    )
 
 
 def connected(url):
@@ -345,7 +350,7 @@ def test_a_client_that_leaves_with_requests_in_the_line_ends_the_one_that_is_ans
 def test_requests_in_one_line_are_answered_in_order(url, http):
     asked = [{"text": text, "sampling_params": {**GREEDY, "max_new_tokens": 8}} for text in "abc"]
     line = b"".join(requested("/generate", body) for body in asked)
-    told = raw(url, line + b"GET /health HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n", half_closed=False)
+    told = raw(url, line + b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n", half_closed=False)
     texts = [json.loads(part[: part.rindex(b"}") + 1])["text"] for part in told.split(b"\r\n\r\n")[1:4]]
     assert texts == [http.post("/generate", json=body).json()["text"] for body in asked]
     assert told.count(b"HTTP/1.1 200") == 4

@@ -61,7 +61,8 @@ class ServerProcess:
     """
 
     def __init__(self, settings: Mapping[str, UserValue], timeout_s: float) -> None:
-        arguments = ["serve", *flags_of({"port": 0, **settings})]
+        keys, flags = _split_keys(settings)
+        arguments = ["serve", *flags_of({"port": 0, **flags})]
         code = _CODE.format(paths=_paths(), parent=os.getpid(), arguments=arguments)
         self._home = os.getpid()
         self._lines: deque[str] = deque(maxlen=_KEPT_LINES)
@@ -70,7 +71,7 @@ class ServerProcess:
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-u", "-c", code], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT, start_new_session=True,
+                stderr=subprocess.STDOUT, start_new_session=True, env=keys,
             )  # fmt: skip
         except OSError as error:
             raise BackendError(f"the server can't be started: {error}.") from error
@@ -165,6 +166,22 @@ def _end(process: subprocess.Popen[bytes], home: int) -> None:
     with contextlib.suppress(OSError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
+
+
+def _split_keys(settings: Mapping[str, UserValue]) -> tuple[dict[str, str], dict[str, UserValue]]:
+    """Environment of the server with the keys among its settings, and the other settings. A command line would show the
+    keys to all users of this machine."""
+    environment, flags = dict(os.environ), dict(settings)
+    for name in ("api_key", "admin_api_key"):
+        variable, given = f"SGLANG_LITE_{name.upper()}", flags.pop(name, None)
+        environment.pop(variable, None)  # a caller's own variable is not meant for this server
+        keys = given if isinstance(given, Sequence) and not isinstance(given, str | bytes) else (given,)
+        texts = [key for key in keys if key is not None]
+        if not all(isinstance(key, str) for key in texts):
+            raise ParameterError(name, "is neither a text nor a sequence of texts.")
+        if texts:
+            environment[variable] = "\n".join(map(str, texts))
+    return environment, flags
 
 
 def flags_of(settings: Mapping[str, UserValue]) -> list[str]:

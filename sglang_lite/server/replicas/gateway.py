@@ -62,6 +62,10 @@ class Gateway:
     """
 
     def __init__(self, settings: ServerSettings, replicas: ReplicaSettings, host: str, port: int) -> None:
+        if settings.allowed_host:
+            raise ParameterError(
+                "allowed_host", "a gateway doesn't check names.", hint="Set --api-key, or serve without replicas."
+            )
         self.package = package_of(replicas.gateway)
         if len(settings.api_key) > 1:
             raise ParameterError(

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -54,6 +55,10 @@ def test_a_runtime_answers_as_sglangs_does(runtime, folders):
     with pytest.raises(sgl.SglError, match="embedding"):
         runtime.encode("ab")
     assert runtime.get_tokenizer().decode(answer["output_ids"]) == answer["text"]
+
+
+def test_nobody_reads_a_key_from_the_command_line(runtime):
+    assert b"a-long-key" not in Path(f"/proc/{runtime.pid}/cmdline").read_bytes()
 
 
 def test_a_runtime_is_a_backend(runtime):

@@ -1,0 +1,168 @@
+"""Who may use a server: no web page, nobody under another name, and tenants only what is theirs."""
+
+import argparse
+
+import httpx2
+import pytest
+
+import sglang_lite as sgl
+from sglang_lite.server import flags
+from sglang_lite.server.replicas.gateway import Gateway
+from sglang_lite.server.settings import ReplicaSettings, ServerSettings
+from tests.server.conftest import serving
+
+ACTING = [("GET", "/flush_cache"), ("HEAD", "/flush_cache"), ("POST", "/flush_cache"), ("GET", "/start_profile"),
+          ("GET", "/stop_profile"), ("GET", "/health_generate")]  # fmt: skip
+OWNERS = ["/start_profile", "/stop_profile", "/update_weights_from_disk"]
+
+
+def status(url, method, path, **headers):
+    given = {name.replace("_", "-"): value for name, value in headers.items()}
+    return httpx2.request(method, f"{url}{path}", headers=given).status_code
+
+
+# ------------------------------------------------------------------------------------------------ web pages
+
+
+@pytest.mark.parametrize(("method", "path"), ACTING)
+@pytest.mark.parametrize(
+    "of_a_page", [{"sec_fetch_site": "cross-site"}, {"referer": "http://example.org/"}, {"origin": "null"}]
+)
+def test_an_image_in_a_web_page_changes_nothing(url, method, path, of_a_page):
+    assert status(url, method, path, **of_a_page) == 403
+
+
+def test_an_address_bar_may_read_but_not_change(url):
+    assert status(url, "GET", "/v1/models", sec_fetch_site="none") == 200
+    assert status(url, "GET", "/flush_cache", sec_fetch_site="none") == 403
+
+
+def test_a_program_may_change_by_get_and_so_may_a_page_with_a_key(url, engine):
+    assert status(url, "GET", "/flush_cache") == 200
+    assert status(url, "GET", "/health_generate") == 200
+    with serving(engine, api_key=("key",)) as keyed:
+        assert status(keyed, "GET", "/flush_cache", x_api_key="key", sec_fetch_site="same-site") == 200
+
+
+def test_generating_for_health_needs_a_key(engine):
+    with serving(engine, api_key=("key",)) as url:
+        assert [status(url, "GET", path) for path in ("/health_generate", "/health")] == [401, 200]
+        assert status(url, "GET", "/health_generate", x_api_key="key") == 200
+
+
+# ---------------------------------------------------------------------------------------------------- names
+
+
+@pytest.mark.parametrize(
+    "host", ["localhost", "LOCALHOST:80", "127.0.0.1:30000", "[::1]:30000", "10.0.0.7", "box.lan:1"]
+)
+def test_a_server_is_reached_by_address_and_by_its_own_names(engine, host):
+    with serving(engine, allowed_host=("Box.lan",)) as url:
+        assert status(url, "GET", "/server_info", host=host) == 200
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:30000", "127.0.0.1.nip.io", "localhost.evil.example", "[", "::1"]
+)
+@pytest.mark.parametrize("path", ["/server_info", "/metrics", "/health", "/openapi.json"])
+def test_a_foreign_name_that_leads_here_is_refused(url, host, path):
+    response = httpx2.get(f"{url}{path}", headers={"host": host})
+    assert response.status_code == 403
+    assert "--allowed-host" in response.json()["error"]["message"]
+
+
+def test_names_are_free_for_a_server_that_others_reach_unless_some_are_given():
+    from sglang_lite.server.app import application
+    from tests.server.test_app import NO_ENGINE, asked
+
+    for settings, expected in (
+        ({"host": "0.0.0.0"}, 200),
+        ({"host": "0.0.0.0", "allowed_host": ("box.lan",)}, 403),
+        ({"host": "::1"}, 403),
+        ({"host": "127.0.0.2"}, 403),
+    ):
+        app = application(NO_ENGINE, ServerSettings(**settings))
+        app.state.service = type("Service", (), {"settings": ServerSettings()})
+        assert asked(app, "GET", "/ping", [(b"host", b"pod-7.cluster.local")])[0] == expected, settings
+
+
+def test_a_name_with_a_port_is_no_name():
+    with pytest.raises(sgl.ParameterError, match=r"allowed_host: 'box\.lan:80' is not a host name"):
+        ServerSettings(allowed_host=("box.lan:80",))
+
+
+def test_a_gateway_that_checks_no_names_is_given_none():
+    with pytest.raises(sgl.SglError, match="allowed_host: a gateway"):
+        Gateway(ServerSettings(allowed_host=("box.lan",)), ReplicaSettings(replicas=1, gateway="auto"), "127.0.0.1", 1)
+
+
+# --------------------------------------------------------------------------------------------- administrators
+
+
+@pytest.mark.parametrize("path", OWNERS)
+def test_tenants_name_no_folders_of_the_machine(engine, path, tmp_path):
+    body = {"model_path": str(tmp_path)} if path == OWNERS[2] else {"output_dir": str(tmp_path / "new")}
+    with serving(engine, api_key=("tenant",)) as url:
+        assert httpx2.post(f"{url}{path}", json=body).status_code == 401
+        refused = httpx2.post(f"{url}{path}", json=body, headers={"x-api-key": "tenant"})
+    assert refused.status_code == 403
+    assert "--admin-api-key" in refused.json()["error"]["message"]
+    assert str(tmp_path) not in refused.text
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_server_for_other_machines_has_an_administrator_by_key_alone():
+    from sglang_lite.server.app import application
+    from tests.server.test_app import NO_ENGINE, asked
+
+    app = application(NO_ENGINE, ServerSettings(host="0.0.0.0"))
+    app.state.service = type("Service", (), {"settings": ServerSettings()})
+    assert [asked(app, "POST", path)[0] for path in OWNERS] == [403] * 3
+
+
+# ------------------------------------------------------------------------------------------------------ keys
+
+
+def read(*arguments):
+    parser = argparse.ArgumentParser()
+    flags.add(parser)
+    return flags.read(parser.parse_args(["--model", "m", *arguments]))[0]
+
+
+@pytest.fixture(autouse=True)
+def no_variables(monkeypatch):
+    for name in ("API_KEY", "ADMIN_API_KEY"):
+        monkeypatch.delenv(f"SGLANG_LITE_{name}", raising=False)
+
+
+def test_keys_come_from_files_and_from_the_environment(monkeypatch, tmp_path):
+    file, root = tmp_path / "keys", tmp_path / "root"
+    file.write_text("one\n\n  two  \r\n")
+    root.write_text("boss\n")
+    found = read("--api-key", "zero", "--api-key-file", str(file), "--admin-api-key-file", str(root))
+    assert (found.api_key, found.admin_api_key) == (("zero", "one", "two"), "boss")
+    monkeypatch.setenv("SGLANG_LITE_API_KEY", "three\nfour")
+    monkeypatch.setenv("SGLANG_LITE_ADMIN_API_KEY", "chief")
+    found = read()
+    assert (found.api_key, found.admin_api_key) == (("three", "four"), "chief")
+    assert read("--api-key", "zero").api_key == ("zero",)
+    assert read("--admin-api-key", "x").admin_api_key == "x"
+
+
+def test_what_has_no_key_is_refused_and_no_error_shows_one(monkeypatch, tmp_path):
+    file = tmp_path / "keys"
+    file.write_text("\n")
+    with pytest.raises(sgl.ParameterError, match=r"api_key_file: .*keys has no key"):
+        read("--api-key-file", str(file))
+    with pytest.raises(sgl.ParameterError, match=r"api_key_file: .*missing can't be read: No such file"):
+        read("--api-key-file", str(tmp_path / "missing"))
+    file.write_text("a secret\n")
+    with pytest.raises(sgl.ParameterError, match="without spaces") as caught:
+        read("--api-key-file", str(file))
+    assert "secret" not in str(caught.value)
+    file.write_text("one\ntwo\n")
+    with pytest.raises(sgl.ParameterError, match="admin_api_key: there are 2 keys"):
+        read("--admin-api-key-file", str(file))
+    monkeypatch.setenv("SGLANG_LITE_API_KEY", "")
+    with pytest.raises(sgl.ParameterError, match="api_key: the variable SGLANG_LITE_API_KEY has no key"):
+        read()
