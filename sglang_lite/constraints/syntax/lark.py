@@ -43,7 +43,7 @@ from sglang_lite.constraints.syntax.templates import Templates
 from sglang_lite.protocol import ConstraintError, JsonSchema
 
 _BLANK = r"(?:[ \t\r\n]|(?://|#)[^\n]*)*"
-_RULE, _TERMINAL = r"_?[a-z][_a-z0-9-]*", r"_?[A-Z][_A-Z0-9]*"
+_RULE, _TERMINAL = r"_?[a-z](?:[_a-z0-9]|-(?!>))*", r"_?[A-Z][_A-Z0-9]*"
 _NAME = f"(?:{_TERMINAL}|{_RULE})"
 _INSTEAD = {  # hints for attributes of rules that only llguidance supports
     "stop": "Use suffix=…, which stays in the text, or gen(stop=…) inside of s.grammar(…).",
@@ -56,7 +56,8 @@ _MAX_CHUNKS = 1_000  # maximum number of pieces of a %regex text
 _STRING = r'"((?:\\.|[^"\\\n])*)"(i?)'
 _REGEX = r"/((?:\\.|[^/\\\n])+)/([imslux]*)"
 _ATTRIBUTES = rf"\[(?:{_STRING}|{_REGEX}|[^\]\n\"/])*\]"
-_ADDED = rf"(?:{_ATTRIBUTES}|\{{[^}}\n]*\}}|\.-?[0-9]+)"  # attributes, template parameters, priorities
+_PRIORITY = r"\.[+-]?[0-9]+"
+_ADDED = rf"(?:{_ATTRIBUTES}|\{{[^}}\n]*\}}|{_PRIORITY})"  # attributes, template parameters, priorities
 _DEFINITION = rf"[?!]*{_NAME}{_BLANK}(?:{_ADDED}{_BLANK})*:(?!:)"
 
 _COMMON = {
@@ -64,7 +65,8 @@ _COMMON = {
     "DECIMAL": r"[0-9]+\.[0-9]*|\.[0-9]+", "LCASE_LETTER": "[a-z]", "UCASE_LETTER": "[A-Z]", "LETTER": "[a-zA-Z]",
     "WORD": "[a-zA-Z]+", "CNAME": "[_a-zA-Z][_a-zA-Z0-9]*", "WS_INLINE": r"[ \t]+", "WS": r"[ \t\f\r\n]+", "CR": r"\r",
     "LF": r"\n", "NEWLINE": r"(?:\r?\n)+", "SH_COMMENT": r"#[^\n]*", "CPP_COMMENT": r"//[^\n]*",
-    "SQL_COMMENT": r"--[^\n]*", "ESCAPED_STRING": r'"(?:[^"\\\n]|\\[^\n])*"',
+    "SQL_COMMENT": r"--[^\n]*", "C_COMMENT": r"/\*(?:[^*]|\*+[^*/])*\*+/",
+    "ESCAPED_STRING": r'"(?:[^"\\\n]|\\[^\n])*"',
 }  # fmt: skip
 _FLOAT = r"(?:(?:[0-9]+\.[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?|[0-9]+[eE][+-]?[0-9]+)"
 _COMMON |= {"FLOAT": _FLOAT, "SIGNED_FLOAT": f"[+-]?{_FLOAT}", "NUMBER": f"{_FLOAT}|[0-9]+",
@@ -119,7 +121,7 @@ class _Parser:
         scanner.take(r"[?!]+")
         name = scanner.expect(_NAME, "a name")[0]
         parameters = scanner.take(r"\{([^}\n]*)\}")
-        scanner.take(r"\.-?[0-9]+")
+        scanner.take(_PRIORITY)
         at = scanner.at
         suffix = self._attributes() if scanner.take(r"\[") else None
         if suffix is not None and (parameters or _is_terminal(name)):
@@ -166,12 +168,17 @@ class _Parser:
             for name in re.findall(r"\w+", match[1] or match[3]):
                 if name not in _COMMON:
                     scanner.fail(f"common has no {name}", start)
-                self._rules[match[2] or name] = regex.parse(_COMMON[name])
+                known, body = match[2] or name, regex.parse(_COMMON[name])
+                if self._rules.get(known, body) != body:
+                    scanner.fail(f"{known!r} is defined twice", start)
+                self._rules[known] = body
         elif scanner.take("%declare"):
             while name := scanner.take(rf"(?!{_DEFINITION}){_TERMINAL}"):
                 self._declared.add(name[0])
         elif directive := scanner.take("%(extend|override)"):
+            scanner.take("[?!]+")
             name = scanner.expect(_NAME, "a name")
+            scanner.take(_PRIORITY)
             scanner.expect(":", "a colon")
             if name[0] not in self._rules:
                 scanner.fail(f"there is no {name[0]!r} to {directive[1]}", start, hint="Define or import it above.")
@@ -182,6 +189,9 @@ class _Parser:
             scanner.fail("only %ignore, %import, %declare, %extend and %override are supported")
 
     # ------------------------------------------------------------------------------------------ expressions
+
+    def _at_definition(self) -> bool:
+        return self._scanner.starts_line and self._scanner.peek(_DEFINITION) is not None
 
     def _alternation(self) -> Node:
         options = [self._sequence()]
@@ -200,14 +210,15 @@ class _Parser:
     def _concatenation(self) -> Node:
         parts = []
         while (part := self._item()) is not None:
-            counts = self._scanner.counts()
+            # A sign on a line of its own belongs to no item: `?` and `!` there begin the next definition.
+            counts = None if self._scanner.starts_line else self._scanner.counts()
             parts.append(part if counts is None else repeat(part, *counts))
         return concat(*parts)
 
     def _item(self) -> Node | None:
         scanner = self._scanner
         at = scanner.at
-        if not scanner.has_more or scanner.peek(_DEFINITION) or scanner.peek(r"[|&)\]},]|->|%(?!json|regex)"):
+        if not scanner.has_more or self._at_definition() or scanner.peek(r"[|&)\]},]|->|%(?!json|regex)"):
             return None
         if scanner.take("~"):
             inner = self._item()

@@ -24,12 +24,13 @@ class Scanner:
 
     Attributes:
         at: current offset in the text.
+        starts_line: whether a line has ended between the last token and the current offset.
     """
 
     def __init__(self, kind: str, text: str, blank: str) -> None:
         if len(text) > MAX_GRAMMAR_CHARS:
             raise ConstraintError(f"{kind}: {len(text):,} characters long, the limit is {MAX_GRAMMAR_CHARS:,}.")
-        self.kind, self.text, self.at = kind, text, 0
+        self.kind, self.text, self.at, self.starts_line = kind, text, 0, True
         self._blank = re.compile(blank)
         self._depth = 0
 
@@ -49,7 +50,7 @@ class Scanner:
         """Skips whitespace and comments."""
         match = self._blank.match(self.text, self.at)
         if match:
-            self.at = match.end()
+            self.at, self.starts_line = match.end(), "\n" in match[0]
 
     def peek(self, pattern: str) -> re.Match[str] | None:
         return re.compile(pattern).match(self.text, self.at)
@@ -81,7 +82,7 @@ class Scanner:
             if self.take(sign):
                 return counts
         start = self.at
-        match = self.take(r"\{\s*(\d*)\s*(,?)\s*(\d*)\s*\}") or self.take(r"~\s*(\d+)\s*(\.\.)?\s*(\d*)")
+        match = self.take(r"\{\s*(\d*)\s*(,?)\s*(\d*)\s*\}") or self.take(r"~\s*(\d+)(?:\s*(\.\.)\s*(\d*))?")
         if not match:
             return None
         if max(len(match[1] or ""), len(match[3] or "")) > 100:

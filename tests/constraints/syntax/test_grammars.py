@@ -107,6 +107,28 @@ def test_lark():
     assert agree(constraint, texts) == texts[:4]
 
 
+@pytest.mark.parametrize(
+    ("text", "valid", "invalid"),
+    [
+        ('start: "a" b\n?b: "c"', ["ac"], ["a", "ab"]),
+        ('start: "a" b\n!?b: "c"\n?!c: "d"', ["ac"], ["a"]),
+        ('start: A b\nA: "a"\n\n// of one letter\n?b: "c"', ["ac"], ["c"]),
+        ('start: b+ // many\n?b: "c"', ["c", "ccc"], [""]),
+        ('start: b~2\n?b: "c"', ["cc"], ["", "c"]),
+        ('start: b{2}\n?b: "c"', ["cc"], ["", "c"]),
+        ('start: b -> two\n?b: "c"', ["c"], [""]),
+        ('start: b->two\nb: "c"', ["c"], [""]),
+        ('start: b\n%ignore " "\n?b: "c"', ["c", "c "], [""]),
+        ('start: (b\n | "d")\n?b: "c"\n     | "e"', ["c", "d", "e"], [""]),
+        ('start: twice{b}\n?twice{x}: x x\n?b.2: "c"', ["cc"], ["", "c"]),
+        ('start: %json {"const": 1}\n?b: "c"', ["1"], [""]),
+        ('start: b\nb: "c"\n%extend ?b.-1: "d"\n%override !b: "e"\n%extend b: "f"', ["e", "f"], ["", "c", "d"]),
+    ],
+)
+def test_a_line_of_lark_ends_what_its_signs_repeat(text, valid, invalid):
+    assert agree(Lark(text), [*valid, *invalid]) == valid
+
+
 def test_schemas_inside_lark():
     constraint = Lark('start: "call " %json {"type": "object", "properties": {"n": {"type": "integer"}}, '
                       '"required": ["n"], "additionalProperties": false} | "no call"')  # fmt: skip
@@ -224,6 +246,10 @@ BROKEN = [
     (lark.parse, "start: <|eot|>", "the only supported special tokens are <think>", 7),
     (lark.parse, "start: %json {", "no JSON", 7),
     (lark.parse, "%import common.NOPE\nstart: NOPE", "no NOPE", 0),
+    (lark.parse, 'start: X\nX: "a"\n%import common.INT -> X', "'X' is defined twice", 0),
+    (lark.parse, 'start: "a"\n?', "a name, a string", 0),
+    (lark.parse, 'start: "a"\n+ "b"', "a name, a string", 0),
+    (lark.parse, 'start: "a" b: "c"', "a name, a string", 12),
     (lark.parse, 'x: "a"', "no rule 'start'", 0),
 ]
 
