@@ -190,6 +190,38 @@ def test_no_test_sleeps_or_looks_at_a_clock():
     assert found.keys() == MAY_WAIT.keys()
 
 
+# Tests whose code sends signals, or has the system send them: the reason. Text is other processes' code.
+MAY_SIGNAL = {
+    "children.py": "sends them to processes that a test has started, and in such a one to itself",
+    "constraints/test_fuzz.py": "computes in a process of its own",
+    "lang/backends/test_forked.py": "ends a forked copy that hangs",
+}
+SIGNALS = {
+    "os.abort", "os.kill", "os.killpg", "signal.alarm", "signal.pidfd_send_signal", "signal.pthread_kill",
+    "signal.raise_signal", "signal.setitimer", "_thread.interrupt_main",
+}  # fmt: skip
+
+
+def signals(tree):
+    """Lines of a test that name a function which sends a signal."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Attribute(value=ast.Name(id=module), attr=name) if f"{module}.{name}" in SIGNALS:
+                yield node.lineno
+            case ast.ImportFrom(module=module, names=names) if any(
+                f"{module}.{each.name}" in SIGNALS for each in names
+            ):
+                yield node.lineno
+
+
+def test_no_worker_of_pytest_gets_a_signal():
+    """One would end it, and with it the run. `tests/children.py` sends signals to processes of a test's own."""
+    tests = Path(__file__).parent
+    found = {str(file.relative_to(tests)): lines for file in tests.rglob("*.py") if (lines := [*signals(parsed(file))])}
+    assert {file: lines for file, lines in found.items() if file not in MAY_SIGNAL} == {}
+    assert found.keys() == MAY_SIGNAL.keys()
+
+
 OTHERWISE = re.compile(
     r"(It|Its|They|Their|This|That|These|Those|There|He|She|We|Our|Who|Whoever|Whatever|Nobody|Nothing|Everything|What|"
     r"Whether|Where|How|When|Which|Why|As)\b"

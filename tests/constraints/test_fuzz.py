@@ -13,13 +13,14 @@ import pytest
 
 import sglang_lite as sgl
 from sglang_lite.protocol import SglError
+from tests.children import in_a_child
 from tests.constraints import mutations
 
 pytestmark = pytest.mark.slow
 
 COUNT = int(os.environ.get("SGLANG_LITE_FUZZ", "150"))
 LIMIT_S = 20  # on the CPU: what is compiled and looked at several times, each within an engine's 10
-PART = 50
+PART = 500  # of a process
 LONGEST = 200  # of the texts that are walked: each of their characters may take a millisecond
 
 TEXTS = ["", "1", "a", '"a"', "null", "[]", '{"a": 1}', "[1, 1]", "1" * 400, "[" * 950 + "]" * 950, '"\\ud800"']
@@ -28,18 +29,6 @@ TEXTS = ["", "1", "a", '"a"', "null", "[]", '{"a": 1}', "[1, 1]", "1" * 400, "["
 @lru_cache(maxsize=1)
 def schemas():
     return mutations.schemas()
-
-
-def too_long(*_):
-    raise TimeoutError
-
-
-@pytest.fixture(autouse=True)
-def limited():
-    before = signal.signal(signal.SIGPROF, too_long)
-    yield
-    signal.setitimer(signal.ITIMER_PROF, 0)
-    signal.signal(signal.SIGPROF, before)
 
 
 def answered(constraint, rng):
@@ -53,7 +42,13 @@ def answered(constraint, rng):
 
 @pytest.mark.parametrize("part", range(-(-COUNT // PART)))
 def test_every_mutation_gets_an_answer(part):
-    for seed in range(part * PART, min(COUNT, (part + 1) * PART)):
+    in_a_child(every_mutation_gets_an_answer, part * PART, min(COUNT, (part + 1) * PART))
+
+
+def every_mutation_gets_an_answer(first, last):
+    """In a child: the clock's signal interrupts it."""
+    signal.signal(signal.SIGPROF, too_long)
+    for seed in range(first, last):
         rng = random.Random(seed)
         constraint = None
         signal.setitimer(signal.ITIMER_PROF, LIMIT_S)
@@ -66,3 +61,7 @@ def test_every_mutation_gets_an_answer(part):
             raise AssertionError(f"{seed}: {error!r} for {mutations.printable(constraint)}") from error
         finally:
             signal.setitimer(signal.ITIMER_PROF, 0)
+
+
+def too_long(*_):
+    raise TimeoutError

@@ -25,6 +25,7 @@ from sglang_lite.protocol import (
     Regex,
     SamplingParams,
 )
+from tests.children import send
 from tests.engine import processes, processors
 from tests.engine.collector import Collector
 from tests.waiting import until
@@ -37,12 +38,12 @@ SLOW = Ebnf("root ::= " + " ".join(f'("a" | "b"){{1,{n}}}' for n in range(50, 90
 @contextlib.contextmanager
 def stopped(pid):
     """Has a child of this process stand still."""
-    os.kill(pid, signal.SIGSTOP)
+    send(pid, signal.SIGSTOP)
     try:
         os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOWAIT)
         yield
     finally:
-        os.kill(pid, signal.SIGCONT)
+        send(pid, signal.SIGCONT)
 
 
 def busy(engine):

@@ -18,11 +18,11 @@ import sglang_lite as sgl
 from sglang_lite.engine import core_client
 from sglang_lite.program.nodes import Fork, Gen, Join, Program
 from sglang_lite.protocol import EngineClosedError, Generation, SamplingParams
+from tests.children import in_a_child, interrupted, send
 from tests.counts import some
 from tests.engine import load, processes, processors
 from tests.engine.collector import Collector
 from tests.engine.conftest import SETTINGS
-from tests.lang.fakes import interruptible
 from tests.waiting import until
 
 pytestmark = pytest.mark.slow
@@ -66,7 +66,7 @@ def test_a_process_that_is_killed_fails_each_request_once(folders, mark):
 
         def killer(pid=pid, moment=now, done=killed):
             moment.wait(20)  # where fewer events come, as all are compiled
-            os.kill(pid, signal.SIGKILL)
+            send(pid, signal.SIGKILL)
             done.set()
 
         if left == 0:
@@ -120,10 +120,10 @@ def test_an_engine_that_restarts_has_the_weights_that_were_set_last(folders, mar
             sink = Collector()
             engine.submit("ab", LONG, sink=sink, stream=True)
             sink.begun()
-            os.kill(engine_of(mark), signal.SIGKILL)
+            send(engine_of(mark), signal.SIGKILL)
             assert "SIGKILL" in str(sink.end())
             assert engine.complete("ab", GREEDY).text == second
-        os.kill(engine_of(mark), signal.SIGKILL)
+        send(engine_of(mark), signal.SIGKILL)
         with pytest.raises(EngineClosedError, match="SIGKILL"):
             while True:  # until that is seen
                 engine.complete("ab", GREEDY)
@@ -242,13 +242,13 @@ def test_a_parent_that_is_stopped_loses_nothing_and_costs_its_engine_no_memory(f
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
         assert parent.stdout.readline() == "begun\n"
-        os.kill(parent.pid, signal.SIGSTOP)
+        send(parent.pid, signal.SIGSTOP)
         os.waitid(os.P_PID, parent.pid, os.WSTOPPED | os.WNOWAIT)
         (engine,) = (pid for pid in processes.marked(mark) if processes.runs(pid, "sglang_lite.engine.child.main"))
         before = processes.resident(engine)
         processes.idle(engine)  # it has generated all that was asked for, and nobody reads it
         grown = processes.resident(engine) - before
-        os.kill(parent.pid, signal.SIGCONT)
+        send(parent.pid, signal.SIGCONT)
         texts, tokens, events = json.loads(parent.stdout.read())
     assert (texts, tokens) == (1, 16 * 400)
     assert events < tokens / 2  # joined
@@ -265,22 +265,6 @@ def _others():
     OTHERS.update(threading.enumerate())
 
 
-def interrupted(engine, call):
-    """Makes a call, and presses Ctrl-C when its request runs."""
-
-    with interruptible() as interrupt:
-
-        def press():
-            until(lambda: engine.stats()["running"])
-            interrupt()
-
-        thread = threading.Thread(target=press)
-        thread.start()
-        with pytest.raises(KeyboardInterrupt):
-            call(engine)
-        thread.join()
-
-
 @sgl.function
 def waits(s):
     """A program that has not ended when Ctrl-C is pressed, however late that is."""
@@ -291,29 +275,37 @@ def waits(s):
     s += sgl.gen("x", max_tokens=1, ignore_eos=True)
 
 
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda e: [e.complete("ab", LONG) for _ in range(64)],
-        lambda e: e.play("ab", FORKED),
-        lambda e: e.generate("ab", SAMPLED),
-        lambda e: e.generate(["ab", "ba"], SAMPLED),
-        lambda e: list(e.generate("ab", SAMPLED, stream=True)),
-    ],
-    ids=["complete", "play", "generate", "batch", "stream"],
-)
-def test_ctrl_c_ends_what_is_waited_for_and_nothing_else(own, call):
-    interrupted(own, call)
-    until(lambda: not own.stats()["running"])
-    assert isinstance(own.complete("ab", GREEDY), Generation)
-    assert own.stats()["waiting"] == 0
+CALLS = {
+    "complete": lambda e: [e.complete("ab", LONG) for _ in range(64)],
+    "play": lambda e: e.play("ab", FORKED),
+    "generate": lambda e: e.generate("ab", SAMPLED),
+    "batch": lambda e: e.generate(["ab", "ba"], SAMPLED),
+    "stream": lambda e: list(e.generate("ab", SAMPLED, stream=True)),
+}
+READS = {"name": lambda s: s["x"], "text": lambda s: s.text(), "messages": lambda s: s.messages()}
 
 
-@pytest.mark.parametrize("read", [lambda s: s["x"], lambda s: s.text(), lambda s: s.messages()])
-def test_ctrl_c_in_a_reading_cancels_its_program(own, read):
-    state = waits.run(backend=own)
-    interrupted(own, lambda e: read(state))
-    with pytest.raises(sgl.RequestAbortedError):
-        state["x"]
-    until(lambda: not own.stats()["running"])
-    assert isinstance(own.complete("ab", GREEDY), Generation)
+def test_ctrl_c_ends_what_is_waited_for_and_nothing_else(folders):
+    """A reading that ends so cancels its program."""
+    assert in_a_child(interrupted_calls_and_reads, folders[0]) == [*CALLS, *READS]
+
+
+def interrupted_calls_and_reads(folder):
+    ended = []
+    with sgl.Engine(folder, **SETTINGS) as engine:
+
+        def press_in(name, call):
+            interrupted(call, lambda: engine.stats()["running"])
+            until(lambda: not engine.stats()["running"])
+            assert isinstance(engine.complete("ab", GREEDY), Generation)
+            assert engine.stats()["waiting"] == 0
+            ended.append(name)
+
+        for name, call in CALLS.items():
+            press_in(name, lambda call=call: call(engine))
+        for name, read in READS.items():
+            state = waits.run(backend=engine)
+            press_in(name, lambda read=read, state=state: read(state))
+            with pytest.raises(sgl.RequestAbortedError):
+                state["x"]
+    return ended

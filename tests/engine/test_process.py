@@ -1,5 +1,6 @@
 """Starting: however the caller's Python was started, and whatever is wrong. One error each, and nothing is left."""
 
+import contextlib
 import gc
 import json
 import os
@@ -15,9 +16,9 @@ import pytest
 
 import sglang_lite as sgl
 from sglang_lite.protocol import Generation, SamplingParams
+from tests.children import in_a_child, interrupted, send
 from tests.engine import processes
 from tests.engine.conftest import SETTINGS
-from tests.lang.fakes import interruptible
 
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
 ROOT = Path(__file__).parents[2]
@@ -252,7 +253,7 @@ def test_a_process_that_is_killed_while_it_loads_is_one_error(mark, nothing_left
     def kill():
         with open(torch, "wb"):  # which waits for who reads it
             (pid,) = processes.marked(mark)
-            os.kill(pid, signal.SIGKILL)
+            send(pid, signal.SIGKILL)
 
     thread = threading.Thread(target=kill, daemon=True)
     thread.start()
@@ -282,21 +283,25 @@ def test_a_caller_whose_folder_was_removed_is_told_what_it_would_be_elsewhere(
     monkeypatch.undo()
 
 
-def test_a_constructor_that_is_interrupted_leaves_nothing(mark, nothing_left, folders, tmp_path, monkeypatch):
-    torch = slow_torch(tmp_path, monkeypatch)
+def test_a_constructor_that_is_interrupted_leaves_nothing(folders, tmp_path):
+    assert in_a_child(interrupted_constructor, folders[0], str(tmp_path)) == []
 
-    with interruptible() as interrupt:
 
-        def press():
-            with open(torch, "wb"):
-                interrupt()
-                processes.gone(mark)
+def interrupted_constructor(folder, slow):
+    """Processes that are left of an engine whose constructor is interrupted."""
+    with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as left:
+        torch = slow_torch(Path(slow), patch)
+        patch.setenv(processes.MARK, slow)
+        opened = []
 
-        thread = threading.Thread(target=press, daemon=True)
-        thread.start()
-        with pytest.raises(KeyboardInterrupt):
-            sgl.Engine(folders[0], **SETTINGS)
-        thread.join()
+        def loading():
+            """True when the engine's process imports torch, for as long as this file is open."""
+            opened[:] = opened or [left.enter_context(open(torch, "wb"))]
+            return True
+
+        interrupted(lambda: sgl.Engine(folder, **SETTINGS), loading)
+        processes.gone(slow)
+    return processes.marked(slow)
 
 
 EXHAUSTED = """

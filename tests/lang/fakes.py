@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from random import Random
 from typing import Any
 
@@ -196,18 +194,6 @@ def line_here(program: Any) -> int:
     """The line of a program or function that ends in the comment `# here`."""
     lines, first = inspect.getsourcelines(getattr(program, "func", program))
     return next(first + i for i, line in enumerate(lines) if line.rstrip().endswith("# here"))
-
-
-@contextmanager
-def interruptible() -> Iterator[Callable[[], None]]:
-    """Interrupt of the main thread, as Ctrl+C is, also where the tests run in the background, which ignores that."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    main = threading.main_thread().ident
-    assert main is not None
-    try:
-        yield lambda: signal.pthread_kill(main, signal.SIGINT)
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def run(*exprs: Any, **options: Any) -> Any:

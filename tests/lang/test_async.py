@@ -7,7 +7,8 @@ import threading
 import pytest
 
 import sglang_lite as sgl
-from tests.lang.fakes import Gated, Pieces, interruptible, line_here, within
+from tests.children import in_a_child, interrupted
+from tests.lang.fakes import Gated, Pieces, line_here, within
 
 
 @sgl.function
@@ -305,23 +306,25 @@ def test_whatever_a_body_raises_is_the_outcome_of_its_item(error, kind, style):
 
 @pytest.mark.slow
 def test_an_interrupted_batch_takes_no_further_item():
+    assert in_a_child(items_of_an_interrupted_batch) == [0]
+
+
+def items_of_an_interrupted_batch():
+    """Items that were started. The first is not over when Ctrl-C comes."""
     started, go_on = [], threading.Event()
 
     @sgl.function
-    def interrupting(s, i):
+    def waiting(s, i):
         started.append(i)
-        if i == 0:
-            interrupt()
-            while not go_on.wait(5):  # Python has not seen it: it came while the main thread was about to wait
-                interrupt()
+        go_on.wait()
 
-    with interruptible() as interrupt, pytest.raises(KeyboardInterrupt):
-        interrupting.run_batch([(i,) for i in range(100)], backend=backend(), num_threads=1)
+    batch = [(i,) for i in range(100)]
+    interrupted(lambda: waiting.run_batch(batch, backend=backend(), num_threads=1), lambda: started)
     go_on.set()
     for thread in threading.enumerate():
         if thread.name == "sglang_lite-body":
-            thread.join(5)
-    assert started == [0]
+            thread.join()
+    return started
 
 
 # ------------------------------------------------------------------------------------------------------- bodies

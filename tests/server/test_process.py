@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import os
 import signal
 import socket
 import subprocess
@@ -13,6 +12,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
+from tests.children import send
 from tests.server.conftest import TEMPLATE
 from tests.waiting import until
 
@@ -132,7 +132,7 @@ def test_the_death_of_its_engine_is_told_at_once(folder):
         with httpx2.stream("POST", f"{url}/generate", json=LONG, timeout=60) as stream:
             lines = stream.iter_lines()
             next(lines)
-            os.kill(engine, signal.SIGKILL)
+            send(engine, signal.SIGKILL)
             rest = [line for line in lines if line]
         assert rest[-1] == "data: [DONE]"
         error = json.loads(rest[-2][6:])["error"]
@@ -149,7 +149,7 @@ def test_an_engine_that_stands_still_is_unhealthy_and_holds_up_no_end(folder):
         (engine,) = children_of(process.pid)
         with httpx2.stream("POST", f"{url}/generate", json=LONG, timeout=60) as stream:
             next(stream.iter_lines())
-            os.kill(engine, signal.SIGSTOP)
+            send(engine, signal.SIGSTOP)
             until(lambda: httpx2.get(f"{url}/health").status_code == 503)
             asked = httpx2.get(f"{url}/v1/loads", timeout=60)
             assert asked.status_code == 504
@@ -164,7 +164,7 @@ def test_an_engine_that_stands_still_is_unhealthy_and_holds_up_no_end(folder):
 def test_an_engine_that_died_is_started_again_where_that_is_wanted_and_outlives_no_server_that_is_killed(folder):
     with launched(folder, "--restart") as (process, url):
         (engine,) = children_of(process.pid)
-        os.kill(engine, signal.SIGKILL)
+        send(engine, signal.SIGKILL)
         gone(engine)
 
         def serves():

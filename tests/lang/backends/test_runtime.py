@@ -14,6 +14,7 @@ import pytest
 
 import sglang_lite as sgl
 from sglang_lite.lang.backend.server_process import flags_of
+from tests.children import send
 from tests.engine.processes import MARK, ended, gone
 
 pytestmark = pytest.mark.slow
@@ -113,7 +114,7 @@ def test_no_server_outlives_who_started_it(folders, end):
     with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
         pid = int(parent.stdout.readline())
         if end == "kill":
-            os.kill(parent.pid, signal.SIGKILL)
+            send(parent.pid, signal.SIGKILL)
         else:
             parent.stdin.close()
         parent.wait()

@@ -6,7 +6,9 @@ from typing import Any
 import pytest
 
 import sglang_lite as sgl
-from tests.lang.fakes import Answers, Gated, Meeting, interruptible, within
+from tests.children import in_a_child, interrupted
+from tests.lang.fakes import Answers, Gated, Meeting, Silent, within
+from tests.waiting import until
 
 
 @sgl.function
@@ -344,19 +346,28 @@ def test_an_iterator_that_is_left_stops_what_is_under_way(is_async):
 
 @pytest.mark.parametrize("is_async", [False, True])
 def test_an_interrupt_stops_what_is_under_way(is_async):
+    assert in_a_child(interrupt_stops_what_is_under_way, is_async)
+
+
+def interrupt_stops_what_is_under_way(is_async):
     gated = Gated()
+    batch = [(i,) for i in range(3)]
+    interrupted(lambda: holding(gated, is_async).run_batch(batch, backend=gated), gated.asked.is_set)
+    return gated.cancelled.wait(60)
 
-    def when_asked():
-        assert gated.asked.wait(60)
-        interrupt()
-        while not gated.cancelled.wait(5):  # Python has not seen it: it came while the main thread was about to wait
-            interrupt()
 
-    with interruptible() as interrupt:
-        threading.Thread(target=when_asked).start()
-        with pytest.raises(KeyboardInterrupt):
-            holding(gated, is_async).run_batch([(i,) for i in range(3)], backend=gated)
-    assert gated.cancelled.wait(60)
+def test_an_interrupt_ends_a_compiled_batch():
+    assert in_a_child(rows_of_an_interrupted_batch) == [3, 3]
+
+
+def rows_of_an_interrupted_batch():
+    """Numbers of rows that were started, and of those that were ended."""
+    silent = Silent()
+    compiled = square.compile(silent)
+    batch = [[1]] * 9
+    interrupted(lambda: compiled.run_batch(batch, backend=silent, num_threads=3), lambda: silent.started == 3)
+    until(lambda: silent.ended == 3)
+    return [silent.started, silent.ended]
 
 
 def test_coroutines_have_the_same_iterators():

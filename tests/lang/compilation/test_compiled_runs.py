@@ -10,7 +10,7 @@ from sglang_lite.engine.engine import Engine
 from sglang_lite.lang.backend.local import LocalBackend
 from sglang_lite.lang.chat_template import get_chat_template
 from tests.constraints.test_generation import random_model
-from tests.lang.fakes import Silent, interruptible
+from tests.lang.fakes import Silent
 from tests.waiting import until
 
 
@@ -193,18 +193,3 @@ def test_what_runs_inside_a_body_is_asked_node_by_node_with_it(backend):
     around.run(run_inside, compiled, found, backend=backend, push_down=False, seed=1)
     assert backend.engine.stats()["programs_opened"] == before
     assert len(found) == 2
-
-
-def test_an_interrupt_ends_a_compiled_batch():
-    class Interrupting(Silent):
-        def play_program(self, program, sink, flush=None, priority=0):
-            end = super().play_program(program, sink, flush)
-            if self.started == 3:
-                interrupt()
-            return end
-
-    silent = Interrupting()
-    with interruptible() as interrupt, pytest.raises(KeyboardInterrupt):
-        one.compile(silent).run_batch([["x"]] * 9, backend=silent, num_threads=3)
-    until(lambda: silent.ended == 3)
-    assert silent.started == 3

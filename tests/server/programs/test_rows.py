@@ -10,12 +10,12 @@ import sglang_lite as sgl
 from sglang_lite import wire
 from sglang_lite.engine.engine import Engine
 from sglang_lite.lang.backend.http_client import ServerClient
-from sglang_lite.lang.chat_template import get_chat_template
 from sglang_lite.protocol import Generation, Played, ProgramResult, SamplingParams
 from sglang_lite.wire.rows import ROWS_MEDIA_TYPE, FrameReader
+from tests.children import in_a_child
 from tests.constraints.test_generation import random_model
-from tests.lang.fakes import interruptible
 from tests.server.conftest import serving
+from tests.server.programs.writing import LONG, endpoint, interrupted_batch, write
 from tests.waiting import until
 
 
@@ -103,12 +103,16 @@ def small():
 
 
 @pytest.fixture(scope="module")
-def remote(small):
+def small_url(small):
     with serving(small) as url:
-        remote = sgl.RuntimeEndpoint(url, retries=0)
-        remote.chat_template = get_chat_template("chatml")
-        yield remote
-        remote.shutdown()
+        yield url
+
+
+@pytest.fixture(scope="module")
+def remote(small_url):
+    remote = endpoint(small_url)
+    yield remote
+    remote.shutdown()
 
 
 @pytest.mark.slow
@@ -162,14 +166,6 @@ def test_a_bad_row_and_a_timeout_are_outcomes_of_rows(remote):
     assert isinstance(late[0], sgl.RequestTimeoutError)
 
 
-@sgl.function
-def write(s, question):
-    s += question + sgl.gen("a", ignore_eos=True)
-
-
-LONG = [{"question": "a"}] * 400  # have not ended when something comes while they run, however late that is
-
-
 def when_running(engine, call):
     """Calls, on a thread, when the engine has something to do."""
 
@@ -180,14 +176,9 @@ def when_running(engine, call):
     threading.Thread(target=wait).start()
 
 
-def test_an_interrupt_ends_a_batch_there(remote, small):
-    compiled = write.compile(remote)
-    with interruptible() as interrupt:
-        when_running(small, interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            compiled.run_batch(LONG, backend=remote, max_new_tokens=400)
+def test_an_interrupt_ends_a_batch_there(small_url, small):
+    assert in_a_child(interrupted_batch, small_url)
     until(lambda: not small.stats()["running"])
-    assert ask.run("a", backend=remote, seed=3).text()
 
 
 @sgl.function

@@ -19,6 +19,7 @@ from sglang_lite.protocol import CapabilityError, ParameterError
 from sglang_lite.server.replicas import gateway
 from sglang_lite.server.replicas.supervisor import serve
 from sglang_lite.server.settings import ReplicaSettings, ServerSettings
+from tests.children import send
 from tests.server.conftest import TEMPLATE
 from tests.waiting import until
 
@@ -216,7 +217,7 @@ def test_no_request_is_lost_with_a_server(servers, texts, loaded):
             counts[number] += 1
 
     def kill():
-        os.kill(int(servers.servers()[before[0]]), signal.SIGKILL)
+        send(int(servers.servers()[before[0]]), signal.SIGKILL)
 
     with ThreadPoolExecutor(CLIENTS) as pool:
         if not loaded:
@@ -255,7 +256,7 @@ def test_streams_of_an_endpoint_end_as_undisturbed_ones_do(servers):
         clients = [pool.submit(client, number) for number in range(CLIENTS)]
         try:
             until(lambda: min(counts) >= 2 or any(each.done() for each in clients))
-            os.kill(int(servers.servers()[before[0]]), signal.SIGKILL)
+            send(int(servers.servers()[before[0]]), signal.SIGKILL)
             until(lambda: len(servers.healthy()) == 2 and before[0] not in servers.healthy())
             reached = list(counts)
             until(lambda: all(a >= b + 2 for a, b in zip(counts, reached)) or any(each.done() for each in clients))
@@ -285,7 +286,7 @@ def test_a_server_whose_engine_dies_is_started_again(servers, texts):
     before = servers.healthy()
     server = int(servers.servers()[before[0]])
     engine = max(children(server))  # the other one waits for the end of the first process
-    os.kill(engine, signal.SIGKILL)
+    send(engine, signal.SIGKILL)
     until(lambda: not alive([server]))
     assert answer(servers.url, PROMPTS[0]) == texts[PROMPTS[0]]
     until(lambda: len(servers.healthy()) == 2)
@@ -294,7 +295,7 @@ def test_a_server_whose_engine_dies_is_started_again(servers, texts):
 @pytest.mark.slow
 def test_a_gateway_that_dies_is_started_again(servers, texts):
     before = servers.gateway()
-    os.kill(before, signal.SIGKILL)
+    send(before, signal.SIGKILL)
     until(lambda: servers.gateway() != before)
     until(lambda: httpx_ok(servers.url))
     assert answer(servers.url, PROMPTS[0]) == texts[PROMPTS[0]]
