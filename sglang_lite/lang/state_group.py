@@ -31,10 +31,10 @@ class ProgramStateGroup:
         """Gives the results of the branches to the state that they were forked from, without waiting for them.
 
         Args:
-            mode: "gather_variable" (default): each variable of the branches becomes a list in that state, with one
-                entry per branch, or None for a branch without the variable. Reading the list raises the error of a
-                branch that failed. "concate_and_append": in addition, the texts that the branches added are appended,
-                one after another.
+            mode: "gather_variable" (default): each variable that a branch has set since the fork becomes a list in that
+                state, with one entry per branch, or None for a branch that has not set it. Reading the list raises the
+                error of a branch that failed. "concate_and_append": in addition, the texts that the branches added are
+                appended, one after another.
         """
         if self.src_state is None:
             raise ProgramError("this group was not made by fork(), so there is nothing to join.", where=user_location())
@@ -45,8 +45,7 @@ class ProgramStateGroup:
         parent = self.src_state.branch
         children = [state.branch for state in self.states]
         parent.join(children, mode, user_location())
-        shared = parent.names.variables
-        own = [child.names.own(shared) for child in children]
+        own = [child.names.own() for child in children]
         gathered = {name: _gather(children, own, name) for name in dict.fromkeys(chain.from_iterable(own))}
         for name, variable in gathered.items():
             parent.names.declare(name, variable)
@@ -99,8 +98,8 @@ class ProgramStateGroup:
 
 
 def _gather(children: Sequence[Branch], own: Sequence[Mapping[str, Variable]], name: str) -> Variable:
-    """Variable for the list of the values that the branches have for a name, with None for a branch that has none. If a
-    branch failed to make its value, the variable fails with that error.
+    """Variable for the list of the values that the branches have set for a name, with None for a branch that has set
+    none. If a branch failed to make its value, the variable fails with that error.
 
     Args:
         own: variables that each branch has made.
@@ -125,7 +124,7 @@ def _gather(children: Sequence[Branch], own: Sequence[Mapping[str, Variable]], n
 
 def adopt(parent: Branch, child: Branch) -> None:
     """Declares the variables that the child has made in the parent."""
-    for name, variable in child.names.own(parent.names.variables).items():
+    for name, variable in child.names.own().items():
         parent.names.declare(name, variable)
         variable.when_done(partial(_see_failure, child, variable))
 

@@ -39,9 +39,8 @@ def pieces(state: ProgramState, name: str | None) -> Iterator[str]:
             where=user_location(),
         )  # fmt: skip
     if name is not None:
-        find_variable(branch.player, name, user_location())
-        log = branch.names.logs.get(name)
-        if log is None:  # set by hand, or made by another branch
+        log = find_variable(branch.player, name, user_location()).log
+        if log is None:  # set by hand, or joined
             yield str(state.raw(name))
             return
     assert log is not None
@@ -80,7 +79,7 @@ async def apieces(state: ProgramState, name: str | None, *, with_meta: bool) -> 
     log = branch.player.log
     if name is not None:
         variable = await afind_variable(branch.player, name, user_location())
-        log = branch.names.logs.get(name)
+        log = variable.log
         if log is None:
             value = await read(branch, variable)
             text = variable.record.text if isinstance(variable.record, Generation) else str(value)

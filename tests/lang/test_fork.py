@@ -85,6 +85,104 @@ def test_copy_brings_plain_values_back():
     assert (state["x"], state.text()) == ("-", "ac")
 
 
+@sgl.function
+def sets_x(s):
+    s += sgl.gen("x")
+
+
+def by_node(s):
+    s += sgl.gen("x")
+
+
+def by_hand(s):
+    s["x"] = "new"
+
+
+def by_scope(s):
+    with s.var_scope("x"):
+        s += "new"
+
+
+def by_program(s):
+    s += sets_x()
+
+
+def by_join(s):
+    inner = s.fork(1)
+    inner += sgl.gen("x")
+    inner.join()
+
+
+def by_copy(s):
+    with s.copy() as branch:
+        branch += sgl.gen("x")
+
+
+def by_second_try(s):
+    with s.checkpoint() as c:
+        s["x"] = "lost"
+        c.rollback()
+    s["x"] = "new"
+
+
+WAYS = [by_node, by_hand, by_scope, by_program, by_join, by_copy, by_second_try]
+
+
+@pytest.mark.parametrize("mode", ["gather_variable", "concate_and_append"])
+@pytest.mark.parametrize("way", WAYS)
+def test_a_join_brings_back_what_the_branches_have_set_and_nothing_else(way, mode):
+    @sgl.function
+    def program(s):
+        s["x"] = s["z"] = "old"
+        branches = s.fork(2)
+        way(s)
+        way(branches[1])
+        branches[0]["z"] = branches[1]["z"] = "branch's"
+        with branches[1].checkpoint() as c:
+            c.rollback()
+        others = s.fork(2)
+        way(s)
+        others += sgl.gen("y")
+        others.join(mode)
+        return s["x"], others[0]["x"], branches
+
+    state = program.run(backend=sgl.ScriptedBackend(default="new"))
+    new = ["new"] if way is by_join else "new"
+    x, inherited, branches = state.ret_value
+    assert (x, inherited, state["y"], state["z"]) == (new, new, ["new", "new"], "old")
+    branches.join(mode)
+    assert (state["x"], state["z"]) == ([None, new], ["branch's", "branch's"])
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_copy_brings_back_what_it_has_set_and_nothing_else(way):
+    @sgl.function
+    def program(s):
+        s["x"] = s["z"] = "old"
+        with s.copy() as branch:
+            way(s)
+            branch += sgl.gen("y")
+        with s.copy() as branch, branch.copy() as inner:
+            inner["z"] = "inner"
+            branch["z"] = "outer"
+
+    state = program.run(backend=sgl.ScriptedBackend(default="new"))
+    assert (state["x"], state["y"], state["z"]) == (["new"] if way is by_join else "new", "new", "inner")
+
+
+def test_names_of_a_rolled_back_branch_are_those_before_the_fork():
+    @sgl.function
+    def program(s):
+        s["x"] = 1
+        with s.copy() as branch:
+            with branch.checkpoint() as c:
+                branch["x"] = 2
+                c.rollback()
+            s["x"] = 3
+
+    assert program.run(backend=sgl.ScriptedBackend(default=""))["x"] == 3
+
+
 def test_branches_fork_again_and_roles_carry_over():
     @sgl.function
     def program(s):

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 import pytest
 
 import sglang_lite as sgl
+from sglang_lite.lang.concurrency.variables import Variable
+from sglang_lite.protocol import Delta
 from tests.lang.fakes import Gated, Pieces, line_here, with_logprob, within
 
 WORDS = "one two three four"
@@ -140,6 +142,57 @@ def test_a_failure_is_raised_after_what_came_before_it():
     assert list(state.text_iter("a")) == ["text"]
     with pytest.raises(sgl.ProgramError, match="gone"):
         list(state.text_iter("b"))
+
+
+def test_the_stream_of_a_name_is_that_of_its_value():
+    """Not of an earlier value of the name, nor of another branch's."""
+
+    @sgl.function
+    def program(s):
+        s += "1" + sgl.gen("hand") + sgl.gen("copied") + sgl.gen("joined") + sgl.gen("kept")
+        s["hand"] = "mine"
+        with s.copy() as branch:
+            branch += "2" + sgl.gen("copied")
+        branches = s.fork(2)
+        branches += "3" + sgl.gen("joined")
+        branches.join()
+        return branches[0]
+
+    state = program.run(backend=sgl.ScriptedBackend({"1": "a b", "2": "c d", "3": "e"}), stream=True)
+    assert state.error() is None
+    assert list(state.text_iter("hand")) == ["mine"]
+    assert list(state.text_iter("copied")) == ["c", " d"]
+    assert list(state.text_iter("joined")) == ["['e', 'e']"]
+    assert list(state.ret_value.text_iter("kept")) == ["a", " b"]
+
+    async def read(name):
+        return [piece async for piece in state.text_async_iter(name)]
+
+    assert asyncio.run(read("copied")) == ["c", " d"]
+
+
+def test_streams_of_a_name_that_is_set_again_or_too_late_end_with_the_failure():
+    class Breaking(sgl.BaseBackend):
+        async def agenerate(self, prompt, params, constraint, *, stream):
+            yield Delta("begun")
+            await gate.get()
+            raise sgl.BackendError("broken")
+
+    @sgl.function
+    def failing(s):
+        s += sgl.gen("a")
+        earlier = s.text_iter("a")
+        pieces = [next(earlier)]
+        s += sgl.gen("a")
+        gate.set(None)
+        with pytest.raises(sgl.BackendError, match="broken"):
+            pieces.extend(earlier)
+        s += sgl.gen("late")
+
+    gate = Variable()
+    state = failing.run(backend=Breaking(), stream=True)
+    with pytest.raises(sgl.BackendError, match="broken"):
+        within(20, lambda: list(state.text_iter("late")))
 
 
 def test_an_exception_in_a_streaming_body_is_raised_where_it_is_read():

@@ -61,17 +61,21 @@ class Variable:
         where: line of the user's code that made the variable.
         record: the backend's result for the node (a list for several samples); None for values set by hand.
         kind: Python type of the value, if one was requested.
+        log: text of the node while it is generated, closed when the variable is settled; None if no stream is read.
         end_place: position in the branch's transcript directly after the node; None if no node of the branch made the
             variable.
     """
 
-    __slots__ = ("_callbacks", "_done", "_error", "_lock", "_made", "_value", "end_place", "kind", "record", "where")
+    __slots__ = (
+        "_callbacks", "_done", "_error", "_lock", "_made", "_value", "end_place", "kind", "log", "record", "where"
+    )  # fmt: skip
 
     def __init__(self, where: Location | None = None, made: int | None = None) -> None:
         self.where = where
         self._made = forks() if made is None else made
         self.record: Any = None
         self.kind: Any = None
+        self.log: TextLog | None = None
         self.end_place: Any = None
         self._lock = threading.Lock()
         self._done = False
@@ -101,6 +105,8 @@ class Variable:
                 return
             self._value, self._error, self._done = value, error, True
             callbacks, self._callbacks = self._callbacks, None
+        if self.log is not None:
+            self.log.close(error, self.where)
         for callback in callbacks or ():
             callback()
 

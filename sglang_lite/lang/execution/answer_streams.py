@@ -45,8 +45,8 @@ class AnswerStream:
         parsed any more."""
         self._parser = None
         self._thoughts += len(thought)
-        if self._op.thoughts_log is not None:
-            self._op.thoughts_log.append(thought)
+        if self._op.thoughts is not None and self._op.thoughts.log is not None:
+            self._op.thoughts.log.append(thought)
 
     def piece(self, text: str, meta: dict[str, Json]) -> None:
         if self._log is None:
@@ -71,15 +71,15 @@ class AnswerStream:
         )
         if self._parser is not None:
             self._give(*self._parser.flush(), {})
-        if self._early and self._op.log is not None:
-            self._op.log.append("", self._early)
+        if self._early and self._op.variable.log is not None:
+            self._op.variable.log.append("", self._early)
 
     def _give(self, thought: str, answer: str, meta: dict[str, Any]) -> None:
         op = self._op
         if self._early:
             meta = joined_meta(self._early, meta)
         self._early = {} if thought or answer else meta
-        if thought and op.thoughts_log is not None:
-            op.thoughts_log.append(thought, None if answer else meta)
-        if answer and op.log is not None:
-            op.log.append(answer, meta)
+        if thought and op.thoughts is not None and op.thoughts.log is not None:
+            op.thoughts.log.append(thought, None if answer else meta)
+        if answer and op.variable.log is not None:
+            op.variable.log.append(answer, meta)

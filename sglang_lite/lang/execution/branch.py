@@ -246,12 +246,12 @@ class Branch:
             own, example_choices(own.choices, own.multi), scores=not only_picks(own), where=where
         )
         self._matcher = None
-        variable, log = self._declare(node.name, where)
+        variable = self._declare(node.name, where)
         held = own.multi is not None or self.run.settings.retries or self.backend.has_saved_answers
         node = msgspec.structs.replace(
             node, method=None if held else node.method, seed=self.node_seed(), special=self._role is None, where=where
         )
-        return SelectOp(node, own, variable, log, path=self.path, number=self.node_count)
+        return SelectOp(node, own, variable, path=self.path, number=self.node_count)
 
     def _gen(self, own: SglGen, where: Location | None) -> GenOp:
         options = own.options
@@ -282,13 +282,13 @@ class Branch:
                 if value is not UNSET:
                     raise backend.refusal(own, field, "SGLang's blocking hooks have no such parameter.", where)
         kind = None if own.value_type is None else own.value_type.annotation
-        variable, log = self._declare(own.node.name, where, kind)
+        variable = self._declare(own.node.name, where, kind)
         node = Gen(own.node.name, params, constraint, self._held(own), where=where)
-        op = GenOp(node, own, variable, log, path=self.path, number=self.node_count)
+        op = GenOp(node, own, variable, path=self.path, number=self.node_count)
         self._matcher = None
         if reasoning is not None:
             name = f"{own.node.name}_reasoning_content" if own.node.name is not None else None
-            op.thoughts, op.thoughts_log = self._declare(name, where)
+            op.thoughts = self._declare(name, where)
         return op
 
     def _check_repair(self, own: SglGen, backend: BaseBackend, params: SamplingParams, where: Location | None) -> None:
@@ -327,14 +327,14 @@ class Branch:
             self._put(ImagePart(image, token, where=where))
         self.call_hook("fill_image")
 
-    def _declare(self, name: str | None, where: Location | None, kind: Any = None) -> tuple[Variable, TextLog | None]:
+    def _declare(self, name: str | None, where: Location | None, kind: Any = None) -> Variable:
         variable = Variable(where, self.run.made)
-        variable.kind = kind  # before the name is declared: readers wait for the declaration
-        if name is None:
-            return variable, None
-        log = TextLog() if self.player.log is not None else None
-        self.names.declare(name, variable, log)
-        return variable, log
+        if name is not None:
+            variable.kind = kind  # before the name is declared: readers wait for the declaration
+            if self.player.log is not None:
+                variable.log = TextLog()
+            self.names.declare(name, variable)
+        return variable
 
     def node_seed(self) -> int | Unset:
         self.node_count += 1
@@ -394,7 +394,7 @@ class Branch:
     def copy_state_to(self, children: Iterable[Branch]) -> None:
         """Copies the submitting side's state (variables, turns, open grammar) to branches forked from this one."""
         for child in children:
-            child.names.variables = dict(self.names.variables)
+            child.names.fork_from(self.names)
             child.init_state(self._turns, self._role, self._grammar, self._matcher and self._matcher.copy())
 
     def init_state(
@@ -445,8 +445,8 @@ class Branch:
     def mark(self) -> BranchSnapshot:
         """Sets a mark, and returns a snapshot for `roll_back`."""
         place = BranchSnapshot(
-            BranchMark(), dict(self.names.variables), list(self._turns), self._role, dict(self.names.scopes),
-            self._grammar, self._matcher and self._matcher.copy(),
+            BranchMark(), self.names.at_mark(), list(self._turns), self._role, self._grammar,
+            self._matcher and self._matcher.copy(),
         )  # fmt: skip
         self._put(MarkOp(place.mark, back=False))
         return place
@@ -454,8 +454,8 @@ class Branch:
     def roll_back(self, to: BranchSnapshot, where: Location | None) -> None:
         """Goes back to a mark: restores the text, turns and variables of the snapshot."""
         self._go_back(to.mark, where)
-        self.names.variables = dict(to.variables)
-        self._turns, self._role, self.names.scopes = list(to.turns), to.role, dict(to.scopes)
+        self.names.go_back(to.names)
+        self._turns, self._role = list(to.turns), to.role
         self._grammar, self._matcher = to.grammar, to.matcher and to.matcher.copy()
 
     def _go_back(self, mark: BranchMark, where: Location | None) -> None:

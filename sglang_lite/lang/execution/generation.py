@@ -411,16 +411,12 @@ def _accept(player: Player, op: GenOp, generations: Sequence[Generation], values
         behind = player.transcript.append_generated([Reasoned(spans, answers[0])])
         if op.thoughts is not None:
             op.thoughts.set(list(thoughts) if several else thoughts[0])
-        if op.thoughts_log is not None:
-            op.thoughts_log.close()
     else:
         behind = player.transcript.append_generated(spans)
     variable = op.variable
     variable.record, variable.end_place = list(generations) if several else first, behind
     op.ended = player.run.account.played(variable.record)
     variable.set(list(values) if several else values[0])
-    if op.log is not None:
-        op.log.close()
 
 
 async def _from_hooks(

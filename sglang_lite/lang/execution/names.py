@@ -3,10 +3,22 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from typing import NamedTuple, TypeAlias
 
-from sglang_lite.lang.concurrency.variables import TextLog, Variable
+from sglang_lite.lang.concurrency.variables import Variable
 from sglang_lite.protocol import SglError
+
+# Declarations of a branch, as a chain that branches share: (declarations before, name, variable), or None for none.
+History: TypeAlias = "tuple[History, str, Variable] | None"
+
+
+class NamesAtMark(NamedTuple):
+    """Names of a branch at a mark, for rolling back."""
+
+    variables: dict[str, Variable]
+    history: History
+    scopes: dict[str, tuple[Variable, ...]]
 
 
 class Names:
@@ -15,25 +27,24 @@ class Names:
 
     Attributes:
         variables: variables by name; may be read on any thread.
-        logs: text streams of generated variables, by name; only filled in streamed runs.
+        history: all declarations, including those before the branch's fork, without those that a rollback has removed.
         scopes: open scopes by name, each a stack of variables, as a scope may contain another one of the same name.
     """
 
-    __slots__ = ("_lock", "_promises", "logs", "scopes", "variables")
+    __slots__ = ("_forked", "_lock", "_promises", "history", "scopes", "variables")
 
     def __init__(self) -> None:
         self.variables: dict[str, Variable] = {}
-        self.logs: dict[str, TextLog] = {}
+        self.history: History = None
+        self._forked: History = None  # the history at the fork
         self.scopes: dict[str, tuple[Variable, ...]] = {}
         self._lock = threading.Lock()
         self._promises: dict[str, Variable] = {}
 
-    def declare(self, name: str, variable: Variable, log: TextLog | None = None) -> None:
+    def declare(self, name: str, variable: Variable) -> None:
         """Binds a name to a variable, in place of its previous one, and settles the promise for the name."""
         with self._lock:
-            if log is not None:  # first: a reader that finds the variable looks for its log
-                self.logs[name] = log
-            self.variables[name] = variable
+            self.variables[name], self.history = variable, (self.history, name, variable)
             promise = self._promises.pop(name, None) if self._promises else None
         if promise is not None:
             promise.set(None)
@@ -70,13 +81,24 @@ class Names:
         """True if a reader waits for a name."""
         return bool(self._promises)
 
-    def own(self, outer: Mapping[str, Variable]) -> dict[str, Variable]:
-        """Variables that this branch has declared since its fork, by name.
+    def fork_from(self, parent: Names) -> None:
+        """Initialises the names of a branch that is forked from another one here."""
+        self.variables, self.history, self._forked = dict(parent.variables), parent.history, parent.history
 
-        Args:
-            outer: variables of the parent branch.
-        """
-        return {name: variable for name, variable in self.variables.items() if outer.get(name) is not variable}
+    def own(self) -> dict[str, Variable]:
+        """Variables that this branch has declared since its fork, by name."""
+        found: dict[str, Variable] = {}
+        at = self.history
+        while at is not None and at is not self._forked:
+            at, name, variable = at
+            found.setdefault(name, variable)
+        return dict(reversed(found.items()))
+
+    def at_mark(self) -> NamesAtMark:
+        return NamesAtMark(dict(self.variables), self.history, dict(self.scopes))
+
+    def go_back(self, to: NamesAtMark) -> None:
+        self.variables, self.history, self.scopes = dict(to.variables), to.history, dict(to.scopes)
 
     def listed(self) -> str:
         return ", ".join(map(repr, self.variables)) or "none"

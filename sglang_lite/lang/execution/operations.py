@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import msgspec
 
 from sglang_lite.errors import Origin, SglError
-from sglang_lite.lang.concurrency.variables import TextLog, Variable
+from sglang_lite.lang.concurrency.variables import Variable
 from sglang_lite.lang.expressions import SglGen, SglSelect
 from sglang_lite.program import nodes
 from sglang_lite.program.nodes import (
@@ -25,6 +25,7 @@ from sglang_lite.program.nodes import (
 
 if TYPE_CHECKING:
     from sglang_lite.constraints.byte_matcher import ByteMatcher
+    from sglang_lite.lang.execution.names import NamesAtMark
     from sglang_lite.lang.execution.player import Player
     from sglang_lite.lang.execution.push_down import PushedBranch
     from sglang_lite.lang.execution.shared_call import SharedCall
@@ -52,7 +53,6 @@ class AnswerOp(msgspec.Struct, eq=False):  # a msgspec.Struct: its constructor r
     node: nodes.Gen | nodes.Select
     expression: SglGen | SglSelect
     variable: Variable
-    log: TextLog | None
     # Handed-over branch that receives the answer, and the node's index there.
     pushed_node: tuple[PushedBranch, int] | None = None
     mark: int | None = None  # index of the mark before that node, for rolling back
@@ -75,7 +75,6 @@ class GenOp(AnswerOp, eq=False):
     node: nodes.Gen
     expression: SglGen
     thoughts: Variable | None = None  # receives the reasoning, if it is separated from the answer
-    thoughts_log: TextLog | None = None
     shared_call: SharedCall | None = None  # call that it may share with other branches; None if it makes its own
 
 
@@ -158,9 +157,8 @@ class BranchSnapshot:
     """State of the user's side of a branch (`Branch`) at a mark."""
 
     mark: BranchMark
-    variables: dict[str, Variable]
+    names: NamesAtMark
     turns: list[str]
     role: tuple[str, str] | None
-    scopes: dict[str, tuple[Variable, ...]]
     grammar: Constraint | None
     matcher: ByteMatcher | None

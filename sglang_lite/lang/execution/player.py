@@ -415,7 +415,7 @@ class Player:
             if failure.origin is not None and failure.origin.node is None and isinstance(op, AnswerOp):
                 failure.origin = replace(failure.origin, node=op.node.name)
             back = next(filter(_goes_back, self._queue), None) if op is not None else None
-            pending, logs = list[Op](), list[TextLog]()
+            pending = list[Op]()
             while self._queue and self._queue[0] is not back:
                 pending.append(self._queue.popleft())
             if back is not None:  # the failed operation is already taken back, by a rollback that is queued
@@ -423,9 +423,7 @@ class Player:
             else:
                 if self.pushed is not None:
                     self.pushed.drop()
-                self._failure, logs = failure, list(self.names.logs.values())
-                if self.log is not None:
-                    logs.append(self.log)
+                self._failure = failure
             waiting, self._waiting = self._waiting, None
         if at is not None and not isinstance(at, HookOp):  # a hook has been called already
             pending.insert(0, at)
@@ -435,10 +433,10 @@ class Player:
                 self.played.append(at)
         for each in pending:
             _fail_op(each, failure)
-        for log in logs:
-            log.close(failure)
         if back is not None:
             self._play_on(back)
+        elif self.log is not None:
+            self.log.close(failure)
         return waiting
 
     def is_current(self, op: Op) -> bool:

@@ -184,11 +184,10 @@ def _picked(player: Player, op: SelectOp, selection: Selection | None, decision:
 
 
 def _chosen(player: Player, op: SelectOp, record: Any, text: str, value: str | list[str]) -> None:
-    """Sets the variable of a selection, and closes its text log."""
+    """Sets the variable of a selection."""
     op.variable.record = record
     op.variable.end_place = player.transcript.end_place
     op.ended = player.run.account.played(record)
-    if op.log is not None:
-        op.log.append(text)
-        op.log.close()
+    if op.variable.log is not None:
+        op.variable.log.append(text)
     op.variable.set(value)
