@@ -66,15 +66,22 @@ class _Thread:
         self._parts = cluster, program, plan, report, fails
 
     def _run(self):
-        cluster, program, plan, report, fails = self._parts
-        for index, (args, kwargs) in reversed(plan.pending):
+        cluster, _, plan, report, _ = self._parts
+        for index, item in reversed(plan.pending):
             cluster.ran.append(index)
-            if index in fails:
-                report(index, ValueError(f"item {index}"))
-            else:
-                state = program.run(*args, **kwargs, backend=scripted())
-                state.sync()
-                report(index, state_of(pickle.loads(pickle.dumps(saved_run(state.branch, None, again=False)))))
+            try:
+                outcome = self._outcome(index, *item)
+            except Exception as error:  # or the batch would wait for ever
+                outcome = error
+            report(index, outcome)
+
+    def _outcome(self, index, args, kwargs):
+        _, program, _, _, fails = self._parts
+        if index in fails:
+            raise ValueError(f"item {index}")
+        state = program.run(*args, **kwargs, backend=scripted())
+        state.sync()
+        return state_of(pickle.loads(pickle.dumps(saved_run(state.branch, None, again=False))))
 
     def start(self):
         self._thread.start()

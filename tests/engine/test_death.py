@@ -216,19 +216,30 @@ def answered(engine):
 
 
 STOPPED = """
-import json, sys
+import json, os, signal, sys
 import sglang_lite as sgl
 from sglang_lite.protocol import Delta, SamplingParams
+from tests.engine import processes
 from tests.engine.collector import Collector
 
 engine = sgl.Engine(sys.argv[1], **json.loads(sys.argv[2]))
 params = SamplingParams(temperature=0, max_tokens=400, ignore_eos=True)
-sinks = [Collector() for _ in range(16)]
+
+class Stopping(Collector):
+    stopped = False
+
+    def __call__(self, event):
+        if not Stopping.stopped:
+            Stopping.stopped = True
+            os.kill(os.getpid(), signal.SIGSTOP)  # at the first event of all, on the thread that reads them
+        super().__call__(event)
+
+sinks = [Stopping() for _ in range(16)]
+(child,) = processes.children()
+os.kill(child, signal.SIGSTOP)  # so that they begin together
 for sink in sinks:
     engine.submit("ab", params, sink=sink, stream=True)
-for sink in sinks:
-    sink.begun()
-print("begun", flush=True)
+os.kill(child, signal.SIGCONT)
 texts = {sink.end().text for sink in sinks}
 texts |= {"".join(each.text for each in sink.events if isinstance(each, Delta)) for sink in sinks}
 tokens = sum(len(each.token_ids) for sink in sinks for each in sink.events if isinstance(each, Delta))
@@ -241,8 +252,6 @@ def test_a_parent_that_is_stopped_loses_nothing_and_costs_its_engine_no_memory(f
     command = [sys.executable, "-c", STOPPED, folders[0], settings]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
-        assert parent.stdout.readline() == "begun\n"
-        send(parent.pid, signal.SIGSTOP)
         os.waitid(os.P_PID, parent.pid, os.WSTOPPED | os.WNOWAIT)
         (engine,) = (pid for pid in processes.marked(mark) if processes.runs(pid, "sglang_lite.engine.child.main"))
         before = processes.resident(engine)

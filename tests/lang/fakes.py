@@ -6,6 +6,7 @@ import asyncio
 import inspect
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from random import Random
 from typing import Any
 
@@ -167,6 +168,29 @@ class Silent(sgl.BaseBackend):
             self.ended += 1
 
         return end
+
+
+class TimeLimits:
+    """Time limits of runs and nodes that end when a test says so: they are given times that nothing takes."""
+
+    def __init__(self) -> None:
+        self._begun: list[tuple[asyncio.AbstractEventLoop, asyncio.Timeout]] = []
+
+    def timeout(self, seconds: float) -> asyncio.Timeout:
+        """`asyncio.timeout`."""
+        begun = asyncio.timeout(seconds)
+        self._begun.append((asyncio.get_running_loop(), begun))
+        return begun
+
+    def expire(self) -> None:
+        """The time of all that are under way is over."""
+        for loop, limit in self._begun:
+            loop.call_soon_threadsafe(_expire, loop, limit)
+
+
+def _expire(loop: asyncio.AbstractEventLoop, limit: asyncio.Timeout) -> None:
+    with suppress(RuntimeError):  # it has ended
+        limit.reschedule(loop.time())
 
 
 def within(seconds: float, work: Callable[[], Any]) -> Any:

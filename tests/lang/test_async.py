@@ -75,7 +75,7 @@ def test_blocking_reads_in_an_async_body_are_refused():
         return s["a"]
 
     with pytest.raises(sgl.ProgramError, match=r"Use await s.get\('a'\)"):
-        blocking.run(backend=backend(latency=0.05))
+        blocking.run(backend=Gated())
 
     @sgl.function
     async def syncing(s):
@@ -83,7 +83,7 @@ def test_blocking_reads_in_an_async_body_are_refused():
         s.sync()
 
     with pytest.raises(sgl.ProgramError, match="async_sync"):
-        syncing.run(backend=backend(latency=0.05))
+        syncing.run(backend=Gated())
 
 
 def test_async_sync_and_errors():
@@ -251,7 +251,7 @@ def test_an_iterator_of_a_batch_of_async_programs_is_consumed_inside_a_loop():
 
 
 def test_as_many_plain_bodies_as_are_awaited_are_under_way():
-    meeting = threading.Barrier(40, timeout=5)
+    meeting = threading.Barrier(40)
 
     @sgl.function
     def meeting_others(s, i):
@@ -262,7 +262,7 @@ def test_as_many_plain_bodies_as_are_awaited_are_under_way():
         await meeting_others.arun_batch([(i,) for i in range(40)], backend=backend())
         await asyncio.gather(*(meeting_others.arun(i, backend=backend()) for i in range(40)))
 
-    in_loop(main)
+    within(10, lambda: in_loop(main))
 
 
 # ------------------------------------------------------------------------------------------------------ batches
@@ -371,7 +371,7 @@ def test_several_event_loops_wait_for_one_program():
         thread.start()
     script.open()
     for thread in threads:
-        thread.join(5)
+        thread.join()
     assert got == ["x"] * 5
 
 

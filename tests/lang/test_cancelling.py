@@ -15,7 +15,7 @@ def test_cancelling_stops_the_backend_and_tells_the_readers_where():
     @sgl.function
     def program(s):
         s += "x" + sgl.gen("a") + sgl.gen("b")
-        backend.asked.wait(5)
+        assert backend.asked.wait(60)
         s.cancel()  # here
 
     state = program.run(backend=backend)
@@ -91,7 +91,7 @@ def test_a_body_that_is_cancelled_between_its_generations_makes_no_more_of_them(
 
     async def main():
         awaiting = asyncio.ensure_future(program.arun(backend=backend))
-        await asyncio.to_thread(between.wait, 5)
+        assert await asyncio.to_thread(between.wait, 60)
         awaiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await awaiting
@@ -137,7 +137,7 @@ def test_a_blocking_hook_can_not_be_stopped_but_its_readers_do_not_wait_for_it()
     class Slow(sgl.BaseBackend):
         def generate(self, s, sampling_params):
             entered.set()
-            leave.wait(5)
+            leave.wait()
             return "late", {}
 
     state = run("x", sgl.gen("a"), backend=Slow())

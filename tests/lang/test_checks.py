@@ -91,30 +91,32 @@ def test_a_check_that_never_ends_is_ended_by_the_runs_time_limit():
         within(2, lambda: state["a"])
 
 
-def test_a_check_that_never_ends_is_ended_by_its_nodes_time_limit():
+def test_a_check_that_never_ends_is_ended_by_its_nodes_time_limit(time_limits):
     async def forever(value):
         asked.append(value)
+        time_limits.expire()
         await asyncio.Event().wait()
 
     asked = []
-    state = run(sgl.gen("a", check=forever, timeout=0.02, retries=1), backend=sgl.ScriptedBackend(default="x"))
-    with pytest.raises(sgl.RequestTimeoutError, match=r"the check did not end within the node's timeout of 0.02 s"):
+    state = run(sgl.gen("a", check=forever, timeout=1000, retries=1), backend=sgl.ScriptedBackend(default="x"))
+    with pytest.raises(sgl.RequestTimeoutError, match=r"the check did not end within the node's timeout of 1000 s"):
         within(10, lambda: state["a"])
     assert len(asked) == 2
 
 
-def test_an_attempt_that_is_late_is_followed_by_the_next():
+def test_an_attempt_that_is_late_is_followed_by_the_next(time_limits):
     class Stalled(Failing):
         async def agenerate(self, prompt, params, constraint, *, stream):
             self.seeds.append(params.seed)
             if len(self.seeds) == 1:
+                time_limits.expire()
                 await asyncio.Event().wait()
             yield Generation("fine")
 
     backend = Stalled()
-    state = run(sgl.gen("a", timeout=0.05, retries=20), backend=backend)
+    state = run(sgl.gen("a", timeout=1000, retries=1), backend=backend)
     assert within(20, lambda: state["a"]) == "fine"
-    assert len(backend.seeds) > 1
+    assert len(backend.seeds) == 2
 
 
 def test_an_answer_and_its_check_share_the_time_of_an_attempt(monkeypatch):
@@ -157,7 +159,7 @@ def test_a_check_may_run_a_program_which_runs_on_its_own_programs_backend():
 
 
 def test_checks_that_wait_for_one_another_do_not_stop_each_other():
-    meeting = threading.Barrier(40, timeout=5)
+    meeting = threading.Barrier(40)
     program = sgl.function(lambda s, i: s.__iadd__(sgl.gen("a", check=lambda value: meeting.wait() >= 0)))
     states = within(10, lambda: program.run_batch([(i,) for i in range(40)], backend=sgl.ScriptedBackend(default="x")))
     assert len(states) == 40

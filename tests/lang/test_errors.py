@@ -9,6 +9,7 @@ import traceback
 import pytest
 
 import sglang_lite as sgl
+from tests.lang.fakes import Gated
 
 
 def run(body, backend=None, **options):
@@ -264,7 +265,7 @@ def test_what_a_reader_of_a_stream_was_told_is_not_logged(caplog, is_async):
 
     def plain(s):
         s += "x"
-        reading.wait(5)
+        reading.wait()
         raise LookupError("mine")
 
     async def coroutine(s):
@@ -337,7 +338,7 @@ def test_an_interrupted_program_fails_its_readers():
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run(body, sgl.ScriptedBackend(default="x", latency=5))
+        run(body, Gated())
     with pytest.raises(sgl.RequestAbortedError, match="KeyboardInterrupt"):
         states[0]["a"]
 

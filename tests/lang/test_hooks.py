@@ -29,7 +29,7 @@ class Meeting(sgl.BaseBackend):
     def __init__(self, parties, threads=64):
         super().__init__()
         self.max_threads = threads
-        self._meeting = threading.Barrier(parties, timeout=5)
+        self._meeting = threading.Barrier(parties)
         self._lock, self._now, self.most = threading.Lock(), 0, 0
 
     def generate(self, s, sampling_params):
@@ -159,7 +159,7 @@ class Streams(sgl.BaseBackend):
 
     def generate_stream(self, s, sampling_params):
         for i, word in enumerate(["one ", "two ", "three"]):
-            assert self.go.acquire(timeout=5)
+            assert self.go.acquire(timeout=60)
             yield word, {"output_token_logprobs": [[-1.0, i, word]], "count": i}
 
     def generate(self, s, sampling_params):
@@ -289,7 +289,7 @@ def test_a_time_limit_holds_although_the_hook_goes_on():
 
     class Slow(sgl.BaseBackend):
         def generate(self, s, sampling_params):
-            leave.wait(5)
+            leave.wait()
             return "late", {}
 
     state = run("x", sgl.gen("a", timeout=0.02), backend=Slow())
@@ -327,11 +327,10 @@ def test_a_thread_that_is_not_needed_any_more_ends_and_a_later_job_starts_anothe
     pool, done = ThreadPool(2, "test-idle", idle=0.01), threading.Semaphore(0)
     for _ in range(2):
         pool.submit(done.release)
-        assert done.acquire(timeout=5)
+        assert done.acquire(timeout=60)
         for thread in threading.enumerate():
             if thread.name == "test-idle":
-                thread.join(5)
-                assert not thread.is_alive()
+                thread.join()
 
 
 def test_joining_texts_needs_no_thread_that_the_branches_need():
@@ -361,7 +360,7 @@ def test_hooks_do_not_hold_up_the_loop_that_others_need():
     class Slow(sgl.BaseBackend):
         def generate(self, s, sampling_params):
             entered.set()
-            leave.wait(5)
+            leave.wait()
             return "slow", {}
 
     slow = run("x", sgl.gen("a", timeout=30), backend=Slow())

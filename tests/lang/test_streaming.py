@@ -42,7 +42,7 @@ def test_many_readers_in_threads_all_get_everything():
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(5)
+        thread.join()
     assert got == [f"Say: {WORDS}; yes"] * 20
 
 
@@ -101,7 +101,7 @@ def test_a_name_that_is_declared_later_is_waited_for():
 
     @sgl.function
     def late(s):
-        ready.wait(5)
+        ready.wait()
         s += sgl.gen("a")
         s["set"] = 3
 
@@ -112,7 +112,7 @@ def test_a_name_that_is_declared_later_is_waited_for():
     )
     reader.start()
     ready.set()
-    reader.join(5)
+    reader.join()
     assert got == [["x", " y"], "x y", ["3"]]
 
 
@@ -290,7 +290,7 @@ def test_threads_and_tasks_read_the_same_stream():
 
     got += within(5, lambda: asyncio.run(main()))
     for thread in threads:
-        thread.join(5)
+        thread.join()
     assert got == [["one ", "two"]] * 6
 
 

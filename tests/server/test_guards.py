@@ -66,7 +66,7 @@ def test_a_server_is_reached_by_address_and_by_its_own_names(engine, host):
 )
 @pytest.mark.parametrize("path", ["/server_info", "/metrics", "/health", "/openapi.json"])
 def test_a_foreign_name_that_leads_here_is_refused(url, host, path):
-    response = httpx2.get(f"{url}{path}", headers={"host": host})
+    response = httpx2.get(f"{url}{path}", headers={"host": host}, timeout=60)
     assert response.status_code == 403
     assert "--allowed-host" in response.json()["error"]["message"]
 
@@ -103,8 +103,8 @@ def test_a_gateway_that_checks_no_names_is_given_none():
 def test_tenants_name_no_folders_of_the_machine(engine, path, tmp_path):
     body = {"model_path": str(tmp_path)} if path == OWNERS[2] else {"output_dir": str(tmp_path / "new")}
     with serving(engine, api_key=("tenant",)) as url:
-        assert httpx2.post(f"{url}{path}", json=body).status_code == 401
-        refused = httpx2.post(f"{url}{path}", json=body, headers={"x-api-key": "tenant"})
+        assert httpx2.post(f"{url}{path}", json=body, timeout=60).status_code == 401
+        refused = httpx2.post(f"{url}{path}", json=body, headers={"x-api-key": "tenant"}, timeout=60)
     assert refused.status_code == 403
     assert "--admin-api-key" in refused.json()["error"]["message"]
     assert str(tmp_path) not in refused.text

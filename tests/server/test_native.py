@@ -146,8 +146,8 @@ def test_load_has_the_shape_that_older_gateways_add_up(http):
 def test_a_stream_may_have_what_is_new_in_each_event(engine):
     body = {"text": "a quick", "sampling_params": GREEDY, "stream": True, "return_logprob": True}
     with serving(engine, incremental_streaming_output=True) as url:
-        assert httpx2.get(f"{url}/server_info").json()["incremental_streaming_output"]
-        found = events(httpx2.post(f"{url}/generate", json=body))
+        assert httpx2.get(f"{url}/server_info", timeout=60).json()["incremental_streaming_output"]
+        found = events(httpx2.post(f"{url}/generate", json=body, timeout=60))
     alone = engine.generate("a quick", GREEDY, return_logprob=True)
     assert "".join(each["text"] for each in found) == alone["text"]
     assert [token for each in found for token in each["output_ids"]] == alone["output_ids"]

@@ -39,7 +39,7 @@ def launched(folder, *flags, module="sglang_lite.launch_server", ready=True, run
         assert line.startswith("Serving"), line
         url = line.split()[-1]
         if ready:
-            until(lambda: process.poll() is not None or httpx2.get(f"{url}/ready").status_code == 200)
+            until(lambda: process.poll() is not None or httpx2.get(f"{url}/ready", timeout=60).status_code == 200)
             assert process.poll() is None
         yield process, url
     finally:
@@ -106,7 +106,10 @@ def test_a_second_signal_ends_it_at_once(folder, tmp_path):
 
         def read():
             body = {**LONG, "text": ["a"] * 30}
-            with contextlib.suppress(httpx2.HTTPError), httpx2.stream("POST", f"{url}/generate", json=body) as stream:
+            with (
+                contextlib.suppress(httpx2.HTTPError),
+                httpx2.stream("POST", f"{url}/generate", json=body, timeout=60) as stream,
+            ):
                 for _ in stream.iter_lines():
                     done.set()
 
@@ -115,7 +118,7 @@ def test_a_second_signal_ends_it_at_once(folder, tmp_path):
         assert done.wait(60)
         process.terminate()
         with contextlib.suppress(httpx2.HTTPError):
-            while httpx2.get(f"{url}/ping").status_code == 200:  # until it has heard the first one
+            while httpx2.get(f"{url}/ping", timeout=60).status_code == 200:  # until it has heard the first one
                 pass
         process.terminate()
         process.wait(60)
@@ -138,9 +141,9 @@ def test_the_death_of_its_engine_is_told_at_once(folder):
         error = json.loads(rest[-2][6:])["error"]
         assert error["code"] == 503
         assert "SIGKILL" in error["message"]
-        assert httpx2.get(f"{url}/health").status_code == 503
-        assert httpx2.get(f"{url}/ping").status_code == 200
-        assert httpx2.post(f"{url}/generate", json={"text": "a"}).status_code == 503
+        assert httpx2.get(f"{url}/health", timeout=60).status_code == 503
+        assert httpx2.get(f"{url}/ping", timeout=60).status_code == 200
+        assert httpx2.post(f"{url}/generate", json={"text": "a"}, timeout=60).status_code == 503
 
 
 def test_an_engine_that_stands_still_is_unhealthy_and_holds_up_no_end(folder):
@@ -150,12 +153,12 @@ def test_an_engine_that_stands_still_is_unhealthy_and_holds_up_no_end(folder):
         with httpx2.stream("POST", f"{url}/generate", json=LONG, timeout=60) as stream:
             next(stream.iter_lines())
             send(engine, signal.SIGSTOP)
-            until(lambda: httpx2.get(f"{url}/health").status_code == 503)
+            until(lambda: httpx2.get(f"{url}/health", timeout=60).status_code == 503)
             asked = httpx2.get(f"{url}/v1/loads", timeout=60)
             assert asked.status_code == 504
             assert "has not responded" in asked.json()["error"]["message"]
             assert httpx2.get(f"{url}/health_generate", timeout=60).status_code == 504
-            assert httpx2.get(f"{url}/ping").status_code == 200
+            assert httpx2.get(f"{url}/ping", timeout=60).status_code == 200
             process.terminate()
             assert process.wait(60) == 0
         gone(engine)
@@ -173,7 +176,7 @@ def test_an_engine_that_died_is_started_again_where_that_is_wanted_and_outlives_
             return status == 200
 
         until(serves)
-        assert httpx2.get(f"{url}/health").status_code == 200
+        assert httpx2.get(f"{url}/health", timeout=60).status_code == 200
         (engine,) = children_of(process.pid)
         process.kill()
         gone(engine)

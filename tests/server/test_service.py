@@ -82,6 +82,6 @@ def test_the_loop_does_not_count_the_tokens_of_long_reasoning(engine, monkeypatc
     template = "{% for m in messages %}{{ m.content }}{% endfor %}{# <think> </think> #}"
     body = {key: value for key, value in PROTOCOLS[route].items() if stream or key != "stream_options"}
     with serving(Scripted(engine, [said[:700], said[700:]], template=template)) as url:
-        text = httpx2.post(url + route, json={**body, "model": engine.model_name, "stream": stream}).text
+        text = httpx2.post(url + route, json={**body, "model": engine.model_name, "stream": stream}, timeout=60).text
     assert '_tokens":15000' in text
     assert on_loop == [False]

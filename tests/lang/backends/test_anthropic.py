@@ -15,6 +15,7 @@ import sglang_lite as sgl
 from sglang_lite.lang.backend.anthropic import Anthropic, RepeatedWhitespace
 from sglang_lite.lang.backend.capabilities import Capabilities
 from sglang_lite.protocol import Delta
+from tests.waiting import until
 
 NEW, OLD = "claude-opus-5", "claude-haiku-4-5"  # OLD continues a begun turn and takes sampling parameters
 PNG = (
@@ -309,10 +310,15 @@ def test_an_event_that_is_not_json_is_an_error(api, claude):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("answer", [Hold(), Events([started(), piece("Hel")], end="hold")])
-def test_a_time_limit_closes_the_connection(api, claude, answer):
+def test_a_time_limit_closes_the_connection(api, claude, time_limits, answer):
     api.answers = [answer]
-    with pytest.raises(sgl.RequestTimeoutError, match=r"within the node's timeout of 1 s"):
-        ask(claude(), timeout=1)
+    streams = isinstance(answer, Events)
+    state = run(claude(), stream=streams, timeout=1000)
+    until(lambda: api.requests)
+    assert not streams or next(state.text_iter("a")) == "Hel"
+    time_limits.expire()
+    with pytest.raises(sgl.RequestTimeoutError, match=r"within the node's timeout of 1000 s"):
+        state["a"]
     assert api.hung_up.wait(60)
 
 

@@ -1,13 +1,14 @@
 """Streams that come in one piece at their end, as behind a proxy that buffers: the same answer, events and limits."""
 
 import asyncio
+import threading
 
 import pytest
 
 import sglang_lite as sgl
 from sglang_lite.lang.backend.anthropic import Anthropic
 from sglang_lite.protocol import Delta
-from sglang_lite.testing import Buffered, Fail, Say, Slow
+from sglang_lite.testing import Buffered, Events, Fail, Say
 
 
 @pytest.fixture(params=["chat", "responses", "messages"])
@@ -45,12 +46,18 @@ def test_the_same_comes_of_it(api, connect):
 
 @pytest.mark.slow
 def test_nothing_is_shown_before_it_comes_and_limits_hold(api, connect):
-    api.answers = Buffered(Slow(0.5, "One two three."))
-    shown = []
+    over, shown = threading.Event(), []
+
+    def events():
+        over.wait()
+        yield from ()
+
     for backend, timeout in ((connect(timeout=0.05), None), (connect(), 0.05)):
+        api.answers = [Events(events(), at_once=True)]
         state = program.run(backend=backend, stream=True, timeout=timeout)
         with pytest.raises(sgl.RequestTimeoutError):
             shown += state.text_iter("a")
+    over.set()
     assert shown == []
 
 

@@ -13,6 +13,7 @@ from pydantic import BaseModel, Field
 
 import sglang_lite as sgl
 from sglang_lite.lang.chat_template import get_chat_template
+from tests.waiting import until
 
 # --------------------------------------------------------------------------------------------------- requests
 
@@ -372,10 +373,15 @@ def test_a_stream_that_breaks_is_an_error_after_its_text(api, openai, answer, me
 
 @pytest.mark.slow
 @pytest.mark.parametrize("answer", [Hold(), Events([chunk("Hel")], end="hold")])
-def test_a_time_limit_closes_the_connection(api, openai, answer):
+def test_a_time_limit_closes_the_connection(api, openai, time_limits, answer):
     api.answers = [answer]
-    with pytest.raises(sgl.RequestTimeoutError, match=r"within the node's timeout of 1 s"):
-        run(openai(), stream=isinstance(answer, Events), timeout=1)["a"]
+    streams = isinstance(answer, Events)
+    state = run(openai(), stream=streams, timeout=1000)
+    until(lambda: api.requests)
+    assert not streams or next(state.text_iter("a")) == "Hel"
+    time_limits.expire()
+    with pytest.raises(sgl.RequestTimeoutError, match=r"within the node's timeout of 1000 s"):
+        state["a"]
     assert api.hung_up.wait(60)
 
 

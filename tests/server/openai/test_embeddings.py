@@ -51,7 +51,7 @@ def test_openais_client_gets_the_engines_embeddings(running, form):
 
 def test_what_the_model_is_can_be_asked(running):
     _, url = running["embed"]
-    info = httpx2.get(f"{url}/model_info").json()
+    info = httpx2.get(f"{url}/model_info", timeout=60).json()
     assert (info["served_model_name"], info["is_generation"]) == ("embed", False)
 
 
@@ -63,7 +63,7 @@ def test_ids_are_read_in_place_of_texts(running):
         one = client.embeddings.create(input=[4, 5], model="embed")
     np.testing.assert_allclose([each.embedding for each in found.data], expected, atol=1e-6)
     np.testing.assert_allclose([each.embedding for each in one.data], expected[:1], atol=1e-6)
-    found = httpx2.post(f"{url}/encode", json={"input_ids": [[4, 5], [7]]}).json()
+    found = httpx2.post(f"{url}/encode", json={"input_ids": [[4, 5], [7]]}, timeout=60).json()
     np.testing.assert_allclose([each["embedding"] for each in found], expected, atol=1e-6)
     for body, message in (
         ({"input_ids": [99]}, "input_ids[0]: 99 is no token id (0 to 14)."),
@@ -71,17 +71,19 @@ def test_ids_are_read_in_place_of_texts(running):
         ({}, "text: is missing."),
         ({"text": "the", "prompt_name": "query"}, "prompt_name: 'query' is none of the model's prompts (none)."),
     ):
-        refused = httpx2.post(f"{url}/encode", json=body)
+        refused = httpx2.post(f"{url}/encode", json=body, timeout=60)
         assert refused.status_code == 400
         assert message in refused.text
 
 
 def test_sglangs_route_has_its_shape(running):
     engine, url = running["embed"]
-    found = httpx2.post(f"{url}/encode", json={"text": "the sea"}).json()
+    found = httpx2.post(f"{url}/encode", json={"text": "the sea"}, timeout=60).json()
     np.testing.assert_allclose(found["embedding"], engine.encode("the sea")["embedding"], atol=1e-6)
     assert found["meta_info"]["prompt_tokens"] == 4
-    assert [len(each["embedding"]) for each in httpx2.post(f"{url}/encode", json={"text": TEXTS}).json()] == [32] * 3
+    assert [
+        len(each["embedding"]) for each in httpx2.post(f"{url}/encode", json={"text": TEXTS}, timeout=60).json()
+    ] == [32] * 3
 
 
 def test_documents_are_ordered_by_their_scores(running):
@@ -89,17 +91,17 @@ def test_documents_are_ordered_by_their_scores(running):
     scores = engine.score_pairs([("the sea", text) for text in TEXTS])
     order = sorted(range(3), key=lambda i: -scores[i])
     asked = {"query": "the sea", "documents": TEXTS, "top_n": 2, "model": "rerank"}
-    found = httpx2.post(f"{url}/v1/rerank", json=asked).json()
+    found = httpx2.post(f"{url}/v1/rerank", json=asked, timeout=60).json()
     assert [each["index"] for each in found["results"]] == order[:2]
     assert [each["relevance_score"] for each in found["results"]] == pytest.approx([scores[i] for i in order[:2]])
     assert [each["document"]["text"] for each in found["results"]] == [TEXTS[i] for i in order[:2]]
-    pairs = httpx2.post(f"{url}/v1/score", json={"text_1": "the sea", "text_2": TEXTS}).json()
+    pairs = httpx2.post(f"{url}/v1/score", json={"text_1": "the sea", "text_2": TEXTS}, timeout=60).json()
     assert [each["score"] for each in pairs["data"]] == pytest.approx(scores)
 
 
 def test_labels_are_the_engines(running):
     engine, url = running["classify"]
-    found = httpx2.post(f"{url}/classify", json={"input": TEXTS}).json()["data"]
+    found = httpx2.post(f"{url}/classify", json={"input": TEXTS}, timeout=60).json()["data"]
     for each, expected in zip(found, engine.classify(TEXTS)):
         assert (each["label"], each["num_classes"]) == (expected["label"], 3)
         assert each["probs"] == pytest.approx(list(expected["probs"].values()))
@@ -128,9 +130,9 @@ def test_labels_are_the_engines(running):
 )
 def test_what_can_not_be_read_is_refused_and_the_next_is_served(running, model, path, body, message):
     _, url = running[model]
-    refused = httpx2.post(f"{url}{path}", json=body)
+    refused = httpx2.post(f"{url}{path}", json=body, timeout=60)
     assert 400 <= refused.status_code < 500
     assert message in refused.text
-    assert httpx2.get(f"{url}/health_generate").status_code == 200
-    assert httpx2.get(f"{url}/ready").status_code == 200
-    assert httpx2.get(f"{url}/v1/loads").status_code == 200
+    assert httpx2.get(f"{url}/health_generate", timeout=60).status_code == 200
+    assert httpx2.get(f"{url}/ready", timeout=60).status_code == 200
+    assert httpx2.get(f"{url}/v1/loads", timeout=60).status_code == 200

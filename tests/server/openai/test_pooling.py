@@ -61,13 +61,13 @@ def conversation(engine):
 def test_sglangs_routes_give_rewards_in_place_of_vectors(running, path):
     engine, url = running["reward"]
     expected = engine.reward(TEXTS)
-    found = httpx2.post(f"{url}{path}", json={"text": TEXTS}).json()
+    found = httpx2.post(f"{url}{path}", json={"text": TEXTS}, timeout=60).json()
     assert [each["embedding"] for each in found] == [[pytest.approx(reward, abs=1e-5)] for reward in expected]
-    one = httpx2.post(f"{url}{path}", json={"text": TEXTS[0]}).json()
+    one = httpx2.post(f"{url}{path}", json={"text": TEXTS[0]}, timeout=60).json()
     assert one["embedding"] == pytest.approx([expected[0]], abs=1e-5)
     assert one["meta_info"]["prompt_tokens"] == 7
     ids = engine.tokenizer.encode(TEXTS[1])
-    assert httpx2.post(f"{url}{path}", json={"input_ids": ids}).json()["embedding"] == pytest.approx(
+    assert httpx2.post(f"{url}{path}", json={"input_ids": ids}, timeout=60).json()["embedding"] == pytest.approx(
         [expected[1]], abs=1e-5
     )
 
@@ -81,7 +81,7 @@ def test_vllms_pooling_gives_numbers_as_they_are_or_probabilities(running, form)
             (False, np.reshape(engine.reward(TEXTS), (3, -1))),
             (None, [list(each["probs"].values()) for each in engine.classify(TEXTS)]),
         ):
-            found = httpx2.post(f"{url}/pooling", json={**asked, "use_activation": activation}).json()
+            found = httpx2.post(f"{url}/pooling", json={**asked, "use_activation": activation}, timeout=60).json()
             rows = [np.frombuffer(base64.b64decode(each["data"]), "<f4") if form == "base64" else each["data"]
                     for each in found["data"]]  # fmt: skip
             np.testing.assert_allclose(rows, expected, atol=1e-5)
@@ -90,10 +90,10 @@ def test_vllms_pooling_gives_numbers_as_they_are_or_probabilities(running, form)
 
 def test_vllms_pooling_gives_vectors_of_an_embedding_model(running):
     engine, url = running["embed"]
-    found = httpx2.post(f"{url}/pooling", json={"input": TEXTS, "dimensions": 8, "task": "embed"}).json()
+    found = httpx2.post(f"{url}/pooling", json={"input": TEXTS, "dimensions": 8, "task": "embed"}, timeout=60).json()
     expected = [each["embedding"] for each in engine.encode(TEXTS, dimensions=8)]
     np.testing.assert_allclose([each["data"] for each in found["data"]], expected, atol=1e-5)
-    vector = httpx2.post(f"{url}/pooling", json={"messages": MESSAGES}).json()["data"][0]["data"]
+    vector = httpx2.post(f"{url}/pooling", json={"messages": MESSAGES}, timeout=60).json()["data"][0]["data"]
     np.testing.assert_allclose(vector, engine.encode(conversation(engine))["embedding"], atol=1e-5)
 
 
@@ -101,15 +101,15 @@ def test_conversations_are_written_by_the_chat_template(running):
     engine, url = running["reward"]
     ids = conversation(engine)
     asked = {"messages": MESSAGES, "use_activation": False}
-    found = httpx2.post(f"{url}/pooling", json=asked).json()
+    found = httpx2.post(f"{url}/pooling", json=asked, timeout=60).json()
     assert found["data"][0]["data"] == pytest.approx([engine.reward(ids)], abs=1e-5)
     assert found["usage"]["prompt_tokens"] == len(ids)
-    more = httpx2.post(f"{url}/pooling", json={**asked, "add_generation_prompt": True}).json()
+    more = httpx2.post(f"{url}/pooling", json={**asked, "add_generation_prompt": True}, timeout=60).json()
     assert more["usage"]["prompt_tokens"] == len(ids) + len("<assistant>")
-    cut = httpx2.post(f"{url}/pooling", json={**asked, "messages": [LONG], "truncate": True}).json()
+    cut = httpx2.post(f"{url}/pooling", json={**asked, "messages": [LONG], "truncate": True}, timeout=60).json()
     assert cut["usage"]["prompt_tokens"] == 256
     engine, url = running["classify"]
-    found = httpx2.post(f"{url}/classify", json={"messages": MESSAGES}).json()["data"]
+    found = httpx2.post(f"{url}/classify", json={"messages": MESSAGES}, timeout=60).json()["data"]
     assert found[0]["probs"] == pytest.approx(list(engine.classify(ids)["probs"].values()), abs=1e-5)
 
 
@@ -149,10 +149,10 @@ def test_conversations_are_written_by_the_chat_template(running):
 )
 def test_what_can_not_be_read_is_refused_and_the_next_is_served(running, model, path, body, message):
     _, url = running[model]
-    refused = httpx2.post(f"{url}{path}", json=body)
+    refused = httpx2.post(f"{url}{path}", json=body, timeout=60)
     assert 400 <= refused.status_code < 500
     assert message in refused.text
-    assert httpx2.get(f"{url}/ready").status_code == 200
+    assert httpx2.get(f"{url}/ready", timeout=60).status_code == 200
 
 
 @pytest.mark.slow

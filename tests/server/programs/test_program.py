@@ -153,7 +153,7 @@ def test_what_is_wrong_is_named_before_anything_starts(http, engine, changed, pa
 @pytest.mark.slow
 def test_the_servers_own_limits_hold_above_the_clients(engine):
     with serving(engine, program_max_nodes=3) as url:
-        response = httpx2.post(f"{url}/program", json=body(limits={"nodes": 100}))
+        response = httpx2.post(f"{url}/program", json=body(limits={"nodes": 100}), timeout=60)
         assert response.json()["error"]["param"] == "/program/nodes/2/branches/0/0"
 
 
@@ -174,7 +174,7 @@ def test_a_client_that_leaves_ends_its_program(url, engine):
     params = SamplingParams(max_tokens=1900, temperature=0, ignore_eos=True)
     program = Program((Fork(tuple((Gen(f"a{i}", params),) for i in range(64))), Join()))
     before = engine.stats()["steps"]
-    with httpx2.stream("POST", f"{url}/program", json=body(program, stream=True)) as response:
+    with httpx2.stream("POST", f"{url}/program", json=body(program, stream=True), timeout=60) as response:
         next(response.iter_bytes())
     until(lambda: not engine.stats()["running"] and not engine.stats()["waiting"])
     assert engine.stats()["steps"] - before < 64 // 8 * 1900  # of eight branches at a time
@@ -271,8 +271,8 @@ def test_answers_are_checked_before_any_is_taken(http):
 @pytest.mark.slow
 def test_a_program_is_answered_by_its_own_key_alone(engine):
     with serving(engine, api_key=("one", "two")) as url:
-        first = httpx2.Client(base_url=url, headers={"authorization": "Bearer one"})
-        second = httpx2.Client(base_url=url, headers={"authorization": "Bearer two"})
+        first = httpx2.Client(base_url=url, headers={"authorization": "Bearer one"}, timeout=60)
+        second = httpx2.Client(base_url=url, headers={"authorization": "Bearer two"}, timeout=60)
         with first, second:
             growing = Growing(first, Program((Text("a"),)))
             other = second.post(f"/program/{growing.id}/answer", json={"version": 1, "close": True})

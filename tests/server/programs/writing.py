@@ -26,6 +26,6 @@ def interrupted_batch(url):
     compiled = write.compile(remote)
     interrupted(
         lambda: compiled.run_batch(LONG, backend=remote, max_new_tokens=400),
-        lambda: httpx2.get(f"{url}/v1/loads").json()["loads"][0]["num_running_reqs"],
+        lambda: httpx2.get(f"{url}/v1/loads", timeout=60).json()["loads"][0]["num_running_reqs"],
     )
     return bool(write.run("a", backend=remote, max_new_tokens=3)["a"])

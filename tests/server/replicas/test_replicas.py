@@ -272,7 +272,7 @@ def test_a_program_goes_through_a_gateway_inside_a_completion(servers):
     for stream in (False, True):
         inner = {"version": 1, "prompt": "ab", "program": {"nodes": nodes}, "stream": stream}
         body = {"model": "", "prompt": "", "stream": stream, "program": inner}
-        body["model"] = httpx2.get(servers.url + "/v1/models").json()["data"][0]["id"]
+        body["model"] = httpx2.get(servers.url + "/v1/models", timeout=60).json()["data"][0]["id"]
         response = httpx2.post(servers.url + "/v1/completions", json=body, timeout=60)
         assert response.status_code == 200, response.text
         if stream:

@@ -68,7 +68,7 @@ def test_a_server_of_another_machine_is_put_behind_the_gateway_and_taken_out(eng
         asked = {"text": "a quick", "sampling_params": {"temperature": 0, "max_new_tokens": 8}}
         found = httpx2.post(f"{url}/generate", json=asked, timeout=60).json()
         assert found["text"] == engine.generate("a quick", asked["sampling_params"])["text"]
-        assert httpx2.get(f"{url}/workers").status_code == 401
+        assert httpx2.get(f"{url}/workers", timeout=60).status_code == 401
     until(lambda: httpx2.get(f"{url}/health", timeout=10).json() == {"error": "no worker"})
     process.send_signal(signal.SIGTERM)
     assert process.wait(60) == 0
