@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sglang_lite.protocol import CapabilityError, Delta, Generation, Image, Message, Selection, TokenLogprob, Usage
@@ -53,6 +53,11 @@ def _generation(g: Generation) -> dict[str, Any]:
     if g.output_logprobs:
         meta["output_token_logprobs_length"] = len(g.output_logprobs)
     return {**meta, **_logprobs("output", g.output_logprobs), **_logprobs("input", g.prompt_logprobs)}
+
+
+def with_warnings(meta: Mapping[str, Json], *warnings: str) -> dict[str, Json]:
+    """Metadata with more warnings, which tell what differs from the request."""
+    return {**meta, **({"warnings": [*meta.get("warnings", ()), *warnings]} if warnings else {})}
 
 
 def delta_meta(delta: Delta) -> dict[str, Json]:

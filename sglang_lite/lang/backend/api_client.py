@@ -6,6 +6,7 @@ Independent of providers: an `Api` builds their requests and reads their answers
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
@@ -14,10 +15,12 @@ from dataclasses import dataclass
 import msgspec
 
 from sglang_lite.errors import Origin
+from sglang_lite.lang.backend.call_account import CallAccount
 from sglang_lite.lang.backend.connection import Connection
 from sglang_lite.lang.backend.provider_items import ProviderItems
 from sglang_lite.lang.backend.remote_api import Api, ApiRequest, JsonTool, PartialAnswer, Reader, Tools
 from sglang_lite.lang.backend.remote_errors import ErrorTranslator, shortened
+from sglang_lite.lang.backend.token_counts import Tokenizer
 from sglang_lite.lang.backend.token_usage import TokenUsage
 from sglang_lite.protocol import BackendError, Delta, Generation, SglError, Unset, Usage, ValueValidationError
 from sglang_lite.text.tool_use import answer_object, call_object, calls_object
@@ -42,11 +45,12 @@ class ApiClient:
     provider_items: ProviderItems
 
     async def ask(
-        self, api: Api, request: ApiRequest, *, constrained: bool, stream: bool
+        self, api: Api, request: ApiRequest, tokenizer: Tokenizer | None, *, constrained: bool, stream: bool
     ) -> AsyncGenerator[Delta | Generation, None]:
         """Asks a request. Yields deltas if `stream`, then the finished samples.
 
         Args:
+            tokenizer: tokenizer of the model, for what the provider does not report; None if unknown.
             constrained: whether the answer has a constraint, so that an answer that was cut short is an error.
             stream: whether to yield deltas.
 
@@ -55,14 +59,20 @@ class ApiClient:
             ValueValidationError: a constrained answer was cut short, or has several tool calls where one is allowed.
         """
         reader = api.reader()
+        account = CallAccount(request, reader, tokenizer)
         try:
             with self.errors.translating():
-                async with aclosing(self._read(api, request, reader, stream=stream)) as deltas:
+                async with aclosing(self._read(api, request, reader, account, stream=stream)) as deltas:
                     async for delta in deltas:
                         yield delta
+            account.end()
             for each in self._samples(reader, request, constrained=constrained):
                 yield each
+        except asyncio.CancelledError:
+            account.fail(None)
+            raise
         except SglError as error:
+            account.fail(error)
             if error.origin is None:
                 origin = self.errors.origin
                 error.origin = Origin(origin.provider, origin.model, reader.meta.get("id"))
@@ -70,7 +80,7 @@ class ApiClient:
             raise
 
     async def _read(
-        self, api: Api, request: ApiRequest, reader: Reader, *, stream: bool
+        self, api: Api, request: ApiRequest, reader: Reader, account: CallAccount, *, stream: bool
     ) -> AsyncGenerator[Delta, None]:
         """Makes the call, and further calls while the model pauses. Yields the deltas of a stream."""
         arguments = api.arguments(request)
@@ -79,19 +89,20 @@ class ApiClient:
         for _ in range(_MAX_PAUSES):
             create = api.create(self.connection.client())
             if stream or api.always_streams:
-                async with await create(**arguments, **api.streamed) as events:
+                async with await account.counted(create(**arguments, **api.streamed)) as events:
                     async for event in events:
                         for delta in reader.event(event):
                             first = first or time.perf_counter() - began
                             if stream and (delta.text or delta.reasoning):
                                 yield delta
             else:
-                response = await create(**arguments)
+                response = await account.counted(create(**arguments))
                 if isinstance(response, str):  # SDKs return a body that is not JSON as a string
                     raise self.errors.unreadable_error(
                         f"the answer is not JSON, but {shortened(response)[:200] or 'empty'}"
                     )
                 reader.whole(response)
+            account.answered += 1
             if not reader.paused:
                 break
             arguments = api.resumed(arguments, reader)

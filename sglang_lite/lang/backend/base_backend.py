@@ -37,6 +37,7 @@ from sglang_lite.protocol.sampling import given_values
 from sglang_lite.text.chat_template import TurnTemplate
 
 if TYPE_CHECKING:
+    from sglang_lite.lang.backend.token_counts import Tokenizer
     from sglang_lite.lang.execution.push_down import ProgramAtBackend
     from sglang_lite.lang.execution.stream_executor import StreamExecutor
     from sglang_lite.lang.expressions import SglSamplingParams
@@ -75,6 +76,7 @@ class BaseBackend:
         max_threads: maximum number of threads that run blocking hooks.
         unset_max_tokens: token limit of a generation that sets no `max_tokens`, or None if the backend sets none.
         price: price of the model's tokens, which overrides the price table.
+        tokenizer: tokenizer of the model, with which budgets count what a server does not report; None if unknown.
     """
 
     capabilities: Capabilities = EVERYTHING
@@ -83,6 +85,7 @@ class BaseBackend:
     support_concate_and_append = False
     max_threads = 64
     price: Price | None = None
+    tokenizer: Tokenizer | None = None
     unset_max_tokens: int | None = 128
 
     def __init__(self) -> None:

@@ -20,6 +20,7 @@ from urllib.request import getproxies
 
 import httpx2
 
+from sglang_lite.lang.backend.token_counts import SentRequests, sent_requests
 from sglang_lite.protocol.anything import Foreign
 
 _PROXIES = {"http", "https", "all"}
@@ -76,11 +77,15 @@ class ConnectionPool(httpx2.AsyncBaseTransport):
         if self._room is not None:
             await _enter(self._room, request)
         connection = self._idle.pop()[1] if self._idle else self._made()
+        sent = sent_requests.get() or SentRequests()
+        sent.tried += 1
         try:
             response = await connection.handle_async_request(request)
-        except BaseException:
+        except BaseException as error:
+            sent.processed += not isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout)
             self._leave(connection)
             raise
+        sent.processed += response.status_code < 400
         assert isinstance(response.stream, httpx2.AsyncByteStream)
         response.stream = _Body(response.stream, partial(self._leave, connection))
         return response

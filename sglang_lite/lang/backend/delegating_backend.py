@@ -22,6 +22,7 @@ class DelegatingBackend(BaseBackend):
         super().__init__()
         self.backend, self.chat_template = backend, backend.chat_template
         self.capabilities, self.unset_max_tokens = backend.capabilities, backend.unset_max_tokens
+        self.tokenizer = backend.tokenizer
 
     @property
     def trace_name(self) -> str:

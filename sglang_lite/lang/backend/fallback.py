@@ -12,6 +12,7 @@ from sglang_lite.lang.argument_names import explains_wrong_arguments
 from sglang_lite.lang.backend.base_backend import BaseBackend, Capabilities
 from sglang_lite.lang.backend.default import BackendLike, as_backend
 from sglang_lite.lang.backend.rendering import rerender
+from sglang_lite.lang.backend.token_counts import note_unreported
 from sglang_lite.lang.backend.turns import TurnRules, common_rules
 from sglang_lite.protocol import (
     BackendError,
@@ -106,7 +107,7 @@ class Fallback(BaseBackend):
             except BackendError as error:
                 if begun or not error.retryable or backend is self.backends[-1]:
                     raise
-                failed.append((_name(backend), str(error)))
+                self._failed(failed, backend, error)
             else:
                 return
 
@@ -119,12 +120,18 @@ class Fallback(BaseBackend):
             except BackendError as error:
                 if not error.retryable or backend is self.backends[-1]:
                     raise
-                failed.append((_name(backend), str(error)))
+                self._failed(failed, backend, error)
         raise AssertionError("unreachable")
 
     def shutdown(self) -> None:
         for backend in self.backends:
             backend.shutdown()
+
+    @staticmethod
+    def _failed(failed: list[tuple[str, str]], backend: BaseBackend, error: BackendError) -> None:
+        failed.append((_name(backend), str(error)))
+        if error.usage is not None:
+            note_unreported(error.usage)  # the answer will carry only its own
 
     def _prompt(self, prompt: Prompt, backend: BaseBackend) -> Prompt:
         """Prompt as rendered by a backend's own chat template."""

@@ -20,8 +20,9 @@ from sglang_lite.lang.backend.remote import RemoteBackend
 from sglang_lite.lang.backend.remote_api import Api, Target
 from sglang_lite.lang.backend.rendering import without_marks
 from sglang_lite.lang.backend.rung import Policy, Rung
-from sglang_lite.lang.backend.selecting import Tokenizer, checked_tokenizer
+from sglang_lite.lang.backend.selecting import checked_tokenizer
 from sglang_lite.lang.backend.server_kind import kind_of_server
+from sglang_lite.lang.backend.token_counts import Tokenizer
 from sglang_lite.lang.backend.token_usage import TokenUsage as TokenUsage  # SGLang's users import it from here
 from sglang_lite.lang.chat_template import get_chat_template
 from sglang_lite.protocol import ParameterError, Prompt, Selection
@@ -52,8 +53,8 @@ class OpenAI(RemoteBackend):
             model's encrypted reasoning is sent back in later turns of the same program; `n`, `seed`, `stop` and
             penalties are not supported.
         reasoning_effort: amount of reasoning: "low", "high" …; None for the provider's default.
-        tokenizer: tokenizer of a base model, for `select` by logit biases: an object with `encode` and `decode`, for
-            example tiktoken's `encoding_for_model(…)`.
+        tokenizer: tokenizer of the model, for `select` of a base model by logit biases and for budgets: an object with
+            `encode` and `decode`, for example tiktoken's `encoding_for_model(…)`.
         client: existing `AsyncOpenAI` or `AsyncAzureOpenAI` client to use, instead of arguments for a new one.
         rate_limit: limit on calls; None for the limit shared by all backends with the same server and key (see
             RateLimit).

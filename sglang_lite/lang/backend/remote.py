@@ -27,7 +27,7 @@ from sglang_lite.lang.backend.rate_limit import RateLimit
 from sglang_lite.lang.backend.remote_api import Api, ApiRequest, Target
 from sglang_lite.lang.backend.rendering import text_outside
 from sglang_lite.lang.backend.rung import POLICIES, Demands, Policy, Refusal, Rung
-from sglang_lite.lang.backend.selecting import Tokenizer, select_by_rung
+from sglang_lite.lang.backend.selecting import select_by_rung
 from sglang_lite.lang.backend.serving import serve, shape_of
 from sglang_lite.lang.backend.token_usage import TokenUsage
 from sglang_lite.lang.backend.traced_backend import TracedBackend
@@ -74,7 +74,6 @@ class RemoteBackend(BaseBackend):
         rungs: names of the rungs (and "tools") for which the backend can make requests. The profile's other rungs are
             ignored.
         reasoning_effort: amount of reasoning, or None for the model's default.
-        tokenizer: tokenizer of the model, or None if unknown.
 
     Raises:
         BackendError: the SDK is not installed.
@@ -85,7 +84,6 @@ class RemoteBackend(BaseBackend):
     provider = ""  # name of the provider, for errors and metadata
     rungs = frozenset({"json_schema", "strict_tool", "tools"})
     reasoning_effort: str | None = None
-    tokenizer: Tokenizer | None = None
     select_params = SamplingParams()  # for the generation that makes a selection
 
     def __init__(
@@ -272,7 +270,7 @@ class RemoteBackend(BaseBackend):
         """
         api, target = self.target(rung)
         request = ApiRequest(target, prompt, params, shape_of(rung), self._client.provider_items.of(prompt.messages))
-        return self._client.ask(api, request, constrained=constrained, stream=stream)
+        return self._client.ask(api, request, self.tokenizer, constrained=constrained, stream=stream)
 
     def target(self, rung: Rung) -> tuple[Api, Target]:
         """API that is called on a rung, and settings of the model for it.

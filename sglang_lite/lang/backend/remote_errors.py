@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from sglang_lite.errors import Origin
 from sglang_lite.lang.backend.rate_limit import retry_after
-from sglang_lite.protocol import BackendError, OverloadedError, RefusalError, RequestTimeoutError
+from sglang_lite.protocol import BackendError, OverloadedError, RefusalError, RequestTimeoutError, Usage
 
 _BUSY = {"overloaded_error", "rate_limit_error", "rate_limit_exceeded", "RESOURCE_EXHAUSTED", "UNAVAILABLE"}
 _RETRIES = "max_retries= of the backend sets how often it is tried again"
@@ -107,6 +107,7 @@ class ErrorTranslator:
         facts = [f"HTTP {status}"] * (status >= 400) + [f"request {request}"] * bool(request)
         text = f"{self.name}: {self.redacted(report.message)}" + (f" ({', '.join(facts)})" if facts else "")
         ours = _kind(text, status, report)
+        ours.usage = Usage() if status >= 400 else None  # a request that was refused used nothing
         ours.origin = Origin(self.origin.provider, self.origin.model, request)
         ours.retry_after = retry_after(getattr(getattr(error, "response", None), "headers", None) or {})
         return ours

@@ -6,13 +6,15 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from sglang_lite.lang.backend.base_backend import only_answer
 from sglang_lite.lang.backend.rung import Demands, Rung
-from sglang_lite.lang.backend.serving import rung_metadata, serve, with_words
+from sglang_lite.lang.backend.serving import serve, with_rung, with_words
+from sglang_lite.lang.backend.token_counts import Tokenizer
+from sglang_lite.lang.results import with_warnings
 from sglang_lite.protocol import (
     Choices,
     ChoiceScore,
@@ -32,16 +34,6 @@ if TYPE_CHECKING:
 
 MIN_LOGPROB = -1e4  # instead of the logarithm of 0
 _BIAS = 100.0  # the largest bias that OpenAI accepts: no other token is drawn
-
-
-class Tokenizer(Protocol):
-    """Tokenizer of a model, with the interface of `tiktoken.encoding_for_model(…)`."""
-
-    def encode(self, text: str) -> Sequence[int]:
-        """Token ids of a text."""
-
-    def decode(self, tokens: Sequence[int]) -> str:
-        """Text of token ids."""
 
 
 def checked_tokenizer(tokenizer: Foreign) -> Tokenizer | None:
@@ -101,8 +93,7 @@ async def _by_first_token(
     )
     unseen = [choice for choice, each in zip(choices, found) if not each]
     warnings = [f"not among the {rung.field} likeliest beginnings: {_listed(unseen)}"] if unseen else []
-    meta = {**answer.meta, **rung_metadata(rung, 1)}
-    return Selection(scores, answer.usage, None, meta | ({"warnings": warnings} if warnings else {}))
+    return Selection(scores, answer.usage, None, with_warnings(with_rung(answer.meta, rung, 1), *warnings))
 
 
 def _scores(logprobs: Sequence[TokenLogprob], choices: Sequence[str]) -> list[float]:
@@ -147,7 +138,7 @@ async def _by_steps(
         remaining = {choice: ids for choice, ids in remaining.items() if ids[at] == picked_token}
         at += 1
     (picked,) = remaining
-    return Selection((), total_usage(usages), picked, {**meta, **rung_metadata(rung, calls)})
+    return Selection((), total_usage(usages), picked, with_rung(meta, rung, calls))
 
 
 def _continued(prompt: Prompt, text: str) -> Prompt:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -18,6 +18,8 @@ from sglang_lite.lang.backend.base_backend import only_answer
 from sglang_lite.lang.backend.object_constraints import unwrap
 from sglang_lite.lang.backend.remote_api import GrammarTool, JsonFormat, JsonTool, OwnField, Shape, Tool, Tools
 from sglang_lite.lang.backend.rung import REPAIRS, Rung
+from sglang_lite.lang.backend.token_counts import note_unreported
+from sglang_lite.lang.results import with_warnings
 from sglang_lite.protocol import (
     UNSET,
     Choices,
@@ -32,6 +34,7 @@ from sglang_lite.protocol import (
     Prompt,
     Regex,
     SamplingParams,
+    SglError,
     ValueValidationError,
 )
 from sglang_lite.protocol.anything import Json
@@ -65,7 +68,7 @@ async def serve(
     if rung.samples > 1:
         params = msgspec.structs.replace(params, n=UNSET)
         calls = [_alone(backend, prompt, params, constraint, rung) for _ in range(rung.samples)]
-        for index, each in enumerate(await asyncio.gather(*calls)):
+        for index, each in enumerate(await _all(calls)):
             yield msgspec.structs.replace(each, index=index)
     elif rung.name == "repair":
         assert constraint is not None
@@ -77,6 +80,18 @@ async def serve(
             if isinstance(event, Generation):
                 event = _finished(event, constraint, rung, 1)
             yield event
+
+
+async def _all(calls: Sequence[Coroutine[Any, Any, Generation]]) -> list[Generation]:
+    """Answers of all calls. If some fail, the first error is raised when all have ended."""
+    outcomes = await asyncio.gather(*calls, return_exceptions=True)
+    error = next((each for each in outcomes if isinstance(each, BaseException)), None)
+    if error is not None:
+        for each in outcomes:
+            if each is not error and isinstance(each, Generation | SglError) and each.usage is not None:
+                note_unreported(each.usage)
+        raise error
+    return [each for each in outcomes if isinstance(each, Generation)]
 
 
 async def _alone(
@@ -106,13 +121,12 @@ def _finished(answer: Generation, constraint: Constraint | None, rung: Rung, cal
         at, stop = min(((text.find(stop), stop) for stop in rung.stops if stop in text), default=(-1, ""))
         if at >= 0:
             found = {"text": text[:at], "finish_reason": "stop", "matched": stop, "output_logprobs": ()}
-    return msgspec.structs.replace(answer, **found, meta={**answer.meta, **rung_metadata(rung, calls)})
+    return msgspec.structs.replace(answer, **found, meta=with_rung(answer.meta, rung, calls))
 
 
-def rung_metadata(rung: Rung, calls: int) -> Mapping[str, Json]:
-    """Metadata of a node that was serve on a rung."""
-    meta: dict[str, Any] = {"rung": rung.name, "calls": calls}
-    return meta | ({"warnings": list(rung.warnings)} if rung.warnings else {})
+def with_rung(meta: Mapping[str, Json], rung: Rung, calls: int) -> dict[str, Json]:
+    """Metadata of a node that was served on a rung, from the metadata of its last call."""
+    return with_warnings({**meta, "rung": rung.name, "calls": calls}, *rung.warnings)
 
 
 def _read(constraint: Constraint, rung: Rung, text: str) -> str:

@@ -4,35 +4,48 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
 from sglang_lite.lang.backend.base_backend import BaseBackend
+from sglang_lite.lang.backend.token_counts import (
+    beyond,
+    estimated_tokens,
+    is_credible,
+    tokens_of,
+    unreported_usages,
+)
 from sglang_lite.lang.checks import check_positive, check_whole
 from sglang_lite.protocol import (
     BudgetError,
+    CapabilityError,
+    ConstraintError,
+    EngineClosedError,
+    OverloadedError,
     ParameterError,
     Prompt,
     SamplingParams,
     SglError,
+    TemplateError,
     Unset,
     Usage,
     total_usage,
 )
 
-_BYTES_A_TOKEN = 3  # bytes of a prompt for each token; English has four, source code about three
-_OF_A_MESSAGE = 8  # tokens of markup around a turn
-_OF_AN_IMAGE = 1_500
+# Errors before a call, or instead of one.
+_NOT_MADE = (
+    BudgetError, ParameterError, ConstraintError, CapabilityError, TemplateError, OverloadedError, EngineClosedError
+)  # fmt: skip
 _AROUND_A_CHOICE = 16  # tokens of the JSON object into which an API writes a choice
 
 
 class Budget:
     """Limits that runs share, and their usage so far. Thread-safe.
 
-    Before a call, its prompt is estimated (a token for three bytes) and its answer is counted at maximum length. The
-    estimate, the usage so far and the reservations of the calls under way must be within the limits together. When the
-    call has ended, its real usage replaces the reservation.
+    Before a call, its prompt is counted (by the backend's tokenizer, or else a token for three bytes) and its answer is
+    counted at maximum length. This reservation, the usage so far and the reservations of the calls under way must be
+    within the limits together. When the call has ended, its real usage replaces the reservation.
 
     Args:
         max_cost: limit in dollars, or None for no limit.
@@ -64,30 +77,21 @@ class Budget:
             )  # fmt: skip
 
     @contextlib.contextmanager
-    def call(self, backend: BaseBackend, limit: Usage) -> Iterator[list[Usage]]:
-        """Reserves the usage of a call, which is made in the `with` block.
-
-        Args:
-            limit: maximum usage of the call.
-
-        Yields:
-            List to which the caller adds the call's usage. An `SglError` carries its usage itself. If anything else
-                ends the call (a timeout, a stop), its usage is unknown, so the reservation counts as used.
+    def reserve(self, account: NodeAccount) -> Iterator[None]:
+        """Reserves the usage of a node's call, which is made in the `with` block. After the block, the account's usage
+        replaces the reservation.
 
         Raises:
             BudgetError: the call could exceed a limit.
             ParameterError: a cost limit is set, and the price of the backend's model is not known.
         """
-        self.check(backend)
-        cost = self._cost_of(backend, limit, 0.0)
-        self._reserve(cost, limit.prompt_tokens + limit.completion_tokens)
-        used: list[Usage] = []
+        self.check(account.backend)
+        cost = self._cost_of(account.backend, account.reserved, 0.0)
+        self._reserve(cost, account.reserved.prompt_tokens + account.reserved.completion_tokens)
         try:
-            yield used
-        except SglError as error:
-            self._settle(backend, limit, cost, [] if error.usage is None else [error.usage])
-            raise
-        self._settle(backend, limit, cost, used)
+            yield
+        finally:
+            self._settle(account, cost)
 
     def _reserve(self, cost: float, tokens: int) -> None:
         with self._lock:
@@ -100,11 +104,11 @@ class Budget:
             self._cost += cost
             self._tokens += tokens
 
-    def _settle(self, backend: BaseBackend, reserved: Usage, cost: float, used: list[Usage]) -> None:
-        total = total_usage(used)
+    def _settle(self, account: NodeAccount, cost: float) -> None:
+        used, reserved = total_usage(account.used), account.reserved
         with self._lock:
-            self._cost += (self._cost_of(backend, total, cost) if used else 0.0) - cost
-            self._tokens += total.prompt_tokens + total.completion_tokens
+            self._cost += (self._cost_of(account.backend, used, cost) if account.used else 0.0) - cost
+            self._tokens += used.prompt_tokens + used.completion_tokens
             self._tokens -= reserved.prompt_tokens + reserved.completion_tokens
 
     def _cost_of(self, backend: BaseBackend, usage: Usage, otherwise: float) -> float:
@@ -116,6 +120,55 @@ class Budget:
         if cost is None:
             cost = backend.cost(msgspec.structs.replace(usage, cached_tokens=0, written_tokens=0))
         return otherwise if cost is None else cost
+
+
+class NodeAccount:
+    """Account of a node's call in a run with budgets. A call that reports no usage, or less than it must have used,
+    keeps its reservation.
+
+    Args:
+        backend: backend that is asked.
+        reserved: maximum usage of the call.
+
+    Attributes:
+        used: usages that count when the call has ended.
+    """
+
+    def __init__(self, backend: BaseBackend, reserved: Usage) -> None:
+        self.backend, self.reserved = backend, reserved
+        self.used: list[Usage] = []
+
+    @contextlib.contextmanager
+    def call(self) -> Iterator[None]:
+        """Context of the call, in which remote backends note what each of their requests did not report."""
+        token = unreported_usages.set(self.used)
+        try:
+            yield
+        except SglError as error:
+            if error.usage is not None:
+                self.used.append(error.usage)
+            elif not isinstance(error, _NOT_MADE):
+                self.used.append(self.reserved)
+            raise
+        except BaseException:  # a timeout or a stop: nobody tells what it had used by then
+            self.used.append(self.reserved)
+            raise
+        finally:
+            unreported_usages.reset(token)
+
+    def answered(self, usages: Iterable[Usage], prompt: Prompt, texts: Sequence[str]) -> bool:
+        """Adds the usages of an answer. Returns False if they can't be true, so that the call keeps its reservation.
+
+        Args:
+            texts: texts of the samples; none for a selection, which generates no text.
+        """
+        self.used += usages
+        total, tokenizer = total_usage(self.used), self.backend.tokenizer
+        if is_credible(total, prompt, texts, tokenizer):
+            return True
+        longest = max(self.reserved.completion_tokens, sum(tokens_of(text, tokenizer) for text in texts))
+        self.used.append(beyond(total, msgspec.structs.replace(self.reserved, completion_tokens=longest)))
+        return False
 
 
 def _over(limit: str, problem: str) -> BudgetError:
@@ -137,16 +190,10 @@ def max_generation_usage(backend: BaseBackend, prompt: Prompt, params: SamplingP
             hint="Set it: gen(max_tokens=…), or run(max_new_tokens=…) for all.",
         )  # fmt: skip
     samples = params.samples
-    return Usage(estimated_tokens(prompt), 0, longest * samples)
+    return Usage(estimated_tokens(prompt, backend.tokenizer), 0, longest * samples)
 
 
-def max_selection_usage(prompt: Prompt, choices: Sequence[str]) -> Usage:
+def max_selection_usage(backend: BaseBackend, prompt: Prompt, choices: Sequence[str]) -> Usage:
     """Upper estimate of a selection's usage."""
-    longest = max((len(choice.encode("utf-8", "replace")) for choice in choices), default=0)
-    return Usage(estimated_tokens(prompt), 0, longest // _BYTES_A_TOKEN + _AROUND_A_CHOICE)
-
-
-def estimated_tokens(prompt: Prompt) -> int:
-    """Number of tokens in a prompt, estimated rather too high than too low."""
-    text = len(prompt.text.encode("utf-8", "replace"))
-    return text // _BYTES_A_TOKEN + 1 + _OF_A_MESSAGE * (len(prompt.messages) + 1) + _OF_AN_IMAGE * len(prompt.images)
+    longest = max((tokens_of(choice, backend.tokenizer) for choice in choices), default=0)
+    return Usage(estimated_tokens(prompt, backend.tokenizer), 0, longest + _AROUND_A_CHOICE)

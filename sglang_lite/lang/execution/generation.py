@@ -14,6 +14,7 @@ from sglang_lite.constraints.matching import validate
 from sglang_lite.lang.backend.base_backend import BaseBackend
 from sglang_lite.lang.backend.node_context import current_node_var
 from sglang_lite.lang.backend.rendering import rerender
+from sglang_lite.lang.backend.token_counts import NOT_CREDIBLE
 from sglang_lite.lang.concurrency.pool import in_pool
 from sglang_lite.lang.execution import blocking_hooks
 from sglang_lite.lang.execution.answer_streams import AnswerStream
@@ -23,6 +24,7 @@ from sglang_lite.lang.execution.repair_prompt import repaired, shows
 from sglang_lite.lang.execution.retries import attempts, check_value, limit
 from sglang_lite.lang.execution.transcript import Reasoned
 from sglang_lite.lang.expressions import GenOptions
+from sglang_lite.lang.results import with_warnings
 from sglang_lite.program.seeds import reseeded
 from sglang_lite.protocol import (
     Constraint,
@@ -204,9 +206,15 @@ async def _ask(
     """Makes one attempt, within the budgets. Returns the samples, in order."""
     backend = player.backend if options.backend is None else options.backend
     prompt = _prompt(player, op, options, attempt)
-    with player.run.within_budget(backend, partial(max_generation_usage, backend, prompt, op.node.params)) as used:
+    most = partial(max_generation_usage, backend, prompt, op.node.params)
+    with player.run.within_budget(backend, most) as account:
         answers = await _call(player, op, options, attempt, on_event, live=live)
-        used += [answer.usage for answer in answers]
+        assert account is not None  # this run has a budget
+        usages, texts = [answer.usage for answer in answers], [answer.text for answer in answers]
+        if op.turn is not None:  # a call for several generations, which its backend has checked
+            account.used += usages
+        elif not account.answered(usages, prompt, texts):
+            answers[0] = msgspec.structs.replace(answers[0], meta=with_warnings(answers[0].meta, NOT_CREDIBLE))
     return answers
 
 

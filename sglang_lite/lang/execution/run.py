@@ -18,7 +18,7 @@ import msgspec
 
 from sglang_lite.lang.backend.base_backend import BaseBackend
 from sglang_lite.lang.concurrency.loop import forks
-from sglang_lite.lang.execution.budget import Budget
+from sglang_lite.lang.execution.budget import Budget, NodeAccount
 from sglang_lite.lang.execution.push_down import PushedBranch, PushedProgram
 from sglang_lite.lang.execution.run_usage import RunUsage
 from sglang_lite.lang.expressions import BaseProgram
@@ -192,26 +192,29 @@ class Run:
         return self._template
 
     @contextlib.contextmanager
-    def within_budget(self, backend: BaseBackend, max_usage: Callable[[], Usage]) -> Iterator[list[Usage]]:
-        """Reserves a call with all budgets; the call is made in the `with` block, as in `Budget.call`.
+    def within_budget(self, backend: BaseBackend, max_usage: Callable[[], Usage]) -> Iterator[NodeAccount | None]:
+        """Reserves a call with all budgets; the call is made in the `with` block. Yields its account, or None without
+        budgets.
 
         Args:
             max_usage: computes the maximum usage of the call.
+
+        Raises:
+            BudgetError: the call could exceed a limit.
         """
         if not self.budgets:
-            yield []
+            yield None
             return
-        needed = max_usage()
+        account = NodeAccount(backend, max_usage())
         with contextlib.ExitStack() as reservations:
             try:
-                used = [reservations.enter_context(budget.call(backend, needed)) for budget in self.budgets]
+                for budget in self.budgets:
+                    reservations.enter_context(budget.reserve(account))
             except BudgetError as error:
                 error.state = self.state()
                 raise
-            usages: list[Usage] = []
-            yield usages
-            for each in used:
-                each += usages
+            with account.call():
+                yield account
 
     def inner_seed(self) -> int | None:
         """Seed for the next program that the body runs by itself, or None if the run has no seed."""

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import msgspec
+
 from sglang_lite.lang.backend.node_context import scores_needed
+from sglang_lite.lang.backend.token_counts import NOT_CREDIBLE
 from sglang_lite.lang.concurrency.pool import in_pool
 from sglang_lite.lang.execution import blocking_hooks
 from sglang_lite.lang.execution.budget import max_selection_usage
@@ -14,6 +18,7 @@ from sglang_lite.lang.execution.generation import set_asked_node
 from sglang_lite.lang.execution.operations import SelectOp
 from sglang_lite.lang.execution.retries import attempts
 from sglang_lite.lang.expressions import only_picks
+from sglang_lite.lang.results import with_warnings
 from sglang_lite.program.choosing import ChoicesDecision, decide
 from sglang_lite.program.nodes import Select
 from sglang_lite.program.seeds import reseeded
@@ -70,8 +75,11 @@ async def aselect(player: Player, op: SelectOp) -> None:
 
 async def _by_hook(player: Player, op: SelectOp) -> ChoicesDecision:
     prompt, choices = player.transcript.prompt(), op.node.choices
-    with player.run.within_budget(player.backend, partial(max_selection_usage, prompt, choices)):
+    most = partial(max_selection_usage, player.backend, prompt, choices)
+    with player.run.within_budget(player.backend, most) as account:
         decision: ChoicesDecision = await in_pool(player.backend.pool, partial(blocking_hooks.select, player, op))
+        if account is not None and not account.answered((), prompt, ()):  # the hook reports no usage
+            decision = replace(decision, meta_info=with_warnings(decision.meta_info or {}, NOT_CREDIBLE))
         return decision
 
 
@@ -134,7 +142,7 @@ async def _select_once(
 ) -> Selection:
     """Asks the backend for scores, within the budgets."""
     prompt, run, backend = player.transcript.prompt(), player.run, player.backend
-    with run.within_budget(backend, partial(max_selection_usage, prompt, texts)) as used:
+    with run.within_budget(backend, partial(max_selection_usage, backend, prompt, texts)) as account:
         try:
             if op.turn is None:
                 selection = await backend.aselect(prompt, texts, unconditional=unconditional)
@@ -144,7 +152,12 @@ async def _select_once(
         except SglError as error:
             run.account.failed([error.usage])
             raise
-        used.append(selection.usage)
+        if account is None:
+            return selection
+        if op.turn is not None or selection.meta.get("calls") == 0:  # chosen without a call of its own
+            account.used.append(selection.usage)
+        elif not account.answered([selection.usage], prompt, ()):
+            return msgspec.structs.replace(selection, meta=with_warnings(selection.meta, NOT_CREDIBLE))
     return selection
 
 

@@ -7,7 +7,7 @@ import pytest
 
 import sglang_lite as sgl
 from sglang_lite import wire
-from sglang_lite.lang.execution.budget import estimated_tokens
+from sglang_lite.lang.backend.token_counts import estimated_tokens
 from sglang_lite.protocol import Message, Prompt, Span, Usage
 from sglang_lite.testing import Say
 

@@ -1,0 +1,99 @@
+"""Counts of tokens where no server reports them: estimates of calls, checks of reported usages, and the account of what
+the calls of a node may have used beyond what they reported."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from sglang_lite.protocol import Prompt, Usage
+
+_BYTES_A_TOKEN: Final = 3  # bytes of a prompt for each token; English has four, source code about three
+_OF_A_MESSAGE: Final = 8  # tokens of markup around a turn
+_OF_AN_IMAGE: Final = 1_500
+# Warning in the metadata of a node.
+NOT_CREDIBLE: Final = "usage: missing, or too small to be true, so the budget counts the call at its longest"
+
+
+class Tokenizer(Protocol):
+    """Tokenizer of a model, with the interface of `tiktoken.encoding_for_model(…)`."""
+
+    def encode(self, text: str) -> Sequence[int]:
+        """Token ids of a text."""
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Text of token ids."""
+
+
+def tokens_of(text: str, tokenizer: Tokenizer | None) -> int:
+    """Number of tokens of a text: counted by the model's tokenizer, or else estimated rather too high than too low."""
+    if tokenizer is not None:
+        return _count(tokenizer, text)
+    return len(text.encode("utf-8", "replace")) // _BYTES_A_TOKEN + 1
+
+
+def estimated_tokens(prompt: Prompt, tokenizer: Tokenizer | None = None) -> int:
+    """Number of tokens of a prompt, as text or as messages, with the markup of its turns and its images. See
+    `tokens_of`."""
+    text = max(tokens_of(each, tokenizer) for each in (prompt.text, "\n".join(_turns(prompt))))
+    return text + _OF_A_MESSAGE * (len(prompt.messages) + 1) + _OF_AN_IMAGE * len(prompt.images)
+
+
+def is_credible(reported: Usage, prompt: Prompt, texts: Iterable[str], tokenizer: Tokenizer | None) -> bool:
+    """Returns True if a call may have used no more than it reported: at least the tokens of the conversation and of the
+    answers by the model's tokenizer, or else a token a word, as no tokenizer has fewer."""
+    conversation = _turns(prompt) or [prompt.text]
+    sent, answered = (sum(_least_tokens(text, tokenizer) for text in each) for each in (conversation, texts))
+    return reported.prompt_tokens >= max(sent, 1) and reported.completion_tokens >= answered
+
+
+def _turns(prompt: Prompt) -> list[str]:
+    return [part for message in prompt.messages for part in message.content if isinstance(part, str)]
+
+
+def _least_tokens(text: str, tokenizer: Tokenizer | None) -> int:
+    return len(text.split()) if tokenizer is None else _count(tokenizer, text.strip())
+
+
+def _count(tokenizer: Tokenizer, text: str) -> int:
+    encode = getattr(tokenizer, "encode_ordinary", tokenizer.encode)  # tiktoken's `encode` refuses names of specials
+    return len(encode(text))
+
+
+def beyond(reported: Usage, possible: Usage) -> Usage:
+    """Tokens of a call that is taken to have used `possible`, beyond those that it reported."""
+    return Usage(
+        max(possible.prompt_tokens - reported.prompt_tokens, 0), 0,
+        max(possible.completion_tokens - reported.completion_tokens, 0),
+    )  # fmt: skip
+
+
+# Usages that calls of the node being asked may have had and that neither an answer nor an error of theirs carries; None
+# outside a run with a budget.
+unreported_usages: ContextVar[list[Usage] | None] = ContextVar("sglang_lite_unreported_usages", default=None)
+
+
+def note_unreported(usage: Usage, times: int = 1) -> None:
+    """Adds a usage to those of the node being asked."""
+    usages = unreported_usages.get()
+    if usages is not None:
+        usages += [usage] * times
+
+
+@dataclass(slots=True)
+class SentRequests:
+    """Requests that a call has made, each retry of an SDK included.
+
+    Attributes:
+        tried: number of requests that were begun.
+        processed: number of those that a server may have processed: they were sent, and not refused.
+    """
+
+    tried: int = 0
+    processed: int = 0
+
+
+# Requests of the call being made; None where nobody counts them.
+sent_requests: ContextVar[SentRequests | None] = ContextVar("sglang_lite_sent_requests", default=None)
