@@ -31,7 +31,6 @@ from statistics import median
 from typing import Any
 
 import httpx2
-import uvicorn
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
@@ -42,6 +41,7 @@ from sglang_lite.bench.scripted_core import scripted_engine
 from sglang_lite.protocol import Delta, SamplingParams
 from sglang_lite.runtime.config import DEFAULT_MODEL
 from sglang_lite.server.app import application
+from sglang_lite.server.http_server import HttpServer
 from sglang_lite.server.settings import ServerSettings
 
 SECTIONS = ("events", "first", "streams", "program", "decisions")
@@ -51,10 +51,9 @@ _DELAY_S = 0.02
 @contextlib.contextmanager
 def serving(engine: sgl.Engine) -> Iterator[str]:
     """A server of an engine on a thread, with the command's settings."""
-    config = uvicorn.Config(
-        application(engine, ServerSettings()), port=0, log_config=None, access_log=False, server_header=False,
-    )  # fmt: skip
-    server, ready = uvicorn.Server(config), threading.Event()
+    settings = ServerSettings(max_connections_per_client=1024)
+    server, ready = HttpServer(application(engine, settings), settings), threading.Event()
+    config = server.config
 
     async def serve() -> None:
         config.load()

@@ -93,6 +93,7 @@ def over_http(folder: Path, *, interval_ms: float, streams: int, tokens: int, re
         sys.executable, "-m", "sglang_lite.launch_server", "--model", str(folder), "--load-format", "dummy",
         "--port", "0", "--max-total-tokens", "300000", "--seed", "0", "--chat-template", TEMPLATE,
         "--stream-interval-ms", str(interval_ms), "--log-level", "error",
+        "--max-connections", "8192", "--max-connections-per-client", "8192",
     ]  # fmt: skip
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None

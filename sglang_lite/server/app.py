@@ -5,12 +5,10 @@ from __future__ import annotations
 import contextlib
 import gc
 import logging
-import math
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
-import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -24,16 +22,13 @@ from sglang_lite.protocol.anything import UserValue
 from sglang_lite.server import metrics, models, native, openapi
 from sglang_lite.server.anthropic import messages
 from sglang_lite.server.errors import MethodError, NotFoundError, Protocol
-from sglang_lite.server.http.pipelining import PipelinedConnection
 from sglang_lite.server.http.sockets import bound
+from sglang_lite.server.http_server import HttpServer
 from sglang_lite.server.openai import chat, completions, decisions, embeddings, pooling, responses, score
 from sglang_lite.server.programs import program, rows
 from sglang_lite.server.routes import Endpoint, Gate, HttpRequest, Route, answer, refusal, request_id_of
 from sglang_lite.server.service import Service
 from sglang_lite.server.settings import ServerSettings, warn_if_exposed
-
-logger = logging.getLogger("sglang_lite.server")
-_IDLE_S = 75  # longest idle time of a connection; longer than a gateway's, so that the gateway closes first
 
 
 async def _document(_: Service, __: HttpRequest) -> Response:
@@ -154,18 +149,7 @@ def serve(
     logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     warn_if_exposed(settings)
     with Engine(**engine_settings) as engine, contextlib.closing(listening):
-        config = uvicorn.Config(
-            application(engine, settings),
-            http=PipelinedConnection,
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            proxy_headers=False,  # the server doesn't use client addresses
-            timeout_keep_alive=_IDLE_S,
-            timeout_graceful_shutdown=math.ceil(settings.drain_s),
-            lifespan="on",
-        )
-        server = _Server(config)
+        server = HttpServer(application(engine, settings), settings)
         with contextlib.suppress(SglError):  # the first conversation reports the error
             engine.chat_template()  # imports the template engine
         gc.collect()
@@ -175,14 +159,3 @@ def serve(
         announce(f"Serving {settings.served_model_name or engine.model_name} at http://{host}:{port}")
         server.run(sockets=[listening])
     return 0
-
-
-class _Server(uvicorn.Server):
-    """uvicorn server that ends at once at a second signal of any kind."""
-
-    def handle_exit(self, sig: int, frame: Any) -> None:
-        self.force_exit = self.should_exit  # uvicorn would also raise the signal again at its end
-        self.should_exit = True
-        if self.force_exit:  # uvicorn would log a traceback for each open request
-            logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
-            logger.warning("second signal: open requests are ended now")

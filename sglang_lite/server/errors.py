@@ -46,8 +46,16 @@ class TooLargeError(SglError):
     """Refusal of a request whose body is too large."""
 
 
-class SlowBodyError(SglError):
-    """Refusal of a request whose body doesn't arrive in time."""
+class SlowRequestError(SglError):
+    """Refusal of a request whose headers or body don't arrive in time."""
+
+
+class LongUrlError(SglError):
+    """Refusal of a request whose address is too long."""
+
+
+class LargeHeadersError(SglError):
+    """Refusal of a request whose headers are too large or too many."""
 
 
 class RateLimitError(SglError):
@@ -74,7 +82,9 @@ _TABLE: tuple[tuple[type[SglError], ErrorStatus], ...] = (  # the first matching
     (NotFoundError, ErrorStatus(404, "not_found_error", "not_found_error", "not_found")),
     (MethodError, ErrorStatus(405, "invalid_request_error", "invalid_request_error", "method_not_allowed")),
     (TooLargeError, ErrorStatus(413, "invalid_request_error", "request_too_large", "request_too_large")),
-    (SlowBodyError, ErrorStatus(408, "invalid_request_error", "invalid_request_error", "request_timeout")),
+    (SlowRequestError, ErrorStatus(408, "invalid_request_error", "invalid_request_error", "request_timeout")),
+    (LongUrlError, ErrorStatus(414, "invalid_request_error", "request_too_large", "url_too_long")),
+    (LargeHeadersError, ErrorStatus(431, "invalid_request_error", "request_too_large", "headers_too_large")),
     (RateLimitError, ErrorStatus(429, "rate_limit_error", "rate_limit_error", "rate_limit_exceeded", 1)),
     (CapabilityError, ErrorStatus(400, "invalid_request_error", "invalid_request_error", "unsupported")),
     (ParameterError, _BAD),
@@ -130,7 +140,7 @@ def content_of(error: SglError, protocol: Protocol, request_id: str | None = Non
 
 def headers_of(error: SglError) -> Mapping[str, str]:
     """Headers to add to the response for an error."""
-    if isinstance(error, SlowBodyError):
+    if isinstance(error, SlowRequestError):
         return {"connection": "close"}  # later parts of the body would be read as the next request
     after = status_of(error).retry_after_s
     return {} if after is None else {"retry-after": str(after)}

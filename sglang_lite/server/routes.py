@@ -173,16 +173,18 @@ class Endpoint:
             key = self._gate.key_of(request, route)
             with self._gate.count_open(key, route.counts_as_open):
                 service = self._service()
+                settings = service.settings
+                most = int(settings.max_body_mb * 2**20)
                 call = HttpRequest(
-                    await read_bytes(request, int(service.settings.max_body_mb * 2**20)),
+                    await read_bytes(request, most, settings.body_timeout_s),
                     request.path_params,
                     request.query_params,
                     request.headers,
                     request_id,
                     key,
-                    Limits(int(service.settings.max_body_mb * 2**20), service.settings.max_depth, _MOST_ITEMS),
+                    Limits(most, settings.max_depth, _MOST_ITEMS),
                     unused=[name for name in request.query_params if name not in (*route.query, *_QUERY_NEUTRAL)],
-                    reports=service.settings.unknown_fields == "report",
+                    reports=settings.unknown_fields == "report",
                 )
                 await until_disconnected(self._handle(service, call, protocol, scope, receive, send), receive)
         except SglError as error:

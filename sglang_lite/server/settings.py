@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import logging
+import math
 import re
 from dataclasses import dataclass
 from typing import Literal
@@ -41,6 +42,12 @@ class ServerSettings:
             is joined.
         max_body_mb: largest body of a request, in MiB.
         max_depth: deepest nesting of lists and objects in a body.
+        body_timeout_s: seconds that the whole body of a request may take to arrive.
+        max_head_kb: largest address and headers of a request, in KiB.
+        max_header_lines: most header lines of a request.
+        head_timeout_s: seconds that the address and headers of a request may take to arrive.
+        max_connections: most connections open at the same time.
+        max_connections_per_client: most connections of one client's address open at the same time.
         max_open: most requests open at the same time.
         max_open_per_key: most requests of one key open at the same time.
         program_max_tokens: most tokens that all generations of a program may produce.
@@ -67,6 +74,12 @@ class ServerSettings:
     stream_interval_ms: float = 0.0
     max_body_mb: float = 32.0
     max_depth: int = 64
+    body_timeout_s: float = 60.0
+    max_head_kb: float = 64.0
+    max_header_lines: int = 100
+    head_timeout_s: float = 10.0
+    max_connections: int = 1024
+    max_connections_per_client: int = 256
     max_open: int = 4096
     max_open_per_key: int = 4096
     program_max_tokens: int = 1_000_000
@@ -83,12 +96,16 @@ class ServerSettings:
         if not 0 <= self.port < 65536:
             raise ParameterError("port", f"{self.port} is not between 0 and 65535.")
         for name in (
-            "max_body_mb", "max_depth", "max_open", "max_open_per_key", "program_max_tokens", "program_max_nodes",
-            "program_max_branches", "program_max_s",
+            "max_body_mb", "max_depth", "body_timeout_s", "max_head_kb", "max_header_lines", "head_timeout_s",
+            "max_connections", "max_connections_per_client", "max_open", "max_open_per_key", "program_max_tokens",
+            "program_max_nodes", "program_max_branches", "program_max_s",
         ):  # fmt: skip
-            if not getattr(self, name) > 0:
-                raise ParameterError(name, f"{getattr(self, name)} is not greater than 0.")
-        for name, most in (("stream_interval_ms", 60_000), ("drain_s", 86_400), ("health_timeout_s", 86_400)):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ParameterError(name, f"{getattr(self, name)} is not a number greater than 0.")
+        for name, most in (
+            ("stream_interval_ms", 60_000), ("drain_s", 86_400), ("health_timeout_s", 86_400),
+            ("body_timeout_s", 86_400), ("head_timeout_s", 86_400),
+        ):  # fmt: skip
             if not 0 <= getattr(self, name) <= most:
                 raise ParameterError(name, f"{getattr(self, name)} is not between 0 and {most:,}.")
         for key in (*self.api_key, *(() if self.admin_api_key is None else (self.admin_api_key,))):

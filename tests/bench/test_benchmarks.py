@@ -14,6 +14,7 @@ pytestmark = pytest.mark.slow
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 SMALL = {
+    "attacks.py": ["--seconds", "0.2", "--attacks", "idle"],
     "compiled.py": ["--rows", "4", "--repeat", "1", "--own", "8", "--programs", "4", "--tokens", "1"],
     "constrained.py": ["--systems", "sglang_lite", "--tokens", "4"],
     "constrained_gpu.py": ["--help"],  # it needs a GPU

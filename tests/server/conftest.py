@@ -7,13 +7,12 @@ import threading
 import httpx2
 import pytest
 import torch
-import uvicorn
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import sglang_lite as sgl
 from sglang_lite.server.app import application
-from sglang_lite.server.http.pipelining import PipelinedConnection
+from sglang_lite.server.http_server import HttpServer
 from sglang_lite.server.settings import ServerSettings
 
 TEMPLATE = (
@@ -30,13 +29,10 @@ class Running:
     """A server that listens on a thread of its own."""
 
     def __init__(self, engine, **settings):
-        app = application(engine, ServerSettings(**settings))
+        told = ServerSettings(**settings)
+        self._server = HttpServer(application(engine, told), told)
         # However slow this machine is, no connection is closed that a client would use again.
-        config = uvicorn.Config(
-            app, port=0, log_config=None, access_log=False, timeout_keep_alive=600, http=PipelinedConnection
-        )
-        self._server = uvicorn.Server(config)
-        self._server.install_signal_handlers = lambda: None
+        self._server.config.timeout_keep_alive = 600
         self._thread = threading.Thread(target=asyncio.run, args=(self._serve(),))
         self._listening = threading.Event()
         self._thread.start()
@@ -100,7 +96,7 @@ def engine(folder):
 
 @pytest.fixture(scope="session")
 def url(engine):
-    with serving(engine) as url:
+    with serving(engine, max_connections_per_client=1024) as url:
         yield url
 
 

@@ -5,43 +5,48 @@ from __future__ import annotations
 
 import asyncio
 import re
-from typing import Final, TypeVar
+from typing import TypeVar
 
 import msgspec
 from starlette.requests import Request
 
 from sglang_lite.protocol import ParameterError, WireError
 from sglang_lite.protocol.anything import Json
-from sglang_lite.server.errors import SlowBodyError, TooLargeError
+from sglang_lite.server.errors import SlowRequestError, TooLargeError
 from sglang_lite.wire.limits import Limits
 from sglang_lite.wire.scan import scan_json
 
 T = TypeVar("T")
-LONGEST_WAIT_S: Final = 60.0  # for the next part of a body
 _PLACE = re.compile(r" - at `(?:key in )?\$\.?(.*?)`$")
 
 
-async def read_bytes(request: Request, most: int) -> bytes:
+async def read_bytes(request: Request, most: int, seconds: float) -> bytes:
     """Body of a request.
 
     Raises:
-        TooLargeError: the body has more than `most` bytes; the rest is not read.
-        SlowBodyError: no further part of the body arrives for `LONGEST_WAIT_S`.
+        TooLargeError: the body has more than `most` bytes, or is announced to have; the rest is not read.
+        SlowRequestError: the body has not arrived after `seconds`.
     """
-    parts, size, loop = [], 0, asyncio.get_running_loop()
+    if int(request.headers.get("content-length", 0)) > most:
+        raise _too_large(most)
+    parts, size = [], 0
     try:
-        async with asyncio.timeout(LONGEST_WAIT_S) as timer:  # the request counts as open in the meantime
+        async with asyncio.timeout(seconds):  # the request counts as open in the meantime
             async for part in request.stream():
                 size += len(part)
                 if size > most:
-                    told = f"the body is larger than {most:,} bytes."
-                    raise TooLargeError(told, hint="Send less, or raise max_body_mb.")
+                    raise _too_large(most)
                 parts.append(part)
-                timer.reschedule(loop.time() + LONGEST_WAIT_S)
     except TimeoutError:
-        told = f"no more of the body arrived for {LONGEST_WAIT_S:g} seconds."
-        raise SlowBodyError(told, hint="Send as many bytes as Content-Length says.") from None
+        told = f"the body did not arrive within {seconds:g} seconds."
+        raise SlowRequestError(
+            told, hint="Send as many bytes as Content-Length says, or raise body_timeout_s."
+        ) from None
     return b"".join(parts)
+
+
+def _too_large(most: int) -> TooLargeError:
+    return TooLargeError(f"the body is larger than {most:,} bytes.", hint="Send less, or raise max_body_mb.")
 
 
 def parse_object(data: bytes, limits: Limits) -> dict[str, Json]:

@@ -247,7 +247,10 @@ class _Replica(_Worker):
 
     def _started(self, url: str, listening: socket.socket) -> TiedProcess | None:
         environment = {} if self._device is None else {"CUDA_VISIBLE_DEVICES": self._device}
-        settings = dataclasses.asdict(dataclasses.replace(self._settings, host="127.0.0.1", port=0))
+        settings = dataclasses.asdict(dataclasses.replace(
+            self._settings, host="127.0.0.1", port=0,
+            max_connections_per_client=self._settings.max_connections,  # the gateway is the only client
+        ))  # fmt: skip
         content = {"descriptor": listening.fileno(), "settings": settings, "engine": dict(self._engine)}
         with self._lock:  # otherwise `kill` could miss the process
             if self.over.is_set():

@@ -1,0 +1,214 @@
+"""HTTP/1.1 protocol of uvicorn within limits: what a client can make the server keep or wait for before a handler runs.
+
+uvicorn's own settings don't bound it: `limit_concurrency` counts only requests whose headers are complete,
+`timeout_keep_alive` runs only after an answer, and httptools has no limit of a head's size.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from http import HTTPStatus
+from typing import Any, Final
+
+import msgspec
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from sglang_lite.protocol import OverloadedError, SglError, WireError
+from sglang_lite.server.errors import (
+    LargeHeadersError,
+    LongUrlError,
+    RateLimitError,
+    SlowRequestError,
+    TooLargeError,
+    content_of,
+    headers_of,
+    status_of,
+)
+from sglang_lite.server.settings import ServerSettings
+
+_MOST_QUEUED: Final = 16  # requests that a client sends ahead of their answers
+_MOST_PARTS: Final = 1000  # chunks of a body; more need `_LEAST_PART` bytes on average, as each takes the same time
+_LEAST_PART: Final = 64
+
+
+class Connection(HttpToolsProtocol):
+    """Connection of a client, closed if the client exceeds a limit.
+
+    Also notifies all of its open requests when its client disconnects (RFC 9112, 9.3.2). uvicorn notifies only the last
+    one, and the one being answered would run to its end.
+
+    Args:
+        settings: settings of the server, with the limits.
+        clients: number of connections of each client's address, shared by all connections of a server.
+        arguments, options: uvicorn's own.
+    """
+
+    def __init__(
+        self,
+        *arguments: Any,  # uvicorn's own
+        settings: ServerSettings,
+        clients: Counter[str],
+        **options: Any,  # uvicorn's own
+    ) -> None:
+        super().__init__(*arguments, **options)
+        self._settings, self._clients = settings, clients
+        self._most = int(settings.max_head_kb * 1024)
+        self._address = ""
+        self._requests: list[RequestResponseCycle] = []
+        self._head = self._lines = 0  # bytes and lines of the head of the request that is being read
+        self._parts = self._size = 0  # of its body so far: parts that the parser has passed on, and their bytes
+        self._unparsed = 0  # bytes that the parser has kept to itself
+        self._begun = self._in_body = False  # of the request that is being read
+        self._refused: SglError | None = None  # why the parser was stopped
+        self._timer: asyncio.TimerHandle | None = None
+
+    # ------------------------------------------------------------------------------------------ the connection
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn's own
+        super().connection_made(transport)
+        self._address = self.client[0] if self.client else ""
+        self._clients[self._address] += 1
+        settings = self._settings
+        if len(self.connections) > settings.max_connections:
+            told = f"{settings.max_connections:,} connections are open, which is the limit."
+            self._refuse(OverloadedError(told, hint="Try again later."))
+        elif self._clients[self._address] > settings.max_connections_per_client:
+            told = f"{settings.max_connections_per_client:,} connections of this client are open, which is the limit."
+            self._refuse(RateLimitError(told, hint="Use connections again, or try again later."))
+        else:
+            self._set_timer()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._cancel_timer()
+        self._clients[self._address] -= 1
+        if not self._clients[self._address]:
+            del self._clients[self._address]
+        super().connection_lost(exc)
+        for each in self._requests:
+            each.disconnected = each.disconnected or not each.response_complete
+            each.message_event.set()
+
+    def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return
+        self._unparsed += len(data)
+        super().data_received(data)
+        if self._unparsed > self._most:
+            self._refuse(self._too_large())
+        elif self._timer is None and (self._in_body or not self._answering):
+            self._set_timer()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._timer is None and self._begun and not self._answering:  # the next head has come in part
+            self._set_timer()
+
+    @property
+    def _answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    # ------------------------------------------------------------------------------------- the parser's callbacks
+
+    def on_message_begin(self) -> None:
+        self._head = self._lines = self._parts = self._size = 0
+        self._begun = True
+        super().on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        self._add_to_head(len(url))
+        if self._head > self._most:
+            told = f"the address is longer than {self._most:,} bytes."
+            raise self._stop(LongUrlError(told, hint="Send the text in a body, or raise max_head_kb."))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Reads a header, or a trailer behind the body."""
+        self._lines += 1
+        self._add_to_head(len(name) + len(value))
+        if self._head > self._most:
+            raise self._stop(self._too_large())
+        if self._lines > self._settings.max_header_lines:
+            told = f"the request has more than {self._settings.max_header_lines:,} header lines."
+            raise self._stop(LargeHeadersError(told, hint="Send fewer, or raise max_header_lines."))
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        if len(self.pipeline) >= _MOST_QUEUED:
+            told = f"{_MOST_QUEUED} requests wait for their turn on this connection."
+            raise self._stop(RateLimitError(told, hint="Read the answers first."))
+        self._cancel_timer()
+        self._unparsed = 0
+        self._in_body = True
+        before = self.cycle
+        super().on_headers_complete()
+        if self.cycle is not before:
+            self._requests = [each for each in self._requests if not each.response_complete]
+            self._requests.append(self.cycle)
+
+    def on_body(self, body: bytes) -> None:
+        self._unparsed = 0
+        self._parts += 1
+        self._size += len(body)
+        if self._parts > _MOST_PARTS + self._size // _LEAST_PART:
+            told = f"the body has more than {_MOST_PARTS:,} chunks of less than {_LEAST_PART} bytes."
+            raise self._stop(TooLargeError(told, hint="Send it in larger chunks."))
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._cancel_timer()
+        self._unparsed = 0
+        self._begun = self._in_body = False
+        super().on_message_complete()
+
+    def _add_to_head(self, count: int) -> None:
+        self._head += count
+        self._unparsed = 0
+
+    def _too_large(self) -> SglError:
+        told = f"the headers are larger than {self._most:,} bytes."
+        return LargeHeadersError(told, hint="Send less, or raise max_head_kb.")
+
+    def _stop(self, error: SglError) -> SglError:
+        """Error for a callback to raise: it stops the parser, and `send_400_response` is called."""
+        self._refused = error
+        return error
+
+    # ------------------------------------------------------------------------------------------------ the end
+
+    def _set_timer(self) -> None:
+        """Limits the time to the end of the request's head, or else of its body."""
+        seconds = self._settings.body_timeout_s if self._in_body else self._settings.head_timeout_s
+        self._timer = self.loop.call_later(seconds, self._end_late)
+
+    def _cancel_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _end_late(self) -> None:
+        self._timer = None
+        if self._answering:  # the handler has the same limit for the body
+            return
+        if self._begun and not self._in_body:
+            told = f"the headers did not arrive within {self._settings.head_timeout_s:g} seconds."
+            self._refuse(SlowRequestError(told, hint="End them with an empty line."))
+        else:
+            self.transport.close()
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuses data at which the parser has stopped."""
+        self._refuse(self._refused or WireError(msg))
+
+    def _refuse(self, error: SglError) -> None:
+        """Answers the request that is being read with an error, and closes. Only closes if it has an answer, or if an
+        earlier one has none: the error would be taken for that, or for a part of it."""
+        present = self.cycle if self._in_body else None
+        due = [each for each in self._requests if each is not present and not each.response_complete]
+        if not (due or (present and present.response_started) or self.transport.is_closing()):
+            status, body = status_of(error).status, msgspec.json.encode(content_of(error, "native"))
+            lines = [f"HTTP/1.1 {status} {HTTPStatus(status).phrase}", "content-type: application/json"]
+            lines += [f"{name}: {value}" for name, value in headers_of(error).items() if name != "connection"]
+            lines += [f"content-length: {len(body)}", "connection: close", "", ""]
+            self.transport.write("\r\n".join(lines).encode() + body)
+        self.transport.close()

@@ -1,0 +1,212 @@
+"""A connection without a key makes the server keep little, and wait for nothing for long."""
+
+import contextlib
+import json
+import socket
+import tracemalloc
+from functools import partial
+
+import httpx2
+import pytest
+
+from sglang_lite.protocol import ParameterError
+from sglang_lite.server.settings import ServerSettings
+from tests.server.conftest import serving
+from tests.waiting import until
+
+KEY = ("secret",)  # which no request here has
+GET = b"GET /ping HTTP/1.1\r\nHost: localhost\r\n"
+POST = b"POST /generate HTTP/1.1\r\nHost: localhost\r\n"
+
+
+def connected(url, address="127.0.0.1"):
+    port = int(url.rsplit(":", 1)[1])
+    return socket.create_connection(("127.0.0.1", port), timeout=60, source_address=(address, 0))
+
+
+def rest(connection):
+    """Everything that comes until the server closes."""
+    parts = []
+    with contextlib.suppress(ConnectionResetError):  # it closes before it has read all
+        while part := connection.recv(65536):
+            parts.append(part)
+    return b"".join(parts)
+
+
+def answered(url, *parts, address="127.0.0.1"):
+    """Answer to bytes, of which the server may not read the end."""
+    with connected(url, address) as connection:
+        with contextlib.suppress(ConnectionResetError, BrokenPipeError):
+            for part in parts:
+                connection.sendall(part)
+        return rest(connection)
+
+
+def refused(answer, status):
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 %d " % status), head
+    assert b"connection: close" in head.lower()
+    error = json.loads(body)["error"]
+    assert error["code"] == status
+    return error["message"]
+
+
+@pytest.fixture(scope="module")
+def locked(engine):
+    with serving(engine, api_key=KEY) as url:
+        yield url
+
+
+CHUNKED = b"Transfer-Encoding: chunked\r\n\r\n"
+ENDLESS = {
+    "a header": (POST + b"X: ", b"a" * 65536, 431),
+    "headers": (POST, b"X: y\r\n" * 10000, 431),
+    "the name of a header": (POST, b"a" * 65536, 431),
+    "an address": (b"GET /", b"a" * 65536, 414),
+    "a query": (b"GET /ping?", b"a=b&" * 16384, 414),
+    "a trailer": (POST + CHUNKED + b"0\r\nX: ", b"a" * 65536, 401),
+    "an extension of a chunk": (POST + CHUNKED + b"1;a=", b"a" * 65536, 401),
+    "lines before a request": (b"", b"\r\n" * 32768, 431),
+}
+
+
+@pytest.mark.parametrize(("begin", "more", "status"), ENDLESS.values(), ids=ENDLESS)
+def test_what_has_no_end_takes_no_memory(locked, begin, more, status):
+    """A request that is already refused for want of a key is only closed."""
+    tracemalloc.start()
+    with connected(locked) as connection:
+        with pytest.raises((ConnectionResetError, BrokenPipeError)):
+            connection.sendall(begin)
+            for _ in range(1000):  # 64 MB
+                connection.sendall(more)
+        answer = rest(connection)
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < 3_000_000
+    if answer:  # the reset may overtake it
+        assert answer.startswith(b"HTTP/1.1 %d " % status)
+        assert answer.count(b"HTTP/1.1") == 1
+    assert httpx2.get(f"{locked}/ping").status_code == 200
+
+
+@pytest.mark.parametrize(("head", "status", "told"), [
+    (GET + b"X: " + b"a" * 70_000 + b"\r\n", 431, "larger than 65,536 bytes"),
+    (GET + b"".join(b"X%d: %b\r\n" % (i, b"a" * 1000) for i in range(80)), 431, "larger than 65,536 bytes"),
+    (GET + b"X: y\r\n" * 100, 431, "more than 100 header lines"),
+    (b"GET /" + b"a" * 70_000 + b" HTTP/1.1\r\nHost: localhost\r\n", 414, "longer than 65,536 bytes"),
+])  # fmt: skip
+def test_a_head_over_a_limit_is_an_answer_that_names_it(locked, head, status, told):
+    assert told in refused(answered(locked, head + b"\r\n"), status)
+
+
+def test_a_head_at_the_limits_is_served(locked):
+    close = b"Connection: close\r\n\r\n"
+    for head in (
+        GET + b"X: y\r\n" * 98,
+        GET + b"X: " + b"a" * 65_000 + b"\r\n",
+        b"GET /ping?" + b"a" * 65_000 + b" HTTP/1.1\r\nHost: localhost\r\n",
+    ):
+        assert answered(locked, head + close).startswith(b"HTTP/1.1 200"), head[:40]
+
+
+@pytest.mark.parametrize("begun", [b"GET /pi", GET, POST + b"Content-Length", GET + b"X: "])
+def test_a_head_that_does_not_come_is_given_up(engine, begun):
+    """A connection on which nothing has come in that time is closed without an answer, and here tried again."""
+    with serving(engine, head_timeout_s=0.05) as url:
+        for before in (b"", GET + b"\r\n"):
+            answer = until(partial(answered, url, before, begun))
+            assert answer.count(b"HTTP/1.1 200") == bool(before)
+            assert "did not arrive within 0.05 seconds" in refused(answer[answer.rindex(b"HTTP/1.1") :], 408)
+
+
+@pytest.mark.parametrize("begun", [b"", b"\r\n"])
+def test_a_connection_on_which_no_request_comes_is_closed(engine, begun):
+    with serving(engine, head_timeout_s=0.05) as url:
+        assert answered(url, begun) == b""
+
+
+def test_a_body_that_does_not_come_as_a_whole_is_given_up(engine):
+    """Also one of which a part comes now and then; and behind an answer that did not wait for it."""
+    body = POST + CHUNKED
+    with serving(engine, body_timeout_s=0.05) as url, connected(url) as connection:
+        connection.sendall(body)
+        with contextlib.suppress(ConnectionResetError, BrokenPipeError):
+            until(lambda: connection.sendall(b"1\r\na\r\n"), looks=1000)
+        assert rest(connection).startswith(b"HTTP/1.1 408")
+    with serving(engine, body_timeout_s=0.05, api_key=KEY) as url, connected(url) as connection:
+        connection.sendall(body)
+        answer = rest(connection)
+        assert answer.startswith(b"HTTP/1.1 401")
+        assert answer.count(b"HTTP/1.1") == 1
+
+
+def test_a_body_that_says_it_is_too_large_is_refused_before_it_comes(engine):
+    with serving(engine, max_body_mb=1) as url, connected(url) as connection:
+        connection.sendall(POST + b"Expect: 100-continue\r\nContent-Length: 1048577\r\n\r\n")
+        assert connection.recv(12) == b"HTTP/1.1 413"
+        connection.sendall(b"a" * 1048577 + GET + b"Connection: close\r\n\r\n")  # it can still be used
+        assert rest(connection).count(b"HTTP/1.1 200") == 1
+
+
+def test_connections_over_a_limit_are_told_to_come_again(engine):
+    with serving(engine, max_connections=5, max_connections_per_client=3) as url, contextlib.ExitStack() as stack:
+
+        def open_one(address):
+            connection = stack.enter_context(connected(url, address))
+            connection.sendall(GET + b"\r\n")
+            return connection
+
+        def status(connection):
+            return connection.recv(4096)[9:12]
+
+        first = [open_one("127.0.0.2") for _ in range(3)]
+        assert {status(each) for each in first} == {b"200"}
+        told = answered(url, address="127.0.0.2")
+        assert "3 connections of this client" in refused(told, 429)
+        assert b"retry-after: 1" in told
+        assert [status(open_one("127.0.0.3")) for _ in range(2)] == [b"200"] * 2
+        told = answered(url, address="127.0.0.4")
+        assert "5 connections are open" in refused(told, 503)
+        assert b"retry-after: 1" in told
+        for each in first:
+            each.sendall(GET + b"\r\n")  # those that are open are served
+            assert status(each) == b"200"
+            each.close()
+
+        def room():
+            return answered(url, GET + b"Connection: close\r\n\r\n", address="127.0.0.2").startswith(b"HTTP/1.1 200")
+
+        until(room)
+
+
+def test_a_body_of_tiny_chunks_is_refused(engine, locked):
+    with serving(engine) as url:
+        assert "1,000 chunks" in refused(answered(url, POST + CHUNKED, b"1\r\na\r\n" * 2000), 413)
+        larger = b"".join(b"40\r\n%b\r\n" % (b"a" * 64) for _ in range(2000))
+        close = POST + b"Connection: close\r\n" + CHUNKED
+        assert answered(url, close, larger, b"0\r\n\r\n").startswith(b"HTTP/1.1 400")
+    with connected(locked) as connection:
+        connection.sendall(POST + CHUNKED)
+        assert connection.recv(12) == b"HTTP/1.1 401"
+        connection.sendall(b"1\r\na\r\n" * 2000)
+        assert b"HTTP/1.1" not in rest(connection)
+
+
+def test_requests_sent_ahead_without_end_are_closed(locked):
+    with connected(locked) as connection, pytest.raises((ConnectionResetError, BrokenPipeError)):
+        for _ in range(10_000):
+            connection.sendall(POST + b"\r\n" + b"GET / HTTP/1.1\r\n\r\n" * 1000)
+
+
+def test_a_request_behind_another_that_is_answered_does_not_write_into_the_answer(locked):
+    answer = answered(locked, GET + b"\r\n" + GET + b"X: y\r\n" * 200 + b"\r\n")
+    assert answer == b"" or answer.startswith((b"HTTP/1.1 200", b"HTTP/1.1 431"))
+    assert answer.count(b"HTTP/1.1") <= 2
+
+
+@pytest.mark.parametrize("name", ["max_head_kb", "max_header_lines", "head_timeout_s", "body_timeout_s",
+                                  "max_connections", "max_connections_per_client"])  # fmt: skip
+@pytest.mark.parametrize("value", [0, -1, float("nan"), float("inf")])
+def test_a_limit_is_a_number_greater_than_0(name, value):
+    with pytest.raises(ParameterError, match=name):
+        ServerSettings(**{name: value})
