@@ -3,6 +3,7 @@
 A worker of pytest that got a signal would end, and its run with it.
 """
 
+import contextlib
 import importlib
 import inspect
 import json
@@ -29,6 +30,17 @@ def send(pid, number):
     while (above := _parent(above)) != os.getpid():
         assert above > 1, f"process {pid} is not below this one"
     os.kill(pid, number)
+
+
+@contextlib.contextmanager
+def stopped(pid):
+    """Has a child of this process stand still."""
+    send(pid, signal.SIGSTOP)
+    try:
+        os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOWAIT)
+        yield
+    finally:
+        send(pid, signal.SIGCONT)
 
 
 def _parent(pid):

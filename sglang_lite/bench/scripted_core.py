@@ -57,6 +57,8 @@ class ScriptedCore:
         write: function that returns the text of each token.
     """
 
+    responds = True  # unlike a process that is stopped
+
     def __init__(self, model: str, step_s: float, write: Callable[[], str] = "a ".__str__) -> None:
         self.config = EngineConfig(model=model)
         path: Path = resolve(model, None)

@@ -8,13 +8,15 @@ import ctypes
 import errno
 import os
 import socket
+import struct
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
-from sglang_lite.engine.frames import HEADER, MOST_BYTES
+from sglang_lite.engine.frames import HEADER, MOST_BYTES, frame
 
 _READ = 1 << 20  # bytes per read
+_BEAT = frame([])
 _NO_SIGNAL = getattr(socket, "MSG_NOSIGNAL", 0)  # macOS lacks the flag; Python ignores SIGPIPE in any case
 _send = ctypes.PyDLL(None, use_errno=True).send
 _send.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_int)
@@ -100,18 +102,39 @@ class Connection:
                 else:
                     self._unsent[0] = rest[sent:]
 
-    def frames(self) -> Iterator[memoryview]:
+    def beat(self) -> None:
+        """Sends a frame without messages, unless the other end leaves what was sent unread. For a connection on which
+        nobody calls `send`, and while nobody calls `send_now`.
+
+        Raises:
+            OSError: the connection is closed at either end.
+        """
+        sent = self._send_some(_BEAT)
+        if sent:
+            self.send_now(_BEAT[sent:])
+
+    def frames(self, look: Callable[[], object] = lambda: None, look_s: float = 0.0) -> Iterator[memoryview]:
         """Yields the content of each received frame until either end is closed. Each view is valid until the next one
         is taken.
+
+        Args:
+            look: called each time when nothing has come for `look_s` seconds; 0 for never.
 
         Raises:
             BrokenFrameError: the length of a frame is above `MOST_BYTES`.
         """
+        seconds, rest = divmod(look_s, 1)
+        longest = struct.pack("ll", int(seconds), int(rest * 1e6))
+        with contextlib.suppress(OSError):  # closed, as `recv_into` will notice
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, longest)
         unread = bytearray()
         buffer = memoryview(bytearray(_READ))
         while True:
             try:
                 count = self._socket.recv_into(buffer)
+            except BlockingIOError:
+                look()
+                continue
             except OSError:
                 return
             if not count:

@@ -55,6 +55,7 @@ from sglang_lite.engine.frames import (
     reports,
 )
 from sglang_lite.engine.open_submissions import OpenSubmission, OpenSubmissions
+from sglang_lite.engine.signs_of_life import LOOK_S
 from sglang_lite.program.nodes import Gen, Node
 from sglang_lite.program.nodes import Path as BranchPath
 from sglang_lite.protocol import (
@@ -300,6 +301,11 @@ class CoreClient:
             hint = "Make a new one: sgl.Engine(…)." if self._why_closed == _CLOSED else ""
             raise EngineClosedError(self._why_closed, hint=hint)
 
+    @property
+    def responds(self) -> bool:
+        """False while the process is stopped or swapped out: see `SignsOfLife`."""
+        return not self._process.signs.missing
+
     def check_wait(self, name: str) -> None:
         """Checks that the calling thread may wait for the engine.
 
@@ -388,7 +394,7 @@ class CoreClient:
             self.check_open()
             entry.sink, entry.process = counted(), self._process
             self._submissions.add(message.id, entry)
-            self._send_on(self._process, data)
+            _send_to(self._process, data)
 
     def send(self, message: Command) -> None:
         """Sends a message of an open submission, unless that has ended. Sends nothing from a forked copy."""
@@ -396,14 +402,8 @@ class CoreClient:
             return
         data = frame([message])
         with self._lock:
-            entry = self._submissions.get(message.id)
-            if entry is not None:
-                self._send_on(entry.process, data)
-
-    @staticmethod
-    def _send_on(process: EngineProcess, data: bytes) -> None:
-        with contextlib.suppress(OSError):  # the process has ended, and its reader fails all submissions
-            process.child.connection.send(data)
+            if (entry := self._submissions.get(message.id)) is not None:
+                _send_to(entry.process, data)
 
     def _abort(self, number: int) -> None:
         self.send(Abort(number))
@@ -424,7 +424,7 @@ class CoreClient:
         with self._lock:
             self.check_open()
             future = self._submissions.register_call(number, self._process)
-            self._send_on(self._process, data)
+            _send_to(self._process, data)
         return future
 
     def _check_generates(self) -> None:
@@ -437,7 +437,8 @@ class CoreClient:
         """Reads the frames of a process until it ends, and then fails everything that is open in it."""
         problem = ""
         try:
-            for content in process.child.connection.frames():
+            for content in process.child.connection.frames(process.signs.look, LOOK_S):
+                process.signs.seen()
                 for message in reports(content):
                     self._handle(message, process)
                 self._submissions.flush()
@@ -521,6 +522,11 @@ class _OpenProgram:
 
     def abort(self) -> None:
         self._core.send(Abort(self._number))
+
+
+def _send_to(process: EngineProcess, data: bytes) -> None:
+    with contextlib.suppress(OSError):  # the process has ended, and its reader fails all submissions
+        process.child.connection.send(data)
 
 
 def _encoder_and_tokenizer(config: EngineConfig, path: Path) -> tuple[EncoderSpec | None, Tokenizer]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from sglang_lite.engine.frames import Ready, Start, frame
+from sglang_lite.engine.signs_of_life import SignsOfLife
 from sglang_lite.engine.spawned_process import SpawnedProcess
 from sglang_lite.errors import SglError
 from sglang_lite.runtime.config import EngineConfig
@@ -27,6 +28,7 @@ class EngineProcess:
         ready: future of the message that the engine sends when it runs.
         failure: error that kept the engine from starting, or None.
         bar: tqdm's progress bar while the model loads.
+        signs: signs of life of the process.
 
     Raises:
         BackendError: the process can't be started.
@@ -41,5 +43,6 @@ class EngineProcess:
         self.ready: Future[Ready] = Future()
         self.failure: SglError | None = None
         self.bar: Any = None
+        self.signs = SignsOfLife(self.child.pid)
         with contextlib.suppress(OSError):  # the process has ended already, and its reader notices that
             self.child.connection.send(start)

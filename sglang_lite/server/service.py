@@ -178,7 +178,7 @@ class Service:
         """Raises EngineClosedError if the engine has died, or its loop doesn't respond."""
         self.engine.core.check_open()
         silent = time.monotonic() - self._last_reply
-        if silent > self.settings.health_timeout_s:
+        if silent > self.settings.health_timeout_s or not self.engine.core.responds:
             raise EngineClosedError("the engine does not respond.")
 
     def check_ready(self) -> None:

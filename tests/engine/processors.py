@@ -1,5 +1,7 @@
 """Logit processors that an engine's process finds by name."""
 
+import ctypes
+import os
 import threading
 
 
@@ -41,6 +43,13 @@ def loses_device(ids, logits):
         raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
 
     CpuRunner.forward = forward  # type: ignore[method-assign]  # as a device does
+    return logits
+
+
+def reads_with_pythons_lock(ids, logits):
+    """Waits in C for what is written to a file, and lets no other thread of Python run meanwhile."""
+    with open(os.environ["HELD"], "rb", buffering=0) as file:
+        ctypes.PyDLL(None).read(file.fileno(), ctypes.create_string_buffer(1), 1)
     return logits
 
 

@@ -7,7 +7,6 @@ import gc
 import logging
 import os
 import pickle
-import signal
 import sys
 import threading
 
@@ -25,7 +24,7 @@ from sglang_lite.protocol import (
     Regex,
     SamplingParams,
 )
-from tests.children import send
+from tests.children import stopped
 from tests.engine import processes, processors
 from tests.engine.collector import Collector
 from tests.waiting import until
@@ -33,17 +32,6 @@ from tests.waiting import until
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
 LONG = SamplingParams(temperature=0, max_tokens=1500, ignore_eos=True)
 SLOW = Ebnf("root ::= " + " ".join(f'("a" | "b"){{1,{n}}}' for n in range(50, 90)))
-
-
-@contextlib.contextmanager
-def stopped(pid):
-    """Has a child of this process stand still."""
-    send(pid, signal.SIGSTOP)
-    try:
-        os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOWAIT)
-        yield
-    finally:
-        send(pid, signal.SIGCONT)
 
 
 def busy(engine):

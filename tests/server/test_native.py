@@ -59,6 +59,13 @@ def test_several_samples_come_with_their_index(http):
     assert {each["index"] for each in events(http.post("/generate", json=body))} == {0, 1}
 
 
+def test_an_engine_whose_process_is_stopped_is_not_healthy(http, engine, monkeypatch):
+    monkeypatch.setattr(type(engine.core), "responds", False)
+    assert http.get("/health").status_code == 503
+    monkeypatch.undo()
+    assert http.get("/health").status_code == 200
+
+
 def test_what_the_server_is_can_be_asked(http, engine):
     info = http.get("/get_model_info").json()
     assert (info["served_model_name"], info["is_generation"]) == (engine.model_name, True)

@@ -104,8 +104,8 @@ def serve(descriptor: int, compiler: CompileProcess | None) -> None:
     start = next(messages, None)
     if not isinstance(start, Start):
         os._exit(0)
-    threading.Thread(target=_watch, args=(start.handle,), name="sglang_lite-watch", daemon=True).start()
     outgoing = Outgoing(connection, start.config["stream_interval_s"])
+    threading.Thread(target=_watch, args=(start.handle, outgoing), name="sglang_lite-watch", daemon=True).start()
     _forward_logs(outgoing)
     handler = CommandHandler(outgoing)
     threading.Thread(target=handler.read, args=(messages,), name="sglang_lite-read", daemon=True).start()
@@ -140,9 +140,11 @@ def _messages(frames: Iterable[memoryview]) -> Iterator[Command | Unreadable]:
     os._exit(0)
 
 
-def _watch(handle: int) -> None:
-    """Ends this process when the handle's process is gone, even if a forked copy of that keeps the connection open."""
+def _watch(handle: int, outgoing: Outgoing) -> None:
+    """Gives the handle signs of life, and ends this process when the handle's process is gone, even if a forked copy
+    of that keeps the connection open."""
     while os.getppid() == handle:
+        outgoing.beat()
         time.sleep(_WATCH_S)
     os._exit(0)
 

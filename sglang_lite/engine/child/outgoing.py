@@ -57,6 +57,7 @@ class Outgoing:
         self._logs = 0  # number of unsent log records
         self._urgent = False  # True if an unsent message is anything but a delta
         self._flushed = self._closing = False
+        self._sending = threading.Lock()  # held while the thread sends
         self._thread = threading.Thread(target=self._run, name="sglang_lite-send", daemon=True)
         self._thread.start()
 
@@ -105,6 +106,15 @@ class Outgoing:
             self._urgent = self._urgent or not isinstance(message, Progress)
         self.flush()
 
+    def beat(self) -> None:
+        """Gives a sign of life, unless something is being sent."""
+        if self._sending.acquire(blocking=False):
+            try:
+                with contextlib.suppress(OSError):  # the handle is gone, and `serve` notices that, too
+                    self._connection.beat()
+            finally:
+                self._sending.release()
+
     def close(self) -> None:
         """Sends the queued messages, waits until they are sent, and ends the thread."""
         with self._lock:
@@ -149,4 +159,5 @@ class Outgoing:
             else:
                 return
             data = frame([message])
-        self._connection.send_now(data)
+        with self._sending:
+            self._connection.send_now(data)

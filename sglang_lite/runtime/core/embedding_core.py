@@ -28,6 +28,7 @@ class EmbeddingCore:
     """
 
     eos_ids: frozenset[int] = frozenset()
+    responds = True  # unlike a process that is stopped
 
     def __init__(self, config: EngineConfig, loaded: LoadedEncoder) -> None:
         self.thread = threading.current_thread()

@@ -97,6 +97,7 @@ class EngineCore:
     """
 
     encoder: EncoderSpec | None = None  # set in the core of an encoder
+    responds = True  # unlike a process that is stopped
 
     def __init__(self, config: EngineConfig, loaded: LoadedModel, encoder: Executor | None = None) -> None:
         self.thread = threading.current_thread()

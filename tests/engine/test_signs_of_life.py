@@ -1,0 +1,107 @@
+"""A process that is stopped: one line says so, calls wait and go on. One that is busy for as long is not taken for it."""
+
+import logging
+import os
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+import sglang_lite as sgl
+from sglang_lite.engine import core_client, signs_of_life
+from sglang_lite.protocol import Generation, SamplingParams
+from tests.children import stopped
+from tests.engine import processes, processors
+from tests.engine.collector import Collector
+from tests.engine.conftest import SETTINGS
+from tests.waiting import until
+
+GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+
+
+@pytest.fixture
+def looks(monkeypatch):
+    """Looks at processes from which nothing has come for 0.6 s, in which a process sends a beat if it can."""
+    found = []
+
+    def processor_time(pid, asked=signs_of_life.processor_time):
+        found.append(pid)
+        return asked(pid)
+
+    monkeypatch.setattr(core_client, "LOOK_S", 0.6)
+    monkeypatch.setattr(signs_of_life, "processor_time", processor_time)
+    return found
+
+
+@pytest.fixture
+def lines(caplog):
+    """Lines about processes without a sign of life."""
+    with caplog.at_level(logging.ERROR, "sglang_lite"):
+        yield lambda: [each.getMessage() for each in caplog.records if "no sign of life" in each.getMessage()]
+
+
+@sgl.function
+def program(s):
+    s += "ab" + sgl.gen("x", max_tokens=6, temperature=0, ignore_eos=True)
+
+
+def process_of(before):
+    """The process of an engine that was not there before."""
+    (pid,) = set(processes.children()) - before
+    return pid
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the system does not tell of other processes")
+def test_a_stopped_process_is_told_of_once_and_its_calls_go_on_when_it_does(folders, looks, lines):
+    before = set(processes.children())
+    with sgl.Engine(folders[0], **SETTINGS) as engine:
+        pid = process_of(before)
+        expected, sink = engine.complete("ab", GREEDY).text, Collector()
+        with stopped(pid):
+            engine.submit("ab", GREEDY, sink=sink)
+            until(lambda: not engine.core.responds)
+            said, looked = lines(), len(looks)
+            with pytest.raises(sgl.RequestTimeoutError):
+                program.run(backend=engine, timeout=0.05)["x"]
+            until(lambda: len(looks) >= looked + 2 * signs_of_life.LOOKS)
+            assert lines() == said
+            assert f"the engine's process {pid} has given no sign of life for 10 s" in said[-1]
+            assert not sink.events
+        assert sink.end().text == expected
+        assert engine.core.responds
+        assert isinstance(engine.complete("ab", GREEDY), Generation)
+
+
+@pytest.mark.slow
+def test_c_code_that_keeps_pythons_lock_is_not_taken_for_it(folders, looks, lines, monkeypatch, tmp_path):
+    """And computes nothing."""
+    held = tmp_path / "held"
+    os.mkfifo(held)
+    monkeypatch.setenv("HELD", str(held))
+    with sgl.Engine(folders[0], **SETTINGS) as engine:
+        sink = Collector()
+        engine.submit("ab", SamplingParams(max_tokens=1), logit_processor=processors.reads_with_pythons_lock, sink=sink)
+        with open(held, "wb", buffering=0) as file:  # which waits for who reads it
+            del looks[:]
+            until(lambda: len(looks) > 2 * signs_of_life.LOOKS)
+            assert engine.core.responds
+            file.write(b"a token")
+            assert isinstance(sink.end(), Generation)
+    assert not lines()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the system does not tell of other processes")
+def test_a_load_that_is_stopped_is_told_of_too(folders, looks, lines, monkeypatch, tmp_path):
+    held = tmp_path / "held"
+    os.mkfifo(held)
+    (tmp_path / "torch.py").write_text(f"open({str(held)!r}).read()\nraise ImportError('it has been read')")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    before = set(processes.children())
+    with ThreadPoolExecutor(1) as pool:
+        loading = pool.submit(sgl.Engine, folders[0], **SETTINGS)
+        with open(held, "wb"), stopped(process_of(before)):  # opening waits for who reads it
+            until(lines)
+        with pytest.raises(sgl.SglError, match="it has been read"):
+            loading.result()
