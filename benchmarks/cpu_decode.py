@@ -1,6 +1,8 @@
-"""Greedy decoding on this CPU: ours, and transformers' on the same file, in one run.
+"""Decoding on this CPU: ours, and transformers' on the same file, in one run.
 
-    python benchmarks/cpu_decode.py [--batches 1 8 32] [--new 64] [--systems "sglang_lite auto" …]
+    python benchmarks/cpu_decode.py [--batches 1 8 32] [--new 64] [--systems "sglang_lite auto" …] [--sampling top_p …]
+
+Greedy, and for our engine also drawn at temperature 1, with each filter.
 
 Prompts of 100 tokens, `--new` tokens each, medians of three runs. Decode time is what a long generation takes more than
 a short one, so that prefill and set-up cancel out. Each system has a process of its own: with two teams of OpenMP
@@ -17,6 +19,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -33,7 +36,7 @@ class Ours:
     def __init__(self, **settings: Any) -> None:
         self.engine = sgl.Engine(device="cpu", max_running=32, **settings)
 
-    def run(self, prompts: list[list[int]], new: int) -> None:
+    def run(self, prompts: list[list[int]], new: int, sampling: str = "greedy") -> None:
         left, done = len(prompts), threading.Event()
 
         def sink(event: object) -> None:
@@ -44,7 +47,7 @@ class Ours:
             if not left:
                 done.set()
 
-        params = SamplingParams(temperature=0, max_tokens=new, ignore_eos=True)
+        params = SamplingParams(max_tokens=new, ignore_eos=True, **SAMPLING[sampling])
         for prompt in prompts:
             self.engine.submit(prompt, params, sink=sink)
         done.wait()
@@ -84,26 +87,35 @@ SYSTEMS: dict[str, tuple[Callable[[], Any], float, float]] = {
     "llama.cpp Q4_1": (LlamaCpp, 0.73, 0.73),
 }
 WEIGHTS = 134.5e6
+SAMPLING: dict[str, dict[str, float]] = {
+    "greedy": {"temperature": 0},
+    "temperature": {"temperature": 1},
+    "top_p": {"temperature": 1, "top_p": 0.9},
+    "top_k": {"temperature": 1, "top_k": 50},
+    "min_p": {"temperature": 1, "min_p": 0.05},
+}
 
 
-def measure(name: str, batches: list[int], new: int) -> list[tuple[int, float, float]]:
-    """For each batch size: seconds of prefill, and of one decode step."""
+def measure(name: str, batches: list[int], new: int, samplings: list[str]) -> list[tuple[int, str, float, float]]:
+    """For each batch size and way to draw: seconds of prefill, and of one decode step."""
     make, _, _ = SYSTEMS[name]
     system = make()
     rows = []
     for batch in batches:
         prompts = [[1000 + (7 * i + j) % 5000 for j in range(100)] for i in range(batch)]
-        system.run(prompts, 8)
-        prefill, step = [], []
-        for _ in range(3):
-            started = time.perf_counter()
-            system.run(prompts, 1)
-            first = time.perf_counter() - started
-            started = time.perf_counter()
-            system.run(prompts, new)
-            step.append((time.perf_counter() - started - first) / (new - 1))
-            prefill.append(first)
-        rows.append((batch, median(prefill), median(step)))
+        for sampling in samplings if isinstance(system, Ours) else ["greedy"]:
+            run = partial(system.run, prompts, **({"sampling": sampling} if isinstance(system, Ours) else {}))
+            run(new=8)
+            prefill, step = [], []
+            for _ in range(3):
+                started = time.perf_counter()
+                run(new=1)
+                first = time.perf_counter() - started
+                started = time.perf_counter()
+                run(new=new)
+                step.append((time.perf_counter() - started - first) / (new - 1))
+                prefill.append(first)
+            rows.append((batch, sampling, median(prefill), median(step)))
     return rows
 
 
@@ -116,23 +128,26 @@ def main() -> None:
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--new", type=int, default=64)
     parser.add_argument("--systems", nargs="+", default=[name for name in SYSTEMS if available(name)])
+    parser.add_argument("--sampling", nargs="+", choices=SAMPLING, default=list(SAMPLING))
     parser.add_argument("--child", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
-        print(json.dumps(measure(options.child, options.batches, options.new)))
+        print(json.dumps(measure(options.child, options.batches, options.new, options.sampling)))
         return
     bandwidth, rate = machine.read_bandwidth(), machine.matmul_rate()
     print(machine.describe())
     print(f"memory reads {bandwidth / 1e9:.0f} GB/s, products {rate / 1e9:.0f} GFLOP/s")
-    print(f"{'':24}{'batch':>6}{'prefill tok/s':>15}{'decode ms':>11}{'tok/s':>8}{'weights GB/s':>14}{'of reads':>10}")
+    head = f"{'':24}{'batch':>6} {'draws':12}{'prefill tok/s':>15}{'decode ms':>11}{'tok/s':>8}"
+    print(f"{head}{'weights GB/s':>14}{'of reads':>10}")
     for name in options.systems:
         arguments = ["--child", name, "--new", str(options.new), "--batches", *map(str, options.batches)]
+        arguments += ["--sampling", *options.sampling]
         done = subprocess.run([sys.executable, __file__, *arguments], check=True, stdout=subprocess.PIPE, text=True)
-        for batch, prefill, step in json.loads(done.stdout.splitlines()[-1]):
+        for batch, sampling, prefill, step in json.loads(done.stdout.splitlines()[-1]):
             _, few, many = SYSTEMS[name]
             moved = WEIGHTS * (few if batch <= 5 else many) / step
             print(
-                f"{name:24}{batch:6}{batch * 100 / prefill:15,.0f}{step * 1e3:11.1f}{batch / step:8,.0f}"
+                f"{name:24}{batch:6} {sampling:12}{batch * 100 / prefill:15,.0f}{step * 1e3:11.1f}{batch / step:8,.0f}"
                 f"{moved / 1e9:14.1f}{moved / bandwidth:10.0%}",
                 flush=True,
             )

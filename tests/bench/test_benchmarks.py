@@ -19,7 +19,7 @@ SMALL = {
     "constrained.py": ["--systems", "sglang_lite", "--tokens", "4"],
     "constrained_gpu.py": ["--help"],  # it needs a GPU
     "constraints_suite.py": ["--schemas", "2", "--groups", "2"],
-    "cpu_decode.py": ["--batches", "1", "--new", "2", "--systems", "sglang_lite auto"],
+    "cpu_decode.py": ["--batches", "1", "--new", "2", "--systems", "sglang_lite auto", "--sampling", "greedy", "top_p"],
     "engine_process.py": ["--repeat", "1", "--tokens", "2"],
     "experts.py": ["--small"],
     "embedding.py": ["--shape", "small", "--texts", "2", "--tokens", "8", "--repeat", "1"],

@@ -18,6 +18,8 @@ from sglang_lite.runtime.random_uniforms import uniforms
 from sglang_lite.runtime.request import not_finite
 from sglang_lite.runtime.resolved_params import LogitProcessor, ResolvedParams
 
+_CANDIDATES = 4096  # tokens that top-p sorts first
+
 
 class SamplingTable:
     """Parameters that every draw needs, by slot, so that a batch without adjustments takes only a few tensor
@@ -221,24 +223,60 @@ def _penalise(logits: torch.Tensor, row: DrawAdjustments) -> None:
 
 
 def _draw(logits: torch.Tensor, table: SamplingTable, slots: Ints, positions: Ints) -> torch.Tensor:
-    """Draws tokens by inverse-transform sampling with one uniform number for each row. Applies filters in SGLang's
-    order: top-k, top-p, min-p.
+    """Draws tokens by inverse-transform sampling with one uniform number for each row.
 
     Probabilities stay in the order of token ids even if some rows are filtered, so that a draw doesn't depend on the
     rest of the batch.
     """
     probs = torch.softmax(logits / torch.from_numpy(table.temperature[slots]).unsqueeze(1), -1)
     top_k, top_p, min_p = table.top_k[slots], table.top_p[slots], table.min_p[slots]
-    if top_k.any() or (top_p < 1).any() or min_p.any():
-        by_id = probs
-        probs, order = by_id.sort(dim=-1, descending=True, stable=True)
-        ranks = torch.arange(probs.shape[1])
-        k = torch.from_numpy(np.where(top_k > 0, top_k, probs.shape[1])).unsqueeze(1)
-        p = torch.from_numpy(np.where(top_p < 1, top_p, np.float32(2))).unsqueeze(1)
-        before = probs.cumsum(-1) - probs
-        dropped = (ranks >= k) | (before > p) | (probs < probs[:, :1] * torch.from_numpy(min_p).unsqueeze(1))
-        probs = by_id.masked_fill(torch.zeros_like(dropped).scatter_(1, order, dropped), 0.0)
+    for row in ((top_k > 0) | (top_p < 1) | (min_p > 0)).nonzero()[0].tolist():
+        _filter(probs[row].numpy(), int(top_k[row]), top_p[row], min_p[row])
     mass = probs.double().cumsum(-1)
     target = torch.from_numpy(uniforms(table.seed[slots], positions)) * mass[:, -1]
     picked = torch.searchsorted(mass, target.unsqueeze(1), right=True).clamp_(max=probs.shape[1] - 1)
     return picked.squeeze(1)
+
+
+def _filter(probs: NDArray[np.float32], top_k: int, top_p: np.float32, min_p: np.float32) -> None:
+    """Sets the probabilities [V] of a row that its filters drop to 0, in place: first top-k, then top-p of what all
+    tokens have, then min-p. Of equal probabilities those with lower ids are kept.
+
+    Without a sort of the vocabulary: top-k and top-p only need the least probability that they keep.
+    """
+    lowest = probs.max() * min_p
+    if 0 < top_k < len(probs):
+        values = torch.from_numpy(probs).topk(top_k).values.numpy()
+        kept = values[: _nucleus(values, top_p)]
+    elif top_p < 1:
+        kept = _top_p(probs, top_p)
+    else:
+        kept = probs[:0]
+    if len(kept):
+        ties = (probs == kept[-1]).nonzero()[0]
+        probs[ties[np.count_nonzero(kept == kept[-1]) :]] = 0
+        lowest = max(lowest, kept[-1])
+    probs *= probs >= lowest
+
+
+def _top_p(probs: NDArray[np.float32], top_p: np.float32) -> NDArray[np.float32]:
+    """Returns the probabilities that top-p keeps, in descending order.
+
+    Sorts the few largest first. Smaller ones are added as long as these don't have `top_p` together.
+    """
+    likely = probs[(probs > (1 - top_p) / len(probs)).nonzero()[0]]  # all others have less than 1 - top_p together
+    few = np.partition(likely, -_CANDIDATES)[-_CANDIDATES:] if len(likely) > _CANDIDATES else likely
+    for candidates in (few, likely, probs):
+        values = -np.sort(-candidates)
+        count = _nucleus(values, top_p)
+        if count < len(values):
+            break
+    return values[:count]
+
+
+def _nucleus(values: NDArray[np.float32], top_p: np.float32) -> int:
+    """Returns how many of the descending `values` top-p keeps: those behind no more than `top_p`."""
+    if top_p >= 1:
+        return len(values)
+    over = values.cumsum(dtype=np.float64).astype(np.float32) - values > top_p
+    return int(over.argmax()) if over.any() else len(values)

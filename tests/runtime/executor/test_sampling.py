@@ -88,6 +88,43 @@ def test_frequencies_are_the_probabilities():
         assert torch.allclose(frequencies, expected / expected.sum(), atol=0.012), options
 
 
+def sorted_filters(probs, top_k, top_p, min_p):
+    """The definition: all tokens in descending order, of equal ones lower ids first."""
+    values, order = probs.sort(descending=True, stable=True)
+    rank = torch.arange(len(values))
+    before = values.cumsum(-1) - values
+    dropped = (rank >= (top_k or len(values))) | (before > top_p if top_p < 1 else False) | (values < values[0] * min_p)
+    return probs.masked_fill(torch.zeros_like(dropped).scatter(0, order, dropped), 0.0)
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 40, 999, 20_000])
+def test_filters_keep_the_tokens_that_a_sort_of_the_vocabulary_keeps(size):
+    """Flat rows and steep ones, with equal logits, with tokens ruled out; each filter alone and together."""
+    random = np.random.default_rng(size)
+    cases = 12 if size == 20_000 else 80
+    for _ in range(cases):
+        logits = random.normal(size=size) * random.choice([0.0, 0.1, 1, 3, 10])
+        logits = (logits * 4).round() / 4 if random.random() < 0.5 else logits
+        logits[1:][random.random(size - 1) < random.choice([0, 0.5])] = -np.inf
+        options = {
+            "top_k": int(random.choice([-1, 1, 3, 50, size])),
+            "top_p": float(random.choice([1, 0.9999999, 0.999, 0.9, 0.5, 0.1, 1e-6])),
+            "min_p": float(random.choice([0, 0.05, 0.5, 1])),
+        }
+        table, n = SamplingTable(1), 40
+        table.set(0, resolve_params(SamplingParams(**options), size), seed=int(random.integers(2**32)))
+        row = torch.from_numpy(logits).float().unsqueeze(0)
+        positions, slots = np.arange(n, dtype=np.int32), np.zeros(n, dtype=np.int32)
+        mass = sorted_filters(row.softmax(-1)[0], max(options["top_k"], 0), *table_filters(table)).double().cumsum(-1)
+        targets = torch.from_numpy(uniforms(table.seed[slots], positions)) * mass[-1]
+        expected = torch.searchsorted(mass, targets, right=True).clamp(max=size - 1).tolist()
+        assert sample(row.repeat(n, 1), table, slots, positions, {}).tokens == expected, (size, options)
+
+
+def table_filters(table):
+    return torch.tensor(table.top_p[0]), torch.tensor(table.min_p[0])
+
+
 def test_samples_of_one_request_differ_and_the_first_is_the_seeds_own(small):
     events, done = [], threading.Event()
 
