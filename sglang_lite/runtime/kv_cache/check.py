@@ -71,8 +71,8 @@ def check_cache(store: PrefixCache, handles: Iterable[SlotHandle], other_locks: 
 def _check_node(node: Node, size: int) -> None:
     assert node.parent is not None
     assert len(node.tokens) == len(node.pages) * size > 0, "a node whose pages don't fit its tokens"
-    first = int(node.tokens[0])
-    assert node.parent.children[first][node.tokens[:size].tobytes()] is node, "a node under another key"
+    assert node.parent.children[node.tokens[:size].tobytes()] is node, "a node under another key"
+    assert node.keys == sorted(node.children), "keys that are not those of the children, in order"
 
 
 def _path(node: Node | None) -> list[Node]:

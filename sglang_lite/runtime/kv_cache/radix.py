@@ -7,6 +7,7 @@ a `PrefixLock`. (RadixAttention: Zheng et al., arXiv:2312.07104.)
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -27,11 +28,12 @@ _NO_PAGES: Ints = np.empty(0, dtype=np.int32)
 class Node:
     """Node of the tree: a run of pages below `parent`. `locks` counts the locks on this node and its descendants."""
 
-    __slots__ = ("children", "created", "hits", "last_used", "locks", "pages", "parent", "prefix", "tokens")
+    __slots__ = ("children", "created", "hits", "keys", "last_used", "locks", "pages", "parent", "prefix", "tokens")
 
     def __init__(self, tokens: Ints, pages: Ints, parent: Node | None, now: int) -> None:
         self.tokens, self.pages, self.parent = tokens, pages, parent
-        self.children: dict[int, dict[bytes, Node]] = {}  # by first token, then by the bytes of the first page's tokens
+        self.children: dict[bytes, Node] = {}  # by the bytes of the first page's tokens, newest last
+        self.keys: list[bytes] = []  # of the children, sorted: those that begin alike are neighbours
         self.locks = 0
         self.hits = 0
         self.created = self.last_used = now
@@ -39,9 +41,8 @@ class Node:
 
     @property
     def newest(self) -> Node | None:
-        """Child whose first token was added last, or None without children."""
-        alike = next(reversed(self.children.values()), None)
-        return None if alike is None else next(reversed(alike.values()))
+        """Child that was added last, or None without children."""
+        return next(reversed(self.children.values()), None)
 
     def following(self, count: int) -> Ints:
         """First `count` tokens of the node and its descendants, following the newest child at each level."""
@@ -212,8 +213,7 @@ class RadixTree:
         """Number of `tokens` that are cached, in whole pages. Unlike `match`, doesn't change the tree."""
         node, at = self._roots.get(namespace), 0
         while node is not None:
-            alike = node.children.get(int(tokens[at]), {}) if at < len(tokens) else {}
-            node = alike.get(self._key(tokens[at:]))
+            node = node.children.get(self._key(tokens[at:]))
             if node is not None:
                 length = min(len(node.tokens), len(tokens) - at)
                 differ = np.flatnonzero(node.tokens[:length] != tokens[at : at + length])
@@ -274,24 +274,27 @@ class RadixTree:
 
     def _attach(self, node: Node) -> None:
         assert node.parent is not None
-        node.parent.children.setdefault(int(node.tokens[0]), {})[self._key(node.tokens)] = node
+        key = self._key(node.tokens)
+        if key not in node.parent.children:
+            insort(node.parent.keys, key)
+        node.parent.children[key] = node
 
     def _detach(self, node: Node) -> None:
         assert node.parent is not None
-        first = int(node.tokens[0])
-        alike = node.parent.children[first]
-        del alike[self._key(node.tokens)]
-        if not alike:
-            del node.parent.children[first]
+        key = self._key(node.tokens)
+        del node.parent.children[key]
+        del node.parent.keys[bisect_left(node.parent.keys, key)]
 
     def _tail(self, node: Node, tokens: Ints) -> Tail | None:
         """Page of the child of `node` that shares the longest prefix with `tokens`, or None. No child shares a whole
-        page with them."""
+        page with them. In the order of keys, that child is beside the place of `tokens`."""
+        at = bisect_left(node.keys, self._key(tokens))
         best: Tail | None = None
-        for child in node.children.get(int(tokens[0]), {}).values() if len(tokens) else ():
+        for key in node.keys[max(at - 1, 0) : at + 1]:
+            child = node.children[key]
             differ = np.flatnonzero(child.tokens[: len(tokens)] != tokens)
             count = int(differ[0]) if len(differ) else len(tokens)
-            if best is None or count > best.count:
+            if count > (best.count if best is not None else 0):
                 best = Tail(child, int(child.pages[0]), count)
         return best
 
@@ -310,7 +313,7 @@ class RadixTree:
         node, path, at = self._root(namespace), [], 0
         usable = len(tokens) - len(tokens) % self.page_size
         while at < usable:
-            child = node.children.get(int(tokens[at]), {}).get(self._key(tokens[at:]))
+            child = node.children.get(self._key(tokens[at:]))
             if child is None:
                 break
             length = min(len(child.tokens), usable - at)
@@ -354,5 +357,4 @@ class RadixTree:
             node = stack.pop()
             if node.parent is not None:
                 yield node
-            for alike in node.children.values():
-                stack.extend(alike.values())
+            stack.extend(node.children.values())

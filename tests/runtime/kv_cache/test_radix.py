@@ -1,5 +1,7 @@
 """The prefix tree against a dictionary of prefixes, and the pool against counting."""
 
+import sys
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -51,7 +53,38 @@ def test_matches_are_the_longest_inserted_prefixes(inserted, size):
         want = []
         while tuple(probe[: (len(want) + 1) * size]) in known and (len(want) + 1) * size <= len(probe):
             want.append(known[tuple(probe[: (len(want) + 1) * size])])
-        assert tree.match(ints(probe)).pages.tolist() == want
+        found = tree.match(ints(probe))
+        assert found.pages.tolist() == want
+        rest = probe[len(want) * size :][:size]
+        beside = [
+            key[len(want) * size :] for key in known if key[: len(want) * size] == tuple(probe[: len(want) * size])
+        ]
+        alike = [
+            next((i for i, pair in enumerate(zip(key, rest)) if pair[0] != pair[1]), len(rest)) for key in beside if key
+        ]
+        assert (found.tail.count if found.tail else 0) == max(alike, default=0)
+
+
+def test_a_match_costs_as_much_beside_ten_cached_prompts_as_beside_ten_thousand():
+    """Counted in calls. All prompts differ within the page behind one system prompt."""
+
+    def calls(prompts):
+        tree, random, count = RadixTree(16), np.random.default_rng(0), 0
+        texts = [ints([*range(16), 7, *random.integers(0, 30_000, size=15)]) for _ in range(prompts)]
+        for i, text in enumerate(texts):
+            tree.insert(text, ints([i, i]))
+
+        def counted(frame, event, _):
+            nonlocal count
+            count += event in ("call", "c_call")
+
+        sys.setprofile(counted)
+        match = tree.match(ints([*texts[-1][:20], *range(12)]))
+        sys.setprofile(None)
+        assert (len(match.pages), match.tail.count) == (1, 4)
+        return count
+
+    assert calls(10) == calls(10_000)
 
 
 @pytest.mark.slow
