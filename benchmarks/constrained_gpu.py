@@ -19,9 +19,9 @@ from statistics import median
 from typing import Any
 
 import torch
-from constraints_suite import PADDED, tiktoken_tokenizer
 from masks import CONSTRAINTS
 from tokenizers import AddedToken
+from vocabulary import PADDED, tiktoken_tokenizer
 
 import sglang_lite as sgl
 from sglang_lite.bench.shapes import load_shape

@@ -8,8 +8,8 @@ busy         the same while threads of the caller compute: a loop in Python, `js
 program      microseconds of a program of four generations of one token
 streams      processor time of the caller a token, of 256 streams; with `stream_interval_s`
 start        of a fresh process: seconds to the first token, and what memory the caller has
-hostile      a stream beside 60 requests whose constraints take long or are refused: the longest gap between two tokens;
-             and beside the same requests without constraints
+hostile      a stream beside requests (`--requests`, 60) whose constraints take long or are refused: the longest gap
+             between two tokens; and beside the same requests without constraints
 
 Weights are random. On a CPU the shape is `small`, and texts are 16 times shorter.
 """
@@ -126,7 +126,8 @@ def busy(engines: dict[str, sgl.Engine], names: list[str], work: Callable[[str],
     alone = run(engines["here"], few).seconds
     with threads(_PYTHON, 1):
         beside = run(engines["here"], few).seconds
-    print(f"in process: {few.new[0]} tokens alone {alone:.4f} s, beside x += 1 {beside:.4f} s: {beside / alone:.0f}x")
+    tokens = few.output_lengths[0]
+    print(f"in process: {tokens} tokens alone {alone:.4f} s, beside x += 1 {beside:.4f} s: {beside / alone:.0f}x")
 
 
 @sgl.function
@@ -206,16 +207,17 @@ def fresh(label: str, arguments: tuple[str, ...], settings: dict[str, Any], repe
               f"{median(float(row[1]) for row in rows):13.0f}{rows[0][2]:>8}", flush=True)  # fmt: skip
 
 
-def hostile() -> None:
+def hostile(requests: int) -> None:
     print()
     for form in ("here", "process"):
         with sgl.Engine(in_process=form == "here", max_total_tokens=8192) as engine:
             _told_gaps(engine, 0)  # warms up
             for what in ("requests", "hostile constraints"):
-                times = _told_gaps(engine, 60, constrained=what != "requests")
+                times = _told_gaps(engine, requests, constrained=what != "requests")
                 gaps = [b - a for a, b in pairwise(times)]
-                print(f"beside 60 {what}, {form:8} {len(times):5} tokens, longest gap {max(gaps) * 1e3:7.1f} ms, "
-                      f"median {median(gaps) * 1e3:.2f} ms", flush=True)  # fmt: skip
+                longest, usual = max(gaps) * 1e3, median(gaps) * 1e3
+                print(f"beside {requests} {what}, {form:8} {len(times):5} tokens, longest gap {longest:7.1f} ms, "
+                      f"median {usual:.2f} ms", flush=True)  # fmt: skip
 
 
 def _told_gaps(engine: sgl.Engine, count: int, *, constrained: bool = True) -> list[float]:
@@ -263,6 +265,7 @@ def main() -> None:
     parser.add_argument("--workloads", default="decode1,plain64,w1", help="undisturbed ones, separated by commas")
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=128, help="of each stream")
+    parser.add_argument("--requests", type=int, default=60, help="beside the stream of `hostile`")
     parser.add_argument("--only", default=",".join(SECTIONS), help="sections, separated by commas")
     options = parser.parse_args()
     only = options.only.split(",")
@@ -294,7 +297,7 @@ def main() -> None:
         if "streams" in only:
             streams(folder, options.tokens, options.repeat)
     if "hostile" in only:
-        hostile()
+        hostile(options.requests)
 
 
 if __name__ == "__main__":

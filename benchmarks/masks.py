@@ -28,8 +28,8 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import machine
-from constraints_suite import PADDED, default_tokenizer, tiktoken_tokenizer
 from tokenizers import AddedToken
+from vocabulary import PADDED, default_tokenizer, tiktoken_tokenizer
 
 from sglang_lite.constraints.random_texts import sample
 from sglang_lite.protocol import Constraint, ConstraintError, Ebnf, JsonSchema, Regex

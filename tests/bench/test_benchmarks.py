@@ -6,9 +6,11 @@ import io
 import runpy
 import subprocess
 import sys
+from base64 import b64encode
 from pathlib import Path
 
 import pytest
+import torch
 
 pytestmark = pytest.mark.slow
 
@@ -17,10 +19,10 @@ SMALL = {
     "attacks.py": ["--seconds", "0.2", "--attacks", "idle"],
     "compiled.py": ["--rows", "4", "--repeat", "1", "--own", "8", "--programs", "4", "--tokens", "1"],
     "constrained.py": ["--systems", "sglang_lite", "--tokens", "4"],
-    "constrained_gpu.py": ["--help"],  # it needs a GPU
+    "constrained_gpu.py": ["--help"],  # it needs a GPU, as others below
     "constraints_suite.py": ["--schemas", "2", "--groups", "2"],
     "cpu_decode.py": ["--batches", "1", "--new", "2", "--systems", "sglang_lite auto", "--sampling", "greedy", "top_p"],
-    "engine_process.py": ["--repeat", "1", "--tokens", "2"],
+    "engine_process.py": ["--repeat", "1", "--tokens", "2", "--workloads", "decode1", "--requests", "1"],
     "experts.py": ["--small"],
     "embedding.py": ["--shape", "small", "--texts", "2", "--tokens", "8", "--repeat", "1"],
     "extraction.py": ["--texts", "1", "--max-tokens", "2"],
@@ -44,16 +46,36 @@ SMALL = {
     "remote.py": ["--programs", "4", "--latency", "0.001", "--rounds", "1"],
     "replicas.py": ["--help"],  # it needs a gateway, which the tests do not install
     "serve_gpu.py": ["--shape", "small", "--streams", "2", "--tokens", "4", "--repeat", "1"],
-    "serve.py": ["--repeat", "1", "--seconds", "0.1", "--streams", "4"],
+    "serve.py": [
+        "--repeat",
+        "1",
+        "--seconds",
+        "0.1",
+        "--streams",
+        "4",
+        "--tokens",
+        "2",
+        "--words",
+        "20",
+        "--questions",
+        "2",
+    ],
     "turns.py": [],
     "tracing.py": ["--seconds", "0.01", "--nodes", "20", "--programs", "1"],
     "shared_prefix.py": ["--requests", "2", "--new", "2", "--prefix", "8", "--systems", "sglang_lite auto"],
 }
-SECTIONS = {  # that are run one by one; the others of these benchmarks need minutes, or a GPU
+SECTIONS = {  # run one by one; "latency" of compiled.py needs minutes
     "compiled.py": ("caller", "plain", "http", "pool"),
-    "engine_process.py": ("program", "streams"),
+    "engine_process.py": ("undisturbed", "busy", "program", "streams", "start", "hostile"),
     "programs.py": ("shared", "crowded"),
-    "serve.py": ("events", "first"),
+    "serve.py": ("events", "first", "streams", "program", "decisions"),
+}
+ON_A_GPU = {  # what the others can't run
+    "constrained_gpu.py": [],
+    "first_token.py": ["--repeat", "1"],
+    "gpu_floor.py": ["--shape", "qwen3-0.6b"],
+    "latent_attention.py": [],
+    "prefill_attention.py": [],
 }
 RUNS = [(name, section) for name in SMALL for section in SECTIONS.get(name, (None,))]
 
@@ -62,25 +84,44 @@ def test_every_benchmark_is_run():
     assert {path.name for path in FOLDER.glob("*.py") if "def main" in path.read_text()} == set(SMALL)
 
 
-@pytest.mark.sampled(12)
-@pytest.mark.parametrize(("name", "section"), RUNS)
-def test_a_benchmark_runs(name, section, model_file, monkeypatch):
+@pytest.fixture
+def printed(monkeypatch):
+    """Runs a benchmark in this process, with those that it would start for itself; returns its output."""
     monkeypatch.syspath_prepend(FOLDER)
     monkeypatch.setattr(importlib.import_module("machine"), "seconds", lambda work, repeats=1: 1.0)  # its limits
-    monkeypatch.setattr(subprocess, "run", lambda command, **options: again(command))
 
-    def again(command):
-        """A benchmark that runs itself for each system, here in this process."""
-        assert command[1] == str(FOLDER / name)
-        return subprocess.CompletedProcess(command, 0, printed(command[2:]))
+    really = subprocess.run
 
-    def printed(arguments):
+    def run(name, arguments):
+        def start(command, **options):
+            if command[1] != str(FOLDER / name):
+                return really(command, **options)
+            return subprocess.CompletedProcess(command, 0, run(name, command[2:]))
+
         out = io.StringIO()
         with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out):
+            patch.setattr(subprocess, "run", start)
             patch.setattr(sys, "argv", [name, *arguments])
             with contextlib.suppress(SystemExit):  # --help ends so
                 runpy.run_path(str(FOLDER / name), run_name="__main__")
         return out.getvalue()
 
+    return run
+
+
+@pytest.mark.sampled(12)
+@pytest.mark.parametrize(("name", "section"), RUNS)
+def test_a_benchmark_runs(name, section, model_file, printed):
     only = [] if section is None else ["--only", section]
-    assert len(printed([*only, *SMALL[name]]).splitlines()) >= 2
+    assert len(printed(name, [*only, *SMALL[name]]).splitlines()) >= 2
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("name", ON_A_GPU)
+def test_a_benchmark_of_a_gpu_runs(name, tmp_path, printed):
+    arguments = ON_A_GPU[name]
+    if name == "constrained_gpu.py":
+        words = [bytes([i]) for i in range(256)]
+        (tmp_path / "bytes.tiktoken").write_text("".join(f"{b64encode(w).decode()} {i}\n" for i, w in enumerate(words)))
+        arguments = ["--vocabulary", str(tmp_path / "bytes.tiktoken")]
+    assert len(printed(name, arguments).splitlines()) >= 2
