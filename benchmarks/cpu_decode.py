@@ -87,7 +87,7 @@ SYSTEMS: dict[str, tuple[Callable[[], Any], float, float]] = {
     "llama.cpp Q4_1": (LlamaCpp, 0.73, 0.73),
 }
 WEIGHTS = 134.5e6
-SAMPLING: dict[str, dict[str, float]] = {
+SAMPLING: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0},
     "temperature": {"temperature": 1},
     "top_p": {"temperature": 1, "top_p": 0.9},

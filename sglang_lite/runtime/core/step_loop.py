@@ -28,8 +28,9 @@ from sglang_lite.runtime.core.flushes import Flushes
 from sglang_lite.runtime.core.inbox import Inbox
 from sglang_lite.runtime.core.token_watch import DRAWS, GRAMMAR, STOPS, TEXT, TokenWatch
 from sglang_lite.runtime.executor import memory_shortage
+from sglang_lite.runtime.executor.logit_adjustments import DrawAdjustments
 from sglang_lite.runtime.executor.model_runner import LaunchedForward, ModelRunner, PendingTokens
-from sglang_lite.runtime.executor.sampler import DrawAdjustments, Masks, Sampled, SamplingTable
+from sglang_lite.runtime.executor.sampler import Masks, Sampled, SamplingTable
 from sglang_lite.runtime.output_builder import Finish
 from sglang_lite.runtime.request import Request, State
 from sglang_lite.runtime.scheduler.batch import Batch

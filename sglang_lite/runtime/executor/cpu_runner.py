@@ -11,8 +11,9 @@ import torch
 from numpy.typing import NDArray
 
 from sglang_lite.runtime.executor.cpu_inputs import build_cpu_inputs
+from sglang_lite.runtime.executor.logit_adjustments import DrawAdjustments
 from sglang_lite.runtime.executor.prompt_logprobs import PromptLogprobs, score
-from sglang_lite.runtime.executor.sampler import DrawAdjustments, Masks, Sampled, SamplingTable, sample
+from sglang_lite.runtime.executor.sampler import Masks, Sampled, SamplingTable, sample
 from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.kv_cache.slot_table import SlotTable
 from sglang_lite.runtime.models.model import Model

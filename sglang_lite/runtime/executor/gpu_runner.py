@@ -22,6 +22,7 @@ from sglang_lite.runtime.executor.cuda_graphs import CapturedGraph, CudaGraphs
 from sglang_lite.runtime.executor.device_masks import DeviceMasks
 from sglang_lite.runtime.executor.gpu_inputs import BLOCK_SIZES, MAX_TOKEN_READS, GpuInputs, build_gpu_inputs
 from sglang_lite.runtime.executor.gpu_slots import GpuSlots
+from sglang_lite.runtime.executor.logit_adjustments import DrawAdjustments, adjust_logits
 from sglang_lite.runtime.executor.prefill_graphs import PrefillGraphs, captured_tokens
 from sglang_lite.runtime.executor.prefix_groups import (
     LATENT_SAVING_FACTOR,
@@ -31,11 +32,9 @@ from sglang_lite.runtime.executor.prefix_groups import (
 )
 from sglang_lite.runtime.executor.prompt_logprobs import FIRST_ROWS, PromptLogprobs, TokensToScore, score, score_rows
 from sglang_lite.runtime.executor.sampler import (
-    DrawAdjustments,
     Masks,
     Sampled,
     SamplingTable,
-    adjust_logits,
     draw_logprobs,
     token_logprob,
 )
@@ -310,11 +309,7 @@ class GpuRunner:
                 logits, softcap = torch.tanh(logits / softcap) * softcap, None
             if self._original_logprobs:
                 logprobs = {i: logits[i].log_softmax(-1) for i in reported}
-            for i, row in adjustments.items():
-                try:
-                    adjust_logits(logits[i], row)
-                except SglError as error:
-                    errors[i] = error
+            errors = adjust_logits(logits, adjustments)
         where = self._staging.send_all(slots, positions - 1)
         tokens = self._staging.host_buffer(len(rows))
         device_masks = mask_rows = None

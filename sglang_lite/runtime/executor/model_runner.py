@@ -7,8 +7,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from sglang_lite.runtime.executor.logit_adjustments import DrawAdjustments
 from sglang_lite.runtime.executor.prompt_logprobs import PromptLogprobs
-from sglang_lite.runtime.executor.sampler import DrawAdjustments, Masks, Sampled
+from sglang_lite.runtime.executor.sampler import Masks, Sampled
 from sglang_lite.runtime.models.model import Model
 from sglang_lite.runtime.scheduler.batch import Batch
 

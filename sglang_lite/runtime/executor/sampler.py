@@ -12,11 +12,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sglang_lite.protocol import ModelError, ProgramError, SglError, TokenLogprob
+from sglang_lite.protocol import ModelError, SglError, TokenLogprob
+from sglang_lite.runtime.executor.logit_adjustments import DrawAdjustments, adjust_logits
 from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.random_uniforms import uniforms
 from sglang_lite.runtime.request import not_finite
-from sglang_lite.runtime.resolved_params import LogitProcessor, ResolvedParams
+from sglang_lite.runtime.resolved_params import ResolvedParams
 
 _CANDIDATES = 4096  # tokens that top-p sorts first
 
@@ -44,25 +45,6 @@ class SamplingTable:
         self.top_k[slot] = max(params.top_k, 0)
         self.min_p[slot] = params.min_p
         self.seed[slot] = seed % 2**64
-
-
-@dataclass(frozen=True, slots=True)
-class DrawAdjustments:
-    """Adjustments of one row's draw that the sampling table doesn't cover.
-
-    Attributes:
-        params: penalties, biases and log-probabilities to report.
-        tokens: ids of the prompt and the output so far.
-        prompt_len: number of prompt tokens.
-        banned: ids that may not be drawn.
-        processor: caller's logit processor, or None.
-    """
-
-    params: ResolvedParams
-    tokens: Ints
-    prompt_len: int
-    banned: tuple[int, ...] = ()
-    processor: LogitProcessor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,12 +103,7 @@ def sample(
     """
     reported = [i for i, row in adjustments.items() if row.params.return_logprob]
     logprobs = {i: logits[i].log_softmax(-1) for i in reported if original_logprobs}
-    errors: dict[int, SglError] = {}
-    for i, row in adjustments.items():
-        try:
-            adjust_logits(logits[i], row)
-        except SglError as error:
-            errors[i] = error
+    errors = adjust_logits(logits, adjustments)
     masked = () if masks is None else (masks.rows >= 0).nonzero()[0].tolist()
     if masks is not None:
         for i in masked:
@@ -176,50 +153,6 @@ def token_logprob(logprobs: torch.Tensor, token: int, params: ResolvedParams) ->
         top = tuple((value, i, None) for value, i in zip(values.tolist(), ids.tolist()))
     chosen = tuple((float(logprobs[i]), i, None) for i in params.token_ids_logprob)
     return TokenLogprob(float(logprobs[token]), token, top=top, ids=chosen)
-
-
-def adjust_logits(logits: torch.Tensor, row: DrawAdjustments) -> None:
-    """Applies the adjustments of a row to its logits [V] in place, on any device.
-
-    Raises:
-        ProgramError: the caller's logit processor failed.
-    """
-    if row.params.penalised:
-        _penalise(logits, row)
-    if row.params.logit_bias:
-        ids, biases = zip(*row.params.logit_bias)
-        logits[list(ids)] += torch.tensor(biases, device=logits.device)
-    if row.processor is not None:
-        logits.copy_(_processed(row.processor, row.tokens.tolist(), logits.float().cpu().clone()))
-    if row.banned:
-        logits[list(row.banned)] = float("-inf")
-
-
-def _processed(processor: LogitProcessor, tokens: list[int], logits: torch.Tensor) -> torch.Tensor:
-    try:
-        result = torch.as_tensor(processor(tokens, logits), dtype=torch.float32)
-    except Exception as error:  # code of the caller may raise anything
-        raise ProgramError(f"logit_processor failed: {error!r}") from error
-    if result.shape != logits.shape:
-        raise ProgramError(f"logit_processor returned {list(result.shape)} numbers, not {list(logits.shape)}.")
-    if not result.max().isfinite():
-        raise ProgramError("logit_processor returned NaN, inf or nothing but -inf.")
-    return result
-
-
-def _penalise(logits: torch.Tensor, row: DrawAdjustments) -> None:
-    params = row.params
-    if params.repetition_penalty != 1.0:
-        seen = torch.from_numpy(np.unique(row.tokens).astype(np.int64)).to(logits.device)
-        scores = logits[seen]
-        factor = params.repetition_penalty
-        logits[seen] = torch.where(scores > 0, scores / factor, scores * factor)
-    output = row.tokens[row.prompt_len :]
-    if len(output) and (params.frequency_penalty or params.presence_penalty):
-        ids, counts = np.unique(output, return_counts=True)
-        penalty = params.frequency_penalty * counts + params.presence_penalty
-        at = torch.from_numpy(ids.astype(np.int64)).to(logits.device)
-        logits[at] -= torch.from_numpy(penalty).float().to(logits.device)
 
 
 def _draw(logits: torch.Tensor, table: SamplingTable, slots: Ints, positions: Ints) -> torch.Tensor:

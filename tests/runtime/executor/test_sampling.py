@@ -1,6 +1,7 @@
 """Draws, their ends and reports: the same alone, in a batch, from the cache and after a retraction."""
 
 import threading
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -12,7 +13,8 @@ import sglang_lite as sgl
 from sglang_lite.engine.engine import Engine
 from sglang_lite.protocol import Delta, Generation, SamplingParams, Span
 from sglang_lite.runtime.config import EngineConfig
-from sglang_lite.runtime.executor.sampler import DrawAdjustments, Masks, SamplingTable, sample
+from sglang_lite.runtime.executor.logit_adjustments import DrawAdjustments, adjust_logits
+from sglang_lite.runtime.executor.sampler import Masks, SamplingTable, sample
 from sglang_lite.runtime.load_model import load_model, pick_device
 from sglang_lite.runtime.models.layers.linear import Bf16Linear, DenseLinear
 from sglang_lite.runtime.random_uniforms import sample_seed, uniforms
@@ -106,7 +108,7 @@ def test_filters_keep_the_tokens_that_a_sort_of_the_vocabulary_keeps(size):
         logits = random.normal(size=size) * random.choice([0.0, 0.1, 1, 3, 10])
         logits = (logits * 4).round() / 4 if random.random() < 0.5 else logits
         logits[1:][random.random(size - 1) < random.choice([0, 0.5])] = -np.inf
-        options = {
+        options: dict[str, Any] = {
             "top_k": int(random.choice([-1, 1, 3, 50, size])),
             "top_p": float(random.choice([1, 0.9999999, 0.999, 0.9, 0.5, 0.1, 1e-6])),
             "min_p": float(random.choice([0, 0.05, 0.5, 1])),
@@ -119,6 +121,40 @@ def test_filters_keep_the_tokens_that_a_sort_of_the_vocabulary_keeps(size):
         targets = torch.from_numpy(uniforms(table.seed[slots], positions)) * mass[-1]
         expected = torch.searchsorted(mass, targets, right=True).clamp(max=size - 1).tolist()
         assert sample(row.repeat(n, 1), table, slots, positions, {}).tokens == expected, (size, options)
+
+
+def test_rows_are_adjusted_together_as_each_would_be_alone():
+    """Counted token by token."""
+    random, size = np.random.default_rng(3), 30
+    logits = torch.from_numpy(random.normal(size=(40, size))).float()
+    expected, adjustments = logits.clone(), {}
+    for i in random.permutation(40)[:30].tolist():
+        tokens = random.integers(0, 12, size=random.integers(1, 25)).astype(np.int32)
+        prompt = int(random.integers(0, len(tokens) + 1))
+        params = resolve_params(
+            SamplingParams(
+                repetition_penalty=float(random.choice([1, 0.7, 1.3])),
+                frequency_penalty=float(random.choice([0, 0.4])),
+                presence_penalty=float(random.choice([0, -0.3])),
+                logit_bias=((3, 2.0), (5, -1.5)) if random.random() < 0.5 else (),
+            ),
+            size,
+        )
+        banned = (7, 3) if random.random() < 0.3 else ()
+        adjustments[i] = DrawAdjustments(params, tokens, prompt, banned)
+        for token in set(tokens.tolist()):
+            score = expected[i, token]
+            expected[i, token] = torch.where(
+                score > 0, score / params.repetition_penalty, score * params.repetition_penalty
+            )
+            count = tokens[prompt:].tolist().count(token)
+            if count:
+                expected[i, token] -= float(np.float32(params.frequency_penalty * count + params.presence_penalty))
+        for token, bias in params.logit_bias or ():
+            expected[i, token] += bias
+        expected[i, list(banned)] = -np.inf
+    assert adjust_logits(logits, adjustments) == {}
+    assert torch.equal(logits, expected)
 
 
 def table_filters(table):

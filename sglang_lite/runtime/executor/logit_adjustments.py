@@ -1,0 +1,122 @@
+"""Adjustments of logits before a draw: penalties, biases, the caller's processors, tokens that may not be drawn.
+
+All rows of a step are adjusted together, on any device: a step of 256 penalised rows takes as many operations as one of
+a single row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from sglang_lite.protocol import ProgramError, SglError
+from sglang_lite.runtime.kv_cache.pages import Ints
+from sglang_lite.runtime.resolved_params import LogitProcessor, ResolvedParams
+
+
+@dataclass(frozen=True, slots=True)
+class DrawAdjustments:
+    """Adjustments of one row's draw that the sampling table doesn't cover.
+
+    Attributes:
+        params: penalties, biases and log-probabilities to report.
+        tokens: ids of the prompt and the output so far.
+        prompt_len: number of prompt tokens.
+        banned: ids that may not be drawn.
+        processor: caller's logit processor, or None.
+    """
+
+    params: ResolvedParams
+    tokens: Ints
+    prompt_len: int
+    banned: tuple[int, ...] = ()
+    processor: LogitProcessor | None = None
+
+
+def adjust_logits(logits: torch.Tensor, adjustments: Mapping[int, DrawAdjustments]) -> dict[int, SglError]:
+    """Applies adjustments to float32 logits [R, V] in place. Returns the errors of logit processors by row.
+
+    Args:
+        logits: contiguous.
+        adjustments: adjustments by row.
+    """
+    errors: dict[int, SglError] = {}
+    rows = list(adjustments.items())
+    _divide_repeated(logits, [(i, row) for i, row in rows if row.params.repetition_penalty != 1.0])
+    _subtract_counted(
+        logits, [(i, row) for i, row in rows if row.params.frequency_penalty or row.params.presence_penalty]
+    )
+    biased = [(i, row.params.logit_bias) for i, row in rows if row.params.logit_bias]
+    if biased:
+        at = _positions(logits, [(i, [token for token, _ in biases]) for i, biases in biased])
+        added = [bias for _, biases in biased for _, bias in biases]
+        logits.view(-1)[at] += torch.tensor(added, dtype=torch.float32, device=logits.device)
+    for i, row in rows:
+        if row.processor is not None:
+            try:
+                logits[i] = _processed(row.processor, row.tokens.tolist(), logits[i].cpu().clone()).to(logits.device)
+            except SglError as error:
+                errors[i] = error
+    banned = [(i, row.banned) for i, row in rows if row.banned]
+    if banned:
+        logits.view(-1)[_positions(logits, banned)] = float("-inf")
+    return errors
+
+
+def _positions(logits: torch.Tensor, ids: Sequence[tuple[int, Sequence[int] | Ints]]) -> torch.Tensor:
+    """Positions in the flattened logits of token ids, int64 [sum of their numbers], on the device of the logits.
+
+    Args:
+        logits: logits [R, V].
+        ids: row and its token ids, for some rows.
+    """
+    flat = [np.asarray(each, dtype=np.int64) + i * logits.shape[1] for i, each in ids]
+    return torch.from_numpy(np.concatenate(flat)).to(logits.device)
+
+
+def _per_token(values: Sequence[float], tokens: Sequence[Ints], like: torch.Tensor) -> torch.Tensor:
+    """Float64 values of rows, repeated for each of a row's tokens."""
+    return torch.from_numpy(np.repeat(np.array(values, dtype=np.float64), [len(each) for each in tokens])).to(
+        like.device
+    )
+
+
+def _divide_repeated(logits: torch.Tensor, rows: Sequence[tuple[int, DrawAdjustments]]) -> None:
+    """Repetition penalty: divides positive logits of tokens in the prompt or output, multiplies others (Keskar et al.,
+    arXiv:1909.05858). A token that occurs twice is written twice with the same number."""
+    if not rows:
+        return
+    tokens = [row.tokens for _, row in rows]
+    at = _positions(logits, [(i, row.tokens) for i, row in rows])
+    factor = _per_token([row.params.repetition_penalty for _, row in rows], tokens, at).float()
+    scores = logits.view(-1)[at]
+    logits.view(-1)[at] = torch.where(scores > 0, scores / factor, scores * factor)
+
+
+def _subtract_counted(logits: torch.Tensor, rows: Sequence[tuple[int, DrawAdjustments]]) -> None:
+    """Frequency penalty, for each occurrence of a token in the output, and presence penalty, for the first."""
+    outputs = [(i, row.tokens[row.prompt_len :]) for i, row in rows]
+    if not any(len(output) for _, output in outputs):
+        return
+    at = _positions(logits, outputs)
+    tokens = [output for _, output in outputs]
+    ordered = at.sort().values
+    count = torch.searchsorted(ordered, at, right=True) - torch.searchsorted(ordered, at)
+    frequency = _per_token([row.params.frequency_penalty for _, row in rows], tokens, at)
+    presence = _per_token([row.params.presence_penalty for _, row in rows], tokens, at)
+    logits.view(-1)[at] = logits.view(-1)[at] - (frequency * count + presence).float()
+
+
+def _processed(processor: LogitProcessor, tokens: list[int], logits: torch.Tensor) -> torch.Tensor:
+    try:
+        result = torch.as_tensor(processor(tokens, logits), dtype=torch.float32)
+    except Exception as error:  # code of the caller may raise anything
+        raise ProgramError(f"logit_processor failed: {error!r}") from error
+    if result.shape != logits.shape:
+        raise ProgramError(f"logit_processor returned {list(result.shape)} numbers, not {list(logits.shape)}.")
+    if not result.max().isfinite():
+        raise ProgramError("logit_processor returned NaN, inf or nothing but -inf.")
+    return result
