@@ -17,6 +17,7 @@ pytestmark = pytest.mark.slow
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 SMALL = {
     "attacks.py": ["--seconds", "0.2", "--attacks", "idle"],
+    "adjusted_rows.py": ["--shape", "small", "--rows", "2", "--prompt", "4", "--new", "2", "--repeat", "1"],
     "compiled.py": ["--rows", "4", "--repeat", "1", "--own", "8", "--programs", "4", "--tokens", "1"],
     "constrained.py": ["--systems", "sglang_lite", "--tokens", "4"],
     "constrained_gpu.py": ["--help"],  # it needs a GPU, as others below
