@@ -14,7 +14,7 @@ class NotRead(Exception):  # noqa: N818 # not an error: another dialect
 def by_lark(grammar):
     """The `lark` package, with every derivation of Earley's algorithm and every length of a terminal."""
     try:
-        parser = lark.Lark(grammar, parser="earley", lexer="dynamic_complete")
+        parser = lark.Lark(grammar, parser="earley", lexer="dynamic_complete", ambiguity="forest")
     except lark.exceptions.LarkError as error:
         raise NotRead(str(error)) from error
 
