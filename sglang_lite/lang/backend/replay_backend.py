@@ -45,10 +45,10 @@ class Replay(BaseBackend):
 
     Args:
         path: path of the recording.
-        match: "request": a request must be equal to a recorded one, and equal requests receive their recorded answers
-            in order; any other request is refused, and the error shows the first difference. "node": if no equal
-            request is left, a node receives the next answer of the same node (program, place in the tree of forks,
-            variable), so that prompts may have changed.
+        match: "request": a request must be equal to a recorded one. It receives the answer of the same node, and equal
+            requests of other nodes receive those that are left, in order; any other request is refused, and the error
+            shows the first difference. "node": if no equal request is left, a node receives the next answer of the same
+            node (program, place in the tree of forks, variable), so that prompts may have changed.
         timing: whether to wait as long as each answer, and each piece of a stream, took.
         partial: whether to accept a recording that was cut short, and use its complete calls.
         chat_template: template that renders turns as text, if the recording could not store its own.
@@ -83,10 +83,12 @@ class Replay(BaseBackend):
         self.chat_template = chat_template or _template(self._head.template)
         self._lock = threading.Lock()
         self._of_request: defaultdict[bytes, deque[RecordedCall]] = defaultdict(deque)
+        self._of_both: defaultdict[tuple[bytes, NodeIdentity], deque[RecordedCall]] = defaultdict(deque)
         self._of_node: defaultdict[NodeIdentity, deque[RecordedCall]] = defaultdict(deque)
         for call in self._calls:
-            self._of_request[request_key(call.request)].append(call)
-            self._of_node[_node_of(call)].append(call)
+            key, node = request_key(call.request), _node_of(call)
+            for calls in (self._of_request[key], self._of_both[key, node], self._of_node[node]):
+                calls.append(call)
         self._used: set[int] = set()
 
     @property
@@ -168,7 +170,7 @@ class Replay(BaseBackend):
         """Recorded call that answers a request. Each call is used once."""
         node, key = current_node(), request_key(request)
         with self._lock:
-            call = self._next(self._of_request.get(key), request)
+            call = self._next(self._of_both.get((key, node)), request) or self._next(self._of_request.get(key), request)
             if call is None and self._by_node:
                 call = self._next(self._of_node.get(node), request)
             if call is not None:

@@ -1,6 +1,7 @@
 """A recorded run replays offline: equal texts, values, errors and usage; what is not the same is refused with its place."""
 
 import asyncio
+import itertools
 import json
 import os
 import random
@@ -153,6 +154,24 @@ def test_attempts_replay_one_after_another(file):
         assert first["n"] == "4"
     again = number.run(backend=sgl.Replay(file))
     assert (again["n"], again.usage().thrown_away_tokens) == ("4", 1)
+
+
+def test_a_node_gets_its_own_answer_whenever_it_asks(file):
+    @sgl.function
+    def program(s, order):
+        s += "Say: "
+        branches = s.fork(3)
+        for i in order:
+            branches[i] += sgl.gen("x")
+            branches[i].sync()
+        branches.join()
+
+    numbers = itertools.count()
+    with sgl.record(file, sgl.ScriptedBackend(lambda call: str(next(numbers)))) as recorder:
+        assert program.run([2, 0, 1], backend=recorder)["x"] == ["1", "2", "0"]
+    for match in ("request", "node"):
+        for order in ([2, 0, 1], [0, 1, 2], [1, 2, 0]):
+            assert program.run(order, backend=sgl.Replay(file, match=match))["x"] == ["1", "2", "0"]
 
 
 def test_batches_and_coroutines_replay(file):
