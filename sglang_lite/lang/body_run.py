@@ -15,6 +15,7 @@ from types import TracebackType
 from sglang_lite.lang.backend.base_backend import BaseBackend
 from sglang_lite.lang.concurrency.variables import Variable
 from sglang_lite.lang.execution.branch import Branch
+from sglang_lite.lang.execution.kept import Kept
 from sglang_lite.lang.execution.player import Player
 from sglang_lite.lang.execution.reading import finished
 from sglang_lite.lang.execution.run import BoundCall, Run, RunSettings, current_run
@@ -38,6 +39,7 @@ class BodyRun:
 
     Args:
         args, kwargs: arguments of the body; the caller has checked that they fit its signature.
+        kept: answers of the earlier run that this run repeats; None if it is no rerun.
 
     Attributes:
         state: state of the run.
@@ -52,10 +54,11 @@ class BodyRun:
         kwargs: dict[str, UserValue],
         backend: BaseBackend,
         settings: RunSettings,
+        kept: Kept | None = None,
     ) -> None:
         self._program, self._args, self._kwargs = program, args, kwargs
         outer = current_run.get()
-        run = Run(backend, settings, is_async=program.is_async, outer=outer, new_state=ProgramState)
+        run = Run(backend, settings, is_async=program.is_async, outer=outer, new_state=ProgramState, kept=kept)
         run.called = BoundCall(program, args, kwargs)
         if program.speculation.tokens is not None:
             run.speculation, run.speculates = program.speculation, program.speculation.on

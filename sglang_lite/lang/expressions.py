@@ -268,8 +268,8 @@ class BaseProgram(ABC):
         """Runs the program, for coroutines, and returns its state."""
 
     @abstractmethod
-    def run_again(self, called: Any, backend: Any, settings: Any) -> UserValue:  # types of modules that import this one
-        """Runs the program again with the arguments of an earlier call, on another backend. Returns the new state."""
+    def run_again(self, called: Any, run: Any, kept: Any) -> UserValue:  # types of modules that import this one
+        """Repeats a run of the program, with the answers that it keeps. Returns the new state."""
 
 
 class SglCall(Expression, ABC):

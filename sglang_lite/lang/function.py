@@ -12,7 +12,6 @@ from types import MethodType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from sglang_lite.lang.argument_names import explains_wrong_arguments, nearest_name, no_such_argument
-from sglang_lite.lang.backend.base_backend import BaseBackend
 from sglang_lite.lang.backend.default import BackendLike, backend_for
 from sglang_lite.lang.batch_pools import async_pool_of, pool_of
 from sglang_lite.lang.batches import batch
@@ -20,6 +19,7 @@ from sglang_lite.lang.batches.batch import BatchPlan, Cluster, OnError
 from sglang_lite.lang.body_run import BodyRun, start_thread
 from sglang_lite.lang.checks import check_flags
 from sglang_lite.lang.execution.api_speculation import ApiSpeculation
+from sglang_lite.lang.execution.kept import Kept
 from sglang_lite.lang.execution.reading import finished
 from sglang_lite.lang.execution.run import BoundCall, Run, RunSettings, current_run
 from sglang_lite.lang.expressions import BaseProgram
@@ -330,12 +330,12 @@ class SglFunction(BaseProgram):
         with plan:
             return batch.results_of(plan, {index: outcome async for index, outcome in outcomes})
 
-    def run_again(self, called: BoundCall, backend: BaseBackend, settings: RunSettings) -> ProgramState:
-        """Runs the program again with the arguments of an earlier call, on another backend and with a fresh budget."""
-        budget = None if settings.budget is None else settings.budget.afresh()
+    def run_again(self, called: BoundCall, run: Run, kept: Kept) -> ProgramState:
+        """Repeats a run of the program, with a fresh budget."""
+        budget = None if run.settings.budget is None else run.settings.budget.afresh()
         with _trimmed:
-            settings = replace(settings, stream=False, budget=budget)
-            call = BodyRun(self, called.args, dict(called.kwargs), backend, settings)
+            settings = replace(run.settings, stream=False, budget=budget)
+            call = BodyRun(self, called.args, dict(called.kwargs), run.backend, settings, kept)
             return self._run_here(call)
 
     def _run_here(self, call: BodyRun | CompiledCall | HeldRow) -> ProgramState:

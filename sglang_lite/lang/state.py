@@ -32,8 +32,8 @@ from sglang_lite.lang.execution.stream_executor import StreamExecutor
 from sglang_lite.lang.expressions import BaseProgram
 from sglang_lite.lang.results import meta_info, probabilities, usages_of
 from sglang_lite.lang.saved.kept_values import import_by_name
-from sglang_lite.lang.saved.rerun import RememberingBackend, answers_of, with_value
-from sglang_lite.lang.saved.runs import AbsentBackend, branch_of, run_until, same_tokens, saved_run, write
+from sglang_lite.lang.saved.rerun import run_again
+from sglang_lite.lang.saved.runs import AbsentBackend, as_saved_run, branch_of, run_until, same_tokens, saved_run, write
 from sglang_lite.lang.scopes import Checkpoint, CopyScope, Scope
 from sglang_lite.lang.state_group import ProgramStateGroup as ProgramStateGroup
 from sglang_lite.lang.tracebacks import trim
@@ -162,7 +162,7 @@ class ProgramState(AttributeHints):
                 "call", f"{program!r:.60} is not a program.", hint="Decorate it: @sgl.function.", where=user_location()
             )
         executor = self.branch
-        seed = executor.node_seed()
+        seed = executor.seed_of(executor.next_node())
         inherited = {"backend": executor.backend, "seed": None if isinstance(seed, Unset) else seed}
         if "backend" not in kwargs:
             inherited["priority"] = executor.run.settings.priority
@@ -386,50 +386,40 @@ class ProgramState(AttributeHints):
         write(self._saved(), path)
 
     def rerun(self, at: str, value: str | None = None) -> ProgramState:
-        """Runs the program again with a different answer of one node. Nodes whose prompt, parameters and constraint are
-        unchanged keep their answers; others are requested again, as are failed nodes. (The whole body runs again,
-        including nodes with their own `backend=` and programs that it runs by themselves.)
+        """Runs the program again with a different answer of one node. A node at the same place in the program whose
+        prompt, parameters and constraint are unchanged keeps its answer; others are requested again, as are failed
+        nodes. (The whole body runs again, including nodes with their own `backend=` and programs that it runs by
+        themselves.)
 
         Args:
-            at: variable of the node.
+            at: variable of the node; of the last one, if several nodes have set it.
             value: text of the node's new answer; None to generate it again.
 
         Returns:
             The state of the new run. Its usage counts only the nodes that were executed again.
 
         Raises:
-            ParameterError: no node set the variable, or the value is not possible for its node.
-            ProgramError: the state was loaded without its program, or its arguments are not plain data.
+            ParameterError: no node of the body set the variable, or the value is not possible for its node.
+            ProgramError: the state was loaded without its program, or its arguments are not plain data; or it is a
+                branch of a fork.
             CapabilityError: the backend has SGLang's blocking hooks.
         """
-        run = self.branch.run
-        if run.called is None:
-            raise ProgramError(
-                "this state has no program to run again.",
-                hint="Load it with sgl.load(path, program); its run's arguments must be plain data.",
-                where=user_location(),
-            )  # fmt: skip
-        if run.backend.blocking:
-            raise run.backend.refusal("rerun", "running a state again", "Run the program instead.", user_location())
         self.error()
         self._wait_for_branches()
-        answers = with_value((*run.remembered, *answers_of(self.branch.player)), at, value)
-        backend = RememberingBackend(run.backend, answers)
-        state: ProgramState = run.called.program.run_again(run.called, backend, run.settings)
+        state: ProgramState = run_again(self.branch, at, value)
         return state
 
     def fork_at(self, at: str, size: int = 1) -> ProgramStateGroup:
-        """Group of `size` states that continue after the node that set the variable `at`, with the text and variables
-        up to there and on the same backend. Each state is a separate run.
+        """Group of `size` states that continue after the last node that set the variable `at`, with the text and the
+        variables of that place and on the same backend. Each state is a separate run.
 
         Raises:
             ParameterError: no node in the state's text set the variable.
         """
         check_whole("size", size, 1, user_location())
         saved, backend = self._saved(), self.branch.backend
-        paths = [f"{self.branch.path}/{at}.{i}" for i in range(size)]
-        states = [ProgramState.from_saved(run_until(saved, at, path), backend, import_by_name, None) for path in paths]
-        return ProgramStateGroup(states)
+        runs = [run_until(saved, at, i) for i in range(size)]
+        return ProgramStateGroup([ProgramState.from_saved(run, backend, import_by_name, None) for run in runs])
 
     def _saved(self) -> SavedRun:
         self.sync()
@@ -472,9 +462,7 @@ def _refuse_offset(offset: object) -> None:
 
 def unpickled(data: bytes, program: BaseProgram | None) -> ProgramState:
     """State from a pickle. It can only be read, as it has no backend."""
-    saved = wire.decode(data)
-    assert isinstance(saved, SavedRun)
-    return ProgramState.from_saved(saved, AbsentBackend(), import_by_name, program)
+    return ProgramState.from_saved(as_saved_run(wire.decode(data)), AbsentBackend(), import_by_name, program)
 
 
 def _text_of(record: Any, value: Any) -> Any:

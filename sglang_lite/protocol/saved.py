@@ -45,15 +45,16 @@ class SavedPiece(Record, frozen=True):
 
 
 class SavedVariable(Record, frozen=True):
-    """Variable of a run.
+    """Value that a variable of a run has received.
 
     Attributes:
         name: name of the variable.
         value: value as plain data, in which objects are stored with the names of their types.
         result: result of the node that made it, or None.
-        error: error that the node failed with, if it has no value.
+        error: error that the node failed with, if it has no value, or why a value that was replaced is not saved.
         behind: place after the node, as the numbers of pieces and finished turns up to there, and the open turn (role
-            and index of its first piece) or None; None if no node made the variable.
+            and index of its first piece) or None; None if no node of the text made the value.
+        node: path in the program's tree of the node that made the value; "" if none did.
     """
 
     name: str
@@ -61,20 +62,24 @@ class SavedVariable(Record, frozen=True):
     result: SavedResult | None = None
     error: str | None = None
     behind: tuple[int, int, tuple[str, int] | None] | None = None
+    node: str = ""
 
 
 class SavedAnswer(Record, frozen=True):
-    """Answers of one node.
+    """Node of a run and the answers that it has taken.
 
     Attributes:
-        asked: digest of the prompt, parameters and constraint or choices.
+        asked: digest of its question: the prompt, and the parameters and the constraint, or the choices and the method.
         name: name of the variable, or None.
-        answers: samples of a generation, or one selection with its decision.
+        answers: samples of a generation, or steps of a selection with their decisions; empty if the node has failed, or
+            has another backend than the run.
+        node: path of the node in the program's tree.
     """
 
     asked: str
     name: str | None
-    answers: tuple[Generation | SavedChoice, ...]
+    answers: tuple[Generation | SavedChoice, ...] = ()
+    node: str = ""
 
 
 class SavedRun(Record, frozen=True):
@@ -92,10 +97,11 @@ class SavedRun(Record, frozen=True):
         pieces: pieces of the text.
         messages: finished turns.
         turn: role of the open turn and the index of its first piece, or None.
-        variables: variables in the order in which they were made; the one with the name "" is the return value of the
-            body.
-        answers: answers of the nodes.
+        variables: values of the variables in the order in which they were set, including those that were replaced; the
+            one with the name "" is the return value of the body.
+        answers: nodes of the program's body, with their answers.
         usage: usage of the whole run.
+        format: version of this record's meaning; 1 (before nodes had paths) can't be read any more.
     """
 
     program: str
@@ -114,3 +120,4 @@ class SavedRun(Record, frozen=True):
     variables: tuple[SavedVariable, ...] = ()
     answers: tuple[SavedAnswer, ...] = ()
     usage: Usage = msgspec.field(default_factory=Usage)
+    format: int = 1

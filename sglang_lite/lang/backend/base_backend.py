@@ -68,7 +68,6 @@ class BaseBackend:
 
     Attributes:
         capabilities: features that the backend supports with its model.
-        has_saved_answers: True if the backend may have stored answers of an earlier run.
         enforces: True if answers satisfy their constraints or an error is raised. If False, every answer is validated
             against its constraint.
         chat_template: template that renders turns as text, or None.
@@ -81,7 +80,6 @@ class BaseBackend:
 
     capabilities: Capabilities = EVERYTHING
     enforces = False
-    has_saved_answers = False
     support_concate_and_append = False
     max_threads = 64
     price: Price | None = None
@@ -187,17 +185,6 @@ class BaseBackend:
     def select_now(self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool) -> Selection | None:
         """Returns the selection if it is available without waiting, or None to call `aselect`. Called like
         `answer_now`."""
-        return None
-
-    def saved_answers(
-        self, prompt: Prompt, params: SamplingParams, constraint: Constraint | None
-    ) -> Sequence[Generation] | None:
-        """Answers that an earlier run received for the same request, each to be used once, or None if none are
-        stored."""
-        return None
-
-    def saved_selection(self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool) -> Selection | None:
-        """Selection that an earlier run received for the same request, to be used once, or None if none is stored."""
         return None
 
     def begin_run(self, wait: Callable[[], object]) -> None:

@@ -12,8 +12,7 @@ class NodeIdentity(NamedTuple):
 
     Attributes:
         program: name of the program, or "" outside a program.
-        place: path of the node's branch and number of the node in it, as text; equal in all runs that reach the node
-            the same way.
+        place: path of the node in the program's tree; equal in all runs that reach the node the same way.
         name: name of the node's variable, or None.
     """
 
@@ -25,10 +24,8 @@ class NodeIdentity(NamedTuple):
 # True while a selection needs the scores of its choices.
 scores_needed: ContextVar[bool] = ContextVar("sglang_lite_scores_needed", default=False)
 
-# Program, path of the branch, number of the node in it, and variable; combined to a NodeIdentity only on demand.
-current_node_var: ContextVar[tuple[str, str, int, str | None] | None] = ContextVar(
-    "sglang_lite_current_node", default=None
-)
+# Fields of a NodeIdentity, which is only made on demand.
+current_node_var: ContextVar[tuple[str, str, str | None] | None] = ContextVar("sglang_lite_current_node", default=None)
 
 
 def current_node() -> NodeIdentity:
@@ -36,5 +33,4 @@ def current_node() -> NodeIdentity:
     node = current_node_var.get()
     if node is None:
         return NodeIdentity()
-    program, path, number, name = node
-    return NodeIdentity(program, f"{path}/{number}", name)
+    return NodeIdentity(*node)

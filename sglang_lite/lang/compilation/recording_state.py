@@ -181,9 +181,8 @@ class RecordingBranch(Branch):
             submitted: Any = actions[number]
             actions[number] = replace(submitted, path=path, holes=len(self.recorder.holes) > holes)
 
-    def node_seed(self) -> int | Unset:
-        self.node_count += 1
-        self._seed = f"{self.path}/{self.node_count}"
+    def seed_of(self, node: str) -> int | Unset:
+        self._seed = node
         return UNSET
 
     def _put(self, op: Op) -> None:
@@ -312,13 +311,11 @@ class RecordingBranch(Branch):
         return tuple(parts), ""
 
     def fork(self, size: int = 1, where: Location | None = None) -> list[Branch]:
-        self.node_count += 1
+        node = self.next_node()
         place = len(self.nodes)
         self._record(Fork(((),) * size, where=where))
         children = [
-            RecordingBranch(
-                Player(self.run), f"{self.path}/{self.node_count}.{i}", self.recorder, (*self.at, place, i), self
-            )
+            RecordingBranch(Player(self.run), f"{node}.{i}", self.recorder, (*self.at, place, i), self)
             for i in range(size)
         ]
         self.copy_state_to(children)

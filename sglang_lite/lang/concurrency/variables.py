@@ -61,13 +61,15 @@ class Variable:
         where: line of the user's code that made the variable.
         record: the backend's result for the node (a list for several samples); None for values set by hand.
         kind: Python type of the value, if one was requested.
+        node: path in the program's tree of the node that makes it; "" for a value that no node makes.
         log: text of the node while it is generated, closed when the variable is settled; None if no stream is read.
         end_place: position in the branch's transcript directly after the node; None if no node of the branch made the
             variable.
     """
 
     __slots__ = (
-        "_callbacks", "_done", "_error", "_lock", "_made", "_value", "end_place", "kind", "log", "record", "where"
+        "_callbacks", "_done", "_error", "_lock", "_made", "_value", "end_place", "kind", "log", "node", "record",
+        "where",
     )  # fmt: skip
 
     def __init__(self, where: Location | None = None, made: int | None = None) -> None:
@@ -75,6 +77,7 @@ class Variable:
         self._made = forks() if made is None else made
         self.record: Any = None
         self.kind: Any = None
+        self.node = ""
         self.log: TextLog | None = None
         self.end_place: Any = None
         self._lock = threading.Lock()

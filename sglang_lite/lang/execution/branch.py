@@ -30,7 +30,7 @@ from sglang_lite.lang.execution.player import Player
 from sglang_lite.lang.execution.push_down import PushedBranch
 from sglang_lite.lang.execution.reading import added, when_finished
 from sglang_lite.lang.execution.repair_prompt import check_repair
-from sglang_lite.lang.execution.run import NO_PARAMS, merge
+from sglang_lite.lang.execution.run import NO_PARAMS, Run, merge
 from sglang_lite.lang.execution.shared_call import SharedCall, first_shared, may_share
 from sglang_lite.lang.execution.stream_executor import StreamExecutor
 from sglang_lite.lang.execution.transcript import Piece
@@ -104,8 +104,8 @@ class Branch:
 
     Args:
         player: plays the operations.
-        path: path of the branch in the tree of forks, from which seeds are derived.
-        node_count: number of nodes so far, from which seeds are derived, too.
+        path: path of the branch in the program's tree: that of the fork and the branch's index in it.
+        node_count: number of nodes so far; the path of a node is that of its branch and its number.
     """
 
     __slots__ = (
@@ -246,12 +246,13 @@ class Branch:
             own, example_choices(own.choices, own.multi), scores=not only_picks(own), where=where
         )
         self._matcher = None
-        variable = self._declare(node.name, where)
-        held = own.multi is not None or self.run.settings.retries or self.backend.has_saved_answers
+        variable = self._declare(node.name, self.next_node(), where)
+        held = own.multi is not None or self.run.settings.retries or self.run.kept is not None
         node = msgspec.structs.replace(
-            node, method=None if held else node.method, seed=self.node_seed(), special=self._role is None, where=where
-        )
-        return SelectOp(node, own, variable, path=self.path, number=self.node_count)
+            node, method=None if held else node.method, seed=self.seed_of(variable.node), special=self._role is None,
+            where=where,
+        )  # fmt: skip
+        return SelectOp(node, own, variable, in_body=self.run.body_open)
 
     def _gen(self, own: SglGen, where: Location | None) -> GenOp:
         options = own.options
@@ -271,7 +272,8 @@ class Branch:
                 constraint = number_as_regex(constraint, TERMINATORS)
         if reasoning is not None and constraint is not None and InOrder in kinds:
             constraint = with_reasoning(reasoning, constraint)
-        params = self._params(own.node, stops)
+        path = self.next_node()
+        params = self._params(own.node, stops, path)
         whole = constraint if self._grammar is None else Continuation(self._grammar, part=constraint)
         if whole is not None or backend.capabilities is not EVERYTHING:
             backend.check(own, params, whole, where)
@@ -282,14 +284,14 @@ class Branch:
                 if value is not UNSET:
                     raise backend.refusal(own, field, "SGLang's blocking hooks have no such parameter.", where)
         kind = None if own.value_type is None else own.value_type.annotation
-        variable = self._declare(own.node.name, where, kind)
-        node = Gen(own.node.name, params, constraint, self._held(own), where=where)
-        op = GenOp(node, own, variable, path=self.path, number=self.node_count)
-        self._matcher = None
+        thoughts = None
         if reasoning is not None:
             name = f"{own.node.name}_reasoning_content" if own.node.name is not None else None
-            op.thoughts = self._declare(name, where)
-        return op
+            thoughts = self._declare(name, path, where)
+        variable = self._declare(own.node.name, path, where, kind)
+        node = Gen(own.node.name, params, constraint, _held(own, self.run), where=where)
+        self._matcher = None
+        return GenOp(node, own, variable, thoughts=thoughts, in_body=self.run.body_open)
 
     def _check_repair(self, own: SglGen, backend: BaseBackend, params: SamplingParams, where: Location | None) -> None:
         if self._grammar is not None:
@@ -298,16 +300,9 @@ class Branch:
         retries = self.run.settings.retries if own.options.retries is None else own.options.retries
         check_repair(own, backend, retries, None if self._role is None else self._role[0], params, where)
 
-    def _held(self, own: SglGen) -> bool:
-        """Returns True if the caller's Python decides on the result: by retries, a check, or another backend."""
-        if own.options is None or self.backend.has_saved_answers:
-            return bool(self.run.settings.retries) or self.backend.has_saved_answers
-        retries = self.run.settings.retries if own.options.retries is None else own.options.retries
-        return bool(retries) or own.options.check is not None or own.options.backend is not None
-
-    def _params(self, node: Gen, more: tuple[str, ...]) -> SamplingParams:
+    def _params(self, node: Gen, more: tuple[str, ...], path: str) -> SamplingParams:
         """Parameters of the node over those of the run, with `more` stops and those of the open turn's template."""
-        params, seed = node.params, self.node_seed()
+        params, seed = node.params, self.seed_of(path)
         if self.run.settings.params is not NO_PARAMS:
             params = merge(self.run.settings.params, params)
         if self._role is not None:
@@ -327,8 +322,9 @@ class Branch:
             self._put(ImagePart(image, token, where=where))
         self.call_hook("fill_image")
 
-    def _declare(self, name: str | None, where: Location | None, kind: Any = None) -> Variable:
+    def _declare(self, name: str | None, node: str, where: Location | None, kind: Any = None) -> Variable:
         variable = Variable(where, self.run.made)
+        variable.node = node
         if name is not None:
             variable.kind = kind  # before the name is declared: readers wait for the declaration
             if self.player.log is not None:
@@ -336,10 +332,14 @@ class Branch:
             self.names.declare(name, variable)
         return variable
 
-    def node_seed(self) -> int | Unset:
+    def next_node(self) -> str:
+        """Path of the next node in the program's tree."""
         self.node_count += 1
+        return f"{self.path}/{self.node_count}"
+
+    def seed_of(self, node: str) -> int | Unset:
         seed = self.run.settings.seed
-        return UNSET if seed is None else derived_seed(seed, f"{self.path}/{self.node_count}")
+        return UNSET if seed is None else derived_seed(seed, node)
 
     def _begin_turn(self, role: str, where: Location | None) -> None:
         if self._grammar is not None:
@@ -375,8 +375,8 @@ class Branch:
 
     def fork(self, size: int = 1, where: Location | None = None) -> list[Branch]:
         """Makes `size` branches that continue from here independently."""
-        self.node_count += 1
-        children = [Branch(self._forked(), f"{self.path}/{self.node_count}.{i}") for i in range(size)]
+        node = self.next_node()
+        children = [Branch(self._forked(), f"{node}.{i}") for i in range(size)]
         self.copy_state_to(children)
         players = [child.player for child in children]
         self.player.children += players
@@ -508,6 +508,15 @@ def raised_at(error: BaseException) -> Location | None:
             found = Location(frame.f_code, trace.tb_lasti)
         trace = trace.tb_next
     return found
+
+
+def _held(own: SglGen, run: Run) -> bool:
+    """Returns True if the caller's Python decides on a generation's result: by retries, a check, another backend, or
+    because an earlier run may have the answer."""
+    if own.options is None or run.kept is not None:
+        return bool(run.settings.retries) or run.kept is not None
+    retries = run.settings.retries if own.options.retries is None else own.options.retries
+    return bool(retries) or own.options.check is not None or own.options.backend is not None
 
 
 def _completed(params: SamplingParams, stops: tuple[str, ...], seed: int | Unset) -> SamplingParams:

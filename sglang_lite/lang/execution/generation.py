@@ -19,6 +19,7 @@ from sglang_lite.lang.concurrency.pool import in_pool
 from sglang_lite.lang.execution import blocking_hooks
 from sglang_lite.lang.execution.answer_streams import AnswerStream
 from sglang_lite.lang.execution.budget import max_generation_usage
+from sglang_lite.lang.execution.kept import Question
 from sglang_lite.lang.execution.operations import AnswerOp, GenOp, JoinOp, Op
 from sglang_lite.lang.execution.repair_prompt import repaired, shows
 from sglang_lite.lang.execution.retries import attempts, check_value, limit
@@ -32,8 +33,10 @@ from sglang_lite.protocol import (
     Delta,
     Generation,
     JsonSchema,
+    ParameterError,
     ProgramError,
     Prompt,
+    RequestTimeoutError,
     SglError,
     Span,
     Unset,
@@ -73,7 +76,7 @@ def generate_immediately(player: Player, op: GenOp) -> bool:
 def set_asked_node(player: Player, op: AnswerOp) -> None:
     """Sets the context variable from which a backend learns which node asks."""
     called = player.run.called
-    current_node_var.set(("" if called is None else called.program.name, op.path, op.number, op.node.name))
+    current_node_var.set(("" if called is None else called.program.name, op.variable.node, op.node.name))
 
 
 def _decides(options: GenOptions) -> bool:
@@ -135,6 +138,8 @@ def _generate(player: Player, op: GenOp, on_event: Callable[[], None] | None) ->
     """
     if player.pushed is not None:
         player.pushed.note_start(op, player.transcript.pieces)
+    if player.run.kept is not None and player.run.kept.gives(op):
+        return _take_value(player, op, player.run.kept.value or "")
     once = op.expression.options is None and player.run.plain
     return _generate_once(player, op, on_event) if once else _generate_in_attempts(player, op, on_event)
 
@@ -142,6 +147,31 @@ def _generate(player: Player, op: GenOp, on_event: Callable[[], None] | None) ->
 async def _generate_once(player: Player, op: GenOp, on_event: Callable[[], None] | None) -> None:
     generations = await _call(player, op, _NO_OPTIONS, 0, on_event, live=True)
     _accept(player, op, generations, _checked(player, op, generations))
+
+
+async def _take_value(player: Player, op: GenOp, text: str) -> None:
+    """Plays a generation with a text that the caller of `rerun` gives.
+
+    Raises:
+        ParameterError: the text is not possible for the node.
+    """
+    options = op.expression.options or _NO_OPTIONS
+    if op.node.params.samples > 1:
+        raise ParameterError("value", f"{op.node.name!r} has several samples, which one text can't replace.")
+    answer = Generation(text, reasoning=None if options.reasoning is None else "")
+    try:
+        if op.expression.node.constraint is not None and not _may_stop_anywhere(player, op):
+            validate(op.expression.node.constraint, text)
+        values = _values(op, [answer])
+        if options.check is not None:
+            async with limit(options.timeout, "the check did not end within the node's timeout of"):
+                await check_value(options.check, values[0], text)
+        _accept(player, op, [answer], values)
+    except (ParameterError, RequestTimeoutError):
+        raise
+    except Exception as error:  # a check may raise anything
+        problem = error.message if isinstance(error, SglError) else f"{type(error).__name__}: {error}"
+        raise ParameterError("value", f"{text!r:.60} is not possible for {op.node.name!r}: {problem}") from error
 
 
 async def _generate_in_attempts(player: Player, op: GenOp, on_event: Callable[[], None] | None) -> None:
@@ -265,16 +295,16 @@ def _events(
     *,
     stream: bool,
 ) -> AsyncGenerator[Any, None]:
-    """Events of an answer, from the first source that has it: an earlier run, the handed-over program, blocking hooks,
+    """Events of an answer, from the first source that has it: the run before, the handed-over program, blocking hooks,
     a turn's shared call, a call shared by equal branches, or the backend."""
     params = op.node.params
     if attempt and not isinstance(params.seed, Unset):  # the same seed would give the same answer
         params = msgspec.structs.replace(params, seed=reseeded(params.seed, attempt))
     prompt, constraint = partial(_prompt, player, op, options, attempt), partial(_constraint, player, op)
-    if backend.has_saved_answers and player.pushed is not None:
-        remembered = backend.saved_answers(prompt(), params, constraint())
-        if remembered is not None:
-            return _replayed(remembered)
+    if player.run.kept is not None:
+        kept = player.run.kept.generations(op, lambda: Question.of(prompt()).of_generation(op, constraint()))
+        if kept:
+            return _replayed(kept)
     repairs = bool(attempt) and shows(options, op)
     if player.pushed is not None and options.backend is None and not repairs:
         first = op.pushed_node if not attempt else None
@@ -385,12 +415,17 @@ def _validate_unenforced(player: Player, op: GenOp, generations: Sequence[Genera
         or isinstance(constraint, JsonSchema)
     ):
         return
-    param_sets = (op.expression.node.params, player.run.settings.params)
-    if any(not isinstance(getattr(params, stop), Unset) for params in param_sets for stop in _STOPS):
-        return  # a stop may end the text anywhere
+    if _may_stop_anywhere(player, op):
+        return
     for generation in generations:
         if generation.finish_reason == "stop" and generation.matched is None:
             validate(constraint, generation.text)
+
+
+def _may_stop_anywhere(player: Player, op: GenOp) -> bool:
+    """Returns True if a stop may end the text before its constraint does."""
+    param_sets = (op.expression.node.params, player.run.settings.params)
+    return any(not isinstance(getattr(params, stop), Unset) for params in param_sets for stop in _STOPS)
 
 
 def _split(op: GenOp, generation: Generation) -> tuple[str, str]:

@@ -94,6 +94,14 @@ class Names:
             found.setdefault(name, variable)
         return dict(reversed(found.items()))
 
+    def declared(self) -> list[tuple[str, Variable]]:
+        """All declarations, in order."""
+        found, at = list[tuple[str, Variable]](), self.history
+        while at is not None:
+            at, name, variable = at
+            found.append((name, variable))
+        return found[::-1]
+
     def at_mark(self) -> NamesAtMark:
         return NamesAtMark(dict(self.variables), self.history, dict(self.scopes))
 

@@ -61,8 +61,7 @@ class AnswerOp(msgspec.Struct, eq=False):  # a msgspec.Struct: its constructor r
     failed_attempts: tuple[FailedAttempt, ...] = ()
     # Planned turn of the node and its index there; None if the node is asked for on its own.
     turn: tuple[Turn, int] | None = None
-    path: str = ""  # path of the branch in the tree of forks
-    number: int = 0  # number of the node in its branch
+    in_body: bool = True  # False if it was added after the end of the program's body
 
     def record_failure(self, error: Exception, answers: Sequence[Generation] = ()) -> None:
         """Records a failed attempt."""

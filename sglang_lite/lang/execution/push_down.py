@@ -68,14 +68,16 @@ class PushedProgram:
     Args:
         stream: whether texts are read while they grow.
         priority: priority of the program at its engine.
+        asks: whether all generations are asked for; False if a branch may have the answer of an earlier run, so that
+            it decides on each.
 
     Attributes:
         lock: lock of all its branches; a branch's own lock is taken before it.
         closed: True if no more nodes are accepted; later nodes need a new program.
     """
 
-    def __init__(self, backend: BaseBackend, *, stream: bool, priority: int = 0) -> None:
-        self.backend, self.stream, self.priority = backend, stream, priority
+    def __init__(self, backend: BaseBackend, *, stream: bool, priority: int = 0, asks: bool = True) -> None:
+        self.backend, self.stream, self.priority, self.asks = backend, stream, priority, asks
         self.lock = threading.RLock()
         self.closed = False
         self._open: ProgramAtBackend | None = None
@@ -215,9 +217,8 @@ class PushedBranch:
             at: operation that the branch is playing, or None.
             pieces: text of the branch, used if `at` is None.
         """
-        pushed = PushedBranch(
-            PushedProgram(self.program.backend, stream=self.program.stream, priority=self.program.priority)
-        )
+        old = self.program
+        pushed = PushedBranch(PushedProgram(old.backend, stream=old.stream, priority=old.priority, asks=old.asks))
         pushed.begin_fresh(at, pieces)
         return pushed
 
@@ -319,7 +320,7 @@ class PushedBranch:
         options = op.expression.options
         if op.node.held:
             self.held = op
-            if self.program.backend.has_saved_answers or (options is not None and options.backend is not None):
+            if not self.program.asks or (options is not None and options.backend is not None):
                 return False
             op.mark = self._put(Mark())
         op.pushed_node = self, self._put(op.node)

@@ -40,6 +40,7 @@ from sglang_lite.text.chat_template import TurnTemplate
 if TYPE_CHECKING:
     from sglang_lite.lang.execution.api_speculation import ApiSpeculation
     from sglang_lite.lang.execution.branch import Branch
+    from sglang_lite.lang.execution.kept import Kept
 
 NO_PARAMS = SamplingParams()
 _NO_CONTEXT = Context()
@@ -109,13 +110,14 @@ class Run:
         speculation: speculative generation of its program on calls of a remote API, or None.
         speculates: True if this run speculates.
         remembered: answers of the earlier run that this run continues.
+        kept: answers of the earlier run that this run repeats; None if it is no rerun.
         body_open: True while the body is running, so that names may yet be declared.
         is_async: True if the body is a coroutine; no read may block its event loop.
         body: task of a streaming coroutine body, kept here because the event loop holds tasks only weakly.
         loop: event loop of a coroutine body, if that is the caller's loop.
         made: `forks()` when the run began.
         new_state: makes the state that a body has of a branch, or None if the run has no body.
-        plain: True if the run has no retries, deadline or budget.
+        plain: True if the run has no retries, deadline or budget, and is no rerun.
         budgets: budgets of this run and of the enclosing runs.
         state: returns the body's state of the main branch, for errors of budgets; None if there is no body or no
             budget.
@@ -126,8 +128,8 @@ class Run:
 
     __slots__ = (
         "__weakref__", "_inside", "_seeds", "_stopped", "_template", "account", "backend", "body", "body_open",
-        "budgets", "called", "context", "deadline", "is_async", "loop", "made", "new_state", "plain", "push_down",
-        "remembered", "settings", "speculates", "speculation", "state", "timeout",
+        "budgets", "called", "context", "deadline", "is_async", "kept", "loop", "made", "new_state", "plain",
+        "push_down", "remembered", "settings", "speculates", "speculation", "state", "timeout",
     )  # fmt: skip
 
     def __init__(
@@ -138,6 +140,7 @@ class Run:
         is_async: bool = False,
         outer: Run | None = None,
         new_state: Callable[[Branch], UserValue] | None = None,
+        kept: Kept | None = None,
     ) -> None:
         self.backend, self.settings, self.is_async, self.new_state = backend, settings, is_async, new_state
         self.deadline: float | None = None
@@ -149,7 +152,8 @@ class Run:
             self.budgets = (*(() if settings.budget is None else (settings.budget,)), *(outer.budgets if outer else ()))
             for budget in self.budgets:
                 budget.check(backend)
-        self.plain = self.deadline is None and not settings.retries and not self.budgets
+        self.kept = kept
+        self.plain = self.deadline is None and not settings.retries and not self.budgets and kept is None
         self.push_down: bool = settings.push_down and not self.budgets and (outer is None or outer.push_down)
         self.body_open, self.made = True, forks()
         self.body: Any = None
@@ -175,8 +179,8 @@ class Run:
         self.settings.check_priority(self.backend)
         if not self.push_down or not self.backend.plays_programs:
             return None
-        settings = self.settings
-        return PushedBranch(PushedProgram(self.backend, stream=settings.stream, priority=settings.priority))
+        settings, asks = self.settings, self.kept is None
+        return PushedBranch(PushedProgram(self.backend, stream=settings.stream, priority=settings.priority, asks=asks))
 
     @property
     def template(self) -> TurnTemplate:

@@ -15,6 +15,7 @@ from sglang_lite.lang.concurrency.pool import in_pool
 from sglang_lite.lang.execution import blocking_hooks
 from sglang_lite.lang.execution.budget import max_selection_usage
 from sglang_lite.lang.execution.generation import set_asked_node
+from sglang_lite.lang.execution.kept import Question
 from sglang_lite.lang.execution.operations import SelectOp
 from sglang_lite.lang.execution.retries import attempts
 from sglang_lite.lang.expressions import only_picks
@@ -22,7 +23,7 @@ from sglang_lite.lang.results import with_warnings
 from sglang_lite.program.choosing import ChoicesDecision, decide
 from sglang_lite.program.nodes import Select
 from sglang_lite.program.seeds import reseeded
-from sglang_lite.protocol import Selection, SglError
+from sglang_lite.protocol import Selection, SglError, Unset
 
 if TYPE_CHECKING:
     from sglang_lite.lang.execution.player import Player
@@ -67,8 +68,8 @@ async def aselect(player: Player, op: SelectOp) -> None:
         decision = await _retried(player, op, lambda _: _by_hook(player, op))
         _picked(player, op, None, decision)
     elif op.expression.multi is None:
-        selection = await _score(player, op, _choices(player, op.node))
-        _picked(player, op, selection, _decided(op, selection))
+        selection, decision = await _answer(player, op, _choices(player, op.node), op.node.seed)
+        _picked(player, op, selection, decision)
     else:
         await _select_several(player, op)
 
@@ -112,6 +113,22 @@ async def _retried(player: Player, op: SelectOp, ask: Callable[[int], Awaitable[
     return await attempts(player, player.run.settings.retries, attempt)
 
 
+async def _answer(
+    player: Player, op: SelectOp, texts: Sequence[str], seed: int | Unset
+) -> tuple[Selection, ChoicesDecision]:
+    """Scores of choices and the decision by them: those that the run has kept, or new ones."""
+    if player.run.kept is not None:
+        walk = player.transcript.matcher
+        grammar = None if walk is None else (walk.constraint, walk.text)
+        kept = player.run.kept.selection(
+            op, texts, lambda: Question.of(player.transcript.prompt()).of_selection(op, grammar)
+        )
+        if kept is not None:
+            return kept
+    selection = await _score(player, op, texts)
+    return selection, decide(selection, texts, op.expression.choices_method, op.node.temperature, seed)
+
+
 async def _score(player: Player, op: SelectOp, texts: Sequence[str]) -> Selection:
     unconditional = op.expression.choices_method.requires_unconditional_logprobs
     if player.pushed is None:
@@ -120,11 +137,6 @@ async def _score(player: Player, op: SelectOp, texts: Sequence[str]) -> Selectio
 
     async def ask(_: int) -> Selection:
         assert player.pushed is not None
-        if player.backend.has_saved_answers:
-            prompt = player.transcript.prompt()
-            remembered = player.backend.saved_selection(prompt, texts, unconditional=unconditional)
-            if remembered is not None:
-                return remembered
         pushed_node, op.pushed_node = op.pushed_node, None
         pushed, place = pushed_node or (
             player.pushed,
@@ -168,12 +180,11 @@ async def _select_several(player: Player, op: SelectOp) -> None:
     while remaining:
         before = multi.separator if chosen else ""
         texts = [before + choice for choice in remaining] + ([multi.end] if chosen else [])
-        selection = await _score(player, op, texts)
+        record = await _answer(player, op, texts, reseeded(node.seed, len(chosen)))
         if not player.is_current(op):  # as in _accept
             return
-        seed = reseeded(node.seed, len(chosen))
-        records.append((selection, decide(selection, texts, op.expression.choices_method, node.temperature, seed)))
-        decision = records[-1][1].decision
+        records.append(record)
+        decision = record[1].decision
         if decision == multi.end:
             break
         player.transcript.append_choice(decision)

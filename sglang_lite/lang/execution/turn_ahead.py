@@ -84,11 +84,6 @@ class Turn:
             attempt: number of the attempt, from 0. A later attempt makes its own call, and answers known ahead are
                 dropped.
         """
-        remembered = backend.saved_answers(prompt, params, constraint)
-        if remembered is not None:
-            for each in remembered:
-                yield each
-            return
         found = await self._planned_answer(place, backend, prompt, params, attempt)
         if found is not None:
             yield found

@@ -35,6 +35,7 @@ from sglang_lite.protocol import (
 from sglang_lite.protocol.anything import UserValue
 from sglang_lite.protocol.saved import SavedChoice, SavedPiece, SavedResult, SavedRun, SavedSamples, SavedVariable
 
+_FORMAT = 2  # of SavedRun
 _PLAIN_TYPES = (int, tuple, set, frozenset, dict, datetime.date, datetime.datetime, datetime.time)
 
 
@@ -75,7 +76,7 @@ def saved_run(branch: Branch, ret_value: object, *, again: bool = True) -> Saved
     called, parts = run.called if again else None, Fingerprint()
     if called is not None:
         parts.add_program(called.program.func)
-    variables = [_variable(name, variable, whole=again) for name, variable in branch.names.variables.items()]
+    variables = [_variable(branch, name, variable, whole=again) for name, variable in branch.names.declared()]
     return SavedRun(
         program="" if called is None else called.program.name,
         parts=() if parts.unreadable else tuple(parts.parts.items()),
@@ -93,6 +94,7 @@ def saved_run(branch: Branch, ret_value: object, *, again: bool = True) -> Saved
         variables=(*variables, SavedVariable("", to_json_data(ret_value, "the return value"))),
         answers=(*run.remembered, *answers_of(branch.player)) if again else (),
         usage=run.account.usage(),
+        format=_FORMAT,
     )
 
 
@@ -115,12 +117,21 @@ def _piece(piece: Piece) -> SavedPiece:
             return SavedPiece((Span(piece),))
 
 
-def _variable(name: str, variable: Variable, *, whole: bool) -> SavedVariable:
-    failure = variable.error()
+def _variable(branch: Branch, name: str, variable: Variable, *, whole: bool) -> SavedVariable:
+    failure, node = variable.error(), variable.node
+    if failure is None:
+        try:
+            value = to_json_data(variable.result(), repr(name))
+        except ProgramError as error:
+            if branch.names.variables.get(name) is variable:
+                raise
+            failure = error
     if failure is not None:
-        return SavedVariable(name, error=str(failure))
-    result = _result(variable.record, whole=whole)
-    return SavedVariable(name, to_json_data(variable.result(), repr(name)), result, behind=variable.end_place)
+        return SavedVariable(name, error=str(failure), node=node)
+    # A variable may come from a branch whose text is not part of this one.
+    in_text = bool(node) and f"{branch.path}/".startswith(f"{node.rpartition('/')[0]}/")
+    behind = variable.end_place if in_text else None
+    return SavedVariable(name, value, _result(variable.record, whole=whole), behind=behind, node=node)
 
 
 def _result(record: Any, *, whole: bool) -> SavedResult | None:
@@ -171,6 +182,7 @@ def branch_of(
     ret_value = None
     for each in saved.variables:
         variable = Variable()
+        variable.node = each.node
         if each.error is not None:
             variable.fail(ProgramError(each.error))
         else:
@@ -185,24 +197,25 @@ def branch_of(
     return branch, ret_value
 
 
-def run_until(saved: SavedRun, name: str, path: str) -> SavedRun:
-    """Saved run as it was directly after a node had set the variable `name`.
+def run_until(saved: SavedRun, name: str, index: int) -> SavedRun:
+    """Saved run as it was directly after a node had set the variable `name`: the last one, if several have set it.
 
     Args:
-        path: path of the branch that continues from there.
+        index: number of the state that continues from there, among those that do.
 
     Raises:
         ParameterError: no node of the run's text set the variable.
     """
-    found = next((each for each in saved.variables if each.name == name), None)
-    if found is None or found.behind is None:
-        names = ", ".join(repr(each.name) for each in saved.variables if each.behind is not None) or "none"
+    places = {each.name: i for i, each in enumerate(saved.variables) if each.behind is not None}
+    if name not in places:
+        names = ", ".join(map(repr, places)) or "none"
         raise ParameterError("at", f"no node of this text set {name!r:.60}. Nodes set: {names}.")
-    pieces, messages, turn = found.behind
-    before = [each for each in saved.variables if each.name and (each.behind is None or each.behind[0] <= pieces)]
+    until = saved.variables[: places[name] + 1]
+    assert until[-1].behind is not None
+    pieces, messages, turn = until[-1].behind
     return msgspec.structs.replace(
-        saved, pieces=saved.pieces[:pieces], messages=saved.messages[:messages], turn=turn, variables=tuple(before),
-        branch=path, nodes=0,
+        saved, pieces=saved.pieces[:pieces], messages=saved.messages[:messages], turn=turn, variables=until,
+        branch=f"{saved.branch}/{until[-1].node}.{index}", nodes=0,
     )  # fmt: skip
 
 
@@ -266,15 +279,23 @@ def read(path: str | os.PathLike[str]) -> SavedRun:
     try:
         if (size := file.stat().st_size) > wire.LIMITS.bytes:
             raise ParameterError("path", f"{str(file)!r} has {size:,} bytes, the limit is {wire.LIMITS.bytes:,}.")
-        saved = wire.decode(file.read_bytes(), form="json")
+        return as_saved_run(wire.decode(file.read_bytes(), form="json"))
     except OSError as error:
         raise ParameterError("path", f"{str(file)!r} can't be read: {error.strerror or error}.") from error
     except WireError as error:
         error.hint = f"It is in {str(file)!r}. {error.hint or _NOT_SAVED}"
         raise
+
+
+def as_saved_run(saved: wire.Message) -> SavedRun:
+    """Message as a saved run. Raises WireError if it is something else, or was saved by another version."""
     if not isinstance(saved, SavedRun):
+        raise WireError(f"a {type(saved).__name__} is not a saved state", hint="Save one: state.save(…)")
+    if saved.format != _FORMAT:
         raise WireError(
-            f"{str(file)!r} has a {type(saved).__name__}, not a saved state", hint="Save one: state.save(…)"
+            f"the state was saved in format {saved.format} by another version of sglang_lite; this one reads format "
+            f"{_FORMAT}",
+            hint="Run the program again, or load it with the version that saved it.",
         )
     return saved
 
