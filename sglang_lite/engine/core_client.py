@@ -138,7 +138,7 @@ class CoreClient:
         self._listen()
         _open_clients.add(self)
         try:
-            self.encoder, self.tokenizer = _encoder_and_tokenizer(config, path)  # while the process loads the model
+            self.encoder, self.tokenizer = encoder_and_tokenizer(config, path)  # while the process loads the model
             ready = self._process.ready.result()
         except BaseException:
             self.close()
@@ -529,7 +529,7 @@ def _send_to(process: EngineProcess, data: bytes) -> None:
         process.child.connection.send(data)
 
 
-def _encoder_and_tokenizer(config: EngineConfig, path: Path) -> tuple[EncoderSpec | None, Tokenizer]:
+def encoder_and_tokenizer(config: EngineConfig, path: Path) -> tuple[EncoderSpec | None, Tokenizer]:
     """Specification of an embedding or classification model (None for other models), and the tokenizer of any model."""
     if is_encoder(path):
         spec = encoder_spec(path)

@@ -13,7 +13,13 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from sglang_lite.protocol import CapabilityError, ParameterError
 from sglang_lite.protocol.anything import Json
 from sglang_lite.random_ids import random_id
-from sglang_lite.runtime.embedding.request import EncoderInput, are_ids, encode_request, not_an_encoder_error
+from sglang_lite.runtime.embedding.request import (
+    EncodeRequest,
+    EncoderInput,
+    are_ids,
+    encode_request,
+    not_an_encoder_error,
+)
 from sglang_lite.runtime.embedding.spec import Classifier, EncoderSpec
 
 if TYPE_CHECKING:
@@ -21,6 +27,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from sglang_lite.engine.engine import Engine
+    from sglang_lite.runtime.tokens.tokenizer import Tokenizer
 
 _TEXTS = 4096  # most texts in one message to the engine's process
 Texts: TypeAlias = str | Sequence[int] | Sequence[str | Sequence[int]]  # one or several, each a text or token ids
@@ -97,7 +104,7 @@ def _native(vectors: NDArray[np.float32], tokens: Sequence[int], seconds: float,
 
 def embeddings(
     engine: Engine,
-    texts: Sequence[EncoderInput],
+    texts: Sequence[EncoderInput] | Sequence[EncodeRequest],
     dimensions: int | None = None,
     *,
     prompt_name: str | None = None,
@@ -107,6 +114,7 @@ def embeddings(
     """Embeddings of texts, float32 [N, dimensions], and the number of tokens of each text.
 
     Args:
+        texts: texts, or the result of `tokenised` for them.
         field: the caller's name of the texts, for messages.
 
     Raises:
@@ -119,16 +127,22 @@ def embeddings(
         raise CapabilityError(f"{engine.model_name} gives scores or classes.", hint="Use score_pairs or classify.")
     if dimensions is not None and not 1 <= dimensions <= spec.width:
         raise ParameterError("dimensions", f"{dimensions} is not between 1 and {spec.width}, which the model has.")
-    if prompt_name is not None and prompt_name not in spec.prompts.named:
-        names = ", ".join(map(repr, spec.prompts.named)) or "none"
-        raise ParameterError("prompt_name", f"{prompt_name!r:.60} is none of the model's prompts ({names}).")
-    prompt = spec.prompts.default if prompt_name is None else spec.prompts.named[prompt_name]
+    prompt = prompt_named(spec, prompt_name)
     vectors, tokens = _read(engine, texts, prompt=prompt, truncate=truncate, field=field)
     if dimensions is not None:
         vectors = vectors[:, :dimensions]
     if spec.normalise:
         vectors = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
     return vectors, tokens
+
+
+def prompt_named(spec: EncoderSpec, name: str | None) -> str:
+    """Prompt of a model with a name, or the default one for None. Raises ParameterError if the model has no such
+    prompt."""
+    if name is not None and name not in spec.prompts.named:
+        names = ", ".join(map(repr, spec.prompts.named)) or "none"
+        raise ParameterError("prompt_name", f"{name!r:.60} is none of the model's prompts ({names}).")
+    return spec.prompts.default if name is None else spec.prompts.named[name]
 
 
 def score_pairs(self: Engine, pairs: Sequence[tuple[str, str]], *, truncate: bool = False) -> list[float]:
@@ -264,20 +278,17 @@ def _classifier(engine: Engine) -> Classifier:
 
 
 def _read(
-    engine: Engine, texts: Sequence[EncoderInput], *, truncate: bool, field: str, prompt: str = ""
-) -> tuple[NDArray[np.float32], list[int]]:
+    engine: Engine, texts: Sequence[EncoderInput] | Sequence[EncodeRequest], *, truncate: bool, field: str,
+    prompt: str = "",
+) -> tuple[NDArray[np.float32], list[int]]:  # fmt: skip
     """Outputs of the model for texts or pairs, float32 [N, width], and the number of tokens of each."""
     import numpy as np
 
     engine.core.check_wait("encode")
-    spec = _spec(engine)
-    requests = [
-        encode_request(
-            texts[start : start + _TEXTS], engine.tokenizer, spec, prompt=prompt, truncate=truncate, field=field,
-            first=start,
-        )
-        for start in range(0, max(len(texts), 1), _TEXTS)
-    ]  # fmt: skip
+    requests = [each for each in texts if isinstance(each, EncodeRequest)]
+    if not requests:
+        given: Any = texts
+        requests = tokenised(engine.tokenizer, _spec(engine), given, truncate=truncate, field=field, prompt=prompt)
     futures = [engine.core.encode(request) for request in requests]
     try:
         found = [future.result() for future in futures]
@@ -286,6 +297,19 @@ def _read(
             future.cancel()
         raise
     return np.concatenate(found), [length for request in requests for length in request.lengths.tolist()]
+
+
+def tokenised(
+    tokenizer: Tokenizer, spec: EncoderSpec, texts: Sequence[EncoderInput], *, truncate: bool, field: str, prompt: str
+) -> list[EncodeRequest]:
+    """Requests for texts or pairs, each as large as one message to the engine's process may be: see
+    `encode_request`."""
+    return [
+        encode_request(
+            texts[start : start + _TEXTS], tokenizer, spec, prompt=prompt, truncate=truncate, field=field, first=start
+        )
+        for start in range(0, max(len(texts), 1), _TEXTS)
+    ]
 
 
 def _sigmoid(x: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import tempfile
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
@@ -30,7 +30,8 @@ from sglang_lite.server.errors import content_of
 from sglang_lite.server.fields import NATIVE_NEUTRAL, NATIVE_REFUSED, PROFILE_REFUSED, Fields
 from sglang_lite.server.http.body import convert
 from sglang_lite.server.http.sse import DONE, EventStream, event
-from sglang_lite.server.routes import HttpRequest, Route, answer
+from sglang_lite.server.reader import Reader
+from sglang_lite.server.routes import HttpRequest, Route, answer, read, read_record
 from sglang_lite.server.service import Service
 from sglang_lite.text.reasoning import ReasoningParser
 from sglang_lite.text.tool_calls import parse_answer
@@ -131,6 +132,18 @@ UPDATE_WEIGHTS = Fields(UpdateWeightsRequest, {}, {})
 
 async def generate(service: Service, call: HttpRequest) -> Response:
     """Continues text."""
+    calls, is_list, stream = await read(service, call, _read_generate)
+    answers = service.async_engine.generate_native(calls, is_list=is_list, stream=stream)
+    if stream:
+        answers = await with_first_event(answers)
+        return EventStream(_stream(answers, incremental=service.settings.incremental_streaming_output), answers)
+    async with contextlib.aclosing(answers):
+        result = await anext(answers)
+    return answer(result if is_list else result[0])
+
+
+def _read_generate(reader: Reader, call: HttpRequest) -> tuple[list[GenerateRequest], bool, bool]:
+    """Requests of the engine, whether the answer is a list, and whether it is a stream."""
     try:
         body = call.read(GENERATE)
     except ParameterError as error:
@@ -149,13 +162,7 @@ async def generate(service: Service, call: HttpRequest) -> Response:
             raise ParameterError("constraint", "and a grammar in sampling_params are both given. Give one of them.")
         held = convert(constraint, _CONSTRAINT, "constraint")
         calls = [replace(each, constraint=held) for each in calls]
-    answers = service.async_engine.generate_native(calls, is_list=is_list, stream=stream)
-    if stream:
-        answers = await with_first_event(answers)
-        return EventStream(_stream(answers, incremental=service.settings.incremental_streaming_output), answers)
-    async with contextlib.aclosing(answers):
-        result = await anext(answers)
-    return answer(result if is_list else result[0])
+    return [replace(each, prompt=reader.prompt(each.prompt)) for each in calls], is_list, stream
 
 
 async def _stream(answers: AsyncGenerator[list[dict[str, Any]], None], *, incremental: bool) -> AsyncGenerator[bytes]:
@@ -286,7 +293,7 @@ async def flush_cache(service: Service, _: HttpRequest) -> Response:
 
 async def abort_request(service: Service, call: HttpRequest) -> Response:
     """Aborts one request, or all."""
-    body = call.read(ABORT)
+    body = await read_record(service, call, ABORT)
     if body.abort_all:
         if body.rid is not None:
             raise ParameterError("abort_all", "and rid are both given. Give one of them.")
@@ -324,48 +331,60 @@ async def get_load(service: Service, _: HttpRequest) -> Response:
 
 async def tokenize(service: Service, call: HttpRequest) -> Response:
     """Returns the token ids of text."""
+    return await _converted(service, call, _tokenize)
+
+
+def _tokenize(reader: Reader, call: HttpRequest) -> tuple[str | None, bytes]:
     body = call.read(TOKENIZE)
-    service.check_model(body.model)
     text = _one(body.prompt, body.text, "prompt")
     texts = [text] if isinstance(text, str) else text
-    encode = service.engine.tokenizer.encode
-    ids = await asyncio.to_thread(lambda: [encode(each, first=body.add_special_tokens) for each in texts])
+    ids = [reader.tokenizer.encode(each, first=body.add_special_tokens) for each in texts]
     counts = [len(each) for each in ids]
-    return answer({
+    return body.model, msgspec.json.encode({
         "tokens": ids[0] if isinstance(text, str) else ids,
         "count": counts[0] if isinstance(text, str) else counts,
-        "max_model_len": service.engine.context_length,
+        "max_model_len": reader.context_length,
     })  # fmt: skip
 
 
 async def detokenize(service: Service, call: HttpRequest) -> Response:
     """Returns the text of token ids."""
+    return await _converted(service, call, _detokenize)
+
+
+def _detokenize(reader: Reader, call: HttpRequest) -> tuple[str | None, bytes]:
     body = call.read(DETOKENIZE)
-    service.check_model(body.model)
     tokens = _one(body.tokens, body.ids, "tokens")
     nested = bool(tokens) and isinstance(tokens[0], list)
     if any(isinstance(each, list) != nested for each in tokens):
         raise ParameterError("tokens", "mixes token ids and lists of token ids. Give only one kind.")
     lists: Iterable[Any] = tokens if nested else [tokens]
-    size = service.engine.vocab_size
+    size = reader.vocab_size
     for ids in lists:
         for each in ids:
             if not 0 <= each < size:
                 raise ParameterError("tokens", f"{each} is not a token id (0 to {size - 1:,}).")
-    decode = service.engine.tokenizer.decode
-    texts = [decode(ids, skip_special=body.skip_special_tokens) for ids in lists]
-    return answer({"text": texts if nested else texts[0]})
+    texts = [reader.tokenizer.decode(ids, skip_special=body.skip_special_tokens) for ids in lists]
+    return body.model, msgspec.json.encode({"text": texts if nested else texts[0]})
 
 
-async def separate_reasoning(_: Service, call: HttpRequest) -> Response:
+async def separate_reasoning(service: Service, call: HttpRequest) -> Response:
     """Splits reasoning from an answer."""
+    return await _converted(service, call, _separate_reasoning)
+
+
+def _separate_reasoning(_: Reader, call: HttpRequest) -> tuple[str | None, bytes]:
     body = call.read(SEPARATE_REASONING)
     reasoning, text = ReasoningParser.split(body.reasoning_parser, body.text)
-    return answer({"reasoning_text": reasoning, "text": text})
+    return None, msgspec.json.encode({"reasoning_text": reasoning, "text": text})
 
 
-async def parse_function_call(_: Service, call: HttpRequest) -> Response:
+async def parse_function_call(service: Service, call: HttpRequest) -> Response:
     """Finds the tool calls in an answer."""
+    return await _converted(service, call, _parse_function_call)
+
+
+def _parse_function_call(_: Reader, call: HttpRequest) -> tuple[str | None, bytes]:
     body = call.read(PARSE_FUNCTION_CALL)
     found = parse_answer(body.tool_call_parser, body.text)
     names = [each.get("function", {}).get("name") for each in body.tools]
@@ -374,12 +393,21 @@ async def parse_function_call(_: Service, call: HttpRequest) -> Response:
          "parameters": each.arguments}
         for each in found.calls
     ]  # fmt: skip
-    return answer({"normal_text": found.content, "calls": calls})
+    return None, msgspec.json.encode({"normal_text": found.content, "calls": calls})
+
+
+async def _converted(
+    service: Service, call: HttpRequest, function: Callable[[Reader, HttpRequest], tuple[str | None, bytes]]
+) -> Response:
+    """Response with JSON that a function makes from the body alone; it also returns the name of the model, if any."""
+    model, content = await read(service, call, function)
+    service.check_model(model)
+    return Response(content, media_type="application/json")
 
 
 async def update_weights(service: Service, call: HttpRequest) -> Response:
     """Replaces the weights by another checkpoint's."""
-    body = call.read(UPDATE_WEIGHTS)
+    body = await read_record(service, call, UPDATE_WEIGHTS)
     try:
         update = partial(service.engine.update_weights, body.model_path, body.weight_version)
         await service.call_engine(update, at_most_s=_LONGEST_S)
@@ -390,7 +418,7 @@ async def update_weights(service: Service, call: HttpRequest) -> Response:
 
 async def start_profile(service: Service, call: HttpRequest) -> Response:
     """Starts a profile of the engine's steps."""
-    body = call.read(PROFILE) if call.data else ProfileRequest()
+    body = await read_record(service, call, PROFILE) if call.data else ProfileRequest()
     folder = body.output_dir or tempfile.mkdtemp(prefix="sglang_lite-profile-")
     options = {"with_stack": bool(body.with_stack), "record_shapes": bool(body.record_shapes)}
     await service.call_engine(partial(service.engine.start_profile, folder, **options), at_most_s=_LONGEST_S)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 
 from sglang_lite.protocol.anything import Json
 from sglang_lite.server.errors import NotFoundError, TooLargeError
 from sglang_lite.server.http.event_log import EventLog
+
+PACK: Final = msgspec.msgpack.encode
+UNPACK: Final = msgspec.msgpack.decode
 
 
 @dataclass(slots=True)
@@ -20,14 +23,15 @@ class StoredResponse:
 
     Attributes:
         content: the response as it is returned to clients.
-        items: input of the response, with the conversation conversation before it.
+        input: input of the response, with the conversation before it, in msgpack: as objects, megabytes of it would
+            take long to pass to another process.
         input_bytes: size of the items in bytes.
         log: events of the stream; None if the response was not streamed.
         bytes: size of everything in bytes.
     """
 
     content: Mapping[str, Any]
-    items: Sequence[Mapping[str, Any]]
+    input: bytes
     input_bytes: int
     log: EventLog | None = None
     bytes: int = 0
@@ -43,14 +47,15 @@ class StoredResponse:
         return found
 
     @property
-    def conversation_bytes(self) -> int:
-        """Approximate size of `conversation` in bytes."""
-        return self.input_bytes + len(msgspec.json.encode(self.content["output"]))
+    def items(self) -> Sequence[Mapping[str, Json]]:
+        """Input of the response, with the conversation before it."""
+        found: list[dict[str, Json]] = UNPACK(self.input)
+        return found
 
     @property
-    def conversation(self) -> Sequence[Mapping[str, Json]]:
-        """Conversation with the answer."""
-        return (*self.items, *self.content["output"])
+    def conversation_bytes(self) -> int:
+        """Approximate size of the conversation with the answer in bytes."""
+        return self.input_bytes + len(msgspec.json.encode(self.content["output"]))
 
 
 class ResponseStore:
@@ -108,7 +113,12 @@ class ResponseStore:
         """Item of any stored response of a key. Raises NotFoundError if the key has no item with this id."""
         for (owner, _), response in reversed(self._stored.items()):
             if owner == key:
-                for item in response.conversation:
+                inside = id.encode("utf-8", "replace") in response.input  # reading all items takes longer
+                items: Iterable[Mapping[str, Any]] = (
+                    *(response.items if inside else ()),
+                    *response.content["output"],
+                )
+                for item in items:
                     if item.get("id") == id:
                         return item
         raise NotFoundError(f"there is no item {id[:100]!r}.", hint="Only items of the latest responses are stored.")

@@ -33,15 +33,18 @@ from sglang_lite.server.errors import (
 from sglang_lite.server.fields import Fields
 from sglang_lite.server.http.body import parse_object, read_bytes
 from sglang_lite.server.http.disconnect import until_disconnected
+from sglang_lite.server.reader import Reader
 from sglang_lite.server.service import Service
 from sglang_lite.server.settings import ServerSettings
 from sglang_lite.wire.limits import Limits
 
 logger = logging.getLogger("sglang_lite.server")
 R = TypeVar("R", bound=msgspec.Struct)
+T = TypeVar("T")
 ANTHROPIC_VERSION = "anthropic-version"  # header of every request of Anthropic's clients
 UNUSED = "x-unused-fields"  # header that names the fields of a request that have no effect
 _MOST_ITEMS = 2**20
+_SHORT = 4096  # bytes of a body; reading a shorter one takes less time than a change of threads
 _QUERY_NEUTRAL = ("beta",)  # Anthropic's client sets it for fields that are known by their own names
 
 
@@ -82,6 +85,67 @@ class HttpRequest:
             ParameterError: as `Fields.read`.
         """
         return fields.read(self.object(), self.unused if self.reports else None)
+
+
+@dataclass(frozen=True, slots=True)
+class BodyTask:
+    """Body to read in another process: the arguments of `read`, without the service.
+
+    Attributes:
+        function: function of a reader, a request with nothing but its body, and `more`.
+        data, limits, reports: as of HttpRequest.
+        more: further arguments of the function.
+    """
+
+    function: Callable[..., object]
+    data: bytes
+    limits: Limits
+    reports: bool
+    more: tuple[object, ...]
+
+
+async def read(
+    service: Service, call: HttpRequest, function: Callable[..., T], more: tuple[object, ...] = (), size: int = 0
+) -> T:
+    """Result of a function that reads a body: on another thread if the body is long, and in another process if it is
+    larger than `large_body_kb`.
+
+    Args:
+        function: function at the top of a module, of a reader, the request and `more`. It uses nothing but these, and
+            appends to the request's `unused`.
+        more: further arguments of the function.
+        size: size of what is read besides the body, in bytes.
+
+    Raises:
+        SglError: the error of the function.
+    """
+    size += len(call.data)
+    if size > service.settings.large_body_kb * 1024:
+        found: T
+        found, unused = await service.body_pool.read(BodyTask(function, call.data, call.limits, call.reports, more))
+        call.unused.extend(unused)
+        return found
+    if size > _SHORT:
+        return await asyncio.to_thread(function, service.reader, call, *more)
+    return function(service.reader, call, *more)
+
+
+async def read_record(service: Service, call: HttpRequest, fields: Fields[R]) -> R:
+    """Body as a record: see `HttpRequest.read`."""
+    return await read(service, call, _record, (fields,))
+
+
+async def read_object(service: Service, call: HttpRequest) -> dict[str, Json]:
+    """Body as plain data: see `HttpRequest.object`."""
+    return await read(service, call, _object)
+
+
+def _object(_: Reader, call: HttpRequest) -> dict[str, Json]:
+    return call.object()
+
+
+def _record(_: Reader, call: HttpRequest, fields: Fields[R]) -> R:
+    return call.read(fields)
 
 
 Handler: TypeAlias = Callable[[Service, HttpRequest], Awaitable[Response]]

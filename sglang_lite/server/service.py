@@ -8,24 +8,25 @@ import hashlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cached_property, partial
 from typing import Any, TypeVar
 
 from sglang_lite.engine.engine import Engine
-from sglang_lite.protocol import EngineClosedError, Prompt, RequestTimeoutError, SamplingParams, SglError
+from sglang_lite.protocol import EngineClosedError, RequestTimeoutError, SamplingParams, SglError
 from sglang_lite.runtime.core.submission import GenerateRequest
 from sglang_lite.runtime.models.resolve import cache_folder, resolve
 from sglang_lite.server.async_engine import AsyncEngine
-from sglang_lite.server.conversation.chat_format import ChatFormat, Conversation, RenderedConversation
+from sglang_lite.server.body_pool import BodyPool
 from sglang_lite.server.errors import NotFoundError
+from sglang_lite.server.reader import ModelFacts, Reader
 from sglang_lite.server.responses_store import ResponseStore
 from sglang_lite.server.settings import ServerSettings
 
 T = TypeVar("T")
 logger = logging.getLogger("sglang_lite.server")
 _BEAT_S = 1.0
-_SHORT = 4096  # bytes of a request; reading a shorter one takes less time than a change of threads
+_SHORT = 4096  # characters; tokenising a shorter text takes less time than a change of threads
 
 
 class Service:
@@ -40,6 +41,7 @@ class Service:
         started: Unix time of the start.
         stored: stored responses.
         programs: open programs by id; their type is private to programs/program.py.
+        body_pool: processes that read large bodies.
     """
 
     def __init__(self, engine: Engine, settings: ServerSettings) -> None:
@@ -48,6 +50,7 @@ class Service:
         self.stored = ResponseStore(settings.max_stored_responses, int(settings.max_stored_mb * 2**20))
         self.started = time.time()
         self.programs: dict[str, Any] = {}
+        self.body_pool = BodyPool(settings.body_processes, partial(ModelFacts.of, engine, settings))
         self._last_reply = 0.0  # time of the latest reply from the engine
         self._first_token_at = 0.0  # 0.0 until the engine has generated a token
         self._tasks: set[asyncio.Task[None]] = set()
@@ -64,28 +67,14 @@ class Service:
             )
 
     @cached_property
-    def chat_format(self) -> ChatFormat:
-        """Format of the model's conversations. Raises TemplateError if the chat template is invalid."""
-        engine, settings = self.engine, self.settings
-        control = engine.tokenizer.control_texts
-        return ChatFormat(engine.chat_template(), control, settings.tool_call_parser, settings.reasoning_parser)
-
-    async def render(self, conversation: Conversation, size: int) -> RenderedConversation:
-        """Renders a conversation (`ChatFormat.render`), on another thread if the request is long.
-
-        Args:
-            size: size of the request in bytes.
-        """
-        if size <= _SHORT:
-            return self.chat_format.render(conversation)
-        return await asyncio.to_thread(self.chat_format.render, conversation)
-
-    async def prompt_ids(self, prompt: Prompt) -> Sequence[int]:
-        """Token ids of a prompt."""
-        encode = self.engine.tokenizer.encode_spans
-        if len(prompt.text) <= _SHORT:
-            return encode(prompt.spans)
-        return await asyncio.to_thread(encode, prompt.spans)
+    def reader(self) -> Reader:
+        """Reader of requests in this process."""
+        engine = self.engine
+        return Reader(
+            engine.tokenizer, engine.core.encoder, engine.chat_template, self.settings, engine.model_name,
+            engine.context_length, engine.vocab_size, all_special=engine.config.special_tokens_in_roles,
+            tokenises=False,
+        )  # fmt: skip
 
     async def tokens(self, text: str) -> int:
         """Number of tokens of a text."""
@@ -151,10 +140,11 @@ class Service:
             task.add_done_callback(self._tasks.discard)
 
     async def stop(self) -> None:
-        """Ends the tasks that `start` began."""
+        """Ends the tasks that `start` began, and the processes that read bodies."""
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        self.body_pool.close()
 
     async def _watch(self) -> None:
         while True:

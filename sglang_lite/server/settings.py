@@ -48,6 +48,10 @@ class ServerSettings:
         head_timeout_s: seconds that the address and headers of a request may take to arrive.
         max_connections: most connections open at the same time.
         max_connections_per_client: most connections of one client's address open at the same time.
+        large_body_kb: size of a body, in KiB, above which another process parses, renders and tokenises it, so that
+            other requests don't wait.
+        body_processes: most processes for such bodies. Each starts when it is first needed, and has a tokenizer of its
+            own.
         max_open: most requests open at the same time.
         max_open_per_key: most requests of one key open at the same time.
         program_max_tokens: most tokens that all generations of a program may produce.
@@ -80,6 +84,8 @@ class ServerSettings:
     head_timeout_s: float = 10.0
     max_connections: int = 1024
     max_connections_per_client: int = 256
+    large_body_kb: float = 64.0
+    body_processes: int = 2
     max_open: int = 4096
     max_open_per_key: int = 4096
     program_max_tokens: int = 1_000_000
@@ -98,13 +104,13 @@ class ServerSettings:
         for name in (
             "max_body_mb", "max_depth", "body_timeout_s", "max_head_kb", "max_header_lines", "head_timeout_s",
             "max_connections", "max_connections_per_client", "max_open", "max_open_per_key", "program_max_tokens",
-            "program_max_nodes", "program_max_branches", "program_max_s",
+            "program_max_nodes", "program_max_branches", "program_max_s", "body_processes",
         ):  # fmt: skip
             if not 0 < getattr(self, name) < math.inf:
                 raise ParameterError(name, f"{getattr(self, name)} is not a number greater than 0.")
         for name, most in (
             ("stream_interval_ms", 60_000), ("drain_s", 86_400), ("health_timeout_s", 86_400),
-            ("body_timeout_s", 86_400), ("head_timeout_s", 86_400),
+            ("body_timeout_s", 86_400), ("head_timeout_s", 86_400), ("large_body_kb", 1024),
         ):  # fmt: skip
             if not 0 <= getattr(self, name) <= most:
                 raise ParameterError(name, f"{getattr(self, name)} is not between 0 and {most:,}.")

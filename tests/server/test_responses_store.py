@@ -4,11 +4,11 @@ import pytest
 
 from sglang_lite.server.errors import NotFoundError
 from sglang_lite.server.http.event_log import EventLog
-from sglang_lite.server.responses_store import ResponseStore, StoredResponse
+from sglang_lite.server.responses_store import PACK, ResponseStore, StoredResponse
 
 
 def response(id, log=None):
-    return StoredResponse({"id": id, "status": "in_progress", "output": []}, (), 0, log)
+    return StoredResponse({"id": id, "status": "in_progress", "output": []}, PACK([]), 0, log)
 
 
 def test_the_events_of_a_running_stream_count_for_the_limit():

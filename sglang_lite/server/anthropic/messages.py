@@ -22,7 +22,8 @@ from sglang_lite.server.errors import content_of
 from sglang_lite.server.fields import MESSAGES_NEUTRAL, MESSAGES_REFUSED, Fields
 from sglang_lite.server.http.sse import EventStream, event
 from sglang_lite.server.parameters import sampling
-from sglang_lite.server.routes import HttpRequest, Route, answer
+from sglang_lite.server.reader import Reader
+from sglang_lite.server.routes import HttpRequest, Route, answer, read
 from sglang_lite.server.service import Service
 
 
@@ -44,9 +45,8 @@ _NAMES = {"stop_sequences": "stop", **{name: name for name in ("max_tokens", "te
 
 async def create(service: Service, call: HttpRequest) -> Response:
     """Writes a message."""
-    body = call.read(MESSAGES)
+    body, rendered, ids = await read(service, call, _read)
     service.check_model(body.model)
-    rendered, ids = await _rendered(service, call, body)
     request = GenerateRequest(ids, sampling.read(body, _NAMES), rendered.constraint, stream=bool(body.stream))
     message = _Message(service, body, SampleReader(rendered, prefix="toolu_"), len(ids))
     if body.stream:
@@ -61,18 +61,24 @@ async def create(service: Service, call: HttpRequest) -> Response:
 
 async def count_tokens(service: Service, call: HttpRequest) -> Response:
     """Counts the tokens of a message's prompt."""
+    model, count = await read(service, call, _count)
+    service.check_model(model)
+    return answer({"input_tokens": count})
+
+
+def _read(reader: Reader, call: HttpRequest) -> tuple[MessagesRequest, RenderedConversation, Sequence[int]]:
+    """Request without conversation and tools, the rendered conversation, and its token ids, whose number the answer
+    begins with."""
+    body = call.read(MESSAGES)
+    rendered = reader.render(conversation_of(body, call.unused))
+    body.messages, body.system, body.tools = [], None, None
+    return body, rendered, reader.ids(rendered.prompt)
+
+
+def _count(reader: Reader, call: HttpRequest) -> tuple[str | None, int]:
+    """Name of the model, and the number of tokens of the prompt."""
     body = call.read(COUNTED)
-    service.check_model(body.model)
-    _, ids = await _rendered(service, call, body)
-    return answer({"input_tokens": len(ids)})
-
-
-async def _rendered(
-    service: Service, call: HttpRequest, body: CountTokensRequest
-) -> tuple[RenderedConversation, Sequence[int]]:
-    """Rendered conversation, and the token ids of its prompt, whose number the answer begins with."""
-    rendered = await service.render(conversation_of(body, call.unused), len(call.data))
-    return rendered, await service.prompt_ids(rendered.prompt)
+    return body.model, len(reader.ids(reader.render(conversation_of(body, call.unused)).prompt))
 
 
 # -------------------------------------------------------------------------------------------------------- answers

@@ -35,7 +35,8 @@ from sglang_lite.server.fields import COMPLETIONS_NEUTRAL, COMPLETIONS_REFUSED, 
 from sglang_lite.server.http.sse import DONE, EventStream, event
 from sglang_lite.server.parameters import constraints, sampling
 from sglang_lite.server.programs import program
-from sglang_lite.server.routes import HttpRequest, Route, answer
+from sglang_lite.server.reader import Reader
+from sglang_lite.server.routes import HttpRequest, Route, answer, read
 from sglang_lite.server.service import Service
 
 
@@ -85,12 +86,12 @@ _MAX_TOKENS = 16  # OpenAI's default
 
 async def complete(service: Service, call: HttpRequest) -> Response:
     """Continues text."""
-    body = call.read(COMPLETIONS)
+    body, prompts, requests = await read(service, call, _read)
     service.check_model(body.model)
     if body.program is not None:
         return await program.played(service, call, _program(body), "/program")
-    requests = _requests(service, body)
-    parsed = _ParsedCompletions(body, f"cmpl-{random_id()}", int(time.time()), service.model_name, requests)
+    head = (f"cmpl-{random_id()}", int(time.time()), service.model_name)
+    parsed = _ParsedCompletions(body, *head, requests, prompts)
     engine = service.async_engine
     if body.stream:
         events = await with_first_event(merged([engine.generate(request) for request in requests]))
@@ -125,7 +126,19 @@ def _program(body: CompletionRequest) -> dict[str, Any]:
     return body.program
 
 
-def _requests(service: Service, body: CompletionRequest) -> list[GenerateRequest]:
+def _read(reader: Reader, call: HttpRequest) -> tuple[CompletionRequest, Sequence[str | None], list[GenerateRequest]]:
+    """Request without its prompts, the text of each prompt that is given as text (None of others), and the requests of
+    the engine; no requests for a program."""
+    body = call.read(COMPLETIONS)
+    if body.program is not None:
+        return body, (), []
+    requests = _requests(reader, body)
+    texts = [each if isinstance(each, str) and body.echo else None for each in _prompts(body.prompt)]
+    body.prompt = ""
+    return body, texts, requests
+
+
+def _requests(reader: Reader, body: CompletionRequest) -> list[GenerateRequest]:
     prompts = _prompts(body.prompt)
     if body.logprobs is not None and not 0 <= body.logprobs <= 256:
         raise ParameterError("logprobs", f"{body.logprobs} is not between 0 and 256.")
@@ -142,7 +155,7 @@ def _requests(service: Service, body: CompletionRequest) -> list[GenerateRequest
     constraint = _constraint(body)
     return [
         GenerateRequest(
-            prompt, params, constraint, stream=bool(body.stream), namespace=body.cache_salt or "",
+            reader.prompt(prompt), params, constraint, stream=bool(body.stream), namespace=body.cache_salt or "",
             priority=body.priority or 0, rid=body.rid,
         )
         for prompt in prompts
@@ -173,13 +186,14 @@ def _constraint(body: CompletionRequest) -> Constraint | None:
 
 @dataclass(frozen=True, slots=True)
 class _ParsedCompletions:
-    """Request, checked and converted."""
+    """Request, checked and converted. `texts` are as of `_read`."""
 
     body: CompletionRequest
     id: str
     created: int
     model: str
     requests: Sequence[GenerateRequest]
+    texts: Sequence[str | None]
 
     @property
     def head(self) -> dict[str, Any]:
@@ -187,7 +201,7 @@ class _ParsedCompletions:
 
     def sample(self, service: Service, prompt: int, index: int) -> _Sample:
         request = self.requests[prompt]
-        return _Sample(service, self.body, request, prompt * request.samples + index)
+        return _Sample(service, self.body, request, self.texts[prompt], prompt * request.samples + index)
 
 
 @dataclass(slots=True)
@@ -195,6 +209,7 @@ class _Sample:
     """Completion of one sample, as far as it has arrived.
 
     Attributes:
+        prompt_text: text of its prompt, if it was given as text and is echoed.
         index: index of its choice.
         sent: True if the echoed prompt was sent.
         length: number of characters sent, echoed prompt included.
@@ -205,6 +220,7 @@ class _Sample:
     service: Service
     body: CompletionRequest
     request: GenerateRequest
+    prompt_text: str | None
     index: int
     sent: bool = False
     length: int = 0
@@ -239,8 +255,10 @@ class _Sample:
     @property
     def _prompt(self) -> str:
         prompt = self.request.prompt
-        assert not isinstance(prompt, Prompt)
-        return prompt if isinstance(prompt, str) else self.service.engine.tokenizer.decode(prompt)
+        if self.prompt_text is not None:
+            return self.prompt_text
+        assert not isinstance(prompt, Prompt | str)
+        return self.service.engine.tokenizer.decode(prompt)
 
     def _of_prompt(self, entries: Sequence[TokenLogprob]) -> list[TokenLogprob]:
         """Log-probabilities of all tokens of the prompt; the first token has none."""

@@ -47,7 +47,7 @@ from sglang_lite.server.openai.decisions_request import (
     messages_of,
     options_of,
 )
-from sglang_lite.server.routes import HttpRequest, Route, answer
+from sglang_lite.server.routes import HttpRequest, Route, answer, read_record
 from sglang_lite.server.service import Service
 from sglang_lite.text.reasoning import reasoning_format
 
@@ -90,7 +90,7 @@ def _question_template(service: Service, messages: Sequence[Mapping[str, Any]]) 
         messages = [*messages[:-1], {**messages[-1], "content": f"{messages[-1]['content']}\n\n{task}"}]
     else:
         messages = [*messages, {"role": "user", "content": task}]
-    rendered = service.chat_format.render(Conversation(messages=messages, variables={"enable_thinking": False}))
+    rendered = service.reader.chat_format.render(Conversation(messages=messages, variables={"enable_thinking": False}))
     before: list[Span] = []
     after: list[Text] = []
     for span in rendered.prompt.spans:
@@ -118,7 +118,7 @@ def _question_template(service: Service, messages: Sequence[Mapping[str, Any]]) 
 
 async def decide(service: Service, call: HttpRequest) -> Response:
     """Answers questions."""
-    body = call.read(DECISIONS)
+    body = await read_record(service, call, DECISIONS)
     service.check_model(body.model)
     if not 1 <= len(body.questions) <= MOST_QUESTIONS:
         raise ParameterError("questions", f"has {len(body.questions):,} questions. Give 1 to {MOST_QUESTIONS}.")

@@ -16,9 +16,10 @@ from sglang_lite.engine import embedding
 from sglang_lite.protocol import ParameterError
 from sglang_lite.protocol.anything import Json
 from sglang_lite.random_ids import random_id
-from sglang_lite.runtime.embedding.request import are_ids
+from sglang_lite.runtime.embedding.request import EncodeRequest, EncoderInput, are_ids
 from sglang_lite.server.fields import EMBEDDINGS_NEUTRAL, Fields
-from sglang_lite.server.routes import HttpRequest, Route, answer
+from sglang_lite.server.reader import Reader
+from sglang_lite.server.routes import HttpRequest, Route, answer, read, read_record
 from sglang_lite.server.service import Service
 
 LONGEST_S = 600.0
@@ -69,29 +70,42 @@ RERANK: Fields[RerankRequest] = Fields(RerankRequest, EMBEDDINGS_NEUTRAL, {})
 
 async def embeddings(service: Service, call: HttpRequest) -> Response:
     """Returns the embeddings of texts."""
-    body = call.read(EMBEDDINGS)
+    body, texts = await read(service, call, _read)
     service.check_model(body.model)
-    read = partial(
-        embedding.embeddings, service.engine, texts_of(body.input, "input"), body.dimensions, truncate=body.truncate,
+    compute = partial(
+        embedding.embeddings, service.engine, texts, body.dimensions, truncate=body.truncate,
         prompt_name=body.prompt_name, field="input",
     )  # fmt: skip
-    vectors, tokens = await service.call_engine(read, at_most_s=LONGEST_S)
+    vectors, tokens = await service.call_engine(compute, at_most_s=LONGEST_S)
     found = encoded_rows(vectors, body.encoding_format)
     data = [{"object": "embedding", "index": i, "embedding": each} for i, each in enumerate(found)]
     return answer({"object": "list", "data": data, "model": service.model_name, "usage": usage_of(tokens)})
 
 
+def _read(
+    reader: Reader, call: HttpRequest
+) -> tuple[EmbeddingsRequest, Sequence[EncoderInput] | Sequence[EncodeRequest]]:
+    """Request without its texts, and the texts, tokenised if the reader does so."""
+    body = call.read(EMBEDDINGS)
+    texts, spec = texts_of(body.input, "input"), reader.encoder
+    if reader.tokenises and spec is not None and spec.classifier is None:
+        prompt = embedding.prompt_named(spec, body.prompt_name)
+        texts = embedding.tokenised(reader.tokenizer, spec, texts, truncate=body.truncate, field="input", prompt=prompt)
+    body.input = ""
+    return body, texts
+
+
 async def encode(service: Service, call: HttpRequest) -> Response:
     """Returns embeddings, or the outputs of a reward model, in SGLang's form."""
-    body = call.read(ENCODE)
+    body = await read_record(service, call, ENCODE)
     if (body.text is None) == (body.input_ids is None):
         raise ParameterError(
             "text", "is missing." if body.text is None else "and input_ids are both given. Give one of them."
         )
     spec = service.engine.core.encoder
     if spec is None or spec.classifier is None:
-        read = partial(embedding.encoded, dimensions=body.dimensions, prompt_name=body.prompt_name)
-        return await sglang_answer(service, body, read)
+        compute = partial(embedding.encoded, dimensions=body.dimensions, prompt_name=body.prompt_name)
+        return await sglang_answer(service, body, compute)
     for name in ("dimensions", "prompt_name"):
         if getattr(body, name) is not None:
             raise ParameterError(
@@ -103,26 +117,26 @@ async def encode(service: Service, call: HttpRequest) -> Response:
 async def sglang_answer(
     service: Service,
     body: NativeTexts,
-    read: Callable[..., Any],  # a dictionary, or a list of them
+    compute: Callable[..., Any],  # a dictionary, or a list of them
 ) -> Response:
     """Response in SGLang's form, from `embedding.encoded` or `rewarded`."""
     field = "input_ids" if body.text is None else "text"
     given: Any = getattr(body, field)
     texts_of(given, field)
-    ask = partial(read, service.engine, given, truncate=body.truncate, field=field)
+    ask = partial(compute, service.engine, given, truncate=body.truncate, field=field)
     return answer(await service.call_engine(ask, at_most_s=LONGEST_S))
 
 
 async def rerank(service: Service, call: HttpRequest) -> Response:
     """Orders documents by their relevance to a query."""
-    body = call.read(RERANK)
+    body = await read_record(service, call, RERANK)
     service.check_model(body.model)
     documents: list[str] = texts_of(body.documents, "documents")
     if body.top_n is not None and body.top_n < 1:
         raise ParameterError("top_n", f"{body.top_n} is less than 1.")
     pairs = [(body.query, document) for document in documents]
-    read = partial(embedding.pair_scores, service.engine, pairs, truncate=body.truncate, field="documents")
-    scores, tokens = await service.call_engine(read, at_most_s=LONGEST_S)
+    compute = partial(embedding.pair_scores, service.engine, pairs, truncate=body.truncate, field="documents")
+    scores, tokens = await service.call_engine(compute, at_most_s=LONGEST_S)
     order = np.argsort(-scores, kind="stable")[: body.top_n].tolist()
     results = [{"index": i, "relevance_score": float(scores[i])} for i in order]
     if body.return_documents:

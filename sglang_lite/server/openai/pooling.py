@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -27,7 +28,7 @@ from sglang_lite.server.openai.embeddings import (
     texts_of,
     usage_of,
 )
-from sglang_lite.server.routes import HttpRequest, Route, answer
+from sglang_lite.server.routes import HttpRequest, Route, answer, read_record
 from sglang_lite.server.service import Service
 
 
@@ -63,7 +64,7 @@ POOLING: Fields[PoolingRequest] = Fields(PoolingRequest, POOLING_NEUTRAL, POOLIN
 
 async def classify(service: Service, call: HttpRequest) -> Response:
     """Returns the labels of texts; in SGLang's form, the outputs of a reward model."""
-    body = call.read(CLASSIFY)
+    body = await read_record(service, call, CLASSIFY)
     service.check_model(body.model)
     given = [name for name in ("input", "messages", "text", "input_ids") if getattr(body, name) is not None]
     if len(given) != 1:
@@ -73,7 +74,7 @@ async def classify(service: Service, call: HttpRequest) -> Response:
     if given[0] in ("text", "input_ids"):
         _check_template(body)
         return await sglang_answer(service, body, embedding.rewarded)
-    texts, field = await _readable(service, call, body)
+    texts, field = await _readable(service, body)
     read = partial(embedding.classes, service.engine, texts, truncate=body.truncate, field=field)
     found, tokens = await service.call_engine(read, at_most_s=LONGEST_S)
     data = [
@@ -85,7 +86,7 @@ async def classify(service: Service, call: HttpRequest) -> Response:
 
 async def pooling(service: Service, call: HttpRequest) -> Response:
     """Returns vectors, or numbers by label, as probabilities or raw outputs."""
-    body = call.read(POOLING)
+    body = await read_record(service, call, POOLING)
     service.check_model(body.model)
     if (body.input is None) == (body.messages is None):
         raise ParameterError(
@@ -93,7 +94,7 @@ async def pooling(service: Service, call: HttpRequest) -> Response:
         )
     spec = _spec(service)
     _check_kind(body, spec, service.model_name)
-    texts, field = await _readable(service, call, body)
+    texts, field = await _readable(service, body)
     if spec.classifier is None:
         read = partial(embedding.embeddings, service.engine, texts, body.dimensions)
     else:
@@ -120,7 +121,7 @@ def _check_kind(body: PoolingRequest, spec: EncoderSpec, model: str) -> None:
 
 
 async def _readable(
-    service: Service, call: HttpRequest, body: ClassifyRequest | PoolingRequest
+    service: Service, body: ClassifyRequest | PoolingRequest
 ) -> tuple[list[Any], str]:  # each a text or token ids
     """Texts or token ids to compute outputs of, and the name of the field that they come from."""
     if body.messages is None:
@@ -131,7 +132,8 @@ async def _readable(
         variables=body.chat_template_kwargs or {},
     )  # fmt: skip
     limit = _spec(service).limit
-    ids = await service.prompt_ids((await service.render(conversation, len(call.data))).prompt)
+    reader = service.reader
+    ids = await asyncio.to_thread(lambda: reader.ids(reader.render(conversation).prompt))
     if len(ids) > limit and not body.truncate:
         raise too_long("messages", len(ids), limit)
     return [list(ids)], "messages"

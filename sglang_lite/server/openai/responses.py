@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from starlette.responses import Response
@@ -23,6 +23,7 @@ from sglang_lite.protocol import (
 from sglang_lite.random_ids import random_id
 from sglang_lite.runtime.core.submission import GenerateRequest
 from sglang_lite.server.async_engine import with_first_event
+from sglang_lite.server.conversation.chat_format import RenderedConversation
 from sglang_lite.server.conversation.sample_reader import SampleReader
 from sglang_lite.server.errors import NotFoundError, content_of
 from sglang_lite.server.http.event_log import EventLog
@@ -37,10 +38,12 @@ from sglang_lite.server.openai.responses_request import (
     parse_request,
 )
 from sglang_lite.server.parameters import sampling
-from sglang_lite.server.responses_store import StoredResponse
-from sglang_lite.server.routes import HttpRequest, Route, answer
+from sglang_lite.server.reader import Reader
+from sglang_lite.server.responses_store import PACK, UNPACK, StoredResponse
+from sglang_lite.server.routes import HttpRequest, Route, answer, read
 from sglang_lite.server.service import Service
 
+T = TypeVar("T")
 _NAMES = {
     "max_output_tokens": "max_tokens", **{name: name for name in (
         "temperature", "top_p", "presence_penalty", "frequency_penalty", "stop", "seed"
@@ -50,20 +53,18 @@ _NAMES = {
 
 async def create(service: Service, call: HttpRequest) -> Response:
     """Creates a response."""
-    body = call.read(RESPONSES)
+    found, before_bytes = await _parsed(service, call, _read)
+    body, rendered = found.body, found.rendered
     service.check_model(body.model)
-    items, before_bytes = _items(service, call, body)
-    request = parse_request(body, items, call.unused)
-    rendered = await service.render(request.conversation, len(call.data))
     scored = LOGPROBS in (body.include or ())
     params = sampling.read(
         body, _NAMES, max_tokens=service.engine.context_length, return_logprob=scored,
         top_logprobs_num=body.top_logprobs or 0, return_text_in_logprobs=scored,
     )  # fmt: skip
     made = _Response(
-        service, call.key, body, items, len(call.data) + before_bytes,
+        service, call.key, body, found.items, len(call.data) + before_bytes,
         ResponseAnswer(
-            SampleReader(rendered, request.custom_tools, request.forced_custom_tool),
+            SampleReader(rendered, found.custom_tools, found.forced_custom_tool),
             TextLogprobs(service.engine.tokenizer.token_bytes) if scored else None,
         ),
     )  # fmt: skip
@@ -84,17 +85,87 @@ async def create(service: Service, call: HttpRequest) -> Response:
     return answer(made.content)
 
 
-def _items(service: Service, call: HttpRequest, body: ResponsesRequest) -> tuple[list[Item], int]:
-    """Items of a conversation, with those of an earlier response first, and the size of the latter in bytes.
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """Parts of the store that a request refers to: an earlier response, and items."""
+
+    response: str | None
+    items: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """Parts of the store for a request: the conversation with the earlier response (`StoredResponse.input` and the
+    items of its answer), and items by id."""
+
+    input: bytes
+    output: Sequence[Item]
+    items: Mapping[str, Item]
+
+
+@dataclass(frozen=True, slots=True)
+class _Parsed:
+    """Request, parsed and rendered.
+
+    Attributes:
+        body: the request without its input.
+        items: the conversation, as `StoredResponse.input`.
+        rendered: rendered conversation.
+        forced_custom_tool, custom_tools: as of ParsedRequest.
+    """
+
+    body: ResponsesRequest
+    items: bytes
+    rendered: RenderedConversation
+    forced_custom_tool: str | None
+    custom_tools: frozenset[str]
+
+
+async def _parsed(service: Service, call: HttpRequest, function: Callable[..., T | _Wanted]) -> tuple[T, int]:
+    """Result of a function that reads a request, with the parts of the store that the request refers to, and the size
+    of the conversation before it in bytes.
 
     Raises:
-        SglError: an item is invalid, or the earlier response doesn't exist.
+        SglError: the request is invalid, or a part of the store doesn't exist.
     """
-    items = items_of(body.input, lambda id: dict(service.stored.item(call.key, id)), call.unused)
-    if body.previous_response_id is None:
-        return items, 0
-    before = _ended(service, call.key, body.previous_response_id)
-    return [*map(dict, before.conversation), *items], before.conversation_bytes
+    found = await read(service, call, function, (None,))
+    if not isinstance(found, _Wanted):
+        return found, 0
+    items = {id: dict(service.stored.item(call.key, id)) for id in found.items}
+    before = None if found.response is None else _ended(service, call.key, found.response)
+    size = 0 if before is None else before.conversation_bytes
+    known = _Known(PACK([]), (), items) if before is None else _Known(before.input, before.content["output"], items)
+    again = await read(service, call, function, (known,), size)
+    assert not isinstance(again, _Wanted)
+    return again, size
+
+
+def _read(reader: Reader, call: HttpRequest, known: _Known | None) -> _Parsed | _Wanted:
+    """Request, parsed and rendered; or what it refers to, if that is not known."""
+    body = call.read(RESPONSES)
+    items = _items(call, body, known)
+    if isinstance(items, _Wanted):
+        return items
+    request = parse_request(body, items, call.unused)
+    body.input = None
+    rendered = reader.render(request.conversation)
+    return _Parsed(body, PACK(items), rendered, request.forced_custom_tool, request.custom_tools)
+
+
+def _items(call: HttpRequest, body: ResponsesRequest, known: _Known | None) -> list[Item] | _Wanted:
+    """Items of a conversation, with those of an earlier response first; or the parts of the store that they need."""
+    wanted: list[str] = []
+
+    def want(id: str) -> Item:
+        wanted.append(id)
+        return {}
+
+    items = items_of(body.input, want if known is None else known.items.__getitem__, call.unused)
+    if known is not None:
+        return [*UNPACK(known.input), *map(dict, known.output), *items]
+    if wanted or body.previous_response_id is not None:
+        return _Wanted(body.previous_response_id, tuple(dict.fromkeys(wanted)))
+    return items
 
 
 def _ended(service: Service, key: str, id: str) -> StoredResponse:
@@ -147,7 +218,7 @@ class _Response:
         service: service of the server.
         key: API key of the request.
         body: request of the response.
-        items: input of the response, with the whole conversation before it.
+        items: input of the response, with the whole conversation before it, as `StoredResponse.input`.
         input_bytes: size of the items in bytes.
         answer: answer to the conversation.
 
@@ -160,7 +231,7 @@ class _Response:
     service: Service
     key: str
     body: ResponsesRequest
-    items: Sequence[Item]
+    items: bytes
     input_bytes: int
     answer: ResponseAnswer
     id: str = field(default_factory=lambda: f"resp_{random_id()}", init=False)
@@ -277,12 +348,19 @@ def _event_number(given: str, log: EventLog) -> int:
 
 async def input_tokens(service: Service, call: HttpRequest) -> Response:
     """Counts the tokens of a response's prompt."""
-    body = call.read(INPUT_TOKENS)
-    service.check_model(body.model)
-    whole = ResponsesRequest(**msgspec.structs.asdict(body))
-    items, _ = _items(service, call, whole)
-    rendered = await service.render(parse_request(whole, items, call.unused).conversation, len(call.data))
-    return answer({"object": "response.input_tokens", "input_tokens": len(await service.prompt_ids(rendered.prompt))})
+    (model, count), _ = await _parsed(service, call, _count)
+    service.check_model(model)
+    return answer({"object": "response.input_tokens", "input_tokens": count})
+
+
+def _count(reader: Reader, call: HttpRequest, known: _Known | None) -> tuple[str | None, int] | _Wanted:
+    """Name of the model, and number of tokens of the prompt; or what the request refers to, if that is not known."""
+    body = ResponsesRequest(**msgspec.structs.asdict(call.read(INPUT_TOKENS)))
+    items = _items(call, body, known)
+    if isinstance(items, _Wanted):
+        return items
+    conversation = parse_request(body, items, call.unused).conversation
+    return body.model, len(reader.ids(reader.render(conversation).prompt))
 
 
 async def compact(service: Service, _: HttpRequest) -> Response:

@@ -12,7 +12,7 @@ from sglang_lite.engine import embedding
 from sglang_lite.engine.sglang.score import label_calls, label_logprobs, label_scores
 from sglang_lite.protocol import ParameterError
 from sglang_lite.server.fields import GATEWAY_NEUTRAL, Fields
-from sglang_lite.server.routes import HttpRequest, Route, answer
+from sglang_lite.server.routes import HttpRequest, Route, answer, read_record
 from sglang_lite.server.service import Service
 
 _LONGEST_S = 600.0
@@ -40,7 +40,7 @@ SCORE: Fields[ScoreRequest] = Fields(ScoreRequest, GATEWAY_NEUTRAL, {})
 
 async def score(service: Service, call: HttpRequest) -> Response:
     """Scores texts."""
-    body = call.read(SCORE)
+    body = await read_record(service, call, SCORE)
     service.check_model(body.model)
     if body.text_1 is not None or body.text_2 is not None:
         return await _pairs(service, body)

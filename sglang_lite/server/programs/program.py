@@ -36,7 +36,7 @@ from sglang_lite.server.async_engine import ProgramEvent, with_first_event
 from sglang_lite.server.errors import NotFoundError, content_of, headers_of, status_of
 from sglang_lite.server.fields import GATEWAY_NEUTRAL, Fields
 from sglang_lite.server.http.sse import DONE, EventStream
-from sglang_lite.server.routes import HttpRequest, Route, answer
+from sglang_lite.server.routes import HttpRequest, Route, answer, read_object
 from sglang_lite.server.service import Service
 
 PROGRAM_ID = "x-program-id"  # header with the id of a streamed program
@@ -293,7 +293,7 @@ def _least(name: str, given: float | None, most: float, pointer: str) -> float:
 
 async def play(service: Service, call: HttpRequest) -> Response:
     """Plays a program."""
-    return await played(service, call, call.object(), "")
+    return await played(service, call, await read_object(service, call), "")
 
 
 async def played(service: Service, call: HttpRequest, body: Mapping[str, Json], pointer: str) -> Response:
@@ -441,7 +441,7 @@ async def _open_events(
 
 async def extend(service: Service, call: HttpRequest) -> Response:
     """Adds nodes to an open program."""
-    given, id = call.object(), call.path["id"]
+    given, id = await read_object(service, call), call.path["id"]
     check_version(given, "")
     body = ANSWERS.read(given, call.unused if call.reports else None)
     entry = service.programs.get(id)

@@ -21,7 +21,7 @@ from sglang_lite.runtime.core.submission import ProgramRequest, check_priority
 from sglang_lite.server.fields import GATEWAY_NEUTRAL, Fields
 from sglang_lite.server.http.sse import DONE, EventStream
 from sglang_lite.server.programs.program import ProgramBudget, ProgramLimits, check_version, limits_of, record_of
-from sglang_lite.server.routes import HttpRequest, Route
+from sglang_lite.server.routes import HttpRequest, Route, read_object
 from sglang_lite.server.service import Service
 from sglang_lite.wire.rows import END_FRAME, ROWS_MEDIA_TYPE, Row, RowEvent, encode_frame
 
@@ -100,7 +100,7 @@ def _event(number: int, events: Sequence[RowEvent]) -> bytes:
 
 async def play_rows(service: Service, call: HttpRequest) -> Response:
     """Plays a compiled program for rows."""
-    given = call.object()
+    given = await read_object(service, call)
     check_version(given, "")
     body = ROWS.read(given, call.unused if call.reports else None)
     service.check_model(body.model)

@@ -49,6 +49,19 @@ def test_openais_client_gets_the_engines_embeddings(running, form):
     assert (found.model, found.usage.prompt_tokens, found.usage.total_tokens) == ("embed", 14, 14)
 
 
+@pytest.mark.slow
+def test_embeddings_are_the_same_if_another_process_reads_the_body(running):
+    engine, here = running["embed"]
+    with serving(engine, large_body_kb=0) as apart:
+        for body in ({"input": TEXTS}, {"input": [[4, 5], [7]]}, {"input": "the", "prompt_name": "query"},
+                     {"input": [""]}):  # fmt: skip
+            expected = httpx2.post(f"{here}/v1/embeddings", json=body).json()
+            found = httpx2.post(f"{apart}/v1/embeddings", json=body, timeout=60).json()
+            assert {**found, "model": None} == {**expected, "model": None}
+        documents = {"query": "the", "documents": TEXTS}
+        assert httpx2.post(f"{apart}/v1/rerank", json=documents).status_code == 400  # as of a model that embeds
+
+
 def test_what_the_model_is_can_be_asked(running):
     _, url = running["embed"]
     info = httpx2.get(f"{url}/model_info", timeout=60).json()

@@ -1,0 +1,115 @@
+"""Processes that read large bodies: parsing, rendering and tokenising megabytes takes seconds, in which neither the
+event loop's thread nor the interpreter's lock may be held."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import pickle
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final
+
+from sglang_lite.engine.connection import BrokenFrameError, Connection
+from sglang_lite.engine.frames import HEADER
+from sglang_lite.engine.spawned_process import SpawnedProcess
+from sglang_lite.protocol import BackendError
+
+MODULE: Final = "sglang_lite.server.body_process"
+
+
+def send(connection: Connection, value: object) -> None:
+    """Sends a value as a frame. It is pickled: both ends are this package's own, and one has started the other.
+
+    Raises:
+        OSError: the connection is closed at either end.
+    """
+    content = pickle.dumps(value, protocol=5)
+    connection.send_now(len(content).to_bytes(HEADER, "big"))
+    connection.send_now(content)
+
+
+class BodyPool:
+    """Processes that read bodies, started when they are first needed.
+
+    Args:
+        most: largest number of processes.
+        first: function that returns the first message to each process.
+    """
+
+    def __init__(self, most: int, first: Callable[[], object]) -> None:
+        self._first = first
+        self._threads = ThreadPoolExecutor(most, "sglang_lite-bodies")  # each waits for one process
+        self._idle: list[_BodyProcess] = []
+        self._busy: set[_BodyProcess] = set()
+        self._closed = False
+        self._lock = threading.Lock()  # guards the attributes above
+
+    async def read(self, task: object) -> Any:  # as the task's function
+        """Result of a task (body_process.py), once a process is free. A task whose caller was cancelled is dropped if
+        it has not begun.
+
+        Raises:
+            SglError: the error of the task.
+            BackendError: the process has ended.
+        """
+        found = await asyncio.get_running_loop().run_in_executor(self._threads, self._ask, task)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    def _ask(self, task: object) -> object:
+        with self._lock:
+            process = self._idle.pop() if self._idle else None
+        if process is None:
+            process = _BodyProcess(self._first())
+        with self._lock:
+            self._busy.add(process)
+            if self._closed:
+                process.kill()
+        try:
+            answer = process.ask(task)
+        except (OSError, StopIteration, BrokenFrameError):
+            with self._lock:
+                self._busy.discard(process)
+            raise BackendError(f"the process that reads large bodies {process.end()}") from None
+        with self._lock:
+            self._busy.discard(process)
+            self._idle.append(process)
+        return answer
+
+    def close(self) -> None:
+        """Kills the processes."""
+        with self._lock:
+            self._closed = True
+            for process in (*self._busy, *self._idle):
+                process.kill()
+        self._threads.shutdown(cancel_futures=True)
+        for process in self._idle:
+            process.end()
+
+
+class _BodyProcess:
+    def __init__(self, first: object) -> None:
+        self._child = SpawnedProcess(MODULE, "the process that reads large bodies")
+        self._answers: Iterator[memoryview] = self._child.connection.frames()
+        with contextlib.suppress(OSError):  # it has ended, which `ask` reports
+            send(self._child.connection, first)
+
+    def ask(self, task: object) -> object:
+        """Result of a task. Raises OSError, StopIteration or BrokenFrameError if the process has ended."""
+        send(self._child.connection, task)
+        return pickle.loads(next(self._answers))
+
+    def kill(self) -> None:
+        """Kills the process, which ends a call of `ask`."""
+        self._child.connection.close()
+        self._child.kill()
+
+    def end(self) -> str:
+        """Kills the process, if it is running, and frees it; returns how it ended."""
+        self.kill()
+        how = self._child.end()
+        self._child.connection.release()
+        return how

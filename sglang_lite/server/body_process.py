@@ -1,0 +1,39 @@
+"""A process that reads large bodies for a server: see body_pool.py."""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import socket
+
+from sglang_lite.engine.connection import Connection
+from sglang_lite.protocol import BackendError, SglError
+from sglang_lite.server.body_pool import send
+from sglang_lite.server.reader import ModelFacts, Reader
+from sglang_lite.server.routes import BodyTask, HttpRequest
+
+logger = logging.getLogger(__name__)
+
+
+def main(descriptor: int) -> None:
+    """Answers the tasks that arrive on a socket, until its other end is closed."""
+    logging.basicConfig()
+    connection = Connection(socket.socket(fileno=descriptor))
+    frames = connection.frames()
+    facts: ModelFacts = pickle.loads(next(frames))
+    reader: Reader | None = None
+    for content in frames:
+        task: BodyTask = pickle.loads(content)
+        call = HttpRequest(task.data, {}, {}, {}, "", "", task.limits, [], task.reports)
+        answer: object
+        try:
+            reader = reader or facts.reader()
+            answer = task.function(reader, call, *task.more), call.unused
+        except SglError as error:
+            answer = error
+        except Exception:  # a bug of this package
+            logger.exception("a body could not be read")
+            answer = BackendError("the server failed.", hint="Its log says how.")
+        send(connection, answer)
+    os._exit(0)

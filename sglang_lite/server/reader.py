@@ -1,0 +1,142 @@
+"""Reading of requests: all that a body needs to become records, prompts and token ids, and nothing of an engine. So it
+can be done in another process (body_pool.py)."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from sglang_lite.engine.core_client import encoder_and_tokenizer
+from sglang_lite.engine.engine import Engine
+from sglang_lite.protocol import Prompt, SglError, Span
+from sglang_lite.runtime.config import EngineConfig
+from sglang_lite.runtime.embedding.spec import EncoderSpec
+from sglang_lite.runtime.models.resolve import resolve
+from sglang_lite.runtime.tokens.token_log import TokenLog
+from sglang_lite.runtime.tokens.tokenizer import Tokenizer
+from sglang_lite.server.conversation.chat_format import ChatFormat, Conversation, RenderedConversation
+from sglang_lite.server.settings import ServerSettings
+from sglang_lite.text.chat_template import JinjaTemplate
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """A model, as a reader in another process needs it.
+
+    Attributes:
+        config: settings of the engine.
+        path: folder or file of the model.
+        name: name of the model.
+        context_length: most tokens of a sequence.
+        vocab_size: number of the model's tokens.
+        template: source of the chat template; None without one, or the error of an invalid one.
+        settings: settings of the server.
+    """
+
+    config: EngineConfig
+    path: Path
+    name: str
+    context_length: int
+    vocab_size: int
+    template: str | SglError | None
+    settings: ServerSettings
+
+    @classmethod
+    def of(cls, engine: Engine, settings: ServerSettings) -> ModelFacts:
+        """Facts of an engine's model."""
+        template: str | SglError | None
+        try:
+            found = engine.chat_template()
+            template = None if found is None else found.source
+        except SglError as error:
+            template = error
+        path = resolve(engine.config.model, engine.config.revision)
+        return cls(engine.config, path, engine.model_name, engine.context_length, engine.vocab_size, template, settings)
+
+    def reader(self) -> Reader:
+        """Reader for a process without an engine; it tokenises prompts."""
+        encoder, tokenizer = encoder_and_tokenizer(self.config, self.path)
+
+        def template() -> JinjaTemplate | None:
+            if isinstance(self.template, SglError):
+                raise self.template
+            return None if self.template is None else JinjaTemplate(self.template, tokenizer.special_tokens)
+
+        return Reader(
+            tokenizer, encoder, template, self.settings, self.name, self.context_length, self.vocab_size,
+            all_special=self.config.special_tokens_in_roles, tokenises=True,
+        )  # fmt: skip
+
+
+class Reader:
+    """Reader of requests for a model.
+
+    Args:
+        template: function that returns the chat template.
+        settings: settings of the server.
+        all_special: whether every text can name special tokens.
+        tokenises: whether prompts become token ids here, and not where they are submitted.
+
+    Attributes:
+        tokenizer: tokenizer of the model.
+        encoder: specification of a model that reads texts; None for one that generates.
+        model_name, context_length, vocab_size: name and sizes of the model.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        encoder: EncoderSpec | None,
+        template: Callable[[], JinjaTemplate | None],
+        settings: ServerSettings,
+        model_name: str,
+        context_length: int,
+        vocab_size: int,
+        *,
+        all_special: bool,
+        tokenises: bool,
+    ) -> None:
+        self.tokenizer, self.encoder, self.model_name = tokenizer, encoder, model_name
+        self.context_length, self.vocab_size = context_length, vocab_size
+        self._template, self._settings = template, settings
+        self._all_special, self.tokenises = all_special, tokenises
+
+    @cached_property
+    def chat_format(self) -> ChatFormat:
+        """Format of the model's conversations. Raises TemplateError if the chat template is invalid."""
+        settings, control = self._settings, self.tokenizer.control_texts
+        return ChatFormat(self._template(), control, settings.tool_call_parser, settings.reasoning_parser)
+
+    def render(self, conversation: Conversation) -> RenderedConversation:
+        """Renders a conversation: see `ChatFormat.render`."""
+        found = self.chat_format.render(conversation)
+        return replace(found, prompt=self._tokenised(found.prompt)) if self.tokenises else found
+
+    def ids(self, prompt: Prompt | str) -> Sequence[int]:
+        """Token ids of a prompt."""
+        spans = prompt.spans if isinstance(prompt, Prompt) else (Span(prompt),)
+        return TokenLog(self.tokenizer, spans, all_special=self._all_special).ids()
+
+    def prompt(self, prompt: Prompt | str | Sequence[int]) -> Prompt | str | Sequence[int]:
+        """Prompt to submit: tokenised, if this reader does so."""
+        if not self.tokenises:
+            return prompt
+        if isinstance(prompt, Prompt):
+            return self._tokenised(prompt)
+        if isinstance(prompt, str):
+            return self.ids(prompt)
+        try:
+            return array("i", prompt)
+        except (OverflowError, TypeError):  # the engine refuses them with the reason
+            return prompt
+
+    def _tokenised(self, prompt: Prompt) -> Prompt:
+        """Prompt of token ids alone. One with images, which the engine refuses, stays."""
+        if prompt.images:
+            return prompt
+        ids: Any = self.ids(prompt)  # an array: as a tuple, a million ids take long to pass on
+        return Prompt((Span("", ids),))
