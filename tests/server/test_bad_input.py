@@ -115,7 +115,7 @@ def test_a_body_of_100_mb_takes_no_memory(engine, chunked):
 def test_what_is_no_http_closes_its_connection_alone(url, http, data):
     try:
         answered = raw(url, data)
-    except (ConnectionResetError, BrokenPipeError):
+    except OSError:  # the server has closed the connection already
         answered = b""
     assert not answered or answered.split(b" ")[1][:1] == b"4"
     assert http.get("/health").status_code == 200
