@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import pickle
 import threading
 from collections.abc import Callable, Iterator
@@ -92,7 +93,7 @@ class BodyPool:
 
 class _BodyProcess:
     def __init__(self, first: object) -> None:
-        self._child = SpawnedProcess(MODULE, "the process that reads large bodies")
+        self._child = SpawnedProcess(MODULE, "the process that reads large bodies", os.getpid())
         self._answers: Iterator[memoryview] = self._child.connection.frames()
         with contextlib.suppress(OSError):  # it has ended, which `ask` reports
             send(self._child.connection, first)

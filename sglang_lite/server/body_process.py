@@ -6,6 +6,8 @@ import logging
 import os
 import pickle
 import socket
+import threading
+import time
 
 from sglang_lite.engine.connection import Connection
 from sglang_lite.protocol import BackendError, SglError
@@ -16,9 +18,18 @@ from sglang_lite.server.routes import BodyTask, HttpRequest
 logger = logging.getLogger(__name__)
 
 
-def main(descriptor: int) -> None:
-    """Answers the tasks that arrive on a socket, until its other end is closed."""
+_WATCH_S = 0.5  # between two checks that the server's process exists
+
+
+def main(descriptor: int, server: int) -> None:
+    """Answers the tasks that arrive on a socket, until the server's process has ended or closes it.
+
+    Args:
+        descriptor: file descriptor of the socket.
+        server: id of the server's process.
+    """
     logging.basicConfig()
+    threading.Thread(target=_watch, args=(server,), name="sglang_lite-watch", daemon=True).start()
     connection = Connection(socket.socket(fileno=descriptor))
     frames = connection.frames()
     facts: ModelFacts = pickle.loads(next(frames))
@@ -36,4 +47,11 @@ def main(descriptor: int) -> None:
             logger.exception("a body could not be read")
             answer = BackendError("the server failed.", hint="Its log says how.")
         send(connection, answer)
+    os._exit(0)
+
+
+def _watch(server: int) -> None:
+    """Ends this process when the server's is gone, even while a body is read."""
+    while os.getppid() == server:
+        time.sleep(_WATCH_S)
     os._exit(0)

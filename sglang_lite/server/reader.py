@@ -33,6 +33,7 @@ class ModelFacts:
         name: name of the model.
         context_length: most tokens of a sequence.
         vocab_size: number of the model's tokens.
+        longest: most tokens of a prompt and its answer.
         template: source of the chat template; None without one, or the error of an invalid one.
         settings: settings of the server.
     """
@@ -42,6 +43,7 @@ class ModelFacts:
     name: str
     context_length: int
     vocab_size: int
+    longest: int
     template: str | SglError | None
     settings: ServerSettings
 
@@ -55,7 +57,10 @@ class ModelFacts:
         except SglError as error:
             template = error
         path = resolve(engine.config.model, engine.config.revision)
-        return cls(engine.config, path, engine.model_name, engine.context_length, engine.vocab_size, template, settings)
+        return cls(
+            engine.config, path, engine.model_name, engine.context_length, engine.vocab_size,
+            engine.core.capacity.longest, template, settings,
+        )  # fmt: skip
 
     def reader(self) -> Reader:
         """Reader for a process without an engine; it tokenises prompts."""
@@ -68,7 +73,7 @@ class ModelFacts:
 
         return Reader(
             tokenizer, encoder, template, self.settings, self.name, self.context_length, self.vocab_size,
-            all_special=self.config.special_tokens_in_roles, tokenises=True,
+            self.longest, all_special=self.config.special_tokens_in_roles, tokenises=True,
         )  # fmt: skip
 
 
@@ -77,14 +82,15 @@ class Reader:
 
     Args:
         template: function that returns the chat template.
-        settings: settings of the server.
         all_special: whether every text can name special tokens.
         tokenises: whether prompts become token ids here, and not where they are submitted.
 
     Attributes:
         tokenizer: tokenizer of the model.
         encoder: specification of a model that reads texts; None for one that generates.
+        settings: settings of the server.
         model_name, context_length, vocab_size: name and sizes of the model.
+        longest: most tokens of a prompt and its answer.
     """
 
     def __init__(
@@ -96,19 +102,20 @@ class Reader:
         model_name: str,
         context_length: int,
         vocab_size: int,
+        longest: int,
         *,
         all_special: bool,
         tokenises: bool,
     ) -> None:
         self.tokenizer, self.encoder, self.model_name = tokenizer, encoder, model_name
-        self.context_length, self.vocab_size = context_length, vocab_size
-        self._template, self._settings = template, settings
+        self.context_length, self.vocab_size, self.longest = context_length, vocab_size, longest
+        self._template, self.settings = template, settings
         self._all_special, self.tokenises = all_special, tokenises
 
     @cached_property
     def chat_format(self) -> ChatFormat:
         """Format of the model's conversations. Raises TemplateError if the chat template is invalid."""
-        settings, control = self._settings, self.tokenizer.control_texts
+        settings, control = self.settings, self.tokenizer.control_texts
         return ChatFormat(self._template(), control, settings.tool_call_parser, settings.reasoning_parser)
 
     def render(self, conversation: Conversation) -> RenderedConversation:

@@ -135,15 +135,6 @@ async def read_record(service: Service, call: HttpRequest, fields: Fields[R]) ->
     return await read(service, call, _record, (fields,))
 
 
-async def read_object(service: Service, call: HttpRequest) -> dict[str, Json]:
-    """Body as plain data: see `HttpRequest.object`."""
-    return await read(service, call, _object)
-
-
-def _object(_: Reader, call: HttpRequest) -> dict[str, Json]:
-    return call.object()
-
-
 def _record(_: Reader, call: HttpRequest, fields: Fields[R]) -> R:
     return call.read(fields)
 

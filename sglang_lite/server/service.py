@@ -72,8 +72,8 @@ class Service:
         engine = self.engine
         return Reader(
             engine.tokenizer, engine.core.encoder, engine.chat_template, self.settings, engine.model_name,
-            engine.context_length, engine.vocab_size, all_special=engine.config.special_tokens_in_roles,
-            tokenises=False,
+            engine.context_length, engine.vocab_size, engine.core.capacity.longest,
+            all_special=engine.config.special_tokens_in_roles, tokenises=False,
         )  # fmt: skip
 
     async def tokens(self, text: str) -> int:

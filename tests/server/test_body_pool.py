@@ -1,10 +1,12 @@
 """Large bodies are read in other processes, with the same answers; nothing of them is read in the server's process."""
 
 import asyncio
+import json
 import os
 import re
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import pytest
@@ -31,12 +33,11 @@ ITEMS = [
 ]
 SHORT = {"max_new_tokens": 4, "temperature": 0}
 GREEDY = {"model": "", "max_tokens": 6, "temperature": 0}
-REQUESTS = {
+REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
     "chat": ("/v1/chat/completions", {**GREEDY, "messages": SAID}),
     "chat with tools": ("/v1/chat/completions", {**GREEDY, "messages": SAID, "tools": [TOOL], "tool_choice": "required"}),
     "chat with a schema": ("/v1/chat/completions", {**GREEDY, "max_tokens": 40, "messages": SAID, "response_format": {
         "type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}}),
-    "chat in pieces": ("/v1/chat/completions", {**GREEDY, "messages": SAID, "stream": True}),
     "messages": ("/v1/messages", {**GREEDY, "messages": SAID[1:], "system": "Be <|end|> brief."}),
     "counted messages": ("/v1/messages/count_tokens", {"model": "", "messages": SAID[1:]}),
     "response": ("/v1/responses", {"model": "", "input": ITEMS, "max_output_tokens": 6, "temperature": 0}),
@@ -50,6 +51,12 @@ REQUESTS = {
     "completed program": ("/v1/completions", {"prompt": "", "program": {"version": 1, "program": {"nodes": [
         {"kind": "Text", "text": "a"}, {"kind": "Gen", "name": "x", "params": {"max_tokens": 2, "temperature": 0}}]}}}),
     "program": ("/program", {"version": 1, "program": {"nodes": [{"kind": "Select", "choices": ["a", "b"]}]}}),
+    "rows": ("/program/rows", {"version": 1, "program": {"name": "a", "parameters": [{"name": "q"}], "nodes": [
+        {"kind": "Text", "text": "a"}, {"kind": "Select", "choices": ["a", "b"]}]}, "rows": [{"q": 1}, {"q": 2}]}),
+    "decision": ("/v1/decisions", {"model": "", "input": SAID, "questions": [
+        {"type": "predicate", "name": "a", "instructions": "Is it?"}]}),
+    "no program": ("/program", {"version": 1, "program": {"nodes": [{"kind": "Nothing"}]}}),
+    "no open program": ("/program/prog-none/answer", {"version": 1, "answers": [{"path": [], "drop": True}]}),
     "tokens": ("/tokenize", {"prompt": ["a <|end|>", "b"]}),
     "text of tokens": ("/detokenize", {"tokens": [5, 6]}),
     "reasoning": ("/separate_reasoning", {"text": "<think>a</think>b", "reasoning_parser": "qwen3"}),
@@ -101,6 +108,15 @@ def test_an_answer_is_the_same_wherever_its_body_is_read(engine, here, apart, na
     monkeypatch.setattr(routes, "parse_object", parse)
     engine.flush_cache()
     assert told(apart.post(path, json=body)) == expected
+
+
+def test_a_stream_says_the_same_wherever_its_body_is_read(here, apart):
+    said = []
+    for client in (here, apart):
+        lines = client.post("/v1/chat/completions", json={**REQUESTS["chat"][1], "stream": True}).text.split("\n")
+        events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+        said.append("".join(event["choices"][0]["delta"].get("content", "") for event in events))
+    assert said[0] == said[1] != ""
 
 
 def test_a_body_above_the_limit_leaves_the_process_and_a_smaller_one_stays(engine, monkeypatch):

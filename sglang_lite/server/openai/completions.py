@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -86,12 +86,12 @@ _MAX_TOKENS = 16  # OpenAI's default
 
 async def complete(service: Service, call: HttpRequest) -> Response:
     """Continues text."""
-    body, prompts, requests = await read(service, call, _read)
+    given = await read(service, call, _read)
+    if isinstance(given, program.ParsedProgram):
+        return await program.played(service, call, given)
+    body, texts, requests = given
     service.check_model(body.model)
-    if body.program is not None:
-        return await program.played(service, call, _program(body), "/program")
-    head = (f"cmpl-{random_id()}", int(time.time()), service.model_name)
-    parsed = _ParsedCompletions(body, *head, requests, prompts)
+    parsed = _ParsedCompletions(body, f"cmpl-{random_id()}", int(time.time()), service.model_name, requests, texts)
     engine = service.async_engine
     if body.stream:
         events = await with_first_event(merged([engine.generate(request) for request in requests]))
@@ -126,12 +126,15 @@ def _program(body: CompletionRequest) -> dict[str, Any]:
     return body.program
 
 
-def _read(reader: Reader, call: HttpRequest) -> tuple[CompletionRequest, Sequence[str | None], list[GenerateRequest]]:
-    """Request without its prompts, the text of each prompt that is given as text (None of others), and the requests of
-    the engine; no requests for a program."""
+def _read(
+    reader: Reader, call: HttpRequest
+) -> tuple[CompletionRequest, Sequence[str | None], list[GenerateRequest]] | program.ParsedProgram:
+    """Request without its prompts, the text of each prompt that is given as text and echoed (None of others), and the
+    requests of the engine; or a program."""
     body = call.read(COMPLETIONS)
     if body.program is not None:
-        return body, (), []
+        parsed = program.parse_request(reader, call, _program(body), "/program")
+        return replace(parsed, models=(body.model, *parsed.models))
     requests = _requests(reader, body)
     texts = [each if isinstance(each, str) and body.echo else None for each in _prompts(body.prompt)]
     body.prompt = ""

@@ -11,7 +11,6 @@ it answers with one of them. There is no further calibration.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -41,13 +40,15 @@ from sglang_lite.server.conversation.chat_format import Conversation
 from sglang_lite.server.openai.decisions_request import (
     DECISIONS,
     ChoiceQuestion,
+    DecisionRequest,
     Options,
     PredicateQuestion,
     Question,
     messages_of,
     options_of,
 )
-from sglang_lite.server.routes import HttpRequest, Route, answer, read_record
+from sglang_lite.server.reader import Reader
+from sglang_lite.server.routes import HttpRequest, Route, answer, read
 from sglang_lite.server.service import Service
 from sglang_lite.text.reasoning import reasoning_format
 
@@ -77,7 +78,7 @@ class _QuestionTemplate:
         return (Text(options.text, special=False), *self.after, Text(quote, special=False), choice)
 
 
-def _question_template(service: Service, messages: Sequence[Mapping[str, Any]]) -> _QuestionTemplate:
+def _question_template(reader: Reader, messages: Sequence[Mapping[str, Any]]) -> _QuestionTemplate:
     """Renders the input with a place for the questions, and tokenises the part before it.
 
     Raises:
@@ -90,7 +91,7 @@ def _question_template(service: Service, messages: Sequence[Mapping[str, Any]]) 
         messages = [*messages[:-1], {**messages[-1], "content": f"{messages[-1]['content']}\n\n{task}"}]
     else:
         messages = [*messages, {"role": "user", "content": task}]
-    rendered = service.reader.chat_format.render(Conversation(messages=messages, variables={"enable_thinking": False}))
+    rendered = reader.chat_format.render(Conversation(messages=messages, variables={"enable_thinking": False}))
     before: list[Span] = []
     after: list[Text] = []
     for span in rendered.prompt.spans:
@@ -107,24 +108,19 @@ def _question_template(service: Service, messages: Sequence[Mapping[str, Any]]) 
         markers = reasoning_format(rendered.reasoning)
         if rendered.prompt.text.rstrip().endswith(markers.start):  # the template has begun the reasoning
             after.append(Text(f"\n{markers.end}\n\n"))
-    ids = service.engine.tokenizer.encode_spans(before, first=True)
-    longest = service.engine.core.capacity.longest
-    if len(ids) >= longest:
+    ids = reader.tokenizer.encode_spans(before, first=True)
+    if len(ids) >= reader.longest:
         raise ParameterError(
-            "input", f"has {len(ids):,} tokens, but {service.model_name} takes fewer than {longest:,}. Shorten it."
+            "input",
+            f"has {len(ids):,} tokens, but {reader.model_name} takes fewer than {reader.longest:,}. Shorten it.",
         )
     return _QuestionTemplate("".join(span.text for span in before), tuple(ids), tuple(after))
 
 
 async def decide(service: Service, call: HttpRequest) -> Response:
     """Answers questions."""
-    body = await read_record(service, call, DECISIONS)
+    body, questions, template = await read(service, call, _read)
     service.check_model(body.model)
-    if not 1 <= len(body.questions) <= MOST_QUESTIONS:
-        raise ParameterError("questions", f"has {len(body.questions):,} questions. Give 1 to {MOST_QUESTIONS}.")
-    questions = [options_of(question, f"questions[{i}]") for i, question in enumerate(body.questions)]
-    messages = messages_of(body.input)
-    template = await asyncio.to_thread(_question_template, service, messages)
     # The input alone, first: so it is computed only once, and the number of its cached tokens is known.
     alone = SamplingParams(max_tokens=0)
     (input_only,) = await service.async_engine.results(GenerateRequest(template.ids, alone))
@@ -133,6 +129,17 @@ async def decide(service: Service, call: HttpRequest) -> Response:
         found.update(await _selections(service, template, wave))
     answers = [_answer(question, questions[i], found.get(i)) for i, question in enumerate(body.questions)]
     return answer({"model": service.model_name, "answers": answers, "usage": _usage(input_only.usage, found.values())})
+
+
+def _read(reader: Reader, call: HttpRequest) -> tuple[DecisionRequest, list[Options | None], _QuestionTemplate]:
+    """Request without its input, the choices of each question, and the prompt around each."""
+    body = call.read(DECISIONS)
+    if not 1 <= len(body.questions) <= MOST_QUESTIONS:
+        raise ParameterError("questions", f"has {len(body.questions):,} questions. Give 1 to {MOST_QUESTIONS}.")
+    questions = [options_of(question, f"questions[{i}]") for i, question in enumerate(body.questions)]
+    template = _question_template(reader, messages_of(body.input))
+    body.input = ""
+    return body, questions, template
 
 
 def _waves(questions: Sequence[Options | None]) -> Iterator[dict[int, Options]]:

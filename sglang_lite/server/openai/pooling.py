@@ -3,11 +3,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import msgspec
 from starlette.responses import Response
@@ -28,7 +27,8 @@ from sglang_lite.server.openai.embeddings import (
     texts_of,
     usage_of,
 )
-from sglang_lite.server.routes import HttpRequest, Route, answer, read_record
+from sglang_lite.server.reader import Reader
+from sglang_lite.server.routes import HttpRequest, Route, answer, read
 from sglang_lite.server.service import Service
 
 
@@ -58,13 +58,14 @@ class PoolingRequest(msgspec.Struct, kw_only=True):
     truncate: bool = False
 
 
+B = TypeVar("B", ClassifyRequest, PoolingRequest)
 CLASSIFY: Fields[ClassifyRequest] = Fields(ClassifyRequest, POOLING_NEUTRAL, POOLING_REFUSED)
 POOLING: Fields[PoolingRequest] = Fields(PoolingRequest, POOLING_NEUTRAL, POOLING_REFUSED)
 
 
 async def classify(service: Service, call: HttpRequest) -> Response:
     """Returns the labels of texts; in SGLang's form, the outputs of a reward model."""
-    body = await read_record(service, call, CLASSIFY)
+    body, ids = await read(service, call, _read, (CLASSIFY,))
     service.check_model(body.model)
     given = [name for name in ("input", "messages", "text", "input_ids") if getattr(body, name) is not None]
     if len(given) != 1:
@@ -74,9 +75,9 @@ async def classify(service: Service, call: HttpRequest) -> Response:
     if given[0] in ("text", "input_ids"):
         _check_template(body)
         return await sglang_answer(service, body, embedding.rewarded)
-    texts, field = await _readable(service, body)
-    read = partial(embedding.classes, service.engine, texts, truncate=body.truncate, field=field)
-    found, tokens = await service.call_engine(read, at_most_s=LONGEST_S)
+    texts, field = _readable(service, body, ids)
+    compute = partial(embedding.classes, service.engine, texts, truncate=body.truncate, field=field)
+    found, tokens = await service.call_engine(compute, at_most_s=LONGEST_S)
     data = [
         {"index": i, "label": each["label"], "probs": list(each["probs"].values()), "num_classes": len(each["probs"])}
         for i, each in enumerate(found)
@@ -86,7 +87,7 @@ async def classify(service: Service, call: HttpRequest) -> Response:
 
 async def pooling(service: Service, call: HttpRequest) -> Response:
     """Returns vectors, or numbers by label, as probabilities or raw outputs."""
-    body = await read_record(service, call, POOLING)
+    body, ids = await read(service, call, _read, (POOLING,))
     service.check_model(body.model)
     if (body.input is None) == (body.messages is None):
         raise ParameterError(
@@ -94,13 +95,13 @@ async def pooling(service: Service, call: HttpRequest) -> Response:
         )
     spec = _spec(service)
     _check_kind(body, spec, service.model_name)
-    texts, field = await _readable(service, body)
+    texts, field = _readable(service, body, ids)
     if spec.classifier is None:
-        read = partial(embedding.embeddings, service.engine, texts, body.dimensions)
+        compute = partial(embedding.embeddings, service.engine, texts, body.dimensions)
     else:
         plain = spec.classifier.raw_score if body.use_activation is None else not body.use_activation
-        read = partial(embedding.label_numbers, service.engine, texts, plain=plain)
-    rows, tokens = await service.call_engine(partial(read, truncate=body.truncate, field=field), at_most_s=LONGEST_S)
+        compute = partial(embedding.label_numbers, service.engine, texts, plain=plain)
+    rows, tokens = await service.call_engine(partial(compute, truncate=body.truncate, field=field), at_most_s=LONGEST_S)
     found = encoded_rows(rows, body.encoding_format)
     data = [{"index": i, "object": "pooling", "data": each} for i, each in enumerate(found)]
     return _listed(service, "pool", data, tokens)
@@ -120,20 +121,27 @@ def _check_kind(body: PoolingRequest, spec: EncoderSpec, model: str) -> None:
         raise ParameterError("dimensions", f"{model} gives a number for each label, not vectors. Leave it out.")
 
 
-async def _readable(
-    service: Service, body: ClassifyRequest | PoolingRequest
+def _read(reader: Reader, call: HttpRequest, fields: Fields[B]) -> tuple[B, Sequence[int]]:
+    """Request without its messages, and the token ids of its conversation; no ids without one."""
+    body = call.read(fields)
+    if body.messages is None:
+        return body, ()
+    conversation = Conversation(
+        template_messages(body.messages), complete=not body.add_generation_prompt,
+        variables=body.chat_template_kwargs or {},
+    )  # fmt: skip
+    body.messages = []
+    return body, reader.ids(reader.render(conversation).prompt)
+
+
+def _readable(
+    service: Service, body: ClassifyRequest | PoolingRequest, ids: Sequence[int]
 ) -> tuple[list[Any], str]:  # each a text or token ids
     """Texts or token ids to compute outputs of, and the name of the field that they come from."""
     if body.messages is None:
         _check_template(body)
         return texts_of(body.input, "input"), "input"
-    conversation = Conversation(
-        template_messages(body.messages), complete=not body.add_generation_prompt,
-        variables=body.chat_template_kwargs or {},
-    )  # fmt: skip
     limit = _spec(service).limit
-    reader = service.reader
-    ids = await asyncio.to_thread(lambda: reader.ids(reader.render(conversation).prompt))
     if len(ids) > limit and not body.truncate:
         raise too_long("messages", len(ids), limit)
     return [list(ids)], "messages"

@@ -6,10 +6,9 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 from starlette.responses import Response
@@ -36,7 +35,8 @@ from sglang_lite.server.async_engine import ProgramEvent, with_first_event
 from sglang_lite.server.errors import NotFoundError, content_of, headers_of, status_of
 from sglang_lite.server.fields import GATEWAY_NEUTRAL, Fields
 from sglang_lite.server.http.sse import DONE, EventStream
-from sglang_lite.server.routes import HttpRequest, Route, answer, read_object
+from sglang_lite.server.reader import Reader
+from sglang_lite.server.routes import HttpRequest, Route, answer, read
 from sglang_lite.server.service import Service
 
 PROGRAM_ID = "x-program-id"  # header with the id of a streamed program
@@ -227,9 +227,10 @@ def _program(data: dict[str, Any], pointer: str, call: HttpRequest) -> Program:
 
 
 @dataclass(frozen=True, slots=True)
-class _ParsedProgram:
-    """Request to play a program, checked."""
+class ParsedProgram:
+    """Request to play a program, checked. `models` are the names that it gives to the model."""
 
+    models: tuple[str | None, ...]
     id: str
     prompt: Prompt | str
     program: Program
@@ -241,15 +242,17 @@ class _ParsedProgram:
     priority: int
 
 
-def _parse_request(service: Service, call: HttpRequest, given: Mapping[str, Any], pointer: str) -> _ParsedProgram:
+def parse_request(reader: Reader, call: HttpRequest, given: Mapping[str, Json], pointer: str) -> ParsedProgram:
     """Reads and checks the body of a request.
+
+    Args:
+        pointer: JSON Pointer to `given` in the body.
 
     Raises:
         ParameterError, WireError, CapabilityError: the body is invalid, or the program exceeds a limit.
     """
     check_version(given, pointer)
     body = PLAY.read(given, call.unused if call.reports else None)
-    service.check_model(body.model)
     prompt: Prompt | str = ""
     if isinstance(body.prompt, str):
         prompt = body.prompt
@@ -258,24 +261,24 @@ def _parse_request(service: Service, call: HttpRequest, given: Mapping[str, Any]
     if body.open and prompt != "":
         raise ParameterError(f"{pointer}/prompt", 'is "" where a program is open.', hint="Give the text as Text nodes.")
     program = _program(body.program, f"{pointer}/program", call)
-    budget, seconds = limits_of(service, body.limits, pointer)
+    budget, seconds = limits_of(reader, body.limits, pointer)
     remaining = budget.minus_program(program, f"{pointer}/program")
     if body.open and program.decision is not None:
         raise ParameterError(f"{pointer}/program/decision", "is of programs that are whole.", hint="Leave `open` out.")
-    return _ParsedProgram(
-        f"prog-{random_id()}", prompt, program, remaining, seconds, bool(body.stream), bool(body.open),
+    return ParsedProgram(
+        (body.model,), f"prog-{random_id()}", prompt, program, remaining, seconds, bool(body.stream), bool(body.open),
         body.cache_salt or "", body.priority or 0,
     )  # fmt: skip
 
 
-def limits_of(service: Service, given: ProgramLimits | None, pointer: str) -> tuple[ProgramBudget, float]:
+def limits_of(reader: Reader, given: ProgramLimits | None, pointer: str) -> tuple[ProgramBudget, float]:
     """Budget and time limit (seconds) of a program: the lower of the client's and the server's limits."""
-    settings, own = service.settings, given or ProgramLimits()
+    settings, own = reader.settings, given or ProgramLimits()
     budget = ProgramBudget(
         int(_least("tokens", own.tokens, settings.program_max_tokens, pointer)),
         int(_least("nodes", own.nodes, settings.program_max_nodes, pointer)),
         int(_least("branches", own.branches, settings.program_max_branches, pointer)),
-        service.engine.vocab_size,
+        reader.vocab_size,
     )
     return budget, _least("seconds", own.seconds, settings.program_max_s, pointer)
 
@@ -293,12 +296,17 @@ def _least(name: str, given: float | None, most: float, pointer: str) -> float:
 
 async def play(service: Service, call: HttpRequest) -> Response:
     """Plays a program."""
-    return await played(service, call, await read_object(service, call), "")
+    return await played(service, call, await read(service, call, _read))
 
 
-async def played(service: Service, call: HttpRequest, body: Mapping[str, Json], pointer: str) -> Response:
-    """Response to a program. `pointer` is the JSON Pointer to `body` in the body of the request."""
-    request = _parse_request(service, call, body, pointer)
+def _read(reader: Reader, call: HttpRequest) -> ParsedProgram:
+    return parse_request(reader, call, call.object(), "")
+
+
+async def played(service: Service, call: HttpRequest, request: ParsedProgram) -> Response:
+    """Response to a program."""
+    for name in request.models:
+        service.check_model(name)
     if request.open:
         events = _open_events(service, call, request)
     else:
@@ -420,7 +428,7 @@ class _OpenProgramEntry:
 
 
 async def _open_events(
-    service: Service, call: HttpRequest, request: _ParsedProgram
+    service: Service, call: HttpRequest, request: ParsedProgram
 ) -> AsyncGenerator[list[ProgramEvent], None]:
     def begin(program: OpenProgram) -> None:
         service.programs[request.id] = _OpenProgramEntry(program, call.key, request.remaining)
@@ -441,35 +449,51 @@ async def _open_events(
 
 async def extend(service: Service, call: HttpRequest) -> Response:
     """Adds nodes to an open program."""
-    given, id = await read_object(service, call), call.path["id"]
-    check_version(given, "")
-    body = ANSWERS.read(given, call.unused if call.reports else None)
+    changes, close = await read(service, call, _read_answers)
+    id = call.path["id"]
     entry = service.programs.get(id)
     if not isinstance(entry, _OpenProgramEntry) or entry.key != call.key:
         raise NotFoundError(f"no open program has the id {id[:60]!r}.", hint="It may have ended.")
     if entry.closed:
         raise ParameterError("answers", "the program was closed.")
-    changes: list[Callable[[], None]] = []
-    remaining = entry.remaining
+    entry.remaining, entry.closed = _after(entry.remaining, changes), close
+    for path, nodes in changes:
+        if nodes:
+            entry.program.extend(path, nodes)
+        else:
+            entry.program.drop(path)
+    if close:
+        entry.program.close()
+    return answer({"id": id})
+
+
+_Changes: TypeAlias = Sequence[tuple[Path, Sequence[Node]]]  # nodes for each branch; without nodes, it is dropped
+
+
+def _read_answers(reader: Reader, call: HttpRequest) -> tuple[_Changes, bool]:
+    """Changes to an open program, and whether nothing more will come."""
+    given = call.object()
+    check_version(given, "")
+    body = ANSWERS.read(given, call.unused if call.reports else None)
+    changes: list[tuple[Path, Sequence[Node]]] = []
     for i, each in enumerate(body.answers):
         pointer, path = f"/answers/{i}", tuple(each.path)
         if len(path) % 2 or any(place < 0 for place in path):
             raise ParameterError(f"{pointer}/path", f"{each.path!r:.60} is no branch's: pairs of a fork and an index.")
         if each.drop == bool(each.nodes):
             raise ParameterError(pointer, "has neither nodes nor drop: true. Give one of them.")
-        if each.nodes:
-            nodes = _program({"nodes": each.nodes}, pointer, call).nodes
-            remaining = remaining.minus(nodes, f"{pointer}/nodes")
-            changes.append(partial(entry.program.extend, path, nodes))
-        else:
-            remaining = remaining.minus((Mark(),), pointer)  # costs as much as a node
-            changes.append(partial(entry.program.drop, path))
-    entry.remaining, entry.closed = remaining, body.close
-    for change in changes:
-        change()
-    if body.close:
-        entry.program.close()
-    return answer({"id": id})
+        changes.append((path, _program({"nodes": each.nodes}, pointer, call).nodes if each.nodes else ()))
+    _after(limits_of(reader, None, "")[0], changes)  # no program may have more
+    return changes, body.close
+
+
+def _after(remaining: ProgramBudget, changes: _Changes) -> ProgramBudget:
+    """Budget that changes leave. Raises ParameterError if they exceed it."""
+    for i, (_, nodes) in enumerate(changes):
+        pointer = f"/answers/{i}"
+        # Dropping a branch costs as much as a node.
+        remaining = remaining.minus(nodes, f"{pointer}/nodes") if nodes else remaining.minus((Mark(),), pointer)
+    return remaining
 
 
 ROUTES = (

@@ -21,7 +21,8 @@ from sglang_lite.runtime.core.submission import ProgramRequest, check_priority
 from sglang_lite.server.fields import GATEWAY_NEUTRAL, Fields
 from sglang_lite.server.http.sse import DONE, EventStream
 from sglang_lite.server.programs.program import ProgramBudget, ProgramLimits, check_version, limits_of, record_of
-from sglang_lite.server.routes import HttpRequest, Route, read_object
+from sglang_lite.server.reader import Reader
+from sglang_lite.server.routes import HttpRequest, Route, read
 from sglang_lite.server.service import Service
 from sglang_lite.wire.rows import END_FRAME, ROWS_MEDIA_TYPE, Row, RowEvent, encode_frame
 
@@ -98,14 +99,24 @@ def _event(number: int, events: Sequence[RowEvent]) -> bytes:
     return b'data: {"row":%d,"events":[%b]}\n\n' % (number, messages)
 
 
-async def play_rows(service: Service, call: HttpRequest) -> Response:
-    """Plays a compiled program for rows."""
-    given = await read_object(service, call)
+def _read(_: Reader, call: HttpRequest) -> tuple[RowsRequest, CompiledProgram, bytes]:
+    """Request without program and rows, its program, and its rows in msgpack: as objects, megabytes of them would take
+    long to pass from another process."""
+    given = call.object()
     check_version(given, "")
     body = ROWS.read(given, call.unused if call.reports else None)
-    service.check_model(body.model)
     compiled = record_of("CompiledProgram", body.program, "/program", call)
     assert isinstance(compiled, CompiledProgram)
+    rows = msgspec.msgpack.encode(body.rows)
+    body.program, body.rows = {}, []
+    return body, compiled, rows
+
+
+async def play_rows(service: Service, call: HttpRequest) -> Response:
+    """Plays a compiled program for rows."""
+    body, compiled, rows = await read(service, call, _read)
+    body.rows = msgspec.msgpack.decode(rows)
+    service.check_model(body.model)
     if compiled.held is not None:
         message = f"Python on the caller's side decides at the nodes {list(compiled.held)}, so rows can't be run here."
         raise ParameterError("/program/held", message, hint="Open a program instead: POST /program.")
@@ -114,7 +125,7 @@ async def play_rows(service: Service, call: HttpRequest) -> Response:
     check_priority(body.priority or 0, service.engine.config.policy)
     if body.window < 1:
         raise ParameterError("/window", f"{body.window} is not greater than 0.")
-    budget, seconds = limits_of(service, body.limits, "")
+    budget, seconds = limits_of(service.reader, body.limits, "")
     window = min(body.window, MOST_WINDOW, max(len(body.rows), 1))
     ended = service.async_engine.play_rows(_row_requests(body, Filler(compiled), budget), window, seconds)
     if body.form == "frames":
