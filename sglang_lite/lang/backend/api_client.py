@@ -22,6 +22,8 @@ from sglang_lite.lang.backend.remote_api import Api, ApiRequest, JsonTool, Parti
 from sglang_lite.lang.backend.remote_errors import ErrorTranslator, shortened
 from sglang_lite.lang.backend.token_counts import Tokenizer
 from sglang_lite.lang.backend.token_usage import TokenUsage
+from sglang_lite.lang.backend.unsent import unsent
+from sglang_lite.lang.results import with_warnings
 from sglang_lite.protocol import BackendError, Delta, Generation, SglError, Unset, Usage, ValueValidationError
 from sglang_lite.text.tool_use import answer_object, call_object, calls_object
 
@@ -128,16 +130,17 @@ class ApiClient:
             text = self._text(sample, request, usage, constrained=constrained)
             if sample.provider_items and count == 1 and not request.prompt.partial:
                 self.provider_items.keep(request.prompt.messages, text, sample.provider_items)
-            yield Generation(
+            answer = Generation(
                 text,
                 finish_reason="length" if sample.truncated else "stop",
                 matched=sample.matched,
                 usage=usage,
                 index=index,
                 output_logprobs=sample.logprobs,
-                meta=reader.meta,
                 reasoning=sample.reasoning,
             )
+            missing = unsent(answer, request.params, reader.usage, end_assumed=sample.end_assumed)
+            yield msgspec.structs.replace(answer, meta=with_warnings(reader.meta, *missing))
 
     def _text(self, sample: PartialAnswer, request: ApiRequest, usage: Usage, *, constrained: bool) -> str:
         """Text of a sample. Tool calls become JSON text: the arguments, or an object that names the tool.

@@ -131,7 +131,8 @@ class ChatReader(Reader):
     def whole(self, response: Foreign) -> None:
         self.event(response)
         for sample in self.samples.values():
-            sample.finish_reason = sample.finish_reason or "stop"  # not every server reports a finish reason
+            if sample.finish_reason is None:  # not every server reports it
+                sample.finish_reason, sample.end_assumed = "stop", True
 
     def event(self, chunk: Foreign) -> Sequence[Delta]:
         usage = getattr(chunk, "usage", None)

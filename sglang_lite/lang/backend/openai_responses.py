@@ -148,7 +148,10 @@ class ResponsesReader(Reader):
             self.failure = error.message
             return
         why = getattr(getattr(response, "incomplete_details", None), "reason", None)
-        sample = PartialAnswer(finish_reason=why or "stop", truncated=why == "max_output_tokens")
+        silent = why is None and getattr(response, "status", None) is None
+        sample = PartialAnswer(
+            finish_reason=why or "stop", truncated=why == "max_output_tokens", end_assumed=silent
+        )  # fmt: skip
         inputs = list[str]()
         for item in getattr(response, "output", None) or ():
             _read(item, sample, inputs)

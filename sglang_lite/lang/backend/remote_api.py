@@ -132,6 +132,7 @@ class PartialAnswer:
         finish_reason: finish reason in the API's word, or None if the sample has not ended.
         truncated: True if the sample ended at a limit on tokens.
         matched: stop string that ended the sample, if the API reports it.
+        end_assumed: True if the API sent no finish reason with a whole answer, which is taken as complete.
     """
 
     text: str = ""
@@ -142,6 +143,7 @@ class PartialAnswer:
     finish_reason: str | None = None
     truncated: bool = False
     matched: str | None = None
+    end_assumed: bool = False
     logprobs: tuple[TokenLogprob, ...] = ()
 
 

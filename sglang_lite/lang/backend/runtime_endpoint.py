@@ -29,8 +29,10 @@ from sglang_lite.lang.backend.remote_program import RemoteProgram, play_single_n
 from sglang_lite.lang.backend.remote_rows import play_remote_rows
 from sglang_lite.lang.backend.server_process import ServerProcess
 from sglang_lite.lang.backend.token_usage import TokenUsage
+from sglang_lite.lang.backend.unsent import unsent
 from sglang_lite.lang.chat_template import get_chat_template, get_chat_template_by_model_path
 from sglang_lite.lang.concurrency.loop import executor
+from sglang_lite.lang.results import with_warnings
 from sglang_lite.program.compiled import CompiledProgram
 from sglang_lite.program.nodes import Gen, Node, Program, Select
 from sglang_lite.protocol import (
@@ -141,7 +143,7 @@ class RuntimeEndpoint(BaseBackend):
         if stream:
             async with contextlib.aclosing(self._streamed(body, count, constraint)) as events:
                 async for event in events:
-                    yield event
+                    yield self._warned(event, params) if isinstance(event, Generation) else event
             return
         answer = await self._server.post("/generate", body)
         answers = answer if isinstance(answer, list) else [answer]
@@ -150,7 +152,12 @@ class RuntimeEndpoint(BaseBackend):
         for index, each in enumerate(answers):
             generation = parse_generation(each, constraint, index)
             self.token_usage.add(generation.usage)
-            yield generation
+            yield self._warned(generation, params)
+
+    def _warned(self, answer: Generation, params: SamplingParams) -> Generation:
+        """Answer with a warning for what the server left out."""
+        missing = [] if self._own_info else unsent(answer, params, answer.usage)
+        return msgspec.structs.replace(answer, meta=with_warnings(answer.meta, *missing)) if missing else answer
 
     async def _streamed(
         self, body: Mapping[str, Any], count: int, constraint: Constraint | None

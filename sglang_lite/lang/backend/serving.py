@@ -116,12 +116,16 @@ def _finished(answer: Generation, constraint: Constraint | None, rung: Rung, cal
     except ValueValidationError as error:
         error.origin, error.usage = Origin.of(answer.meta), answer.usage
         raise
-    found: dict[str, Any] = {"text": text}
+    found: dict[str, Any] = {"text": text, "meta": with_rung(answer.meta, rung, calls)}
     if rung.stops:
         at, stop = min(((text.find(stop), stop) for stop in rung.stops if stop in text), default=(-1, ""))
         if at >= 0:
-            found = {"text": text[:at], "finish_reason": "stop", "matched": stop, "output_logprobs": ()}
-    return msgspec.structs.replace(answer, **found, meta=with_rung(answer.meta, rung, calls))
+            found |= {"text": text[:at], "finish_reason": "stop", "matched": stop, "output_logprobs": ()}
+            if answer.output_logprobs:
+                found["meta"] = with_warnings(
+                    found["meta"], "logprobs: left out, as the finished text was cut at a stop"
+                )
+    return msgspec.structs.replace(answer, **found)
 
 
 def with_rung(meta: Mapping[str, Json], rung: Rung, calls: int) -> dict[str, Json]:
