@@ -228,3 +228,27 @@ def test_prompts_share_what_they_have_in_common():
     spans = [call.prompt.spans for call in backend.calls]
     assert all(a is b for i, early in enumerate(spans[1:4], 1) for a, b in zip(early, spans[min(i + 1, 3)]))
     assert [call.prompt.text for call in backend.calls][-2:] == ["0 x1 x2 xwrong ", "0 x1 x2 xright "]
+
+
+def test_a_cut_answer_has_no_stop_string():
+    backend = sgl.ScriptedBackend({"x": "one two three. four"})
+    assert ask(backend, "x", stop=".", include_stop=True) == "one two three."
+    assert ask(backend, "x", stop=".", include_stop=True, max_tokens=2) == "one two"
+
+
+def test_the_default_answers_a_constrained_node_that_it_fits():
+    backend = sgl.ScriptedBackend(default="42")
+    assert ask(backend, "x", regex="[0-9]+") == "42"
+    assert ask(backend, "x", type=int) == 42
+    assert ask(backend, "x", choices=["41", "42"]) == "42"
+    assert re.fullmatch("[a-z]+", ask(backend, "x", regex="[a-z]+"))
+    assert ask(sgl.ScriptedBackend(default=""), "x", regex="a*") == ""
+    assert {ask(sgl.ScriptedBackend(seed=i), "x", regex="a*") for i in range(9)} != {""}
+
+
+def test_the_default_is_selected_if_it_is_a_choice():
+    @sgl.function
+    def choose(s):
+        s += "x" + sgl.select("a", ["yes", "no"])
+
+    assert {choose.run(backend=sgl.ScriptedBackend(default="no", seed=i))["a"] for i in range(9)} == {"no"}

@@ -4,6 +4,7 @@ import asyncio
 import collections
 import datetime
 import enum
+import json
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from sglang_lite.constraints.python_types.partial import partial_reader
 from sglang_lite.constraints.random_texts import sample
 from sglang_lite.lang.backend.base_backend import BaseBackend
 from sglang_lite.lang.ir import REGEX_FLOAT, REGEX_INT
-from sglang_lite.protocol import Choices, Generation, JsonSchema, Number, Regex
+from sglang_lite.protocol import Choices, Generation, JsonSchema, Number, Regex, Usage
 from sglang_lite.text.reasoning import FORMATS
 from tests.constraints.python_types import examples
 
@@ -490,3 +491,28 @@ def test_a_value_that_max_tokens_cuts_short_says_so():
     program = sgl.function(lambda s: s.__iadd__(sgl.gen("x", type=City, max_tokens=2)))
     with pytest.raises(sgl.ValueValidationError, match=r"not JSON: .*max_tokens ended 'x' after 2 tokens. Raise it"):
         program.run(backend=sgl.ScriptedBackend({"x": ROME}))["x"]
+
+
+@pytest.mark.parametrize(("limit", "named"), [({}, "the default of max_tokens"), ({"max_tokens": 2}, "max_tokens")])
+def test_json_that_a_limit_cuts_is_a_warning(caplog, limit, named):
+    """It is text without a type, so nothing parses it."""
+    words = " ".join(["word"] * 200)
+    schema = json.dumps({"type": "array", "items": {"type": "string"}})
+    program = sgl.function(lambda s: s.__iadd__(sgl.gen("x", json_schema=schema, **limit)))
+    state = program.run(backend=Cut(f'["{words}"]', limit.get("max_tokens", 128)))
+    assert not state["x"].endswith("]")
+    (warning,) = state.get_meta_info("x")["warnings"]
+    assert warning.startswith(f"{named} cut the JSON of 'x' after {limit.get('max_tokens', 128)} tokens")
+    assert [warning in record.getMessage() for record in caplog.records] == [True]
+
+
+class Cut(sgl.BaseBackend):
+    """A backend whose answers end after so many words."""
+
+    def __init__(self, text, words):
+        super().__init__()
+        self._words = text.split(" ")[:words]
+
+    async def agenerate(self, prompt, params, constraint, *, stream):
+        usage = Usage(prompt_tokens=1, completion_tokens=len(self._words))
+        yield Generation(" ".join(self._words), finish_reason="length", usage=usage)

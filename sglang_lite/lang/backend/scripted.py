@@ -91,8 +91,8 @@ class ScriptedBackend(BaseBackend):
         answers: the script: a callable of each ScriptedRequest that returns its answer, or a mapping from texts or
             compiled patterns to answers. The key found nearest to the end of the prompt answers. An answer is text, an
             exception to raise, a list whose items answer in turn (the last one repeats), or a callable of the request.
-        default: the answer if no rule matches ("" by default). A node with a constraint gets a random text that
-            satisfies the constraint instead.
+        default: the answer if no rule matches ("" if unset). A node with a constraint that the default does not satisfy
+            gets a random text that satisfies it, and a selection without the default among its choices a random choice.
         latency: seconds that each request takes (0.0), or a function of the request that returns them.
         seed: seed of the random texts (0). A request with a seed of its own uses that one.
 
@@ -111,7 +111,7 @@ class ScriptedBackend(BaseBackend):
         self,
         answers: Callable[[ScriptedRequest], str] | Mapping[str | re.Pattern[str], Answer] | None = None,
         *,
-        default: str = "",
+        default: str | None = None,
         latency: float | Callable[[ScriptedRequest], float] = 0.0,
         seed: int = 0,
     ) -> None:
@@ -159,7 +159,8 @@ class ScriptedBackend(BaseBackend):
         self.calls.append(call)
         prompt, choices = call.prompt.text, call.choices or ()
         answer = self._answer(call, prompt)
-        picked = answer if answer in choices else self._random.choice(choices)
+        scripted = [each for each in (answer, self._default) if each in choices]
+        picked = scripted[0] if scripted else self._random.choice(choices)
         scores = []
         for choice in choices:
             words = _TOKEN.findall(choice) or [""]  # an empty choice is scored by the prompt's last token
@@ -190,17 +191,17 @@ class ScriptedBackend(BaseBackend):
         prompt, params = call.prompt.text, call.params  # joined anew on every access
         text = self._answer(call, prompt)
         if text is None:
-            draw = self._random if isinstance(params.seed, Unset) else Random(f"{params.seed}:{index}")
-            text = self._default if call.constraint is None else _sampled(call.constraint, draw)
+            text = self._default or ""
+            if call.constraint is not None and not self._default_fits(call):
+                draw = self._random if isinstance(params.seed, Unset) else Random(f"{params.seed}:{index}")
+                text = _sampled(call.constraint, draw)
         patterns = () if isinstance(params.stop_regex, Unset) else params.stop_regex
         stops = StopMatcher(
             () if isinstance(params.stop, Unset) else params.stop,
             {pattern: compiled_stop(pattern) for pattern in patterns},
         )
         text = stops.push(text) + (stops.flush() if stops.matched is None else "")
-        number = call.constraint.part if isinstance(call.constraint, Continuation) else call.constraint
-        if isinstance(number, Number):
-            text = first_number(number, text) or text
+        text = _number_in(call.constraint, text)
         words = _TOKEN.findall(text)
         limit = math.inf if isinstance(params.max_tokens, Unset) else params.max_tokens
         cut = len(words) > limit
@@ -208,7 +209,7 @@ class ScriptedBackend(BaseBackend):
             text = "".join(words[: int(limit)])
         elif call.constraint is not None:
             _check(call.constraint, text, stopped=stops.matched is not None)
-        if stops.matched is not None and params.include_stop is True:
+        if stops.matched is not None and params.include_stop is True and not cut:
             text += stops.matched_text
         return Generation(
             text,
@@ -217,6 +218,15 @@ class ScriptedBackend(BaseBackend):
             usage=Usage(prompt_tokens=_count(prompt), completion_tokens=_count(text)),
             index=index,
         )
+
+    def _default_fits(self, call: ScriptedRequest) -> bool:
+        if self._default is None or call.constraint is None:
+            return False
+        try:
+            _check(call.constraint, _number_in(call.constraint, self._default), stopped=False)
+        except BackendError:
+            return False
+        return True
 
     def _answer(self, call: ScriptedRequest, prompt: str) -> str | None:
         answer: str | Exception | None = self._rules.answer(prompt, call)
@@ -242,6 +252,12 @@ def _sampled(constraint: Constraint, random: Random) -> str:
             hint="Add a rule.",
         )
     return sample(constraint.part or constraint.whole, random)
+
+
+def _number_in(constraint: Constraint | None, text: str) -> str:
+    """Number that a text begins with, if the constraint is one and the text has one; else the text."""
+    number = constraint.part if isinstance(constraint, Continuation) else constraint
+    return (first_number(number, text) or text) if isinstance(number, Number) else text
 
 
 def _check(constraint: Constraint, text: str, *, stopped: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from functools import partial
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from sglang_lite.lang.execution.first_token import FirstTokenGate
     from sglang_lite.lang.execution.player import Player
 
+_log = logging.getLogger("sglang_lite")
 _NO_OPTIONS = GenOptions()
 _index, _text = attrgetter("index"), attrgetter("text")
 _STOPS = ("stop", "stop_token_ids", "stop_regex")
@@ -446,6 +448,8 @@ def _accept(player: Player, op: GenOp, generations: Sequence[Generation], values
     several = not isinstance(samples, Unset) and samples > 1
     if several and len(generations) != samples:
         raise ProgramError(f"the backend returned {len(generations)} of {samples} samples.")
+    if op.expression.value_type is None and isinstance(op.expression.node.constraint, JsonSchema):
+        generations = [_warned_if_cut(op, generation) for generation in generations]
     first, options = generations[0], op.expression.options or _NO_OPTIONS
     own = options.backend is None
     spans = first.spans if first.spans and own else (Span(first.text, special=False),)
@@ -460,6 +464,16 @@ def _accept(player: Player, op: GenOp, generations: Sequence[Generation], values
     variable.record, variable.end_place = list(generations) if several else first, behind
     op.ended = player.run.account.played(variable.record)
     variable.set(list(values) if several else values[0])
+
+
+def _warned_if_cut(op: GenOp, generation: Generation) -> Generation:
+    """Generation with a warning if a token limit cut its JSON text, which is no error as it is not parsed."""
+    if generation.finish_reason != "length":
+        return generation
+    limit = "the default of max_tokens" if isinstance(op.node.params.max_tokens, Unset) else "max_tokens"
+    warning = f"{limit} cut the JSON of {op.node.name!r} after {generation.usage.completion_tokens} tokens: raise it"
+    _log.warning("%s [%s]", warning, op.node.where)
+    return msgspec.structs.replace(generation, meta=with_warnings(generation.meta, warning))
 
 
 async def _from_hooks(

@@ -50,7 +50,9 @@ class WrittenNumber:
         return "e" not in number.lower() and after.fullmatch(rest) is not None
 
     def close(self) -> None:
-        """Ends the text: no more tokens follow."""
+        """Ends the text: no more tokens follow. Digits that only a limit on tokens has cut off stay."""
+        if not self.may_end:
+            self._certain, self.tokens = self._text, self._count
 
 
 class JsonNumberMatcher:

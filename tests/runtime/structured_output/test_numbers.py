@@ -191,6 +191,31 @@ def test_a_json_document_that_is_a_number_ends_there_too(schema, jump):
     assert len(ends) > 2
 
 
+@pytest.mark.parametrize(
+    "schema", [{"type": "integer", "minimum": 10**6}, {"type": "integer", "multipleOf": 7}], ids=str
+)
+def test_a_json_number_that_max_tokens_cuts_keeps_its_digits(schema):
+    engine = engine_for(max_running=4)
+    constraint = json_schema(schema)
+    engine.compile_grammar(constraint)
+    started = [
+        engine.start(prompt, replace(params, max_tokens=3, return_logprob=True), constraint=constraint, stream=True)[1]
+        for prompt, params, _ in asked(20, seed=6)
+    ]
+    engine.drain()
+    engine.check_empty()
+    cut = 0
+    for events in started:
+        generation = ended(events)
+        written = "".join(TOKENS[i] for i in generation.token_ids)
+        if generation.finish_reason == "length" and written.isdigit():
+            cut += 1
+            assert generation.text == written
+            assert len(generation.output_logprobs) == sum(len(span.ids or ()) for span in generation.spans) == 3
+        assert "".join(event.text for event in events if isinstance(event, Delta)) == generation.text
+    assert cut > 3
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("overlap", [True, False])
 def test_a_program_goes_on_after_the_number_alone(overlap):
