@@ -38,6 +38,7 @@ from sglang_lite.lang.scopes import Checkpoint, CopyScope, Scope
 from sglang_lite.lang.state_group import ProgramStateGroup as ProgramStateGroup
 from sglang_lite.lang.tracebacks import trim
 from sglang_lite.lang.tracebacks import user_location as user_location  # for modules that import states
+from sglang_lite.lang.unawaited import must_await
 from sglang_lite.program.nodes import (
     Expression,
     Expressions,
@@ -201,6 +202,7 @@ class ProgramState(AttributeHints):
 
     get_var = __getitem__
 
+    @must_await
     async def get(self, name: str) -> UserValue:
         """Value of a variable, like `s[name]`, for coroutines."""
         return await text_streams.read(self.branch, await afind_variable(self.branch.player, name, user_location()))
@@ -449,6 +451,13 @@ class ProgramState(AttributeHints):
     def __reduce__(self) -> tuple[object, ...]:
         called = self.branch.run.called
         return unpickled, (wire.encode(self._saved()), None if called is None else called.program)
+
+    def __format__(self, spec: str) -> str:
+        """Raises ParameterError: a state formatted into a string would be its description, not its text."""
+        raise ParameterError(
+            "+", "a state can't be written into a string.", hint='Write its text, s.text(), or a value, s["name"].',
+            where=user_location(),
+        )  # fmt: skip
 
     def __repr__(self) -> str:
         failure = self.branch.player.failure

@@ -54,6 +54,7 @@ from sglang_lite.lang.symbolic.symbols import (
     refuse,
 )
 from sglang_lite.lang.symbolic.traced_turns import may_share_traced, planned
+from sglang_lite.lang.unawaited import must_await
 from sglang_lite.program.graph import Call
 from sglang_lite.program.nodes import (
     BaseNode,
@@ -305,6 +306,7 @@ class TracerProgramState(ProgramState):
     def _record(self, name: str) -> Any:
         refuse(SglVariable(name), "read the metadata of a variable")
 
+    @must_await
     async def get(self, name: str) -> UserValue:
         return self.arguments[name] if name in self.arguments else self._read(await super().get(name))
 

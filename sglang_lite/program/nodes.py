@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from types import NoneType
 from typing import Final, Literal, NoReturn, TypeAlias, get_args
 
@@ -121,7 +121,7 @@ def not_addable(operator: str, value: object, where: Location | None = None) -> 
         hint = f"Await it first: s += await {'s.get' if name == 'get' else name}(…)."
         if name == "arun":
             hint = "Add the program itself: s += program(…)."
-        if inspect.iscoroutine(value):
+        if isinstance(value, Coroutine):
             value.close()  # suppresses Python's warning about a coroutine that was never awaited
     elif isinstance(value, list | tuple):
         hint = "Add the parts with +: s += sgl.user(…) + sgl.assistant(…)."
@@ -129,7 +129,8 @@ def not_addable(operator: str, value: object, where: Location | None = None) -> 
         hint = "Add a message with its role: s += sgl.user(content)."
     elif hasattr(value, "bind_arguments"):
         hint = "Call it: s += program(…)."
-    kind = "None" if value is None else with_article(type(value).__name__)
+    name = "coroutine" if isinstance(value, Coroutine) else type(value).__name__
+    kind = "None" if value is None else with_article(name)
     return ParameterError(operator, f"{kind} can't be added to a program.", hint=hint, where=where)
 
 

@@ -13,6 +13,7 @@ import sglang_lite as sgl
 from sglang_lite.lang.concurrency.variables import Variable
 from sglang_lite.protocol import Delta
 from tests.lang.fakes import Gated, Pieces, line_here, with_logprob, within
+from tests.waiting import until
 
 WORDS = "one two three four"
 
@@ -537,3 +538,40 @@ def test_the_error_of_a_stream_is_that_of_the_whole_program():
         s["so far"] = s.error()
 
     assert asks.run(stream=True, backend=sgl.ScriptedBackend(default="b"))["so far"] is None
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_reader_waits_for_a_scope_that_is_open(stream):
+    opened, go = threading.Event(), threading.Event()
+
+    @sgl.function
+    def scoped(s):
+        with s.var_scope("x"):
+            s += sgl.gen("a")
+            if stream:
+                opened.set()
+                go.wait()
+
+    state = scoped.run(backend=backend(), stream=stream)
+    found: list[object] = []
+    if stream:
+        opened.wait()
+        reader = threading.Thread(target=lambda: found.append(state["x"]))
+        reader.start()
+        until(lambda: state.branch.names.awaited or found or not reader.is_alive())
+        assert reader.is_alive()
+        go.set()
+        reader.join()
+    else:
+        found.append(state["x"])
+    assert found == [state["a"]]
+
+
+def test_the_body_itself_can_not_wait_for_its_open_scope():
+    @sgl.function
+    def scoped(s):
+        with s.var_scope("x"):
+            s["x"]
+
+    with pytest.raises(sgl.ProgramError, match="the variable scope 'x' is still open"):
+        scoped.run(backend=backend())

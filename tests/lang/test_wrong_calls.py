@@ -503,3 +503,38 @@ def test_a_variable_read_as_an_attribute_is_told_how_it_is_read():
 def test_the_name_of_a_file_is_no_schema():
     with pytest.raises(sgl.ConstraintError, match=r"json_schema: not JSON.* of a file, what it has: json\.load"):
         sgl.gen("a", json_schema="person.json")
+
+
+def test_a_state_is_no_text():
+    @sgl.function
+    def inner(s):
+        s += f"{s}"
+
+    with pytest.raises(sgl.ParameterError, match="a state can't be written into a string"):
+        inner.run(backend=BACKEND)
+    state = program.run(backend=BACKEND)
+    with pytest.raises(sgl.ParameterError, match=r"s\.text\(\)"):
+        f"{state}"
+    assert f"{state!r}" == "ProgramState()"
+
+
+@pytest.mark.parametrize(
+    "use", [bool, lambda x: x == "a", lambda x: x != "a", lambda x: x < 3, lambda x: "a" in x, lambda x: not x]
+)
+def test_a_value_that_was_not_awaited_is_no_value(use):
+    @sgl.function
+    async def asks(s):
+        s += sgl.gen("x")
+        use(s.get("x"))
+
+    with pytest.raises(sgl.ProgramError, match=r"Await it: await s\.get"):
+        asyncio.run(asks.arun(backend=BACKEND))
+
+
+def test_a_value_may_be_awaited_in_every_way():
+    async def main():
+        state = await sgl.function(lambda s: s.__iadd__(sgl.gen("x"))).arun(backend=BACKEND)
+        task = asyncio.create_task(state.get("x"))
+        return await task, await asyncio.wait_for(state.get("x"), 60), *await asyncio.gather(state.get("x"))
+
+    assert asyncio.run(main()) == ("x", "x", "x")

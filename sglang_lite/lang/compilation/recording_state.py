@@ -41,6 +41,7 @@ from sglang_lite.lang.execution.shared_call import SharedCall
 from sglang_lite.lang.expressions import BaseProgram, GenOptions, SglCall, SglSeparateReasoning
 from sglang_lite.lang.scopes import CopyScope
 from sglang_lite.lang.state import ProgramState, ProgramStateGroup, user_location
+from sglang_lite.lang.unawaited import must_await
 from sglang_lite.program.compiled import Seed
 from sglang_lite.program.nodes import (
     Condition,
@@ -404,6 +405,7 @@ class _RecordingState(ProgramState):
 
     get_var = __getitem__
 
+    @must_await
     async def get(self, name: str) -> Any:
         self._record_read(name)
         return await super().get(name)

@@ -23,6 +23,7 @@ from sglang_lite.lang.concurrency.variables import Variable
 from sglang_lite.lang.execution.run import RunSettings, current_run, deadline_of, too_long
 from sglang_lite.lang.results import usages_of
 from sglang_lite.lang.state import ProgramState, user_location
+from sglang_lite.lang.unawaited import must_await
 from sglang_lite.program.control_flow import node_at, outcomes, played_nodes
 from sglang_lite.program.nodes import Fill, Node
 from sglang_lite.protocol import ProgramEvent, RequestAbortedError, Selection, SglError, Usage
@@ -199,6 +200,7 @@ class CompiledState(ProgramState):
             return [self._text_at(each, nodes) for each in spec]
         return text_of(self.row.result.node_results[spec], node_at(nodes, spec))
 
+    @must_await
     async def get(self, name: str) -> UserValue:
         await self.row.finished()
         return await super().get(name)

@@ -54,10 +54,11 @@ def _promise(player: Player, name: str, where: Location | None) -> Variable:
 
 def _never(player: Player, name: str, where: Location | None) -> SglError | None:
     """Error of a name that will never be declared, or None if the running body may still declare it."""
+    if player.run.body_open and current_run.get() is not player.run:
+        return None
     if name in player.names.scopes:
         return ProgramError(f"the variable scope {name!r} is still open.", where=where)
-    declaring = player.run.body_open and current_run.get() is not player.run
-    return None if declaring else unknown(player, name, where)
+    return unknown(player, name, where)
 
 
 def unknown(player: Player, name: str, where: Location | None = None) -> SglError:
