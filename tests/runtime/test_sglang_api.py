@@ -282,10 +282,10 @@ def test_a_stream_that_is_left_aborts_its_request(small):
 
 
 def test_an_aborted_request_says_so(small):
-    started, answers = threading.Event(), []
+    started, answers, held = threading.Event(), [], Held()
 
     def run():
-        for answer in small.generate("ab", FOR_EVER, rid="mine", stream=True):
+        for answer in small.generate("ab", FOR_EVER, rid="mine", stream=True, custom_logit_processor=held):
             answers.append(answer)
             started.set()
 
@@ -295,7 +295,8 @@ def test_an_aborted_request_says_so(small):
     with pytest.raises(sgl.ParameterError, match="rid: 'mine' is the name of a request that has not ended"):
         small.generate("ab", rid="mine")
     small.abort("mine")
-    thread.join(30)
+    held.left.set()
+    thread.join()
     last = answers[-1]["meta_info"]["finish_reason"]
     assert (last["type"], last["err_type"]) == ("abort", "RequestAbortedError")
     assert answers[-1]["text"].startswith(answers[0]["text"])
@@ -309,10 +310,19 @@ def test_an_aborted_request_that_did_not_stream_keeps_what_it_has(small):
         )
         scored = asyncio.ensure_future(small.async_generate("ab", FOR_EVER, rid="too", return_logprob=True))
         await asyncio.sleep(0)
-        await small.async_generate("ba", {"max_new_tokens": 20, "ignore_eos": True})  # they run beside it
-        for rid in ("mine", "too"):
-            small.abort(rid)
+        beside = {"max_new_tokens": 20, "ignore_eos": True}
+        await small.async_generate("ba", beside, custom_logit_processor=abort_both)
         return await samples, await scored
+
+    tokens = []
+
+    def abort_both(_, logits):
+        """At the last token of what runs beside them, on the engine's thread."""
+        tokens.append(1)
+        if len(tokens) == 20:
+            for rid in ("mine", "too"):
+                small.abort(rid)
+        return logits
 
     samples, scored = asyncio.run(main())
     whole = small.generate("ab", {**FOR_EVER, "sampling_seed": 3, "n": 2})
@@ -463,9 +473,11 @@ def test_gathered_requests_wait_for_room_as_a_list_does():
             ]
         with pytest.raises(sgl.OverloadedError, match="6 samples at once; 5 may wait or run"):
             engine.generate("ab", {**GREEDY, "n": 6})
+        held = Held()
         with pytest.raises(sgl.OverloadedError):  # the low level says so at once
             for _ in range(6):
-                engine.submit("ab", SamplingParams(max_tokens=400, ignore_eos=True), sink=lambda event: None)
+                engine.submit("ab", SamplingParams(max_tokens=400), logit_processor=held, sink=lambda event: None)
+        held.left.set()
 
 
 @pytest.mark.slow
