@@ -257,7 +257,8 @@ def _grammar(engine: LlguidanceEngine, constraint: Constraint) -> CompiledGramma
 def _compiled(constraint: Constraint, model: str | Path | Engine | None) -> CompiledGrammar:
     """Compiled grammar of a constraint: the one that a given Engine would use in a generation, else llguidance's."""
     if model is None or isinstance(model, str | Path):
-        return _grammar(_engine(*_tokens(model)), constraint)
+        with within_limits("the constraint"):
+            return _grammar(_engine(*_tokens(model)), constraint)
     return model.compile_grammar(constraint)
 
 

@@ -116,14 +116,16 @@ def _positive(low: Fraction, low_open: bool, high: Fraction | None, high_open: b
         return _integers(least, None if high is None else math.ceil(high) - 1 if high_open else math.floor(high))
     first, begin = _split(low)
     after = _fraction_from(begin, is_open=low_open)
+    # With any fraction, `first` is one more whole part: a round number of many digits then has few options.
+    from_first = [] if after == _FRACTION else [concat(literal(str(first)), after)]
+    start = first + len(from_first)
     if high is None:
-        return alternation([concat(_integers(first + 1, None), _FRACTION), concat(literal(str(first)), after)])
+        return alternation([*from_first, concat(_integers(start, None), _FRACTION)])
     last, end = _split(high)
     until = _fraction_to(end, is_open=high_open)
     if first == last:
         return concat(literal(str(first)), intersection(after, until))
-    between = concat(_integers(first + 1, last - 1), _FRACTION)
-    return alternation([concat(literal(str(first)), after), between, concat(literal(str(last)), until)])
+    return alternation([*from_first, concat(_integers(start, last - 1), _FRACTION), concat(literal(str(last)), until)])
 
 
 def _split(value: Fraction) -> tuple[int, str]:

@@ -1,10 +1,14 @@
 """Sets of numbers and their texts: exact, whatever the ends, steps and complements."""
 
+import contextlib
+import json
+import math
 import random
 from fractions import Fraction
 
 import pytest
 
+import sglang_lite as sgl
 from sglang_lite.constraints.formal.automaton import accepts
 from sglang_lite.constraints.json_schema.numbers import (
     EVERY,
@@ -17,7 +21,7 @@ from sglang_lite.constraints.json_schema.numbers import (
     unite,
 )
 from sglang_lite.constraints.json_schema.write_numbers import decimal_text, texts
-from sglang_lite.protocol import ConstraintError
+from sglang_lite.protocol import ConstraintError, SglError
 
 STEPS = [
     None,
@@ -115,3 +119,20 @@ def test_multiples_that_need_a_large_automaton_are_refused():
     with pytest.raises(ConstraintError, match=r"multiples of 0\.0123"):
         texts((NumberRange(Fraction(0), Fraction(10**9), step=Fraction("0.0123")),))
     assert accepts(texts((NumberRange(Fraction(0), Fraction(99), step=Fraction(11)),)), "88")
+
+
+@pytest.mark.parametrize("schema", [{"minimum": 1e300}, {"maximum": -1e308}, {"minimum": -1.5e250, "maximum": 2e300}])
+def test_limits_of_many_digits_are_enforced(schema):
+    report = sgl.grammar.check(schema)
+    assert report.refused == ()
+    least, most = schema.get("minimum", -math.inf), schema.get("maximum", math.inf)
+    for value in (1, 1e300, -1e300, 10**300 - 1, 1.7e308, -1.7e308, 5e299):
+        assert sgl.grammar.matches(schema, json.dumps(value)) == (least <= value <= most), value
+
+
+@pytest.mark.parametrize("schema", [{"minimum": 10**400 + 1}, {"exclusiveMinimum": 1e300}])
+def test_limits_of_too_many_digits_are_refused(schema):
+    assert "nested too deeply" in sgl.grammar.check(schema).refused[0][1]
+    for ask in (sgl.grammar.matches, sgl.grammar.validate):
+        with contextlib.suppress(SglError):
+            ask(schema, "1")
