@@ -39,7 +39,8 @@ _64_URL = "[A-Za-z0-9_-]"
 
 
 def _base64(letter: str) -> str:
-    return f"(?:{letter}{{4}})*(?:{letter}{{2}}==|{letter}{{3}}=)?"
+    """Pattern of Base64 in which the last letter's unused bits are zero, as pydantic's reader demands."""
+    return f"(?:{letter}{{4}})*(?:{letter}[AQgw]==|{letter}{{2}}[AEIMQUYcgkosw048]=)?"
 
 
 _LABEL = "[a-zA-Z0-9](?:-?[a-zA-Z0-9])*"  # excludes labels in Punycode

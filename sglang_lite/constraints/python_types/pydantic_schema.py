@@ -164,10 +164,12 @@ class TypeSchema(GenerateJsonSchema):
         options = []
         for before, after in _decimals(schema.get("max_digits"), schema.get("decimal_places")):
             most = 10**before
-            option = {"type": "number", "multipleOf": float(Decimal(1).scaleb(-after)) if after else 1}
+            option: Json = {"type": "number", "multipleOf": float(Decimal(1).scaleb(-after)) if after else 1}
             least_open, most_open = low is None or low < -most or low_open, high is None or high > most or high_open
             option["exclusiveMinimum" if least_open else "minimum"] = _number(-most if low is None else max(low, -most))
             option["exclusiveMaximum" if most_open else "maximum"] = _number(most if high is None else min(high, most))
+            if before == 0:  # the digit before the point of 0 counts
+                option["not"] = {"const": 0}
             options.append(option)
         found = options[0] if len(options) == 1 else {"anyOf": options}
         step = schema.get("multiple_of")
@@ -319,6 +321,13 @@ class TypeSchema(GenerateJsonSchema):
         keys = schema.get("keys_schema", {"type": "any"})
         if keys["type"] == "decimal" and keys.keys() <= {"type", "metadata"}:
             keys = {"type": "float"}  # as member names, both look the same
+        if keys["type"] == "literal":  # no text of a name is read as a number
+            texts = [each for each in keys["expected"] if not isinstance(each, int) or isinstance(each, bool)]
+            if not texts:
+                self.handle_invalid_for_json_schema(
+                    schema, f"keys of Literal{keys['expected']}, which no name is read as"
+                )
+            keys = {**keys, "expected": texts}
         names = self._names(self.generate_inner(keys))
         values = self.generate_inner(schema["values_schema"]).copy() if "values_schema" in schema else {}
         if schema["type"] == "counter":
@@ -373,7 +382,13 @@ class TypeSchema(GenerateJsonSchema):
         values = [getattr(each, "value", each) if isinstance(each, Enum) else each for each in schema["expected"]]
         if not all(isinstance(value, str | int | None) for value in values):
             self.handle_invalid_for_json_schema(schema, f"Literal{schema['expected']}, not all of which JSON has")
-        return super().literal_schema(schema)
+        # A member of a plain Enum is read from Python alone.
+        read = [each for each in schema["expected"] if not isinstance(each, Enum) or isinstance(each, str | int)]
+        if not read:
+            self.handle_invalid_for_json_schema(
+                schema, f"Literal{schema['expected']}, whose members pydantic can't read"
+            )
+        return super().literal_schema({"type": "literal", "expected": read})
 
     def enum_schema(self, schema: CoreNode) -> Json:
         if not all(isinstance(member.value, str | int | float | bool | None) for member in schema["members"]):

@@ -225,7 +225,14 @@ def even(value):
 
 
 # Types that a grammar holds: every text of it is a value.
+class Coded(BaseModel):
+    model_config = ConfigDict(val_json_bytes="base64")
+    a: bytes
+
+
 HELD: list[Any] = [
+    Coded, p.condecimal(max_digits=2, decimal_places=2), list[Literal[Colour.RED, Size.SMALL, Level.LOW, "k"]],
+    dict[Literal["1", 2], int],
     int, float, bool, str, None, Any,
     dt.date, dt.time, dt.datetime, dt.timedelta,
     Colour, Size, Level, Mixed,
@@ -275,6 +282,8 @@ if importlib.util.find_spec("email_validator"):
 
 # Texts that people write of them.
 USUAL: list[tuple[Any, str]] = [
+    (Coded, '{"a": "QQ=="}'), (Coded, '{"a": "QUI="}'), (p.condecimal(max_digits=2, decimal_places=2), "-0.50"),
+    (list[Literal[Colour.RED, Size.SMALL, "k"]], '["k", 1]'), (dict[Literal["1", 2], int], '{"1": 1}'),
     (decimal.Decimal, "12.99"), (p.condecimal(max_digits=5, decimal_places=2), "123.45"),
     (uuid.UUID, '"123e4567-e89b-12d3-a456-426614174000"'), (p.UUID4, '"123e4567-e89b-42d3-a456-426614174000"'),
     (p.HttpUrl, '"https://example.com"'), (p.HttpUrl, '"http://www.example.co.uk:8080/a/b.html?x=1&y=%20#top"'),
@@ -300,6 +309,8 @@ USUAL: list[tuple[Any, str]] = [
 
 # Texts that none of these has.
 WRONG: list[tuple[Any, str]] = [
+    (Coded, '{"a": "QR=="}'), (Coded, '{"a": "QUJ="}'), (p.condecimal(max_digits=2, decimal_places=2), "0"),
+    (list[Literal[Colour.RED, "k"]], '["red"]'), (dict[Literal["1", 2], int], '{"2": 1}'),
     (decimal.Decimal, '"CU9"'), (p.condecimal(max_digits=5, decimal_places=2), "1234"), (p.condecimal(max_digits=3), "1.234"),
     (p.UUID4, '"123e4567-e89b-12d3-a456-426614174000"'), (p.HttpUrl, '"ftp://example.com"'), (p.HttpUrl, '"http://a:70000"'),
     (p.AnyUrl, '"example.com"'), (ipaddress.IPv4Network, '"10.0.0.1/8"'), (ipaddress.IPv6Network, '"fe81::/10"'),

@@ -17,7 +17,7 @@ from sglang_lite.constraints.python_types.value_type import for_pydantic, value_
 from sglang_lite.constraints.random_texts import sample
 from sglang_lite.constraints.syntax.regex import parse
 from sglang_lite.protocol import Choices, ConstraintError, JsonSchema, Number, Regex, ValueValidationError
-from tests.constraints.python_types.examples import CHECKED, HELD, USUAL, WRONG, Checked, CheckedWhole, Plain
+from tests.constraints.python_types.examples import CHECKED, HELD, USUAL, WRONG, Checked, CheckedWhole, Coded, Plain
 
 pytestmark = pytest.mark.slow
 
@@ -116,6 +116,12 @@ def test_a_members_time_has_no_leap_second():
     assert all(isinstance(kind.parse(text), Moment) for text in texts)
 
 
+def test_bytes_in_base64_end_as_pydantic_reads_them():
+    kind = value_type(Coded)
+    for seed in range(60):
+        kind.parse(sample(kind.constraint, random.Random(seed)))  # type: ignore[arg-type]  # no `str`
+
+
 @pytest.mark.parametrize("annotation", [*HELD, *CHECKED], ids=lambda a: str(a)[:60])
 def test_a_random_text_is_read_or_check_says_what_is_not_enforced(annotation):
     kind = value_type(annotation)
@@ -153,6 +159,8 @@ def test_check_names_what_is_checked_when_a_text_is_read():
     [
         dict[tuple[int, int], str],
         dict[None, int],
+        dict[Literal[1, 2], int],
+        list[Literal[Colour.RED]],
         list[Literal[b"x"]],
         type[int],
         list[enum.Enum("Pairs", {"A": (1, 2)})],
