@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from collections.abc import Iterable
 
 from sglang_lite.constraints.emit.regex import repetition_sign, to_rust
 from sglang_lite.constraints.formal.lengths import MAX_LEAST, lengths
@@ -25,6 +26,7 @@ from sglang_lite.protocol import ConstraintError
 
 _JSON = json.JSONEncoder(ensure_ascii=False).encode  # json.dumps would make a new encoder for each call
 MAX_DEPTH = 2_000  # nesting of rules; llguidance 1.9.1 overflows its stack between 4,000 and 8,000
+_MAX_GROUPS = 20  # depth of groups in a definition; llguidance 1.9.1 refuses 30
 
 
 def to_lark(language: Language) -> str:
@@ -35,7 +37,10 @@ def to_lark(language: Language) -> str:
     """
     if _depth(language) > MAX_DEPTH:
         raise ConstraintError("the rules of the grammar lead to each other too deeply.", hint="Use repeats: x* or x+.")
-    return _Speller(language).text()
+    try:
+        return _Speller(language).text()
+    except RecursionError as error:
+        raise ConstraintError("the constraint is nested too deeply.") from error
 
 
 def _depth(language: Language) -> int:
@@ -60,32 +65,30 @@ class _Speller:
         self._rules = {name: f"r{i}" for i, name in enumerate(language.rules)}
         self._terminals: dict[str, str] = {}  # names of terminals by definition
         self._lexemes: dict[Node, str] = {}
+        self._groups: dict[str, str] = {}  # names of rules for deep groups, by definition
 
     def text(self) -> str:
         rules = self._language.rules.items()
-        lines = [f"start: {self._body(Ref(self._language.start))}"]
-        lines += [f"{self._rules[name]}: {self._body(body)}" for name, body in rules if body.refers]
+        lines = [f"start: {self._body(Ref(self._language.start))[0]}"]
+        lines += [f"{self._rules[name]}: {self._body(body)[0]}" for name, body in rules if body.refers]
+        lines += [f"{name}: {definition}" for definition, name in self._groups.items()]
         lines += [f"{name}: {definition}" for definition, name in self._terminals.items()]
         return "\n".join(lines)
 
-    def _body(self, node: Node) -> str:
-        structure = self._structure(node)
-        return self._lexeme(node) if structure is None else structure
-
-    def _structure(self, node: Node) -> str | None:
-        """Text of a node with references, or None for a node without references, which is part of a lexeme."""
-        if not node.refers:
-            return None
-        match node:
-            case Ref(name):
-                body = self._language.rules[name]
-                return self._rules[name] if body.refers else self._lexeme(body)
-            case Concat(parts) | Alternation(parts):
-                parts_text = [self._body(part) for part in parts]
-                return "(" + (" " if isinstance(node, Concat) else " | ").join(parts_text) + ")"
-            case Repeat(inner, least, most):
-                return f"({self._body(inner)}){repetition_sign(least, most)}"
-        return None
+    def _body(self, node: Node) -> tuple[str, int]:
+        """Text of a node and the depth of its groups. A node without references is part of a lexeme."""
+        if node.refers:
+            match node:
+                case Ref(name):
+                    body = self._language.rules[name]
+                    return self._rules[name] if body.refers else self._lexeme(body), 0
+                case Concat(parts) | Alternation(parts):
+                    operator = " " if isinstance(node, Concat) else " | "
+                    return _group(operator, map(self._body, parts), self._groups, "g")
+                case Repeat(inner, least, most):
+                    text, depth = _group("", [self._body(inner)], self._groups, "g")
+                    return text + repetition_sign(least, most), depth
+        return self._lexeme(node), 0
 
     def _lexeme(self, node: Node) -> str:
         if node not in self._lexemes:
@@ -95,32 +98,55 @@ class _Speller:
             if text is not None:
                 self._lexemes[node] = _JSON(text).replace("\x7f", "\\u007f")
             else:
-                self._lexemes[node] = self._terminals.setdefault(_terminal(node), f"T{len(self._terminals)}")
+                definition, _ = self._terminal(node)
+                self._lexemes[node] = self._terminals.setdefault(definition, f"T{len(self._terminals)}")
         return self._lexemes[node]
 
+    def _terminal(self, node: Node) -> tuple[str, int]:
+        """Text of a terminal's definition and the depth of its groups. Operators bind in the order `~a`, `a*`, `a b`,
+        `a & b`, `a | b`; every group is in parentheses.
+        """
+        if node == EMPTY:
+            return '""', 0
+        with contextlib.suppress(ConstraintError):  # intersections and complements, which need operators
+            return f"/{to_rust(node)}/", 0
+        match node:
+            case Concat(parts):
+                return _group(" ", map(self._terminal, parts), self._terminals, "T")
+            case Alternation(options):
+                return _group(" | ", map(self._terminal, options), self._terminals, "T")
+            case Repeat(inner, least, most):
+                text, depth = _group("", [self._terminal(inner)], self._terminals, "T")
+                return text + repetition_sign(least, most), depth
+            case Intersection(parts):
+                texts = [self._terminal(part) for part in parts if not isinstance(part, Complement)]
+                outside = [part.node for part in parts if isinstance(part, Complement)]
+                # llguidance's complement is over bytes, so a text is demanded as well. The form a & ~b takes a shortcut
+                # in the engine.
+                texts = texts or [("/(?s:.*)/", 0)]
+                if outside:
+                    text, depth = self._terminal(alternation(outside))
+                    texts.append((f"~{text}", depth))
+                return _group(" & ", texts, self._terminals, "T")
+            case Complement():
+                return self._terminal(Intersection((node,)))
+        raise AssertionError(f"a {type(node).__name__} is no part of a terminal")
 
-def _terminal(node: Node) -> str:
-    """Text of a terminal's definition. Operators bind in the order `~a`, `a*`, `a b`, `a & b`, `a | b`; every group is
-    in parentheses.
+
+def _group(operator: str, parts: Iterable[tuple[str, int]], names: dict[str, str], prefix: str) -> tuple[str, int]:
+    """Group of texts and the depth of its groups. A text whose groups are deep becomes a definition of its own.
+
+    Args:
+        operator: operator between the texts.
+        parts: texts, each with the depth of its groups.
+        names: names of definitions by text, to which deep ones are added.
+        prefix: prefix of their names.
     """
-    if node == EMPTY:
-        return '""'
-    with contextlib.suppress(ConstraintError):  # intersections and complements, which need operators
-        return f"/{to_rust(node)}/"
-    match node:
-        case Concat(parts):
-            return "(" + " ".join(map(_terminal, parts)) + ")"
-        case Alternation(options):
-            return "(" + " | ".join(map(_terminal, options)) + ")"
-        case Repeat(inner, least, most):
-            return f"({_terminal(inner)}){repetition_sign(least, most)}"
-        case Intersection(parts):
-            inside = [_terminal(part) for part in parts if not isinstance(part, Complement)]
-            outside = [part.node for part in parts if isinstance(part, Complement)]
-            without = [f"~{_terminal(alternation(outside))}"] if outside else []
-            # llguidance's complement is over bytes, so a text is demanded as well. The form a & ~b takes a shortcut in
-            # the engine.
-            return "(" + " & ".join([*(inside or ["/(?s:.*)/"]), *without]) + ")"
-        case Complement():
-            return _terminal(Intersection((node,)))
-    raise AssertionError(f"a {type(node).__name__} is no part of a terminal")
+    texts, deepest = [], 0
+    for text, depth in parts:
+        if depth < _MAX_GROUPS:
+            texts.append(text)
+            deepest = max(deepest, depth)
+        else:
+            texts.append(names.setdefault(text, f"{prefix}{len(names)}"))
+    return f"({operator.join(texts)})", deepest + 1

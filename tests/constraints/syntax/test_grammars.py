@@ -275,6 +275,12 @@ def test_left_recursion_circles_and_unreachable_rules_do_no_harm():
     assert agree(Ebnf('root ::= "a"\nx ::= "b" x'), ["a", "b"]) == ["a"]
 
 
+def test_groups_nest_as_deep_as_the_limit_allows():
+    groups = Ebnf("root ::= " + "(" * 99 + 'x "a"' + ' | "b")?' * 99 + '\nx ::= "(" x ")" | "c"')
+    assert agree(groups, ["ca", "((c))a", "b", "", "(ca", "bb"]) == ["ca", "((c))a", "b", ""]
+    assert agree(Lark("start: T\nT: " + "~(" * 98 + '"a"' + ")" * 98), ["a", "b"]) == ["a"]
+
+
 def test_deep_grammars_are_compiled_or_refused_in_time():
     rules = [f'r{i} ::= "(" r{i + 1} ")" | "c"' for i in range(300)]
     assert agree(Ebnf("\n".join(["root ::= r0", *rules, 'r300 ::= "x"'])), ["((c))", "((c)"]) == ["((c))"]

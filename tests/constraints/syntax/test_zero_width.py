@@ -5,9 +5,10 @@ import re
 
 import pytest
 
+import sglang_lite as sgl
 from sglang_lite.constraints.formal.automaton import accepts, is_empty
 from sglang_lite.constraints.syntax.regex import parse, parse_schema_pattern
-from sglang_lite.protocol import ConstraintError
+from sglang_lite.protocol import ConstraintError, Regex
 
 TEXTS = ["".join(chars) for count in range(5) for chars in itertools.product("ab1 -", repeat=count)]
 PATTERNS = [
@@ -49,3 +50,11 @@ def test_without_a_finite_form_it_is_refused_at_its_place(pattern):
         parse(pattern)
     _, shown, caret = caught.value.message.split("\n")
     assert shown[caret.index("^") :].startswith(("(?!", r"\b", "(?="))
+
+
+@pytest.mark.parametrize("pattern", ["(?:(?=a)[a-c]){49}", "(?:(?!b)[a-c]){1,50}", r"(?:\b\w+\b ){25}"])
+def test_as_many_as_the_limit_allows_are_compiled(pattern):
+    texts = ["", "a", "a" * 49, "a" * 50, "ab", "ac", "b", "ab " * 25, "ab " * 24, "ab  " * 25]
+    assert sgl.grammar.check(Regex(pattern)).refused == ()
+    for text in texts:
+        assert sgl.grammar.matches(Regex(pattern), text) == bool(re.fullmatch(pattern, text)), text
