@@ -28,7 +28,9 @@ from contextvars import ContextVar
 from typing import Any, NoReturn, cast
 
 from jinja2 import Environment, nodes, pass_context, pass_environment
+from jinja2.ext import Extension
 from jinja2.filters import make_attrgetter
+from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedFormatter
 from jinja2.utils import Namespace
@@ -276,10 +278,14 @@ def _check_int(value: Any, *_: Any, **__: Any) -> None:
         raise LimitError(f"the template reads an integer of {len(value):,} digits; the limit is {MAX_BITS // 4:,}.")
 
 
-def _check_json(value: Any, indent: Any = None, *_: Any) -> None:
+def _check_json(
+    value: Any, ensure_ascii: Any = False, indent: Any = None, separators: Any = None, sort_keys: Any = False
+) -> None:
     _count_read(value)
     if isinstance(indent, int | str) and (indent if isinstance(indent, int) else len(indent)) > 100:
         raise LimitError("the template indents JSON by more than 100 characters.")
+    if isinstance(separators, list | tuple) and any(isinstance(each, str) and len(each) > 100 for each in separators):
+        raise LimitError("the template separates parts of JSON by more than 100 characters.")
 
 
 def _no_check(*_: Any, **__: Any) -> None:
@@ -322,7 +328,7 @@ _OTHERS: dict[str, Callable[..., None]] = {
     **dict.fromkeys(("dictsort", "items", "reverse"), lambda value, *_, **__: _count_read(value)),
     "int": _check_int,
     "round": _check_round,
-    "tojson": lambda value, indent=None, *_, **__: _check_json(value, indent),
+    "tojson": _check_json,
 }
 _COMPARING = (  # tests that compare
     "==", "eq", "equalto", "!=", "ne", "<", "lt", "lessthan", "<=", "le", ">", "gt", "greaterthan", ">=", "ge", "in",
@@ -370,6 +376,16 @@ def _bounded_test(name: str, function: Callable[..., Any]) -> Callable[..., Any]
 # ------------------------------------------------------------------------------------------------ the environment
 
 
+class _Generation(Extension):
+    """`{% generation %}…{% endgeneration %}`: its text. Templates mark an assistant's text so for training."""
+
+    tags = frozenset({"generation"})  # type: ignore[assignment] # jinja2 declares a set, and only looks tags up
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
+
+
 class BoundedEnvironment(ImmutableSandboxedEnvironment):
     """Sandbox for templates with limits. Templates must be rendered within `metered()`; they raise LimitError at a
     limit.
@@ -387,7 +403,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             trim_blocks=True,
             lstrip_blocks=True,
             optimized=False,
-            extensions=["jinja2.ext.loopcontrols"],
+            extensions=["jinja2.ext.loopcontrols", _Generation],
             finalize=_finalize,
         )
         own = {**self.filters, "sum": _sum, **filters}

@@ -84,10 +84,10 @@ class JinjaTemplate:
         add_generation_prompt: bool = False,
         **variables: object,
     ) -> str:
-        """Text of a whole conversation.
+        """Text of a whole conversation, as transformers' `apply_chat_template` writes it.
 
         Args:
-            messages: messages of the conversation.
+            messages: messages of the conversation. Reasoning may be given under any of its names.
             add_generation_prompt: whether to append the beginning of an assistant's answer.
             variables: further variables that the template may read: `tools`, `enable_thinking` …
 
@@ -97,8 +97,8 @@ class JinjaTemplate:
         try:
             with self._metered():
                 return self._template.render(
-                    **{**variables, **self.special_tokens},
-                    messages=list(messages),
+                    **{"tools": None, "documents": None, **variables, **self.special_tokens},
+                    messages=[_with_reasoning_names(message) for message in messages],
                     add_generation_prompt=add_generation_prompt,
                 )
         except Exception as error:  # templates are foreign code: any exception is the template's failure
@@ -150,6 +150,13 @@ class JinjaTemplate:
         )
 
 
+def _with_reasoning_names(message: Mapping[str, Json]) -> Mapping[str, Json]:
+    """Message with its reasoning under the names that templates read."""
+    names = ("reasoning_content", "thinking", "reasoning")
+    found = next((message[name] for name in names if message.get(name) is not None), None)
+    return message if found is None else {"thinking": found, **message, "reasoning_content": found}
+
+
 def _mark(turn: int) -> str:
     return f"\ue000{turn}\ue001"  # private-use characters survive trimming and occur in no template
 
@@ -159,8 +166,15 @@ def _error_text(error: Exception) -> str:
     return text if len(text) <= 1000 else f"{text[:1000]}…"
 
 
-def to_json(value: object, indent: int | None = None, **options: Json) -> str:
-    return json.dumps(value, indent=indent, ensure_ascii=options.get("ensure_ascii", False))
+def to_json(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | str | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """JSON text as chat templates expect it of `tojson`; parameters as in transformers."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def _raise_exception(message: str) -> None:

@@ -84,3 +84,59 @@ def test_a_broken_or_hostile_template_is_an_error():
 def test_helpers_that_templates_use():
     source = "{{ messages[0]['content']|tojson }}{{ strftime_now('%Y')|length }}"
     assert JinjaTemplate(source).render([{"role": "user", "content": "é"}]) == '"é"4'
+
+
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "look_up",
+            "description": "Wetter für <b>Köln</b>",
+            "parameters": {"type": "object", "properties": {"town": {"type": "string"}}, "required": ["town"]},
+        },
+    }
+]
+CALL = {"id": "look_up:0", "type": "function", "function": {"name": "look_up", "arguments": {"town": "Köln"}}}
+CONVERSATION: list[dict] = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "Is it warm?"},
+    {"role": "assistant", "content": "", "reasoning_content": "hm", "tool_calls": [CALL]},
+    {"role": "tool", "name": "look_up", "tool_call_id": "look_up:0", "content": "21"},
+    {"role": "assistant", "thinking": "so", "content": "Yes."},
+    {"role": "user", "content": "Thanks"},
+]
+
+
+@pytest.mark.parametrize("tools", [None, TOOLS])
+@pytest.mark.parametrize(
+    "shown",
+    [
+        "{{ tools | tojson }}",
+        "{{ tools | tojson(indent=4) }}",
+        "{{ tools | tojson(4) }}",
+        "{{ tools | tojson(separators=(',', ':')) }}",
+        "{{ tools | tojson(separators=[',', ':'], sort_keys=true) }}",
+        "{{ tools | tojson(ensure_ascii=true) }}",
+        "{% if tools is defined %}defined{% endif %}{% if tools is not none %}{{ tools | length }}{% endif %}",
+        "{% if not tools is defined %}none{% else %}{{ tools }}{% endif %}",
+        "{{ documents is none }}{{ documents is defined }}",
+        "{% for m in messages %}{{ m.reasoning_content }}/{{ m.thinking }}/{{ m.reasoning is defined }}{% endfor %}",
+        "{% for m in messages %}{% generation %}{% set x = m.role %}{{ x }}\n{% endgeneration %}{{ x }}{% endfor %}",
+        "{% for m in messages if m.tool_calls %}{{ m.tool_calls | map(attribute='function') | list }}{% endfor %}",
+        "{% for m in messages %}\n    {{- m | tojson }}\n  {% endfor %}\n{{ bos_token }}{{ add_generation_prompt }}\n",
+    ],
+)
+def test_texts_are_those_of_transformers(shown, tools):
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    special = {"bos_token": "<s>"}
+    (theirs,), _ = render_jinja_template(
+        [CONVERSATION], tools=tools, chat_template=shown, add_generation_prompt=True, **special
+    )
+    given = {} if tools is None else {"tools": tools}
+    assert JinjaTemplate(shown, special).render(CONVERSATION, add_generation_prompt=True, **given) == theirs
+
+
+def test_json_of_a_template_has_a_limit_on_what_separates():
+    with pytest.raises(TemplateError, match="more than 100 characters"):
+        JinjaTemplate("{{ messages | tojson(separators=('x' * 101, ':')) }}").render(CONVERSATION)
