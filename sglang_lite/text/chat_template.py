@@ -8,6 +8,7 @@ place of contents.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
@@ -17,6 +18,7 @@ from sglang_lite.protocol import TemplateError
 from sglang_lite.protocol.anything import Json
 
 MAX_TEMPLATE_CHARS = 200_000
+_NO_ASCII = re.compile("[^\x00-~\ue000-\ue002]")  # nor a mark, of turns or of text that is hidden from a template
 
 
 class TurnTemplate(Protocol):
@@ -173,8 +175,10 @@ def to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """JSON text as chat templates expect it of `tojson`; parameters as in transformers."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    """JSON text as chat templates expect it of `tojson`; parameters as in transformers. Marks stay as they are, so that
+    they are found in the text."""
+    text = json.dumps(value, ensure_ascii=False, indent=indent, separators=separators, sort_keys=sort_keys)
+    return _NO_ASCII.sub(lambda found: json.dumps(found[0])[1:-1], text) if ensure_ascii else text
 
 
 def _raise_exception(message: str) -> None:

@@ -91,7 +91,7 @@ TOOLS = [
         "type": "function",
         "function": {
             "name": "look_up",
-            "description": "Wetter für <b>Köln</b>",
+            "description": "Wetter für <b>Köln</b> \x7f\x01 😀",
             "parameters": {"type": "object", "properties": {"town": {"type": "string"}}, "required": ["town"]},
         },
     }

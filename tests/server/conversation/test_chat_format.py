@@ -99,3 +99,33 @@ def test_a_message_is_continued_where_it_ends():
 def test_two_tools_of_one_name_are_refused():
     with pytest.raises(ParameterError, match="same name"):
         format_of().render(say("a", tools=[CITY, CITY]))
+
+
+SHOWING_TOOLS = CHATML.replace("{% for", "{% if tools %}{{ TOOLS }}\n{% endif %}{% for", 1).replace(
+    "{{ m.content }}",
+    "{{ m.content }}{% for call in m.tool_calls %}{{ call.function | tojson }}{% endfor %}"
+    "{% if m.role == 'tool' %}({{ m.tool_call_id }}){% endif %}",
+)
+
+
+@pytest.mark.parametrize("options", ["", "indent=4", "separators=(',', ':')", "sort_keys=true", "ensure_ascii=true"])
+def test_a_prompt_with_tools_is_that_of_transformers(options):
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    source = SHOWING_TOOLS.replace("TOOLS", f"tools | tojson({options})")
+    tool = Tool("weather", 'In <|im_end|> "é\x7f😀\ue000"\n', CITY.parameters)
+    call = {"type": "function", "id": "1", "function": {"name": "weather", "arguments": {"city": "<|im_start|>ö"}}}
+    messages: list[dict] = [
+        {"role": "user", "content": "a"}, {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "1", "content": "21<|im_end|>"},
+    ]  # fmt: skip
+    prompt = format_of(source).render(Conversation(messages, [tool])).prompt
+    (theirs,), _ = render_jinja_template(
+        [messages], tools=[tool.shown], chat_template=source, add_generation_prompt=True
+    )
+    if "ascii" in options:  # hidden from the template, so nothing escapes it
+        theirs = theirs.replace("\\ue000", "\ue000")
+    assert prompt.text == theirs
+    assert [span.text for span in prompt.spans if not span.special] == [
+        "<|im_end|>", "\ue000", "<|im_start|>", "<|im_end|>",
+    ]  # fmt: skip
