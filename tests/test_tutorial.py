@@ -21,4 +21,4 @@ def test_the_tutorial_runs(tmp_path, monkeypatch, capsys):
         for part in filter(None, map(str.strip, told.split("…"))):
             assert part in printed
     assert names["states"][0]["person"].age is not None
-    assert (tmp_path / "run.html").read_text()
+    assert (tmp_path / "run.html").read_text().startswith("<!DOCTYPE html>")

@@ -17,13 +17,15 @@ from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from string import Template
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from sglang_lite.lang.results import probabilities
-from sglang_lite.lang.trace.trace import Trace
 from sglang_lite.protocol import CacheMiss, Generation, Selection, TraceNode
+
+if TYPE_CHECKING:
+    from sglang_lite.lang.trace.trace import Trace  # whose `save` imports this module
 
 LONGEST_TEXT: Final = 20_000  # maximum number of characters of a node on the page
 _EXTRACT: Final = 100  # maximum number of nodes in an extract

@@ -50,19 +50,24 @@ class Trace:
         return sum(node.thrown_away for node in self.nodes)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the trace as JSON lines.
+        """Writes the trace: as JSON lines, or as an HTML page if `path` ends in `.html` or `.htm`.
 
         Raises:
             OSError: the file can't be written.
             WireError: a value can't be serialised (metadata of a user's backend, for example).
         """
+        if Path(path).suffix.lower() in (".html", ".htm"):
+            from sglang_lite.lang.trace.page import as_html
+
+            Path(path).write_text(as_html(self), encoding="utf-8")
+            return
         with open(path, "wb") as file:
             for record in (self.head, *self.nodes):
                 file.write(encode(record, form="json") + b"\n")
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Trace:
-        """Reads a trace from the file that `save` has written.
+        """Reads a trace from the JSON lines that `save` has written.
 
         Raises:
             ParameterError: the file does not exist, or can't be read.

@@ -140,3 +140,9 @@ def test_show_writes_the_page(trace, tmp_path, monkeypatch):
     again = state.show()
     assert again.read_text().startswith("<!DOCTYPE html>")
     again.unlink()
+
+
+@pytest.mark.parametrize("name", ["run.html", "run.HTM"])
+def test_a_trace_saved_as_html_is_the_page(trace, tmp_path, name):
+    trace.save(tmp_path / name)
+    assert (tmp_path / name).read_text(encoding="utf-8") == as_html(trace)
