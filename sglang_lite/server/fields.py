@@ -134,7 +134,6 @@ CHAT_REFUSED: dict[str, tuple[object, ...]] = {
     "web_search_options": (),
     "functions": ([],),
     "function_call": ("none",),
-    "verbosity": ("medium",),
     "custom_logit_processor": (),
     "custom_params": (),
     "input_ids": (),
@@ -164,7 +163,6 @@ EMBEDDINGS_NEUTRAL = {**GATEWAY_NEUTRAL, "user": _NAMES, "rid": _NAMES}
 POOLING_NEUTRAL = {
     **EMBEDDINGS_NEUTRAL,
     "request_id": _NAMES,
-    "priority": "Texts are processed in order of arrival.",
     "cache_salt": "Embedding models have no prefix cache.",
 }
 POOLING_REFUSED: dict[str, tuple[object, ...]] = {

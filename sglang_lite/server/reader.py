@@ -118,9 +118,11 @@ class Reader:
         settings, control = self.settings, self.tokenizer.control_texts
         return ChatFormat(self._template(), control, settings.tool_call_parser, settings.reasoning_parser)
 
-    def render(self, conversation: Conversation) -> RenderedConversation:
-        """Renders a conversation: see `ChatFormat.render`."""
+    def render(self, conversation: Conversation, unused: list[str]) -> RenderedConversation:
+        """Renders a conversation: see `ChatFormat.render`. Appends the fields that the template doesn't show to
+        `unused`."""
         found = self.chat_format.render(conversation)
+        unused += found.unused
         return replace(found, prompt=self._tokenised(found.prompt)) if self.tokenises else found
 
     def ids(self, prompt: Prompt | str) -> Sequence[int]:

@@ -9,7 +9,7 @@ import logging
 import re
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias, TypeVar
 
@@ -21,6 +21,7 @@ from starlette.types import Receive, Scope, Send
 from sglang_lite.protocol import BackendError, SglError
 from sglang_lite.protocol.anything import Json
 from sglang_lite.random_ids import random_id
+from sglang_lite.runtime.core.submission import GenerateRequest
 from sglang_lite.server.errors import (
     AuthenticationError,
     ForbiddenError,
@@ -137,6 +138,12 @@ async def read_record(service: Service, call: HttpRequest, fields: Fields[R]) ->
 
 def _record(_: Reader, call: HttpRequest, fields: Fields[R]) -> R:
     return call.read(fields)
+
+
+def report_priority(service: Service, call: HttpRequest, requests: Sequence[GenerateRequest]) -> None:
+    """Reports the priority of requests under a policy that ignores priorities."""
+    if service.engine.config.policy != "priority" and any(request.priority for request in requests):
+        call.unused.append("priority")
 
 
 Handler: TypeAlias = Callable[[Service, HttpRequest], Awaitable[Response]]

@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Protocol
 
 from sglang_lite.protocol import TemplateError
@@ -71,13 +71,20 @@ class JinjaTemplate:
         environment = BoundedEnvironment(
             {"tojson": to_json}, {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
         )
-        self._metered = metered
+        self._metered, self._environment = metered, environment
         try:
             self._template = environment.from_string(source)
             self._template.globals = dict(self._template.globals)  # not a ChainMap, which renderings copy slowly
         except Exception as error:  # jinja2's own, or Python's for deep nesting
             raise TemplateError(f"{name} is not valid: {_error_text(error)}") from error
         self._turn = lru_cache(maxsize=256)(self._find_turn)
+
+    @cached_property
+    def variables(self) -> frozenset[str]:
+        """Names of the variables that the template reads and a rendering may set; special tokens are not among them."""
+        from jinja2.meta import find_undeclared_variables
+
+        return frozenset(find_undeclared_variables(self._environment.parse(self.source))) - self.special_tokens.keys()
 
     def render(
         self,

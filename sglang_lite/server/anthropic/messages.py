@@ -70,7 +70,7 @@ def _read(reader: Reader, call: HttpRequest) -> tuple[MessagesRequest, RenderedC
     """Request without conversation and tools, the rendered conversation, and its token ids, whose number the answer
     begins with."""
     body = call.read(MESSAGES)
-    rendered = reader.render(conversation_of(body, call.unused))
+    rendered = reader.render(conversation_of(body, call.unused), call.unused)
     body.messages, body.system, body.tools = [], None, None
     return body, rendered, reader.ids(rendered.prompt)
 
@@ -78,7 +78,7 @@ def _read(reader: Reader, call: HttpRequest) -> tuple[MessagesRequest, RenderedC
 def _count(reader: Reader, call: HttpRequest) -> tuple[str | None, int]:
     """Name of the model, and the number of tokens of the prompt."""
     body = call.read(COUNTED)
-    return body.model, len(reader.ids(reader.render(conversation_of(body, call.unused)).prompt))
+    return body.model, len(reader.ids(reader.render(conversation_of(body, call.unused), call.unused).prompt))
 
 
 # -------------------------------------------------------------------------------------------------------- answers

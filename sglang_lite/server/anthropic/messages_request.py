@@ -191,13 +191,13 @@ def conversation_of(body: CountTokensRequest, unused: list[str]) -> Conversation
             "messages",
             "the last message calls tools without their results. Add a user message with tool_result blocks.",
         )
-    variables: dict[str, Any] = {}
+    variables: dict[str, dict[str, Any]] = {}
     if body.thinking is not None:
-        variables["enable_thinking"] = body.thinking.type != "disabled"
+        variables["thinking.type"] = {"enable_thinking": body.thinking.type != "disabled"}
         if body.thinking.budget_tokens is not None:
             unused.append("thinking.budget_tokens")  # only the model or max_tokens ends thinking
     if body.output_config is not None and body.output_config.effort is not None:
-        variables["reasoning_effort"] = body.output_config.effort
+        variables["output_config.effort"] = {"reasoning_effort": body.output_config.effort}
     return Conversation(
         messages=messages,
         tools=tools,

@@ -5,9 +5,10 @@ Text of users, tools and earlier answers is never encoded as special tokens, eve
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from sglang_lite.protocol import (
@@ -74,7 +75,8 @@ class Conversation:
         answer: constraint on the text of the answer.
         continue_final: True if the last message is continued, instead of being answered by another one.
         complete: True if the conversation is only read, so that no message follows.
-        variables: further variables for the template, as `enable_thinking`.
+        variables: further variables for the template, as `enable_thinking`, by the field of the request that sets them.
+            Of two values of a variable the last one counts.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -85,7 +87,7 @@ class Conversation:
     answer: Constraint | None = None
     continue_final: bool = False
     complete: bool = False
-    variables: Mapping[str, Any] = field(default_factory=dict)
+    variables: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +99,7 @@ class RenderedConversation:
         constraint: constraint on the whole generated text.
         family, reasoning: formats by which calls and reasoning are found in the text; None if they count as content.
         schemas: JSON Schemas of the tools' arguments by tool name.
+        unused: names of the request's fields that the template doesn't show.
     """
 
     prompt: Prompt
@@ -104,6 +107,7 @@ class RenderedConversation:
     family: str | None
     reasoning: str | None
     schemas: Mapping[str, JsonSchema]
+    unused: Sequence[str] = ()
 
     def reader(self, *, separate: bool = True) -> AnswerReader:
         """Reader of one sample's text.
@@ -188,7 +192,8 @@ class ChatFormat:
             constraint = self._calls(conversation, allowed, reasoning)
         elif constraint is not None and reasoning is not None:
             constraint = with_reasoning(reasoning, constraint)
-        return RenderedConversation(prompt, constraint, family, reasoning, schemas)
+        unused = [*self._unread(conversation), *self._unshown(conversation, prompt)]
+        return RenderedConversation(prompt, constraint, family, reasoning, schemas, unused)
 
     def _calls(
         self, conversation: Conversation, schemas: Mapping[str, JsonSchema], reasoning: str | None
@@ -208,10 +213,11 @@ class ChatFormat:
         hidden: list[str] = []
         messages = [self._hide(self._template_message(message), hidden) for message in conversation.messages]
         tools = [self._hide(tool.shown, hidden) for tool in conversation.tools]
-        for name in conversation.variables:
+        values = {name: value for each in conversation.variables.values() for name, value in each.items()}
+        for name in values:
             if name in ("messages", "tools", "add_generation_prompt"):
                 raise ParameterError("chat_template_kwargs", f"{name!r} is set by the server. Leave it out.")
-        variables = self._hide(conversation.variables, hidden)
+        variables = self._hide(values, hidden)
         if conversation.tool_choice != "none" and tools:
             if self._shows_tools:
                 variables["tools"] = tools
@@ -227,6 +233,30 @@ class ChatFormat:
             if not found:
                 raise TemplateError("the chat template changes the last message, so the message can't be continued.")
         return Prompt(tuple(_spans(text, hidden)))
+
+    def _unread(self, conversation: Conversation) -> list[str]:
+        """Fields of a request whose variables this template doesn't read, or that later fields override."""
+        setters = {name: field for field, values in conversation.variables.items() for name in values}
+        known = () if self._template is None else self._template.variables
+        read = {field for name, field in setters.items() if name in known}
+        return [field for field in conversation.variables if field not in read]
+
+    def _unshown(self, conversation: Conversation, prompt: Prompt) -> list[str]:
+        """Names in messages that don't change the prompt. Each role is tried once: templates show names by role."""
+        unshown: list[str] = []
+        messages = conversation.messages
+        for role in dict.fromkeys(message["role"] for message in messages if "name" in message):
+            named = [i for i, message in enumerate(messages) if message["role"] == role and "name" in message]
+            bare = [
+                {name: value for name, value in message.items() if name != "name"}
+                if message["role"] == role
+                else message
+                for message in messages
+            ]
+            with contextlib.suppress(TemplateError):  # it needs the names
+                if self._prompt(replace(conversation, messages=bare)) == prompt:
+                    unshown += [f"messages[{i}].name" for i in named]
+        return unshown
 
     def _template_message(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
         """Message in the form that this template takes."""

@@ -5,6 +5,7 @@ A custom tool is called with text: as a function of one argument, or with the wh
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import msgspec
@@ -72,6 +73,11 @@ def arguments_of(given: str | dict[str, Json], name: str) -> dict[str, Json]:
     if not isinstance(found, dict):
         raise ParameterError(name, "is not a JSON object.")
     return found
+
+
+def variables_of_template(given: Mapping[str, Json] | None) -> dict[str, dict[str, Json]]:
+    """Variables of a chat template in a request's `chat_template_kwargs`, by field."""
+    return {f"chat_template_kwargs.{name}": {name: value} for name, value in (given or {}).items()}
 
 
 def variables_of_effort(effort: str) -> dict[str, Json]:

@@ -27,9 +27,9 @@ from sglang_lite.server.conversation.sample_reader import (
 from sglang_lite.server.errors import content_of
 from sglang_lite.server.http.sse import DONE, EventStream, event
 from sglang_lite.server.openai.chat_request import CHAT, ChatRequest, CustomTool, StreamOptions, conversation_of
-from sglang_lite.server.parameters import sampling
+from sglang_lite.server.parameters import sampling, streams
 from sglang_lite.server.reader import Reader
-from sglang_lite.server.routes import HttpRequest, Route, answer, read
+from sglang_lite.server.routes import HttpRequest, Route, answer, read, report_priority
 from sglang_lite.server.service import Service
 
 _NAMES = {
@@ -71,6 +71,7 @@ async def complete(service: Service, call: HttpRequest) -> Response:
     """Handler of POST /v1/chat/completions."""
     body, rendered, custom, custom_tools = await read(service, call, _read)
     service.check_model(body.model)
+    streams.check_options(body)
     if body.stream_options is not None and body.stream_options.continuous_usage_stats:
         raise ParameterError("stream_options.continuous_usage_stats", "is not supported.", hint="Use include_usage.")
     if not body.logprobs and body.top_logprobs:
@@ -83,6 +84,7 @@ async def complete(service: Service, call: HttpRequest) -> Response:
         rendered.prompt, params, rendered.constraint, stream=bool(body.stream), namespace=body.cache_salt or "",
         priority=body.priority or 0, rid=body.rid,
     )  # fmt: skip
+    report_priority(service, call, [request])
     parsed = _ParsedChat(
         body, rendered, f"chatcmpl-{random_id()}", int(time.time()), service.model_name, custom, custom_tools
     )
@@ -100,10 +102,10 @@ def _read(reader: Reader, call: HttpRequest) -> tuple[ChatRequest, RenderedConve
     """Request without messages and tools, rendered conversation, the custom tool that is forced (or None), and the
     names of all custom tools."""
     body = call.read(CHAT)
-    conversation, custom = conversation_of(body)
+    conversation, custom = conversation_of(body, call.unused)
     custom_tools = frozenset(tool.custom.name for tool in body.tools or () if isinstance(tool, CustomTool))
     body.messages, body.tools = [], None
-    return body, reader.render(conversation), custom, custom_tools
+    return body, reader.render(conversation, call.unused), custom, custom_tools
 
 
 def _choice_of(service: Service, parsed: _ParsedChat, generation: Generation) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from sglang_lite.server.conversation.tools import (
     custom_tool,
     input_constraint,
     variables_of_effort,
+    variables_of_template,
 )
 from sglang_lite.server.fields import CHAT_NEUTRAL, CHAT_REFUSED, Fields
 from sglang_lite.server.http.body import convert
@@ -189,6 +190,7 @@ class ChatRequest(sampling.SglangSampling, kw_only=True):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     reasoning_effort: str | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
     regex: str | None = None
     ebnf: str | None = None
     structural_tag: str | None = None
@@ -210,8 +212,11 @@ CHAT = Fields(ChatRequest, CHAT_NEUTRAL, CHAT_REFUSED)
 # ------------------------------------------------------------------------------------------------------ conversion
 
 
-def conversation_of(body: ChatRequest) -> tuple[Conversation, str | None]:
+def conversation_of(body: ChatRequest, unused: list[str]) -> tuple[Conversation, str | None]:
     """Conversation that a request continues, and the name of the custom tool whose input is the whole answer, or None.
+
+    Args:
+        unused: list to which the names of fields without effect are appended.
 
     Raises:
         ParameterError: a message, tool or choice is invalid.
@@ -244,8 +249,10 @@ def conversation_of(body: ChatRequest) -> tuple[Conversation, str | None]:
         raise ParameterError(
             "add_generation_prompt", "and continue_final_message must differ. Leave add_generation_prompt out."
         )
-    effort = {} if body.reasoning_effort is None else variables_of_effort(body.reasoning_effort)
-    variables = {**effort, **(body.chat_template_kwargs or {})}
+    if body.verbosity not in (None, "medium"):
+        unused.append("verbosity")  # the model has no such setting
+    effort = {} if body.reasoning_effort is None else {"reasoning_effort": variables_of_effort(body.reasoning_effort)}
+    variables = {**effort, **variables_of_template(body.chat_template_kwargs)}
     conversation = Conversation(
         messages=messages,
         tools=[_tool(tool, forced=isinstance(tool, CustomTool) and tool.custom is custom) for tool in body.tools or ()],

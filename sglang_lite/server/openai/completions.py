@@ -33,10 +33,10 @@ from sglang_lite.server.conversation.sample_reader import logprobs_of
 from sglang_lite.server.errors import content_of
 from sglang_lite.server.fields import COMPLETIONS_NEUTRAL, COMPLETIONS_REFUSED, Fields
 from sglang_lite.server.http.sse import DONE, EventStream, event
-from sglang_lite.server.parameters import constraints, sampling
+from sglang_lite.server.parameters import constraints, sampling, streams
 from sglang_lite.server.programs import program
 from sglang_lite.server.reader import Reader
-from sglang_lite.server.routes import HttpRequest, Route, answer, read
+from sglang_lite.server.routes import HttpRequest, Route, answer, read, report_priority
 from sglang_lite.server.service import Service
 
 
@@ -91,6 +91,8 @@ async def complete(service: Service, call: HttpRequest) -> Response:
         return await program.played(service, call, given)
     body, texts, requests = given
     service.check_model(body.model)
+    streams.check_options(body)
+    report_priority(service, call, requests)
     parsed = _ParsedCompletions(body, f"cmpl-{random_id()}", int(time.time()), service.model_name, requests, texts)
     engine = service.async_engine
     if body.stream:

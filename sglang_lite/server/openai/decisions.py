@@ -91,7 +91,8 @@ def _question_template(reader: Reader, messages: Sequence[Mapping[str, Any]]) ->
         messages = [*messages[:-1], {**messages[-1], "content": f"{messages[-1]['content']}\n\n{task}"}]
     else:
         messages = [*messages, {"role": "user", "content": task}]
-    rendered = reader.chat_format.render(Conversation(messages=messages, variables={"enable_thinking": False}))
+    variables = {"": {"enable_thinking": False}}  # which no field of the request sets
+    rendered = reader.chat_format.render(Conversation(messages=messages, variables=variables))
     before: list[Span] = []
     after: list[Text] = []
     for span in rendered.prompt.spans:

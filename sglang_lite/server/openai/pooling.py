@@ -17,6 +17,7 @@ from sglang_lite.random_ids import random_id
 from sglang_lite.runtime.embedding.request import not_an_encoder_error, too_long
 from sglang_lite.runtime.embedding.spec import EncoderSpec
 from sglang_lite.server.conversation.chat_format import Conversation
+from sglang_lite.server.conversation.tools import variables_of_template
 from sglang_lite.server.fields import POOLING_NEUTRAL, POOLING_REFUSED, Fields
 from sglang_lite.server.openai.chat_request import Message, template_messages
 from sglang_lite.server.openai.embeddings import (
@@ -40,6 +41,7 @@ class ClassifyRequest(NativeTexts, kw_only=True):
     messages: list[Message] | None = None
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    priority: int | None = None
     model: str | None = None
 
 
@@ -50,6 +52,7 @@ class PoolingRequest(msgspec.Struct, kw_only=True):
     messages: list[Message] | None = None
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    priority: int | None = None
     model: str | None = None
     task: Literal["embed", "classify"] | None = None
     use_activation: bool | None = None
@@ -124,14 +127,16 @@ def _check_kind(body: PoolingRequest, spec: EncoderSpec, model: str) -> None:
 def _read(reader: Reader, call: HttpRequest, fields: Fields[B]) -> tuple[B, Sequence[int]]:
     """Request without its messages, and the token ids of its conversation; no ids without one."""
     body = call.read(fields)
+    if body.priority:
+        call.unused.append("priority")  # texts are processed in order of arrival
     if body.messages is None:
         return body, ()
     conversation = Conversation(
         template_messages(body.messages), complete=not body.add_generation_prompt,
-        variables=body.chat_template_kwargs or {},
+        variables=variables_of_template(body.chat_template_kwargs),
     )  # fmt: skip
     body.messages = []
-    return body, reader.ids(reader.render(conversation).prompt)
+    return body, reader.ids(reader.render(conversation, call.unused).prompt)
 
 
 def _readable(

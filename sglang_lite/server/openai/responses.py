@@ -37,10 +37,10 @@ from sglang_lite.server.openai.responses_request import (
     ResponsesRequest,
     parse_request,
 )
-from sglang_lite.server.parameters import sampling
+from sglang_lite.server.parameters import sampling, streams
 from sglang_lite.server.reader import Reader
 from sglang_lite.server.responses_store import PACK, UNPACK, StoredResponse
-from sglang_lite.server.routes import HttpRequest, Route, answer, read
+from sglang_lite.server.routes import HttpRequest, Route, answer, read, report_priority
 from sglang_lite.server.service import Service
 
 T = TypeVar("T")
@@ -56,6 +56,7 @@ async def create(service: Service, call: HttpRequest) -> Response:
     found, before_bytes = await _parsed(service, call, _read)
     body, rendered = found.body, found.rendered
     service.check_model(body.model)
+    streams.check_options(body)
     scored = LOGPROBS in (body.include or ())
     params = sampling.read(
         body, _NAMES, max_tokens=service.engine.context_length, return_logprob=scored,
@@ -72,6 +73,7 @@ async def create(service: Service, call: HttpRequest) -> Response:
         rendered.prompt, params, rendered.constraint, stream=bool(body.stream), namespace=body.cache_salt or "",
         priority=body.priority or 0, rid=made.id,
     )  # fmt: skip
+    report_priority(service, call, [generate])
     if body.store is not False:
         service.stored.check(made.input_bytes)
     if body.stream:
@@ -148,7 +150,7 @@ def _read(reader: Reader, call: HttpRequest, known: _Known | None) -> _Parsed | 
         return items
     request = parse_request(body, items, call.unused)
     body.input = None
-    rendered = reader.render(request.conversation)
+    rendered = reader.render(request.conversation, call.unused)
     return _Parsed(body, PACK(items), rendered, request.forced_custom_tool, request.custom_tools)
 
 
@@ -360,7 +362,7 @@ def _count(reader: Reader, call: HttpRequest, known: _Known | None) -> tuple[str
     if isinstance(items, _Wanted):
         return items
     conversation = parse_request(body, items, call.unused).conversation
-    return body.model, len(reader.ids(reader.render(conversation).prompt))
+    return body.model, len(reader.ids(reader.render(conversation, call.unused).prompt))
 
 
 async def compact(service: Service, _: HttpRequest) -> Response:

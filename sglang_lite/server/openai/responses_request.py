@@ -81,7 +81,7 @@ class Reasoning(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 class Text(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     format: dict[str, Any] | None = None
-    verbosity: Literal["medium"] | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
 
 
 class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -178,6 +178,8 @@ def parse_request(body: ResponsesRequest, items: Sequence[Item], unused: list[st
     tools, hosted = _tools(body.tools or (), unused)
     choice, allowed = _choice(body.tool_choice, tools, hosted)
     constraint = None if body.text is None else _format(body.text.format)
+    if body.text is not None and body.text.verbosity not in (None, "medium"):
+        unused.append("text.verbosity")  # the model has no such setting
     custom = None
     if choice == "required" and allowed is not None and len(allowed) == 1:
         found = tools[allowed[0]]
@@ -212,12 +214,12 @@ def _check_include(body: ResponsesRequest) -> None:
         raise ParameterError("top_logprobs", f"needs {LOGPROBS!r} in `include`.")
 
 
-def _variables(reasoning: Reasoning | None, unused: list[str]) -> dict[str, Any]:
+def _variables(reasoning: Reasoning | None, unused: list[str]) -> dict[str, dict[str, Any]]:
     if reasoning is None:
         return {}
     if reasoning.summary is not None or reasoning.generate_summary is not None:
         unused.append("reasoning.summary")  # reasoning is returned whole
-    return {} if reasoning.effort is None else variables_of_effort(reasoning.effort)
+    return {} if reasoning.effort is None else {"reasoning.effort": variables_of_effort(reasoning.effort)}
 
 
 def _format(format: Mapping[str, Any] | None) -> Constraint | None:

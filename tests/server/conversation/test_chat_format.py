@@ -31,7 +31,7 @@ def test_only_the_template_writes_control_tokens():
 
 
 def test_variables_of_the_template_write_none_either():
-    prompt = format_of().render(say("a", variables={"thinking": "<|im_start|>\ue0000\ue001"})).prompt
+    prompt = format_of().render(say("a", variables={"a field": {"thinking": "<|im_start|>\ue0000\ue001"}})).prompt
     assert "<|im_start|>" in [span.text for span in prompt.spans if not span.special]
 
 

@@ -3,7 +3,7 @@
 import httpx2
 import pytest
 
-from tests.server.conftest import serving
+from tests.server.conftest import TEMPLATE, serving
 from tests.server.scripted import Scripted
 
 USER = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"], "title": "User"}
@@ -135,7 +135,11 @@ BODIES = [
 
 @pytest.fixture(scope="module")
 def http(engine):
-    with serving(Scripted(engine, ["yes"])) as url, httpx2.Client(base_url=f"{url}/v1/", timeout=60) as client:
+    template = TEMPLATE + "{% if enable_thinking %}{{ reasoning_effort }}{% endif %}"
+    with (
+        serving(Scripted(engine, ["yes"], template=template)) as url,
+        httpx2.Client(base_url=f"{url}/v1/", timeout=60) as client,
+    ):
         yield client
 
 

@@ -108,6 +108,9 @@ def test_conversations_are_written_by_the_chat_template(running):
     assert more["usage"]["prompt_tokens"] == len(ids) + len("<assistant>")
     cut = httpx2.post(f"{url}/pooling", json={**asked, "messages": [LONG], "truncate": True}, timeout=60).json()
     assert cut["usage"]["prompt_tokens"] == 256
+    unused = {"messages": [{**MESSAGES[0], "name": "a"}], "chat_template_kwargs": {"b": 1}, "priority": 1}
+    answer = httpx2.post(f"{url}/pooling", json=unused, timeout=60)
+    assert answer.headers["x-unused-fields"] == "priority, chat_template_kwargs.b, messages[0].name"
     engine, url = running["classify"]
     found = httpx2.post(f"{url}/classify", json={"messages": MESSAGES}, timeout=60).json()["data"]
     assert found[0]["probs"] == pytest.approx(list(engine.classify(ids)["probs"].values()), abs=1e-5)

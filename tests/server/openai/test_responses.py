@@ -565,7 +565,6 @@ def test_events_count_for_the_room_of_the_store(engine):
      "tool_choice.tools"),
     ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
     ({"text": {"format": {"type": "json_schema", "name": "a"}}}, "text.format.schema"),
-    ({"text": {"verbosity": "low"}}, "text.verbosity"),
     ({"top_logprobs": 2}, "top_logprobs"),
     ({"include": ["everything"]}, "include[0]"),
     ({"reasoning": {"context": "all_turns"}}, "reasoning.context"),
