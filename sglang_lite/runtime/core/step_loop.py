@@ -129,7 +129,7 @@ class StepLoop:
         self.inbox = Inbox(filler.interrupt)
         self.flushes = Flushes(self.inbox)
         self.runner, self._sampling, self._filler = runner, sampling, filler
-        self._overlap, self.jump = overlap, jump
+        self._eos_ids, self._overlap, self.jump = eos_ids, overlap, jump
         self._in_flight: _InFlight | None = None
         slots = len(scheduler.store.table.length)
         self._watch = TokenWatch(scheduler.store.table, eos_ids, vocab_size, stream_interval_s=stream_interval_s)
@@ -344,7 +344,7 @@ class StepLoop:
             tokens = table.tokens[request.slot, : table.length[request.slot]]
             params = request.params
             early = len(tokens) - request.prompt_len < params.min_tokens
-            banned = tuple(request.output.ends) if early else ()
+            banned = tuple(request.output.ends | self._eos_ids) if early else ()  # even with ignore_eos, as in SGLang
             special[i] = DrawAdjustments(params, tokens, request.prompt_len, banned, request.processor)
         return special
 

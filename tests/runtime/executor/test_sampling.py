@@ -242,6 +242,15 @@ def test_no_stop_is_looked_for_in_the_first_tokens(small):
     assert cut.text == (text if later is None else text[:later])
 
 
+def test_the_first_tokens_have_no_end_even_where_it_would_be_ignored(reciting):
+    end = min(reciting.tokenizer.eos_ids)
+    forced = {"logit_bias": ((end, 1000.0),), "ignore_eos": True}
+    assert reciting.complete(CHAT, greedy(max_tokens=6, **forced)).token_ids == (end,) * 6
+    ids = reciting.complete(CHAT, greedy(max_tokens=6, min_tokens=4, **forced)).token_ids
+    assert end not in ids[:4]
+    assert ids[4:] == (end, end)
+
+
 def test_a_stop_token_is_kept_where_it_is_asked_for(reciting):
     france = reciting.tokenizer.encode(" France")[0]
     assert reciting.complete(CHAT, greedy(stop_token_ids=(france,))).text == "The capital of"
