@@ -137,6 +137,16 @@ def test_bad_settings_of_an_engine_are_refused_by_name(config, message):
         sgl.Engine(**config, in_process=True)
 
 
+@pytest.mark.parametrize("name", ["context_length", "max_total_tokens"])
+def test_a_limit_that_holds_no_usual_answer_is_told(name, caplog):
+    with Engine.of(scripted.loaded(), **{name: 128}):
+        assert caplog.messages == []
+    with Engine.of(scripted.loaded(), **{name: 16}):
+        (told,) = caplog.messages
+    assert told.startswith(f"{name}: 16 tokens are all that a prompt and its answer can have")
+    assert told.endswith("an answer may take 128. Raise it, or leave it out.")
+
+
 @settings(max_examples=200, deadline=None)
 @given(
     st.one_of(

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import logging
+
 import torch
 
+from sglang_lite.protocol.sampling import named
 from sglang_lite.runtime import openmp
 from sglang_lite.runtime.config import Capacity, EngineConfig
 from sglang_lite.runtime.executor import kv_pool_size
 from sglang_lite.runtime.load_model import LoadedModel, longest_context
 from sglang_lite.runtime.models.memory_check import check_room
 from sglang_lite.runtime.models.model import is_fused
+
+logger = logging.getLogger("sglang_lite")
 
 
 def capacity_of(config: EngineConfig, loaded: LoadedModel) -> Capacity:
@@ -20,6 +25,7 @@ def capacity_of(config: EngineConfig, loaded: LoadedModel) -> Capacity:
         ModelError: the machine has too little memory.
     """
     context_length = longest_context(config, loaded.context_length)
+    _warn_if_short(config)
     device = loaded.model.device
     if device.type == "cuda":
         torch.cuda.set_device(device)  # for this thread, which launches the kernels
@@ -38,3 +44,14 @@ def capacity_of(config: EngineConfig, loaded: LoadedModel) -> Capacity:
         parts[f"{sizes.max_running:,} requests"] = sizes.max_running * (8 * longest + 2 * loaded.vocab_size)
     check_room(parts, device, loaded.name, "Lower max_total_tokens, context_length or max_running.")
     return Capacity(sizes, context_length, pages, longest)
+
+
+def _warn_if_short(config: EngineConfig) -> None:
+    """Logs a warning if the config leaves less room than an answer of the default length takes."""
+    answer = named("sampling_params")["max_tokens"].default
+    for name, tokens in (("context_length", config.context_length), ("max_total_tokens", config.max_total_tokens)):
+        if tokens is not None and tokens < answer:
+            logger.warning(
+                "%s: %d tokens are all that a prompt and its answer can have, and by default an answer may take %d. "
+                "Raise it, or leave it out.", name, tokens, answer,
+            )  # fmt: skip
