@@ -98,6 +98,7 @@ E = TypeVar("E")
 
 MOST_RESTARTS = 3  # per RESTART_WINDOW_S
 RESTART_WINDOW_S = 300.0
+_SPENT = f" {MOST_RESTARTS} restarts in five minutes are spent. Find the cause, then make a new engine: sgl.Engine(…)."
 
 
 _CLOSED = "the engine is closed."  # by its owner
@@ -481,11 +482,11 @@ class CoreClient:
         with contextlib.suppress(Exception):  # the caller's logging handlers may raise
             logger.error("%s", why)
         with self._lock:
-            self._why_closed = why
             ran = process.ready.done() or self._starts  # this process, or the one that it replaced
             if not (self.config.restart and ran and self._may_restart()):
-                self._closed = True
-            else:
+                self._closed, why = True, why + (_SPENT if len(self._starts) > MOST_RESTARTS else "")
+            self._why_closed = why
+            if not self._closed:
                 self._restart()
         self._submissions.fail(process, EngineClosedError(why))
 
