@@ -7,10 +7,18 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
-from sglang_lite.engine.sglang.server_args import FLAG_OPTIONS, ServerArg, names_of, server_args
+from sglang_lite.engine.sglang.server_args import (
+    FLAG_OPTIONS,
+    OTHER_NAMES,
+    ServerArg,
+    names_of,
+    own_value,
+    server_args,
+)
 from sglang_lite.protocol import ParameterError
 from sglang_lite.protocol.anything import UserValue
 from sglang_lite.runtime.config import EngineConfig
@@ -39,7 +47,9 @@ def add(parser: argparse.ArgumentParser) -> None:
                 names = [] if each.name in _GATEWAYS else names
                 names += [f"--{name.replace('_', '-')}" for name in names_of(each.name)]
             how = _type(hints[each.name])
-            if how.get("type") or how.get("action") == "append":
+            if kind is EngineConfig and "choices" in how:
+                how["type"] = partial(_own_value, (*names_of(each.name), each.name)[0])
+            if (how.get("type") and "choices" not in how) or how.get("action") == "append":
                 how["metavar"] = each.name.upper()
             group.add_argument(*names, dest=_dest(kind, each.name), default=None, help=texts[each.name], **how)
     group = parser.add_argument_group("files with keys, which a command line would show to all users of this machine")
@@ -55,7 +65,9 @@ def add(parser: argparse.ArgumentParser) -> None:
     for arg in _others():
         how = FLAG_OPTIONS.get(arg.kind, {})
         text = None if arg.reversed else argparse.SUPPRESS
-        group.add_argument(f"--{arg.name.replace('_', '-')}", dest=arg.name, default=None, help=text, **how)
+        names = [arg.name, *(other for other, name in OTHER_NAMES.items() if name == arg.name)]
+        flags = [f"--{name.replace('_', '-')}" for name in names]
+        group.add_argument(*flags, dest=arg.name, default=None, help=text, **how)
 
 
 def read(options: argparse.Namespace) -> tuple[ServerSettings, Mapping[str, UserValue], ReplicaSettings]:
@@ -78,6 +90,8 @@ def read(options: argparse.Namespace) -> tuple[ServerSettings, Mapping[str, User
     if len(admin := keys.pop("admin_api_key", ())) > 1:
         raise ParameterError("admin_api_key", f"there are {len(admin)} keys. Give one.")
     server = ServerSettings(**{**of(ServerSettings), **keys, **({"admin_api_key": admin[0]} if admin else {})})
+    if switches.pop("log_requests", False) and server.log_level not in ("debug", "info"):
+        raise ParameterError("log_requests", f"log_level={server.log_level!r} hides them.", hint='Use "info".')
     engine = {
         "explain_cache_misses": False,
         **of(EngineConfig),
@@ -130,8 +144,15 @@ def _others() -> list[ServerArg]:
     ours = {each.name for kind, _ in _GROUPS for each in fields(kind)}
     return [
         arg for arg in server_args().values()
-        if arg.name not in ours and (arg.reversed or arg.support in ("always", "neutral"))
+        if arg.name not in ours and (arg.reversed or arg.support in ("always", "served", "neutral"))
     ]  # fmt: skip
+
+
+def _own_value(name: str, value: str) -> UserValue:
+    try:
+        return own_value(name, value)
+    except ParameterError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def _dest(kind: type, name: str) -> str:

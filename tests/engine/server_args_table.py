@@ -43,6 +43,8 @@ def table():
             lines.append(f"| `{arg.name}` | `{arg.meaning}`{of} | {default} |")
     lines += ["", "| always so | why |", "|---|---|"]
     lines += [f"| `{arg.name}` | {arg.meaning} |" for arg in args if arg.support == "always"]
+    lines += ["", "| always so on a server, neutral for an engine | why |", "|---|---|"]
+    lines += [f"| `{arg.name}` | {arg.meaning} |" for arg in args if arg.support == "served"]
     lines += ["", "| neutral at the default, else refused | instead |", "|---|---|"]
     groups: dict[str, list[str]] = {}
     for arg in args:

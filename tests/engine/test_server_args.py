@@ -69,12 +69,67 @@ def test_what_says_nothing_changes_nothing(given):
     assert engine_settings(given) == {}
 
 
-@pytest.mark.parametrize(
-    "given", [dict(tp_size=True), dict(tp_size=1.5), dict(enable_metrics=0), dict(lora_paths=["a"])]
-)
+@pytest.mark.parametrize("given", [dict(tp_size=True), dict(tp_size=1.5), dict(enable_lora=0), dict(lora_paths=["a"])])
 def test_what_looks_like_a_default_is_none(given):
     with pytest.raises(sgl.ParameterError, match="is not supported"):
         engine_settings(given)
+
+
+ALWAYS = ["enable_metrics", "skip_server_warmup", "enable_cache_report", "trust_remote_code"]
+
+
+@pytest.mark.parametrize("name", ALWAYS)
+def test_what_is_so_anyway_is_taken_with_a_line(name, caplog):
+    with caplog.at_level("INFO", "sglang_lite"):
+        assert engine_settings({name: False}) == {}
+        assert caplog.messages == []
+        assert engine_settings({name: True}) == {}
+    assert caplog.messages == [f"{name} changes nothing. {server_args()[name].meaning}"]
+
+
+def test_requests_are_logged_by_a_server_and_not_by_an_engine():
+    with pytest.raises(sgl.ParameterError, match="log_requests: True is not supported"):
+        engine_settings({"log_requests": True})
+    parser = argparse.ArgumentParser()
+    flags.add(parser)
+    _, engine, _ = flags.read(parser.parse_args(["--model", "m", "--log-requests"]))
+    assert engine_settings(engine)["model"] == "m"
+    with pytest.raises(sgl.ParameterError, match="log_requests: log_level='error' hides them"):
+        flags.read(parser.parse_args(["--model", "m", "--log-requests", "--log-level", "error"]))
+
+
+@pytest.mark.parametrize(
+    ("given", "cure"),
+    [
+        (dict(attention_backend="fa3"), 'Use "auto", for kernels of our own'),
+        (dict(load_format="bitsandbytes"), 'Use "auto", which reads safetensors'),
+        (dict(tensor_parallel_size=2), "An engine has one device; `sglang-lite serve --replicas` starts several."),
+        (dict(cuda_graph_max_bs=8), "Leave it out: `max_running` bounds the batches"),
+    ],
+)
+def test_what_is_refused_has_a_cure(given, cure, capsys):
+    ((name, value),) = given.items()
+    with pytest.raises(sgl.ParameterError, match=f"^{name}: ") as refused:
+        engine_settings(given)
+    assert refused.value.hint.startswith(cure)
+    with pytest.raises((sgl.ParameterError, SystemExit)) as ended:
+        parser = argparse.ArgumentParser()
+        flags.add(parser)
+        _, engine, _ = flags.read(parser.parse_args([f"--{name.replace('_', '-')}", str(value)]))
+        engine_settings(engine)
+    told = ended.value.hint if isinstance(ended.value, sgl.ParameterError) else capsys.readouterr().err
+    assert cure in told
+
+
+def test_values_of_sglang_are_translated():
+    given = {"kv_cache_dtype": "fp8_e4m3", "attention_backend": "torch_native"}
+    assert engine_settings(given) == {"kv_dtype": "fp8", "attention_backend": "torch"}
+    assert engine_settings({"attention_backend": "fa4"}) == {"attention_backend": "flash_attn"}
+    parser = argparse.ArgumentParser()
+    flags.add(parser)
+    line = ["--kv-cache-dtype", "fp8_e4m3", "--attention-backend", "torch_native", "--load-format", "auto"]
+    engine = engine_settings(flags.read(parser.parse_args(line))[1])
+    assert (engine["kv_dtype"], engine["attention_backend"], engine["load_format"]) == ("fp8", "torch", "auto")
 
 
 def test_a_setting_of_the_server_is_named_as_such():

@@ -14,10 +14,29 @@ from typing import Any, Literal
 
 from sglang_lite.protocol import ParameterError
 from sglang_lite.protocol.anything import UserValue
+from sglang_lite.runtime import startup_messages
 
-_RENAMED_VALUES = {
-    "kv_cache_dtype": ("fp8_e4m3", "fp8"),
-    "attention_backend": ("torch_native", "torch"),
+# Other names of fields: SGLang's older ones, and those of its flags.
+OTHER_NAMES: Mapping[str, str] = MappingProxyType({
+    "tensor_parallel_size": "tp_size", "pipeline_parallel_size": "pp_size", "data_parallel_size": "dp_size",
+    "expert_parallel_size": "ep_size", "cuda_graph_max_bs": "cuda_graph_max_bs_decode",
+    "cuda_graph_bs": "cuda_graph_bs_decode",
+})  # fmt: skip
+_RENAMED_VALUES: Mapping[str, Mapping[str, str]] = {
+    "kv_cache_dtype": {"fp8_e4m3": "fp8"},
+    "attention_backend": {"torch_native": "torch", "fa4": "flash_attn"},
+}
+_FORMATS = "pt npcache sharded_state bitsandbytes layered flash_rl remote remote_instance private runai_streamer"
+_KERNELS = "fa3 flashmla cutlass_mla trtllm_mla trtllm_mha dual_chunk_flash_attn aiter wave intel_amx ascend"
+_REFUSED_VALUES: Mapping[str, tuple[frozenset[str], str]] = {  # of settings of ours: SGLang's values, and the cure
+    "load_format": (
+        frozenset(_FORMATS.split()),
+        'Use "auto", which reads safetensors, .bin and GGUF files of a folder or of the hub.',
+    ),
+    "attention_backend": (
+        frozenset(_KERNELS.split()),
+        'Use "auto", for kernels of our own, which suit Hopper GPUs, too; "flash_attn" is FlashAttention 4.',
+    ),
 }
 
 
@@ -30,7 +49,8 @@ class ServerArg:
         kind: type of its values, as "int"; "object" for any other type.
         default: SGLang's default.
         support: "engine" or "server": a setting of the engine or the server; "always": any value is accepted and
-            ignored, because this engine always behaves so; "neutral": only the default is accepted.
+            ignored, because this engine always behaves so; "served": the same for a server, and "neutral" for an
+            engine; "neutral": only the default is accepted.
         meaning: name of the setting, "not …" if its values are inverted; otherwise the reason why it is always so, or
             advice on what to use instead.
         required: True if the field has no default.
@@ -39,7 +59,7 @@ class ServerArg:
     name: str
     kind: str
     default: Any
-    support: Literal["engine", "server", "always", "neutral"]
+    support: Literal["engine", "server", "always", "served", "neutral"]
     meaning: str
     required: bool = False
 
@@ -83,7 +103,7 @@ def server_args() -> Mapping[str, ServerArg]:
     for support in ("engine", "server"):
         for name, (setting, kind, *default) in table[support].items():
             add(name, support, setting, kind, *default)
-    for support in ("always", "neutral"):
+    for support in ("always", "served", "neutral"):
         for group in table[support]:
             for name, (kind, *default) in group["fields"].items():
                 add(name, support, group["use"], kind, *default)
@@ -96,8 +116,23 @@ def names_of(setting: str) -> list[str]:
             if each.support == "engine" and each.meaning == setting and each.name != setting]  # fmt: skip
 
 
+def own_value(name: str, value: UserValue) -> UserValue:
+    """Value of a setting by this engine's name, if SGLang has another one for it.
+
+    Raises:
+        ParameterError: the engine has nothing like it.
+    """
+    if not isinstance(value, str):
+        return value
+    refused, hint = _REFUSED_VALUES.get(name, (frozenset(), ""))
+    if value in refused:
+        raise ParameterError(name, f"{value!r} is SGLang's, and not here.", hint=hint)
+    return _RENAMED_VALUES.get(name, {}).get(value, value)
+
+
 def engine_settings(given: Mapping[str, UserValue]) -> dict[str, UserValue]:
-    """Keywords of an engine, with SGLang's ServerArgs of the same meaning translated to fields of EngineConfig.
+    """Keywords of an engine, with SGLang's ServerArgs of the same meaning translated to fields of EngineConfig. A line
+    tells of each that asks for what is always so.
 
     Raises:
         ParameterError: a ServerArg without equivalent has another value than its default, or a setting is given under
@@ -105,17 +140,21 @@ def engine_settings(given: Mapping[str, UserValue]) -> dict[str, UserValue]:
     """
     settings: dict[str, Any] = {}
     for name, value in given.items():
-        arg = server_args().get(name)
+        arg = server_args().get(OTHER_NAMES.get(name, name))
         if arg is None:
             ours = name
         elif arg.support == "engine":
             if value is None and arg.default is None:
                 continue
             ours = arg.reversed or arg.meaning
-            theirs, renamed = _RENAMED_VALUES.get(name, (None, None))
-            value = renamed if theirs is not None and value == theirs else value
-            value = not value if arg.reversed else value
-        elif arg.support == "always" or arg.allows(value):
+            value = not value if arg.reversed else own_value(name, value)
+        elif arg.allows(value):
+            continue
+        elif arg.support == "always":
+            level = given.get("log_level")
+            startup_messages.announce(
+                f"{name} changes nothing. {arg.meaning}", level if isinstance(level, str) else None
+            )
             continue
         else:
             message = f"{value!r:.60} is not supported, only {arg.default!r}."
