@@ -78,7 +78,7 @@ def _shared(shared: Sharing, prices: Prices) -> Iterator[str]:
         )
     else:
         yield (
-            f"with other arguments a run computes {computed:,} of its {all_of_it:,} known prompt tokens; "
+            f"a further run, with other arguments, computes {computed:,} of its {all_of_it:,} known prompt tokens; "
             f"{all_of_it - computed:,} come from the cache"
         )
     if shared.divergence is not None:

@@ -48,6 +48,19 @@ def test_a_planted_fault_is_found_and_nothing_else(file, lint):
     assert status == 1
 
 
+def test_text_that_changes_with_every_run_is_not_counted_as_shared(lint, tmp_path):
+    text = (
+        "import random\nimport sglang_lite as sgl\n@sgl.function\ndef f(s):\n"
+        "    s += f'Run {random.randrange(10**9)}: ' + 'go on with what was said, ' * 10 + sgl.gen('a', max_tokens=1)\n"
+    )
+    (tmp_path / "prog.py").write_text(text)
+    (report,) = lint(tmp_path / "prog.py")[1]["programs"]
+    assert [each["code"] for each in report["findings"]] == ["changing-text"]
+    further = report["sharing"]["a_further_run"]
+    assert further["computed_tokens"] > further["prompt_tokens"] - 6 > 40
+    assert report["sharing"]["ends_at"]["line"] == 5
+
+
 @pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.stem)
 def test_the_examples_are_accused_of_nothing(file, lint):
     status, report = lint(file)
