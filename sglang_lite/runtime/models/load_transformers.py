@@ -5,12 +5,21 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 
 from sglang_lite.protocol import ModelError
 from sglang_lite.runtime.kernels.kv_layout import KVLayout
 from sglang_lite.runtime.models.config_fields import read_json
+from sglang_lite.runtime.models.memory_check import check_room
 from sglang_lite.runtime.models.transformers_model import NAME, TransformersModel, register
+
+_LONGEST = 300  # characters of transformers' own message that are shown
 
 
 def kind_of(device: torch.device) -> type[TransformersModel]:
@@ -34,24 +43,40 @@ def outline(path: Path, device: torch.device) -> tuple[int, KVLayout | None]:
     Raises:
         ModelError: transformers has no code for the model, or the model can't run on our KV cache.
     """
+    module = _skeleton(path)
+    return sum(tensor.numel() for tensor in module.parameters()), _layout(module, path, device)
+
+
+def _layout(skeleton: PreTrainedModel, path: Path, device: torch.device) -> KVLayout | None:
+    """Layout of the KV cache of a module on the meta device, or None if its trial run needs values."""
+    try:
+        return kind_of(device)(skeleton, str(path)).kv_layout
+    except ModelError:
+        raise
+    except Exception:  # data-dependent code, such as a choice of experts
+        return None
+
+
+def _skeleton(path: Path) -> PreTrainedModel:
+    """Module of a folder's config on the meta device: all of its shapes, and no values.
+
+    Raises:
+        ModelError: transformers has no code for the model, or its attention can't be replaced.
+    """
     register()
-    options = {"attn_implementation": NAME, "trust_remote_code": False}
+    config = None
     try:
         config = AutoConfig.from_pretrained(path, trust_remote_code=False)
         with torch.device("meta"):
-            module = AutoModelForCausalLM.from_config(config, **options)
+            module: PreTrainedModel = AutoModelForCausalLM.from_config(
+                config, attn_implementation=NAME, trust_remote_code=False
+            )
     except Exception as error:  # transformers' code and each model's raise many kinds
-        raise _refused(path, error) from error
-    parameters = sum(tensor.numel() for tensor in module.parameters())
-    try:
-        return parameters, kind_of(device)(module.eval(), str(path)).kv_layout
-    except ModelError:
-        raise
-    except Exception:  # data-dependent code, such as a choice of experts, can't run without values
-        return parameters, None
+        raise _refused(path, error, config) from error
+    return module.eval()
 
 
-def _refused(path: Path, error: Exception) -> ModelError:
+def _refused(path: Path, error: Exception, config: PreTrainedConfig | None) -> ModelError:
     if "trust_remote_code" in str(error):  # transformers' own message asks the user to set it
         auto_map = read_json(path / "config.json").get("auto_map")
         code = ", ".join(sorted(map(str, auto_map.values()))) if isinstance(auto_map, dict) else "auto_map"
@@ -59,8 +84,15 @@ def _refused(path: Path, error: Exception) -> ModelError:
             f"{path}: config.json names code that the folder brings along ({code}); such code is never run.",
             hint="Use a model that transformers has code for, or one of docs/models.md.",
         )
-    reason = f"{type(error).__name__}: {error}".partition("\n")[0]
-    return ModelError(f"{path}: there is no code of our own for it, and transformers' can't run it: {reason}")
+    if config is not None and type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        reason = f"{config.model_type} is no causal language model there: it does not continue text alone."
+    elif isinstance(error, KeyError) and error.args == (NAME,):  # its own table of attentions
+        reason = "its attention can't be replaced."
+    else:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())  # the cause stands in a later line of some
+    return ModelError(
+        f"{path}: there is no code of our own for it, and transformers' can't run it: {reason[:_LONGEST]}"
+    )
 
 
 def load_transformers(
@@ -75,24 +107,27 @@ def load_transformers(
         dummy: whether to use random weights instead of the folder's.
 
     Raises:
-        ModelError: transformers has no code for the model, or the model can't run on our KV cache.
+        ModelError: transformers has no code for the model, the model can't run on our KV cache, or memory for its
+            weights isn't free.
     """
-    register()
+    skeleton = _skeleton(path)
+    config, class_name = skeleton.config, type(skeleton).__name__
+    _layout(skeleton, path, device)  # what it refuses needs no weights
+    if class_name not in (config.architectures or ()):
+        raise ModelError(f"{path}: config.json names {config.architectures}, its model_type is {class_name}'s.")
+    quantised = not dummy and getattr(config, "quantization_config", None) is not None
+    item = 0.5 if quantised else dtype.itemsize  # of a quantised checkpoint a lower bound
+    weights = int(sum(tensor.numel() for tensor in skeleton.parameters()) * item)
+    check_room({"weights": weights}, device, str(path), "Take a smaller model or dtype.")
     options = {"dtype": dtype, "attn_implementation": NAME, "trust_remote_code": False}
     try:
         if dummy:
             with device:  # a GPU draws random numbers faster
-                config = AutoConfig.from_pretrained(path, trust_remote_code=False)
                 module = AutoModelForCausalLM.from_config(config, **options)
         else:
             module = AutoModelForCausalLM.from_pretrained(path, **options)
-        class_name = type(module).__name__
-        if class_name not in (module.config.architectures or ()):
-            raise ModelError(
-                f"{path}: config.json names {module.config.architectures}, its model_type is {class_name}'s."
-            )
         return kind_of(device)(module.to(device).eval(), str(path))
     except (ModelError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # transformers' code and each model's raise many kinds
-        raise _refused(path, error) from error
+        raise _refused(path, error, config) from error

@@ -9,6 +9,7 @@ from token to token: a model that keeps other state, or has its own form of atte
 from __future__ import annotations
 
 import inspect
+import traceback
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -202,7 +203,15 @@ class TransformersModel:
 
     def _probe(self) -> AttentionProbe:
         trial = AttentionProbe()
-        self._run(torch.zeros(1, device=self.device), torch.zeros(1, device=self.device), trial)
+        try:
+            self._run(torch.zeros(1, device=self.device), torch.zeros(1, device=self.device), trial)
+        except (TypeError, AttributeError, KeyError) as error:
+            if self.device.type == "meta":  # the code may need values
+                raise
+            raise self._refusal(
+                f"`{_failed_in(error)}` needs more than an attention over cached keys and values, such as the masks "
+                f"that transformers builds ({type(error).__name__}: {error})"
+            ) from error
         if not trial.planes:
             raise self._refusal("its attention can't be replaced")
         self._check_windows({rules.window for rules in trial.rules})
@@ -254,6 +263,12 @@ class TransformersModel:
 
 def _close(found: torch.Tensor, expected: torch.Tensor, tolerance: float) -> bool:
     return bool(((found - expected).norm(dim=-1) <= tolerance * expected.norm(dim=-1)).all())
+
+
+def _failed_in(error: BaseException) -> str:
+    """Class of the innermost module whose code raised the error."""
+    owners = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return next(type(owner).__name__ for owner in reversed(owners) if isinstance(owner, nn.Module))
 
 
 def _plan(start: int, end: int, device: torch.device) -> AttentionPlan:

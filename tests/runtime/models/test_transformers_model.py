@@ -166,6 +166,32 @@ def test_a_model_of_no_length_is_refused_for_the_state_that_it_keeps(tmp_path, k
 
 
 @pytest.mark.parametrize(
+    ("kind", "architecture", "message"),
+    [
+        ("qwen2_vl", "Qwen2VLForConditionalGeneration", "qwen2_vl is no causal language model there"),
+        ("deberta-v2", "DebertaV2ForMaskedLM", "deberta-v2 is no causal language model there"),
+        ("bloom", "BloomForCausalLM", "it has no separate decoder"),
+        ("falcon", "FalconForCausalLM", "its attention can't be replaced"),
+    ],
+)
+@pytest.mark.parametrize("load_format", ["auto", "dummy"])
+def test_a_refusal_names_its_reason_before_weights_are_read(tmp_path, kind, architecture, message, load_format):
+    config = CONFIG_MAPPING[kind]().to_dict() | {"architectures": [architecture], "max_position_embeddings": 64}
+    (tmp_path / "config.json").write_text(json.dumps(config, default=str))
+    with pytest.raises(sgl.ModelError, match=message):
+        sgl.Engine(tmp_path, in_process=True, skip_tokenizer_init=True, load_format=load_format, dtype="float32")
+
+
+@pytest.mark.parametrize("load_format", ["auto", "dummy"])
+def test_a_model_larger_than_memory_is_refused_before_it_is_loaded(tmp_path, load_format):
+    """Of the size of Llama 4 Maverick, from its config alone: a load would end the process."""
+    config = transformers.GPT2Config(n_embd=16384, n_layer=128, n_head=128, architectures=["GPT2LMHeadModel"])
+    config.save_pretrained(tmp_path)
+    with pytest.raises(sgl.ModelError, match=r"needs [\d,.]+ GiB \(weights 1,[\d.]+ GiB\); .* free on cpu"):
+        sgl.Engine(tmp_path, in_process=True, skip_tokenizer_init=True, load_format=load_format, dtype="float32")
+
+
+@pytest.mark.parametrize(
     "changes",
     [
         {"model_type": "own", "auto_map": {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.OwnModel"}},
