@@ -5,8 +5,11 @@ records them. A program is a tree of branches, each a sequence of nodes to which
 named by its path: () is the main branch, (2, 0) the first branch of the fork that is node 2 of the main branch.
 
 No node contains the caller's own Python (a check, a reader of values, a method of choosing, another backend): a node
-that needs it is `held`. The result of a held node is reported and not appended; the branch pauses there, without a
-slot, until the caller's decision arrives as further nodes.
+that needs it is `held`. The result of a held node is reported and not appended, and nodes behind it are played without
+its text. So a caller adds them only when it has decided; until then the branch waits, without a slot.
+
+Nodes are added in the order in which the program was written, over all branches: a fork before the nodes of its
+branches, a join before a rollback in a branch that it joins.
 """
 
 from __future__ import annotations
@@ -373,7 +376,8 @@ class Join(BaseNode, frozen=True, eq=False):
 
     Attributes:
         fork: index of the fork among this branch's nodes, or None for all forks since the last join.
-        ends: for each branch, the number of its nodes that are waited for; () for all of them.
+        ends: for each branch, the number of its nodes that are waited for and whose texts are appended, even if a
+            rollback comes later; () for all nodes that it has when the join is added.
         mode: "concate_and_append" waits for the branches and appends the texts that they have added. "gather_variable"
             neither appends nor waits; from here on each variable of the branches is a list with one item for each
             branch.
@@ -390,7 +394,7 @@ class Mark(BaseNode, frozen=True, eq=False):
 
 class Rollback(BaseNode, frozen=True, eq=False):
     """Cancels the queued and running nodes behind a mark, and returns to the mark. Takes effect as soon as it is
-    received.
+    received and the nodes that a join appends are played. Ends the branches of forks behind the mark, played or not.
 
     Attributes:
         mark: index of the mark among this branch's nodes.

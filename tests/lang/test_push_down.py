@@ -12,6 +12,7 @@ from sglang_lite.lang.choices import ChoicesDecision, ChoicesSamplingMethod
 from sglang_lite.lang.execution.reading import finished
 from sglang_lite.runtime.core import program_player as programs
 from tests.constraints.test_generation import random_model
+from tests.lang.fakes import Silent
 
 
 @pytest.fixture(scope="module")
@@ -347,3 +348,71 @@ def test_a_thousand_open_programs_hold_nothing(tiny):
         state.sync()
     stats = tiny.stats()
     assert stats["running"] == stats["waiting"] == 0
+
+
+class Outbox(Silent):
+    """Keeps what is sent."""
+
+    def __init__(self):
+        super().__init__()
+        self.sent = []
+
+    def open_program(self, sink, *, stream, priority=0):
+        return self
+
+    def extend(self, path, nodes):
+        self.sent.append((path, [type(node).__name__ for node in nodes]))
+
+    def drop(self, path):
+        pass
+
+    def close(self):
+        pass
+
+
+def test_nodes_are_sent_in_the_order_in_which_they_were_added():
+    def body(s):
+        s += "a"
+        fork = s.fork(2)
+        fork[1] += "z"
+        with fork[0].checkpoint() as place:
+            fork[0] += "b"
+            fork.join("concate_and_append")
+            place.rollback()
+        fork[0] += "c"
+        s += "d" + sgl.gen("x")
+        fork[0] += sgl.gen("y")
+        s.cancel()
+
+    backend = Outbox()
+    run(body, backend)
+    assert backend.sent == [
+        ((), ["Text", "Fork"]), ((1, 1), ["Text"]), ((1, 0), ["Mark", "Text"]),
+        ((), ["Join", "Text", "Gen"]), ((1, 0), ["Rollback", "Text"]), ((1, 0), ["Gen"]),
+    ]  # fmt: skip
+
+
+def test_what_a_backend_refuses_fails_its_branch_and_those_forked_from_it():
+    class Refusing(Outbox):
+        def extend(self, path, nodes):
+            super().extend(path, nodes)
+            if path == (1, 0):
+                raise sgl.ParameterError("nodes", "are refused.")
+
+    def body(s):
+        s += "a"
+        left, right = s.fork(2)
+        left += "b"
+        inner = left.fork(1)
+        inner += sgl.gen("x")
+        with pytest.raises(sgl.ParameterError, match="refused"):
+            inner[0]["x"]
+        with pytest.raises(sgl.ParameterError, match="refused"):
+            left += sgl.gen("y")
+            left["y"]
+        right += sgl.gen("z")
+        s.cancel()
+
+    backend = Refusing()
+    run(body, backend)
+    assert backend.sent[-1] == ((1, 1), ["Gen"])

@@ -3,6 +3,7 @@ before they are played."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from operator import attrgetter
@@ -389,7 +390,7 @@ class Branch:
 
     def _forked(self) -> Player:
         pushed = self.player.pushed
-        return Player(self.run, None if pushed is None else PushedBranch(pushed.program, pushed), forked=True)
+        return Player(self.run, None if pushed is None else PushedBranch(pushed.program, pushed), self.player.depth + 1)
 
     def copy_state_to(self, children: Iterable[Branch]) -> None:
         """Copies the submitting side's state (variables, turns, open grammar) to branches forked from this one."""
@@ -431,8 +432,7 @@ class Branch:
             self._put(HookOp(hook, (StreamExecutor(self.player), *args)))
 
     def join(self, children: list[Branch], mode: JoinMode, where: Location | None) -> None:
-        """Ends forked branches. With mode "concate_and_append", appends the texts that they have added to this branch's
-        text."""
+        """Ends forked branches. With mode "concate_and_append", appends the texts that they have added until now."""
         players = [child.player for child in children]
         appended = [player.read(added, where) for player in players] if mode == "concate_and_append" else []
         node = Join(mode=mode, where=where)
@@ -440,26 +440,29 @@ class Branch:
             node = self.player.pushed.join(node, [player.pushed for player in players])
         if mode == "concate_and_append":
             self._matcher = None
+        for player in players:
+            player.claim(self.player.depth)
         self._put(JoinOp(node, players, appended))
 
     def mark(self) -> BranchSnapshot:
         """Sets a mark, and returns a snapshot for `roll_back`."""
         place = BranchSnapshot(
-            BranchMark(), self.names.at_mark(), list(self._turns), self._role, self._grammar,
-            self._matcher and self._matcher.copy(),
+            BranchMark(children=len(self.player.children)), self.names.at_mark(), list(self._turns), self._role,
+            self._grammar, self._matcher and self._matcher.copy(),
         )  # fmt: skip
         self._put(MarkOp(place.mark, back=False))
         return place
 
     def roll_back(self, to: BranchSnapshot, where: Location | None) -> None:
         """Goes back to a mark: restores the text, turns and variables of the snapshot."""
+        _check_rollback(self.player, where)
         self._go_back(to.mark, where)
         self.names.go_back(to.names)
         self._turns, self._role = list(to.turns), to.role
         self._grammar, self._matcher = to.grammar, to.matcher and to.matcher.copy()
 
     def _go_back(self, mark: BranchMark, where: Location | None) -> None:
-        self.player.go_back(mark, where)
+        self.player.go_back(mark)
 
     def end(self) -> None:
         """Notes that the body has ended: undeclared names will never be declared, and the text is complete."""
@@ -496,6 +499,23 @@ class Branch:
     def read(self, what: Callable[[Player], UserValue], where: Location | None = None) -> Variable:
         """Variable that is set to `what(player)` when everything queued so far has been played."""
         return self.player.read(what, where)
+
+
+def _check_rollback(player: Player, where: Location | None) -> None:
+    """Checks that a branch can go back.
+
+    Raises:
+        ProgramError: the run is streamed.
+        SglError: the branch was stopped for good, or has failed and its deadline has passed; the error is its failure.
+    """
+    if player.log is not None:
+        raise ProgramError(
+            "text that was already streamed can't be rolled back.", hint="Run without stream=True.", where=where
+        )
+    deadline = player.run.deadline
+    over = player.stopped or (deadline is not None and time.monotonic() >= deadline)
+    if over and player.failure is not None:  # else a body that retries until it succeeds would never end
+        raise located(player.failure, where)
 
 
 def raised_at(error: BaseException) -> Location | None:

@@ -21,7 +21,7 @@ from sglang_lite.lang.execution import blocking_hooks
 from sglang_lite.lang.execution.answer_streams import AnswerStream
 from sglang_lite.lang.execution.budget import max_generation_usage
 from sglang_lite.lang.execution.kept import Question
-from sglang_lite.lang.execution.operations import AnswerOp, GenOp, JoinOp, Op
+from sglang_lite.lang.execution.operations import AnswerOp, GenOp, Op
 from sglang_lite.lang.execution.repair_prompt import repaired, shows
 from sglang_lite.lang.execution.retries import attempts, check_value, limit
 from sglang_lite.lang.execution.transcript import Reasoned
@@ -49,6 +49,7 @@ from sglang_lite.text.reasoning import ReasoningParser
 if TYPE_CHECKING:
     from sglang_lite.lang.execution.first_token import FirstTokenGate
     from sglang_lite.lang.execution.player import Player
+    from sglang_lite.lang.execution.push_down import NodeEvents
 
 _log = logging.getLogger("sglang_lite")
 _NO_OPTIONS = GenOptions()
@@ -115,6 +116,14 @@ def take_answer(player: Player, op: GenOp) -> bool:
         _validate_unenforced(player, op, [answer])
     _accept(player, op, [answer], _checked(player, op, [answer]))
     return True
+
+
+def when_answered(op: GenOp, then: Callable[[], object]) -> NodeEvents:
+    """Calls `then` when a generation for which `is_only_answered` is true may have its answer. Returns an object whose
+    `cancel` revokes the call."""
+    assert op.pushed_node is not None
+    pushed, place = op.pushed_node
+    return pushed.when_answered(place, then)
 
 
 def agenerate(player: Player, op: GenOp) -> Awaitable[None]:
@@ -221,15 +230,6 @@ def generate(player: Player, op: GenOp) -> None:
     if show is not None:
         show.end(generations[0])
     _accept(player, op, generations, _checked(player, op, generations))
-
-
-def needs_loop(player: Player, op: Op) -> bool:
-    """Returns True if an operation of a backend with blocking hooks has to be played on the executor loop: if it waits
-    for other branches (a waiting thread could be the one that they need), has attempts or a time limit, or asks another
-    backend."""
-    if isinstance(op, AnswerOp):
-        return not player.run.plain or (isinstance(op, GenOp) and op.expression.options is not None)
-    return isinstance(op, JoinOp)
 
 
 async def _ask(

@@ -59,6 +59,8 @@ def _read(player: Player, op: ReadOp) -> bool:
 def _mark(player: Player, op: MarkOp) -> bool:
     if not op.back:
         op.mark.position = player.transcript.place()
+    elif not all(variable.done for variable in op.ended):
+        return False
     elif op.mark.position is not None:
         player.transcript.go_back(op.mark.position)
     return True

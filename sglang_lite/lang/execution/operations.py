@@ -109,10 +109,18 @@ class JoinOp:
 
 @dataclass(slots=True)
 class MarkOp:
-    """Marks a place in the branch, or rolls back to it if `back` is True."""
+    """Marks a place in the branch, or rolls back to it if `back` is True.
+
+    Attributes:
+        waits: True if the rollback waits for nodes that a join has claimed, in this branch or in branches forked from
+            it.
+        ended: variables that are settled when the branches that the rollback ends have played what was claimed.
+    """
 
     mark: BranchMark
     back: bool
+    waits: bool = False
+    ended: Sequence[Variable] = ()
 
 
 @dataclass(slots=True)
@@ -145,10 +153,12 @@ class BranchMark:
     Attributes:
         position: position in the transcript; None until the mark is played.
         node_index: index of the mark's node in the handed-over branch, or None if it is not handed over.
+        children: number of branches that were forked before the mark.
     """
 
     position: Place | None = None
     node_index: int | None = None
+    children: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,15 +15,17 @@ import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
+from typing import NoReturn, TypeGuard
 
 from sglang_lite.lang.backend.base_backend import BaseBackend
 from sglang_lite.lang.concurrency.loop import executor
-from sglang_lite.lang.concurrency.pool import in_pool
 from sglang_lite.lang.concurrency.variables import TextLog, Variable, located
-from sglang_lite.lang.execution import generation, selection
+from sglang_lite.lang.execution import generation
+from sglang_lite.lang.execution.awaited import call_hook, has_to_wait, needs_loop, play_awaited, play_blocking
+from sglang_lite.lang.execution.claims import removal
 from sglang_lite.lang.execution.first_token import FirstTokenGate
 from sglang_lite.lang.execution.immediate import IMMEDIATE
 from sglang_lite.lang.execution.names import Names
@@ -33,19 +35,17 @@ from sglang_lite.lang.execution.operations import (
     ForkOp,
     GenOp,
     HookOp,
-    JoinOp,
     MarkOp,
     Op,
     ReadOp,
     ScopeOp,
-    SelectOp,
 )
 from sglang_lite.lang.execution.push_down import NodeEvents, PushedBranch
 from sglang_lite.lang.execution.reading import unknown
 from sglang_lite.lang.execution.run import Run, current_run
 from sglang_lite.lang.execution.transcript import Transcript
 from sglang_lite.program.nodes import Text
-from sglang_lite.protocol import Location, ProgramError, RequestAbortedError, SglError
+from sglang_lite.protocol import Location, RequestAbortedError, SglError
 from sglang_lite.protocol.anything import UserValue
 
 logger = logging.getLogger("sglang_lite")
@@ -53,6 +53,8 @@ logger = logging.getLogger("sglang_lite")
 _NOTHING = Text("")  # current operation of a forked branch until its parent has played the fork
 # Shared by branches that have never queued anything: a deque of their own would take much memory.
 _NO_QUEUE: deque[Op] = deque()
+_NO_CLAIMS: Mapping[int, Op] = {}
+_ALWAYS = -1  # above every branch
 
 
 class Player:
@@ -62,7 +64,7 @@ class Player:
         run: run that the branch belongs to.
         pushed: handed-over side of the branch, for a backend that plays whole programs; None if the backend is asked
             node by node.
-        forked: whether the branch begins only when its parent has played the fork.
+        depth: number of forks above the branch; below the main branch it begins when its parent has played the fork.
 
     Attributes:
         names: names of the branch's variables, shared with the submitting side.
@@ -72,31 +74,33 @@ class Player:
         gate: gate before its first generation, or None if it waits for no other branch.
         played: finished, failed and rolled-back operations, in order; owned by the thread that plays the branch.
         scope_starts: index of the first piece of each open scope, by the id of its variable.
+        claims: last operation that a join has claimed, by the depth of the joining branch.
     """
 
     __slots__ = (
         "__weakref__", "_current", "_failure", "_failure_reported", "_lock", "_queue", "_sid", "_stopped", "_waiting",
-        "backend", "children", "gate", "log", "names", "played", "pushed", "run", "scope_starts", "transcript",
+        "backend", "children", "claims", "depth", "gate", "log", "names", "played", "pushed", "run", "scope_starts",
+        "transcript",
     )  # fmt: skip
 
-    def __init__(self, run: Run, pushed: PushedBranch | None = None, *, forked: bool = False) -> None:
-        self.run, self.backend, self.pushed = run, run.backend, pushed
+    def __init__(self, run: Run, pushed: PushedBranch | None = None, depth: int = 0) -> None:
+        self.run, self.backend, self.pushed, self.depth = run, run.backend, pushed, depth
         self.names = Names()
         self.log = TextLog() if run.settings.stream else None
         self.transcript = Transcript(self.log)
         self.children: list[Player] = []
         self.gate: FirstTokenGate | None = None
         self.played: list[Op] = []
-        self._sid = ""
         self._lock = threading.Lock()
         self._queue = _NO_QUEUE
         # Current operation; the thread that plays it owns the branch until it is replaced.
-        self._current: Op | None = _NOTHING if forked else None
+        self._current: Op | None = _NOTHING if depth else None
         self._failure: SglError | None = None
-        self._failure_reported = False
-        self._stopped = False  # from outside the body, for good
+        self._sid, self._failure_reported = "", False
+        self._stopped: SglError | None = None  # error of a stop for good: from outside the body, or by a rollback
         self._waiting: asyncio.Task[None] | NodeEvents | None = None
         self.scope_starts: dict[int, int] = {}
+        self.claims = _NO_CLAIMS
 
     # ------------------------------------------------------------------------------------------ any thread
 
@@ -150,8 +154,8 @@ class Player:
 
     @property
     def failure(self) -> SglError | None:
-        """Error with which the branch has failed, or None."""
-        return self._failure
+        """Error with which the branch has failed, or was stopped for good; else None."""
+        return self._failure or self._stopped
 
     @property
     def at_rest(self) -> bool:
@@ -160,15 +164,15 @@ class Player:
 
     @property
     def stopped(self) -> bool:
-        """True if the branch was stopped for good, from outside the body."""
-        return self._stopped
+        """True if the branch was stopped for good."""
+        return self._stopped is not None
 
     @property
     def waits(self) -> bool:
         """True if an operation that is being played or queued has to wait."""
         with self._lock:
             ops = [*self._queue] if self._current is None else [self._current, *self._queue]
-        return any(map(_has_to_wait, ops))
+        return any(map(_waits, ops))
 
     def mark_failure_reported(self) -> None:
         """Notes that the branch's failure is reported to the user, so that it need not be logged."""
@@ -180,45 +184,63 @@ class Player:
         if self.log is not None:
             self.put(ReadOp(Variable(), lambda player: player.log.close() if player.log else None))
 
-    def go_back(self, mark: BranchMark, where: Location | None) -> None:
-        """Goes back to a mark; a branch that has failed since works again.
-
-        Raises:
-            ProgramError: the run is streamed.
-            SglError: the branch was stopped from outside or its deadline has passed; the error is its failure.
-        """
-        if self.log is not None:
-            raise ProgramError(
-                "text that was already streamed can't be rolled back.", hint="Run without stream=True.", where=where
-            )
-        deadline = self.run.deadline
-        over = self._stopped or (deadline is not None and time.monotonic() >= deadline)
-        if over and self._failure is not None:  # else a body that retries until it succeeds would never end
-            raise located(self._failure, where)
+    def go_back(self, mark: BranchMark) -> None:
+        """Goes back to a mark; a branch that has failed since works again."""
         given_up = RequestAbortedError("a rollback removed this node.")
         with self._lock:
             lost = self._failure is not None and mark.position is None  # the branch failed before the mark
-            running, removed = self._remove_behind(mark)
-            if self.pushed is not None and not lost:
-                self.pushed.roll_back(mark.node_index)
-        for op in removed:
+            found = removal(mark, (self._current, *self._queue), self.claims, self.depth)
+            running = None if mark.position is None or found.claimed or self._current is _NOTHING else self._current
+            if mark.position is not None:
+                self._failure = None
+            self._queue = found.kept
+        for op in found.removed:
             _fail_op(op, given_up)
-        self.put(MarkOp(mark, back=True))
+        gone = RequestAbortedError("a rollback removed the fork of this branch.", hint="Fork again after the rollback.")
+        ended = list[Variable]()
+        ends = [end for child in self.children[mark.children :] for end in child.end(gone, self.depth, ended)]
+        back = MarkOp(mark, back=True, waits=found.claimed or bool(ended), ended=ended)
+        if self.pushed is not None and not lost:
+            self.pushed.roll_back(back, found.removed)
+        self.put(back)
+        for end in ends:  # now that the rollback is queued, a join that waits for these branches may fail
+            end()
         if running is not None:
             executor().post(self._end_rolled_back, running, given_up)
 
-    def _remove_behind(self, mark: BranchMark) -> tuple[Op | None, list[Op]]:
-        """Removes operations behind a mark from the queue, except for hooks. Returns the one being played behind it, or
-        None, and the removed ones. Needs the lock."""
-        queued = list(self._queue)
-        if mark.position is not None:
-            self._failure = None
-            before, after, running = list[Op](), queued, None if self._current is _NOTHING else self._current
-        else:  # nothing behind the mark has been played either
-            at = next((i for i, op in enumerate(queued) if isinstance(op, MarkOp) and op.mark is mark), len(queued))
-            before, after, running = queued[: at + 1], queued[at + 1 :], None
-        self._queue = deque([*before, *(op for op in after if isinstance(op, HookOp))])
-        return running, [op for op in after if not isinstance(op, HookOp)]
+    def claim(self, depth: int) -> None:
+        """Notes that a join in a branch of this depth takes what is queued so far, also in the branches forked from
+        this one: a rollback waits for it."""
+        for child in self.children:
+            child.claim(depth)
+        with self._lock:
+            last = self._queue[-1] if self._queue else self._current
+            if last is not None:
+                self.claims = {**self.claims, depth: last}
+
+    def end(self, error: SglError, depth: int, ended: list[Variable]) -> list[Callable[[], object]]:
+        """Ends the branch, and those forked from it, as a rollback in a branch of this depth has removed its fork: once
+        everything is played that joins above that branch have claimed. Returns calls that fail what is not claimed.
+
+        Args:
+            ended: receives variables that are settled when what is claimed has been played.
+        """
+        ends = [end for child in self.children for end in child.end(error, depth, ended)]
+        with self._lock:
+            self._failure_reported, self._stopped = True, self._stopped or error
+            found = removal(None, (self._current, *self._queue), self.claims, depth)
+            if found.claimed:
+                self._queue = found.kept
+        if not found.claimed:
+            return [*ends, partial(self._abort, error)]
+        ended.append(self.read(partial(_raise, error)))
+        self.claim(_ALWAYS)
+        return [*ends, *(partial(_fail_op, op, error) for op in found.removed)]
+
+    def _abort(self, error: SglError) -> None:
+        """Fails the branch, and cancels what it waits for."""
+        if (waiting := self._fail(error)) is not None:
+            executor().post(waiting.cancel)
 
     def _end_rolled_back(self, op: Op, error: SglError) -> None:
         """Ends an operation that a rollback waits for, unless a thread plays it. Runs on the executor loop."""
@@ -233,14 +255,14 @@ class Player:
             reported: whether the holder of the branch already knows of the error, so that it need not be logged.
         """
         self._failure_reported = self._failure_reported or reported
-        self._stopped = self._stopped or (self.run.body_open and current_run.get() is not self.run)
+        if self.run.body_open and current_run.get() is not self.run:
+            self._stopped = self._stopped or error
         with self._lock:
             # Only the hook for the end of the program is left.
             ending = isinstance(self._current, HookOp) and self._current.hook == "end_program"
             busy = (self._current is not None and not ending) or (self.log is not None and not self.log.closed)
-        waiting = self._fail(error) if busy or self._stopped else None
-        if waiting is not None:
-            executor().post(waiting.cancel)
+        if busy or self._stopped:
+            self._abort(error)
         for child in self.children:
             child.stop(error)
 
@@ -263,7 +285,7 @@ class Player:
         _begin(op)
         if generation.is_only_answered(op, self):
             executor().post(self._await, op)
-        elif self.backend.blocking and not generation.needs_loop(self, op):
+        elif self.backend.blocking and not needs_loop(self, op):
             self.backend.pool.submit(partial(self.run.context.copy().run, self._play_blocking, op))
         else:
             executor().post(self._start, op)
@@ -328,7 +350,9 @@ class Player:
                     self._dispatch(op)
                     break
                 if not generation.take_answer(self, op):
-                    self._wait_for_answer(op)
+                    with self._lock:
+                        if self._current is op:
+                            self._waiting = generation.when_answered(op, partial(self._await, op))
                     break
                 op = self._play_after(op)
         except BaseException as error:  # as in _advance
@@ -336,30 +360,13 @@ class Player:
         finally:
             current_run.reset(token)
 
-    def _wait_for_answer(self, op: GenOp) -> None:
-        assert op.pushed_node is not None
-        pushed, place = op.pushed_node
-        with self._lock:
-            if self._current is op:
-                self._waiting = pushed.when_answered(place, partial(self._await, op))
-
     async def _play(self, op: Op) -> None:
         """Plays the branch from an operation that has to wait, as a task of the executor loop."""
         current_run.set(self.run)
         task = self._waiting
         while True:
             try:
-                if isinstance(op, JoinOp):
-                    added = [piece for variable in op.added for piece in await variable.get()]
-                    if self._current is op:
-                        self.transcript.append_joined(added)
-                elif isinstance(op, HookOp):
-                    await in_pool(self.backend.pool, partial(_call_hook, self.backend, op))
-                elif isinstance(op, GenOp):
-                    await generation.agenerate(self, op)
-                else:
-                    assert isinstance(op, SelectOp)
-                    await selection.aselect(self, op)
+                await play_awaited(self, op)
                 following = self._play_after(op)
             except asyncio.CancelledError:
                 self._fail(RequestAbortedError("the program was cancelled."), op)
@@ -379,20 +386,14 @@ class Player:
         current_run.set(self.run)
         while self._current is op:
             try:
-                if isinstance(op, HookOp):
-                    _call_hook(self.backend, op)
-                elif isinstance(op, GenOp):
-                    generation.generate(self, op)
-                else:
-                    assert isinstance(op, SelectOp)
-                    selection.select(self, op)
+                play_blocking(self, op)
                 following = self._play_after(op)
             except BaseException as error:  # as in _play
                 self._fail(error, op)
                 return
             if following is None:
                 return
-            if generation.needs_loop(self, following):
+            if needs_loop(self, following):
                 self._dispatch(following)
                 return
             op = following
@@ -414,12 +415,15 @@ class Player:
             failure = self._failure or located(error, _where(op))
             if failure.origin is not None and failure.origin.node is None and isinstance(op, AnswerOp):
                 failure.origin = replace(failure.origin, node=op.node.name)
-            back = next(filter(_goes_back, self._queue), None) if op is not None else None
+            final = op is None or self._stopped is not None
+            back = None if final else next(filter(_goes_back, self._queue), None)
             pending = list[Op]()
             while self._queue and self._queue[0] is not back:
                 pending.append(self._queue.popleft())
             if back is not None:  # the failed operation is already taken back, by a rollback that is queued
                 self._current = self._queue.popleft()
+                if self.pushed is not None:
+                    self.pushed.skip_to(back)
             else:
                 if self.pushed is not None:
                     self.pushed.drop()
@@ -455,6 +459,10 @@ class Player:
             logger.error("A program failed and its error was never read: %s", self._failure)
 
 
+def _raise(error: SglError, _: Player) -> NoReturn:
+    raise error
+
+
 def _where(op: Op | None) -> Location | None:
     source = getattr(op, "node", None) or getattr(op, "variable", op)
     found: Location | None = getattr(source, "where", None)
@@ -467,26 +475,18 @@ def _begin(op: Op) -> None:
         op.began = time.perf_counter()
 
 
-def _has_to_wait(op: Op) -> bool:
-    if isinstance(op, AnswerOp):
-        return not op.variable.done
-    if isinstance(op, JoinOp):
-        return not all(variable.done for variable in op.added)
-    return isinstance(op, HookOp) or op is _NOTHING
+def _waits(op: Op) -> bool:
+    return op is _NOTHING or has_to_wait(op)
 
 
-def _goes_back(op: Op) -> bool:
+def _goes_back(op: Op) -> TypeGuard[MarkOp]:
     """Returns True if an operation rolls back to a mark that has been played already."""
     return isinstance(op, MarkOp) and op.back and op.mark.position is not None
 
 
-def _call_hook(backend: BaseBackend, op: HookOp) -> None:
-    getattr(backend, op.hook)(*op.args)
-
-
 def _call_last_hook(backend: BaseBackend, op: HookOp) -> None:
     try:
-        _call_hook(backend, op)
+        call_hook(backend, op)
     except Exception:  # the program has already failed, with another error
         logger.exception("%s of %s failed", op.hook, type(backend).__name__)
 

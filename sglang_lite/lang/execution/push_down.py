@@ -4,6 +4,9 @@ The first generation or selection of a run opens its program; later nodes of its
 queued. Each branch still plays its operations itself, to set values, variables and streams, but it takes the answers
 from the program instead of asking the backend node by node.
 
+A program has one outbox, in order of submission over all branches. It is sent whenever a node needs an answer. So the
+backend knows of a fork before it gets the branches' nodes, and of a join before it gets a rollback in what is joined.
+
 A node is held if the caller's Python decides on its result (a check, further attempts, a method of choosing, another
 backend): no later node of the branch is handed over until the branch has played the held node and knows its text.
 """
@@ -11,7 +14,6 @@ backend): no later node of the branch is handed over until the branch has played
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import secrets
 import threading
 from collections import deque
@@ -24,7 +26,18 @@ import msgspec
 from sglang_lite.lang.backend.base_backend import priority_keywords
 from sglang_lite.lang.concurrency.loop import executor
 from sglang_lite.lang.concurrency.variables import resolve
-from sglang_lite.lang.execution.operations import ForkOp, GenOp, HookOp, JoinOp, MarkOp, Op, ReadOp, ScopeOp, SelectOp
+from sglang_lite.lang.execution.operations import (
+    BranchMark,
+    ForkOp,
+    GenOp,
+    HookOp,
+    JoinOp,
+    MarkOp,
+    Op,
+    ReadOp,
+    ScopeOp,
+    SelectOp,
+)
 from sglang_lite.lang.execution.transcript import Piece
 from sglang_lite.program.nodes import Join, Mark, Node, Path, Rollback, Text
 from sglang_lite.protocol import (
@@ -81,6 +94,8 @@ class PushedProgram:
         self.lock = threading.RLock()
         self.closed = False
         self._open: ProgramAtBackend | None = None
+        self._outbox: list[tuple[PushedBranch, Node]] = []  # nodes that are not sent yet
+        self._unforked: list[tuple[PushedBranch, Node]] = []  # those of branches whose fork is not handed over yet
         self._branches: dict[Path, PushedBranch] = {}  # branches that have nodes in the program
         self._ended: SglError | None = None  # error with which the program ended
 
@@ -89,58 +104,86 @@ class PushedProgram:
         """True if the program was opened, even if it has ended since."""
         return self._open is not None or self._ended is not None
 
+    def put(self, branch: PushedBranch, nodes: Sequence[Node]) -> None:
+        """Appends nodes of a branch to the outbox."""
+        box = self._unforked if branch.path is None else self._outbox
+        box += [(branch, node) for node in nodes]
+
+    def fork(self) -> bool:
+        """Moves the nodes of branches that have been forked now to the outbox. Returns True if one needs an answer."""
+        waiting, self._unforked, asks = self._unforked, [], False
+        for branch, node in waiting:
+            self.put(branch, (node,))
+            asks = asks or (branch.asks and branch.path is not None)
+        return asks
+
     def flush(self, branch: PushedBranch) -> None:
-        """Sends the pending nodes of a branch and its ancestors to the backend. The first call opens the program."""
+        """Sends the outbox to the backend, as a node of a branch needs an answer. The first call opens the program."""
         if self._ended is not None:
+            self._forget_nodes()
             executor().post(branch.end, self._ended)
+            return
+        branch.asks = branch.path is None
+        if branch.asks:
             return
         try:
             if self._open is None:
                 self._open = self.backend.open_program(
                     self._take, stream=self.stream, **priority_keywords(self.priority)
                 )
-            self._send(branch, self._open)
-            late, branch.unsent_forks = branch.unsent_forks, []
-            for each in late:
-                self._send_forks(each, self._open)
         except SglError as error:
             executor().post(branch.end, error)
+        else:
+            self._send(self._open)
 
-    def _send(self, branch: PushedBranch, program: ProgramAtBackend) -> None:
-        if branch.parent is not None:
-            self._send(branch.parent, program)
-        joined, branch.joined = branch.joined, []
-        for each in joined:
-            self._send(each, program)
-        path = branch.path
-        if path is None:
-            branch.awaits_fork = True
-        elif branch.nodes:
+    def _send(self, program: ProgramAtBackend) -> None:
+        for branch, nodes in self._runs():
+            path = branch.path
+            assert path is not None
             self._branches[path] = branch
-            nodes, branch.nodes = branch.nodes, []
-            program.extend(path, nodes)
+            error = branch.refusal
+            if error is None:
+                try:
+                    program.extend(path, nodes)
+                except SglError as refused:
+                    branch.refused = error = refused
+            if error is not None:
+                executor().post(branch.end, error)
 
-    def _send_forks(self, branch: PushedBranch, program: ProgramAtBackend) -> None:
-        if branch.awaits_fork:
-            branch.awaits_fork = False
-            self._send(branch, program)
-        for each in branch.forks:
-            self._send_forks(each, program)
+    def _runs(self) -> list[tuple[PushedBranch, list[Node]]]:
+        """Empties the outbox into lists of nodes, each of one branch. The order of nodes of different branches is kept
+        where it matters: joins and rollbacks stay behind everything before them, and branches behind their forks."""
+        outbox, self._outbox = self._outbox, []
+        runs: list[tuple[PushedBranch, list[Node]]] = []
+        growing: dict[PushedBranch, list[Node]] = {}
+        for branch, node in outbox:
+            if isinstance(node, Join | Rollback):
+                growing = dict(runs[-1:])
+            nodes = growing.get(branch)
+            if nodes is None:
+                nodes = growing[branch] = []
+                runs.append((branch, nodes))
+            nodes.append(node)
+        return runs
 
     def drop(self, branch: PushedBranch) -> None:
         """Cancels the queued and running nodes of a branch."""
         path = branch.path
         if self._open is not None and path is not None:
-            with contextlib.suppress(SglError):
-                self._send(branch, self._open)  # the pending nodes may contain a mark for a later rollback
+            self._send(self._open)  # the outbox may contain a mark for a later rollback
             self._open.drop(path)
 
     def close(self) -> None:
         """Announces that no more nodes will come."""
         with self.lock:
             self.closed = True
+            self._forget_nodes()  # nothing waits for them
             if self._open is not None:
                 self._open.close()
+
+    def _forget_nodes(self) -> None:
+        """Empties the outbox, which breaks reference cycles that the garbage collector would have to find."""
+        self._outbox, self._unforked = [], []
 
     def _take(self, event: ProgramEvent) -> None:
         """Dispatches an event of the program to its branch. Runs on the executor loop."""
@@ -152,6 +195,7 @@ class PushedProgram:
         error = event if isinstance(event, SglError) else ProgramError(f"{name} ended the program before this node.")
         with self.lock:
             self._ended, self._open = error, None
+            self._forget_nodes()
             # Breaks reference cycles, which the garbage collector would have to find.
             branches, self._branches = self._branches, {}
         for branch in branches.values():
@@ -163,27 +207,22 @@ class PushedBranch:
 
     Attributes:
         parent: branch from which it was forked, or None for the main branch.
-        nodes: nodes that are not sent yet: they wait for the next generation or selection.
-        joined: joined branches whose nodes have to be sent before those of this branch.
-        forks: handed-over branches that were forked from it.
-        unsent_forks: those forked branches that have nodes waiting for this branch's fork to be sent.
-        awaits_fork: True if its nodes are to be sent as soon as its own fork has been handed over.
         held: operation that the branch has to finish before more nodes are handed over, or None.
         forked_at: (index of the fork's node in the parent, index in the fork), or None if the fork is not handed over
             yet.
-        count: number of its nodes, sent and pending.
+        count: number of its nodes that are handed over.
+        asks: True if a node of it needs an answer, but its fork is not handed over yet.
+        refused: error with which the backend has refused some of its nodes, or None.
     """
 
     def __init__(self, program: PushedProgram, parent: PushedBranch | None = None) -> None:
         self.program, self.parent = program, parent
-        self.nodes: list[Node] = []
-        self.joined: list[PushedBranch] = []
-        self.forks: list[PushedBranch] = []
-        self.unsent_forks: list[PushedBranch] = []
-        self.awaits_fork = False
         self.held: Op | None = None
         self.forked_at: tuple[int, int] | None = None
         self.count = 0
+        self.asks = False
+        self.refused: SglError | None = None
+        self._path: Path | None = () if parent is None else None
         self._sent_pieces = 0  # number of pieces that the program has, counted when `held` was reached
         self._is_fresh = False  # True if no text was handed over to this program yet
         self._inboxes: dict[int, NodeEvents] = {}  # by index of the node; used on the executor loop
@@ -194,10 +233,15 @@ class PushedBranch:
     @property
     def path(self) -> Path | None:
         """Path of the branch in the program, or None if its fork is not handed over yet."""
-        if self.parent is None:
-            return ()
-        before = self.parent.path
-        return None if before is None or self.forked_at is None else (*before, *self.forked_at)
+        if self._path is None and self.parent is not None and self.forked_at is not None:
+            before = self.parent.path
+            self._path = None if before is None else (*before, *self.forked_at)
+        return self._path
+
+    @property
+    def refusal(self) -> SglError | None:
+        """Error with which the backend has refused nodes of this branch, or of one that it was forked from."""
+        return self.refused or (None if self.parent is None else self.parent.refusal)
 
     # ------------------------------------------------------------------ the submitting side, under the branch's lock
 
@@ -230,50 +274,66 @@ class PushedBranch:
             self._sync(pieces)
 
     def join(self, node: Join, children: Sequence[PushedBranch | None]) -> Join:
-        """Returns the join node with the current number of nodes of each joined branch, or unchanged if some of the
-        branches are held or not handed over."""
+        """Returns the join node with the current number of nodes of each joined branch, or unchanged if this branch or
+        one of them is held or not handed over."""
         with self.program.lock:
             own = [child for child in children if child is not None and child.parent is self and child.held is None]
-            if len(own) < len(children):
+            if self.held is not None or len(own) < len(children):
                 return node
             return msgspec.structs.replace(node, ends=tuple(child.count for child in own))
 
     def resume_after(self, op: Op, pieces: Sequence[Piece], queue: Iterable[Op]) -> None:
-        """Hands over the text that a held operation has added, and the queued operations behind it. Called when the
-        branch has played the held operation."""
+        """Hands over what a held operation has done, and the queued operations behind it. Called when the branch has
+        played the held operation."""
         with self.program.lock:
             if self.held is not op:
                 return
             self.held = None
-            self._sync(pieces)
-            if self._add_all(queue):
+            back = isinstance(op, MarkOp) and not self._is_fresh
+            if isinstance(op, MarkOp) and back:
+                self._go_back(op.mark)
+            else:
+                self._sync(pieces)
+            if self._add_all(queue) or (back and self.program.opened):
                 self.program.flush(self)
 
-    def roll_back(self, mark: int | None) -> None:
-        """Appends a rollback to a mark. Does nothing if `mark` is None: the mark stands behind the held operation and
-        was not handed over."""
-        if mark is None:
-            return
+    def roll_back(self, op: MarkOp, removed: Sequence[Op]) -> None:
+        """Hands over a rollback. If it waits for claimed nodes, it is held when the branch comes to it; then the
+        backend gets it when it is played.
+
+        Args:
+            removed: operations that it has removed.
+        """
         with self.program.lock:
-            self.held = None
-            self._last_rollback = self._put(Rollback(mark))
-            if self.program.opened:
-                self.program.flush(self)
+            if op.waits:
+                if any(each is self.held for each in removed):
+                    self.held = None
+            elif op.mark.node_index is not None:  # else the mark stands behind the held operation
+                self.held = None
+                self._go_back(op.mark)
+                if self.program.opened:
+                    self.program.flush(self)
+
+    def skip_to(self, op: MarkOp) -> None:
+        """Notes that the branch continues at a rollback, which takes a failed operation back."""
+        with self.program.lock:
+            if op.waits:
+                self.held = op
 
     def drop(self) -> None:
         """Cancels the queued and running nodes, as the branch has failed."""
         with self.program.lock:
             self.program.drop(self)
 
-    def has_waiting_nodes(self) -> bool:
-        """Returns True if this branch, or a branch forked from it, has nodes waiting for a fork to be handed over."""
-        return self.awaits_fork or any(pushed.has_waiting_nodes() for pushed in self.forks)
-
     def _put(self, *nodes: Node) -> int:
         """Appends nodes, and returns the index of the last one."""
-        self.nodes += nodes
+        self.program.put(self, nodes)
         self.count += len(nodes)
         return self.count - 1
+
+    def _go_back(self, mark: BranchMark) -> None:
+        assert mark.node_index is not None
+        self._last_rollback = self._put(Rollback(mark.node_index))
 
     def _sync(self, pieces: Sequence[Piece]) -> None:
         """Appends the text that is not handed over yet."""
@@ -300,6 +360,8 @@ class PushedBranch:
             case MarkOp():
                 if not op.back:
                     op.mark.node_index = self._put(Mark())
+                elif op.waits:
+                    self.held = op
             case ScopeOp():
                 self._put(op.node)
             case ReadOp() | HookOp():
@@ -340,9 +402,7 @@ class PushedBranch:
         branches = [child.pushed for child in op.children if child.pushed is not None]
         for i, pushed in enumerate(branches):
             pushed.forked_at = place, i
-        self.forks += branches
-        self.unsent_forks += [pushed for pushed in branches if pushed.has_waiting_nodes()]
-        return bool(self.unsent_forks)
+        return self.program.fork()
 
     def _join(self, op: JoinOp) -> None:
         appends = op.node.mode == "concate_and_append"
@@ -353,8 +413,6 @@ class PushedBranch:
         if branches and branches[0].forked_at is not None:
             op.node = msgspec.structs.replace(op.node, fork=branches[0].forked_at[0])
         self._put(op.node)
-        if appends:
-            self.joined += branches
 
     # -------------------------------------------------------------- the playing side, on the executor loop
 

@@ -100,23 +100,26 @@ class BranchQueue:
         self._hints.expected -= entry.expected
         self._dequeued(1)
 
-    def roll_back(self, mark: int, place: int, entry: QueuedNode) -> bool:
-        """Removes the nodes after a queued mark, and queues the rollback. Returns False if the mark is not in the
-        queue.
+    def cut(self, end: int) -> list[QueuedNode]:
+        """Removes the nodes from the place `end` on, and returns them."""
+        gone = list[QueuedNode]()
+        while self._nodes and self._nodes[-1][0] >= end:
+            _, entry = self._nodes.pop()
+            self._hints.expected -= entry.expected
+            gone.append(entry)
+        if gone:
+            self._dequeued(len(gone))
+            self.predicted_tail = None
+        return gone
 
-        Args:
-            mark: place of the mark.
-            place, entry: place and entry of the rollback; it still counts as a node, but playing it does nothing.
-        """
-        if all(at != mark for at, _ in self._nodes):
-            return False
-        while self._nodes[-1][0] > mark:
-            _, gone = self._nodes.pop()
-            self._hints.expected -= gone.expected
-            self._dequeued(1)
-        self.predicted_tail = None
-        self._nodes.append((place, entry))
-        return True
+    def skip_to(self, place: int) -> None:
+        """Removes the nodes before a place."""
+        while self._nodes and self._nodes[0][0] < place:
+            self.pop_first()
+
+    def has(self, place: int) -> bool:
+        """Returns True if the node at a place is queued."""
+        return any(at == place for at, _ in self._nodes)
 
     def clear(self) -> None:
         """Removes all nodes."""

@@ -101,10 +101,8 @@ class BranchText:
         """Records the length of the added text after the node at `place`."""
         self._lengths[place] = len(self.added)
 
-    def added_before(self, end: int | None) -> list[Span]:
-        """Spans that the first `end` nodes (None: all) have added."""
-        if end is None:
-            return self.added
+    def added_before(self, end: int) -> list[Span]:
+        """Spans that the first `end` nodes have added."""
         places = [place for place in self._lengths if place < end]
         return self.added[: self._lengths[max(places)]] if places else []
 
@@ -125,6 +123,7 @@ class BranchText:
         self.log, self.new = mark.log.copy(), list(mark.new)
         self.grammar = None if mark.grammar is None else replace(mark.grammar)
         del self.added[mark.added :]
+        self._lengths = {at: length for at, length in self._lengths.items() if length <= mark.added}
 
     def fork(self) -> BranchText:
         """Text of a new branch that continues from here."""

@@ -10,7 +10,6 @@ from typing import Protocol
 
 import numpy as np
 
-from sglang_lite.program.control_flow import fill_value, unfilled
 from sglang_lite.program.nodes import (
     Fill,
     Fork,
@@ -29,23 +28,20 @@ from sglang_lite.protocol import (
     CapabilityError,
     Delta,
     Generation,
-    ParameterError,
     ProgramError,
     RequestAbortedError,
     Selection,
     SglError,
     Span,
 )
-from sglang_lite.runtime.core.branch_forks import BranchForks
+from sglang_lite.runtime.core.branch_answers import BranchAnswers
+from sglang_lite.runtime.core.branch_forks import BranchForks, Claim, Claims
 from sglang_lite.runtime.core.branch_queue import BranchQueue, QueuedNode
-from sglang_lite.runtime.core.branch_text import BranchText, OpenGrammar, TextMark
+from sglang_lite.runtime.core.branch_rollbacks import BranchRollbacks
+from sglang_lite.runtime.core.branch_text import BranchText, OpenGrammar
 from sglang_lite.runtime.core.engine_parts import EngineParts
-from sglang_lite.runtime.core.generation_job import GenerationJob
 from sglang_lite.runtime.core.running_jobs import RunningJobs
-from sglang_lite.runtime.core.selection_job import SelectionJob
-from sglang_lite.runtime.core.submission import no_choices_error
 from sglang_lite.runtime.request import Request
-from sglang_lite.runtime.resolved_params import ResolvedParams
 from sglang_lite.runtime.schedule_hints import ScheduleHints
 from sglang_lite.runtime.structured_output.base import CompiledGrammar, Matcher
 
@@ -97,13 +93,18 @@ class Branch:
         self._hints = ScheduleHints(player, player.priority)
         self._queue = BranchQueue(self._hints, player.count_dequeued)
         self._played = 0  # number of nodes played, counted from the branch's start
-        self._text: BranchText | None = None  # None until the branch has been forked
-        self._early: list[Callable[[], None]] = []  # calls made before that; run after the nodes that the fork brings
-        self._marks: dict[int, TextMark] = {}
-        self._forks = BranchForks(player, path)
+        self._text: BranchText | None = None  # None until the branch's fork is played
+        self._first: Sequence[QueuedNode] | None = None  # nodes that the fork has for it; None until the fork is known
+        self._early: list[Callable[[], None]] = []  # calls made before the fork is played; run after `_first` is queued
+        self._early_nodes = 0  # number of nodes in these calls
+        self._forks, self._claims = BranchForks(player, path), Claims()
+        self._rollbacks = BranchRollbacks(self._queue, self._forks, self._claims)
+        self._lost = False  # True if its fork was rolled back or will never be played
+        self._quiet = self._untold = False  # True if it was lost quietly; until its error is told
         self._waiters: list[Waiter] = []
         self._busy = False
         self._jobs = RunningJobs(player)
+        self._answers = BranchAnswers(player, path, self._hints, self._jobs, self._answered, self.fail)
         self._awaits_caller = False  # True while the caller has yet to decide on what the last node generated
         self._refused: SglError | None = None  # error that the branch fails with once its queue is empty
         self.error: SglError | None = None
@@ -119,23 +120,56 @@ class Branch:
         """Text that the branch has added."""
         return "" if self._text is None else "".join(span.text for span in self._text.added)
 
-    def begin(self, text: BranchText, tail: list[Span] | None = None, entries: Sequence[QueuedNode] = ()) -> None:
+    @property
+    def count(self) -> int:
+        """Number of nodes that the branch was ever given."""
+        return len(self._first or ()) + self._early_nodes if self._is_early else self._queue.count
+
+    @property
+    def begun(self) -> bool:
+        """True if the branch's fork was played."""
+        return self._text is not None
+
+    @property
+    def unforked(self) -> bool:
+        """True if the branch has nodes, but no fork that begins it is known."""
+        return self._is_early and self._first is None and bool(self._early) and self._early[-1] != self.drop
+
+    @property
+    def _is_early(self) -> bool:
+        return self._text is None and not self._lost
+
+    def announce(self, entries: Sequence[QueuedNode]) -> None:
+        """Notes that a fork will begin the branch.
+
+        Args:
+            entries: first nodes of the branch.
+        """
+        self._first = entries
+
+    def begin(self, text: BranchText, tail: list[Span] | None = None) -> None:
         """Starts the branch.
 
         Args:
             text: text that the branch continues.
             tail: text after the last generated token, or None if unknown.
-            entries: first nodes of the branch.
         """
         self._text, self._queue.predicted_tail = text, tail
-        self.queue_nodes(entries)
+        self._claims.settle(text, self._played)
+        self._queue_early()
+
+    def _queue_early(self) -> None:
+        first, self._first = self._first or (), ()
         early, self._early = self._early, []
+        self._player.count_dequeued(-len(first))  # counted as queued from now on
+        self.queue_nodes(first)
         for each in early:
             each()
 
     def queue_nodes(self, entries: Sequence[QueuedNode]) -> None:
         """Queues nodes. A rollback among them takes effect at once."""
-        if self._text is None:
+        if self._is_early:
+            self._early_nodes += len(entries)
             self._early.append(partial(self.queue_nodes, entries))
             return
         for entry in entries:
@@ -143,9 +177,18 @@ class Branch:
             if isinstance(node, Rollback):
                 self._roll_back(node.mark, place, entry)
                 continue
-            if self.error is not None or self._refused is not None:
+            forked = self._forks.receive(place, entry.branches) if isinstance(node, Fork) else ()
+            failure = self.error or self._refused
+            if failure is not None:
+                if self._untold:
+                    self._untold = False
+                    self._player.send((*self._path, place), None, failure)
                 self._player.count_dequeued(1)
+                for branch in forked:
+                    branch.lose(failure, quiet=self._quiet)
                 continue
+            if isinstance(node, Join):
+                self._forks.claim(place, node)
             if isinstance(node, Gen) and self._queue.predicted_tail and (self._busy or self._queue.waits):
                 entry.text = self._queue.predicted_tail
                 entry.ids = self._player.encoded(entry.text)
@@ -155,22 +198,34 @@ class Branch:
         if self._busy:
             self._prepare_next()
 
-    def refuse(self, count: int, error: SglError) -> None:
-        """Counts `count` nodes as added but not queued: the branch fails with `error` after the earlier ones."""
-        if self._text is None:
-            self._early.append(partial(self.refuse, count, error))
+    def refuse(self, entries: Sequence[QueuedNode], error: SglError) -> None:
+        """Counts nodes as added but does not queue them: the branch fails with `error` after the earlier ones, and so
+        do the branches that they would fork."""
+        if self._is_early:
+            self._early.append(partial(self.refuse, entries, error))
             return
-        place = self._queue.place(count)
-        if self.error is None and self._refused is None:
+        place, first = self._queue.count, self.error is None and self._refused is None
+        if first:
             self._refused = error
             self._player.send((*self._path, place), None, error)
-            if not self._busy and not self._queue:
-                self._end_refused()
+        self._player.count_dequeued(-len(entries))
+        self.queue_nodes(entries)
+        if first and not self._busy and not self._queue:
+            self._end_refused()
+
+    def claim(self, end: int | None) -> Claim:
+        """Claims the text of the first `end` nodes (None: of all nodes so far) for a join."""
+        claim = Claim(self.count if end is None else end)
+        self._claims.add(claim)
+        if self._text is not None:
+            self._claims.settle(self._text, self._played)
+        if self.error is not None:
+            self._claims.fail(self.error)
+        return claim
 
     def _end_refused(self) -> None:
         if self._refused is not None:
             self._give_up(self._refused)
-            self._wake()
 
     def _prepare_next(self) -> None:
         """Starts making the matcher of a generation that is next, which may then continue in the running slot."""
@@ -195,12 +250,11 @@ class Branch:
             self._player.parts.loop.scheduler.held_prefixes.want(self._hints, ids, self._player.namespace)
 
     def drop(self) -> None:
-        """Drops everything that is queued or running, without an event."""
-        if self._text is None:
+        """Drops everything that is queued or running, without an event of this branch."""
+        if self._is_early:
             self._early.append(self.drop)
-            return
-        self._give_up(RequestAbortedError("the branch was dropped."))
-        self._wake()
+        elif not self._lost:
+            self._give_up(RequestAbortedError("the branch was dropped."), quiet=True)
 
     def fail(self, error: SglError, place: int | None = None, name: str | None = None) -> None:
         """Ends the branch with an error, and sends the error to the sink.
@@ -212,18 +266,40 @@ class Branch:
         """
         if place is None:
             place = self._queue.next_place
-        self._give_up(error)
         self._player.send((*self._path, place), name, error)
-        self._wake()
+        back = self._rollbacks.skip_failed()
+        if back is None:
+            self._give_up(error)
+        else:  # a queued rollback takes the failed node back
+            self._jobs.cancel_all()
+            self._claims.fail(error, back)
+            self._set_busy(False)
+            self.resume()
+            self._wake()
         self._player.settle()
 
-    def added(self, end: int | None) -> list[Span]:
-        """Text that the first `end` nodes of the branch (None: all) have added."""
-        return [] if self._text is None else self._text.added_before(end)
+    def lose(self, error: SglError, *, quiet: bool = False) -> None:
+        """Ends the branch and those forked from it for good, as its fork was rolled back or will never be played.
 
-    def is_played(self, end: int | None) -> bool:
-        """Returns True if the first `end` nodes of the branch (None: all) have been played."""
-        return self._text is not None and self._played >= (self._queue.count if end is None else end)
+        Args:
+            quiet: whether the error is told only if nodes are added later.
+        """
+        if self._lost:
+            return
+        early, self._lost, self._quiet = self._is_early, True, quiet
+        if self.error is None:
+            if not quiet:
+                self._player.send((*self._path, self._queue.next_place), None, error)
+            self._give_up(error, quiet=quiet)
+        if early:
+            self._queue_early()
+        self._untold = quiet
+        for branch in self._forks.branches:
+            branch.lose(error, quiet=quiet)
+
+    def is_played(self, end: int) -> bool:
+        """Returns True if the first `end` nodes of the branch have been played."""
+        return self._played >= end
 
     def wake_when_played(self, waiter: Waiter) -> None:
         """Resumes another branch, or a decision, once the next node of this branch is played or has failed."""
@@ -252,24 +328,28 @@ class Branch:
                     text.grammar.asked = True
                 if isinstance(entry.node, Gen):
                     self._queue.pop_first()
-                    return self._generate(text, place, entry, entry.node, in_slot=in_slot)
+                    request = self._answers.generate(text, place, entry, entry.node, in_slot=in_slot)
+                    self._prepare_next()
+                    return request
                 if isinstance(entry.node, Select):
                     self._queue.pop_first()
-                    self._select(text, place, entry.node)
+                    self._answers.select(text, place, entry.node)
                     return None
                 if isinstance(entry.node, GrammarBegin) and entry.grammar is not None and not entry.grammar.done():
                     entry.grammar.add_done_callback(self._jobs.future_callback(self._play))
                     return None
                 if isinstance(entry.node, GrammarEnd) and text.grammar is not None and text.grammar.asked:
-                    self._end_grammar(text, text.grammar, place)
+                    grammar, text.grammar = text.grammar, None
+                    self._answers.end_grammar(grammar, place, self._play)
                     return None
-                waits = isinstance(entry.node, Join) and not self._forks.join(text, entry.node, self)
-                if waits or (isinstance(entry.node, Fill) and not self._fill(text, entry.node)):
+                waits = isinstance(entry.node, Join) and not self._forks.join(text, place, entry.node, self)
+                if waits or (isinstance(entry.node, Fill) and not self._answers.fill(text, entry.node, self)):
                     self.joining = True
                     self._set_busy(False)
                     return None
                 self._queue.pop_first()
                 self._play_at_once(text, place, entry)
+                in_slot = in_slot and not isinstance(entry.node, Rollback)
             except SglError as error:
                 self.fail(error, place, getattr(entry.node, "name", None))
                 return None
@@ -294,21 +374,11 @@ class Branch:
             case GrammarEnd():
                 text.grammar = None
             case Fork():
-                self._forks.begin(text, place, entry.branches)
+                self._forks.begin(text, place, len(entry.branches))
             case Mark():
-                self._marks[place] = text.mark()
-
-    def _end_grammar(self, text: BranchText, grammar: OpenGrammar, place: int) -> None:
-        """Checks, off the loop's thread, that the text completes the grammar; then leaves the grammar."""
-
-        def ended(error: SglError | None) -> None:
-            if error is not None:
-                self.fail(error, place)
-            else:
-                text.grammar = None
-                self._play()
-
-        self._player.encode(partial(grammar.end, self._jobs.guarded(ended)))
+                self._rollbacks.set_mark(place, text)
+            case Rollback():
+                self._go_back(text, place)
 
     def _update_hints(self) -> None:
         """Updates the hint that the branch will need its text again, and releases the held prefix if not."""
@@ -321,6 +391,7 @@ class Branch:
         """Ends the branch when its program ends: no more nodes will come."""
         self._awaits_caller = False
         self._update_hints()
+        self._answers.end()
 
     def _mark_played(self, place: int) -> bool:
         """Records that a node has been played. Returns False if a decision then rolled back or ended the branch."""
@@ -328,6 +399,8 @@ class Branch:
         self._played = place + 1
         if self._text is not None:
             self._text.mark_played(place)
+            if self._claims:
+                self._claims.settle(self._text, self._played)
         if self._waiters:
             self._wake()
         return self._jobs.epoch == epoch
@@ -343,139 +416,60 @@ class Branch:
             self._player.count_busy(1 if busy else -1)
         self._update_hints()
 
-    def _give_up(self, error: SglError) -> None:
+    def _give_up(self, error: SglError, *, quiet: bool = False) -> None:
+        """Ends the branch with an error, and the branches of forks that will not be played (`quiet`: as in `lose`)."""
+        self.error = error
+        ended = [branch for branch in self._forks.branches if not branch.begun]
+        ended += self._rollbacks.clear()
+        self._stop()
+        self._claims.fail(error)
+        for branch in ended:
+            branch.lose(error, quiet=quiet)
+        self._wake()
+
+    def _stop(self) -> None:
         """Discards the queue and all running work; later results of the work are ignored."""
-        self.error, self._refused, self.joining = error, None, False
+        self._refused, self.joining, self._awaits_caller = None, False, False
         self._jobs.cancel_all()
         self._queue.clear()
-        self._awaits_caller = False
         self._set_busy(False)
 
     def _roll_back(self, mark: int, at: int, entry: QueuedNode) -> None:
-        place = self._marks.get(mark)
-        if place is None and self._queue.roll_back(mark, at, entry):  # nothing after the mark has been played
+        failed, known = self.error is not None or self._refused is not None, self._rollbacks.has_mark(mark)
+        if self._lost or (failed and not known):  # the branch has failed before the mark
+            self._player.count_dequeued(1)
+        elif not known:
+            self._player.count_dequeued(1)
+            self.fail(ProgramError("a rollback names a mark that its branch does not have."), at)
+        elif self._rollbacks.receive(mark, at, entry):
+            self._player.count_dequeued(1)
+            self._stop()
+            self.error = None
+            assert self._text is not None
+            self._go_back(self._text, at)
+            self.hold()
+            self._mark_played(at)
+        else:
             self._refused = None
-            return
-        self._player.count_dequeued(1)
-        self._give_up(RequestAbortedError("the branch went back."))
-        self.error = self._queue.predicted_tail = None
-        if place is None:
-            self.fail(ProgramError("a rollback names a mark that its branch does not have."))
-            return
-        self._marks = {at: each for at, each in self._marks.items() if at <= mark}
-        self._forks.go_back(mark)
+
+    def _go_back(self, text: BranchText, at: int) -> None:
+        mark = self._rollbacks.go_back(at, text)
         self._player.forget_values(self._path, mark)
-        assert self._text is not None
-        self._text.go_back(place)
-        self.hold()
-        self._mark_played(at)
 
     # ------------------------------------------------------------------------------------------ its nodes
 
-    def _generate(self, text: BranchText, place: int, entry: QueuedNode, node: Gen, *, in_slot: bool) -> Request | None:
-        """Starts a generation, or returns its request if it can continue in the slot."""
-        if isinstance(entry.params, ParameterError):
-            raise entry.params
-        for awaited in (entry.grammar, entry.ids, entry.matcher):
-            if awaited is not None and not awaited.done():
-                again = partial(self._generate, text, place, entry, node, in_slot=False)
-                awaited.add_done_callback(self._jobs.future_callback(again))
-                return None
-        assert entry.params is not None
-        log = text.log
-        if (
-            entry.ids is not None
-            and entry.text == [*log.open, *text.new]
-            and log.fixed
-            and entry.ids.exception() is None
-        ):
-            log.learn(entry.text, entry.ids.result())
-            text.take_new()
-        job = self._generation_job(place, node, entry.params)
-        in_slot = in_slot and entry.params.n == 1 and not text.new and log.ready
-        if in_slot and text.grammar is None and (entry.grammar is None or entry.matcher is not None):
-            job.make(log, entry.grammar, entry.matcher)
-            self._jobs.begin(job)
-            self._prepare_next()
-            return job.in_slot()
-        self._jobs.begin(job)
-        new, within = text.take_new(), text.open_grammar()
-        submit = self._jobs.guarded(job.submit)
-
-        def make() -> Callable[[], None]:  # may use the log: the branch is busy and doesn't change it meanwhile
-            try:
-                log.append(new)
-                job.make(log, entry.grammar, entry.matcher, within)
-            except SglError as error:
-                return partial(job.fail, error)
-            return submit
-
-        self._player.encode(make)
-        self._prepare_next()
-        return None
-
-    def _generation_job(self, place: int, node: Gen, params: ResolvedParams) -> GenerationJob:
-        def send(event: Delta | Generation | SglError) -> None:
-            if isinstance(event, SglError):
-                self.fail(event, place, node.name)
-            else:
-                self._player.send((*self._path, place), node.name, event)
-
-        def done(job: GenerationJob, generation: Generation, in_slot: bool) -> Request | None:
-            self._jobs.end(job)
-            if not node.held and self._text is not None:
-                self._text.write(generation.spans)
-            self._player.set_value((*self._path, place), generation.text if params.n == 1 else job.texts)
-            self._awaits_caller = node.held
-            following = self._play(in_slot=in_slot) if self._mark_played(place) else None
-            self._player.settle()
-            return following
-
-        player = self._player
-        return GenerationJob(
-            player.parts, params, send, done,
-            stream=player.stream, namespace=player.namespace, hints=self._hints,
-        )  # fmt: skip
-
-    def _select(self, text: BranchText, place: int, node: Select) -> None:
-        if not node.choices:
-            raise no_choices_error()
-        done = partial(self._selected, place, node)
-        job = SelectionJob(self._player.parts, node, self._player.namespace, self._hints, done)
-        self._jobs.begin(job)
-        self._player.encode(partial(job.start, text.log, text.take_new(), text.open_grammar()))
-
-    def _selected(
-        self, place: int, node: Select, job: SelectionJob, outcome: Selection | SglError, choice: str | None
-    ) -> None:
-        self._jobs.end(job)
-        try:
-            if isinstance(outcome, SglError):
-                raise outcome
-            self._player.send((*self._path, place), node.name, outcome)
-            self._awaits_caller = choice is None
-            if choice is not None and self._text is not None:
-                self._text.write((Span(choice, special=node.special),))
-                self._player.set_value((*self._path, place), choice)
-        except SglError as error:
-            self.fail(error, place, node.name)
-        else:
-            if self._mark_played(place):
-                self._play()
-        self._player.settle()
-
-    def _fill(self, text: BranchText, node: Fill) -> bool:
-        """Appends the value of a node to the text. Returns False, and resumes later, if it has no value yet.
-
-        Raises:
-            SglError: the node has failed, or its value lacks the item that the hole names.
-        """
-        if node.node is None:
-            raise unfilled(node)
-        value = self._player.value(node.node, self)
+    def _answered(
+        self, place: int, spans: Sequence[Span] | None, value: str | list[str] | None, *, in_slot: bool = False
+    ) -> Request | None:
+        """Goes on behind a generation or selection that has been answered; see `BranchAnswers`."""
+        self._awaits_caller = spans is None
+        if spans is not None and self._text is not None:
+            self._text.write(spans)
         if value is not None:
-            text.write((Span(str(fill_value(value, node)), special=node.special),))
-        return value is not None
+            self._player.set_value((*self._path, place), value)
+        following = self._play(in_slot=in_slot) if self._mark_played(place) else None
+        self._player.settle()
+        return following
 
     def failed(self, place: int) -> SglError | None:
         """Error because of which the node at `place` will never have a value, or None if it may still get one."""

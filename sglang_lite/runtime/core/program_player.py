@@ -76,6 +76,7 @@ class ProgramPlayer:
         self._branches: dict[Path, Branch] = {}
         self._values: dict[Path, str | list[str]] = {}  # values of generations and selections
         self._decisions: Decisions | None = None
+        self._unforked: SglError | None = None  # error of nodes for a branch that is never forked
         self._adding = False  # True while the nodes of a part are added
         self.branch(()).begin(BranchText(log, (), None))
 
@@ -298,8 +299,11 @@ class ProgramPlayer:
                 if branch.joining:
                     branch.fail(ProgramError("a join or a hole waits for nodes that were never added."))
                     return
+            for branch in list(self._branches.values()):
+                if branch.unforked:
+                    self._lose_unforked(branch)
             main = self.branch(())
-            self._end(main.error or ProgramResult(main.text))
+            self._end(main.error or self._unforked or ProgramResult(main.text))
         elif self._holds_room:
             self._holds_room = False
             self.parts.open_requests.release()
@@ -337,12 +341,27 @@ class ProgramPlayer:
             branch.queue_nodes(entries[:back])
         rest = entries[back:]
         if self._queued + len(rest) > MOST_QUEUED:
-            branch.refuse(len(rest), too_many_error())
+            branch.refuse(rest, too_many_error())
         else:
             self._queued += len(rest)
             branch.queue_nodes(rest)
+        if branch.unforked and self._can_not_be_forked(path):
+            self._lose_unforked(branch)
         branch.resume()
         self.settle()
+
+    def _can_not_be_forked(self, path: Path) -> bool:
+        """Returns True if another node than a fork of so many branches has the place at which the branch would be
+        forked."""
+        parent = None if len(path) % 2 else self._branches.get(path[:-2])
+        return len(path) % 2 == 1 or (parent is not None and parent.begun and parent.count > path[-2])
+
+    def _lose_unforked(self, branch: Branch) -> None:
+        self._unforked = ProgramError(
+            "nodes were added to a branch that is never forked.",
+            hint="A path names a fork by its index among the branch's nodes.",
+        )
+        branch.lose(self._unforked)
 
     def _drop(self, path: Path) -> None:
         if not self.ended:
@@ -361,12 +380,16 @@ class ProgramPlayer:
     def add(self, nodes: Sequence[tuple[Path, Sequence[QueuedNode]]], *, last: bool) -> None:
         """Adds the nodes of a part; closes the program if it is the last part."""
         self._adding, self._closed = True, last
-        for path, entries in nodes:
+        for path, entries in sorted(nodes, key=_depth):  # a join is received before rollbacks of what it joins
             self._queued += len(entries)
             self.branch(path).queue_nodes(entries)
         for path, _ in nodes:
             self.branch(path).resume()
         self._adding = False
+
+
+def _depth(nodes: tuple[Path, Sequence[QueuedNode]]) -> int:
+    return len(nodes[0])
 
 
 def _nothing() -> None:

@@ -1,0 +1,244 @@
+"""Rules of joins, rollbacks and failures: the same on every backend, however a program is handed over, and whatever has
+been played when a rollback comes."""
+
+from functools import partial
+from typing import Any
+
+import pytest
+
+import sglang_lite as sgl
+from sglang_lite.lang.backend.local import LocalBackend
+from tests.lang.fakes import Answers, within
+from tests.server.conftest import serving
+
+pytestmark = pytest.mark.slow
+
+PATIENCE = 60  # seconds for a run
+SETTINGS: dict[str, Any] = {"seed": 1, "temperature": 1.0, "max_new_tokens": 4}
+ENGINE: dict[str, Any] = dict(dtype="float32", max_running=8, max_total_tokens=4096, threads=1, deterministic=True)
+
+
+def nothing(state):
+    """Waits for nothing."""
+
+
+def played(state):
+    """Waits until everything is played that was added to a state."""
+    state.error()
+
+
+def error_of(read, *args):
+    """Type of the error that a read raises."""
+    with pytest.raises(sgl.SglError) as caught:
+        read(*args)
+    return type(caught.value).__name__
+
+
+# Bodies, one a rule. `wait` waits until all that was added to a state is played, or does nothing.
+
+
+def text_of_a_join(s, wait):
+    s += "p:"
+    fork = s.fork(2)
+    fork[0] += "a"
+    fork[1] += "z"
+    with fork[0].checkpoint() as place:
+        fork[0] += "b"
+        fork.join("concate_and_append")
+        wait(s)
+        place.rollback()
+    fork[0] += "c"
+    s += sgl.gen("x")
+    return s["x"]
+
+
+def generation_of_a_join(s, wait):
+    s += "p:"
+    fork = s.fork(2)
+    fork[1] += "z"
+    with fork[0].checkpoint() as place:
+        fork[0] += "b" + sgl.gen("g")
+        fork.join("concate_and_append")
+        wait(s)
+        place.rollback()
+    fork[0] += "c" + sgl.gen("h")
+    s += sgl.gen("x")
+    return [s["x"], fork[0]["h"]]
+
+
+def values_of_a_join(s, wait):
+    s += "p:"
+    fork = s.fork(2)
+    with fork[0].checkpoint() as place:
+        fork[0] += "b" + sgl.gen("g")
+        fork.join()
+        wait(fork[0])
+        place.rollback()
+    fork[0] += "c"
+    s += sgl.gen("x")
+    return [s["g"], fork[0].text().removeprefix("p:"), s["x"]]
+
+
+def values_of_a_join_inside_another_one(s, wait):
+    s += "p:"
+    outer = s.fork(1)
+    with outer[0].checkpoint() as place:
+        inner = outer[0].fork(2)
+        inner += "b" + sgl.gen("g")
+        inner.join()
+        outer.join()
+        wait(outer[0])
+        place.rollback()
+    outer[0] += "d" + sgl.gen("h")
+    return [s["g"], outer[0]["h"]]
+
+
+def text_of_a_join_inside_another_one(s, wait):
+    s += "p:"
+    outer = s.fork(1)
+    with outer[0].checkpoint() as place:
+        inner = outer[0].fork(1)
+        inner += "b" + sgl.gen("g")
+        inner.join("concate_and_append")
+        outer.join("concate_and_append")
+        wait(outer[0])
+        place.rollback()
+    outer[0] += "d" + sgl.gen("h")
+    s += sgl.gen("x")
+    return [s["x"], outer[0]["h"]]
+
+
+def join_after_the_rollback_of_a_join(s, wait):
+    s += "p:"
+    fork = s.fork(1)
+    fork += "b" + sgl.gen("g")
+    with s.checkpoint() as place:
+        fork.join("concate_and_append")
+        wait(s)
+        place.rollback()
+    fork.join("concate_and_append")
+    s += sgl.gen("x")
+    return s["x"]
+
+
+def branches_of_a_fork_behind_the_mark(s, wait):
+    s += "p:"
+    with s.checkpoint() as place:
+        s += sgl.gen("x")
+        fork = s.fork(2)
+        fork += " and"
+        deeper = fork[1].fork(1)
+        wait(s)
+        place.rollback()
+    fork[0] += sgl.gen("y")
+    deeper += sgl.gen("z")
+    s += sgl.gen("x")
+    return [error_of(fork[0].__getitem__, "y"), error_of(deeper[0].__getitem__, "z"), s["x"]]
+
+
+def rollback_in_a_branch_that_a_rollback_has_ended(s, wait):
+    s += "p:"
+    with s.checkpoint() as place:
+        fork = s.fork(1)
+        inner = fork[0].checkpoint()
+        with inner as at:
+            wait(s)
+            place.rollback()
+            found = error_of(at.rollback)
+    s += sgl.gen("x")
+    return [found, s["x"]]
+
+
+def branches_of_a_fork_behind_a_failed_node(s, wait):
+    s += "p:" + sgl.gen("bad", check=lambda text: False)
+    wait(s)
+    fork = s.fork(2)
+    fork += sgl.gen("y")
+    return error_of(fork[1].__getitem__, "y")
+
+
+def rollback_behind_a_failed_node(s, wait):
+    s += "p:" + sgl.gen("bad", check=lambda text: False)
+    wait(s)
+    with s.checkpoint() as place:
+        s += "t"
+        place.rollback()
+    s += sgl.gen("x")
+    return error_of(s.__getitem__, "x")
+
+
+def claimed_node_that_fails(s, wait):
+    s += "p:"
+    fork = s.fork(1)
+    with fork[0].checkpoint() as place:
+        fork[0] += sgl.gen("bad", check=lambda text: False)
+        fork.join("concate_and_append")
+        wait(fork[0])
+        place.rollback()
+    fork[0] += "c" + sgl.gen("h")
+    s += sgl.gen("x")
+    return [error_of(s.__getitem__, "x"), fork[0]["h"]]
+
+
+def text_of_a_held_node(s, wait):
+    s += "p:" + sgl.gen("a", check=lambda text: True) + "t" + sgl.gen("x")
+    wait(s)
+    return s["x"]
+
+
+# What each body returns if an answer shows its prompt.
+RULES = {
+    text_of_a_join: "<p:abz>",
+    generation_of_a_join: ["<p:b<p:b>z>", "<p:c>"],
+    values_of_a_join: [["<p:b>", None], "c", "<p:>"],
+    values_of_a_join_inside_another_one: [[["<p:b>", "<p:b>"]], "<p:d>"],
+    text_of_a_join_inside_another_one: ["<p:b<p:b>>", "<p:d>"],
+    join_after_the_rollback_of_a_join: "<p:b<p:b>>",
+    branches_of_a_fork_behind_the_mark: ["RequestAbortedError", "RequestAbortedError", "<p:>"],
+    rollback_in_a_branch_that_a_rollback_has_ended: ["RequestAbortedError", "<p:>"],
+    branches_of_a_fork_behind_a_failed_node: "ValueValidationError",
+    rollback_behind_a_failed_node: "ValueValidationError",
+    claimed_node_that_fails: ["ValueValidationError", "<p:c>"],
+    text_of_a_held_node: "<p:<p:>t>",
+}
+
+
+@pytest.fixture(scope="module")
+def backends(folders):
+    """Backends that play or take whole programs, by how they do it."""
+    with (
+        sgl.Engine(folders[0], **ENGINE, in_process=True) as here,
+        sgl.Engine(folders[0], **ENGINE) as own,
+        serving(here) as url,
+    ):
+        remote = sgl.RuntimeEndpoint(url, retries=0)
+        yield {"in this process": LocalBackend(here), "in a child": LocalBackend(own), "over HTTP": remote}
+        remote.shutdown()
+
+
+def outcome(body, wait, backend, **settings):
+    """Result, text and number of prompt tokens of the last generation."""
+
+    def run():
+        state = sgl.function(partial(body, wait=wait)).run(backend=backend, **SETTINGS, **settings)
+        known = state.error() is None and "x" in state
+        return state.ret_value, known and (state.text(), state.usage("x").prompt_tokens)
+
+    return within(PATIENCE, run)
+
+
+@pytest.mark.parametrize("wait", [nothing, played])
+@pytest.mark.parametrize("body", RULES)
+def test_a_rule_holds_on_a_backend_that_only_answers(body, wait):
+    assert outcome(body, wait, Answers(lambda text: f"<{text}>"))[0] == RULES[body]
+
+
+@pytest.mark.parametrize("how", ["in this process", "in a child", "over HTTP"])
+@pytest.mark.parametrize("body", RULES)
+def test_a_rule_holds_on_an_engine(backends, body, how):
+    backend = backends[how]
+    expected = outcome(body, nothing, backends["in this process"], push_down=False)
+    for wait in (nothing, played):
+        assert outcome(body, wait, backend) == expected
+        assert outcome(body, wait, backend, retries=1) == expected
+    assert outcome(body, played, backend, push_down=False) == expected

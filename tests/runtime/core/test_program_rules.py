@@ -1,0 +1,187 @@
+"""Rules of programs in the engine: joins, rollbacks and failures, whatever has been played when a node arrives."""
+
+import pytest
+
+import sglang_lite as sgl
+import sglang_lite.runtime.core.program_player as module
+from sglang_lite.program.nodes import Fork, Gen, ImagePart, Join, Mark, Node, Program, Rollback, Text
+from sglang_lite.protocol import Generation, Image, ProgramResult
+from tests.runtime.core.test_program_player import Opened, greedy, stepped
+
+pytestmark = pytest.mark.slow
+
+LONG = Gen("long", greedy(40, ignore_eos=True))
+SHORT = Gen("x", greedy(3))
+FAILS = ImagePart(Image(b"no engine takes images"))
+
+
+class Rules(Opened):
+    """An open program whose nodes are played as they arrive (`eager`), or only when all of them have arrived."""
+
+    def __init__(self, *, eager: bool = True, **options):
+        super().__init__(stepped(), **options)
+        self.eager = eager
+
+    def add(self, *nodes: Node, path=()):
+        self.program.extend(path, nodes)
+        if self.eager:
+            self.engine.drain()
+            self.engine.check()
+
+    def close(self):
+        self.program.close()
+        self.engine.drain()
+        self.engine.check_empty()
+        return self.events[-1]
+
+    def errors(self):
+        """Path and type of each error that was told of a node."""
+        return [(e.path, type(e.event)) for e in self.events[:-1] if isinstance(e.event, sgl.SglError)]
+
+
+both = pytest.mark.parametrize("eager", [True, False], ids=["played as they come", "played at the end"])
+
+
+@both
+def test_a_join_appends_what_its_branches_had_at_its_own_place(eager):
+    program = Rules(eager=eager)
+    program.add(Text("p"), SHORT, Fork(((), ())))
+    program.add(Text("a"), Mark(), Text("b"), path=(2, 0))
+    program.add(Text("z"), path=(2, 1))
+    program.add(Join(2, (3, 1)))
+    program.add(Rollback(1), Text("c"), path=(2, 0))
+    program.add(Join(2, (5, 1)))
+    (x,) = program.at(1) if eager else (None,)
+    result = program.close()
+    (x,) = program.at(1)
+    assert result.text == f"p{x.text}abzacz"
+
+
+def test_a_whole_program_joins_what_stands_before_a_rollback():
+    engine = stepped()
+    events = []
+    branch = (Text("a"), Mark(), SHORT, Text("b"), Rollback(1), Text("c"))
+    engine.run_program("", Program((Text("p"), Fork((branch,)), Join(1, (4,)), Join(1, (6,)))), sink=events.append)
+    engine.drain()
+    assert events[-1].text == f"pa{events[0].event.text}bac"
+    engine.check_empty()
+
+
+@both
+def test_a_rollback_waits_for_the_nodes_that_a_join_has_claimed_and_for_no_others(eager):
+    program = Rules(eager=eager)
+    program.add(Text("p"), Fork(((),)))
+    program.program.extend((1, 0), (Mark(), SHORT, LONG))
+    program.program.extend((), (Join(1, (2,)),))
+    program.add(Rollback(0), Gen("y", greedy(3)), path=(1, 0))
+    result = program.close()
+    (x,), (y,) = program.at(1, 0, 1), program.at(1, 0, 4)
+    assert result.text == f"p{x.text}"
+    assert not program.at(1, 0, 2)
+    alone = Rules()
+    alone.add(Text("p"), Gen("y", greedy(3)))
+    assert alone.at(1)[0].token_ids == y.token_ids
+
+
+@both
+def test_a_claimed_node_that_fails_fails_the_join_and_not_what_comes_after_the_rollback(eager):
+    program = Rules(eager=eager)
+    program.add(Text("p"), Fork(((),)))
+    program.program.extend((1, 0), (Mark(), SHORT, FAILS, Text("b")))
+    program.program.extend((), (Join(1, (4,)),))
+    program.add(Rollback(0), Gen("y", greedy(3)), path=(1, 0))
+    result = program.close()
+    assert isinstance(result, sgl.CapabilityError)
+    assert isinstance(program.at(1, 0, 5)[0], Generation)
+    assert program.errors() == [((1, 0, 2), sgl.CapabilityError), ((2,), sgl.CapabilityError)]
+
+
+@both
+@pytest.mark.parametrize("played", [True, False])
+def test_a_rollback_ends_the_branches_of_forks_behind_its_mark(eager, played):
+    program = Rules(eager=eager)
+    before = () if played else (LONG,)
+    program.program.extend((), (Text("p"), Fork(((),)), Mark(), *before, Fork(((Fork(((),)),), ()))))
+    place = 3 if played else 4
+    program.program.extend((place, 0), (LONG,))
+    program.program.extend((place, 0, 0, 0), (LONG,))
+    program.add(Rollback(2), SHORT)
+    program.add(Text("q"), SHORT, path=(place, 1))
+    program.add(SHORT, path=(place, 1))
+    program.add(SHORT, path=(1, 0))
+    result = program.close()
+    assert isinstance(result, ProgramResult)
+    assert program.errors() == [((place, 1, 0), sgl.RequestAbortedError)]  # only what is added later is told of it
+    assert [e.name for e in program.events[:-1] if isinstance(e.event, Generation)] == ["x", "x"]
+
+
+def test_a_rollback_revives_no_branch_that_another_one_has_ended():
+    program = Rules()
+    program.add(Mark(), Fork(((Mark(),),)), Rollback(0))
+    program.add(Rollback(0), SHORT, path=(1, 0))
+    assert isinstance(program.close(), ProgramResult)
+    assert program.errors() == [((1, 0, 2), sgl.RequestAbortedError)]
+
+
+@both
+def test_the_branches_of_forks_behind_a_failed_node_fail_too(eager):
+    program = Rules(eager=eager)
+    inner = (Text("i"), Fork(((SHORT,),)))
+    program.program.extend((), (Text("p"), FAILS, Fork((inner, ()))))
+    program.program.extend((2, 1), (Text("j"), Fork(((),))))
+    program.add(SHORT, path=(2, 1, 1, 0))
+    program.add(Fork(((),)))
+    program.add(SHORT, path=(3, 0))
+    assert isinstance(program.close(), sgl.CapabilityError)
+    lost = [(1,), (2, 0, 0), (2, 0, 1, 0, 0), (2, 1, 0), (2, 1, 1, 0, 0), (3, 0, 0)]
+    assert sorted(program.errors()) == [(path, sgl.CapabilityError) for path in lost]
+
+
+def test_the_branches_of_forks_that_were_refused_fail_too(monkeypatch):
+    monkeypatch.setattr(module, "MOST_QUEUED", 2)
+    program = Rules(eager=False)
+    program.program.extend((), (Text("p"), LONG))
+    program.program.extend((), (Text("a"), Fork(((),)), Text("b")))
+    program.program.extend((3, 0), (SHORT,))
+    assert isinstance(program.close(), sgl.OverloadedError)
+    assert sorted(program.errors()) == [((2,), sgl.OverloadedError), ((3, 0, 0), sgl.OverloadedError)]
+
+
+@both
+def test_a_rollback_behind_a_failure_before_its_mark_changes_nothing(eager):
+    program = Rules(eager=eager)
+    program.program.extend((), (Text("p"), FAILS, Mark()))
+    program.add(Rollback(2), SHORT)
+    assert isinstance(program.close(), sgl.CapabilityError)
+    assert program.errors() == [((1,), sgl.CapabilityError)]
+
+
+@pytest.mark.parametrize("path", [(5, 0), (0, 0), (1, 1), (1, 0, 3, 0), (1,)])
+def test_nodes_of_a_branch_that_is_never_forked_are_an_error(path):
+    program = Rules()
+    program.add(Text("a"), Fork(((),)))
+    program.add(Text("b"), path=(1, 0))
+    program.add(SHORT, path=path)
+    error = program.close()
+    assert isinstance(error, sgl.ProgramError)
+    assert "never forked" in str(error)
+    assert program.errors() == [((*path, 0), sgl.ProgramError)]
+
+
+@pytest.mark.parametrize("path", [(0, 0), (1, 1), (1,)])
+def test_it_is_told_before_the_end_if_no_fork_can_come_any_more(path):
+    program = Rules()
+    program.add(Text("a"), Fork(((),)))
+    program.add(SHORT, path=path)
+    assert isinstance(program.at(*path, 0)[0], sgl.ProgramError)
+
+
+@both
+def test_nodes_behind_a_held_one_are_played_without_its_text(eager):
+    program = Rules(eager=eager)
+    program.add(Text("abc"), Gen("x", greedy(4), held=True), Text("d"), Gen("y", greedy(4)))
+    result = program.close()
+    alone = Rules()
+    alone.add(Text("abcd"), Gen("y", greedy(4)))
+    assert program.at(3)[0].token_ids == alone.at(1)[0].token_ids
+    assert result.text == f"abcd{program.at(3)[0].text}"
