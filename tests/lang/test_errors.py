@@ -82,6 +82,16 @@ def test_unknown_variables_name_the_known_ones():
         state["b"]
 
 
+def test_a_name_is_unknown_whether_or_not_a_node_has_failed_yet():
+    def body(s):
+        s += sgl.gen("a", check=lambda text: False)
+        assert isinstance(s.error(), sgl.ValueValidationError)
+        s["b"]
+
+    with pytest.raises(sgl.UnknownVariableError, match=r"no variable 'b'; it has: 'a'\."):
+        run(body)
+
+
 def test_reading_an_open_scope_is_an_error():
     def body(s):
         with s.var_scope("v"):

@@ -481,6 +481,8 @@ class Branch:
             error.where = raised_at(error)
         if not isinstance(error, Exception):
             error = RequestAbortedError(f"the program was interrupted by {type(error).__name__}.")
+        for player in self.player.tree():
+            player.names.cut = True
         self.stop(located(error, raised_at(error)), reported=not self.run.settings.stream)
 
     def stop(self, error: SglError, *, reported: bool = True) -> None:

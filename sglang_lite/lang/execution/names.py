@@ -26,18 +26,20 @@ class Names:
     the reader waits for a promise, which is settled when the name is declared or can't be declared any more.
 
     Attributes:
+        cut: True if the body has ended with an exception, which kept it from declaring more.
         variables: variables by name; may be read on any thread.
         history: all declarations, including those before the branch's fork, without those that a rollback has removed.
         scopes: open scopes by name, each a stack of variables, as a scope may contain another one of the same name.
     """
 
-    __slots__ = ("_forked", "_lock", "_promises", "history", "scopes", "variables")
+    __slots__ = ("_forked", "_lock", "_promises", "cut", "history", "scopes", "variables")
 
     def __init__(self) -> None:
         self.variables: dict[str, Variable] = {}
         self.history: History = None
         self._forked: History = None  # the history at the fork
         self.scopes: dict[str, tuple[Variable, ...]] = {}
+        self.cut = False
         self._lock = threading.Lock()
         self._promises: dict[str, Variable] = {}
 

@@ -62,9 +62,9 @@ def _never(player: Player, name: str, where: Location | None) -> SglError | None
 
 
 def unknown(player: Player, name: str, where: Location | None = None) -> SglError:
-    """Error for an unknown name: the branch's own failure, if it has failed, as the name may have been about to be
-    declared."""
-    if player.failure is not None:  # the variable may have been about to be declared
+    """Error for an unknown name: the branch's own failure, if the body could not go on to declare the name. (A failed
+    node is none: the body goes on, and whether the node has failed yet depends on timing.)"""
+    if player.failure is not None and (player.stopped or player.names.cut):
         player.mark_failure_reported()
         return located(player.failure, where)
     return UnknownVariableError(
