@@ -293,7 +293,8 @@ class ProgramState(AttributeHints):
         return text
 
     def messages(self) -> list[dict[str, Json]]:
-        """Finished turns in the form of chat APIs, as a new list; waits like `text`."""
+        """Finished turns in the form of chat APIs, as a new list; waits like `text`. Blanks and line ends that a turn's
+        text begins with are left out, as in SGLang."""
         messages: list[dict[str, Any]] = self._wait(self.branch.read(all_messages, user_location()))
         return messages
 

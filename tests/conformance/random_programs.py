@@ -8,10 +8,8 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
-from tests.conformance.random_steps import (
-    BROKEN,
-    METHODS,
-    TYPES,
+from tests.conformance.random_steps import BROKEN, METHODS, TYPES
+from tests.conformance.steps import (
     Attempt,
     Call,
     Cancel,

@@ -1,4 +1,4 @@
-"""Programs drawn by a seed: trees of steps, and a body that takes them.
+"""A body that takes the steps of programs as data, and what a run of one gives.
 
 What a run of one gives is a function of the program and the model. No step's outcome depends on the clock: a limit of
 time is on a node that never gets its answer, and cancelled is what can't have ended.
@@ -7,170 +7,42 @@ time is on a node that never gets its answer, and cancelled is what can't have e
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import threading
 import zlib
-from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 import sglang_lite as sgl
 from sglang_lite.lang.choices import ChoicesDecision, ChoicesSamplingMethod
 from tests.conformance.case import Down, Never, never
-
-# ------------------------------------------------------------------------------------------------- the steps
-
-
-class Step:
-    """One thing that a body does."""
-
-
-Steps: TypeAlias = "tuple[Step, ...]"
-
-
-@dataclass(frozen=True)
-class Text(Step):
-    text: str
-
-
-@dataclass(frozen=True)
-class Gen(Step):
-    """`given`: what `gen` takes, with the names of checks and backends for themselves."""
-
-    name: str | None
-    given: tuple[tuple[str, Any], ...]
-
-
-@dataclass(frozen=True)
-class Select(Step):
-    name: str
-    choices: tuple[str, ...]
-    method: str = "token_length_normalized"
-    temperature: float = 0.0
-    multi: bool = False
-
-
-@dataclass(frozen=True)
-class Sum(Step):
-    """Several of text, generations and selections added as one expression."""
-
-    parts: Steps
-
-
-@dataclass(frozen=True)
-class Read(Step):
-    """Reads a variable, or the text, and continues by what it is. `paste`: adds it to the text, too."""
-
-    name: str | None
-    paste: bool
-    ways: tuple[Steps, ...] = ()
-
-
-@dataclass(frozen=True)
-class Fork(Step):
-    """
-    Attributes:
-        first: added to all branches as to a group.
-        bodies: one a branch.
-        beside: what the parent does meanwhile.
-        join: how the branches are joined; None: not.
-        together: the bodies run in threads or tasks of their own.
-        read: of which branches which names are read, before the join.
-    """
-
-    first: Steps
-    bodies: tuple[Steps, ...]
-    beside: Steps
-    join: str | None
-    together: bool
-    read: tuple[tuple[int, str], ...]
-
-
-@dataclass(frozen=True)
-class Copy(Step):
-    body: Steps
-
-
-@dataclass(frozen=True)
-class Scope(Step):
-    name: str
-    body: Steps
-
-
-@dataclass(frozen=True)
-class Turn(Step):
-    role: str
-    body: Steps
-    block: bool
-
-
-@dataclass(frozen=True)
-class Grammar(Step):
-    pattern: str
-    body: Steps
-
-
-@dataclass(frozen=True)
-class Checkpoint(Step):
-    """Does `body`, `times` times taken back; `read`: a variable that is read before; then `last`."""
-
-    body: Steps
-    times: int
-    read: str | None
-    last: Steps
-
-
-@dataclass(frozen=True)
-class Attempt(Step):
-    """Continues after what `body` raises."""
-
-    body: Steps
-
-
-@dataclass(frozen=True)
-class Raise(Step):
-    """The body's own error."""
-
-
-@dataclass(frozen=True)
-class Cancel(Step):
-    """Cancels a branch while a node of it is under way that never ends."""
-
-    node: Gen
-    join: str | None
-
-
-@dataclass(frozen=True)
-class Nested(Step):
-    """A program that continues the state's text."""
-
-    body: Steps
-
-
-@dataclass(frozen=True)
-class Call(Step):
-    """A program that runs by itself."""
-
-    body: Steps
-
-
-@dataclass(frozen=True)
-class Set(Step):
-    name: str
-    value: int
-
-
-@dataclass(frozen=True)
-class Image(Step):
-    """Refused."""
-
-
-@dataclass(frozen=True)
-class RandomProgram:
-    steps: Steps
-    is_async: bool = False
-    settings: dict[str, Any] = field(default_factory=dict)
-
+from tests.conformance.steps import (
+    Abandoned,
+    Attempt,
+    Call,
+    Cancel,
+    Checkpoint,
+    Copy,
+    Fork,
+    Gen,
+    Grammar,
+    Image,
+    Nested,
+    Raise,
+    RandomProgram,
+    Read,
+    Scope,
+    Select,
+    Set,
+    Step,
+    Steps,
+    Sum,
+    Text,
+    Turn,
+    names,
+)
 
 # -------------------------------------------------------------------------------------- what nodes are given
 
@@ -187,7 +59,9 @@ class Shortest(ChoicesSamplingMethod):
 
 
 def number(value: Any) -> int:
-    """A number of a value that is the same in every process."""
+    """A number of a value that is the same in every process; of an error, of its type."""
+    if isinstance(value, tuple):
+        value = value[:2]
     return zlib.crc32(repr(value).encode("utf-8", "replace"))
 
 
@@ -216,9 +90,26 @@ def undecided(value):
     return "maybe"
 
 
+def from_call(first: int) -> Callable[[Any], bool]:
+    """A check that accepts what it is shown at its call of this number."""
+    calls = iter(range(1, 100))
+    return lambda value: next(calls) >= first
+
+
+def flaky(failures: int) -> sgl.BaseBackend:
+    """A backend that fails so often before it answers."""
+    calls = iter(range(1, 100))
+
+    def answer(call: Any) -> Any:
+        return sgl.OverloadedError("down.") if next(calls) <= failures else f"s{len(call.prompt.text) % 7}"
+
+    return sgl.ScriptedBackend(answer)
+
+
 CHECKS: dict[str, Callable[[Any], Any]] = {
     check.__name__: check for check in (accepts, picky, refuses, picky_later, never, raises, undecided)
 }
+COUNTED = {"second": 2, "third": 3}  # checks that accept from that call on
 METHODS: dict[str, Any] = {
     "token_length_normalized": sgl.token_length_normalized,
     "greedy_token_selection": sgl.greedy_token_selection,
@@ -228,6 +119,8 @@ METHODS: dict[str, Any] = {
 ELSEWHERE: dict[str, Callable[[], sgl.BaseBackend]] = {
     "never": Never,
     "down": Down,
+    "flaky": lambda: flaky(1),
+    "flaky twice": lambda: flaky(2),
     "script": lambda: sgl.ScriptedBackend(lambda call: f"s{len(call.prompt.text) % 7}"),
 }
 BROKEN = {"type": "array", "items": {"enum": [1]}, "uniqueItems": True, "minItems": 2}  # nothing satisfies it
@@ -280,7 +173,9 @@ def node(step: Step) -> Any:
             options = dict(given)
             for key, table in (("check", CHECKS), ("type", TYPES)):
                 if key in options:
-                    options[key] = table[options[key]]
+                    options[key] = table.get(options[key], options[key])
+            if options.get("check") in COUNTED:
+                options["check"] = from_call(COUNTED[options["check"]])
             if "backend" in options:
                 options["backend"] = ELSEWHERE[options["backend"]]()
             return sgl.gen(name, **options)
@@ -338,6 +233,17 @@ def _take(s: Any, step: Step, told: list[Any]) -> Body:
                         told.append((yield Wanted(s, read)))
                     place.rollback()
                 yield from take(s, last, told)
+        case Abandoned(body, bodies, read, after):
+            with s.checkpoint() as place:
+                yield from take(s, body, told)
+                group = s.fork(len(bodies))
+                for branch, each in zip(group, bodies):
+                    yield from take(branch, each, told)
+                if read is not None:
+                    told.append((yield Wanted(group[0], read)))
+                place.rollback()
+            for branch, each in zip(group, after):
+                yield from take(branch, each, told)
         case Attempt(body):
             try:
                 yield from take(s, body, told)
@@ -387,8 +293,16 @@ def _fork(s: Any, step: Fork, told: list[Any]) -> Body:
     yield from take(s, step.beside, told)
     for i, name in step.read:
         told.append((yield Wanted(group[i], name)))
-    if step.join is not None:
-        group.join(step.join)
+    with group[0].checkpoint() if step.undone else contextlib.nullcontext() as place:
+        yield from take(group[0], step.undone, told)
+        if step.join is not None:
+            group.join(step.join)
+        if place is not None:
+            place.rollback()
+    for branch, after in zip(group, step.after):
+        yield from take(branch, after, told)
+    if step.again is not None:
+        group.join(step.again)
 
 
 def wanted(asked: Wanted) -> Any:
@@ -403,8 +317,9 @@ async def awanted(asked: Wanted) -> Any:
     try:
         if asked.name is not None:
             return await state.get(asked.name)
-        if state.stream_executor.stream:  # whose text ends with the body
-            return await state.async_sync()
+        if state.stream_executor.stream:  # whose pieces end with the body
+            await state.async_sync()
+            return state.text()
         return "".join([piece async for piece in state.text_async_iter()])
     except sgl.SglError as error:
         return known(error)
@@ -531,23 +446,33 @@ def ran(drawn: RandomProgram, backend: sgl.BaseBackend, **settings: Any) -> Ran:
     """Runs a program."""
     told: list[Any] = []
     ending = Ending()
-    body = aprogram if drawn.is_async else program
     try:
-        state = body.run(drawn.steps, told, ending, backend=backend, **{**drawn.settings, **settings})
+        state = body_of(drawn).run(drawn.steps, told, ending, backend=backend, **{**drawn.settings, **settings})
     except (sgl.SglError, OwnError) as error:
         return Ran(known(error), told)
     pieces = streamed(state) if drawn.settings.get("stream") else None
     ending.wait()
     if ending.raised:
         return Ran(ending.raised, told)
+    found = read_of(state, drawn, told)
+    if isinstance(found.text, str):
+        assert pieces in (None, found.text), "the pieces of a stream are not its text"
+    return found
+
+
+def body_of(drawn: RandomProgram) -> Any:
+    return aprogram if drawn.is_async else program
+
+
+def read_of(state: Any, drawn: RandomProgram, told: Any, *more: str) -> Ran:
+    """What a state has, and what its body read."""
     text = wanted(Wanted(state, None))
-    if isinstance(text, str):
-        assert pieces in (None, text), "the pieces of a stream are not its text"
     try:
         messages: Any = state.messages()
     except sgl.SglError as error:
         messages = known(error)
-    return Ran(None, told, text, messages, {name: wanted(Wanted(state, name)) for name in names(drawn.steps)})
+    variables = {name: wanted(Wanted(state, name)) for name in (*names(drawn.steps), *more)}
+    return Ran(None, told, text, messages, variables)
 
 
 def streamed(state: Any) -> Any:
@@ -555,27 +480,3 @@ def streamed(state: Any) -> Any:
         return "".join(state.text_iter())
     except (sgl.SglError, OwnError) as error:
         return known(error)
-
-
-def walk(steps: Steps) -> Iterator[Step]:
-    """All steps, at all depths."""
-    for step in steps:
-        yield step
-        for inner in inside(step).values():
-            yield from walk(inner)
-
-
-def inside(step: Step) -> dict[tuple[str, int | None], Steps]:
-    """The lists of steps that a step has."""
-    found: dict[tuple[str, int | None], Steps] = {}
-    for name in (f.name for f in fields(step)):  # type: ignore[arg-type]  # every step is a dataclass
-        value = getattr(step, name)
-        if isinstance(value, tuple) and value and all(isinstance(each, Step) for each in value):
-            found[name, None] = value
-        elif name in ("ways", "bodies"):
-            found.update({(name, i): each for i, each in enumerate(value)})
-    return found
-
-
-def names(steps: Steps) -> list[str]:
-    return sorted({step.name for step in walk(steps) if isinstance(getattr(step, "name", None), str)})

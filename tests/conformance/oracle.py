@@ -1,0 +1,522 @@
+"""A plain interpreter of what the documentation says that a program means. It shares no code with the package.
+
+A step is taken when its turn comes and is done at once: nothing is queued, nothing runs beside anything else. So what a
+program gives here is what it has to give however its answers arrive. The model is a rule as well: its next character
+depends on all of the text before it.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from tests.conformance.steps import (
+    Abandoned,
+    Attempt,
+    Call,
+    Cancel,
+    Checkpoint,
+    Copy,
+    Fork,
+    Gen,
+    Grammar,
+    Nested,
+    Raise,
+    RandomProgram,
+    Read,
+    Scope,
+    Select,
+    Set,
+    Step,
+    Steps,
+    Sum,
+    Text,
+    Turn,
+    names,
+)
+
+# -------------------------------------------------------------------------------------------------- the model
+
+END = "\0"  # of a generation
+LIKELY = "ab01. "
+# Letters are the bytes of a text.
+ALPHABET = (
+    END
+    + LIKELY
+    + "".join(chr(c) for c in range(33, 127) if chr(c) not in LIKELY)
+    + "\n"
+    + "é".encode().decode("latin-1")
+)
+PRIME = 101  # above the size of the alphabet
+MASK = 2**64 - 1
+POWERS = [pow(0x9E3779B97F4A7C15, i + 1, 2**64) for i in range(4096)]
+IDS = {letter: i for i, letter in enumerate(ALPHABET)}
+
+
+class NearTieError(Exception):
+    """Two choices are as likely as each other: nobody can say which one an engine takes."""
+
+
+class NotDrawnError(Exception):
+    """A program that is not drawn: backends, or times, differ in what they make of it."""
+
+
+def state_of(ids: Iterable[int]) -> int:
+    """A number of all letters and their order."""
+    return sum((each + 1) * power for each, power in zip(ids, POWERS)) & MASK
+
+
+def logits(state: int) -> list[float]:
+    """Of each letter of the alphabet, far from each other: a draw is always the likeliest one."""
+    state = (state ^ (state >> 29)) * 0xBF58476D1CE4E5B9 & MASK
+    state ^= state >> 32
+    a, b, c = 1 + state % (PRIME - 1), state // 128 % PRIME, 1 + state // 2**40 % 1008
+    found = [40.0 * ((a * i + b) % PRIME) + 5.0 * (c * (i + 1) % 1009) / 1009 for i in range(len(ALPHABET))]
+    for i in range(1, 1 + len(LIKELY)):
+        found[i] += 40 * PRIME
+    found[0] += 80 * PRIME if state % 4 == 0 else 0
+    return found
+
+
+def spelled(text: str) -> list[int]:
+    return [IDS[letter] for letter in text.encode().decode("latin-1")]
+
+
+def generated(
+    prompt: str, limit: int, stops: Sequence[str] = (), keep_stop: bool = False, words: frozenset[str] | None = None
+) -> str:
+    """The model's text: of at most `limit` letters, up to one of the stops, and one of the words if there are any."""
+    before, out = spelled(prompt), ""
+    if not prompt:
+        raise NotDrawnError("engines refuse it")
+    while len(out) < limit:
+        known = logits(state_of(before))
+        allowed: Iterable[str] = ALPHABET
+        if words is not None:
+            allowed = {word[len(out)] if len(word) > len(out) else END for word in words if word.startswith(out)}
+        letter = max(allowed, key=lambda letter: known[IDS[letter]])
+        if letter == END:
+            break
+        out += letter
+        before.append(IDS[letter])
+        for stop in stops:
+            if out.endswith(stop):
+                return out if keep_stop else out[: -len(stop)]
+    if words is not None and out not in words:
+        raise NotDrawnError("it is cut")
+    return out
+
+
+def chosen(prompt: str, choices: Iterable[str]) -> str:
+    """The choice with the best average log-probability per letter."""
+    before, scores = spelled(prompt), dict[str, float]()
+    if not prompt:
+        raise NotDrawnError("engines refuse it")
+    for choice in choices:
+        ids = spelled(choice)
+        each = [logits(state_of(before + ids[:i])) for i in range(len(ids))]
+        scores[choice] = sum(known[i] - max(known) for known, i in zip(each, ids)) / len(ids)
+    best, *others = sorted(scores, key=lambda choice: -scores[choice])
+    if others and scores[best] - scores[others[0]] < 0.1:
+        raise NearTieError
+    return best
+
+
+# ------------------------------------------------------------------------------------------------- languages
+
+
+def letters(least: int, most: int) -> frozenset[str]:
+    """All texts of a and b, of least to most letters."""
+    found = [[""]]
+    for _ in range(most):
+        found.append([word + letter for word in found[-1] for letter in "ab"])
+    return frozenset(word for words in found[least:] for word in words)
+
+
+# The texts of each pattern that a program may have.
+LANGUAGES: dict[str, frozenset[str]] = {
+    "[ab]{1,3}": letters(1, 3),
+    "[ab]{2}": letters(2, 2),
+    "a|bb|ab": frozenset({"a", "bb", "ab"}),
+    "[0-9]": frozenset("0123456789"),
+    "aaaab|aaaba": frozenset({"aaaab", "aaaba"}),
+    "[ab]{0,9}[.]": frozenset(word + "." for word in letters(0, 9)),
+    "c": frozenset("c"),
+}
+
+
+def continuing(words: frozenset[str], before: str, part: frozenset[str] | None = None) -> frozenset[str]:
+    """What may follow `before` in one of the words: all of the rest, or those of `part` that it may begin with."""
+    rest = frozenset(word[len(before) :] for word in words if word.startswith(before))
+    return rest if part is None else frozenset(p for p in part if any(word.startswith(p) for word in rest))
+
+
+# --------------------------------------------------------------------------------------------------- branches
+
+
+class RaisedError(Exception):
+    """An error at a line of the body: of the package (its class's name), or the body's own ("OwnError")."""
+
+
+@dataclass
+class Value:
+    """What a variable has, or the class of the error that reading it raises. `node`: the node that made it, as its path
+    in the program's tree and its number there."""
+
+    value: Any = None
+    error: str | None = None
+    node: tuple[Any, ...] | None = None
+
+
+@dataclass
+class Branch:
+    """A text that grows. `inherited`: the variables of its parent when it was forked."""
+
+    path: tuple[Any, ...] = ()
+    text: str = ""
+    names: dict[str, Value] = field(default_factory=dict)
+    error: str | None = None
+    role: tuple[str, int] | None = None  # of the open turn, and where its text begins
+    turns: list[tuple[str, str]] = field(default_factory=list)
+    grammar: tuple[frozenset[str], int] | None = None  # that is open, and where its text begins
+    nodes: int = 0
+    begins: int = 0
+    inherited: dict[str, Value] = field(default_factory=dict)
+    forks: list[Branch] = field(default_factory=list)
+
+    def copied(self) -> Branch:
+        return replace(self, names=dict(self.names), turns=list(self.turns), forks=list(self.forks))
+
+    def fork(self, number: int) -> Branch:
+        child = replace(self.copied(), path=(*self.path, len(self.forks), number), nodes=0)
+        child.inherited, child.begins, child.forks = dict(self.names), len(self.text), []
+        return child
+
+    def own(self) -> dict[str, Value]:
+        return {name: value for name, value in self.names.items() if self.inherited.get(name) is not value}
+
+    def write(self, text: str) -> None:
+        """Appends text, unless the branch has failed."""
+        if self.error is None:
+            self.text += text
+
+    def end(self, error: str) -> None:
+        """Ends the branch and its own branches, if they have not failed already."""
+        self.error = self.error or error
+        for child in self.forks:
+            child.end(error)
+
+    def read(self, name: str | None) -> Any:
+        if name is None:
+            return known(self.error) if self.error else self.text
+        if name not in self.names:
+            return known("UnknownVariableError")
+        found = self.names[name]
+        return known(found.error) if found.error else found.value
+
+
+def known(error: str) -> Any:
+    return "!", error
+
+
+def number(value: Any) -> int:
+    return zlib.crc32(repr(value).encode())
+
+
+# --------------------------------------------------------------------------------------------------- checks
+
+CHECKS = {
+    "accepts": lambda value, call: True,
+    "picky": lambda value, call: number(value) % 3 != 0,
+    "picky_later": lambda value, call: number(value) % 2 == 0,
+    "refuses": lambda value, call: False,
+    "raises": lambda value, call: False,
+    "second": lambda value, call: call >= 2,
+    "third": lambda value, call: call >= 3,
+}
+FAILURES = {"never": "RequestTimeoutError", "down": "OverloadedError"}  # of backends that don't answer
+FLAKY = {"flaky": 1, "flaky twice": 2}  # of backends that fail so often first
+
+
+# ---------------------------------------------------------------------------------------------- interpretation
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Outcome of a run: what it raised, what the body read, and what its state has."""
+
+    raised: Any
+    told: Any
+    text: Any = None
+    messages: Any = None
+    variables: dict[str, Any] = field(default_factory=dict)
+
+
+def outcome(branch: Branch, told: list[Any], about: Iterable[str]) -> Outcome:
+    turns = [{"role": role, "content": content} for role, content in branch.turns]
+    messages = known(branch.error) if branch.error else turns
+    return Outcome(None, told, branch.read(None), messages, {name: branch.read(name) for name in about})
+
+
+class Interpreter:
+    """
+    Args:
+        settings: of the run.
+        instead: texts that the nodes of these places have in place of their answers.
+    """
+
+    def __init__(self, settings: dict[str, Any], instead: dict[tuple[Any, ...], str] | None = None) -> None:
+        self.settings, self.instead = settings, instead or {}
+        self.main, self.told = Branch(), list[Any]()
+        self.made: dict[
+            tuple[Any, ...], tuple[Gen | Select, Branch]
+        ] = {}  # nodes, and their branch when they had ended
+
+    def run(self, program: RandomProgram) -> Outcome:
+        try:
+            self.take(self.main, program.steps, self.told)
+        except RaisedError as error:
+            return Outcome(known(str(error)), self.told)
+        return outcome(self.main, self.told, names(program.steps))
+
+    def take(self, s: Branch, steps: Steps, told: list[Any]) -> None:
+        for step in steps:
+            self.step(s, step, told)
+
+    def step(self, s: Branch, step: Step, told: list[Any]) -> None:
+        match step:
+            case Text() | Gen() | Select():
+                self.node(s, step)
+            case Sum(parts):
+                for part in parts:
+                    self.node(s, part)
+            case Read(name, paste, ways):
+                value = s.read(name)
+                told.append(value)
+                if paste:
+                    self.node(s, Text(f"{number(value) % 100} "))
+                if ways:
+                    self.take(s, ways[number(value) % len(ways)], told)
+            case Fork():
+                self.fork(s, step, told)
+            case Copy(body):
+                (child,) = self.forked(s, 1)
+                try:
+                    self.take(child, body, told)
+                finally:
+                    s.names |= child.own()
+            case Scope(name, body):
+                begins = len(s.text)
+                try:
+                    self.take(s, body, told)
+                finally:
+                    s.names[name] = Value(s.text[begins:], s.error)
+            case Turn(role, body, block):
+                if s.role is not None:
+                    raise RaisedError("ProgramError")
+                s.write(f"<|im_start|>{role}\n")
+                s.role = role, len(s.text)
+                try:
+                    self.take(s, body, told)
+                except RaisedError:
+                    if block:
+                        self.end_turn(s)
+                    raise
+                self.end_turn(s)
+            case Grammar(pattern, body):
+                s.grammar = LANGUAGES[pattern], len(s.text)
+                try:
+                    self.take(s, body, told)
+                    if s.error is None and s.text[s.grammar[1] :] not in s.grammar[0]:
+                        raise NotDrawnError("refused at its line, or where it is read")
+                finally:
+                    s.grammar = None
+            case Checkpoint(body, times, read, last):
+                mark = s.copied()
+                for _ in range(times):
+                    self.take(s, body, told)
+                    if read is not None:
+                        told.append(s.read(read))
+                    self.roll_back(s, mark)
+                self.take(s, last, told)
+            case Abandoned(body, bodies, name, after):
+                mark = s.copied()
+                self.take(s, body, told)
+                children = self.forked(s, len(bodies))
+                for child, each in zip(children, bodies):
+                    self.take(child, each, told)
+                if name is not None:
+                    told.append(children[0].read(name))
+                self.roll_back(s, mark)
+                for child, each in zip(children, after):
+                    self.take(child, each, told)
+            case Attempt(body):
+                try:
+                    self.take(s, body, told)
+                except RaisedError as error:
+                    told.append(known(str(error)))
+            case Raise():
+                raise RaisedError("OwnError")
+            case Cancel(node, join):
+                (child,) = children = self.forked(s, 1)
+                told.append(child.read(None))
+                error = child.error or "RequestAbortedError"
+                child.end(error)
+                self.set(child, node.name, Value(error=error))
+                told.append(child.read(node.name))
+                if join is not None:
+                    self.join(s, children, join)
+            case Nested(body):
+                inner = list[Any]()
+                self.take(s, body, inner)
+                told.append(inner)
+            case Call(body):
+                inner = list[Any]()
+                alone = Branch(path=(*s.path, "call", s.nodes))
+                Interpreter({}, self.instead).take(alone, body, inner)
+                told += [inner, alone.read(None)]
+            case Set(name, value):
+                s.names[name] = Value(value)
+            case _:
+                raise AssertionError(step)
+
+    def end_turn(self, s: Branch) -> None:
+        assert s.role is not None
+        role, begins = s.role
+        s.role = None
+        if s.error is None:
+            s.turns.append((role, s.text[begins:].lstrip()))
+        s.write("<|im_end|>\n")
+
+    def roll_back(self, s: Branch, mark: Branch) -> None:
+        """The branch is as it was; the branches of forks behind the mark are at an end."""
+        for child in s.forks[len(mark.forks) :]:
+            child.end("RequestAbortedError")
+        for name in ("text", "error", "role", "grammar"):
+            setattr(s, name, getattr(mark, name))
+        s.names, s.turns = dict(mark.names), list(mark.turns)
+
+    # ------------------------------------------------------------------------------------------------- forks
+
+    def forked(self, s: Branch, size: int) -> list[Branch]:
+        children = [s.fork(i) for i in range(size)]
+        s.forks += children
+        return children
+
+    def fork(self, s: Branch, step: Fork, told: list[Any]) -> None:
+        children = self.forked(s, len(step.bodies))
+        for part in step.first:
+            for child in children:
+                self.node(child, part)
+        each: list[list[Any]] = [[] for _ in children]
+        raised: list[RaisedError] = []
+        for child, body, own in zip(children, step.bodies, each):
+            try:
+                self.take(child, body, own)
+            except RaisedError as error:
+                raised.append(error)
+                if not step.together:
+                    break
+        if raised:
+            raise raised[0]
+        told.append(each)
+        self.take(s, step.beside, told)
+        told += [children[i].read(name) for i, name in step.read]
+        mark = children[0].copied()
+        self.take(children[0], step.undone, told)
+        if step.join is not None:
+            self.join(s, children, step.join)
+        if step.undone:
+            self.roll_back(children[0], mark)
+        for child, body in zip(children, step.after):
+            self.take(child, body, told)
+        if step.again is not None:
+            self.join(s, children, step.again)
+
+    def join(self, s: Branch, children: Sequence[Branch], mode: str) -> None:
+        if mode == "concate_and_append":
+            for child in children:
+                s.error = s.error or child.error
+                self.node(s, Text(child.text[child.begins :]), joined=True)
+        own = [child.own() for child in children]
+        for name in dict.fromkeys(name for each in own for name in each):
+            found = [each.get(name) for each in own]
+            errors = [value.error for value in found if value is not None and value.error]
+            value = None if errors else [None if value is None else value.value for value in found]
+            s.names[name] = Value(value, errors[0] if errors else None)
+
+    # ------------------------------------------------------------------------------------------------- nodes
+
+    def set(self, s: Branch, name: str | None, value: Value) -> None:
+        if name is not None:
+            s.names[name] = value
+
+    def node(self, s: Branch, step: Step, joined: bool = False) -> None:
+        match step:
+            case Text(text):
+                if s.error is None and s.grammar is not None:
+                    words, begins = s.grammar
+                    if not continuing(words, s.text[begins:] + text):
+                        raise NotDrawnError("refused at its line, or where it is read")
+                s.write(text)
+            case Gen(given=given):
+                self.add(s, step, lambda: self.gen(s, dict(given)))
+            case Select(choices=choices, method=method):
+                self.add(s, step, lambda: self.select(s, choices, method))
+
+    def add(self, s: Branch, step: Gen | Select, answer: Callable[[], tuple[str, Any]]) -> None:
+        place = (*s.path, s.nodes)
+        s.nodes += 1
+        value = Value(error=s.error, node=place)
+        if s.error is None:
+            try:
+                text, value.value = answer() if place not in self.instead else (self.instead[place],) * 2
+                s.write(text)
+            except RaisedError as error:
+                s.error = value.error = str(error)
+        self.set(s, step.name, value)
+        self.made[place] = step, s.copied()
+
+    def gen(self, s: Branch, options: dict[str, Any]) -> tuple[str, Any]:
+        if options.get("temperature") == 5000:
+            raise RaisedError("ParameterError")
+        if "json_schema" in options:  # that nothing satisfies
+            raise RaisedError("ConstraintError")
+        attempts = 1 + options.get("retries", self.settings.get("retries", 0))
+        backend, check, samples = options.get("backend"), CHECKS[options.get("check", "accepts")], options.get("n", 1)
+        part = LANGUAGES[options["regex"]] if "regex" in options else None
+        if s.grammar is not None:
+            part = continuing(s.grammar[0], s.text[s.grammar[1] :], part)
+            if not part:
+                raise RaisedError("ConstraintError")
+        given = options.get("stop", ())
+        stops = [given] if isinstance(given, str) else given
+        limit = options.get("max_tokens", self.settings.get("max_new_tokens", 128))
+        failing = attempts if backend in FAILURES else FLAKY.get(str(backend), 0)
+        asked = refused = 0
+        while True:
+            asked += 1
+            if asked <= failing:
+                error = FAILURES.get(str(backend), "OverloadedError")
+            else:
+                text = generated(s.text, limit, stops, options.get("include_stop", False), part)
+                if backend is not None:
+                    text = f"s{len(s.text) % 7}"
+                value = [text] * samples if samples > 1 else text
+                if all(check(text, asked - failing + i) for i in range(samples)):
+                    return text, value
+                # An exception that is none of the package arrives as a ProgramError.
+                error, refused = "ProgramError" if options["check"] == "raises" else "ValueValidationError", refused + 1
+            cold = refused and options.get("temperature", self.settings.get("temperature", 1.0)) == 0
+            if asked == attempts or cold:
+                raise RaisedError(error)
+
+    def select(self, s: Branch, choices: Sequence[str], method: str) -> tuple[str, Any]:
+        if s.grammar is not None:
+            choices = [c for c in choices if continuing(s.grammar[0], s.text[s.grammar[1] :] + c)]
+            if not choices:
+                raise RaisedError("ConstraintError")
+        found = min(choices, key=lambda c: (len(c), c)) if method == "shortest" else chosen(s.text, choices)
+        return found, found

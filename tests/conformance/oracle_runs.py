@@ -1,0 +1,337 @@
+"""Runs of random programs on backends whose answers are the oracle's rule."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from random import Random
+from typing import Any, TypeAlias
+
+import pytest
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import sglang_lite as sgl
+from sglang_lite.engine import engine_process, spawned_process
+from sglang_lite.engine.engine import Engine
+from sglang_lite.lang.backend.local import LocalBackend
+from sglang_lite.lang.chat_template import get_chat_template
+from sglang_lite.protocol import Continuation, Regex, Unset
+from sglang_lite.random_ids import random_id
+from tests.conformance import oracle
+from tests.conformance.oracle import ALPHABET, LANGUAGES, Branch, Interpreter, Outcome
+from tests.conformance.oracle_model import model, tokenizer
+from tests.conformance.random_steps import OwnError, Ran, body_of, known, node, ran, read_of
+from tests.conformance.steps import Gen, RandomProgram, Select, names
+from tests.server.conftest import serving
+
+# --------------------------------------------------------------------------------------------- scripted backends
+
+
+def answer(call: Any) -> Any:
+    """Answer of a scripted backend, or its error."""
+    prompt = call.prompt.text
+    if call.choices is not None:
+        with contextlib.suppress(oracle.NearTieError):
+            return oracle.chosen(prompt, call.choices)
+        return call.choices[0]  # a method of the user's own decides
+    limit = 128 if isinstance(call.params.max_tokens, Unset) else call.params.max_tokens
+    match call.constraint:
+        case None:
+            words = None
+        case Continuation(whole, text, part):
+            words = oracle.continuing(LANGUAGES[whole.pattern], text, LANGUAGES[part.pattern] if part else None)
+        case Regex(pattern):
+            words = LANGUAGES[pattern]
+        case _:
+            words = frozenset()
+    if words is not None and not words:
+        return sgl.ConstraintError("no text satisfies it.")
+    return oracle.generated(prompt, limit, words=words)
+
+
+class Shuffled(sgl.ScriptedBackend):
+    """Answers in a random order."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(answer)
+        self._order = Random(seed)
+
+    def answer_now(self, prompt, params, constraint):
+        return None
+
+    def select_now(self, prompt, choices, *, unconditional):
+        return None
+
+    async def _others(self) -> None:
+        for _ in range(self._order.choice((0, 1, 5, 40))):
+            await asyncio.sleep(0)
+
+    async def agenerate(self, prompt, params, constraint, *, stream):
+        await self._others()
+        async for found in super().agenerate(prompt, params, constraint, stream=stream):
+            yield found
+
+    async def aselect(self, prompt, choices, *, unconditional):
+        await self._others()
+        return await super().aselect(prompt, choices, unconditional=unconditional)
+
+
+# --------------------------------------------------------------------------------------------------- engines
+
+
+ENGINES: dict[str, dict[str, Any]] = {
+    "as it is": {"max_total_tokens": 16384},
+    "step by step": {"overlap": False, "jump_forward": "off", "max_total_tokens": 16384},
+    "short of rows": {"max_running": 2, "step_tokens": 16, "policy": "fcfs"},
+    "short of memory": {"max_total_tokens": 4096, "max_running": 12, "page_size": 16},
+}
+
+# ---------------------------------------------------------------------------------------------------- outcomes
+
+
+@dataclass
+class Expected:
+    """What the oracle says of a program."""
+
+    oracle: Interpreter
+    outcome: Outcome
+
+
+def expected(program: RandomProgram, instead: dict[Any, str] | None = None) -> Expected:
+    interpreter = Interpreter(program.settings, instead)
+    return Expected(interpreter, interpreter.run(program))
+
+
+def plain(found: Any) -> Any:
+    """The same without the lines of errors."""
+    match found:
+        case ("!", kind, _):
+            return "!", kind
+        case list():
+            return [plain(each) for each in found]
+        case dict():
+            return {key: plain(each) for key, each in found.items()}
+    return found
+
+
+def outcome(found: Ran) -> Outcome:
+    return Outcome(*(plain(each) for each in (found.raised, found.told, found.text, found.messages, found.variables)))
+
+
+Pair: TypeAlias = "tuple[Any, Any]"  # what comes, and what has to
+Way: TypeAlias = "Callable[[RandomProgram, Expected], Pair | None]"  # None where a program has nothing to try
+
+
+def run_on(make: Callable[[], sgl.BaseBackend], **settings: Any) -> Way:
+    return lambda program, want: (outcome(ran(program, make(), **settings)), want.outcome)
+
+
+def arun_on(make: Callable[[], sgl.BaseBackend]) -> Way:
+    def run(program: RandomProgram, want: Expected) -> Pair:
+        async def started() -> Ran:
+            told = list[Any]()
+            try:
+                state = await body_of(program).arun(program.steps, told, backend=make(), **program.settings)
+            except (sgl.SglError, OwnError) as error:
+                return Ran(known(error), told)
+            if program.settings.get("stream"):
+                with contextlib.suppress(sgl.SglError, OwnError):
+                    async for _ in state.text_async_iter():
+                        pass
+            return await asyncio.to_thread(read_of, state, program, told)
+
+        found = asyncio.run(started())
+        if program.settings.get("stream") and want.outcome.raised:
+            return plain(found.text), want.outcome.raised
+        return outcome(found), want.outcome
+
+    return run
+
+
+def batch_on(make: Callable[[], sgl.BaseBackend]) -> Way:
+    def run(program: RandomProgram, want: Expected) -> Pair:
+        told = [list[Any]() for _ in range(3)]
+        settings = {key: value for key, value in program.settings.items() if key != "stream"}
+        items = [(program.steps, each) for each in told]
+        states = body_of(program).run_batch(items, backend=make(), on_error="return", **settings)
+        found = [
+            plain(known(state)) if isinstance(state, Exception) else outcome(read_of(state, program, each))
+            for state, each in zip(states, told)
+        ]
+        failed = want.outcome.raised or (want.oracle.main.error and want.outcome.text)
+        return (found, plain(told)), ([failed or want.outcome] * 3, [want.outcome.told] * 3)
+
+    return run
+
+
+def without_stream(program: RandomProgram) -> dict[str, Any]:
+    return {key: value for key, value in program.settings.items() if key != "stream"}
+
+
+def ended(program: RandomProgram, backend: sgl.BaseBackend) -> tuple[Any, list[Any]]:
+    """State of a run to its end, and what its body read."""
+    told = list[Any]()
+    settings = without_stream(program)
+    return body_of(program).run(program.steps, told, backend=backend, use_thread=False, **settings), told
+
+
+def kept(branch: Branch) -> Branch:
+    """The branch, whose failed variables have only their messages, as a saved state has."""
+    for name, value in branch.names.items():
+        branch.names[name] = replace(value, error=value.error and "ProgramError")
+    return branch
+
+
+MORE = Gen("more", (("max_tokens", 6),))
+
+
+def loaded_on(make: Callable[[], sgl.BaseBackend], folder: Path) -> Way:
+    """Saved, loaded and continued."""
+
+    def run(program: RandomProgram, want: Expected) -> Pair | None:
+        main = want.oracle.main
+        if want.outcome.raised or main.error:
+            return None
+        backend = make()
+        state, told = ended(program, backend)
+        file = folder / f"{random_id()}.json"
+        state.save(file)
+        state = sgl.load(file, backend=backend)
+        before = outcome(read_of(state, program, told))
+        state += node(MORE)
+        after = outcome(read_of(state, program, told, "more"))
+        restored = oracle.outcome(kept(main), want.outcome.told, names(program.steps))
+        want.oracle.node(main, MORE)
+        return (before, after), (restored, oracle.outcome(main, want.outcome.told, (*names(program.steps), "more")))
+
+    return run
+
+
+def nodes_of(program: RandomProgram, want: Expected) -> list[tuple[str, Gen | Select, Branch]]:
+    """Variables of the state that a node of its own text has made: name, node and the branch as the node had ended."""
+    found = []
+    for name, value in want.oracle.main.names.items():
+        if value.node in want.oracle.made and len(value.node) == 1:
+            found.append((name, *want.oracle.made[value.node]))
+    return found
+
+
+def forked_on(make: Callable[[], sgl.BaseBackend]) -> Way:
+    """Continued from where a variable had just been set."""
+
+    def run(program: RandomProgram, want: Expected) -> Pair | None:
+        nodes = [each for each in nodes_of(program, want) if each[2].error is None]
+        if want.outcome.raised or want.oracle.main.error or not nodes:
+            return None
+        name, _, branch = Random(len(program.steps)).choice(nodes)
+        if branch.grammar is not None:
+            return None
+        state, told = ended(program, make())
+        group = state.fork_at(name, 2)
+        found = []
+        for other in group:
+            other += node(MORE)
+            found.append(outcome(read_of(other, program, told, "more")))
+        want.oracle.node(kept(branch), MORE)
+        return found, [oracle.outcome(branch, want.outcome.told, (*names(program.steps), "more"))] * 2
+
+    return run
+
+
+def rerun_on(make: Callable[[], sgl.BaseBackend]) -> Way:
+    """With one answer changed."""
+
+    def run(program: RandomProgram, want: Expected) -> Pair | None:
+        draw = Random(len(program.steps))
+        changes = []
+        for name, step, branch in nodes_of(program, want):
+            if branch.error is not None or branch.grammar is not None:
+                continue
+            if isinstance(step, Select):
+                changes += [(name, choice) for choice in step.choices]
+            elif not set(dict(step.given)) & {"stop", "n", "backend", "check", "json_schema"}:
+                given = dict(step.given)
+                words = sorted(LANGUAGES[given["regex"]]) if "regex" in given else ["", "ab"]
+                changes += [(name, w) for w in words if len(w) <= given.get("max_tokens", 3)]
+        if want.outcome.raised or not changes:
+            return None
+        name, value = draw.choice(changes)
+        place = want.oracle.main.names[name].node
+        then = expected(program, {place: value})
+        state, told = ended(program, make())
+        del told[:]
+        try:
+            state = state.rerun(name, value)
+        except (sgl.SglError, OwnError) as error:
+            return (plain(known(error)), plain(told)), (then.outcome.raised, then.outcome.told)
+        return outcome(read_of(state, program, told)), then.outcome
+
+    return run
+
+
+# Each is a way to run a program and the backend that it runs on.
+WAYS = {
+    "script": ("run", "script"), "shuffled": ("run", "shuffled"), "async": ("arun", "shuffled"),
+    "batch": ("batch", "shuffled"), "loaded": ("loaded", "script"), "fork_at": ("fork_at", "script"),
+    "engine": ("run", "as it is"), "step by step": ("run", "step by step"),
+    "short of rows": ("run", "short of rows"), "short of memory": ("run", "short of memory"),
+    "node by node": ("apart", "as it is"), "async engine": ("arun", "as it is"), "engine batch": ("batch", "as it is"),
+    "engine loaded": ("loaded", "as it is"), "engine fork_at": ("fork_at", "as it is"),
+    "rerun": ("rerun", "script"), "engine rerun": ("rerun", "as it is"), "child": ("run", "child"),
+    "server": ("run", "server"), "server node by node": ("apart", "server"), "server batch": ("batch", "server"),
+}  # fmt: skip
+
+
+@contextlib.contextmanager
+def started(name: str, folder: Path) -> Iterator[Way]:
+    """One of the ways, and the backend that it needs for as long."""
+    how, kind = WAYS[name]
+    with contextlib.ExitStack() as stack:
+        make = _backend(kind, folder, stack)
+        yield {
+            "run": lambda: run_on(make), "apart": lambda: run_on(make, push_down=False), "arun": lambda: arun_on(make),
+            "batch": lambda: batch_on(make), "loaded": lambda: loaded_on(make, folder),
+            "fork_at": lambda: forked_on(make), "rerun": lambda: rerun_on(make),
+        }[how]()  # fmt: skip
+
+
+def _backend(kind: str, folder: Path, stack: contextlib.ExitStack) -> Callable[[], sgl.BaseBackend]:
+    if kind == "script":
+        return lambda: sgl.ScriptedBackend(answer)
+    if kind == "shuffled":
+        orders = iter(range(10**9))
+        return lambda: Shuffled(next(orders))
+    own = child(folder) if kind == "child" else Engine.of(model(), **ENGINES.get(kind, {}))
+    engine = stack.enter_context(own)
+    backend: sgl.BaseBackend = LocalBackend(engine)
+    if kind == "server":
+        backend = sgl.RuntimeEndpoint(stack.enter_context(serving(engine)), retries=0)
+        stack.callback(backend.shutdown)
+    backend.chat_template = get_chat_template("chatml")
+    return lambda: backend
+
+
+# ------------------------------------------------------------------------------------------ an engine in a child
+
+
+@contextlib.contextmanager
+def child(folder: Path) -> Iterator[Engine]:
+    """An engine in a process of its own, which runs the rule in place of the model in its folder."""
+    config = LlamaConfig(
+        vocab_size=len(ALPHABET), hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
+        max_position_embeddings=4096, eos_token_id=0, bos_token_id=1,
+    )  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(folder / "rule")
+    tokenizer().save(str(folder / "rule" / "tokenizer.json"))
+
+    class Spawned(spawned_process.SpawnedProcess):
+        def __init__(self, module: str, *more: Any) -> None:
+            super().__init__("tests.conformance.oracle_child" if module.endswith("child.main") else module, *more)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine_process, "SpawnedProcess", Spawned)
+        with Engine(str(folder / "rule"), max_total_tokens=16384, dtype="float32", threads=1) as engine:
+            yield engine
