@@ -76,6 +76,7 @@ def application(engine: Engine, settings: ServerSettings) -> Starlette:
         lifespan=lifespan,
         exception_handlers={HTTPException: _http_error},
     )
+    app.state.gate = gate
     return app
 
 

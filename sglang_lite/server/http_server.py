@@ -1,28 +1,35 @@
-"""uvicorn's server with the limits and the end that this one has."""
+"""uvicorn's server with limits of its connections, and an end that every client is told of."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
-import math
+import socket
 from collections import Counter
+from collections.abc import Callable
 from functools import partial
+from types import FrameType
 from typing import Any, Final
 
 import uvicorn
 from starlette.applications import Starlette
 
 from sglang_lite.server.connection import Connection
+from sglang_lite.server.service import Service
 from sglang_lite.server.settings import ServerSettings
 
 logger = logging.getLogger("sglang_lite.server")
 _IDLE_S: Final = 75  # longest idle time of a connection; longer than a gateway's, so that the gateway closes first
+_LAST_S: Final = 2.0  # time for clients to read the end of their answers
+_LOOK_S: Final = 0.05
 
 
 class HttpServer(uvicorn.Server):
-    """uvicorn server that ends at once at a second signal of any kind.
+    """uvicorn server that owns its end: open requests may continue for a while, and the rest get an error.
 
     Args:
-        app: application to serve.
+        app: application to serve, as `application` makes it.
         settings: settings of the server.
     """
 
@@ -38,14 +45,49 @@ class HttpServer(uvicorn.Server):
             server_header=False,
             proxy_headers=False,  # the server doesn't use client addresses
             timeout_keep_alive=_IDLE_S,
-            timeout_graceful_shutdown=math.ceil(settings.drain_s),
             lifespan="on",
         )
         super().__init__(config)
+        self._state, self._drain_s = app.state, settings.drain_s
+        self._hurried = False  # by a second signal
 
-    def handle_exit(self, sig: int, frame: Any) -> None:
-        self.force_exit = self.should_exit  # uvicorn would also raise the signal again at its end
-        self.should_exit = True
-        if self.force_exit:  # uvicorn would log a traceback for each open request
-            logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self.should_exit:
+            self._hurried = True
             logger.warning("second signal: open requests are ended now")
+        self.should_exit = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Ends the server, in the place of uvicorn, which would cancel requests without an answer.
+
+        Until the open requests have ended, the sockets answer: `/ready` says 503, and so does each new request. After
+        `drain_s`, or a second signal, the engine is closed, which ends each request with an error in the form of its
+        protocol.
+        """
+        service: Service = self._state.service
+        requests: Counter[str] = self._state.gate.open
+        service.shutting_down = True
+        if requests:
+            logger.info("shutting down: %d open requests may continue for %g s", requests.total(), self._drain_s)
+        await self._wait(lambda: self._hurried or not requests, self._drain_s)
+        if requests:
+            logger.warning("shutting down: %d requests have not ended, and get an error", requests.total())
+            await asyncio.to_thread(service.engine.close)
+            await self._wait(lambda: not requests, _LAST_S)
+        for server in self.servers:
+            server.close()
+        connections, tasks = self.server_state.connections, self.server_state.tasks
+        for each in list(connections):
+            each.shutdown()
+        await self._wait(lambda: not connections, _LAST_S)
+        for each in list(connections):  # of clients that don't read
+            each.transport.abort()
+        await self._wait(lambda: not tasks, _LAST_S)
+        await self.lifespan.shutdown()
+
+    async def _wait(self, done: Callable[[], object], seconds: float) -> None:
+        """Waits until `done()` is true, for at most some seconds."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while not done():
+                    await asyncio.sleep(_LOOK_S)

@@ -217,6 +217,8 @@ class Endpoint:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode())]
+                if self._service().shutting_down:  # the client's next request has to go elsewhere
+                    message["headers"].append((b"connection", b"close"))
             await send(message)
 
         try:
@@ -235,6 +237,8 @@ class Endpoint:
             key = self._gate.key_of(request, route)
             with self._gate.count_open(key, route.counts_as_open):
                 service = self._service()
+                if route.counts_as_open:
+                    service.check_accepts()
                 settings = service.settings
                 most = int(settings.max_body_mb * 2**20)
                 call = HttpRequest(

@@ -42,6 +42,7 @@ class Service:
         stored: stored responses.
         programs: open programs by id; their type is private to programs/program.py.
         body_pool: processes that read large bodies.
+        shutting_down: True once the server ends: requests that are open may continue, and no other is accepted.
     """
 
     def __init__(self, engine: Engine, settings: ServerSettings) -> None:
@@ -51,6 +52,7 @@ class Service:
         self.started = time.time()
         self.programs: dict[str, Any] = {}
         self.body_pool = BodyPool(settings.body_processes, partial(ModelFacts.of, engine, settings))
+        self.shutting_down = False
         self._last_reply = 0.0  # time of the latest reply from the engine
         self._first_token_at = 0.0  # 0.0 until the engine has generated a token
         self._tasks: set[asyncio.Task[None]] = set()
@@ -171,8 +173,15 @@ class Service:
         if silent > self.settings.health_timeout_s or not self.engine.core.responds:
             raise EngineClosedError("the engine does not respond.")
 
+    def check_accepts(self) -> None:
+        """Raises EngineClosedError if the server is shutting down."""
+        if self.shutting_down:
+            raise EngineClosedError("the server is shutting down.", hint="Try again later, or on another server.")
+
     def check_ready(self) -> None:
-        """Raises EngineClosedError if the engine is unhealthy, or hasn't generated its first token."""
+        """Raises EngineClosedError if the server is shutting down, or the engine is unhealthy, or hasn't generated its
+        first token."""
+        self.check_accepts()
         self.check_health()
         if not self._first_token_at:
             raise EngineClosedError("the engine has generated no token yet.", hint="It is starting. Try again later.")

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import signal
 import threading
 
 import httpx2
@@ -48,6 +49,10 @@ class Running:
         self._listening.set()
         await self._server.main_loop()
         await self._server.shutdown()
+
+    def terminate(self):
+        """Tells the server what a signal tells it."""
+        self._server.handle_exit(signal.SIGTERM, None)
 
     def stop(self):
         self._server.should_exit = True

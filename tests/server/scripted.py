@@ -2,7 +2,7 @@
 
 import asyncio
 
-from sglang_lite.protocol import Delta, Generation, RequestAbortedError, SglError, Usage
+from sglang_lite.protocol import Delta, EngineClosedError, Generation, RequestAbortedError, SglError, Usage
 from sglang_lite.text.chat_template import JinjaTemplate
 
 _HOPS = 8  # of the event loop between two pieces, in which who reads takes one
@@ -47,7 +47,11 @@ class Scripted:
         return answer
 
     def abort(self, rid):
-        next(answer for answer in self.submitted if answer.rid == rid).end()
+        next(answer for answer in self.submitted if answer.rid == rid).end(RequestAbortedError("it was aborted."))
+
+    def close(self):
+        for answer in self.submitted:
+            answer.end(EngineClosedError("it was closed."))
 
 
 class Answer:
@@ -65,10 +69,10 @@ class Answer:
         """Ends it without an event, as its reader has left."""
         self.aborted = True
 
-    def end(self):
+    def end(self, error):
         """Ends it with an error."""
         self.abort()
-        self._loop.call_soon_threadsafe(self._tell, RequestAbortedError("it was aborted."))
+        self._loop.call_soon_threadsafe(self._tell, error)
 
     def _tell(self, event):
         self._sink(event)

@@ -19,6 +19,10 @@ class _Broken:
     """Service that nothing can be asked of."""
 
     settings = ServerSettings()
+    shutting_down = False
+
+    def check_accepts(self):
+        pass
 
     def __getattr__(self, name):
         raise ZeroDivisionError(name)

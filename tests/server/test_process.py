@@ -89,8 +89,9 @@ def test_the_command_serves_until_it_is_told_to_end(folder):
 
 
 def test_what_is_open_ends_well_after_sigterm(folder):
-    with launched(folder, module="sglang_lite") as (process, url):
-        with httpx2.stream("POST", f"{url}/generate", json=LONG, timeout=60) as stream:
+    """However long that takes."""
+    with launched(folder, "--drain-s", "3600", module="sglang_lite") as (process, url):
+        with httpx2.stream("POST", f"{url}/generate", json=LONG, timeout=None) as stream:
             lines = stream.iter_lines()
             next(lines)
             process.terminate()
@@ -102,30 +103,29 @@ def test_what_is_open_ends_well_after_sigterm(folder):
 def test_a_second_signal_ends_it_at_once(folder, tmp_path):
     with open(tmp_path / "log", "w+") as log, launched(folder, log=log) as (process, url):
         (engine,) = children_of(process.pid)
-        done = threading.Event()
+        begun, told = threading.Event(), []
 
         def read():
             body = {**LONG, "text": ["a"] * 30}
-            with (
-                contextlib.suppress(httpx2.HTTPError),
-                httpx2.stream("POST", f"{url}/generate", json=body, timeout=60) as stream,
-            ):
-                for _ in stream.iter_lines():
-                    done.set()
+            with httpx2.stream("POST", f"{url}/generate", json=body, timeout=60) as stream:
+                for line in stream.iter_lines():
+                    begun.set()
+                    told[:] = [*told[-3:], line]
 
         thread = threading.Thread(target=read)
         thread.start()
-        assert done.wait(60)
+        assert begun.wait(60)
         process.terminate()
-        with contextlib.suppress(httpx2.HTTPError):
-            while httpx2.get(f"{url}/ping", timeout=60).status_code == 200:  # until it has heard the first one
-                pass
+        until(lambda: httpx2.get(f"{url}/ready", timeout=60).status_code == 503)  # it has heard the first one
         process.terminate()
         process.wait(60)
         thread.join(60)
         gone(engine)
+        assert told[-2:] == ["data: [DONE]", ""]
+        assert json.loads(told[-4][6:])["meta_info"]["finish_reason"]["err_type"] == "EngineClosedError"
         said = Path(log.name).read_text()
         assert "second signal: open requests are ended now" in said
+        assert said.count("1 requests have not ended, and get an error") == 1
         assert "Traceback" not in said
 
 
