@@ -71,14 +71,14 @@ class Toolbox:
         tools: by name, each function and the pydantic TypeAdapter of its arguments.
         schemas: by name, the JSON schema of each function's arguments.
         shared: definitions that the schemas refer to.
-        required: whether the model has to call a tool.
+        choice: "auto", "required" if the model has to call a tool, "named" if it has to call the only tool, once.
         parallel: whether the model may call several tools at once; values are then lists of calls.
     """
 
     tools: Mapping[str, tuple[Callable[..., Any], Any]]
     schemas: Mapping[str, Any]
     shared: Mapping[str, Any]
-    required: bool
+    choice: Literal["auto", "required", "named"]
     parallel: bool = False
 
     @staticmethod
@@ -89,7 +89,7 @@ class Toolbox:
 
         Args:
             tools: functions with annotated parameters.
-            choice: "auto", "required", or a tool or its name, which then has to be called.
+            choice: "auto", "required", or a tool or its name, which then has to be called, once.
             parallel: whether the model may call several tools at once.
 
         Raises:
@@ -113,7 +113,8 @@ class Toolbox:
         elif choice not in ("auto", "required"):
             raise ParameterError("tool_choice", f"{choice!r} is not 'auto', 'required' or one of the tools.")
         schemas, shared = schemas_of([(name, reader) for name, (_, reader) in by_name.items()])
-        return Toolbox(by_name, schemas, shared, choice != "auto", parallel)
+        mode: Literal["auto", "required", "named"] = "auto" if choice == "auto" else "required"
+        return Toolbox(by_name, schemas, shared, "named" if chosen in by_name else mode, parallel)
 
     def value_type(self, family: str | None) -> ValueType:
         """Type of the text that a generation with these tools writes. Its values are ToolCall (lists of ToolCall with
@@ -124,20 +125,21 @@ class Toolbox:
         """
         if family is not None:
             schemas = {name: json_schema({**schema, **self.shared}) for name, schema in self.schemas.items()}
-            choice: Literal["auto", "required"] = "required" if self.required else "auto"
-            constraint = calls_constraint(family, schemas, choice, parallel=self.parallel)
+            constraint = calls_constraint(family, schemas, self.choice, parallel=self.parallel)
             return ValueType(None, constraint, partial(self._read_format, family, schemas))
         functions = [
             Function(name, inspect.getdoc(self.tools[name][0]) or "", schema) for name, schema in self.schemas.items()
         ]
-        schema = tool_use_schema(functions, self.shared, required=self.required, parallel=self.parallel)
+        schema = tool_use_schema(
+            functions, self.shared, required=self.choice != "auto", parallel=self.parallel, once=self.choice == "named"
+        )
         return ValueType(None, schema, self._read_object)
 
     def _read_format(
         self, family: str, schemas: Mapping[str, JsonSchema], text: str
     ) -> ToolCall | list[ToolCall] | str:
         answer = parse_answer(family, text, tools=schemas)
-        if not answer.complete or (self.required and not answer.calls):
+        if not answer.complete or (self.choice != "auto" and not answer.calls):
             raise ValueValidationError("the text ends in the middle of a tool call.", text=text)
         if not answer.calls:
             return answer.content

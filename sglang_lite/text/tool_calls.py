@@ -42,7 +42,7 @@ _NAME = r"[\w.:-]{1,256}"  # name of a tool
 def calls_constraint(
     family: str,
     tools: Mapping[str, JsonSchema],
-    choice: Literal["auto", "required", "none"] = "auto",
+    choice: Literal["auto", "required", "named", "none"] = "auto",
     *,
     reasoning: str | None = None,
     parallel: bool = True,
@@ -52,28 +52,30 @@ def calls_constraint(
     Args:
         family: name in text.tool_formats.
         tools: schema of the arguments by tool name. To force one of several tools, pass that tool alone.
-        choice: "auto" for text that may contain calls, "required" for calls only, "none" for no calls.
+        choice: "auto" for text that may contain calls, "required" for one or more calls, "named" for one call, "none"
+            for no calls.
         reasoning: key of text.reasoning.FORMATS for the model's reasoning marks, or None for no reasoning.
-        parallel: whether several calls are allowed.
+        parallel: whether several calls are allowed; not with "named".
 
     Raises:
-        ParameterError: the family, model type or choice is unknown, "required" has no tools, or a tool's name could not
-            be parsed back.
+        ParameterError: the family, model type or choice is unknown, a forced call has no tools, or a tool's name could
+            not be parsed back.
     """
     call_format = tool_format(family)
-    if choice not in ("auto", "required", "none"):
-        raise ParameterError("tool_choice", f"{choice!r} is not 'auto', 'required' or 'none'.")
-    if choice == "required" and not tools:
-        raise ParameterError("tool_choice", "'required' needs tools.")
+    if choice not in ("auto", "required", "named", "none"):
+        raise ParameterError("tool_choice", f"{choice!r} is not 'auto', 'required', 'named' or 'none'.")
+    forced = choice in ("required", "named")
+    if forced and not tools:
+        raise ParameterError("tool_choice", f"{choice!r} needs tools.")
     for name in tools:
         if not regex.fullmatch(_NAME, name):
             hint = "Use up to 256 letters, digits, and _ . : -"
             raise ParameterError("tools", f"{name!r} can't be the name of a tool.", hint=hint)
     calls: Constraint = OneOf(tuple(_call(tag) for tag in _tags(call_format, tools)))
-    if parallel:
+    if parallel and choice != "named":
         calls = InOrder((calls, Repeated(InOrder((Choices((call_format.separator,)), calls)))))
     excluded = () if reasoning is None else (reasoning_format(reasoning).start, reasoning_format(reasoning).end)
-    if choice == "required":
+    if forced:
         before = (
             call_format.text[1] if not call_format.text[0] else ""
         )  # text without a start mark is present, though empty

@@ -48,7 +48,12 @@ class ToolUse:
 
 
 def tool_use_schema(
-    functions: Sequence[Function], shared: Mapping[str, Json], *, required: bool, parallel: bool = False
+    functions: Sequence[Function],
+    shared: Mapping[str, Json],
+    *,
+    required: bool,
+    parallel: bool = False,
+    once: bool = False,
 ) -> JsonSchema:
     """Schema of a call or an answer.
 
@@ -57,13 +62,15 @@ def tool_use_schema(
         shared: definitions that the parameters refer to.
         required: whether a function must be called.
         parallel: whether to allow several calls, as a list.
+        once: whether a list has exactly one call.
     """
     options = [
         {"description": each.description, **_exactly(tool={"const": each.name}, arguments=each.parameters)}
         for each in functions
     ]
     if parallel:
-        options = [_exactly(calls={"type": "array", "items": {"anyOf": options}, "minItems": 1})]
+        most = {"maxItems": 1} if once else {}
+        options = [_exactly(calls={"type": "array", "items": {"anyOf": options}, "minItems": 1, **most})]
     if not required:
         options.append(_exactly(answer={"type": "string"}))
     return json_schema({"$comment": _MARK, "anyOf": options, **shared})

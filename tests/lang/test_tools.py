@@ -277,6 +277,21 @@ def test_a_call_can_be_demanded(choice):
             native(other, add, weather, tool_choice=choice)["x"]
 
 
+@pytest.mark.parametrize(("choice", "most"), [("required", 2), ("add", 1), (add, 1)])
+def test_a_tool_that_is_named_is_called_once_where_a_turn_may_have_several_calls(choice, most):
+    options = {"tool_choice": choice, "parallel_tool_calls": True}
+    for count in (1, 2):
+        calls = [{"tool": "add", "arguments": {"a": n, "b": 1}} for n in range(count)]
+        written = {native: "\n".join(qwen("add", a=n) for n in range(count)), generated: json.dumps({"calls": calls})}
+        for run, text in written.items():
+            if count <= most:
+                state = run(text, add, **options)
+                assert len(state["x"] if run == native else state) == count
+            else:
+                with pytest.raises(sgl.BackendError, match="does not satisfy"):
+                    run(text, add, **options)["x"]
+
+
 def test_a_choice_that_is_none_is_refused():
     for choice in ("subtract", weather, "none", 3):
         with pytest.raises(sgl.ParameterError, match=r"tool_choice: .* is not 'auto', 'required' or one"):

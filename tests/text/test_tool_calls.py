@@ -145,6 +145,10 @@ def test_text_and_calls_are_what_was_written(family):
     assert not sgl.grammar.matches(calls_constraint(family, TOOLS, "none"), text)
     assert not sgl.grammar.matches(calls_constraint(family, TOOLS, "required"), text)
     assert sgl.grammar.matches(calls_constraint(family, TOOLS, "required"), written(family, "", one, two))
+    named = calls_constraint(family, {"add": TOOLS["add"]}, "named")
+    assert sgl.grammar.matches(named, written(family, "", one))
+    for other in (written(family, "", one, one), written(family, "", two), written(family, "Let me see. ", one), ""):
+        assert not sgl.grammar.matches(named, other)
     assert call_text(family, *one) in written(family, "", one)
 
 

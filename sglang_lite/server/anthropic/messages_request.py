@@ -220,7 +220,7 @@ def _format(body: CountTokensRequest) -> Constraint | None:
 
 def _choice(
     choice: ToolChoice, tools: Sequence[Tool], hosted: Mapping[str, str]
-) -> Literal["auto", "required", "none"]:
+) -> Literal["auto", "required", "named", "none"]:
     if choice.type == "tool":
         if choice.name is None:
             raise ParameterError("tool_choice.name", "is missing.")
@@ -234,7 +234,7 @@ def _choice(
     if choice.type in ("any", "tool"):
         if not tools:
             raise ParameterError("tool_choice", "the request has no tools that can be called. Give some in tools.")
-        return "required"
+        return "required" if choice.type == "any" else "named"
     return "auto" if choice.type == "auto" else "none"
 
 

@@ -68,10 +68,10 @@ class Conversation:
     Attributes:
         messages: messages as templates take them: role and content as text, tool calls with arguments as objects.
         tools: tools that may be called.
-        tool_choice: "auto": text and calls; "required": calls only; "shown": no calls, but the model sees the tools;
-            "none": no calls, and the model doesn't see the tools.
+        tool_choice: "auto": text and calls; "required": calls only; "named": one call of the allowed tool; "shown": no
+            calls, but the model sees the tools; "none": no calls, and the model doesn't see the tools.
         allowed: names of the tools that may be called, or of which one must be; None for all.
-        parallel: True if there may be several calls.
+        parallel: True if there may be several calls, unless a tool is named.
         answer: constraint on the text of the answer.
         continue_final: True if the last message is continued, instead of being answered by another one.
         complete: True if the conversation is only read, so that no message follows.
@@ -81,7 +81,7 @@ class Conversation:
 
     messages: Sequence[Mapping[str, Any]]
     tools: Sequence[Tool] = ()
-    tool_choice: Literal["auto", "required", "shown", "none"] = "auto"
+    tool_choice: Literal["auto", "required", "named", "shown", "none"] = "auto"
     allowed: Sequence[str] | None = None
     parallel: bool = True
     answer: Constraint | None = None
@@ -186,7 +186,7 @@ class ChatFormat:
             raise ParameterError("tools", "two tools have the same name.")
         schemas = {tool.name: tool.schema for tool in conversation.tools}
         allowed = _allowed(schemas, conversation.allowed)
-        family = self.family if allowed and conversation.tool_choice in ("auto", "required") else None
+        family = self.family if allowed and conversation.tool_choice not in ("shown", "none") else None
         constraint = conversation.answer
         if family is not None:
             constraint = self._calls(conversation, allowed, reasoning)
@@ -199,8 +199,9 @@ class ChatFormat:
         self, conversation: Conversation, schemas: Mapping[str, JsonSchema], reasoning: str | None
     ) -> Constraint:
         answer = conversation.answer
-        choice: Literal["auto", "required"] = "auto" if conversation.tool_choice == "auto" else "required"
-        if choice == "required" or answer is None:
+        choice = conversation.tool_choice
+        assert choice != "shown"
+        if choice != "auto" or answer is None:
             return calls_constraint(self.family, schemas, choice, reasoning=reasoning, parallel=conversation.parallel)
         either = OneOf((calls_constraint(self.family, schemas, "required", parallel=conversation.parallel), answer))
         return either if reasoning is None else with_reasoning(reasoning, either)

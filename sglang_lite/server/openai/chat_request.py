@@ -205,7 +205,7 @@ class ChatRequest(sampling.SglangSampling, kw_only=True):
     cache_salt: str | None = None
 
 
-Choice: TypeAlias = Literal["auto", "required", "shown", "none"]
+Choice: TypeAlias = Literal["auto", "required", "named", "shown", "none"]
 CHAT = Fields(ChatRequest, CHAT_NEUTRAL, CHAT_REFUSED)
 
 
@@ -233,7 +233,7 @@ def conversation_of(body: ChatRequest, unused: list[str]) -> tuple[Conversation,
     )
     choice: Choice
     choice, allowed = _choice(body.tool_choice, has_tools=bool(body.tools))
-    custom = _forced(body.tools or (), allowed) if choice == "required" else None
+    custom = _forced(body.tools or (), allowed) if choice in ("required", "named") else None
     if custom is not None:
         if constraint is not None:
             raise ParameterError(
@@ -280,7 +280,7 @@ def template_messages(messages: Sequence[Message]) -> list[dict[str, Json]]:
 
 def _choice(
     given: str | dict[str, Any] | None, *, has_tools: bool
-) -> tuple[Literal["auto", "required", "none"], list[str] | None]:
+) -> tuple[Literal["auto", "required", "named", "none"], list[str] | None]:
     """Mode of tool calling, and the names of the tools that may be called; None for all."""
     if given is None or given == "auto":
         return "auto", None
@@ -298,7 +298,7 @@ def _choice(
             _named(each, f"tool_choice.allowed_tools.tools[{i}]") for i, each in enumerate(allowed.tools)
         ]
     if isinstance(given, dict):
-        return "required", [_named(given, "tool_choice")]
+        return "named", [_named(given, "tool_choice")]
     raise ParameterError("tool_choice", f"{given!r:.80} is not auto, none, required or a tool.")
 
 

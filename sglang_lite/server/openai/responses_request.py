@@ -181,7 +181,7 @@ def parse_request(body: ResponsesRequest, items: Sequence[Item], unused: list[st
     if body.text is not None and body.text.verbosity not in (None, "medium"):
         unused.append("text.verbosity")  # the model has no such setting
     custom = None
-    if choice == "required" and allowed is not None and len(allowed) == 1:
+    if choice in ("required", "named") and allowed is not None and len(allowed) == 1:
         found = tools[allowed[0]]
         custom = found if isinstance(found, CustomTool) else None
     if custom is not None:
@@ -266,7 +266,7 @@ def _tool(tool: FunctionTool | CustomTool, *, forced: bool) -> Tool:
 
 def _choice(
     given: str | dict[str, Any] | None, tools: Mapping[str, FunctionTool | CustomTool], hosted: frozenset[str]
-) -> tuple[Literal["auto", "required", "none"], list[str] | None]:
+) -> tuple[Literal["auto", "required", "named", "none"], list[str] | None]:
     """Mode of tool calling, and the names of the tools that may be called; None for all."""
     if given is None or given == "auto":
         return "auto", None
@@ -278,7 +278,7 @@ def _choice(
         return "required", None
     kind = given.get("type") if isinstance(given, dict) else given
     if isinstance(given, dict) and kind in ("function", "custom"):
-        return "required", [_named(given, "tool_choice", tools)]
+        return "named", [_named(given, "tool_choice", tools)]
     if isinstance(given, dict) and kind == "allowed_tools":
         allowed = convert(given, Allowed, "tool_choice")
         names = [
