@@ -377,7 +377,7 @@ class Branch:
     def fork(self, size: int = 1, where: Location | None = None) -> list[Branch]:
         """Makes `size` branches that continue from here independently."""
         node = self.next_node()
-        children = [Branch(self._forked(), f"{node}.{i}") for i in range(size)]
+        children = [Branch(_forked(self.player), f"{node}.{i}") for i in range(size)]
         self.copy_state_to(children)
         players = [child.player for child in children]
         self.player.children += players
@@ -387,10 +387,6 @@ class Branch:
         if "fork_program" in self.backend.hooks:
             self.call_hook("fork_program", [StreamExecutor(player) for player in players], None)
         return children
-
-    def _forked(self) -> Player:
-        pushed = self.player.pushed
-        return Player(self.run, None if pushed is None else PushedBranch(pushed.program, pushed), self.player.depth + 1)
 
     def copy_state_to(self, children: Iterable[Branch]) -> None:
         """Copies the submitting side's state (variables, turns, open grammar) to branches forked from this one."""
@@ -501,6 +497,12 @@ class Branch:
     def read(self, what: Callable[[Player], UserValue], where: Location | None = None) -> Variable:
         """Variable that is set to `what(player)` when everything queued so far has been played."""
         return self.player.read(what, where)
+
+
+def _forked(player: Player) -> Player:
+    """Player of a branch that is forked from another one's."""
+    pushed = None if player.pushed is None else PushedBranch(player.pushed.program, player.pushed)
+    return Player(player.run, pushed, player.depth + 1)
 
 
 def _check_rollback(player: Player, where: Location | None) -> None:
