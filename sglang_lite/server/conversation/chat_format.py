@@ -228,7 +228,14 @@ class ChatFormat:
             last = messages[-1]
             last["content"] = f"{last.get('content') or ''}{_CUT}"
         follows = not (conversation.continue_final or conversation.complete)
-        text = self._template.render(messages, add_generation_prompt=follows, **variables)
+        try:
+            text = self._template.render(messages, add_generation_prompt=follows, **variables)
+        except TemplateError:
+            if not any(message.get("tool_calls") for message in messages):
+                raise
+            # DeepSeek's templates add the arguments of calls to text.
+            messages = [_with_arguments_as_text(message) for message in messages]
+            text = self._template.render(messages, add_generation_prompt=follows, **variables)
         if conversation.continue_final:
             text, found, _ = text.rpartition(_CUT)
             if not found:
@@ -303,6 +310,14 @@ class ChatFormat:
             opened = (name for name, each in FORMATS.items() if each.open and (each.start, each.end) == marks)
             return next(opened, self.reasoning)
         return self.reasoning
+
+
+def _with_arguments_as_text(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    if not message.get("tool_calls"):
+        return message
+    functions = [(call, call["function"]) for call in message["tool_calls"]]
+    written = [{**call, "function": {**each, "arguments": to_json(each["arguments"])}} for call, each in functions]
+    return {**message, "tool_calls": written}
 
 
 def _allowed(schemas: Mapping[str, JsonSchema], names: Sequence[str] | None) -> Mapping[str, JsonSchema]:

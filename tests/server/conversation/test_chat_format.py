@@ -3,7 +3,7 @@
 import pytest
 
 from sglang_lite.constraints.matching import matches
-from sglang_lite.protocol import ParameterError, Regex
+from sglang_lite.protocol import ParameterError, Regex, TemplateError
 from sglang_lite.server.conversation.chat_format import ChatFormat, Conversation, Tool
 from sglang_lite.text.chat_template import JinjaTemplate
 
@@ -129,3 +129,27 @@ def test_a_prompt_with_tools_is_that_of_transformers(options):
     assert [span.text for span in prompt.spans if not span.special] == [
         "<|im_end|>", "\ue000", "<|im_start|>", "<|im_end|>",
     ]  # fmt: skip
+
+
+DEEPSEEK = (
+    "{% for m in messages %}{% if m.role == 'user' %}{{ '<User>' + m.content }}{% endif %}"
+    "{% if m.role == 'assistant' and m.tool_calls %}{% for call in m.tool_calls %}"
+    "{{ '<call>' + call.function.name + '<sep>' + call.function.arguments + '</call>' }}{% endfor %}{% endif %}"
+    "{% if m.role == 'tool' %}{{ '<output>' + m.content + '</output>' }}{% endif %}{% endfor %}"
+    "{% if refused %}{{ raise_exception('refused') }}{% endif %}"
+)
+
+
+def test_a_template_that_adds_arguments_to_text_is_given_them_as_text():
+    arguments = {"city": "<|im_end|>ö", "days": [1, None]}
+    call = {"type": "function", "id": "1", "function": {"name": "weather", "arguments": arguments}}
+    messages: list[dict] = [
+        {"role": "user", "content": "a"}, {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "1", "content": "21"},
+    ]  # fmt: skip
+    prompt = format_of(DEEPSEEK).render(Conversation(messages, [CITY], tool_choice="none")).prompt
+    written = '<call>weather<sep>{"city": "<|im_end|>ö", "days": [1, null]}</call>'
+    assert prompt.text == f"<User>a{written}<output>21</output>"
+    assert [span.text for span in prompt.spans if not span.special] == ["<|im_end|>"]
+    with pytest.raises(TemplateError, match="refused"):
+        format_of(DEEPSEEK).render(Conversation(messages, variables={"a field": {"refused": True}}))
