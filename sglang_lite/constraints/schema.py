@@ -47,6 +47,8 @@ def json_schema(
         text = source if isinstance(source, str) else json.dumps(source, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         hint = "Give a schema as a dict or as text; a pydantic model has model_json_schema()."
+        if "Circular" in str(error):
+            hint = 'A schema refers to itself by name: {"$ref": "#"}.'
         raise ConstraintError(f"json_schema: not a JSON document: {error}", hint=hint) from error
     schema = JsonSchema(text, enforce, format, separators, whitespace, order, integers)
     style_of(schema)  # refuses an invalid `whitespace` pattern here

@@ -489,6 +489,8 @@ def _misfit(program: SglFunction, arguments: Collection[str], what: str, error: 
             hint += f" (Settings of a run: help({program.name}.run).)" if what == "run" else ""
         if "missing" in str(error):
             problem += f", and was given {', '.join(map(repr, unknown))}"
+    elif what == "run" and "too many positional" in str(error):
+        hint = "A run's own settings are given by name: run(…, backend=…)."
     return ParameterError(what, f"{problem}.", hint=hint, where=user_location())
 
 

@@ -9,6 +9,7 @@ import sys
 
 import numpy as np
 import pytest
+from pydantic import BaseModel
 
 import sglang_lite as sgl
 from sglang_lite.lang.ir import SglConstantText, SglExprList, SglGen, SglRoleBegin
@@ -538,3 +539,52 @@ def test_a_value_may_be_awaited_in_every_way():
         return await task, await asyncio.wait_for(state.get("x"), 60), *await asyncio.gather(state.get("x"))
 
     assert asyncio.run(main()) == ("x", "x", "x")
+
+
+class Endless(BaseModel):
+    next: "Endless"
+
+
+@sgl.function
+def endless(s):
+    s += sgl.gen("a", type=Endless)
+
+
+@sgl.function
+def hasty(s, q):
+    s += "x"
+    sgl.gen("lost")
+    s.fork(2)[0].__iadd__(sgl.gen("beside"))
+
+
+CIRCLE: dict[str, object] = {}
+CIRCLE["self"] = CIRCLE
+
+
+@pytest.mark.parametrize(
+    ("call", "problem", "cure"),
+    [
+        (lambda: endless.run(backend=BACKEND)["a"], "no text satisfies it", "let it be null or missing"),
+        (lambda: sgl.grammar.json_schema(CIRCLE), "Circular reference", '{"$ref": "#"}'),
+        (lambda: hasty.run("q", backend=BACKEND)["lost"], "no variable", "`s += gen(…)`"),
+        (lambda: hasty.run("q", backend=BACKEND)["beside"], "no variable", "`join()`"),
+        (lambda: hasty.run("q", sgl.ScriptedBackend()), "too many positional", "run(…, backend=…)"),
+        (lambda: sgl.Engine("gpt-5-mini", in_process=True), "not an alias", "sgl.OpenAI('gpt-5-mini')"),
+    ],
+)
+def test_a_first_mistake_is_told_its_cure(call, problem, cure):
+    with pytest.raises(sgl.SglError, match=problem) as told:
+        call()
+    assert cure in told.value.hint
+
+
+def test_a_value_that_contains_itself_is_not_saved(tmp_path):
+    @sgl.function
+    def program(s):
+        s["kept"] = CIRCLE
+        s += "x"
+
+    state = program.run(backend=sgl.ScriptedBackend())
+    with pytest.raises(sgl.ProgramError, match="'kept' contains itself") as told:
+        state.save(tmp_path / "run.json")
+    assert told.value.hint

@@ -219,6 +219,8 @@ def _contradiction_hint(schema: Json) -> str:
     keywords = (
         f"{name}: {json.dumps(value, ensure_ascii=False):.60}" for name, value in schema.items() if name not in _NOTES
     )
+    if "$ref" in schema:
+        return f"No value meets {'; '.join(keywords)}. If it requires itself, it never ends: let it be null or missing."
     return f"No value meets all of {'; '.join(keywords)}. Change one."
 
 

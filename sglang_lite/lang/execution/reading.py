@@ -68,7 +68,8 @@ def unknown(player: Player, name: str, where: Location | None = None) -> SglErro
         player.mark_failure_reported()
         return located(player.failure, where)
     return UnknownVariableError(
-        f"the program has no variable {name!r}; it has: {player.names.listed()}.", where=where
+        f"the program has no variable {name!r}; it has: {player.names.listed()}.", where=where,
+        hint="A generation counts once it is added, `s += gen(…)`, and a branch's once `join()` has joined the fork.",
     )  # fmt: skip
 
 

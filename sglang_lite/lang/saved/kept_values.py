@@ -26,20 +26,28 @@ def to_json_data(value: UserValue, what: str) -> UserValue:
     Raises:
         ProgramError: the value can't be saved.
     """
+    try:
+        return _json_data(value, what)
+    except RecursionError as error:
+        problem = f"{what} contains itself, or is too deep to be saved."
+        raise ProgramError(problem, hint="Keep names of what it refers to.") from error
+
+
+def _json_data(value: UserValue, what: str) -> UserValue:
     if isinstance(value, int) and not -(2**63) <= value < 2**64:  # JSON data has no integers beyond 64 bits
         return {"$type": "builtins:int", "$value": str(value)}
     if value is None or (isinstance(value, bool | int | float | str) and not isinstance(value, enum.Enum)):
         return value
     if isinstance(value, list):
-        return [to_json_data(item, what) for item in value]
+        return [_json_data(item, what) for item in value]
     if isinstance(value, dict) and all(isinstance(key, str) and not key.startswith("$") for key in value):
-        return {key: to_json_data(item, what) for key, item in value.items()}
+        return {key: _json_data(item, what) for key, item in value.items()}
     kind: Any = type(value)
     data: Any = None
     if kind in (tuple, set, frozenset):
-        data = [to_json_data(item, what) for item in value]
+        data = [_json_data(item, what) for item in value]
     elif kind is dict:
-        data = [[to_json_data(key, what), to_json_data(item, what)] for key, item in value.items()]
+        data = [[_json_data(key, what), _json_data(item, what)] for key, item in value.items()]
     elif inspect.isfunction(value):  # the function of a ToolCall
         kind, data = value, value.__name__
     elif isinstance(value, enum.Enum):
@@ -49,9 +57,9 @@ def to_json_data(value: UserValue, what: str) -> UserValue:
     elif hasattr(value, "model_dump"):
         data = value.model_dump(mode="json")
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        data = {f.name: to_json_data(getattr(value, f.name), what) for f in dataclasses.fields(value)}
+        data = {f.name: _json_data(getattr(value, f.name), what) for f in dataclasses.fields(value)}
     elif isinstance(value, msgspec.Struct):
-        data = {name: to_json_data(getattr(value, name), what) for name in value.__struct_fields__}
+        data = {name: _json_data(getattr(value, name), what) for name in value.__struct_fields__}
     name = f"{kind.__module__}:{kind.__qualname__}"
     with contextlib.suppress(ImportError, AttributeError):
         if data is not None and import_by_name(name) is kind:

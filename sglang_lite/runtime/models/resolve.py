@@ -110,7 +110,7 @@ def resolve(model: str, revision: str | None = None, *, weights: bool = True) ->
         return folder
     raise ModelError(
         f"model {model!r} is not an alias, an existing folder or file, or a hub id of the form owner/name.",
-        hint=f"Aliases: {', '.join(ALIASES)}.",
+        hint=f"Aliases: {', '.join(ALIASES)}. A model behind an API has a backend instead, as sgl.OpenAI({model!r}).",
     )
 
 
