@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sglang_lite.lang.backend.base_backend import ALL_CONSTRAINTS, BaseBackend, Capabilities
+from sglang_lite.lang.backend.default import BackendLike, as_backend
 from sglang_lite.lang.backend.traced_backend import TracedBackend
 from sglang_lite.lang.chat_template import get_chat_template
 from sglang_lite.lang.checks import check_whole
@@ -473,10 +474,10 @@ def explored(
     return paths, over and not waiting
 
 
-def extract_prefix_by_tracing(program: BaseProgram, backend: BaseBackend | None) -> str:
+def extract_prefix_by_tracing(program: BaseProgram, backend: BackendLike | None) -> str:
     """Constant text that every run of a program starts with. Tracing stops at the first node that is not constant text,
     or at an exception of the body."""
-    state = _tracer(program, dict(program.bind_arguments), backend)
+    state = _tracer(program, dict(program.bind_arguments), None if backend is None else as_backend(backend))
 
     def stop_at(node: Expression) -> None:
         if not isinstance(node, _CONSTANT):

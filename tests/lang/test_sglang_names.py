@@ -5,9 +5,11 @@ import threading
 import pytest
 
 import sglang_lite as sgl
+from sglang_lite.engine.engine import Engine
 from sglang_lite.lang import chat_template, interpreter, tracer
 from sglang_lite.lang.backend.openai import TokenUsage
 from tests.lang.fakes import Gated, run
+from tests.runtime import scripted
 
 PNG = b"\x89PNG\r\n\x1a\n" + b"0" * 30
 
@@ -119,6 +121,17 @@ def test_a_body_may_stop_the_tracing_of_its_prefix():
         raise tracer.StopTracing
 
     assert tracer.extract_prefix_by_tracing(program, None) == "x" * 65
+
+
+def test_the_prefix_of_a_program_that_begins_with_a_turn_is_its_templates_text():
+    @sgl.function
+    def program(s, question):
+        s += sgl.user("Answer: " + question)
+
+    template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</{{ m.role }}>{% endfor %}"
+    with Engine.of(scripted.loaded(), chat_template=template) as engine:
+        assert tracer.extract_prefix_by_tracing(program, engine) == "<user>Answer: "
+    assert tracer.extract_prefix_by_tracing(program, sgl.ScriptedBackend()) == "<|im_start|>user\nAnswer: "
 
 
 @pytest.mark.parametrize(
