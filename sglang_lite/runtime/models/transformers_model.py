@@ -3,14 +3,16 @@
 This module runs it with torch operations; gpu_transformers_model.py runs the same module as GPU steps.
 
 A trial run finds the cache layout that each layer needs. A second trial checks that nothing but keys and values passes
-from token to token: a model that keeps other state, or has its own form of attention, is refused.
+from token to token: a model that keeps other state, or has its own form of attention, is refused. A third one does so
+with narrow windows.
 """
 
 from __future__ import annotations
 
 import inspect
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import numpy as np
@@ -31,6 +33,8 @@ _TRIAL = 12  # tokens of the second trial run
 # Largest difference between the trial run at once and in steps, relative to the norm of a token's hidden state: for
 # 32-bit formats, and for narrower ones, where rounding alone causes 0.07 in 32 layers of random weights.
 _TOLERANCE, _COARSE = 2e-3, 0.2
+_WINDOWS = ("sliding_window", "sliding_window_size", "window_size", "attention_window_size")  # read when a module runs
+_WINDOW = 3  # tokens of each window in the third trial run
 _HINT = "Use a model of the families in docs/models.md."
 # Arguments of transformers' attention that have no effect here: the plan holds the positions, and dropout is off.
 _WITHOUT_MEANING = frozenset({
@@ -214,6 +218,7 @@ class TransformersModel:
             ) from error
         if not trial.planes:
             raise self._refusal("its attention can't be replaced")
+        self._check_rotation()
         self._check_windows({rules.window for rules in trial.rules})
         return trial
 
@@ -227,9 +232,30 @@ class TransformersModel:
         if getattr(config, "attention_chunk_size", None) is not None:
             raise self._refusal("it uses chunked attention (`attention_chunk_size`)")
 
+    def _check_rotation(self) -> None:
+        """Refuses longrope: transformers takes a factor by the longest row of a batch for all rows."""
+        config = self._module.config.get_text_config()
+        found = getattr(config, "rope_parameters", None) or {}
+        longest = getattr(config, "max_position_embeddings", None)
+        for rope in (found, *found.values()):  # one, or one for each kind of layers
+            if not isinstance(rope, dict) or rope.get("rope_type") != "longrope":
+                continue
+            first = rope.get("original_max_position_embeddings")
+            if first is None or longest is None or longest > first:
+                raise self._refusal("its rotary embedding depends on the longest row of a batch (longrope)")
+
     def _check_against_reference(self) -> None:
         """Compares transformers' hidden states of random tokens with ours, which are computed in three steps over a
-        cache."""
+        cache: with the module's windows, and with windows that the tokens exceed."""
+        self._compare(
+            "its hidden states differ from transformers', so it keeps other state than keys and values, or has "
+            "its own form of attention"
+        )
+        with _narrow_windows(self._module) as names:
+            if names:
+                self._compare(f"its hidden states differ from transformers' from the window on ({', '.join(names)})")
+
+    def _compare(self, reason: str) -> None:
         vocab = self._module.config.get_text_config().vocab_size
         ids = torch.from_numpy(np.random.default_rng(0).integers(0, vocab, _TRIAL)).to(self.device)
         positions = torch.arange(_TRIAL, device=self.device)
@@ -242,10 +268,7 @@ class TransformersModel:
         found = torch.cat(parts)
         tolerance = _COARSE if self.batch_sensitive else _TOLERANCE
         if found.shape != expected.shape or not _close(found.float(), expected.float(), tolerance):
-            raise self._refusal(
-                "its hidden states differ from transformers', so it keeps other state than keys and values, or has its "
-                "own form of attention"
-            )
+            raise self._refusal(reason)
 
     def _reference(self, ids: torch.Tensor) -> torch.Tensor:
         self._module.set_attn_implementation("eager")
@@ -259,6 +282,26 @@ class TransformersModel:
     def _refusal(self, reason: str) -> ModelError:
         name = type(self._module).__name__
         return ModelError(f"{self.label}: {name} can't be run through transformers: {reason}.", hint=_HINT)
+
+
+@contextmanager
+def _narrow_windows(module: nn.Module) -> Iterator[list[str]]:
+    """Sets all windows of a module to `_WINDOW` tokens meanwhile; gives the names of those that it has."""
+    parts = list(module.modules())
+    configs = [config for part in parts if (config := getattr(part, "config", None)) is not None]
+    configs += [config.get_text_config() for config in configs]
+    saved = []
+    for holder in {id(holder): holder for holder in (*parts, *configs)}.values():
+        for name in _WINDOWS:
+            value = holder.__dict__.get(name)
+            if type(value) is int and value > _WINDOW:
+                saved.append((holder, name, value))
+                setattr(holder, name, _WINDOW)
+    try:
+        yield sorted({name for _, name, _ in saved})
+    finally:
+        for holder, name, value in saved:
+            setattr(holder, name, value)
 
 
 def _close(found: torch.Tensor, expected: torch.Tensor, tolerance: float) -> bool:

@@ -74,6 +74,43 @@ def test_what_can_not_be_run_is_refused_for_its_reason(kind):
         wrapped(kind)
 
 
+@pytest.mark.parametrize(("kind", "window"), [("phimoe", 24), ("phimoe", None), ("gemma2", 24), ("mistral", 24)])
+def test_a_window_beyond_the_trial_is_compared_too(kind, window):
+    """A phimoe masks by its window, and its attention does not say so."""
+    model = tiny(kind)
+    model.config.sliding_window = window
+    for part in model.modules():
+        if getattr(part, "sliding_window", None) is not None:
+            part.sliding_window = window
+    if (kind, window) == ("phimoe", 24):
+        with pytest.raises(sgl.ModelError, match="from the window on \\(sliding_window\\)"):
+            transformers_model.TransformersModel(with_ours(model), kind)
+    else:
+        transformers_model.TransformersModel(with_ours(model), kind)
+    assert model.config.sliding_window == window
+
+
+def with_ours(model):
+    model.set_attn_implementation(transformers_model.NAME)
+    return model
+
+
+@pytest.mark.parametrize(("longest", "refused"), [(128, True), (64, False)])
+def test_rotation_by_the_longest_row_is_refused(longest, refused):
+    rope = {"rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 64,
+            "short_factor": [1.0] * 4, "long_factor": [8.0] * 4}  # fmt: skip
+    config = transformers.LlamaConfig(
+        vocab_size=96, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        max_position_embeddings=longest, rope_parameters=rope,
+    )  # fmt: skip
+    model = with_ours(transformers.LlamaForCausalLM(config).eval())
+    if refused:
+        with pytest.raises(sgl.ModelError, match="depends on the longest row of a batch \\(longrope\\)"):
+            transformers_model.TransformersModel(model, "llama")
+    else:
+        transformers_model.TransformersModel(model, "llama")
+
+
 def test_most_models_run():
     """The list of others can only shrink."""
     assert len(KINDS) - len(REFUSED) >= 94
