@@ -288,9 +288,12 @@ class RadixTree:
     def _tail(self, node: Node, tokens: Ints) -> Tail | None:
         """Page of the child of `node` that shares the longest prefix with `tokens`, or None. No child shares a whole
         page with them. In the order of keys, that child is beside the place of `tokens`."""
-        at = bisect_left(node.keys, self._key(tokens))
+        wanted = self._key(tokens)
+        first, at = wanted[: tokens.itemsize], bisect_left(node.keys, wanted)
         best: Tail | None = None
         for key in node.keys[max(at - 1, 0) : at + 1]:
+            if not key.startswith(first):  # the usual case
+                continue
             child = node.children[key]
             differ = np.flatnonzero(child.tokens[: len(tokens)] != tokens)
             count = int(differ[0]) if len(differ) else len(tokens)
