@@ -177,7 +177,8 @@ class Client:
                 writer.close()
                 return "left"
             if then == "half":
-                writer.write_eof()
+                with contextlib.suppress(OSError):  # not connected any more: it has answered already
+                    writer.write_eof()
             answer = await reader.read(-1)
         writer.close()
         return answer.split(b" ", 2)[1].decode() if answer else "closed"

@@ -152,7 +152,7 @@ def test_server_args_with_a_meaning_here_are_translated(given, settings):
     [
         ({"tp_size": 2}, "tp_size: 2 is not supported, only 1"),
         ({"model_path": "a", "model": "b"}, "model: model is given, too.* Give one"),
-        ({"enable_metrics": True}, "enable_metrics: True is not supported, only False"),
+        ({"enable_lora": True}, "enable_lora: True is not supported"),
     ],
 )
 def test_server_args_without_one_are_refused_by_name(given, message):

@@ -82,7 +82,7 @@ def test_names_are_free_for_a_server_that_others_reach_unless_some_are_given():
         ({"host": "127.0.0.2"}, 403),
     ):
         app = application(NO_ENGINE, ServerSettings(**settings))
-        app.state.service = type("Service", (), {"settings": ServerSettings()})
+        app.state.service = type("Service", (), {"settings": ServerSettings(), "shutting_down": False})
         assert asked(app, "GET", "/ping", [(b"host", b"pod-7.cluster.local")])[0] == expected, settings
 
 
@@ -116,7 +116,7 @@ def test_a_server_for_other_machines_has_an_administrator_by_key_alone():
     from tests.server.test_app import NO_ENGINE, asked
 
     app = application(NO_ENGINE, ServerSettings(host="0.0.0.0"))
-    app.state.service = type("Service", (), {"settings": ServerSettings()})
+    app.state.service = type("Service", (), {"settings": ServerSettings(), "shutting_down": False})
     assert [asked(app, "POST", path)[0] for path in OWNERS] == [403] * 3
 
 

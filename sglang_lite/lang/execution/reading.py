@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable
+from difflib import get_close_matches
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -67,9 +68,11 @@ def unknown(player: Player, name: str, where: Location | None = None) -> SglErro
     if player.failure is not None and (player.stopped or player.names.cut):
         player.mark_failure_reported()
         return located(player.failure, where)
+    hint = "A generation counts once it is added, `s += gen(…)`, and a branch's once `join()` has joined the fork."
+    misspelled = bool(get_close_matches(name, player.names.variables, 1))
     return UnknownVariableError(
         f"the program has no variable {name!r}; it has: {player.names.listed()}.", where=where,
-        hint="A generation counts once it is added, `s += gen(…)`, and a branch's once `join()` has joined the fork.",
+        hint="" if misspelled else hint,
     )  # fmt: skip
 
 
