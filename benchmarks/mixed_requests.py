@@ -73,9 +73,9 @@ BAD_BODIES = [
 ]  # fmt: skip
 NO_HTTP = [
     b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"\x16\x03\x01\x00\x00", b"GET / HTTP/9.9\r\n\r\n", b"\r\n" * 1000,
-    b"POST /generate HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\n{}",
-    b"POST /generate HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
-    b"GET /health HTTP/1.1\r\nHost: a\r\n" + b"X: y\r\n" * 20_000,
+    b"POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\n{}",
+    b"POST /generate HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+    b"GET /health HTTP/1.1\r\nHost: localhost\r\n" + b"X: y\r\n" * 20_000,
 ]  # fmt: skip
 KEPT_DESCRIPTORS = 8  # that may be more afterwards: connections that are kept open, files that are read once
 KEPT_MB = 64  # of memory that may be more: allocators keep some
@@ -232,7 +232,7 @@ class Client:
 
 
 def _head(field: str) -> bytes:
-    return f"POST /generate HTTP/1.1\r\nHost: a\r\nConnection: close\r\n{field}\r\n\r\n".encode()
+    return f"POST /generate HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{field}\r\n\r\n".encode()
 
 
 def _program(client: Client, tokens: int, **more: object) -> dict[str, Any]:

@@ -75,7 +75,7 @@ def texts(workload: str, count: int, seed: int, scale: int) -> list[tuple[str, i
 
 async def _answered(port: int, body: bytes, tokens: int) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**20)
-    head = "POST /generate HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Type: application/json\r\n"
+    head = "POST /generate HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Type: application/json\r\n"
     writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
     answer = await reader.read(-1)
     writer.close()

@@ -85,7 +85,8 @@ async def _stream(host: str, port: int, body: dict[str, Any], found: dict[str, A
     """Reads a stream of chat from a plain socket, as fast as it comes."""
     reader, writer = await asyncio.open_connection(host, port, limit=1 << 20)
     data = json.dumps(body).encode()
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nContent-Length: {len(data)}\r\nConnection: close\r\n\r\n"
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: {host}\r\nContent-Length: {len(data)}\r\n"
+    head += "Connection: close\r\n\r\n"
     writer.write(head.encode() + data)
     rest = b""
     while part := await reader.read(1 << 16):

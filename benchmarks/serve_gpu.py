@@ -69,7 +69,8 @@ async def _stream(port: int, text: str, tokens: int) -> tuple[int, int]:
     }  # fmt: skip
     data = json.dumps(body).encode()
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**20)
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Length: {len(data)}\r\n\r\n"
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n"
+    head += "Connection: close\r\n\r\n"
     writer.write(head.encode() + data)
     events, last = 0, b""
     while part := await reader.read(65536):
