@@ -242,3 +242,23 @@ def test_a_rule_holds_on_an_engine(backends, body, how):
         assert outcome(body, wait, backend) == expected
         assert outcome(body, wait, backend, retries=1) == expected
     assert outcome(body, played, backend, push_down=False) == expected
+
+
+@pytest.mark.parametrize("early", [False, True])
+@pytest.mark.parametrize("how", ["in this process", "in a child", "over HTTP"])
+def test_a_parameter_out_of_range_fails_its_branch_alone(backends, how, early):
+    def body(s):
+        s += "p:" + sgl.gen("w")
+        if not early:
+            s.sync()
+        fork = s.fork(2)
+        fork[0] += sgl.gen("x", temperature=5000)
+        fork[1] += sgl.gen("y")
+        s += sgl.gen("z")
+        return fork
+
+    def run():
+        state = sgl.function(body).run(backend=backends[how], **SETTINGS)
+        return [state["z"], state.ret_value[1]["y"], error_of(state.ret_value[0].__getitem__, "x")]
+
+    assert within(PATIENCE, run)[2] == "ParameterError"

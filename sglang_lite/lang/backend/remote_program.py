@@ -172,16 +172,18 @@ class RemoteProgram:
             )
         self._unsent = deque(each for each in self._unsent if "drop" in each)  # the first request has all nodes
         self._delivered.begin()
-        opens = bool(self._unsent) or not self._closed
+        opens, grows = self._program is None, bool(self._unsent) or not self._closed
         body: dict[str, Any] = {
             "version": wire.VERSION,
             "program": self._program or {"nodes": _as_data(_whole(self._branches))},
             "stream": self._stream or not opens,  # else the answer would arrive only at its end
             "open": opens,
         }
+        if opens and not grows:
+            body["close"] = True
         if self._priority:
             body["priority"] = self._priority
-        events = self._server.stream_events("/program", body, self._began if opens else None)
+        events = self._server.stream_events("/program", body, self._began if grows else None)
         async with contextlib.aclosing(events) as datas:
             async for data in datas:
                 event = _event(self._server, data)

@@ -7,7 +7,7 @@ import contextlib
 import math
 import time
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import msgspec
@@ -59,6 +59,7 @@ class PlayRequest(msgspec.Struct, kw_only=True):
     prompt: str | dict[str, Any] = ""
     stream: bool | None = None
     open: bool | None = None
+    close: bool | None = None
     limits: ProgramLimits | None = None
     cache_salt: str | None = None
     priority: int | None = None
@@ -97,12 +98,15 @@ class ProgramBudget:
         nodes: number of nodes that may still be added.
         branches: number of branches that may still be forked.
         vocab_size: vocabulary size of the model, for checks of sampling parameters.
+        open: whether the program is open: a generation with an invalid parameter then fails its branch when it is
+            played, and costs no tokens.
     """
 
     tokens: int
     nodes: int
     branches: int
     vocab_size: int
+    open: bool = False
 
     def minus(self, nodes: Sequence[Node], pointer: str) -> ProgramBudget:
         """Budget that is left after some nodes. Doesn't change this budget.
@@ -115,7 +119,7 @@ class ProgramBudget:
             ParameterError: a node exceeds the budget, or has an invalid parameter; the error has its JSON Pointer.
             CapabilityError: a node is an image.
         """
-        remaining = ProgramBudget(self.tokens, self.nodes, self.branches, self.vocab_size)
+        remaining = replace(self)
         for place, node in _walked(nodes, pointer):
             remaining.subtract(node, place, self)
         return remaining
@@ -136,7 +140,7 @@ class ProgramBudget:
             part = program.parts[i]
             costs[i] = _costliest(part.decision, costs)
             for j, each in enumerate(part.added):
-                whole = ProgramBudget(self.tokens, remaining.nodes, remaining.branches, self.vocab_size)
+                whole = replace(remaining, tokens=self.tokens)
                 rest = whole.minus(each.nodes, f"{pointer}/parts/{i}/added/{j}/nodes")
                 remaining.nodes, remaining.branches = rest.nodes, rest.branches
                 costs[i] += self.tokens - rest.tokens
@@ -163,6 +167,8 @@ class ProgramBudget:
             try:
                 params = resolve_params(node.params, self.vocab_size)
             except ParameterError as error:
+                if self.open:
+                    return
                 problem = error.message.removeprefix(f"{error.parameter}: ")
                 raise ParameterError(f"{pointer}/params/{error.parameter}", problem, hint=error.hint) from None
             self.tokens -= params.max_tokens * params.n
@@ -238,6 +244,7 @@ class ParsedProgram:
     seconds: float
     stream: bool
     open: bool
+    close: bool
     namespace: str
     priority: int
 
@@ -261,13 +268,16 @@ def parse_request(reader: Reader, call: HttpRequest, given: Mapping[str, Json], 
     if body.open and prompt != "":
         raise ParameterError(f"{pointer}/prompt", 'is "" where a program is open.', hint="Give the text as Text nodes.")
     program = _program(body.program, f"{pointer}/program", call)
+    if body.close and not body.open:
+        raise ParameterError(f"{pointer}/close", "is of programs that are open.", hint="Leave it out.")
     budget, seconds = limits_of(reader, body.limits, pointer)
+    budget.open = bool(body.open)
     remaining = budget.minus_program(program, f"{pointer}/program")
     if body.open and program.decision is not None:
         raise ParameterError(f"{pointer}/program/decision", "is of programs that are whole.", hint="Leave `open` out.")
     return ParsedProgram(
         (body.model,), f"prog-{random_id()}", prompt, program, remaining, seconds, bool(body.stream), bool(body.open),
-        body.cache_salt or "", body.priority or 0,
+        bool(body.close), body.cache_salt or "", body.priority or 0,
     )  # fmt: skip
 
 
@@ -431,9 +441,11 @@ async def _open_events(
     service: Service, call: HttpRequest, request: ParsedProgram
 ) -> AsyncGenerator[list[ProgramEvent], None]:
     def begin(program: OpenProgram) -> None:
-        service.programs[request.id] = _OpenProgramEntry(program, call.key, request.remaining)
+        service.programs[request.id] = _OpenProgramEntry(program, call.key, request.remaining, request.close)
         if request.program.nodes:
             program.extend((), request.program.nodes)
+        if request.close:
+            program.close()
 
     events = service.async_engine.open_program(
         begin,
@@ -483,7 +495,7 @@ def _read_answers(reader: Reader, call: HttpRequest) -> tuple[_Changes, bool]:
         if each.drop == bool(each.nodes):
             raise ParameterError(pointer, "has neither nodes nor drop: true. Give one of them.")
         changes.append((path, _program({"nodes": each.nodes}, pointer, call).nodes if each.nodes else ()))
-    _after(limits_of(reader, None, "")[0], changes)  # no program may have more
+    _after(replace(limits_of(reader, None, "")[0], open=True), changes)  # no program may have more
     return changes, body.close
 
 

@@ -20,7 +20,17 @@ from sglang_lite.program.nodes import (
     Select,
     Text,
 )
-from sglang_lite.protocol import Delta, Generation, Played, ProgramResult, Prompt, SamplingParams, Span, Usage
+from sglang_lite.protocol import (
+    Delta,
+    Generation,
+    ParameterError,
+    Played,
+    ProgramResult,
+    Prompt,
+    SamplingParams,
+    Span,
+    Usage,
+)
 from tests.server.conftest import serving
 from tests.waiting import until
 
@@ -140,6 +150,7 @@ LONG = Program((Gen("a", SamplingParams(max_tokens=2000)),))
         ({"limits": {"tokens": 7}}, "/program/nodes/2/branches/0/1/params/max_tokens"),
         ({"limits": {"tokens": 0}}, "/limits/tokens"),
         ({"open": True}, "/prompt"),
+        ({"close": True}, "/close"),
     ],
 )
 def test_what_is_wrong_is_named_before_anything_starts(http, engine, changed, parameter):
@@ -241,6 +252,26 @@ def test_a_held_node_is_answered_by_further_nodes(http, engine):
     assert [growing.next(), growing.next()] == [ProgramResult("a quick [ok] "), None]
     growing.leave()
     assert growing.answer().status_code == 404
+
+
+def test_a_parameter_out_of_range_fails_its_branch_of_an_open_program(http):
+    odd = Gen("a", SamplingParams(temperature=5000))
+    growing = Growing(http, Program((Text("a quick"), Fork(((odd,), ())))))
+    found = growing.next()
+    assert (found.path, type(found.event)) == ((1, 0, 0), ParameterError)
+    more = [{"path": [1, 1], "nodes": nodes(odd)}, {"path": [], "nodes": nodes(Gen("b", FOUR))}]
+    assert growing.answer(*more, close=True).status_code == 200
+    kinds = {each.name: type(each.event) for each in (growing.next(), growing.next())}
+    assert kinds == {"a": ParameterError, "b": Generation}
+    growing.leave()
+
+
+def test_an_open_program_may_be_whole(http):
+    growing = Growing(http, Program((Text("a quick"), Gen("a", FOUR))), close=True)
+    assert growing.next().name == "a"
+    assert isinstance(growing.next(), Usage)
+    assert isinstance(growing.next(), ProgramResult)
+    growing.leave()
 
 
 def test_a_branch_that_was_dropped_is_no_more(http, engine):
