@@ -57,6 +57,7 @@ class Checkpoint:
         self._mark: BranchSnapshot | None = None
 
     def __enter__(self) -> Checkpoint:
+        self._state.branch.names.check(user_location())
         self._mark = self._state.branch.mark()
         return self
 

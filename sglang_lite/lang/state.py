@@ -174,6 +174,7 @@ class ProgramState(AttributeHints):
 
     def set_var(self, name: str, value: object) -> None:
         check_name(name, user_location())
+        self.branch.names.check(user_location())
         self.branch.names.declare(name, Variable.of(value))
 
     def __setitem__(self, name: str, value: object) -> None:
@@ -243,7 +244,7 @@ class ProgramState(AttributeHints):
 
         player = self.branch.player
         if self.branch.run.body_open:
-            self._may_wait(self.branch.read(nothing, user_location()))
+            self._may_wait(player.read(nothing))
             error_of(player)
         else:
             finished(player).wait()
@@ -315,7 +316,7 @@ class ProgramState(AttributeHints):
             except KeyboardInterrupt:  # as in every read that waits
                 self.cancel()
                 raise
-        self._may_wait(self.branch.read(nothing, user_location()))
+        self._may_wait(self.branch.player.read(nothing))
         return error_of(self.branch.player)
 
     def _may_wait(self, variable: Variable, name: str | None = None) -> None:
@@ -366,6 +367,7 @@ class ProgramState(AttributeHints):
         """
         check_whole("size", size, 1, user_location())
         _refuse_offset(position_ids_offset)
+        self.branch.names.check(user_location())
         children = [ProgramState(child) for child in self.branch.fork(size, user_location())]
         return ProgramStateGroup(children, self)
 

@@ -42,6 +42,8 @@ class ProgramStateGroup:
             raise ParameterError(
                 "mode", f"{mode!r} is not 'gather_variable' or 'concate_and_append'.", where=user_location()
             )
+        for state in (self.src_state, *self.states):
+            state.branch.names.check(user_location())
         parent = self.src_state.branch
         children = [state.branch for state in self.states]
         parent.join(children, mode, user_location())

@@ -1,6 +1,7 @@
 """Rules of joins, rollbacks and failures: the same on every backend, however a program is handed over, and whatever has
 been played when a rollback comes."""
 
+import threading
 from functools import partial
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 
 import sglang_lite as sgl
 from sglang_lite.lang.backend.local import LocalBackend
+from sglang_lite.lang.choices import ChoicesDecision, ChoicesSamplingMethod
 from tests.lang.fakes import Answers, within
 from tests.server.conftest import serving
 
@@ -122,18 +124,28 @@ def join_after_the_rollback_of_a_join(s, wait):
 
 
 def branches_of_a_fork_behind_the_mark(s, wait):
-    s += "p:"
+    s += "p:" + sgl.gen("before")
     with s.checkpoint() as place:
         s += sgl.gen("x")
         fork = s.fork(2)
-        fork += " and"
+        fork += " and" + sgl.gen("y")
         deeper = fork[1].fork(1)
         wait(s)
         place.rollback()
-    fork[0] += sgl.gen("y")
-    deeper += sgl.gen("z")
+
+    def uses(branch):
+        yield partial(branch.__iadd__, "text")
+        yield partial(branch.__iadd__, sgl.gen("z"))
+        yield branch.user().__enter__
+        for name in ("before", "y", "z"):
+            yield partial(branch.__getitem__, name)
+        yield from (branch.text, branch.messages, branch.sync, branch.fork, branch.copy().__enter__)
+        yield from (branch.checkpoint().__enter__, partial(branch.set_var, "z", 1), lambda: list(branch.text_iter()))
+
+    found = {error_of(use) for branch in (fork[0], fork[1], deeper[0]) for use in uses(branch)}
+    found |= {error_of(fork.join), error_of(fork.__iadd__, "text"), type(fork[0].error()).__name__}
     s += sgl.gen("x")
-    return [error_of(fork[0].__getitem__, "y"), error_of(deeper[0].__getitem__, "z"), s["x"]]
+    return [*found, s["x"]]
 
 
 def rollback_in_a_branch_that_a_rollback_has_ended(s, wait):
@@ -194,7 +206,7 @@ RULES = {
     values_of_a_join_inside_another_one: [[["<p:b>", "<p:b>"]], "<p:d>"],
     text_of_a_join_inside_another_one: ["<p:b<p:b>>", "<p:d>"],
     join_after_the_rollback_of_a_join: "<p:b<p:b>>",
-    branches_of_a_fork_behind_the_mark: ["RequestAbortedError", "RequestAbortedError", "<p:>"],
+    branches_of_a_fork_behind_the_mark: ["RequestAbortedError", "<p:<p:>>"],
     rollback_in_a_branch_that_a_rollback_has_ended: ["RequestAbortedError", "<p:>"],
     branches_of_a_fork_behind_a_failed_node: "ValueValidationError",
     rollback_behind_a_failed_node: "ValueValidationError",
@@ -262,3 +274,35 @@ def test_a_parameter_out_of_range_fails_its_branch_alone(backends, how, early):
         return [state["z"], state.ret_value[1]["y"], error_of(state.ret_value[0].__getitem__, "x")]
 
     assert within(PATIENCE, run)[2] == "ParameterError"
+
+
+class Stalling(ChoicesSamplingMethod):
+    """Takes the first choice, when it is told to."""
+
+    def __init__(self):
+        self.asked, self.gate = threading.Event(), threading.Event()
+
+    def __call__(self, *, choices, normalized_prompt_logprobs, input_token_logprobs, output_token_logprobs, **more):
+        self.asked.set()
+        self.gate.wait()
+        return ChoicesDecision(choices[0], {})
+
+
+@pytest.mark.parametrize("how", ["in this process", "in a child", "over HTTP"])
+def test_nothing_of_a_selection_follows_the_rollback_that_removes_it(backends, how):
+    def body(s, method):
+        s += "p:"
+        with s.checkpoint() as place:
+            s += sgl.select("a", ["one", "two"], choices_method=method, multi=True)
+            method.asked.wait()
+            place.rollback()
+            method.gate.set()
+        s.sync()
+        s += sgl.gen("x")
+
+    def run(**settings):
+        method = Stalling()
+        state = sgl.function(body).run(method, backend=backends[how], **SETTINGS, **settings)
+        return state.text(), state.usage("x").prompt_tokens
+
+    assert within(PATIENCE, run) == within(PATIENCE, partial(run, push_down=False))

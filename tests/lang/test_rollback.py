@@ -6,6 +6,8 @@ import threading
 import pytest
 
 import sglang_lite as sgl
+from sglang_lite.lang.concurrency.loop import executor
+from sglang_lite.lang.concurrency.variables import Variable
 from tests.lang.fakes import Answers, Gated, line_here, within
 
 
@@ -293,3 +295,111 @@ def test_draws_after_going_back_are_new_and_the_same_each_time():
     one, two = (program.run(backend=Drawing(), seed=1).ret_value for _ in range(2))
     assert one == two
     assert one[0] != one[1]
+
+
+def test_a_second_rollback_may_come_while_the_first_one_ends_a_generation():
+    release, ended = threading.Event(), threading.Event()
+    model = Gated()
+
+    @sgl.function
+    def program(s):
+        s += "x"
+        with s.checkpoint() as place:
+            s += sgl.gen("a")
+            model.asked.wait()
+            executor().post(release.wait)
+            place.rollback()  # which ends "a" on the executor's loop
+            s += sgl.gen("b")
+            removed = s.branch.names.variables["b"]
+            removed.when_done(lambda: (release.set(), executor().post(ended.set), ended.wait()))
+            place.rollback()
+        return s.text()
+
+    assert within(10, lambda: program.run(backend=model)).ret_value == "x"
+
+
+# ------------------------------------------------------------------------- branches whose fork was rolled back
+
+
+def rolled_back(s):
+    """Branch of a fork that a rollback has removed."""
+    s += "x"
+    with s.checkpoint() as place:
+        fork = s.fork(1)
+        fork += sgl.gen("a")
+        fork[0].sync()
+        place.rollback()
+        return fork[0]
+
+
+def test_the_error_of_a_branch_whose_fork_was_rolled_back_says_where_and_what_to_do():
+    @sgl.function
+    def program(s):
+        branch = rolled_back(s)
+        with pytest.raises(sgl.RequestAbortedError, match=r"rollback.py:\d+ in rolled_back removed its fork") as caught:
+            branch["a"]  # here
+        assert caught.value.hint == "Fork again after the rollback."
+        assert caught.value.where.line == line_here(program)
+        assert "a" not in branch
+        assert "failed: this branch has ended" in repr(branch)
+
+    program.run(backend=backend("1"))
+
+
+def test_coroutines_that_read_a_branch_whose_fork_was_rolled_back_fail():
+    @sgl.function
+    async def program(s):
+        branch = rolled_back(s)
+        for read in (branch.get("a"), branch.get("b"), branch.async_sync(), anext(branch.text_async_iter())):
+            with pytest.raises(sgl.RequestAbortedError, match="this branch has ended"):
+                await read
+
+    asyncio.run(program.arun(backend=backend("1")))
+
+
+def test_the_executor_of_a_branch_whose_fork_was_rolled_back_fails():
+    @sgl.function
+    def program(s):
+        branch = rolled_back(s)
+        executor = branch.stream_executor
+        for use in (executor.text, executor.messages, executor.sync):
+            with pytest.raises(sgl.RequestAbortedError, match="this branch has ended"):
+                use()
+        for use in (executor.get_var, lambda name: executor.set_var(name, 1), executor.get_meta_info):
+            with pytest.raises(sgl.RequestAbortedError, match="this branch has ended"):
+                use("a")
+        assert not executor.variables
+
+    program.run(backend=backend("1"))
+
+
+def test_a_reader_that_waits_for_a_name_of_a_branch_gets_the_error_if_a_rollback_ends_the_branch():
+    @sgl.function
+    def program(s):
+        s += "x"
+        with s.checkpoint() as place:
+            names = s.fork(1)[0].branch.names
+            promise = names.promise("later", Variable(), lambda: None)
+            place.rollback()
+        with pytest.raises(sgl.RequestAbortedError, match="this branch has ended"):
+            promise.wait()
+
+    program.run(backend=backend("1"))
+
+
+def test_a_compiled_program_uses_no_branch_whose_fork_was_rolled_back():
+    @sgl.function
+    def program(s):
+        s += "x"
+        with s.checkpoint() as place:
+            fork = s.fork(1)
+            deeper = fork[0].fork(1)
+            place.rollback()
+        for branch in (fork[0], deeper[0]):
+            with pytest.raises(sgl.RequestAbortedError, match="this branch has ended"):
+                branch += "y"
+            with pytest.raises(sgl.RequestAbortedError, match="this branch has ended"):
+                branch["a"]
+        s += sgl.gen("a")
+
+    assert program.compile(backend=backend("1")).run(backend=backend("1"))["a"] == "1"

@@ -130,6 +130,8 @@ class Branch:
             equal: group of branches with equal prompts so far, to all of which this expression is added; None if there
                 is no group.
         """
+        if self.names.gone is not None:
+            self.names.check(where)
         if isinstance(expr, str) and "<coroutine object " in expr:
             check_awaited("+=", expr, where)
         if type(expr) is str and self._matcher is None:  # fast path of _put_text, where most time is spent
@@ -380,7 +382,6 @@ class Branch:
         children = [Branch(_forked(self.player), f"{node}.{i}") for i in range(size)]
         self.copy_state_to(children)
         players = [child.player for child in children]
-        self.player.children += players
         if size > 1:
             self.call_hook("commit_lazy_operations")
         self._put(ForkOp(Fork(((),) * size, where=where), players))
@@ -390,22 +391,22 @@ class Branch:
 
     def copy_state_to(self, children: Iterable[Branch]) -> None:
         """Copies the submitting side's state (variables, turns, open grammar) to branches forked from this one."""
+        here = self._snapshot()
         for child in children:
+            self.player.children.append(child.player)
             child.names.fork_from(self.names)
-            child.init_state(self._turns, self._role, self._grammar, self._matcher and self._matcher.copy())
+            child.continue_from(here)
 
-    def init_state(
-        self, turns: Iterable[str], role: tuple[str, str] | None, grammar: Constraint | None, ahead: ByteMatcher | None
-    ) -> None:
-        """Initialises the branch with the state of another one.
+    def continue_from(self, place: BranchSnapshot) -> None:
+        """Takes over the turns and the grammar that were open at a place."""
+        self._turns, self._role = list(place.turns), place.role
+        self._grammar, self._matcher = place.grammar, place.matcher and place.matcher.copy()
 
-        Args:
-            turns: roles of its finished turns.
-            role: role of its open turn and that turn's suffix, or None if no turn is open.
-            grammar: open grammar, or None.
-            ahead: matcher of that grammar, at the end of the text; None if some of the text is not known yet.
-        """
-        self._turns, self._role, self._grammar, self._matcher = list(turns), role, grammar, ahead
+    def _snapshot(self) -> BranchSnapshot:
+        return BranchSnapshot(
+            BranchMark(children=len(self.player.children)), self.names.at_mark(), list(self._turns), self._role,
+            self._grammar, self._matcher and self._matcher.copy(),
+        )  # fmt: skip
 
     def restore(
         self, pieces: Sequence[Piece], messages: Sequence[Message], turn: tuple[str, int] | None = None
@@ -442,20 +443,17 @@ class Branch:
 
     def mark(self) -> BranchSnapshot:
         """Sets a mark, and returns a snapshot for `roll_back`."""
-        place = BranchSnapshot(
-            BranchMark(children=len(self.player.children)), self.names.at_mark(), list(self._turns), self._role,
-            self._grammar, self._matcher and self._matcher.copy(),
-        )  # fmt: skip
+        place = self._snapshot()
         self._put(MarkOp(place.mark, back=False))
         return place
 
     def roll_back(self, to: BranchSnapshot, where: Location | None) -> None:
         """Goes back to a mark: restores the text, turns and variables of the snapshot."""
         _check_rollback(self.player, where)
+        _end_branches(self.player.children[to.mark.children :], where)
         self._go_back(to.mark, where)
         self.names.go_back(to.names)
-        self._turns, self._role = list(to.turns), to.role
-        self._grammar, self._matcher = to.grammar, to.matcher and to.matcher.copy()
+        self.continue_from(to)
 
     def _go_back(self, mark: BranchMark, where: Location | None) -> None:
         self.player.go_back(mark)
@@ -496,6 +494,7 @@ class Branch:
 
     def read(self, what: Callable[[Player], UserValue], where: Location | None = None) -> Variable:
         """Variable that is set to `what(player)` when everything queued so far has been played."""
+        self.names.check(where)
         return self.player.read(what, where)
 
 
@@ -510,8 +509,10 @@ def _check_rollback(player: Player, where: Location | None) -> None:
 
     Raises:
         ProgramError: the run is streamed.
+        RequestAbortedError: a rollback has removed the fork of the branch.
         SglError: the branch was stopped for good, or has failed and its deadline has passed; the error is its failure.
     """
+    player.names.check(where)
     if player.log is not None:
         raise ProgramError(
             "text that was already streamed can't be rolled back.", hint="Run without stream=True.", where=where
@@ -520,6 +521,19 @@ def _check_rollback(player: Player, where: Location | None) -> None:
     over = player.stopped or (deadline is not None and time.monotonic() >= deadline)
     if over and player.failure is not None:  # else a body that retries until it succeeds would never end
         raise located(player.failure, where)
+
+
+def _end_branches(players: Sequence[Player], where: Location | None) -> None:
+    """Makes all reads of branches and additions to them raise an error, as the rollback at `where` removes their
+    fork."""
+    for child in players:
+        for each in child.tree():
+            each.names.end(
+                RequestAbortedError(
+                    f"this branch has ended: the rollback at {where} removed its fork.",
+                    hint="Fork again after the rollback.",
+                )
+            )
 
 
 def raised_at(error: BaseException) -> Location | None:

@@ -6,8 +6,8 @@ import threading
 from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
-from sglang_lite.lang.concurrency.variables import Variable
-from sglang_lite.protocol import SglError
+from sglang_lite.lang.concurrency.variables import Variable, located
+from sglang_lite.protocol import Location, SglError
 
 # Declarations of a branch, as a chain that branches share: (declarations before, name, variable), or None for none.
 History: TypeAlias = "tuple[History, str, Variable] | None"
@@ -27,12 +27,13 @@ class Names:
 
     Attributes:
         cut: True if the body has ended with an exception, which kept it from declaring more.
+        gone: error of all reads and additions, as a rollback has removed the fork of the branch; else None.
         variables: variables by name; may be read on any thread.
         history: all declarations, including those before the branch's fork, without those that a rollback has removed.
         scopes: open scopes by name, each a stack of variables, as a scope may contain another one of the same name.
     """
 
-    __slots__ = ("_forked", "_lock", "_promises", "cut", "history", "scopes", "variables")
+    __slots__ = ("_forked", "_lock", "_promises", "cut", "gone", "history", "scopes", "variables")
 
     def __init__(self) -> None:
         self.variables: dict[str, Variable] = {}
@@ -40,12 +41,14 @@ class Names:
         self._forked: History = None  # the history at the fork
         self.scopes: dict[str, tuple[Variable, ...]] = {}
         self.cut = False
+        self.gone: SglError | None = None
         self._lock = threading.Lock()
         self._promises: dict[str, Variable] = {}
 
     def declare(self, name: str, variable: Variable) -> None:
         """Binds a name to a variable, in place of its previous one, and settles the promise for the name."""
         with self._lock:
+            self.check(variable.where)
             self.variables[name], self.history = variable, (self.history, name, variable)
             promise = self._promises.pop(name, None) if self._promises else None
         if promise is not None:
@@ -58,6 +61,7 @@ class Names:
             refusal: returns the error to raise if the name will never be declared, else None.
         """
         with self._lock:
+            self.check(fresh.where)
             if name in self.variables:
                 return Variable.of(None)
             error = refusal()
@@ -77,6 +81,17 @@ class Names:
             promises, self._promises = self._promises, {}
         for name, promise in promises.items():
             promise.fail(unknown(name))
+
+    def end(self, error: SglError) -> None:
+        """Removes all names, as a rollback has removed the fork of the branch. Raises `error` from now on."""
+        with self._lock:
+            self.gone, self.variables = self.gone or error, {}
+        self.close(lambda name: error)
+
+    def check(self, where: Location | None) -> None:
+        """Raises an error if a rollback has removed the fork of the branch."""
+        if self.gone is not None:
+            raise located(self.gone, where)
 
     @property
     def awaited(self) -> bool:

@@ -13,7 +13,6 @@ import asyncio
 import logging
 import threading
 import time
-import uuid
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -73,14 +72,15 @@ class Player:
         children: branches forked from it.
         gate: gate before its first generation, or None if it waits for no other branch.
         played: finished, failed and rolled-back operations, in order; owned by the thread that plays the branch.
+        sid: unique name of the branch, or "" if nobody has asked for it.
         scope_starts: index of the first piece of each open scope, by the id of its variable.
         claims: last operation that a join has claimed, by the depth of the joining branch.
     """
 
     __slots__ = (
-        "__weakref__", "_current", "_failure", "_failure_reported", "_lock", "_queue", "_sid", "_stopped", "_waiting",
+        "__weakref__", "_current", "_failure", "_failure_reported", "_lock", "_queue", "_stopped", "_waiting",
         "backend", "children", "claims", "depth", "gate", "log", "names", "played", "pushed", "run", "scope_starts",
-        "transcript",
+        "sid", "transcript",
     )  # fmt: skip
 
     def __init__(self, run: Run, pushed: PushedBranch | None = None, depth: int = 0) -> None:
@@ -96,7 +96,7 @@ class Player:
         # Current operation; the thread that plays it owns the branch until it is replaced.
         self._current: Op | None = _NOTHING if depth else None
         self._failure: SglError | None = None
-        self._sid, self._failure_reported = "", False
+        self.sid, self._failure_reported = "", False
         self._stopped: SglError | None = None  # error of a stop for good: from outside the body, or by a rollback
         self._waiting: asyncio.Task[None] | NodeEvents | None = None
         self.scope_starts: dict[int, int] = {}
@@ -155,7 +155,7 @@ class Player:
     @property
     def failure(self) -> SglError | None:
         """Error with which the branch has failed, or was stopped for good; else None."""
-        return self._failure or self._stopped
+        return self.names.gone or self._failure or self._stopped
 
     @property
     def at_rest(self) -> bool:
@@ -187,22 +187,26 @@ class Player:
     def go_back(self, mark: BranchMark) -> None:
         """Goes back to a mark; a branch that has failed since works again."""
         given_up = RequestAbortedError("a rollback removed this node.")
+        ended = list[Variable]()
+        ends = [end for child in self.children[mark.children :] for end in child.end(self.depth, ended)]
         with self._lock:
             lost = self._failure is not None and mark.position is None  # the branch failed before the mark
             found = removal(mark, (self._current, *self._queue), self.claims, self.depth)
             running = None if mark.position is None or found.claimed or self._current is _NOTHING else self._current
+            back = MarkOp(mark, back=True, waits=found.claimed or bool(ended), ended=ended)
             if mark.position is not None:
                 self._failure = None
             self._queue = found.kept
+            if self.pushed is not None and not lost:
+                self.pushed.roll_back(back, found.removed)
+            if queued := self._current is not None:  # at once, as the current operation may fail at any time
+                if self.pushed is not None:
+                    self._push(back)
+                self._queue.append(back)
         for op in found.removed:
             _fail_op(op, given_up)
-        gone = RequestAbortedError("a rollback removed the fork of this branch.", hint="Fork again after the rollback.")
-        ended = list[Variable]()
-        ends = [end for child in self.children[mark.children :] for end in child.end(gone, self.depth, ended)]
-        back = MarkOp(mark, back=True, waits=found.claimed or bool(ended), ended=ended)
-        if self.pushed is not None and not lost:
-            self.pushed.roll_back(back, found.removed)
-        self.put(back)
+        if not queued:
+            self.put(back)
         for end in ends:  # now that the rollback is queued, a join that waits for these branches may fail
             end()
         if running is not None:
@@ -218,14 +222,16 @@ class Player:
             if last is not None:
                 self.claims = {**self.claims, depth: last}
 
-    def end(self, error: SglError, depth: int, ended: list[Variable]) -> list[Callable[[], object]]:
+    def end(self, depth: int, ended: list[Variable]) -> list[Callable[[], object]]:
         """Ends the branch, and those forked from it, as a rollback in a branch of this depth has removed its fork: once
         everything is played that joins above that branch have claimed. Returns calls that fail what is not claimed.
 
         Args:
             ended: receives variables that are settled when what is claimed has been played.
         """
-        ends = [end for child in self.children for end in child.end(error, depth, ended)]
+        ends = [end for child in self.children for end in child.end(depth, ended)]
+        error = self.names.gone
+        assert error is not None
         with self._lock:
             self._failure_reported, self._stopped = True, self._stopped or error
             found = removal(None, (self._current, *self._queue), self.claims, depth)
@@ -446,13 +452,6 @@ class Player:
     def is_current(self, op: Op) -> bool:
         """Returns True if `op` is still current; if not, the branch was stopped and its results must be dropped."""
         return self._current is op
-
-    @property
-    def sid(self) -> str:
-        """Unique name of the branch."""
-        if not self._sid:
-            self._sid = uuid.uuid4().hex
-        return self._sid
 
     def __del__(self) -> None:
         if getattr(self, "_failure", None) is not None and not self._failure_reported:

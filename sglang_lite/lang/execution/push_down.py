@@ -47,6 +47,7 @@ from sglang_lite.protocol import (
     Played,
     ProgramError,
     ProgramEvent,
+    RequestAbortedError,
     SamplingParams,
     Selection,
     SglError,
@@ -425,7 +426,7 @@ class PushedBranch:
         """Sends a held generation; if it was sent before, after a rollback to its mark. Returns the index of its
         node."""
         with self.program.lock:
-            op.mark = self._again(op.mark, pieces)
+            self._begin_attempt(op, pieces)
             place = self._put(msgspec.structs.replace(op.node, params=params, held=True))
             self.program.flush(self)
             return place
@@ -433,17 +434,19 @@ class PushedBranch:
     def score(self, op: SelectOp, choices: Sequence[str], pieces: Sequence[Piece], *, unconditional: bool) -> int:
         """Sends a selection that is to be scored only. Returns the index of its node."""
         with self.program.lock:
-            op.mark = self._again(op.mark, pieces)
+            self._begin_attempt(op, pieces)
             node = msgspec.structs.replace(op.node, choices=tuple(choices), method=None, unconditional=unconditional)
             place = self._put(node)
             self.program.flush(self)
             return place
 
-    def _again(self, mark: int | None, pieces: Sequence[Piece]) -> int:
-        if mark is not None:
-            self._last_rollback = self._put(Rollback(mark))
+    def _begin_attempt(self, op: GenOp | SelectOp, pieces: Sequence[Piece]) -> None:
+        if self.held is not op:  # and nothing of it may follow the rollback
+            raise RequestAbortedError("a rollback removed this node.")
+        if op.mark is not None:
+            self._last_rollback = self._put(Rollback(op.mark))
         self._sync(pieces)
-        return self._put(Mark())
+        op.mark = self._put(Mark())
 
     def take(self, place: int, event: Delta | Generation | Selection | SglError) -> None:
         """Passes an event of a node to its inbox. An error also fails all nodes behind the node, up to a rollback."""

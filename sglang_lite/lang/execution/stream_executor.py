@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, MutableMapping
+import uuid
+from collections.abc import Callable, Iterator, MutableMapping
 from typing import TYPE_CHECKING, Any
 
 from sglang_lite.lang.backend.base_backend import BaseBackend
@@ -90,6 +91,7 @@ class StreamExecutor:
     @property
     def sid(self) -> str:
         """Unique name of the branch."""
+        self._player.sid = self._player.sid or uuid.uuid4().hex
         return self._player.sid
 
     @property
@@ -202,12 +204,16 @@ class StreamExecutor:
         return meta_info(variable.record)
 
     def text(self) -> str:
-        text: str = self._player.read(whole_text).wait()
+        text: str = self._read(whole_text)
         return text
 
     def messages(self) -> list[dict[str, Json]]:
-        messages: list[dict[str, Any]] = self._player.read(all_messages).wait()
+        messages: list[dict[str, Any]] = self._read(all_messages)
         return messages
 
     def sync(self) -> None:
-        self._player.read(nothing).wait()
+        self._read(nothing)
+
+    def _read(self, what: Callable[[Player], Any]) -> Any:
+        self._player.names.check(None)
+        return self._player.read(what).wait()
