@@ -7,6 +7,7 @@ depends on all of the text before it.
 
 from __future__ import annotations
 
+import itertools
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -147,6 +148,19 @@ LANGUAGES: dict[str, frozenset[str]] = {
 }
 
 
+# The texts of each type that a program may have, and their values.
+TYPES: dict[str, dict[str, Any]] = {
+    "bool": {"true": True, "false": False},
+    "literal": {"a": "a", "ab": "ab", "b": "b"},
+    "three values": {"true": True, "false": False, "null": None},
+    "up to two": {
+        f"[{', '.join(words)}]": [word == "true" for word in words]
+        for size in range(3)
+        for words in itertools.product(("true", "false"), repeat=size)
+    },
+}
+
+
 def continuing(words: frozenset[str], before: str, part: frozenset[str] | None = None) -> frozenset[str]:
     """What may follow `before` in one of the words: all of the rest, or those of `part` that it may begin with."""
     rest = frozenset(word[len(before) :] for word in words if word.startswith(before))
@@ -185,6 +199,7 @@ class Branch:
     begins: int = 0
     inherited: dict[str, Value] = field(default_factory=dict)
     forks: list[Branch] = field(default_factory=list)
+    gone: bool = False  # a rollback has removed its fork
 
     def copied(self) -> Branch:
         return replace(self, names=dict(self.names), turns=list(self.turns), forks=list(self.forks))
@@ -208,7 +223,15 @@ class Branch:
         for child in self.forks:
             child.end(error)
 
+    def remove(self) -> None:
+        """Ends the branch and its own branches, as a rollback removes its fork."""
+        self.gone = True
+        for child in self.forks:
+            child.remove()
+
     def read(self, name: str | None) -> Any:
+        if self.gone:
+            return known("RequestAbortedError")
         if name is None:
             return known(self.error) if self.error else self.text
         if name not in self.names:
@@ -286,6 +309,8 @@ class Interpreter:
             self.step(s, step, told)
 
     def step(self, s: Branch, step: Step, told: list[Any]) -> None:
+        if s.gone and not isinstance(step, Read | Attempt | Raise | Call):
+            raise RaisedError("RequestAbortedError")
         match step:
             case Text() | Gen() | Select():
                 self.node(s, step)
@@ -296,7 +321,7 @@ class Interpreter:
                 value = s.read(name)
                 told.append(value)
                 if paste:
-                    self.node(s, Text(f"{number(value) % 100} "))
+                    self.step(s, Text(f"{number(value) % 100} "), told)
                 if ways:
                     self.take(s, ways[number(value) % len(ways)], told)
             case Fork():
@@ -393,7 +418,7 @@ class Interpreter:
     def roll_back(self, s: Branch, mark: Branch) -> None:
         """The branch is as it was; the branches of forks behind the mark are at an end."""
         for child in s.forks[len(mark.forks) :]:
-            child.end("RequestAbortedError")
+            child.remove()
         for name in ("text", "error", "role", "grammar"):
             setattr(s, name, getattr(mark, name))
         s.names, s.turns = dict(mark.names), list(mark.turns)
@@ -463,16 +488,22 @@ class Interpreter:
                 s.write(text)
             case Gen(given=given):
                 self.add(s, step, lambda: self.gen(s, dict(given)))
-            case Select(choices=choices, method=method):
-                self.add(s, step, lambda: self.select(s, choices, method))
+            case Select(choices=choices, method=method, multi=multi):
+                select = self.select_several if multi else self.select
+                self.add(s, step, lambda: select(s, choices, method))
 
     def add(self, s: Branch, step: Gen | Select, answer: Callable[[], tuple[str, Any]]) -> None:
         place = (*s.path, s.nodes)
         s.nodes += 1
         value = Value(error=s.error, node=place)
+        values = TYPES.get(dict(step.given).get("type", "")) if isinstance(step, Gen) else None
         if s.error is None:
             try:
-                text, value.value = answer() if place not in self.instead else (self.instead[place],) * 2
+                if place in self.instead:
+                    text = self.instead[place]
+                    value.value = text if values is None else values[text]
+                else:
+                    text, value.value = answer()
                 s.write(text)
             except RaisedError as error:
                 s.error = value.error = str(error)
@@ -487,6 +518,9 @@ class Interpreter:
         attempts = 1 + options.get("retries", self.settings.get("retries", 0))
         backend, check, samples = options.get("backend"), CHECKS[options.get("check", "accepts")], options.get("n", 1)
         part = LANGUAGES[options["regex"]] if "regex" in options else None
+        values = TYPES[options["type"]] if "type" in options else None
+        if values is not None:
+            part = frozenset(values)
         if s.grammar is not None:
             part = continuing(s.grammar[0], s.text[s.grammar[1] :], part)
             if not part:
@@ -504,8 +538,9 @@ class Interpreter:
                 text = generated(s.text, limit, stops, options.get("include_stop", False), part)
                 if backend is not None:
                     text = f"s{len(s.text) % 7}"
-                value = [text] * samples if samples > 1 else text
-                if all(check(text, asked - failing + i) for i in range(samples)):
+                each = text if values is None else values[text]
+                value = [each] * samples if samples > 1 else each
+                if all(check(each, asked - failing + i) for i in range(samples)):
                     return text, value
                 # An exception that is none of the package arrives as a ProgramError.
                 error, refused = "ProgramError" if options["check"] == "raises" else "ValueValidationError", refused + 1
@@ -518,5 +553,20 @@ class Interpreter:
             choices = [c for c in choices if continuing(s.grammar[0], s.text[s.grammar[1] :] + c)]
             if not choices:
                 raise RaisedError("ConstraintError")
-        found = min(choices, key=lambda c: (len(c), c)) if method == "shortest" else chosen(s.text, choices)
+        found = chosen(s.text, choices)
+        if method == "shortest":
+            found = min(choices, key=lambda c: (len(c), c))
         return found, found
+
+    def select_several(self, s: Branch, choices: Sequence[str], method: str) -> tuple[str, Any]:
+        left, text, found = list(choices), "", list[str]()
+        while left:
+            before = ", " if found else ""
+            asked = Branch(text=s.text + text)
+            picked, _ = self.select(asked, [*(before + choice for choice in left), *(["\n"] if found else [])], method)
+            if picked == "\n":
+                break
+            text += picked
+            found.append(picked.removeprefix(before))
+            left.remove(found[-1])
+        return text, found

@@ -6,9 +6,12 @@ from dataclasses import replace
 from typing import Any
 
 from tests.conformance import random_programs
-from tests.conformance.random_programs import Drawing, Open, made
+from tests.conformance.oracle import TYPES
+from tests.conformance.random_programs import Drawing, Open, made, made_in
 from tests.conformance.random_steps import COUNTED
 from tests.conformance.steps import (
+    Abandoned,
+    Attempt,
     Cancel,
     Fork,
     Gen,
@@ -42,7 +45,22 @@ class OracleDrawing(Drawing):
             return Set(
                 draw.choice(at.readable) if at.readable and draw.random() < 0.5 else self.name(), draw.randrange(9)
             )
+        if at.depth < 3 and not at.stream and draw.random() < 0.04:
+            self.left -= 1
+            return self.abandoned(at)
         return super().step(at)
+
+    def abandoned(self, at: Open) -> Step:
+        """A fork that is rolled back, and what is done with its branches afterwards."""
+        draw, inner = self.draw, at.deeper()
+        body = self.steps(inner)
+        inner = replace(inner, readable=(*inner.readable, *made_in(body)))
+        bodies = tuple(self.steps(inner, 1) for _ in range(draw.choice((1, 2, 3))))
+        there = [name for step in bodies[0] for name in made(step)]
+        read = draw.choice(there) if there and draw.random() < 0.5 else None
+        inner = replace(inner, readable=(*inner.readable, *there))
+        after = tuple(tuple(Attempt((step,)) for step in self.steps(inner, 1)) for _ in bodies)
+        return Abandoned(body, bodies, read, after)
 
     def gen(self, at: Open) -> Step:
         draw = self.draw
@@ -67,13 +85,16 @@ class OracleDrawing(Drawing):
         elif kind < 0.3 and given.get("check") not in ("second", "third"):
             given["n"] = draw.choice((1, 2, 3))
         elif kind < 0.38:
+            given = {key: given[key] for key in given if key not in ("stop", "include_stop")}
+            given |= {"type": draw.choice(list(TYPES)), "max_tokens": 16}
+        elif kind < 0.46:
             given = {key: given[key] for key in given if key in ("retries", "timeout", "check")}
             given["backend"] = draw.choice(("script", "script", "flaky", "flaky twice"))
         return Gen(self.name() if draw.random() < 0.9 else None, tuple(given.items()))
 
     def select(self, at: Open) -> Step:
         method = self.draw.choice(("token_length_normalized", "token_length_normalized", "shortest"))
-        return Select(self.name(), self.draw.choice(random_programs.CHOICES), method)
+        return Select(self.name(), self.draw.choice(random_programs.CHOICES), method, multi=self.draw.random() < 0.1)
 
     def fork(self, at: Open) -> Step:
         fork = super().fork(at)
@@ -89,6 +110,8 @@ class OracleDrawing(Drawing):
             )
         first = tuple(step for step in fork.first if not counted(step))  # which all branches would count together
         fork = replace(fork, first=first, join=draw.choice(JOINS), beside=tuple(beside))
+        if draw.random() < 0.25 and not at.stream:
+            fork = replace(fork, undone=self.steps(inner, 1))
         if draw.random() < 0.25:
             fork = replace(fork, after=tuple(self.steps(inner) for _ in range(size)))
             if draw.random() < 0.5:

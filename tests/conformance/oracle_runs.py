@@ -20,14 +20,17 @@ from sglang_lite.lang.backend.local import LocalBackend
 from sglang_lite.lang.chat_template import get_chat_template
 from sglang_lite.protocol import Continuation, Regex, Unset
 from sglang_lite.random_ids import random_id
-from tests.conformance import oracle
-from tests.conformance.oracle import ALPHABET, LANGUAGES, Branch, Interpreter, Outcome
+from tests.conformance import oracle, random_steps
+from tests.conformance.oracle import ALPHABET, LANGUAGES, TYPES, Branch, Interpreter, Outcome
 from tests.conformance.oracle_model import model, tokenizer
-from tests.conformance.random_steps import OwnError, Ran, body_of, known, node, ran, read_of
+from tests.conformance.random_steps import Ending, OwnError, Ran, body_of, known, node, ran, read_of
 from tests.conformance.steps import Gen, RandomProgram, Select, names
 from tests.server.conftest import serving
 
 # --------------------------------------------------------------------------------------------- scripted backends
+
+
+TYPED = {name: sgl.gen("x", type=random_steps.TYPES[name]).node.constraint for name in TYPES}
 
 
 def answer(call: Any) -> Any:
@@ -45,8 +48,8 @@ def answer(call: Any) -> Any:
             words = oracle.continuing(LANGUAGES[whole.pattern], text, LANGUAGES[part.pattern] if part else None)
         case Regex(pattern):
             words = LANGUAGES[pattern]
-        case _:
-            words = frozenset()
+        case constraint:
+            words = next((frozenset(TYPES[name]) for name, each in TYPED.items() if each == constraint), frozenset())
     if words is not None and not words:
         return sgl.ConstraintError("no text satisfies it.")
     return oracle.generated(prompt, limit, words=words)
@@ -132,21 +135,21 @@ def run_on(make: Callable[[], sgl.BaseBackend], **settings: Any) -> Way:
 def arun_on(make: Callable[[], sgl.BaseBackend]) -> Way:
     def run(program: RandomProgram, want: Expected) -> Pair:
         async def started() -> Ran:
-            told = list[Any]()
+            told, ending = list[Any](), Ending()
             try:
-                state = await body_of(program).arun(program.steps, told, backend=make(), **program.settings)
+                state = await body_of(program).arun(program.steps, told, ending, backend=make(), **program.settings)
             except (sgl.SglError, OwnError) as error:
                 return Ran(known(error), told)
             if program.settings.get("stream"):
                 with contextlib.suppress(sgl.SglError, OwnError):
                     async for _ in state.text_async_iter():
                         pass
+            await asyncio.to_thread(ending.wait)  # the text of a branch that has failed ends before the body
+            if ending.raised:
+                return Ran(ending.raised, told)
             return await asyncio.to_thread(read_of, state, program, told)
 
-        found = asyncio.run(started())
-        if program.settings.get("stream") and want.outcome.raised:
-            return plain(found.text), want.outcome.raised
-        return outcome(found), want.outcome
+        return outcome(asyncio.run(started())), want.outcome
 
     return run
 
@@ -251,10 +254,11 @@ def rerun_on(make: Callable[[], sgl.BaseBackend]) -> Way:
             if branch.error is not None or branch.grammar is not None:
                 continue
             if isinstance(step, Select):
-                changes += [(name, choice) for choice in step.choices]
+                changes += [] if step.multi else [(name, choice) for choice in step.choices]
             elif not set(dict(step.given)) & {"stop", "n", "backend", "check", "json_schema"}:
                 given = dict(step.given)
                 words = sorted(LANGUAGES[given["regex"]]) if "regex" in given else ["", "ab"]
+                words = sorted(TYPES[given["type"]]) if "type" in given else words
                 changes += [(name, w) for w in words if len(w) <= given.get("max_tokens", 3)]
         if want.outcome.raised or not changes:
             return None

@@ -13,7 +13,9 @@ import threading
 import zlib
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import Field
 
 import sglang_lite as sgl
 from sglang_lite.lang.choices import ChoicesDecision, ChoicesSamplingMethod
@@ -124,7 +126,10 @@ ELSEWHERE: dict[str, Callable[[], sgl.BaseBackend]] = {
     "script": lambda: sgl.ScriptedBackend(lambda call: f"s{len(call.prompt.text) % 7}"),
 }
 BROKEN = {"type": "array", "items": {"enum": [1]}, "uniqueItems": True, "minItems": 2}  # nothing satisfies it
-TYPES: dict[str, Any] = {"int": int, "bool": bool, "literal": Literal["a", "ab", "b"], "list": list[bool]}
+TYPES: dict[str, Any] = {
+    "int": int, "bool": bool, "literal": Literal["a", "ab", "b"], "list": list[bool],
+    "up to two": Annotated[list[bool], Field(max_length=2)], "three values": bool | None,
+}  # fmt: skip
 
 # ---------------------------------------------------------------------------------------------- taking steps
 
