@@ -5,18 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from transformers import (
-    MODEL_FOR_CAUSAL_LM_MAPPING,
-    AutoConfig,
-    AutoModelForCausalLM,
-    PreTrainedConfig,
-    PreTrainedModel,
-)
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from sglang_lite.protocol import ModelError
 from sglang_lite.runtime.kernels.kv_layout import KVLayout
 from sglang_lite.runtime.models.config_fields import read_json
 from sglang_lite.runtime.models.memory_check import check_room
+from sglang_lite.runtime.models.transformers_config import not_causal
 from sglang_lite.runtime.models.transformers_model import NAME, TransformersModel, register
 
 _LONGEST = 300  # characters of transformers' own message that are shown
@@ -84,8 +79,8 @@ def _refused(path: Path, error: Exception, config: PreTrainedConfig | None) -> M
             f"{path}: config.json names code that the folder brings along ({code}); such code is never run.",
             hint="Use a model that transformers has code for, or one of docs/models.md.",
         )
-    if config is not None and type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
-        reason = f"{config.model_type} is no causal language model there: it does not continue text alone."
+    if config is not None and (why := not_causal(config.model_type)):
+        reason = why
     elif isinstance(error, KeyError) and error.args == (NAME,):  # its own table of attentions
         reason = "its attention can't be replaced."
     else:

@@ -6,10 +6,13 @@ from dataclasses import dataclass
 
 from sglang_lite.protocol import ModelError
 from sglang_lite.runtime.models import config_fields
-from sglang_lite.runtime.models.config_fields import MOST_POSITIONS, MOST_TOKENS, Field
+from sglang_lite.runtime.models.config_fields import MOST_POSITIONS, MOST_TOKENS, Field, Json
 from sglang_lite.runtime.models.families import ARCHITECTURES, Config
 
-_LIMITS = ("max_position_embeddings", "n_positions", "n_ctx", "max_sequence_length", "seq_length")
+_LIMITS = (
+    "max_position_embeddings", "n_positions", "n_ctx", "max_sequence_length", "max_seq_len", "model_max_length",
+    "seq_length",
+)  # fmt: skip
 # Fields of configs without a position limit, and the layers whose state such a model keeps from token to token.
 _STATES = {
     "state_size": "state space layers", "lru_width": "recurrent layers", "rescale_every": "RWKV's layers",
@@ -52,8 +55,30 @@ def fallback_spec(config: Config, source: str) -> TransformersSpec:
     """Returns the specification from a Hugging Face config of any architecture; from its text part if it has several.
 
     Raises:
-        ModelError: a field is missing or invalid, or the model keeps a state other than keys and values.
+        ModelError: the model does not generate text, a field is missing or invalid, or the model keeps a state other
+            than keys and values.
     """
+    try:
+        return _read(config, source)
+    except ModelError:
+        if reason := not_causal(config.get("model_type")):  # an encoder has no such fields
+            raise ModelError(f"{source}: {reason}", hint="Use a model that generates text.") from None
+        raise
+
+
+def not_causal(model_type: Json) -> str | None:
+    """Reason why transformers' models of a type generate no text, or None if they do or it does not know the type."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES  # imports torch
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    if not isinstance(model_type, str) or model_type not in CONFIG_MAPPING_NAMES:
+        return None
+    if model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        return None
+    return f"{model_type} is no causal language model in transformers: it does not continue text alone."
+
+
+def _read(config: Config, source: str) -> TransformersSpec:
     config_fields.check({"text_config": config.get("text_config")}, {"text_config": Field("object")}, source)
     whole = {**config, **(config.get("text_config") or {})}
     config_fields.check(whole, _FIELDS, source)

@@ -4,12 +4,13 @@ This module runs it with torch operations; gpu_transformers_model.py runs the sa
 
 A trial run finds the cache layout that each layer needs. A second trial checks that nothing but keys and values passes
 from token to token: a model that keeps other state, or has its own form of attention, is refused. A third one does so
-with narrow windows.
+with narrow windows, chunks and other limits.
 """
 
 from __future__ import annotations
 
 import inspect
+import re
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -33,8 +34,10 @@ _TRIAL = 12  # tokens of the second trial run
 # Largest difference between the trial run at once and in steps, relative to the norm of a token's hidden state: for
 # 32-bit formats, and for narrower ones, where rounding alone causes 0.07 in 32 layers of random weights.
 _TOLERANCE, _COARSE = 2e-3, 0.2
-_WINDOWS = ("sliding_window", "sliding_window_size", "window_size", "attention_window_size")  # read when a module runs
-_WINDOW = 3  # tokens of each window in the third trial run
+# Names of limits in tokens that a module reads when it runs; those of transformers are found by
+# tests/runtime/models/test_transformers_limits.py.
+LIMITS = re.compile(r"window|chunk|extent|floor|distance|budget|^index_(topk|block|local)")
+_NARROW = 3  # tokens of each limit in the third trial run
 _HINT = "Use a model of the families in docs/models.md."
 # Arguments of transformers' attention that have no effect here: the plan holds the positions, and dropout is off.
 _WITHOUT_MEANING = frozenset({
@@ -206,6 +209,7 @@ class TransformersModel:
     # ------------------------------------------------------------------------------------------- the trials
 
     def _probe(self) -> AttentionProbe:
+        self._check_layer_types()
         trial = AttentionProbe()
         try:
             self._run(torch.zeros(1, device=self.device), torch.zeros(1, device=self.device), trial)
@@ -222,15 +226,17 @@ class TransformersModel:
         self._check_windows({rules.window for rules in trial.rules})
         return trial
 
-    def _check_windows(self, windows: set[int | None]) -> None:
+    def _check_layer_types(self) -> None:
         config = self._module.config.get_text_config()
-        kinds = set(getattr(config, "layer_types", None) or ())
-        if left := kinds - {"full_attention", "sliding_attention"}:
+        if left := {*(getattr(config, "layer_types", None) or ())} - {"full_attention", "sliding_attention"}:
             raise self._refusal(f"it has layers of {', '.join(sorted(left))}")
-        if "sliding_attention" in kinds and windows <= {None}:
-            raise self._refusal("its layers have a sliding window of unknown size")
         if getattr(config, "attention_chunk_size", None) is not None:
             raise self._refusal("it uses chunked attention (`attention_chunk_size`)")
+
+    def _check_windows(self, windows: set[int | None]) -> None:
+        types = getattr(self._module.config.get_text_config(), "layer_types", None) or ()
+        if "sliding_attention" in types and windows <= {None}:
+            raise self._refusal("its layers have a sliding window of unknown size")
 
     def _check_rotation(self) -> None:
         """Refuses longrope: transformers takes a factor by the longest row of a batch for all rows."""
@@ -251,9 +257,9 @@ class TransformersModel:
             "its hidden states differ from transformers', so it keeps other state than keys and values, or has "
             "its own form of attention"
         )
-        with _narrow_windows(self._module) as names:
+        with _narrow_limits(self._module) as names:
             if names:
-                self._compare(f"its hidden states differ from transformers' from the window on ({', '.join(names)})")
+                self._compare(f"its hidden states differ from transformers' beyond its limits ({', '.join(names)})")
 
     def _compare(self, reason: str) -> None:
         vocab = self._module.config.get_text_config().vocab_size
@@ -266,14 +272,20 @@ class TransformersModel:
         for start, end in ((0, half), (half, _TRIAL - 1), (_TRIAL - 1, _TRIAL)):
             parts.append(self.forward(ids[start:end], positions[start:end], _plan(start, end, self.device), cache))
         found = torch.cat(parts)
-        tolerance = _COARSE if self.batch_sensitive else _TOLERANCE
-        if found.shape != expected.shape or not _close(found.float(), expected.float(), tolerance):
+        if not self._agrees(found, expected):
+            if self._agrees(found, self._reference(ids, positions)):
+                reason = "its positions do not count from 0"
             raise self._refusal(reason)
 
-    def _reference(self, ids: torch.Tensor) -> torch.Tensor:
+    def _agrees(self, found: torch.Tensor, expected: torch.Tensor) -> bool:
+        tolerance = _COARSE if self.batch_sensitive else _TOLERANCE
+        return found.shape == expected.shape and _close(found.float(), expected.float(), tolerance)
+
+    def _reference(self, ids: torch.Tensor, positions: torch.Tensor | None = None) -> torch.Tensor:
         self._module.set_attn_implementation("eager")
         try:
-            out = self._layers(input_ids=ids[None], use_cache=False, return_dict=True)
+            given = {} if positions is None else {"position_ids": positions[None]}
+            out = self._layers(input_ids=ids[None], use_cache=False, return_dict=True, **given)
         finally:
             self._module.set_attn_implementation(NAME)
         hidden: torch.Tensor = out.last_hidden_state[0]
@@ -285,23 +297,29 @@ class TransformersModel:
 
 
 @contextmanager
-def _narrow_windows(module: nn.Module) -> Iterator[list[str]]:
-    """Sets all windows of a module to `_WINDOW` tokens meanwhile; gives the names of those that it has."""
+def _narrow_limits(module: nn.Module) -> Iterator[list[str]]:
+    """Sets all limits of a module to `_NARROW` tokens meanwhile; gives the names of those that it has."""
     parts = list(module.modules())
     configs = [config for part in parts if (config := getattr(part, "config", None)) is not None]
     configs += [config.get_text_config() for config in configs]
     saved = []
     for holder in {id(holder): holder for holder in (*parts, *configs)}.values():
-        for name in _WINDOWS:
-            value = holder.__dict__.get(name)
-            if type(value) is int and value > _WINDOW:
+        for name, value in vars(holder).items():
+            if LIMITS.search(name) and (narrow := _narrow(value)) != value:
                 saved.append((holder, name, value))
-                setattr(holder, name, _WINDOW)
+                setattr(holder, name, narrow)
     try:
         yield sorted({name for _, name, _ in saved})
     finally:
         for holder, name, value in saved:
             setattr(holder, name, value)
+
+
+def _narrow(value: Foreign) -> Foreign:
+    """A limit, or one of each layer, of at most `_NARROW` tokens; any other value unchanged."""
+    if isinstance(value, list | tuple):
+        return type(value)(map(_narrow, value))
+    return min(value, _NARROW) if type(value) is int else value
 
 
 def _close(found: torch.Tensor, expected: torch.Tensor, tolerance: float) -> bool:
