@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import aclosing
+import traceback
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
@@ -91,7 +93,7 @@ class ApiClient:
         for _ in range(_MAX_PAUSES):
             create = api.create(self.connection.client())
             if stream or api.always_streams:
-                async with await account.counted(create(**arguments, **api.streamed)) as events:
+                async with _closed_in_order(await account.counted(create(**arguments, **api.streamed))) as events:
                     async for event in events:
                         for delta in reader.event(event):
                             first = first or time.perf_counter() - began
@@ -177,6 +179,28 @@ class ApiClient:
             hint = "Ask for one call in the prompt, set parallel_tool_calls=True, or set retries."
             raise ValueValidationError(problem, text=sample.text, hint=hint)
         return calls[0].arguments if isinstance(shape, JsonTool) else call_object(calls[0].name, calls[0].arguments)
+
+
+@asynccontextmanager
+async def _closed_in_order(stream: AbstractAsyncContextManager[Any]) -> AsyncIterator[Any]:
+    """Context of an SDK's stream that leaves none of the generators open which the stream reads through.
+
+    An SDK closes the response alone. It would leave the chain of generators to Python's garbage collector, which closes
+    them in any order and from any thread, also one that the loop's thread is just closing with its neighbour.
+    """
+    async with AsyncExitStack() as closing:
+        events = await closing.enter_async_context(stream)
+        try:
+            yield events
+        except Exception as error:
+            traceback.clear_frames(error.__traceback__)  # a failed generator's frame refers to those it read through
+            raise
+        finally:
+            await closing.aclose()
+            with suppress(Exception):
+                async with asyncio.timeout(0):  # the response is closed: reading on ends each generator, without a wait
+                    async for _ in events:
+                        pass
 
 
 def _estimate(request: ApiRequest) -> float:

@@ -235,8 +235,9 @@ class ServerClient:
                     raise self._response_error(response.status_code, await response.aread(), response.headers)
                 if began is not None:
                     began(response.headers)
-                async for piece in response.aiter_bytes():
-                    yield piece
+                async with contextlib.aclosing(response.aiter_bytes()) as pieces:
+                    async for piece in pieces:
+                        yield piece
 
     def broken_off(self) -> LostConnectionError:
         """Error for a stream that ended before its answer was complete."""
