@@ -33,7 +33,7 @@ from sglang_lite.protocol import (
 )
 from sglang_lite.runtime import startup_messages
 from sglang_lite.runtime.config import FIELDS, EngineConfig, takes_fields
-from sglang_lite.runtime.core.submission import GenerateRequest, ProgramRequest, SelectRequest
+from sglang_lite.runtime.core.submission import GenerateRequest, ProgramRequest, SelectRequest, check_priority
 from sglang_lite.runtime.embedding.spec import is_encoder
 from sglang_lite.runtime.installed import check_installed
 from sglang_lite.runtime.models.resolve import resolve
@@ -156,7 +156,7 @@ class Engine:
             flush: function called on the engine's thread after sinks, once for all events of a step: to wake a thread
                 or event loop that waits for them.
             namespace: name of a part of the prefix cache: requests of different namespaces never share cached prefixes.
-            priority: rank of the request; higher ones run first, if the engine's policy is "priority".
+            priority: rank of the request; higher ones run first. Needs an engine with the policy "priority".
             logit_processor: function `(token_ids, logits) -> logits`, called with the ids so far and float32 logits
                 [vocab_size], which it may change in place. Slow: it is called for every token on the engine's thread,
                 so all requests wait for it.
@@ -168,10 +168,11 @@ class Engine:
                 (`meta["continued_from"]`).
 
         Raises:
-            ParameterError: a parameter is invalid, or the prompt doesn't fit.
+            ParameterError: a parameter is invalid, the prompt doesn't fit, or the policy knows no priorities.
             OverloadedError: too many requests are waiting.
             EngineClosedError: the engine is closed.
         """
+        check_priority(priority, self.config.policy)
         request = GenerateRequest(
             prompt, params, constraint, stream, namespace, priority, logit_processor, rid, output_ids
         )  # fmt: skip

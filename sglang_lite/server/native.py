@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import tempfile
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 from starlette.responses import Response
 
-from sglang_lite.engine.sglang.api import read_request
+from sglang_lite.engine.sglang.api import read_request, without_logprobs
 from sglang_lite.protocol import (
     Constraint,
     ModelError,
@@ -31,7 +31,7 @@ from sglang_lite.server.fields import NATIVE_NEUTRAL, NATIVE_REFUSED, PROFILE_RE
 from sglang_lite.server.http.body import convert
 from sglang_lite.server.http.sse import DONE, EventStream, event
 from sglang_lite.server.reader import Reader
-from sglang_lite.server.routes import HttpRequest, Route, answer, read, read_record, report_priority
+from sglang_lite.server.routes import HttpRequest, Route, answer, read, read_record, with_priorities
 from sglang_lite.server.service import Service
 from sglang_lite.text.reasoning import ReasoningParser
 from sglang_lite.text.tool_calls import parse_answer
@@ -133,7 +133,7 @@ UPDATE_WEIGHTS = Fields(UpdateWeightsRequest, {}, {})
 async def generate(service: Service, call: HttpRequest) -> Response:
     """Continues text."""
     calls, is_list, stream = await read(service, call, _read_generate)
-    report_priority(service, call, calls)
+    calls = with_priorities(service, call, calls)
     answers = service.async_engine.generate_native(calls, is_list=is_list, stream=stream)
     if stream:
         answers = await with_first_event(answers)
@@ -156,7 +156,7 @@ def _read_generate(reader: Reader, call: HttpRequest) -> tuple[list[GenerateRequ
     if prompt is not None and ("text" in fields or "input_ids" in fields):
         raise ParameterError("prompt", "is given together with text or input_ids. Give one of them.")
     calls, is_list = read_request(fields.pop("text", None if prompt is None else ""), **fields)
-    call.unused.extend(_without_logprobs(fields))
+    call.unused.extend(without_logprobs(fields))
     if prompt is not None:
         calls = [replace(calls[0], prompt=convert(prompt, Prompt, "prompt"))]
     if constraint is not None:
@@ -165,30 +165,6 @@ def _read_generate(reader: Reader, call: HttpRequest) -> tuple[list[GenerateRequ
         held = convert(constraint, _CONSTRAINT, "constraint")
         calls = [replace(each, constraint=held) for each in calls]
     return [replace(each, prompt=reader.prompt(each.prompt)) for each in calls], is_list, stream
-
-
-# Fields about log-probabilities, with the values that request nothing.
-_OF_LOGPROBS: dict[str, object] = {
-    "logprob_start_len": -1,
-    "top_logprobs_num": 0,
-    "token_ids_logprob": [],
-    "return_text_in_logprobs": False,
-}
-
-
-def _without_logprobs(fields: Mapping[str, Any]) -> list[str]:
-    """Fields about log-probabilities of prompts whose log-probabilities are not returned."""
-    flags = fields.get("return_logprob", False)
-    unused = []
-    for name, nothing in _OF_LOGPROBS.items():
-        value = fields.get(name, nothing)
-        several = isinstance(value, list) and (name != "token_ids_logprob" or any(isinstance(v, list) for v in value))
-        asked = [each not in (None, nothing) for each in (value if several else [value])]
-        if several and isinstance(flags, list):
-            unused += [f"{name}[{i}]" for i, flag in enumerate(flags) if asked[i] and not flag]
-        elif any(asked) and not (any(flags) if isinstance(flags, list) else flags):
-            unused.append(name)
-    return unused
 
 
 async def _stream(answers: AsyncGenerator[list[dict[str, Any]], None], *, incremental: bool) -> AsyncGenerator[bytes]:

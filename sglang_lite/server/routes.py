@@ -9,8 +9,8 @@ import logging
 import re
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias, TypeVar
 
 import msgspec
@@ -140,10 +140,13 @@ def _record(_: Reader, call: HttpRequest, fields: Fields[R]) -> R:
     return call.read(fields)
 
 
-def report_priority(service: Service, call: HttpRequest, requests: Sequence[GenerateRequest]) -> None:
-    """Reports the priority of requests under a policy that ignores priorities."""
-    if service.engine.config.policy != "priority" and any(request.priority for request in requests):
-        call.unused.append("priority")
+def with_priorities(service: Service, call: HttpRequest, requests: list[GenerateRequest]) -> list[GenerateRequest]:
+    """Requests with the priorities that the engine heeds. Under a policy that ignores priorities, they are reported and
+    dropped."""
+    if service.engine.config.policy == "priority" or not any(request.priority for request in requests):
+        return requests
+    call.unused.append("priority")
+    return [replace(request, priority=0) for request in requests]
 
 
 Handler: TypeAlias = Callable[[Service, HttpRequest], Awaitable[Response]]

@@ -5,6 +5,7 @@ import inspect
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -31,6 +32,46 @@ def small():
 
 
 # ------------------------------------------------------------------------------------------------ translation
+
+
+WITHOUT_EFFECT = [
+    ({"top_logprobs_num": 2}, "top_logprobs_num: has no effect, as no log-probabilities are returned"),
+    ({"top_logprobs_num": [0, 2], "return_logprob": [True, False]}, r"top_logprobs_num\[1\]: has no effect"),
+    ({"logprob_start_len": 0}, "logprob_start_len: has no effect"),
+    ({"token_ids_logprob": np.array([3])}, "token_ids_logprob: has no effect"),
+    ({"token_ids_logprob": [[], [3]], "return_logprob": [True, False]}, r"token_ids_logprob\[1\]: has no effect"),
+    ({"return_text_in_logprobs": True, "top_logprobs_num": 1}, "top_logprobs_num, return_text_in_logprobs: has no eff"),
+    ({"priority": 3}, "priority: has no effect, as the engine's policy is 'lpm'"),
+    ({"priority": [0, 3]}, "priority: has no effect"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), WITHOUT_EFFECT)
+def test_generate_warns_of_parameters_without_effect(small, options, message):
+    several = any(isinstance(value, list) for value in options.values())
+    prompt = ["ab", "b"] if several else "ab"
+    with pytest.warns(UserWarning, match=message) as caught:
+        small.generate(prompt, GREEDY, **options)
+    with pytest.warns(UserWarning, match=message) as awaited:
+        asyncio.run(awaited_generate(small, prompt, options))
+    assert {each.filename for each in [*caught, *awaited]} == {__file__}
+
+
+async def awaited_generate(engine, prompt, options):
+    return await engine.async_generate(prompt, GREEDY, **options)
+
+
+@pytest.mark.parametrize("options", [
+    {"top_logprobs_num": 0, "logprob_start_len": -1, "token_ids_logprob": (), "priority": 0}, {"top_logprobs_num": None},
+    {"top_logprobs_num": [2, 0], "return_logprob": [True, False]}, {"token_ids_logprob": [3], "return_logprob": True},
+])  # fmt: skip
+def test_generate_does_not_warn_of_what_has_an_effect_or_requests_nothing(small, options):
+    small.generate(["ab", "b"], GREEDY, **options)
+
+
+def test_a_priority_needs_the_policy(small):
+    with pytest.raises(sgl.ParameterError, match="priority: the engine's policy is 'lpm'"):
+        small.submit("ab", sink=lambda event: None, priority=1)
 
 
 def test_sampling_params_are_translated_and_null_is_the_default():

@@ -107,6 +107,36 @@ def read_request(
     return calls, is_list or any(call.samples != 1 for call in calls)
 
 
+# Fields about log-probabilities, with the values that request nothing.
+_OF_LOGPROBS: dict[str, object] = {
+    "logprob_start_len": -1,
+    "top_logprobs_num": 0,
+    "token_ids_logprob": [],
+    "return_text_in_logprobs": False,
+}
+
+
+def without_logprobs(fields: Mapping[str, object]) -> list[str]:
+    """Names of a request's fields about log-probabilities that have no effect, as none are returned for their prompt.
+
+    Args:
+        fields: arguments of `read_request`.
+    """
+    flags = fields.get("return_logprob", False)
+    unused = []
+    for name, nothing in _OF_LOGPROBS.items():
+        value = plain_ids(fields.get(name, nothing))
+        several = isinstance(value, list | tuple) and (
+            name != "token_ids_logprob" or any(isinstance(each, list | tuple) for each in value)
+        )
+        asked = [each not in (None, nothing, ()) for each in (value if several else [value])]
+        if several and isinstance(flags, list | tuple):
+            unused += [f"{name}[{i}]" for i, flag in enumerate(flags) if asked[i] and not flag]
+        elif any(asked) and not (any(flags) if isinstance(flags, list | tuple) else flags):
+            unused.append(name)
+    return unused
+
+
 def _refuse_others(others: Mapping[str, object]) -> None:
     """Raises ParameterError if a field is unknown, or is set and not supported."""
     for name, value in others.items():

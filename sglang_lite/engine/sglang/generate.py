@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +10,7 @@ from sglang_lite.engine.sglang import api
 
 if TYPE_CHECKING:
     from sglang_lite.engine.engine import Engine
+    from sglang_lite.runtime.core.submission import GenerateRequest
     from sglang_lite.runtime.resolved_params import LogitProcessor
 
 
@@ -56,6 +58,8 @@ def generate(
         A dictionary with `text`, `output_ids` and `meta_info`; a list of dictionaries for a list of prompts or `n` > 1;
         with `stream` an iterator of dictionaries, each with everything so far.
 
+    Parameters that have no effect in this call are named in a UserWarning, as SGLang accepts them.
+
     Raises:
         ParameterError, OverloadedError, EngineClosedError: as `submit`; nothing was generated. Unknown parameters, and
             those of SGLang's that this engine doesn't support, are refused by name.
@@ -64,12 +68,14 @@ def generate(
     from sglang_lite.engine.sglang import offline
 
     self.core.check_wait("generate")
-    calls, is_list = api.read_request(
-        prompt, sampling_params, input_ids, return_logprob=return_logprob, logprob_start_len=logprob_start_len,
-        top_logprobs_num=top_logprobs_num, token_ids_logprob=token_ids_logprob,
-        return_text_in_logprobs=return_text_in_logprobs, custom_logit_processor=custom_logit_processor, rid=rid,
-        priority=priority, cache_salt=cache_salt, output_ids=output_ids, **unsupported,
-    )  # fmt: skip
+    fields: dict[str, Any] = {
+        "return_logprob": return_logprob, "logprob_start_len": logprob_start_len, "top_logprobs_num": top_logprobs_num,
+        "token_ids_logprob": token_ids_logprob, "return_text_in_logprobs": return_text_in_logprobs,
+        "custom_logit_processor": custom_logit_processor, "rid": rid, "priority": priority, "cache_salt": cache_salt,
+        "output_ids": output_ids, **unsupported,
+    }  # fmt: skip
+    calls, is_list = api.read_request(prompt, sampling_params, input_ids, **fields)
+    _warn_unused(fields, calls, self.config.policy)
     return offline.generate(self.core, calls, is_list=is_list, stream=stream)
 
 
@@ -96,10 +102,25 @@ async def async_generate(
     from sglang_lite.engine.sglang import offline
 
     self.core.check_open()
-    calls, is_list = api.read_request(
-        prompt, sampling_params, input_ids, return_logprob=return_logprob, logprob_start_len=logprob_start_len,
-        top_logprobs_num=top_logprobs_num, token_ids_logprob=token_ids_logprob,
-        return_text_in_logprobs=return_text_in_logprobs, custom_logit_processor=custom_logit_processor, rid=rid,
-        priority=priority, cache_salt=cache_salt, output_ids=output_ids, **unsupported,
-    )  # fmt: skip
+    fields: dict[str, Any] = {
+        "return_logprob": return_logprob, "logprob_start_len": logprob_start_len, "top_logprobs_num": top_logprobs_num,
+        "token_ids_logprob": token_ids_logprob, "return_text_in_logprobs": return_text_in_logprobs,
+        "custom_logit_processor": custom_logit_processor, "rid": rid, "priority": priority, "cache_salt": cache_salt,
+        "output_ids": output_ids, **unsupported,
+    }  # fmt: skip
+    calls, is_list = api.read_request(prompt, sampling_params, input_ids, **fields)
+    _warn_unused(fields, calls, self.config.policy)
     return await offline.async_generate(self.core, calls, is_list=is_list, stream=stream)
+
+
+def _warn_unused(fields: Mapping[str, Any], calls: Sequence[GenerateRequest], policy: str) -> None:
+    """Warns the caller of `generate` of parameters without effect, which are no errors as SGLang ignores them."""
+    reasons = {
+        "no log-probabilities are returned. Set return_logprob=True.": api.without_logprobs(fields),
+        f'the engine\'s policy is {policy!r}. Make the engine with policy="priority".': (
+            ["priority"] if policy != "priority" and any(call.priority for call in calls) else []
+        ),
+    }
+    for reason, names in reasons.items():
+        if names:
+            warnings.warn(f"{', '.join(names)}: has no effect, as {reason}", stacklevel=3)

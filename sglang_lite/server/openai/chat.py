@@ -29,7 +29,7 @@ from sglang_lite.server.http.sse import DONE, EventStream, event
 from sglang_lite.server.openai.chat_request import CHAT, ChatRequest, CustomTool, StreamOptions, conversation_of
 from sglang_lite.server.parameters import sampling, streams
 from sglang_lite.server.reader import Reader
-from sglang_lite.server.routes import HttpRequest, Route, answer, read, report_priority
+from sglang_lite.server.routes import HttpRequest, Route, answer, read, with_priorities
 from sglang_lite.server.service import Service
 
 _NAMES = {
@@ -84,7 +84,7 @@ async def complete(service: Service, call: HttpRequest) -> Response:
         rendered.prompt, params, rendered.constraint, stream=bool(body.stream), namespace=body.cache_salt or "",
         priority=body.priority or 0, rid=body.rid,
     )  # fmt: skip
-    report_priority(service, call, [request])
+    [request] = with_priorities(service, call, [request])
     parsed = _ParsedChat(
         body, rendered, f"chatcmpl-{random_id()}", int(time.time()), service.model_name, custom, custom_tools
     )

@@ -36,7 +36,7 @@ from sglang_lite.server.http.sse import DONE, EventStream, event
 from sglang_lite.server.parameters import constraints, sampling, streams
 from sglang_lite.server.programs import program
 from sglang_lite.server.reader import Reader
-from sglang_lite.server.routes import HttpRequest, Route, answer, read, report_priority
+from sglang_lite.server.routes import HttpRequest, Route, answer, read, with_priorities
 from sglang_lite.server.service import Service
 
 
@@ -92,7 +92,7 @@ async def complete(service: Service, call: HttpRequest) -> Response:
     body, texts, requests = given
     service.check_model(body.model)
     streams.check_options(body)
-    report_priority(service, call, requests)
+    requests = with_priorities(service, call, requests)
     parsed = _ParsedCompletions(body, f"cmpl-{random_id()}", int(time.time()), service.model_name, requests, texts)
     engine = service.async_engine
     if body.stream:

@@ -40,7 +40,7 @@ from sglang_lite.server.openai.responses_request import (
 from sglang_lite.server.parameters import sampling, streams
 from sglang_lite.server.reader import Reader
 from sglang_lite.server.responses_store import PACK, UNPACK, StoredResponse
-from sglang_lite.server.routes import HttpRequest, Route, answer, read, report_priority
+from sglang_lite.server.routes import HttpRequest, Route, answer, read, with_priorities
 from sglang_lite.server.service import Service
 
 T = TypeVar("T")
@@ -73,7 +73,7 @@ async def create(service: Service, call: HttpRequest) -> Response:
         rendered.prompt, params, rendered.constraint, stream=bool(body.stream), namespace=body.cache_salt or "",
         priority=body.priority or 0, rid=made.id,
     )  # fmt: skip
-    report_priority(service, call, [generate])
+    [generate] = with_priorities(service, call, [generate])
     if body.store is not False:
         service.stored.check(made.input_bytes)
     if body.stream:
