@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Iterator, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
@@ -17,6 +18,7 @@ from sglang_lite.program.nodes import Path, Program
 from sglang_lite.protocol import (
     Delta,
     Generation,
+    ParameterError,
     Played,
     ProgramResult,
     Prompt,
@@ -43,6 +45,20 @@ class Abortable(Protocol):
 
 
 A = TypeVar("A", bound=Abortable)
+key_in_use: ContextVar[str] = ContextVar("key_in_use", default="")  # API key of the HTTP request that is handled
+
+
+@dataclass(frozen=True, slots=True)
+class Owned:
+    """Owner of an open submission.
+
+    Attributes:
+        key: API key of the HTTP request that submitted it; "" if none is required.
+        rids: names of its requests.
+    """
+
+    key: str
+    rids: Collection[str | None]
 
 
 class AsyncEngine:
@@ -55,17 +71,28 @@ class AsyncEngine:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self._relay = _Relay()
-        self._open: set[Abortable] = set()
+        self._open: dict[Abortable, Owned] = {}
 
     @property
     def open(self) -> int:
         """Number of requests and programs that have not ended."""
         return len(self._open)
 
-    def abort_all(self) -> None:
-        """Aborts all open requests and programs."""
-        for each in list(self._open):
-            each.abort()
+    def abort(self, rid: str, key: str | None) -> None:
+        """Aborts the request with the name `rid`, unless it has ended or isn't the key's.
+
+        Args:
+            key: API key whose requests may be aborted; None for any.
+        """
+        if key is None or any(each.key == key and rid in each.rids for each in self._open.values()):
+            with contextlib.suppress(ParameterError):  # the request has ended
+                self.engine.abort(rid)
+
+    def abort_all(self, key: str | None) -> None:
+        """Aborts all open requests and programs of a key; None for those of all keys."""
+        for each, owned in list(self._open.items()):
+            if key is None or owned.key == key:
+                each.abort()
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[list[Delta | Generation], None]:
         """Runs a request and yields its events as they arrive, with the deltas of each sample joined. Closing the
@@ -81,7 +108,7 @@ class AsyncEngine:
             logit_processor=request.logit_processor, rid=request.rid, output_ids=request.output_ids,
         )  # fmt: skip
         remaining = request.samples
-        with self._ends(await _submitted(submit, _length(request.prompt))):
+        with self._ends(await _submitted(submit, _length(request.prompt)), (request.rid,)):
             while remaining:
                 batch: list[Delta | Generation] = []
                 failed: SglError | None = None
@@ -134,7 +161,7 @@ class AsyncEngine:
             flush=self._relay.flush,
         )
         running = await _submitted(start, sum(_length(call.prompt) for call in calls))
-        with self._ends(running):
+        with self._ends(running, [call.rid for call in calls]):
             while running.open:
                 changed: dict[int, dict[str, Any]] = {}
                 for item in await events.take():
@@ -254,13 +281,14 @@ class AsyncEngine:
                 timer.cancel()
 
     @contextlib.contextmanager
-    def _ends(self, submitted: A) -> Iterator[A]:
-        """Context that aborts a submission if the block is left before the submission has ended."""
-        self._open.add(submitted)
+    def _ends(self, submitted: A, rids: Collection[str | None] = ()) -> Iterator[A]:
+        """Context that aborts a submission if the block is left before the submission has ended. `rids`: the names of
+        its requests."""
+        self._open[submitted] = Owned(key_in_use.get(), rids)
         try:
             yield submitted
         finally:
-            self._open.discard(submitted)
+            del self._open[submitted]
             submitted.abort()
 
 

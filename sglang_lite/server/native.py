@@ -294,15 +294,15 @@ async def flush_cache(service: Service, _: HttpRequest) -> Response:
 
 
 async def abort_request(service: Service, call: HttpRequest) -> Response:
-    """Aborts one request, or all."""
+    """Aborts one request, or all: of the key that is given, unless it is the administrator's."""
     body = await read_record(service, call, ABORT)
+    key = None if call.key in ("", service.settings.admin_api_key) else call.key
     if body.abort_all:
         if body.rid is not None:
             raise ParameterError("abort_all", "and rid are both given. Give one of them.")
-        service.async_engine.abort_all()
+        service.async_engine.abort_all(key)
     elif body.rid:
-        with contextlib.suppress(ParameterError):  # the request has ended
-            service.engine.abort(body.rid)
+        service.async_engine.abort(body.rid, key)
     else:
         raise ParameterError("rid", "is missing.")
     return Response(status_code=200)

@@ -22,6 +22,7 @@ from sglang_lite.protocol import BackendError, SglError
 from sglang_lite.protocol.anything import Json
 from sglang_lite.random_ids import random_id
 from sglang_lite.runtime.core.submission import GenerateRequest
+from sglang_lite.server.async_engine import key_in_use
 from sglang_lite.server.errors import (
     AuthenticationError,
     ForbiddenError,
@@ -264,6 +265,7 @@ class Endpoint:
     async def _handle(
         self, service: Service, call: HttpRequest, protocol: Protocol, scope: Scope, receive: Receive, send: Send
     ) -> None:
+        key_in_use.set(call.key)
         try:
             response = await self._route.handler(service, call)
         except SglError as error:

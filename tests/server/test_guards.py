@@ -111,6 +111,40 @@ def test_tenants_name_no_folders_of_the_machine(engine, path, tmp_path):
     assert not (tmp_path / "new").exists()
 
 
+ENDLESS = {"stream": True, "rid": "mine"}
+DOORS = {
+    "/generate": ENDLESS | {"text": "a", "sampling_params": {"max_new_tokens": 1500, "ignore_eos": True}},
+    "/v1/chat/completions": ENDLESS
+    | {"model": "", "messages": [{"role": "user", "content": "a"}], "max_tokens": 1500, "ignore_eos": True},
+}
+
+
+@pytest.mark.parametrize("path", ["/generate", "/v1/chat/completions"])
+@pytest.mark.parametrize("what", [{"abort_all": True}, {"rid": "mine"}])
+@pytest.mark.parametrize("who", ["mine", "root"])
+def test_a_tenant_ends_no_request_of_another(engine, path, what, who):
+    def post(key, path, body):
+        return httpx2.post(f"{url}{path}", json=body, headers={"x-api-key": key}, timeout=60)
+
+    def open_requests():
+        load = httpx2.get(f"{url}/v1/loads", headers={"x-api-key": "root"}).json()
+        return load["loads"][0]["num_total_reqs"]
+
+    with serving(engine, api_key=("mine", "other"), admin_api_key="root") as url:
+        headers = {"x-api-key": "mine"}
+        with httpx2.stream("POST", f"{url}{path}", json=DOORS[path], headers=headers, timeout=60) as stream:
+            lines = stream.iter_lines()
+            next(lines)
+            assert post("other", "/abort_request", what).status_code == 200
+            short = {"text": "b", "sampling_params": {"max_new_tokens": 3}}
+            assert post("other", "/generate", short).status_code == 200  # behind what would have ended the request
+            assert open_requests() == 1
+            assert post(who, "/abort_request", what).status_code == 200
+            *_, last = (line for line in lines if line.startswith("data: {"))
+        assert "abort" in last
+        assert open_requests() == 0
+
+
 def test_a_server_for_other_machines_has_an_administrator_by_key_alone():
     from sglang_lite.server.app import application
     from tests.server.test_app import NO_ENGINE, asked
