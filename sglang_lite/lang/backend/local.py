@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from sglang_lite.lang.backend.base_backend import ALL_CONSTRAINTS, BaseBackend, Capabilities
+from sglang_lite.lang.backend.token_usage import TokenUsage
 from sglang_lite.lang.concurrency.loop import executor, running_mailbox
 from sglang_lite.program.nodes import Program
 from sglang_lite.protocol import (
@@ -16,6 +17,8 @@ from sglang_lite.protocol import (
     Delta,
     Generation,
     OverloadedError,
+    Played,
+    ProgramEvent,
     ProgramSink,
     Prompt,
     RequestAbortedError,
@@ -39,6 +42,9 @@ class LocalBackend(BaseBackend):
 
     Args:
         engine: engine to run on.
+
+    Attributes:
+        token_usage: tokens used so far, as `prompt_tokens` and `completion_tokens`; `reset()` sets them to 0.
     """
 
     capabilities = Capabilities(ALL_CONSTRAINTS)
@@ -46,7 +52,12 @@ class LocalBackend(BaseBackend):
 
     def __init__(self, engine: Engine) -> None:
         super().__init__()
-        self.engine = engine
+        self.engine, self.token_usage = engine, TokenUsage()
+
+    @property
+    def endpoint(self) -> LocalBackend:
+        """Backend itself, as SGLang's `Runtime` has its backend there."""
+        return self
 
     async def agenerate(
         self, prompt: Prompt, params: SamplingParams, constraint: Constraint | None, *, stream: bool
@@ -65,6 +76,7 @@ class LocalBackend(BaseBackend):
                     raise event
                 if isinstance(event, Generation):
                     count -= 1
+                    self.token_usage.add(event.usage)
                 yield event
         finally:
             if count:  # the consumer has stopped listening
@@ -89,22 +101,34 @@ class LocalBackend(BaseBackend):
             ticket.abort()  # in case that the caller has stopped waiting
         if isinstance(outcome, SglError):
             raise outcome
+        self.token_usage.add(outcome.usage)
         return outcome
 
     def open_program(self, sink: ProgramSink, *, stream: bool, priority: int = 0) -> ProgramAtBackend:
         mailbox = executor()
         return self.engine.open_program(
-            sink=partial(mailbox.enqueue, sink), flush=mailbox.wake, stream=stream, priority=priority
+            sink=partial(mailbox.enqueue, self._counted(sink)), flush=mailbox.wake, stream=stream, priority=priority
         )
 
     def play_program(
         self, program: Program, sink: ProgramSink, flush: Callable[[], object] | None = None, priority: int = 0
     ) -> Callable[[], object]:
+        sink = self._counted(sink)
         submit = partial(self.engine.run_program, "", program, sink=sink, flush=flush, priority=priority)
         try:
             return submit().abort
         except OverloadedError:  # the engine's limit of open programs is reached
             return _Admission(self.engine, submit, sink).abort
+
+    def _counted(self, sink: ProgramSink) -> ProgramSink:
+        """Callback that counts the tokens of each result before it passes it on."""
+
+        def tell(event: ProgramEvent) -> None:
+            if isinstance(event, Played) and isinstance(event.event, Generation | Selection):
+                self.token_usage.add(event.event.usage)
+            sink(event)
+
+        return tell
 
     @property
     def takes_priority(self) -> bool:

@@ -116,6 +116,11 @@ class RuntimeEndpoint(BaseBackend):
         if chat_template_name is not None:
             self.chat_template = get_chat_template(chat_template_name)
 
+    @property
+    def endpoint(self) -> RuntimeEndpoint:
+        """Backend itself, as SGLang's `Runtime` has its backend there."""
+        return self
+
     def _server_info(self) -> dict[str, Any]:
         """Settings and counts of the server; {} if it reports none."""
         for path in ("/server_info", "/get_server_info"):  # older servers, and gateways, have only the second

@@ -15,6 +15,7 @@ from sglang_lite.constraints.matching import validate
 from sglang_lite.constraints.random_texts import sample
 from sglang_lite.lang.argument_names import explains_wrong_arguments
 from sglang_lite.lang.backend.base_backend import ALL_CONSTRAINTS, BaseBackend, Capabilities
+from sglang_lite.lang.backend.token_usage import TokenUsage
 from sglang_lite.lang.chat_template import get_chat_template
 from sglang_lite.protocol import (
     BackendError,
@@ -101,6 +102,8 @@ class ScriptedBackend(BaseBackend):
 
     Attributes:
         calls: every request, in order.
+        token_usage: words of all prompts and answers, as `prompt_tokens` and `completion_tokens`; `reset()` sets them
+            to 0.
     """
 
     capabilities = Capabilities(ALL_CONSTRAINTS, images=True)
@@ -122,10 +125,16 @@ class ScriptedBackend(BaseBackend):
                 hint='To answer every request, in order, give {"": ["first", "second"]}.',
             )  # fmt: skip
         self.calls: list[ScriptedRequest] = []
+        self.token_usage = TokenUsage()
         self._rules = Rules(answers)
         self._default = default
         self._latency = latency
         self._random = Random(seed)
+
+    @property
+    def endpoint(self) -> ScriptedBackend:
+        """Backend itself, as SGLang's `Runtime` has its backend there."""
+        return self
 
     async def agenerate(
         self, prompt: Prompt, params: SamplingParams, constraint: Constraint | None, *, stream: bool
@@ -168,7 +177,9 @@ class ScriptedBackend(BaseBackend):
             alone = (None, *(-3.0 for _ in words[1:])) if unconditional else None
             ids = tuple(hash(word) % 50_000 for word in words)
             scores.append(ChoiceScore(choice, ids, (each,) * len(words), alone))
-        return Selection(tuple(scores), Usage(prompt_tokens=_count(prompt)))
+        usage = Usage(prompt_tokens=_count(prompt))
+        self.token_usage.add(usage)
+        return Selection(tuple(scores), usage)
 
     def get_model_name(self) -> str:
         return "scripted"
@@ -211,11 +222,13 @@ class ScriptedBackend(BaseBackend):
             _check(call.constraint, text, stopped=stops.matched is not None)
         if stops.matched is not None and params.include_stop is True and not cut:
             text += stops.matched_text
+        usage = Usage(prompt_tokens=_count(prompt), completion_tokens=_count(text))
+        self.token_usage.add(usage)
         return Generation(
             text,
             finish_reason="length" if cut else "stop",
             matched=None if cut else stops.matched,
-            usage=Usage(prompt_tokens=_count(prompt), completion_tokens=_count(text)),
+            usage=usage,
             index=index,
         )
 

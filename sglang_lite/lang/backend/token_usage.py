@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from threading import Lock
 
 from sglang_lite.protocol import Usage
 
@@ -13,10 +14,13 @@ class TokenUsage:
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    _lock: Lock = field(default_factory=Lock, init=False, repr=False, compare=False)  # answers come on several threads
 
     def add(self, usage: Usage) -> None:
-        self.prompt_tokens += usage.prompt_tokens
-        self.completion_tokens += usage.completion_tokens
+        with self._lock:
+            self.prompt_tokens += usage.prompt_tokens
+            self.completion_tokens += usage.completion_tokens
 
     def reset(self) -> None:
-        self.prompt_tokens = self.completion_tokens = 0
+        with self._lock:
+            self.prompt_tokens = self.completion_tokens = 0
