@@ -14,6 +14,7 @@ import sglang_lite as sgl
 from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.embedding import bert_spec
 from sglang_lite.runtime.models import families, read_gguf
+from tests.server.conftest import serving
 
 pytestmark = pytest.mark.slow
 
@@ -80,6 +81,107 @@ def test_the_grammar_over_several_nodes_runs(engine):
 
     state = sgl.function(program).run(backend=engine, temperature=0, max_new_tokens=12)
     assert isinstance(state["age"], int)
+
+
+# ------------------------------------------------------------------------- what needs a key asks a server of the tests
+
+KEYS = {
+    "OPENAI_API_KEY": "key-for-tests",
+    "ANTHROPIC_API_KEY": "key-for-tests",
+    "AZURE_OPENAI_API_KEY": "key-for-tests",
+}
+ANSWERS = {
+    "Extract name and age": '{"name": "Maria Lopez", "age": 34}', "Adult or child?": "adult", "a code of": "fr",
+    "capital": "Paris",
+}  # fmt: skip
+
+
+@pytest.fixture
+def provider(monkeypatch):
+    """Server with OpenAI's and Anthropic's APIs, to which their SDKs send what has no other address."""
+    with sgl.server_for_tests(ANSWERS) as server:
+        addresses = {"OPENAI_BASE_URL": f"{server.url}/v1", "ANTHROPIC_BASE_URL": server.url}
+        for name, value in {**KEYS, **addresses}.items():
+            monkeypatch.setenv(name, value)
+        yield server
+
+
+def snippet(page, part, *replaced):
+    """The snippet of a page that has a part, with an address or key of the text replaced by another."""
+    (text,) = (str(p.values[0]) for p in SNIPPETS if str(p.id).startswith(page) and part in str(p.values[0]))
+    for old, new in replaced:
+        assert old in text
+        text = text.replace(old, new)
+    return text
+
+
+def executed(text, names):
+    exec(compile(text, "page", "exec"), names)
+    return names
+
+
+def test_the_backends_of_the_readme_run_its_program(provider, small_engine):
+    first, _, shown = snippet("README.md", "class Person").partition("state = ")
+    with serving(small_engine, served_model_name="qwen3") as url:
+        text = snippet("README.md", "sgl.OpenAI(", ("http://localhost:8000", url))
+        names = executed(first, {"__name__": "readme"})
+        calls = [line for line in text.splitlines() if "profile.run" in line]
+        states = [executed(f"state = {call}", names)["state"] for call in calls]
+        values = [f"{state['person']} {state['group']}" for state in states]
+    assert len(values) == 3
+    assert f"# {values[0]}\n" in shown
+    assert values[2] == values[0]
+    asked = {request.body["model"] for request in provider.requests if request.body}
+    assert asked == {"gpt-4o-mini", "claude-haiku-4-5"}
+
+
+def test_the_default_backend_of_the_page_on_backends_runs_a_program(provider):
+    names = executed(snippet("backends.md", "or OPENAI_API_KEY", ("…", "key-for-tests")), {})
+    executed(snippet("backends.md", "sgl.Price(input=2.50").partition("backend = ")[0], names)
+    assert names["capital"].run("France")["answer"] == "Paris"
+    assert provider.requests[-1].headers["authorization"] == "Bearer key-for-tests"
+
+
+def test_backends_with_addresses_of_their_own_are_made(provider):
+    local = [("http://localhost:8000", provider.url), ("…", "https://azure.test")]
+    executed(snippet("backends.md", "is_azure=True", *local), {"sgl": sgl})
+
+
+def test_explain_prints_how_a_program_then_runs(provider, capsys):
+    names = executed(snippet("backends.md", "backend.explain(city)", ("…", "key-for-tests")), {})
+    printed = capsys.readouterr().out
+    assert "code" in printed
+    assert not provider.requests
+    assert names["city"].run("France", backend=names["backend"])["code"] == "fr"
+
+
+@pytest.mark.parametrize(("part", "printed"), [("sgl.Price(", r"\d\.\d+e-05"), ("sgl.Replay(", "Paris")])
+def test_snippets_with_scripted_backends_print(part, printed, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    executed(snippet("backends.md", part), {})
+    assert re.fullmatch(printed, capsys.readouterr().out.strip())
+
+
+def test_the_program_of_the_tutorial_runs_elsewhere(provider, small_engine):
+    with serving(small_engine) as url:
+        text = snippet("tutorial.md", "def elsewhere", ("http://localhost:30000", url))
+        names = executed(
+            snippet("tutorial.md", "def extract(").partition("person = ")[0], {"sgl": sgl, "__name__": "page"}
+        )
+        executed(text, names)["elsewhere"]("Maria Lopez is 34 years old.")
+    asked = {request.body["model"] for request in provider.requests if request.body}
+    assert asked == {"gpt-4o-mini", "claude-haiku-4-5"}
+
+
+def test_a_client_of_openai_asks_our_server(small_engine):
+    import openai
+
+    with serving(small_engine) as url:
+        text = snippet(
+            "server.md", "openai.OpenAI(", ("http://127.0.0.1:30000", url), ('"Hello"}]', '"Hello"}], max_tokens=2')
+        )
+        answer = executed(text, {"openai": openai})["answer"]
+    assert answer.choices[0].message.role == "assistant"
 
 
 def test_the_tests_of_the_page_on_testing_pass(tmp_path, monkeypatch):

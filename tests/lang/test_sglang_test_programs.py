@@ -9,6 +9,7 @@ import pytest
 import sglang_lite as sgl
 from sglang_lite.lang.backend.local import LocalBackend
 from sglang_lite.lang.ir import REGEX_FLOAT, REGEX_INT, REGEX_STR
+from tests.server.conftest import serving
 
 pytestmark = pytest.mark.slow
 
@@ -230,6 +231,12 @@ def test_min_tokens_is_a_lower_limit(small_engine):
 # -------------------------------------------------------------------------------------------- tokens of a backend
 
 
+@pytest.fixture(scope="module")
+def url(small_engine):
+    with serving(small_engine) as url:
+        yield url
+
+
 @sgl.function
 def several(s):
     s += "Say" + sgl.gen("a", max_tokens=4, n=2, ignore_eos=True) + " or" + sgl.select("b", ["this", "that"])
@@ -245,15 +252,19 @@ def guessed(s):
 
 @pytest.mark.parametrize("program", [several, guessed])
 @pytest.mark.parametrize("push_down", [True, False])
-@pytest.mark.parametrize("kind", ["engine", "compiled", "scripted"])
-def test_a_backend_counts_the_tokens_that_its_programs_use(small_engine, kind, push_down, program):
-    backend = sgl.ScriptedBackend(default="one two\nthree") if kind == "scripted" else LocalBackend(small_engine)
+@pytest.mark.parametrize("kind", ["engine", "compiled", "server", "compiled for a server", "scripted"])
+def test_a_backend_counts_the_tokens_that_its_programs_use(small_engine, url, kind, push_down, program):
+    backend: Any = sgl.ScriptedBackend(default="one two\nthree") if kind == "scripted" else LocalBackend(small_engine)
+    if "server" in kind:
+        backend = sgl.RuntimeEndpoint(url)
     assert backend.endpoint is backend
     total = backend.token_usage
-    state = (program.compile() if kind == "compiled" else program).run(backend=backend, push_down=push_down)
+    state = (program.compile() if kind.startswith("compiled") else program).run(backend=backend, push_down=push_down)
     state.sync()
     usage = state.usage()
     assert (total.prompt_tokens, total.completion_tokens) == (usage.prompt_tokens, usage.completion_tokens)
     assert total.completion_tokens
     total.reset()
     assert (total.prompt_tokens, total.completion_tokens) == (0, 0)
+    if "server" in kind:
+        backend.shutdown()

@@ -17,8 +17,6 @@ from sglang_lite.protocol import (
     Delta,
     Generation,
     OverloadedError,
-    Played,
-    ProgramEvent,
     ProgramSink,
     Prompt,
     RequestAbortedError,
@@ -106,29 +104,18 @@ class LocalBackend(BaseBackend):
 
     def open_program(self, sink: ProgramSink, *, stream: bool, priority: int = 0) -> ProgramAtBackend:
         mailbox = executor()
-        return self.engine.open_program(
-            sink=partial(mailbox.enqueue, self._counted(sink)), flush=mailbox.wake, stream=stream, priority=priority
-        )
+        sink = partial(mailbox.enqueue, self.token_usage.counted(sink))
+        return self.engine.open_program(sink=sink, flush=mailbox.wake, stream=stream, priority=priority)
 
     def play_program(
         self, program: Program, sink: ProgramSink, flush: Callable[[], object] | None = None, priority: int = 0
     ) -> Callable[[], object]:
-        sink = self._counted(sink)
+        sink = self.token_usage.counted(sink)
         submit = partial(self.engine.run_program, "", program, sink=sink, flush=flush, priority=priority)
         try:
             return submit().abort
         except OverloadedError:  # the engine's limit of open programs is reached
             return _Admission(self.engine, submit, sink).abort
-
-    def _counted(self, sink: ProgramSink) -> ProgramSink:
-        """Callback that counts the tokens of each result before it passes it on."""
-
-        def tell(event: ProgramEvent) -> None:
-            if isinstance(event, Played) and isinstance(event.event, Generation | Selection):
-                self.token_usage.add(event.event.usage)
-            sink(event)
-
-        return tell
 
     @property
     def takes_priority(self) -> bool:

@@ -75,7 +75,8 @@ class RuntimeEndpoint(BaseBackend):
 
     Attributes:
         model_info: description of the model by the server.
-        token_usage: tokens used so far by nodes that were requested one by one; `reset()` sets the counts to 0.
+        token_usage: tokens used so far, but for batches that the server plays, as `prompt_tokens` and
+            `completion_tokens`; `reset()` sets them to 0.
 
     Raises:
         BackendError: the server can't be reached, or refuses.
@@ -263,12 +264,13 @@ class RuntimeEndpoint(BaseBackend):
         return self._programs and not own
 
     def open_program(self, sink: ProgramSink, *, stream: bool, priority: int = 0) -> ProgramAtBackend:
-        return RemoteProgram(self._server, sink, stream=stream, priority=priority)
+        return RemoteProgram(self._server, self.token_usage.counted(sink), stream=stream, priority=priority)
 
     def play_program(
         self, program: Program, sink: ProgramSink, flush: Callable[[], object] | None = None, priority: int = 0
     ) -> Callable[[], object]:
-        opened = RemoteProgram(self._server, flushed(sink, flush), stream=False, priority=priority)
+        sink = flushed(self.token_usage.counted(sink), flush)
+        opened = RemoteProgram(self._server, sink, stream=False, priority=priority)
         opened.play(program)
         return opened.abort
 
