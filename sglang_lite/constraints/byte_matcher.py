@@ -14,6 +14,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from sglang_lite.constraints.emit.lark import to_lark
 from sglang_lite.constraints.emit.lexemes import split_into_lexemes
+from sglang_lite.constraints.formal.lengths import longest_forced
 from sglang_lite.constraints.language import language_of
 from sglang_lite.constraints.memo import memoized
 from sglang_lite.constraints.schema import parse_json
@@ -31,17 +32,52 @@ _STEP_ITEMS = 500_000
 _WAYS = 1_000
 _ROW_ITEMS = 50_000
 PARSER_BYTES = 50  # memory of a parser per character of its grammar
-_MAX_FORCED = 10_000  # bytes of look-ahead
+_BETWEEN_MASKS = 100  # bytes of a text for which a mask's work is allowed
+_MAX_FORCED, _MAX_SLOWLY_FORCED = 10_000, 200  # bytes of look-ahead
+_LONG = 10_000  # characters of forced text, above which spelling it would block the loop for milliseconds
+_SHORT = 100  # characters of forced text up to which finding it is not tried
+NO_FORCING = '%llguidance {"no_forcing": true}\n'
 _MAX_SHOWN = 12  # characters listed in a message as possible continuations
 
 
 def grammar_text(constraint: Constraint) -> str:
     """Grammar of a constraint in llguidance's variant of Lark.
 
+    It turns forced tokens off, so that any tokens may spell text without a choice of characters, if that text is very
+    long or takes much work to find.
+
     Raises:
         ConstraintError: the constraint can't be enforced.
     """
-    return to_lark(split_into_lexemes(language_of(constraint)))
+    text, forced, slow = _grammar(constraint)
+    return NO_FORCING + text if slow or forced > _LONG else text
+
+
+def _grammar(constraint: Constraint) -> tuple[str, int, bool]:
+    """Text of a constraint's grammar, the most characters that it forces, and whether they take much work to find."""
+    language = language_of(constraint)
+    text = to_lark(split_into_lexemes(language))
+    forced = longest_forced(language)
+    return text, forced, forced > _SHORT and _forces_slowly(text)
+
+
+def _forces_slowly(text: str) -> bool:
+    """Returns True if the forced text at the start of a grammar takes more work than a mask may. llguidance does not
+    limit that work before the first mask.
+
+    Raises:
+        ConstraintError: the first byte alone takes too much work.
+    """
+    matcher = start(NO_FORCING + text, _bytes())
+    _mask(matcher)  # limits the work until the next mask
+    matcher.compute_ff_bytes()
+    matcher.compute_bitmask()
+    if not matcher.is_error():
+        return False
+    matcher = start(NO_FORCING + text, _bytes())
+    _consume(matcher, _forced(matcher, slow=True))
+    _mask(matcher)
+    return True
 
 
 def start(text: str, tokenizer: LLTokenizer) -> LLMatcher:
@@ -89,6 +125,11 @@ def error_reason(matcher: LLMatcher) -> str:
             "the text can be read in too many ways at the same time. Give each text of the grammar one way to be read: "
             "repeats by `*`, or by rules that begin with themselves."
         )
+    if "too many expressions" in error or "initial lexer configuration" in error:
+        return (
+            "a pattern takes too much work, as it may go on in too many ways at the same time. Use smaller counts, and "
+            "fewer optional parts, lookaheads or repeats that may read the same text."
+        )
     if "symbols.len()" in error:
         return "the grammar is too large: the engine takes up to 65,000 rules and lexemes."
     lines = (line.strip() for line in error.splitlines())
@@ -97,8 +138,9 @@ def error_reason(matcher: LLMatcher) -> str:
 
 @memoized
 def _start(constraint: Constraint) -> _Start:
-    text = grammar_text(constraint)
-    return _Start(start(text, _bytes()), PARSER_BYTES * len(text))
+    text, _, slow = _grammar(constraint)
+    matcher = start(NO_FORCING + text, _bytes())  # forcing would only slow masks of bytes down
+    return _Start(matcher, slow, PARSER_BYTES * len(text))
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,10 +149,12 @@ class _Start:
 
     Attributes:
         matcher: llguidance matcher at the start, to be copied.
+        slow: whether forced text takes much work to find.
         size: approximate memory in bytes.
     """
 
     matcher: Any
+    slow: bool
     size: int
 
 
@@ -147,21 +191,24 @@ class ByteMatcher:
     Attributes:
         text: text matched so far.
         matcher: llguidance matcher after `text`.
+        slow: whether forced text takes much work to find.
 
     Raises:
         ConstraintError: the constraint can't be enforced.
     """
 
-    __slots__ = ("constraint", "matcher", "text")
+    __slots__ = ("constraint", "matcher", "slow", "text")
 
     def __init__(self, constraint: Constraint) -> None:
         self.constraint, self.text = constraint, ""
-        self.matcher = _start(constraint).matcher.deep_copy()
+        first = _start(constraint)
+        self.matcher, self.slow = first.matcher.deep_copy(), first.slow
 
     def copy(self) -> ByteMatcher:
         """Independent matcher in the same state."""
         twin = object.__new__(ByteMatcher)
         twin.constraint, twin.text, twin.matcher = self.constraint, self.text, self.matcher.deep_copy()
+        twin.slow = self.slow
         return twin
 
     def push(self, text: str) -> None:
@@ -175,7 +222,7 @@ class ByteMatcher:
             after = (self.text + accepted)[-40:]
             raise ConstraintError(
                 f"the grammar does not allow {text!r:.80} here, from character {len(accepted) + 1} of it on"
-                f"{f', after {after!r}' if after else ''}.{_next(at)}"
+                f"{f', after {after!r}' if after else ''}.{_next(at, slow=self.slow)}"
             )
         self.matcher = at
         self.text += text
@@ -189,7 +236,7 @@ class ByteMatcher:
         found = tuple(text for text in texts if self._try_push(text)[1] is None)
         if not found:
             raise ConstraintError(
-                f"the grammar allows none of {', '.join(map(repr, texts))} here.{_next(self.matcher)}"
+                f"the grammar allows none of {', '.join(map(repr, texts))} here.{_next(self.matcher, slow=self.slow)}"
             )
         return found
 
@@ -202,21 +249,25 @@ class ByteMatcher:
         """
         if not self.matcher.is_accepting():
             raise ConstraintError(
-                f"the text of the grammar is not complete after {self.text[-40:]!r}.{_next(self.matcher)}"
+                f"the text of the grammar is not complete after {self.text[-40:]!r}."
+                f"{_next(self.matcher, slow=self.slow)}"
             )
         if isinstance(self.constraint, JsonSchema):
             parse_json(self.constraint, self.text)
 
     def completion(self) -> Completion:
-        """Possible continuations of the text. Forced text is followed for at most 10,000 bytes."""
+        """Possible continuations of the text. Forced text is followed for at most 10,000 bytes, or 200 where finding it
+        takes much work.
+        """
         at, forced = self.matcher.deep_copy(), bytearray()
-        while len(forced) < _MAX_FORCED and (more := _forced(at)):
-            more = more[: _MAX_FORCED - len(forced)]
+        most = _MAX_SLOWLY_FORCED if self.slow else _MAX_FORCED
+        while len(forced) < most and (more := _forced(at, slow=self.slow)):
+            more = more[: most - len(forced)]
             forced += more
             _consume(at, more)
         text = forced.decode("utf-8", "ignore")
         inside = len(text.encode()) < len(forced)  # only the first bytes of a character are forced
-        mask = 0 if at.is_stopped() else int.from_bytes(at.compute_bitmask(), "little")
+        mask = 0 if at.is_stopped() else _mask(at)
         follows = "" if inside else "".join(chr(byte) for byte in range(128) if mask >> byte & 1)
         beyond = inside or any(mask >> byte & 1 for byte in range(128, 256))
         return Completion(text, follows, beyond, not inside and at.is_accepting(), self.matcher.is_accepting())
@@ -228,37 +279,51 @@ class ByteMatcher:
         is refused.
         """
         data = text.encode("utf-8", "surrogatepass")
-        at = self.matcher.deep_copy()
-        count = at.try_consume_tokens(list(data))
-        if at.is_error():
-            raise matcher_error(at)
+        at, count = self.matcher.deep_copy(), 0
+        while count < len(data) and not at.is_stopped():
+            part = data[count : count + _BETWEEN_MASKS]
+            _mask(at)  # limits the work until the next mask
+            accepted = _consume(at, part)
+            count += accepted
+            if accepted < len(part):
+                break
         return at, None if count == len(data) else data[:count].decode("utf-8", "ignore")
 
 
-def _forced(at: Any) -> bytes:
-    """Bytes that every continuation begins with, or b"" if there is a choice."""
+def _forced(at: Any, *, slow: bool) -> bytes:
+    """Bytes that every continuation begins with, or b"" if there is a choice; if `slow`, one byte at most."""
     if at.is_stopped() or at.is_accepting():
         return b""
-    if found := bytes(at.compute_ff_bytes()):
+    if not slow and (found := bytes(at.compute_ff_bytes())):
         return found
-    mask = int.from_bytes(at.compute_bitmask(), "little") & ((1 << 256) - 1)
+    mask = _mask(at)
     return bytes([mask.bit_length() - 1]) if mask.bit_count() == 1 else b""
 
 
-def _consume(at: Any, data: bytes) -> None:
-    at.try_consume_tokens(list(data))
+def _mask(at: Any) -> int:
+    """Bytes that may follow, as bits."""
+    mask = int.from_bytes(at.compute_bitmask(), "little") & ((1 << 256) - 1)
     if at.is_error():
         raise matcher_error(at)
+    return mask
 
 
-def _next(at: Any) -> str:
+def _consume(at: Any, data: bytes) -> int:
+    """Consumes bytes as far as they are allowed, and returns their number."""
+    count: int = at.try_consume_tokens(list(data))
+    if at.is_error():
+        raise matcher_error(at)
+    return count
+
+
+def _next(at: Any, *, slow: bool) -> str:
     """Sentence for an error message that lists possible continuations, or "" if they are too many."""
     if at.is_stopped():
         return " It is complete."
-    forced = at.compute_ff_bytes().decode("utf-8", "ignore")
+    forced = _forced(at, slow=slow).decode("utf-8", "ignore")
     if forced:
         return f" It continues with {forced!r:.60}."
-    mask = int.from_bytes(at.compute_bitmask(), "little")
+    mask = _mask(at)
     allowed = [chr(byte) for byte in range(128) if mask >> byte & 1]
     if len(allowed) > _MAX_SHOWN or any(mask >> byte & 1 for byte in range(128, 256)):
         return ""

@@ -10,7 +10,7 @@ from sglang_lite.constraints.formal.earley import recognises
 from sglang_lite.constraints.language import language_of
 from sglang_lite.constraints.random_texts import sample
 from sglang_lite.constraints.schema import json_schema
-from sglang_lite.protocol import ConstraintError, Ebnf, InOrder, Repeated
+from sglang_lite.protocol import ConstraintError, Ebnf, InOrder, Regex, Repeated
 from tests.constraints.random_grammars import grammar as random_grammar
 
 pytestmark = pytest.mark.slow
@@ -120,3 +120,28 @@ def test_numbers_that_can_not_be_read_greedily_are_taken_apart():
     number = json_schema({"type": "integer", "minimum": 0, "maximum": 99})
     several = Repeated(InOrder((number, Ebnf('root ::= "" | "(" root ")"'))), 1)
     walked(several, "12", "3", "(())", "4").end()
+
+
+@pytest.mark.parametrize("pattern", ["(a|aa|aaa)*a{10000}", "a{0,1000}" * 20 + "a{5000}"])
+def test_forced_text_that_takes_much_work_to_find_is_followed_a_little(pattern):
+    walk = walked(Regex(pattern))
+    assert walk.completion().forced == "a" * 200
+    walk.push("a" * 150)
+    for ask in (lambda: walk.push("b"), walk.end):
+        with pytest.raises(ConstraintError, match="It continues with 'a'"):
+            ask()
+
+
+def test_a_long_text_may_take_the_work_of_many_masks():
+    text = "".join(random.Random(0).choices("ab", k=5000))
+    walk = walked(Regex("(a|b|ab|ba){1,9000}"))
+    walk.completion()
+    walk.push(text)
+    walk.end()
+
+
+@pytest.mark.parametrize("pattern", ["a?" * 3000, "(?!.*(c|ab|aac))(a|ab|b){0,1000}"])
+def test_a_pattern_that_takes_too_much_work_is_refused_with_a_cure(pattern):
+    walk = walked(Regex(pattern), "a")
+    with pytest.raises(ConstraintError, match=r"too much work, .* Use smaller counts"):
+        walk.completion()

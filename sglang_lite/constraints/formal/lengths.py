@@ -70,10 +70,14 @@ def longest_forced(language: Language) -> int:
         match node:
             case Text(text):
                 found = len(text)
+            case CharSet(((first, last),)):
+                found = int(first == last)
             case Ref():
                 found = 1
             case Concat(parts):
                 found = sum(map(least, parts))
+            case Intersection(parts):
+                found = max(map(least, parts))
             case Alternation(options):
                 found = min([len(o.text) if isinstance(o, Text) else least(o) for o in options])
                 longest = max([longest, *(len(o.text) for o in options if isinstance(o, Text))])

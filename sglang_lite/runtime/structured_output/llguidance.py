@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 from sglang_lite.constraints import byte_matcher
 from sglang_lite.constraints.formal import nodes
-from sglang_lite.constraints.formal.lengths import longest_forced
 from sglang_lite.constraints.formal.nodes import Language
 from sglang_lite.constraints.language import language_of
 from sglang_lite.constraints.memo import BoundedCache, allocated, size_of
@@ -45,8 +44,6 @@ _SLICES = [
 # A grammar that takes longer to compile has one lexer shared by all threads.
 _QUICK = 0.02  # seconds of compilation
 _ENOUGH = 4  # matchers of a lexer before another lexer is added and masks are shared
-_LONG = 10_000  # characters of forced text, above which spelling it would block the loop for milliseconds
-_NO_FORCING = '%llguidance {"no_forcing": true}\n'
 _MASK_BYTES = 96 << 20  # limit of cached masks
 LANGUAGE_BYTES = 64 << 20  # limit of cached language states
 _LARGEST = 30_000  # most characters of a grammar whose states are tracked, as a step may try all its alternatives
@@ -318,8 +315,7 @@ class LlguidanceEngine:
 
 def _prepared(constraint: Constraint) -> Prepared:
     language = language_of(constraint)
-    found = Prepared(byte_matcher.grammar_text(constraint), language)
-    return _unforced(found) if longest_forced(language) > _LONG else found
+    return Prepared(byte_matcher.grammar_text(constraint), language)
 
 
 def _unpacked(language: Language | bytes) -> Language:
@@ -341,6 +337,6 @@ class _NodesUnpickler(pickle.Unpickler):
 
 def _unforced(prepared: Prepared) -> Prepared:
     """Returns the grammar with forced tokens turned off: any tokens may spell text without a choice of characters."""
-    if prepared.text.startswith(_NO_FORCING):
+    if prepared.text.startswith(byte_matcher.NO_FORCING):
         return prepared
-    return Prepared(_NO_FORCING + prepared.text, prepared.language)
+    return Prepared(byte_matcher.NO_FORCING + prepared.text, prepared.language)
