@@ -19,11 +19,15 @@ class CountedTexts(Protocol):
 
     Attributes:
         count: number of all texts, or None if infinite.
+        endless: True if infinitely many texts begin with each beginning of a text.
         size: approximate memory in bytes.
     """
 
     @property
     def count(self) -> int | None: ...
+
+    @property
+    def endless(self) -> bool: ...
 
     @property
     def size(self) -> int: ...
@@ -82,6 +86,8 @@ def _texts(node: Node) -> Collection[str] | None:
 class _ListedTexts:
     """Sorted list of texts; their automaton would have a state for each character."""
 
+    endless = False
+
     def __init__(self, texts: Sequence[str]) -> None:
         self._texts = texts
         self.count = len(texts)
@@ -105,6 +111,7 @@ class _AutomatonTexts:
         self._machine = Automaton(node)
         self._counts = _counts(self._machine)
         self.count = self._counts.get(self._machine.start, 0)
+        self.endless = all(count is None for count in self._counts.values())
 
     @property
     def size(self) -> int:

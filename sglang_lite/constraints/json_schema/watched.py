@@ -101,10 +101,12 @@ class WatchedShapes:
     Attributes:
         items: array shapes whose items have to differ.
         names: object shapes whose names are watched, each with the JSON Pointer of the keyword that requires it.
+        scarce_names: object shapes whose names may run out. They are watched where alternatives allow it.
     """
 
     items: dict[ArrayShape, DistinctItems] = field(default_factory=dict)
     names: dict[ObjectShape, tuple[DistinctNames, str | None]] = field(default_factory=dict)  # rule, pointer
+    scarce_names: dict[ObjectShape, DistinctNames] = field(default_factory=dict)
 
     def places(
         self, reader: SchemaReader, start: Formula, scalars: Callable[[ValueSet], Node]
@@ -119,7 +121,8 @@ class WatchedShapes:
         Raises:
             ConstraintError: alternatives disagree on the rules, or the schema has too many places.
         """
-        return _pruned(_Places(reader, self, scalars).all(start)) if self.items or self.names else ()
+        watched = self.items or self.names or self.scarce_names
+        return _pruned(_Places(reader, self, scalars).all(start)) if watched else ()
 
 
 class _Places:
@@ -193,6 +196,8 @@ class _Places:
         """
         watched = [shape for shape in objects if shape in self._watched_shapes.names]
         rules = [self._watched_shapes.names[shape][0] for shape in watched]
+        if not watched:
+            rules = [self._watched_shapes.scarce_names[s] for s in objects if s in self._watched_shapes.scarce_names]
         if len(objects) == 1 or all(each == UNIQUE_NAMES_ONLY for each in rules):
             return tuple(rules[:1])
         try:
@@ -200,6 +205,8 @@ class _Places:
                 raise _Different
             return self._kinds(objects)
         except _Different:
+            if not watched:
+                return ()
             raise ConstraintError(
                 "json_schema: members can't be counted, or be in any order, for these alternatives of objects.",
                 pointer=self._watched_shapes.names[watched[0]][1] or at,

@@ -8,6 +8,7 @@ unlimited. If that is too much for a grammar, the grammar lets members repeat an
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 from sglang_lite.constraints.formal.automaton import accepts
@@ -27,7 +28,7 @@ from sglang_lite.constraints.json_schema.container_writer import ContainerWriter
 from sglang_lite.constraints.json_schema.formulas import Formula, all_of
 from sglang_lite.constraints.json_schema.needs import MetNeeds, meeting, subsets, unimplied
 from sglang_lite.constraints.json_schema.values import ObjectShape, both_strings
-from sglang_lite.constraints.json_schema.watched import UNIQUE_NAMES_ONLY, name_rule_of
+from sglang_lite.constraints.json_schema.watched import UNIQUE_NAMES_ONLY, DistinctNames, name_rule_of
 from sglang_lite.protocol import ConstraintError
 
 MAX_ANY_ORDER = 400  # maximum number of named members in any order
@@ -48,9 +49,35 @@ def watch(writer: ContainerWriter, shape: ObjectShape, others: Sequence[_Other],
     rule = UNIQUE_NAMES_ONLY
     if in_any_order:
         rule = name_rule_of(shape)
-    elif not has_unlisted_names(others, UNLIMITED_NAMES):
-        rule = replace(name_rule_of(shape), required=frozenset(), least=0)
+    elif any(map(_may_run_out, others)):
+        rule = _names_only(shape)
     writer.watched_shapes.names[shape] = rule, None if in_any_order else shape.count_pointer
+
+
+def watch_scarce(writer: ContainerWriter, shape: ObjectShape, others: Sequence[_Other]) -> None:
+    """Leaves it to the masks not to begin a name that only names that have come begin with, such as a second `"0"` of a
+    dictionary of integers. Endless and too complex names are not watched."""
+    if writer.watched_shapes is None or not any(map(_may_run_out, others)):
+        return
+    rule = _names_only(shape)
+    with suppress(ConstraintError):
+        counted(rule.names)
+        writer.watched_shapes.scarce_names[shape] = rule
+
+
+def _names_only(shape: ObjectShape) -> DistinctNames:
+    return replace(name_rule_of(shape), required=frozenset(), least=0)
+
+
+def _may_run_out(other: _Other) -> bool:
+    """Returns True if finitely many names begin with some beginning of a name."""
+    names, _ = other
+    if isinstance(names, Complement) and literal_texts(names.node) is not None:  # the usual case of open objects
+        return False
+    try:
+        return not counted(names).endless
+    except ConstraintError:  # too complex
+        return False
 
 
 def has_unlisted_names(others: Sequence[_Other], least: int) -> bool:
@@ -109,6 +136,8 @@ class AnyOrder:
             self._check_needs()
             if self._needs and self._writer.watched_shapes is not None:
                 watch(self._writer, shape, self._others)
+            else:
+                watch_scarce(self._writer, shape, self._others)
         else:
             return self._watched()
         return self._place(frozenset(), frozenset(), empty=True)

@@ -26,7 +26,7 @@ from sglang_lite.constraints.json_schema.container_writer import ContainerWriter
 from sglang_lite.constraints.json_schema.formulas import all_of
 from sglang_lite.constraints.json_schema.needs import MetNeeds, Need, meeting, unimplied
 from sglang_lite.constraints.json_schema.values import ObjectShape, both_strings
-from sglang_lite.constraints.json_schema.write_any_order import AnyOrder, has_unlisted_names, watch
+from sglang_lite.constraints.json_schema.write_any_order import AnyOrder, has_unlisted_names, watch, watch_scarce
 from sglang_lite.protocol import ConstraintError
 
 MAX_COUNTED = 300  # maximum number of named members if members are counted
@@ -61,6 +61,7 @@ class _ObjectWriter:
         self._exact = self._least > 1 or self._most is not None  # else it only matters if a member was written
         self.counts = bool(self._members) and self._exact
         if self._others:
+            watch_scarce(writer, self._shape, self._others)
             self._refuse_what_repeated_names_break(required)
 
     def _refuse_what_repeated_names_break(self, required: int) -> None:

@@ -4,8 +4,9 @@ A grammar can't express that names which the schema does not list come only once
 schema leaves to its masks (constraints/json_schema/watched.py).
 
 The text is followed as JSON (json_text.py). Tokens that would complete a name that its object already has are removed
-from the mask. If that leaves no token (a pattern's names have run out), they stay, and the check of the finished value
-refuses it. If places are watched, some token is always left.
+from the mask, and where names may run out, so are tokens that begin such a name. If that leaves no token (in a place
+that can't be watched), they stay, and the check of the finished value refuses it. If all places are watched, some token
+is always left.
 """
 
 from __future__ import annotations

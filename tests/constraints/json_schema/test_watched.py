@@ -12,7 +12,7 @@ import sglang_lite as sgl
 from sglang_lite.constraints.python_types.value_type import value_type
 from sglang_lite.constraints.random_texts import sample
 from sglang_lite.constraints.schema import json_schema, parse_json
-from sglang_lite.protocol import ConstraintError, InOrder, Regex, ValueValidationError
+from sglang_lite.protocol import ConstraintError, InOrder, JsonSchema, Regex, ValueValidationError
 from sglang_lite.runtime.structured_output.base import next_mask
 from tests.constraints.engine import accepts, compiled
 
@@ -217,3 +217,82 @@ def is_valid(constraint, text):
         return True
     except ValueValidationError:
         return False
+
+
+SCARCE: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "a pattern": ({"propertyNames": {"pattern": "^(0|1|1[01])$"}, "additionalProperties": {"const": 1}}, ["0", "1", "10", "11"]),
+    "counted": (
+        {"propertyNames": {"pattern": "^(0|1[01]?)$"}, "additionalProperties": {"const": 1}, "minProperties": 2, "maxProperties": 2},
+        ["0", "1", "10", "11"],
+    ),
+    "patterns of members": ({"patternProperties": {"^[ab]?$": {"const": 1}}, "additionalProperties": False}, ["", "a", "b"]),
+    "all of them": (
+        {"patternProperties": {"^[ab]?$": {"const": 1}}, "additionalProperties": False, "minProperties": 3},
+        ["", "a", "b"],
+    ),
+    "another pattern": (
+        {"patternProperties": {"^a.?$": False, "^[ab]{1,2}$": {"const": 1}}, "additionalProperties": False},
+        ["b", "ba", "bb"],
+    ),
+    "listed names": ({"propertyNames": {"enum": ["0", "1", "10"]}, "additionalProperties": {"const": 1}}, ["0", "1", "10"]),
+}  # fmt: skip
+
+
+def all_texts(constraint):
+    """Texts of all ways through the masks, each of which ends."""
+    grammar, refusal = compiled(constraint)
+    assert refusal is None
+    found, starts = set(), [b""]
+    while starts:
+        text, allowed = starts.pop(), []
+        matcher = grammar.matcher()
+        assert all(next_mask(matcher) is not None and matcher.accept(byte) for byte in text)
+        while len(allowed) < 2:
+            assert len(text) < 200, text
+            mask = next_mask(matcher)
+            allowed = [byte for byte in range(256) if mask[byte >> 5] >> (byte & 31) & 1]
+            if matcher.complete:
+                found.add(text.decode())
+                break
+            assert allowed, text
+            if len(allowed) == 1:
+                matcher.accept(allowed[0])
+                text, allowed = text + bytes(allowed), []
+        starts += [text + bytes([byte]) for byte in allowed]
+    return found
+
+
+@pytest.mark.parametrize("order", ["schema", "any"])
+@pytest.mark.parametrize("name", SCARCE)
+def test_no_name_is_begun_that_would_have_to_come_again(name, order):
+    schema, names = SCARCE[name]
+    constraint = json_schema({"type": "object", **schema}, order=order)
+    orders = (p for count in range(5) for p in itertools.permutations(names, count))
+    texts = {json.dumps(dict.fromkeys(order, 1)) for order in orders}
+    if name == "listed names" and order == "schema":
+        texts = {text for text in texts if list(json.loads(text)) == sorted(json.loads(text), key=names.index)}
+    assert all_texts(constraint) == {text for text in texts if sgl.grammar.matches(constraint, text)}
+
+
+@pytest.mark.parametrize(
+    "kind", [dict[int, bool], list[dict[int, int]], dict[int, dict[int, None]], dict[int, bool] | None]
+)
+def test_a_dictionary_of_integers_has_each_once(kind):
+    constraint = value_type(kind).constraint
+    assert isinstance(constraint, JsonSchema)
+    for seed in range(12):
+        text, complete = walked(constraint, random.Random(seed))
+        if complete:
+            parse_json(constraint, text)
+
+
+def test_names_that_run_out_are_not_watched_where_alternatives_differ():
+    digits = {"type": "object", "propertyNames": {"pattern": "^[0-9]$"}}
+    schema = {
+        "anyOf": [
+            {**digits, "additionalProperties": {"items": {"const": 1}, "type": "array"}},
+            {**digits, "additionalProperties": {"items": {"const": 2}, "type": "array"}},
+        ]
+    }
+    assert sgl.grammar.matches(schema, '{"0": [1], "1": [1]}')
+    assert not sgl.grammar.matches(schema, '{"0": [1], "1": [2]}')
