@@ -44,7 +44,10 @@ def _atom(random, depth):
     if depth < 2 and random.random() < 0.25:
         return random.choice(["({})", "(?:{})", "(?i:{})"]).format(_options(random, depth + 1))
     if random.random() < 0.25:
-        return "[" + random.choice(["", "^"]) + "".join(random.sample(_IN_CLASS, random.choice([1, 2, 3]))) + "]"
+        sign, parts = random.choice(["", "^"]), random.sample(_IN_CLASS, random.choice([1, 2, 3]))
+        if sign and r"\w" in parts:  # the package `regex` reads `[^\w\W]`, which is empty, as any character
+            parts = [part for part in parts if part != r"\W"]
+        return f"[{sign}{''.join(parts)}]"
     return random.choice(_PIECES)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from sglang_lite.constraints.formal.automaton import accepts
-from sglang_lite.constraints.json_schema.formulas import Formula, ValidAt
+from sglang_lite.constraints.json_schema.formulas import Formula, ValidAt, all_of, not_
 from sglang_lite.constraints.json_schema.normal_form import document_of, normalise
 from sglang_lite.constraints.json_schema.numbers import is_finite, to_fraction
 from sglang_lite.constraints.json_schema.reader import SchemaReader
@@ -65,9 +65,25 @@ class _ValueWriter:
                 return
         if shape.unique_pointer is not None and any(_same(a, b) for i, a in enumerate(items) for b in items[:i]):
             return
-        texts = [self.text(shape.item(i), item) for i, item in enumerate(items)]
+        formulas = self._item_formulas(shape, items)
+        texts = [self.text(formula, item) for formula, item in zip(formulas, items)]
         if None not in texts:
             yield f"[{self._gap_text}{self._comma.join(map(str, texts))}{self._gap_text}]"
+
+    def _item_formulas(self, shape: ArrayShape, items: list[Any]) -> Iterator[Formula]:
+        """Yields the formula that the grammar writes each item by, which also says whether it counts for `contains`."""
+        counts = [0] * len(shape.contains)
+        for i, item in enumerate(items):
+            formulas = [shape.item(i)]
+            for which, (formula, start, least, most) in enumerate(shape.contains):
+                if i < start or (most is None and counts[which] >= least):
+                    continue
+                if self.text(formula, item) is not None:
+                    counts[which] += 1
+                    formulas.append(formula)
+                elif most is not None:
+                    formulas.append(not_(formula))
+            yield all_of(*formulas)
 
     def _object(self, shape: ObjectShape, members: dict[str, Any]) -> Iterator[str]:
         """Yields the text if the object is of the shape."""

@@ -3,6 +3,7 @@
 import gc
 import json
 
+import jsonschema
 import pytest
 
 import sglang_lite as sgl
@@ -302,6 +303,22 @@ def test_large_schemas_are_compiled_or_refused_in_time():
 
 
 # ------------------------------------------------------------------------------------------------ validating
+
+
+@pytest.mark.parametrize(
+    ("contained", "item"),
+    [
+        ({"properties": {"a": {"const": 0}, "aa": {"type": "integer"}}}, {"aa": [], "a": []}),
+        ({"propertyNames": {"maxLength": 1}}, {"aa": 1, "b": 2}),
+        ({"not": {"propertyNames": {"maxLength": 1}}}, {"aa": 1, "b": 2}),
+    ],
+)
+@pytest.mark.parametrize("counts", [{}, {"maxContains": 2}, {"minContains": 0, "maxContains": 2}])
+def test_items_that_may_count_are_rewritten_in_the_order_of_what_they_count_for(contained, item, counts):
+    for value in ([item], [False, item], [item, item, item]):
+        schema = {"contains": contained, **counts}
+        valid = jsonschema.Draft202012Validator(schema).is_valid(value)
+        assert sgl.grammar.matches(schema, json.dumps(value)) == valid
 
 
 def test_values_are_validated():
