@@ -57,8 +57,7 @@ class Checkpoint:
         self._mark: BranchSnapshot | None = None
 
     def __enter__(self) -> Checkpoint:
-        self._state.branch.names.check(user_location())
-        self._mark = self._state.branch.mark()
+        self._mark = self._state.branch.mark(user_location())
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:

@@ -249,7 +249,7 @@ class ProgramState(AttributeHints):
         else:
             finished(player).wait()
         for each in player.tree():
-            each.mark_failure_reported()
+            each.failure_reported = True
         return trace_of(player)
 
     def show(self, path: str | PathLike[str] | None = None) -> Path:
@@ -332,7 +332,7 @@ class ProgramState(AttributeHints):
             self.cancel()
             raise
         except SglError as error:
-            self.branch.player.mark_failure_reported()
+            self.branch.player.failure_reported = True
             trim(error)
             raise
 
@@ -340,7 +340,8 @@ class ProgramState(AttributeHints):
 
     def text_iter(self, var_name: str | None = None) -> Iterator[str]:
         """Yields the text of the program, or of a variable, in chunks as they arrive, always from the start. In a run
-        without stream=True, yields the whole text once it is complete."""
+        without stream=True, yields the text of the body in one chunk once it is complete; what is added then comes
+        as it arrives."""
         return text_streams.pieces(self, var_name)
 
     def text_async_iter(self, var_name: str | None = None, return_meta_data: bool = False) -> AsyncIterator[Json]:

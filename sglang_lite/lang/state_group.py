@@ -112,7 +112,7 @@ def _gather(children: Sequence[Branch], own: Sequence[Mapping[str, Variable]], n
     def settled() -> None:
         for child, variable in zip(children, variables):
             if variable is not None and (error := variable.error()) is not None:
-                child.player.mark_failure_reported()
+                child.player.failure_reported = True
                 if not gathered.done:
                     gathered.where = variable.where
                     gathered.fail(error)
@@ -135,4 +135,4 @@ def _see_failure(child: Branch, variable: Variable) -> None:
     """Marks the child's failure as seen if this variable of it has failed, since the parent reports that error. (The
     failure of a node without a variable stays unseen.)"""
     if variable.error() is not None:
-        child.player.mark_failure_reported()
+        child.player.failure_reported = True

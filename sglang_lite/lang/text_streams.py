@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 from typing import TYPE_CHECKING
 
 from sglang_lite.lang.concurrency.variables import TextLog, Variable
-from sglang_lite.lang.execution.reading import afind_variable, find_variable, may_block, whole_text
+from sglang_lite.lang.execution.reading import afind_variable, find_variable, may_block, nothing, whole_text
 from sglang_lite.lang.execution.run import current_run
 from sglang_lite.lang.results import meta_info
 from sglang_lite.lang.tracebacks import trim, user_location
@@ -26,28 +26,31 @@ def pieces(state: ProgramState, name: str | None) -> Iterator[str]:
         ProgramError: the body of the program itself waits for the end of its text.
     """
     branch = state.branch
-    if branch.player.log is None:
+    log = branch.player.log
+    if log is not None:
+        if not log.closed:
+            may_block(branch.run, "text_async_iter", user_location())
+        if name is None and branch.run.body_open and current_run.get() is branch.run:
+            raise ProgramError(
+                "the text ends when the program does, so the program can't wait for it.",
+                hint="Name a variable, or use text().",
+                where=user_location(),
+            )  # fmt: skip
+    log = _log_so_far(branch) if name is None else find_variable(branch.player, name, user_location()).log
+    if log is None:  # not streamed, set by hand, or joined
         yield state.text() if name is None else str(state.raw(name))
         return
-    log: TextLog | None = branch.player.log
-    if not branch.player.log.closed:
-        may_block(branch.run, "text_async_iter", user_location())
-    if name is None and branch.run.body_open and current_run.get() is branch.run:
-        raise ProgramError(
-            "the text ends when the program does, so the program can't wait for it.",
-            hint="Name a variable, or use text().",
-            where=user_location(),
-        )  # fmt: skip
-    if name is not None:
-        log = find_variable(branch.player, name, user_location()).log
-        if log is None:  # set by hand, or joined
-            yield str(state.raw(name))
-            return
-    assert log is not None
-    branch.player.mark_failure_reported()
+    branch.player.failure_reported = True
     for text, _ in log:
         if text:
             yield text
+
+
+def _log_so_far(branch: Branch) -> TextLog | None:
+    """Log of the text: to its end if the run is streamed, else of what was added until now. None if nothing is
+    streamed."""
+    player = branch.player
+    return player.log if player.later is None else player.later.until(branch.read(nothing, user_location()))
 
 
 def follow(state: ProgramState) -> None:
@@ -66,7 +69,7 @@ async def read(branch: Branch, variable: Variable) -> UserValue:
     try:
         return await variable.get()
     except SglError as error:
-        branch.player.mark_failure_reported()
+        branch.player.failure_reported = True
         trim(error)
         raise
 
@@ -76,7 +79,7 @@ async def apieces(state: ProgramState, name: str | None, *, with_meta: bool) -> 
     `text_async_iter`."""
     branch = state.branch
     with_meta = with_meta and name is not None
-    log = branch.player.log
+    log = _log_so_far(branch) if name is None else None
     if name is not None:
         variable = await afind_variable(branch.player, name, user_location())
         log = variable.log
@@ -88,7 +91,7 @@ async def apieces(state: ProgramState, name: str | None, *, with_meta: bool) -> 
     if log is None:
         yield await read(branch, branch.read(whole_text, user_location()))
         return
-    branch.player.mark_failure_reported()
+    branch.player.failure_reported = True
     async for text, meta in log:
         if with_meta:
             yield text, meta or {}

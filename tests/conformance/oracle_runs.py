@@ -23,7 +23,7 @@ from sglang_lite.random_ids import random_id
 from tests.conformance import oracle, random_steps
 from tests.conformance.oracle import ALPHABET, LANGUAGES, TYPES, Branch, Interpreter, Outcome
 from tests.conformance.oracle_model import model, tokenizer
-from tests.conformance.random_steps import Ending, OwnError, Ran, body_of, known, node, ran, read_of
+from tests.conformance.random_steps import Ending, OwnError, Ran, body_of, known, node, ran, read_of, streamed
 from tests.conformance.steps import Gen, RandomProgram, Select, names
 from tests.server.conftest import serving
 
@@ -213,6 +213,24 @@ def loaded_on(make: Callable[[], sgl.BaseBackend], folder: Path) -> Way:
     return run
 
 
+def continued_on(make: Callable[[], sgl.BaseBackend]) -> Way:
+    """Continued while its nodes may still be played, and streamed from there."""
+
+    def run(program: RandomProgram, want: Expected) -> Pair | None:
+        if want.outcome.raised:
+            return None
+        told = list[Any]()
+        state = body_of(program).run(program.steps, told, backend=make(), **without_stream(program))
+        state += node(MORE)
+        pieces = plain(streamed(state))
+        found = outcome(read_of(state, program, told, "more"))
+        want.oracle.node(want.oracle.main, MORE)
+        wanted = oracle.outcome(want.oracle.main, want.outcome.told, (*names(program.steps), "more"))
+        return (pieces, found), (wanted.text, wanted)
+
+    return run
+
+
 def nodes_of(program: RandomProgram, want: Expected) -> list[tuple[str, Gen | Select, Branch]]:
     """Variables of the state that a node of its own text has made: name, node and the branch as the node had ended."""
     found = []
@@ -285,6 +303,7 @@ WAYS = {
     "node by node": ("apart", "as it is"), "async engine": ("arun", "as it is"), "engine batch": ("batch", "as it is"),
     "engine loaded": ("loaded", "as it is"), "engine fork_at": ("fork_at", "as it is"),
     "rerun": ("rerun", "script"), "engine rerun": ("rerun", "as it is"), "child": ("run", "child"),
+    "continued": ("continued", "shuffled"), "engine continued": ("continued", "as it is"),
     "server": ("run", "server"), "server node by node": ("apart", "server"), "server batch": ("batch", "server"),
 }  # fmt: skip
 
@@ -299,6 +318,7 @@ def started(name: str, folder: Path) -> Iterator[Way]:
             "run": lambda: run_on(make), "apart": lambda: run_on(make, push_down=False), "arun": lambda: arun_on(make),
             "batch": lambda: batch_on(make), "loaded": lambda: loaded_on(make, folder),
             "fork_at": lambda: forked_on(make), "rerun": lambda: rerun_on(make),
+            "continued": lambda: continued_on(make),
         }[how]()  # fmt: skip
 
 

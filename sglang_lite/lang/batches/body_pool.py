@@ -328,5 +328,5 @@ def _as_outcome(error: BaseException) -> Exception:
 
 def outcome_of(state: ProgramState) -> Outcome:
     player = state.branch.player
-    player.mark_failure_reported()  # the batch reports the failure
+    player.failure_reported = True  # the batch reports the failure
     return state if player.failure is None else player.failure

@@ -78,14 +78,14 @@ class ScriptRun:
             case Assigned(name=name, value=value):
                 state.set_var(name, resolve_symbols(value, self.value_of))
             case Marked():
-                self._marks[number] = branch.mark()
+                self._marks[number] = branch.mark(None)
             case RolledBack(mark=mark, where=where):
                 branch.roll_back(self._marks[mark], where)
             case Read(name=name, where=where):
                 variable = branch.read(nothing, where) if name is None else branch.names.variables[name]
                 yield variable
                 if name is not None and variable.error() is not None:
-                    branch.player.mark_failure_reported()
+                    branch.player.failure_reported = True
                 variable.result()
             case Called():
                 yield (result := self._call(number, action))

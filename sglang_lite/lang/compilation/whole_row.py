@@ -179,7 +179,7 @@ class CompiledState(ProgramState):
         if self.row.result.failed or self.row.specialized.reads:
             raised = self.build() or self.branch.player.failure
             if raised is not None:
-                self.branch.player.mark_failure_reported()  # the batch reports it
+                self.branch.player.failure_reported = True  # the batch reports it
                 return raised
         return self
 

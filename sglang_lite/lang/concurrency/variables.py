@@ -225,6 +225,7 @@ class TextLog:
         self._closed = False
         self._error: BaseException | None = None
         self._where: Location | None = None
+        self._copies: tuple[TextLog, ...] = ()  # logs that end earlier
         self._waiters: list[Callable[[], object]] = []
 
     @property
@@ -236,7 +237,9 @@ class TextLog:
             if self._closed:
                 return
             self._pieces.append((text, meta))
-            waiters, self._waiters = self._waiters, []
+            copies, waiters, self._waiters = self._copies, self._waiters, []
+        for each in copies:
+            each.append(text, meta)
         for wake in waiters:
             wake()
 
@@ -249,6 +252,22 @@ class TextLog:
             waiters, self._waiters = self._waiters, []
         for wake in waiters:
             wake()
+
+    def until(self, end: Variable) -> TextLog:
+        """Log with the same text, which is closed when a variable is settled."""
+        found = TextLog()
+        with self._lock:
+            for text, meta in self._pieces:
+                found.append(text, meta)
+            self._copies += (found,)
+
+        def close() -> None:
+            with self._lock:
+                self._copies = tuple([each for each in self._copies if each is not found])
+            found.close(end.error(), end.where)
+
+        end.when_done(close)
+        return found
 
     def __iter__(self) -> Iterator[tuple[str, dict[str, UserValue] | None]]:
         at = 0

@@ -21,7 +21,7 @@ class AnswerStream:
     __slots__ = ("_chars", "_early", "_ids", "_log", "_logprobs", "_op", "_parser", "_thoughts")
 
     def __init__(self, branch: Player, op: GenOp, reasoning: str | None) -> None:
-        self._log, self._op = branch.log, op
+        self._log, self._op = branch.transcript.log, op
         self._parser = None if reasoning is None else ReasoningParser(reasoning, once=op.node.constraint is not None)
         self._chars = self._ids = self._logprobs = self._thoughts = 0  # counts shown so far
         self._early: dict[str, Any] = {}  # metadata whose text has not come yet

@@ -26,7 +26,7 @@ def generate(
         show: called with the text and metadata of each piece of a stream; None if nothing is to be shown.
     """
     params = SglSamplingParams.of(op.node.params, op.node.constraint)
-    if player.log is None or params.n > 1:
+    if player.transcript.log is None or params.n > 1:
         text, meta = backend.generate(StreamExecutor(player), params)
         texts = text if isinstance(text, list) else [text]
         metas = meta if isinstance(meta, list) else [meta] * len(texts)

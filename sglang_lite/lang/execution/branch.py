@@ -130,8 +130,8 @@ class Branch:
             equal: group of branches with equal prompts so far, to all of which this expression is added; None if there
                 is no group.
         """
-        if self.names.gone is not None:
-            self.names.check(where)
+        if self.names.gone is not None or not self.run.body_open:
+            self.player.before_adding(where)
         if isinstance(expr, str) and "<coroutine object " in expr:
             check_awaited("+=", expr, where)
         if type(expr) is str and self._matcher is None:  # fast path of _put_text, where most time is spent
@@ -330,7 +330,7 @@ class Branch:
         variable.node = node
         if name is not None:
             variable.kind = kind  # before the name is declared: readers wait for the declaration
-            if self.player.log is not None:
+            if self.player.log is not None or self.player.later is not None:
                 variable.log = TextLog()
             self.names.declare(name, variable)
         return variable
@@ -378,6 +378,7 @@ class Branch:
 
     def fork(self, size: int = 1, where: Location | None = None) -> list[Branch]:
         """Makes `size` branches that continue from here independently."""
+        self.player.before_adding(where)
         node = self.next_node()
         children = [Branch(_forked(self.player), f"{node}.{i}") for i in range(size)]
         self.copy_state_to(children)
@@ -441,8 +442,9 @@ class Branch:
             player.claim(self.player.depth)
         self._put(JoinOp(node, players, appended))
 
-    def mark(self) -> BranchSnapshot:
+    def mark(self, where: Location | None) -> BranchSnapshot:
         """Sets a mark, and returns a snapshot for `roll_back`."""
+        self.player.before_adding(where)
         place = self._snapshot()
         self._put(MarkOp(place.mark, back=False))
         return place
@@ -454,6 +456,7 @@ class Branch:
         self._go_back(to.mark, where)
         self.names.go_back(to.names)
         self.continue_from(to)
+        self.player.later = None  # shows what the rollback removes
 
     def _go_back(self, mark: BranchMark, where: Location | None) -> None:
         self.player.go_back(mark)
@@ -488,7 +491,7 @@ class Branch:
         """
         self.player.stop(error, reported=reported)
         if not self.path:
-            self.run.stop_inside(error, final=self.player.stopped)
+            self.run.stop_inside(error, final=self.player.stopped is not None)
 
     # ----------------------------------------------------------------------------------------- reading
 
@@ -518,7 +521,7 @@ def _check_rollback(player: Player, where: Location | None) -> None:
             "text that was already streamed can't be rolled back.", hint="Run without stream=True.", where=where
         )
     deadline = player.run.deadline
-    over = player.stopped or (deadline is not None and time.monotonic() >= deadline)
+    over = player.stopped is not None or (deadline is not None and time.monotonic() >= deadline)
     if over and player.failure is not None:  # else a body that retries until it succeeds would never end
         raise located(player.failure, where)
 

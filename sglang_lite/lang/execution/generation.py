@@ -60,7 +60,7 @@ _STOPS = ("stop", "stop_token_ids", "stop_regex")
 def generate_immediately(player: Player, op: GenOp) -> bool:
     """Plays a generation if the backend can answer without waiting. Returns False if it has to wait."""
     backend = player.backend
-    if not backend.answers_now or player.log is not None or not player.run.plain:
+    if not backend.answers_now or player.transcript.log is not None or not player.run.plain:
         return False
     if op.expression.options is not None and _decides(op.expression.options):
         return False
@@ -95,7 +95,7 @@ def is_only_answered(op: Op, player: Player) -> TypeGuard[GenOp]:
         and op.pushed_node is not None
         and op.expression.options is None
         and op.expression.value_type is None
-        and player.log is None
+        and player.transcript.log is None
         and player.run.plain
         and op.node.params.samples == 1
     )
@@ -224,7 +224,7 @@ async def _generate_in_attempts(player: Player, op: GenOp, on_event: Callable[[]
 def generate(player: Player, op: GenOp) -> None:
     """Blocking form of `agenerate`, run on a thread of the backend's pool, for blocking hooks and nodes that wait for
     nothing else."""
-    show = AnswerStream(player, op, None) if player.log is not None else None
+    show = AnswerStream(player, op, None) if player.transcript.log is not None else None
     generations = blocking_hooks.generate(player.backend, player, op, None if show is None else show.piece)
     _validate_unenforced(player, op, generations)
     if show is not None:
@@ -255,8 +255,10 @@ async def _call(
 ) -> list[Generation]:
     """Asks the backend once. Returns the samples, in order."""
     backend = player.backend if options.backend is None else options.backend
-    show = AnswerStream(player, op, options.reasoning) if live and player.log is not None else None
-    events = _events(backend, player, op, options, attempt, show, stream=player.log is not None or on_event is not None)
+    show = AnswerStream(player, op, options.reasoning) if live and player.transcript.log is not None else None
+    events = _events(
+        backend, player, op, options, attempt, show, stream=player.transcript.log is not None or on_event is not None
+    )
     done: list[Generation] = []
     try:
         async for event in events:  # to its end: only the generator itself, or cancellation, ends it earlier

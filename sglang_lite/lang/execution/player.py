@@ -69,24 +69,28 @@ class Player:
         names: names of the branch's variables, shared with the submitting side.
         transcript: text of the branch; owned by the thread that plays it.
         log: text log of the branch, or None if the run is not streamed.
+        later: text log of a branch to which something was added after the end of the body, if the run is not streamed.
         children: branches forked from it.
         gate: gate before its first generation, or None if it waits for no other branch.
         played: finished, failed and rolled-back operations, in order; owned by the thread that plays the branch.
         sid: unique name of the branch, or "" if nobody has asked for it.
         scope_starts: index of the first piece of each open scope, by the id of its variable.
+        failure_reported: whether the branch's failure is reported to the user, so that it need not be logged.
+        stopped: error of a stop for good, from outside the body or by a rollback; else None.
         claims: last operation that a join has claimed, by the depth of the joining branch.
     """
 
     __slots__ = (
-        "__weakref__", "_current", "_failure", "_failure_reported", "_lock", "_queue", "_stopped", "_waiting",
-        "backend", "children", "claims", "depth", "gate", "log", "names", "played", "pushed", "run", "scope_starts",
-        "sid", "transcript",
+        "__weakref__", "_current", "_failure", "_lock", "_queue", "_waiting",
+        "backend", "children", "claims", "depth", "failure_reported", "gate", "later", "log", "names", "played",
+        "pushed", "run", "scope_starts", "sid", "stopped", "transcript",
     )  # fmt: skip
 
     def __init__(self, run: Run, pushed: PushedBranch | None = None, depth: int = 0) -> None:
         self.run, self.backend, self.pushed, self.depth = run, run.backend, pushed, depth
         self.names = Names()
         self.log = TextLog() if run.settings.stream else None
+        self.later: TextLog | None = None
         self.transcript = Transcript(self.log)
         self.children: list[Player] = []
         self.gate: FirstTokenGate | None = None
@@ -96,8 +100,8 @@ class Player:
         # Current operation; the thread that plays it owns the branch until it is replaced.
         self._current: Op | None = _NOTHING if depth else None
         self._failure: SglError | None = None
-        self.sid, self._failure_reported = "", False
-        self._stopped: SglError | None = None  # error of a stop for good: from outside the body, or by a rollback
+        self.sid, self.failure_reported = "", False
+        self.stopped: SglError | None = None
         self._waiting: asyncio.Task[None] | NodeEvents | None = None
         self.scope_starts: dict[int, int] = {}
         self.claims = _NO_CLAIMS
@@ -133,6 +137,18 @@ class Player:
             self.pushed = self.pushed.fresh(self._current, self.transcript.pieces)
             self.pushed.add(op)
 
+    def before_adding(self, where: Location | None) -> None:
+        """Checks that something may be added. After the end of the body, begins to log the text for streams."""
+        self.names.check(where)
+        if self.run.body_open or self.log is not None or self.later is not None:
+            return
+        with self._lock:
+            # While something is played, the program of the body continues.
+            if self.pushed is not None and self._current is None and not self.pushed.program.stream:
+                self.pushed = self.pushed.fresh(None, self.transcript.pieces)
+        self.later = TextLog()
+        self.put(ReadOp(Variable(), partial(_log_text, self.later)))
+
     def continue_on(self, backend: BaseBackend) -> None:
         """Makes another backend play everything added from now on, in a new program. Requires `at_rest`."""
         self.backend, self.pushed = backend, self.run.pushed()
@@ -155,7 +171,7 @@ class Player:
     @property
     def failure(self) -> SglError | None:
         """Error with which the branch has failed, or was stopped for good; else None."""
-        return self.names.gone or self._failure or self._stopped
+        return self.names.gone or self._failure or self.stopped
 
     @property
     def at_rest(self) -> bool:
@@ -163,20 +179,11 @@ class Player:
         return self._current is None
 
     @property
-    def stopped(self) -> bool:
-        """True if the branch was stopped for good."""
-        return self._stopped is not None
-
-    @property
     def waits(self) -> bool:
         """True if an operation that is being played or queued has to wait."""
         with self._lock:
             ops = [*self._queue] if self._current is None else [self._current, *self._queue]
         return any(map(_waits, ops))
-
-    def mark_failure_reported(self) -> None:
-        """Notes that the branch's failure is reported to the user, so that it need not be logged."""
-        self._failure_reported = True
 
     def declare_no_more(self) -> None:
         """Notes that the body has ended: undeclared names will never be declared, and the text is complete."""
@@ -233,7 +240,7 @@ class Player:
         error = self.names.gone
         assert error is not None
         with self._lock:
-            self._failure_reported, self._stopped = True, self._stopped or error
+            self.failure_reported, self.stopped = True, self.stopped or error
             found = removal(None, (self._current, *self._queue), self.claims, depth)
             if found.claimed:
                 self._queue = found.kept
@@ -245,12 +252,12 @@ class Player:
 
     def _abort(self, error: SglError) -> None:
         """Fails the branch, and cancels what it waits for."""
-        if (waiting := self._fail(error)) is not None:
+        if (waiting := self.fail(error)) is not None:
             executor().post(waiting.cancel)
 
     def _end_rolled_back(self, op: Op, error: SglError) -> None:
         """Ends an operation that a rollback waits for, unless a thread plays it. Runs on the executor loop."""
-        if self._waiting is not None and (waiting := self._fail(error, op)) is not None:
+        if self._waiting is not None and (waiting := self.fail(error, op)) is not None:
             waiting.cancel()
 
     def stop(self, error: SglError, *, reported: bool = True) -> None:
@@ -260,30 +267,23 @@ class Player:
         Args:
             reported: whether the holder of the branch already knows of the error, so that it need not be logged.
         """
-        self._failure_reported = self._failure_reported or reported
+        self.failure_reported = self.failure_reported or reported
         if self.run.body_open and current_run.get() is not self.run:
-            self._stopped = self._stopped or error
+            self.stopped = self.stopped or error
         with self._lock:
             # Only the hook for the end of the program is left.
             ending = isinstance(self._current, HookOp) and self._current.hook == "end_program"
             busy = (self._current is not None and not ending) or (self.log is not None and not self.log.closed)
-        if busy or self._stopped:
+        if busy or self.stopped:
             self._abort(error)
         for child in self.children:
             child.stop(error)
 
     # -------------------------------------------------------------------------------- the playing side
 
-    def begin(self) -> None:
-        """Begins to play a forked branch, as its parent has played the fork."""
-        self._play_on(_NOTHING)
-
-    def fail(self, error: SglError) -> None:
-        """Fails the branch, as its parent has failed before the fork."""
-        self._fail(error)
-
-    def _play_on(self, op: Op) -> None:
-        """Plays `op`, the current operation, and those behind it; dispatches the first that has to wait."""
+    def begin(self, op: Op = _NOTHING) -> None:
+        """Plays `op`, the current operation, and those behind it; dispatches the first that has to wait. Without `op`,
+        begins to play a forked branch, as its parent has played the fork."""
         if (waits := self._advance(op)) is not None:
             self._dispatch(waits)
 
@@ -308,7 +308,7 @@ class Player:
                 if type(op) is not ReadOp:
                     self.played.append(op)
             except BaseException as error:  # whatever was raised, the branch has failed and its readers must know
-                self._fail(error, op)
+                self.fail(error, op)
                 if not isinstance(error, Exception):
                     raise
                 return None
@@ -362,7 +362,7 @@ class Player:
                     break
                 op = self._play_after(op)
         except BaseException as error:  # as in _advance
-            self._fail(error, op)
+            self.fail(error, op)
         finally:
             current_run.reset(token)
 
@@ -375,10 +375,10 @@ class Player:
                 await play_awaited(self, op)
                 following = self._play_after(op)
             except asyncio.CancelledError:
-                self._fail(RequestAbortedError("the program was cancelled."), op)
+                self.fail(RequestAbortedError("the program was cancelled."), op)
                 return
             except BaseException as error:  # as in _advance; no SystemExit of a backend may end this thread
-                self._fail(error, op)
+                self.fail(error, op)
                 return
             if following is None:
                 break
@@ -395,7 +395,7 @@ class Player:
                 play_blocking(self, op)
                 following = self._play_after(op)
             except BaseException as error:  # as in _play
-                self._fail(error, op)
+                self.fail(error, op)
                 return
             if following is None:
                 return
@@ -405,7 +405,7 @@ class Player:
             op = following
             _begin(op)
 
-    def _fail(self, error: BaseException, op: Op | None = None) -> asyncio.Task[None] | NodeEvents | None:
+    def fail(self, error: BaseException, op: Op | None = None) -> asyncio.Task[None] | NodeEvents | None:
         """Fails the branch and all its queued operations, or continues with a queued rollback that takes the failed
         operation back. Returns the task or inbox that was waiting for the current operation.
 
@@ -421,7 +421,7 @@ class Player:
             failure = self._failure or located(error, _where(op))
             if failure.origin is not None and failure.origin.node is None and isinstance(op, AnswerOp):
                 failure.origin = replace(failure.origin, node=op.node.name)
-            final = op is None or self._stopped is not None
+            final = op is None or self.stopped is not None
             back = None if final else next(filter(_goes_back, self._queue), None)
             pending = list[Op]()
             while self._queue and self._queue[0] is not back:
@@ -444,7 +444,7 @@ class Player:
         for each in pending:
             _fail_op(each, failure)
         if back is not None:
-            self._play_on(back)
+            self.begin(back)
         elif self.log is not None:
             self.log.close(failure)
         return waiting
@@ -454,8 +454,13 @@ class Player:
         return self._current is op
 
     def __del__(self) -> None:
-        if getattr(self, "_failure", None) is not None and not self._failure_reported:
+        if getattr(self, "_failure", None) is not None and not self.failure_reported:
             logger.error("A program failed and its error was never read: %s", self._failure)
+
+
+def _log_text(log: TextLog, player: Player) -> None:
+    player.transcript.log = log
+    log.append(player.transcript.text())
 
 
 def _raise(error: SglError, _: Player) -> NoReturn:
@@ -493,7 +498,7 @@ def _call_last_hook(backend: BaseBackend, op: HookOp) -> None:
 def _fail_op(op: Op, failure: SglError) -> None:
     if isinstance(op, ForkOp):
         for child in op.children:
-            child.mark_failure_reported()  # the parent reports the failure
+            child.failure_reported = True  # the parent reports the failure
             child.fail(failure)
     elif isinstance(op, HookOp):
         if op.hook == "end_program":  # a failed program has ended, too

@@ -256,14 +256,14 @@ class PushedBranch:
             return True
 
     def fresh(self, at: Op | None, pieces: Sequence[Piece]) -> PushedBranch:
-        """Copy of the branch in a new program.
+        """Copy of the branch in a new program, for what is added after the end of the body.
 
         Args:
             at: operation that the branch is playing, or None.
             pieces: text of the branch, used if `at` is None.
         """
         old = self.program
-        pushed = PushedBranch(PushedProgram(old.backend, stream=old.stream, priority=old.priority, asks=old.asks))
+        pushed = PushedBranch(PushedProgram(old.backend, stream=True, priority=old.priority, asks=old.asks))
         pushed.begin_fresh(at, pieces)
         return pushed
 
@@ -406,11 +406,11 @@ class PushedBranch:
         return self.program.fork()
 
     def _join(self, op: JoinOp) -> None:
+        branches = [child.pushed for child in op.children if child.pushed is not None and child.pushed.parent is self]
         appends = op.node.mode == "concate_and_append"
-        if appends and not op.node.ends:
+        if appends and (not op.node.ends or len(branches) < len(op.children)):
             self.held = op
             return
-        branches = [child.pushed for child in op.children if child.pushed is not None and child.pushed.parent is self]
         if branches and branches[0].forked_at is not None:
             op.node = msgspec.structs.replace(op.node, fork=branches[0].forked_at[0])
         self._put(op.node)

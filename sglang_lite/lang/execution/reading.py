@@ -65,8 +65,8 @@ def _never(player: Player, name: str, where: Location | None) -> SglError | None
 def unknown(player: Player, name: str, where: Location | None = None) -> SglError:
     """Error for an unknown name: the branch's own failure, if the body could not go on to declare the name. (A failed
     node is none: the body goes on, and whether the node has failed yet depends on timing.)"""
-    if player.failure is not None and (player.stopped or player.names.cut):
-        player.mark_failure_reported()
+    if player.failure is not None and (player.stopped is not None or player.names.cut):
+        player.failure_reported = True
         return located(player.failure, where)
     hint = "A generation counts once it is added, `s += gen(…)`, and a branch's once `join()` has joined the fork."
     misspelled = bool(get_close_matches(name, player.names.variables, 1))
@@ -118,7 +118,7 @@ def error_of(player: Player) -> SglError | None:
     """Waits until everything queued has been played, and returns the branch's failure, or None."""
     with contextlib.suppress(SglError):
         player.read(nothing).wait()
-    player.mark_failure_reported()
+    player.failure_reported = True
     return player.failure
 
 

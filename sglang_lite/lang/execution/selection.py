@@ -36,7 +36,7 @@ def select_immediately(player: Player, op: SelectOp) -> bool:
     if (
         not player.backend.answers_now
         or op.expression.multi is not None
-        or player.log is not None
+        or player.transcript.log is not None
         or not player.run.plain
     ):
         return False

@@ -173,7 +173,7 @@ class StreamExecutor:
 
     @property
     def error_(self) -> SglError | None:
-        self._player.mark_failure_reported()
+        self._player.failure_reported = True
         return self._player.failure
 
     def error(self) -> SglError | None:

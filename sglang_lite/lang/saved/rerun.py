@@ -54,7 +54,7 @@ def run_again(branch: Branch, at: str, value: str | None) -> UserValue:
         raise
     except ParameterError:
         for each in player.tree():
-            each.mark_failure_reported()
+            each.failure_reported = True
         raise
     if not taken and player.failure is None:
         raise ParameterError("at", f"the program did not ask for {at!r} again.", where=user_location())
