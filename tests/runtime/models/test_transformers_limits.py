@@ -11,7 +11,7 @@ from torch.nn.functional import pad
 import sglang_lite as sgl
 from sglang_lite.runtime.kernels.attention_metadata import AttentionPlan, DecodeGroup, DecodeRows, ExtendRow
 from sglang_lite.runtime.models import transformers_model
-from tests.runtime.models.fallback_refused import BEYOND_LIMITS, NOT_MADE, REFUSED
+from tests.runtime.models.fallback_refused import BEYOND_LIMITS, NOT_MADE, REFUSED, of_this_version
 from tests.runtime.models.zoo import KINDS, tiny
 
 LIMIT = 24  # tokens of every window, chunk, count of chosen tokens … of a model
@@ -25,7 +25,8 @@ OTHERS = {
     "max_length": "positions of a table", "num_segments": "rows of a table", "prompt_length": "tokens before a text",
     "unpadded_vocab_size": "logits", "vocab_size": "rows of a table",
 }  # fmt: skip
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # transformers' own, of models that few use
+# The warnings are transformers' own, of models that few use.
+pytestmark = [of_this_version, pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ from sglang_lite.protocol import SamplingParams
 from sglang_lite.runtime.kernels.attention_metadata import AttentionPlan, DecodeGroup, DecodeRows, ExtendRow
 from sglang_lite.runtime.model_files import read_spec
 from sglang_lite.runtime.models import transformers_model
-from tests.runtime.models.fallback_refused import NOT_MADE, REFUSED
+from tests.runtime.models.fallback_refused import NOT_MADE, REFUSED, of_this_version
 from tests.runtime.models.tiny import save
 from tests.runtime.models.zoo import KINDS, tiny
 
@@ -57,6 +57,7 @@ def computed(model, ids):
     return torch.cat(out, 1)
 
 
+@of_this_version
 @pytest.mark.slow
 @pytest.mark.sampled(8)
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in REFUSED | NOT_MADE])
@@ -67,6 +68,7 @@ def test_logits_are_transformers_own(kind):
     assert (found.argmax(-1) == expected.argmax(-1)).float().mean() > 0.95
 
 
+@of_this_version
 @pytest.mark.slow
 @pytest.mark.sampled(8)
 @pytest.mark.parametrize("kind", REFUSED)
@@ -89,6 +91,35 @@ def test_a_window_beyond_the_trial_is_compared_too(kind, window):
     else:
         transformers_model.TransformersModel(with_ours(model), kind)
     assert model.config.sliding_window == window
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        ("mistral", None),
+        ("gemma2", None),
+        ("xmod", "its positions do not count from 0"),
+        ("kolibri1", 'rounding to bfloat16 alone .* use dtype="float32"'),  # right in float32
+    ],
+)
+def test_in_bfloat16_a_wrong_model_is_told_from_rounding(kind, reason):
+    model = with_ours(tiny(kind, 24)).to(torch.bfloat16)
+    if reason is None:
+        transformers_model.TransformersModel(model, kind)
+    else:
+        with pytest.raises(sgl.ModelError, match=reason):
+            transformers_model.TransformersModel(model, kind)
+
+
+def test_in_bfloat16_an_ignored_window_is_seen(monkeypatch):
+    attend = transformers_model.TransformersModel.attend
+
+    def everywhere(*given, sliding_window, **more):
+        return attend(*given, **more)
+
+    monkeypatch.setattr(transformers_model.TransformersModel, "attend", everywhere)
+    with pytest.raises(sgl.ModelError, match="beyond its limits \\(sliding_window\\)"):
+        transformers_model.TransformersModel(with_ours(tiny("mistral", 24)).to(torch.bfloat16), "mistral")
 
 
 def with_ours(model):
@@ -214,6 +245,7 @@ def test_a_refusal_names_its_reason_before_weights_are_read(tmp_path, kind, arch
         sgl.Engine(tmp_path, in_process=True, skip_tokenizer_init=True, load_format=load_format, dtype="float32")
 
 
+@of_this_version
 @pytest.mark.slow
 @pytest.mark.sampled(60)
 @pytest.mark.parametrize(
