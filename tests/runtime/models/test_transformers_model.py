@@ -99,7 +99,6 @@ def test_a_window_beyond_the_trial_is_compared_too(kind, window):
         ("mistral", None),
         ("gemma2", None),
         ("xmod", "its positions do not count from 0"),
-        ("kolibri1", 'rounding to bfloat16 alone .* use dtype="float32"'),  # right in float32
     ],
 )
 def test_in_bfloat16_a_wrong_model_is_told_from_rounding(kind, reason):
@@ -109,6 +108,18 @@ def test_in_bfloat16_a_wrong_model_is_told_from_rounding(kind, reason):
     else:
         with pytest.raises(sgl.ModelError, match=reason):
             transformers_model.TransformersModel(model, kind)
+
+
+def test_what_rounding_alone_changes_is_no_state():
+    """As with a choice of experts that a last bit decides."""
+    for dtype, right in ((torch.float32, True), (torch.bfloat16, False)):
+        model = with_ours(tiny("llama")).to(dtype)
+        model.model.layers[0].mlp.register_forward_hook(lambda module, given, out: out + torch.sin(1000 * out))
+        if right:
+            transformers_model.TransformersModel(model, "llama")
+        else:
+            with pytest.raises(sgl.ModelError, match=r'rounding to bfloat16 alone .* use dtype="float32"'):
+                transformers_model.TransformersModel(model, "llama")
 
 
 def test_in_bfloat16_an_ignored_window_is_seen(monkeypatch):
