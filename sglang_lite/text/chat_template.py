@@ -86,6 +86,15 @@ class JinjaTemplate:
 
         return frozenset(find_undeclared_variables(self._environment.parse(self.source))) - self.special_tokens.keys()
 
+    @cached_property
+    def has_system(self) -> bool:
+        """True if a conversation may begin with a system message."""
+        try:
+            self.render([{"role": "system", "content": "x"}, {"role": "user", "content": "x"}])
+        except TemplateError:
+            return False
+        return True
+
     def render(
         self,
         messages: Sequence[Mapping[str, Json]],
@@ -125,27 +134,49 @@ class JinjaTemplate:
 
     def _find_turn(self, roles: tuple[str, ...]) -> tuple[str, str]:
         messages = [{"role": role, "content": _mark(i)} for i, role in enumerate(roles)]
-        last = len(roles) - 1
-        before, suffix = self._around(messages, last)
-        if last and roles[-1] != "assistant":
-            _, previous_suffix = self._around(messages[:-1], last - 1)
-            between = before.split(_mark(last - 1))[-1]
-            if not between.startswith(previous_suffix):
-                raise self._unstable(roles)
-            return between[len(previous_suffix) :], suffix
+        earlier = messages[:-1]
+        before, suffix = self._ends(messages)
+        if not earlier:
+            return before, suffix
         if roles[-1] == "assistant":
             # Generation prompt, which may differ from the beginning of a finished answer.
-            history = self.render(messages[:-1]) if last else ""
-            prompted = self.render(messages[:-1], add_generation_prompt=True) if last else before
+            history, prompted = self.render(earlier), self.render(earlier, add_generation_prompt=True)
             if not prompted.startswith(history):
                 raise self._unstable(roles)
             return prompted[len(history) :], suffix
-        return before, suffix
+        between, previous_suffix = before.split(earlier[-1]["content"])[-1], self._ends(earlier)[1]
+        prefix = between[len(previous_suffix) :]
+        if not between.startswith(previous_suffix) or _mark_in(prefix):
+            raise self._unstable(roles)
+        return prefix, suffix
 
-    def _around(self, messages: list[dict[str, str]], turn: int) -> tuple[str, str]:
-        text = self.render(messages)
-        before, found, suffix = text.partition(_mark(turn))
-        if not found or _mark(turn) in suffix:
+    def _ends(self, messages: list[dict[str, str]]) -> tuple[str, str]:
+        """Text before and after the content of the last message. The text after it is empty if the next turn begins
+        otherwise: some templates end the last turn of a conversation differently, and some refuse a conversation of the
+        system's turn alone."""
+        role, own = messages[-1]["role"], None
+        try:
+            own = self._around(messages)
+        except TemplateError:
+            if role != "system":
+                raise
+        if own is not None and role == "user":
+            return own
+        try:
+            before, between = self._around([*messages, {"role": "user", "content": _mark(len(messages))}], -2)
+        except TemplateError:
+            if own is None:
+                raise
+            return own
+        if own is None:
+            return before, ""
+        return own[0], own[1] if between.startswith(own[1]) else ""
+
+    def _around(self, messages: list[dict[str, str]], turn: int = -1) -> tuple[str, str]:
+        """Text before and after the content of a turn, the last one by default."""
+        text, mark = self.render(messages), messages[turn]["content"]
+        before, found, suffix = text.partition(mark)
+        if not found or mark in suffix:
             raise TemplateError(
                 f"{self.name} does not write a {messages[turn]['role']!r} turn as one piece of text.",
                 hint="Put its text into another role's turn, or set chat_template= to a template that has the role.",
@@ -168,6 +199,10 @@ def _with_reasoning_names(message: Mapping[str, Json]) -> Mapping[str, Json]:
 
 def _mark(turn: int) -> str:
     return f"\ue000{turn}\ue001"  # private-use characters survive trimming and occur in no template
+
+
+def _mark_in(text: str) -> bool:
+    return "\ue000" in text
 
 
 def _error_text(error: Exception) -> str:

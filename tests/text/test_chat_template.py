@@ -70,6 +70,35 @@ def test_a_template_that_rewrites_history_is_refused():
         JinjaTemplate(rewriting).get_prefix_and_suffix("user", [{"role": "user", "content": "x"}])
 
 
+ENDS = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{{ '<return>' if loop.last and m.role == 'assistant' else '<end>' }}{% endfor %}"
+NO_SYSTEM_ALONE = "{% if messages[-1].role == 'system' %}{{ raise_exception('no query') }}{% endif %}" + ENDS
+
+
+@pytest.mark.parametrize("source", [ENDS, NO_SYSTEM_ALONE])
+def test_the_end_of_a_turn_that_depends_on_the_next_is_written_with_it(source):
+    template = JinjaTemplate(source + "{% if add_generation_prompt %}<assistant>{% endif %}")
+    roles = ["system", "user", "assistant", "user", "assistant"]
+    history = [{"role": role, "content": f"{role} {i}"} for i, role in enumerate(roles)]
+    text = ""
+    for i, message in enumerate(history):
+        prefix, suffix = template.get_prefix_and_suffix(message["role"], history[:i])
+        text += prefix
+        if message["role"] == "assistant":
+            assert text == template.render(history[:i], add_generation_prompt=True)
+        text += message["content"] + suffix
+
+
+def test_a_template_that_moves_the_systems_turn_is_refused_once_it_does():
+    template = JinjaTemplate(
+        "{% set system = messages[0].content %}{% for m in messages[1:] %}"
+        "[{{ system ~ ' ' if loop.last and m.role == 'user' }}{{ m.content }}]{% endfor %}"
+    )
+    turns: list = [{"role": role, "content": "x"} for role in ("system", "user", "assistant")]
+    assert template.get_prefix_and_suffix("user", turns[:1]) == (" ", "]")
+    with pytest.raises(TemplateError, match="changes earlier turns when a 'user' turn follows"):
+        template.get_prefix_and_suffix("user", turns)
+
+
 def test_a_broken_or_hostile_template_is_an_error():
     with pytest.raises(TemplateError, match="not valid"):
         JinjaTemplate("{% for %}")
