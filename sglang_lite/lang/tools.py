@@ -24,11 +24,14 @@ from sglang_lite.protocol import (
     Location,
     ParameterError,
     ProgramError,
+    PromptTools,
     ValueValidationError,
 )
-from sglang_lite.protocol.anything import UserValue
+from sglang_lite.protocol.anything import Json, UserValue
+from sglang_lite.text.chat_format import Tool
+from sglang_lite.text.chat_template import to_json
 from sglang_lite.text.tool_calls import call_text, calls_constraint, parse_answer
-from sglang_lite.text.tool_use import Function, tool_use_schema
+from sglang_lite.text.tool_use import Function, arguments_schema, tool_use_schema
 
 if TYPE_CHECKING:
     from sglang_lite.lang.state import ProgramState
@@ -71,6 +74,7 @@ class Toolbox:
         tools: by name, each function and the pydantic TypeAdapter of its arguments.
         schemas: by name, the JSON schema of each function's arguments.
         shared: definitions that the schemas refer to.
+        shown: all tools of the generation, as chat templates and chat APIs take them.
         choice: "auto", "required" if the model has to call a tool, "named" if it has to call the only tool, once.
         parallel: whether the model may call several tools at once; values are then lists of calls.
     """
@@ -78,6 +82,7 @@ class Toolbox:
     tools: Mapping[str, tuple[Callable[..., Any], Any]]
     schemas: Mapping[str, Any]
     shared: Mapping[str, Any]
+    shown: tuple[Mapping[str, Json], ...]
     choice: Literal["auto", "required", "named"]
     parallel: bool = False
 
@@ -107,14 +112,23 @@ class Toolbox:
             if name in by_name:
                 raise ParameterError("tools", f"two tools are called {name!r}.")
             by_name[name] = tool, _arguments(tool)
+        schemas, shared = schemas_of([(name, reader) for name, (_, reader) in by_name.items()])
+        shown = tuple(
+            Tool(name, inspect.getdoc(by_name[name][0]) or "", _shown(arguments_schema(schema, shared))).shown
+            for name, schema in schemas.items()
+        )
         chosen = choice if isinstance(choice, str) else getattr(choice, "__name__", "")
         if chosen in by_name:
             by_name = {chosen: by_name[chosen]}
+            schemas, shared = schemas_of([(chosen, by_name[chosen][1])])
         elif choice not in ("auto", "required"):
             raise ParameterError("tool_choice", f"{choice!r} is not 'auto', 'required' or one of the tools.")
-        schemas, shared = schemas_of([(name, reader) for name, (_, reader) in by_name.items()])
         mode: Literal["auto", "required", "named"] = "auto" if choice == "auto" else "required"
-        return Toolbox(by_name, schemas, shared, "named" if chosen in by_name else mode, parallel)
+        return Toolbox(by_name, schemas, shared, shown, "named" if chosen in by_name else mode, parallel)
+
+    def of_prompt(self, family: str | None) -> PromptTools:
+        """Tools as a part of a prompt. For the argument see `value_type`."""
+        return PromptTools(tuple(map(to_json, self.shown)), family, self.parallel)
 
     def value_type(self, family: str | None) -> ValueType:
         """Type of the text that a generation with these tools writes. Its values are ToolCall (lists of ToolCall with
@@ -204,6 +218,23 @@ def describe(
         call = call_text(family, "…", {"…": "…"})
         how = f"To use one, write\n{call}\nwith its name and its arguments, those that are no strings as JSON."
     return "You can use these tools:\n" + "\n".join(lines) + f"\n{how}"
+
+
+def tool_schemas(tools: Sequence[Callable[..., UserValue]]) -> list[Mapping[str, Json]]:
+    """Tools as chat templates and chat APIs take them: `{"type": "function", "function": {"name", "description",
+    "parameters"}}`, with the docstring and the JSON Schema of the parameters. `gen(tools=…)` shows them to a model in
+    this form.
+
+    Raises:
+        ParameterError: as for `gen(tools=…)`.
+    """
+    return [*Toolbox.of(tools, "auto").shown]
+
+
+def _shown(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Schema of arguments with the keys that models know, in their usual order."""
+    names = ("type", "properties", "required", "$defs")
+    return {name: schema[name] for name in names if name in schema}
 
 
 def _arguments(tool: Callable[..., Any]) -> Any:

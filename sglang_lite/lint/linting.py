@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from sglang_lite.lang.backend.base_backend import BaseBackend
+from sglang_lite.lang.backend.tool_prompt import shows_tools
 from sglang_lite.lang.function import SglFunction
 from sglang_lite.lang.symbolic.graph import Graph, changed
 from sglang_lite.lang.symbolic.graph_checks import Finding
@@ -21,6 +22,8 @@ from sglang_lite.lint.second_trace import Template, backend_with, traced_later
 from sglang_lite.lint.sharing import Sharing, sharing
 from sglang_lite.program.prefixes import TokenCounter
 from sglang_lite.protocol import Location, ModelError, ParameterError
+from sglang_lite.text.chat_template import JinjaTemplate
+from sglang_lite.text.tool_formats import family_of
 
 MOST_WAYS = 64  # maximum number of ways that are followed through a body
 
@@ -77,6 +80,21 @@ def lint(
     return reports
 
 
+def _tools(graph: Graph, backend: BaseBackend) -> Iterator[Finding]:
+    """Yields findings for tools that the model's chat template has no place for."""
+    template = backend.get_chat_template()
+    if not isinstance(template, JinjaTemplate) or shows_tools(template, family_of(template.source)):
+        return
+    for node in graph.nodes:
+        if node.tools and node.role == "assistant":
+            yield Finding(
+                "hidden-tools",
+                f"{node.name or 'gen'!r}: the model's chat template has no place for tools, or its format of calls is "
+                "not known, so the first message describes them.",
+                node.where, "A model that was trained with tools calls them more reliably.",
+            )  # fmt: skip
+
+
 def _line(finding: Finding) -> int:
     return finding.where.line if finding.where is not None else 0
 
@@ -124,7 +142,7 @@ def _report(
     else:
         graph = changed(graph, later)
     others = [_graph(program, row, backend, 1)[0] for row in arguments[1:]]
-    findings = dict.fromkeys(graph.check())
+    findings = dict.fromkeys((*graph.check(), *_tools(graph, backend)))
     for number, other in enumerate(others, 2):
         for finding in msgspec.structs.replace(other, changes=()).check():
             if not any(_same(finding, each) for each in findings):

@@ -48,6 +48,7 @@ from sglang_lite.protocol.prompt import (
     Image,
     Message,
     Prompt,
+    PromptTools,
     Span,
 )
 from sglang_lite.protocol.results import (
@@ -106,6 +107,7 @@ __all__ = [
     "ProgramResult",
     "ProgramSink",
     "Prompt",
+    "PromptTools",
     "RefusalError",
     "Regex",
     "Repeated",

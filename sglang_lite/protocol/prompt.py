@@ -35,6 +35,20 @@ class Message(Record, frozen=True):
     content: tuple[str | Image, ...]
 
 
+class PromptTools(Record, frozen=True):
+    """Tools that a model is shown, because its answer may call them.
+
+    Attributes:
+        shown: JSON texts of the tools, as chat templates and chat APIs take them.
+        family: format in which the model writes calls (a name of text.tool_formats), or None for one JSON object.
+        parallel: whether several tools may be called at once.
+    """
+
+    shown: tuple[str, ...]
+    family: str | None = None
+    parallel: bool = False
+
+
 class Prompt(Record, frozen=True):
     """Prompt that a backend continues.
 
@@ -46,6 +60,8 @@ class Prompt(Record, frozen=True):
         images: images in the order of their placeholders in the text.
         shared: numbers of leading messages that other prompts of the program are known to share, at forks and before
             user turns; the likeliest first.
+        tools: tools to show the model, which the spans don't; None for none. A backend that renders no conversation
+            itself calls `lang.backend.tool_prompt.with_tools`.
     """
 
     spans: tuple[Span, ...]
@@ -54,6 +70,7 @@ class Prompt(Record, frozen=True):
     partial: str = ""
     images: tuple[Image, ...] = ()
     shared: tuple[int, ...] = ()
+    tools: PromptTools | None = None
 
     @property
     def text(self) -> str:

@@ -264,6 +264,7 @@ def _ours(service: Service) -> dict[str, Any]:
         "version": __version__,
         "chat_template": None if template is None else template.source,
         "special_tokens": engine.tokenizer.special_tokens,
+        "control_texts": engine.tokenizer.control_texts,
         "tokenizer_digest": engine.tokenizer.digest,
         "incremental_streaming_output": service.settings.incremental_streaming_output,
     }

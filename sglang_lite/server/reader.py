@@ -18,8 +18,8 @@ from sglang_lite.runtime.embedding.spec import EncoderSpec
 from sglang_lite.runtime.models.resolve import resolve
 from sglang_lite.runtime.tokens.token_log import TokenLog
 from sglang_lite.runtime.tokens.tokenizer import Tokenizer
-from sglang_lite.server.conversation.chat_format import ChatFormat, Conversation, RenderedConversation
 from sglang_lite.server.settings import ServerSettings
+from sglang_lite.text.chat_format import ChatFormat, Conversation, RenderedConversation
 from sglang_lite.text.chat_template import JinjaTemplate
 
 

@@ -93,14 +93,14 @@ def tool_use_of(constraint: Constraint | None) -> ToolUse | None:
         Function(
             option["properties"]["tool"]["const"],
             option["description"],
-            _object(option["properties"]["arguments"], shared),
+            arguments_schema(option["properties"]["arguments"], shared),
         )
         for option in calls
     )
     return ToolUse(functions, required, parallel)
 
 
-def _object(parameters: dict[str, Any], shared: Mapping[str, Any]) -> dict[str, Any]:
+def arguments_schema(parameters: Mapping[str, Json], shared: Mapping[str, Json]) -> dict[str, Json]:
     """Parameters as a self-contained object schema at the root, as providers require, with the definitions that it
     uses.
     """
@@ -132,7 +132,7 @@ def result_text(name: str, result: str) -> str:
 
 def results_of(names: Sequence[str], text: str | Json) -> list[str | Json]:
     """Results of calls in a user's turn, in the order of the calls. Each call is given the whole content if it is not
-    text or does not list the results one after another in the form of `result_text`.
+    text or does not list the results one after another in the form of `result_text`, whose mark is left out.
 
     Args:
         names: names of the tools that were called.
@@ -140,14 +140,14 @@ def results_of(names: Sequence[str], text: str | Json) -> list[str | Json]:
     """
     if not isinstance(text, str):
         return [text] * len(names)
-    starts = list[int]()
-    for name in names:
-        mark = _RESULT.format(name)
+    marks, starts = [_RESULT.format(name) for name in names], list[int]()
+    for mark in marks:
         at = text.find("\n" + mark, starts[-1]) + 1 if starts else text.find(mark)
         if at < 0 or (starts and not at) or (not starts and text[:at].strip()):
             return [text] * len(names)
         starts.append(at)
-    return [text[start:end].rstrip("\n") for start, end in zip(starts, [*starts[1:], len(text)])]
+    ends = [*(start - 1 for start in starts[1:]), len(text)]
+    return [text[start + len(mark) : end] for mark, start, end in zip(marks, starts, ends)]
 
 
 def answer_object(text: str) -> str:

@@ -49,7 +49,7 @@ TYPES: Final[dict[str, type[Record]]] = {
         constraints.Choices, constraints.Continuation, constraints.Ebnf, constraints.InOrder, constraints.JsonSchema,
         constraints.Lark, constraints.Number, constraints.OneOf, constraints.Regex, constraints.Repeated,
         constraints.StructuralTag, constraints.Tag, constraints.TaggedObject, constraints.Tags,
-        prompt.Image, prompt.Message, prompt.Prompt, prompt.Span,
+        prompt.Image, prompt.Message, prompt.Prompt, prompt.PromptTools, prompt.Span,
         results.ChoiceScore, Delta, Generation, Played, results.ProgramResult, Selection, results.TokenLogprob,
         results.Usage, recording.RecordedCall, recording.RecordedEvent, recording.RecordedRequest,
         recording.RecordedTemplate, recording.RecordingEnd, recording.RecordingHead,

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import threading
+from dataclasses import replace
 from typing import Literal
 
 import pytest
@@ -21,7 +22,7 @@ from tests.waiting import until
 
 @pytest.fixture(scope="module")
 def engine():
-    with Engine.of(random_model(), max_running=64) as engine:
+    with Engine.of(replace(random_model(), context_length=4096), max_running=64) as engine:
         yield engine
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from sglang_lite.lang.backend.base_backend import ALL_CONSTRAINTS, BaseBackend, Capabilities
 from sglang_lite.lang.backend.token_usage import TokenUsage
+from sglang_lite.lang.backend.tool_prompt import with_tools
 from sglang_lite.lang.concurrency.loop import executor, running_mailbox
 from sglang_lite.program.nodes import Program
 from sglang_lite.protocol import (
@@ -61,6 +62,7 @@ class LocalBackend(BaseBackend):
         self, prompt: Prompt, params: SamplingParams, constraint: Constraint | None, *, stream: bool
     ) -> AsyncGenerator[Delta | Generation, None]:
         events: asyncio.Queue[Delta | Generation | SglError] = asyncio.Queue()
+        prompt = with_tools(prompt, self.get_chat_template(), self.engine.tokenizer.control_texts)
         mailbox = running_mailbox()
 
         count = params.samples

@@ -30,6 +30,7 @@ from sglang_lite.lang.backend.rung import POLICIES, Demands, Policy, Refusal, Ru
 from sglang_lite.lang.backend.selecting import select_by_rung
 from sglang_lite.lang.backend.serving import serve, shape_of
 from sglang_lite.lang.backend.token_usage import TokenUsage
+from sglang_lite.lang.backend.tool_prompt import with_tools
 from sglang_lite.lang.backend.traced_backend import TracedBackend
 from sglang_lite.lang.backend.turns import TurnRules
 from sglang_lite.protocol import (
@@ -226,6 +227,8 @@ class RemoteBackend(BaseBackend):
     ) -> AsyncGenerator[Delta | Generation, None]:
         rung = self._rung(Demands("gen", params, constraint))
         self.check_prompt(prompt)
+        if self.capabilities.continues:
+            prompt = with_tools(prompt, self.get_chat_template())
         async for event in serve(self, prompt, params, constraint, rung, stream=stream):
             yield self._priced(event) if isinstance(event, Generation) else event
 

@@ -29,6 +29,7 @@ from sglang_lite.lang.backend.remote_program import RemoteProgram, play_single_n
 from sglang_lite.lang.backend.remote_rows import play_remote_rows
 from sglang_lite.lang.backend.server_process import ServerProcess
 from sglang_lite.lang.backend.token_usage import TokenUsage
+from sglang_lite.lang.backend.tool_prompt import with_tools
 from sglang_lite.lang.backend.unsent import unsent
 from sglang_lite.lang.chat_template import get_chat_template, get_chat_template_by_model_path
 from sglang_lite.lang.concurrency.loop import executor
@@ -134,6 +135,9 @@ class RuntimeEndpoint(BaseBackend):
     async def agenerate(
         self, prompt: Prompt, params: SamplingParams, constraint: Constraint | None, *, stream: bool
     ) -> AsyncGenerator[Delta | Generation, None]:
+        own = self._own_info
+        control = own.get("control_texts") or list(own.get("special_tokens", {}).values())
+        prompt = with_tools(prompt, self.get_chat_template(), control)
         if self._behind_gateway:
             async with contextlib.aclosing(
                 self._play_single_node(prompt, Gen(None, params, constraint), stream=stream)

@@ -35,9 +35,11 @@ def tokens_of(text: str, tokenizer: Tokenizer | None) -> int:
 
 
 def estimated_tokens(prompt: Prompt, tokenizer: Tokenizer | None = None) -> int:
-    """Number of tokens of a prompt, as text or as messages, with the markup of its turns and its images. See
-    `tokens_of`."""
+    """Number of tokens of a prompt, as text or as messages, with the markup of its turns, its tools and its images.
+    See `tokens_of`."""
     text = max(tokens_of(each, tokenizer) for each in (prompt.text, "\n".join(_turns(prompt))))
+    if prompt.tools is not None:
+        text += tokens_of("\n".join(prompt.tools.shown), tokenizer)
     return text + _OF_A_MESSAGE * (len(prompt.messages) + 1) + _OF_AN_IMAGE * len(prompt.images)
 
 

@@ -281,7 +281,9 @@ class Branch:
         if whole is not None or backend.capabilities is not EVERYTHING:
             backend.check(own, params, whole, where)
         if options is not None and options.repair:
-            self._check_repair(own, backend, params, where)
+            if self._grammar is not None:
+                raise ProgramError("repair can't be part of a grammar.", hint="Leave it out.", where=where)
+            check_repair(own, backend, self.run.settings.retries, self._role and self._role[0], params, where)
         if backend.blocking and params is not NO_PARAMS:
             for field, value in zip(_UNKNOWN_TO_HOOKS, _unknown_to_hooks(params)):
                 if value is not UNSET:
@@ -292,16 +294,10 @@ class Branch:
             name = f"{own.node.name}_reasoning_content" if own.node.name is not None else None
             thoughts = self._declare(name, path, where)
         variable = self._declare(own.node.name, path, where, kind)
-        node = Gen(own.node.name, params, constraint, _held(own, self.run), where=where)
+        shows_tools = own.tools is not None and self._role is not None and self._role[0] == "assistant"
+        node = Gen(own.node.name, params, constraint, shows_tools or _held(own, self.run), where=where)
         self._matcher = None
-        return GenOp(node, own, variable, thoughts=thoughts, in_body=self.run.body_open)
-
-    def _check_repair(self, own: SglGen, backend: BaseBackend, params: SamplingParams, where: Location | None) -> None:
-        if self._grammar is not None:
-            raise ProgramError("repair can't be part of a grammar.", hint="Leave it out.", where=where)
-        assert own.options is not None
-        retries = self.run.settings.retries if own.options.retries is None else own.options.retries
-        check_repair(own, backend, retries, None if self._role is None else self._role[0], params, where)
+        return GenOp(node, own, variable, thoughts=thoughts, shows_tools=shows_tools, in_body=self.run.body_open)
 
     def _params(self, node: Gen, more: tuple[str, ...], path: str) -> SamplingParams:
         """Parameters of the node over those of the run, with `more` stops and those of the open turn's template."""

@@ -67,7 +67,8 @@ def generate_immediately(player: Player, op: GenOp) -> bool:
     if op.turn is not None:  # turns are planned and asked for as a whole
         return False
     set_asked_node(player, op)
-    generations = backend.answer_now(player.transcript.prompt(), op.node.params, _constraint(player, op))
+    prompt = _prompt(player, op, op.expression.options or _NO_OPTIONS, 0)
+    generations = backend.answer_now(prompt, op.node.params, _constraint(player, op))
     if generations is None:
         return False
     if not backend.enforces and op.node.constraint is not None:
@@ -310,7 +311,7 @@ def _events(
         if kept:
             return _replayed(kept)
     repairs = bool(attempt) and shows(options, op)
-    if player.pushed is not None and options.backend is None and not repairs:
+    if player.pushed is not None and not op.has_own_prompt and not repairs:
         first = op.pushed_node if not attempt else None
         pushed, place = first or (player.pushed, player.pushed.gen(op, params, player.transcript.pieces))
         return pushed.answers(place, params.samples)
@@ -328,10 +329,13 @@ def _events(
 
 
 def _prompt(player: Player, op: GenOp, options: GenOptions, attempt: int) -> Prompt:
-    """Prompt of an attempt, rendered for the node's own backend if it has one, and with the refused answer if it
-    repairs."""
+    """Prompt of an attempt: with the node's tools, rendered for its own backend if it has one, and with the refused
+    answer if it repairs."""
     prompt, template = player.transcript.prompt(same_model=options.backend is None), None
-    if options.backend is not None and not options.backend.capabilities.continues:  # a chat API, with its own template
+    if op.shows_tools and (tools := op.expression.tools) is not None:
+        family = (options.backend or player.backend).tool_family()
+        prompt = msgspec.structs.replace(prompt, tools=tools.of_prompt(family))
+    if options.backend is not None and (op.shows_tools or not options.backend.capabilities.continues):
         template = options.backend.get_chat_template()
         prompt = rerender(prompt, template, player.run.template)
     if attempt and shows(options, op):

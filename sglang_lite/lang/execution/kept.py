@@ -35,7 +35,10 @@ class Question:
 
     @classmethod
     def of(cls, prompt: Prompt) -> Question:
-        return cls(prompt.text, prompt.images)
+        found = cls(prompt.text, prompt.images)
+        if prompt.tools is not None:
+            found.add("\n".join(prompt.tools.shown))
+        return found
 
     def copy(self) -> Question:
         other = Question(images=self._images)

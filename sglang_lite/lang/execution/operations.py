@@ -74,7 +74,14 @@ class GenOp(AnswerOp, eq=False):
     node: nodes.Gen
     expression: SglGen
     thoughts: Variable | None = None  # receives the reasoning, if it is separated from the answer
+    shows_tools: bool = False  # whether its prompt shows its tools, which the branch's text does not
     shared_call: SharedCall | None = None  # call that it may share with other branches; None if it makes its own
+
+    @property
+    def has_own_prompt(self) -> bool:
+        """True if the model does not continue the branch's text, so that its program can't be asked for the answer."""
+        options = self.expression.options
+        return self.shows_tools or (options is not None and options.backend is not None)
 
 
 class SelectOp(AnswerOp, eq=False):

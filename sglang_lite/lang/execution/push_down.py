@@ -380,10 +380,9 @@ class PushedBranch:
         return asks
 
     def _gen(self, op: GenOp) -> bool:
-        options = op.expression.options
         if op.node.held:
             self.held = op
-            if not self.program.asks or (options is not None and options.backend is not None):
+            if not self.program.asks or op.has_own_prompt:
                 return False
             op.mark = self._put(Mark())
         op.pushed_node = self, self._put(op.node)

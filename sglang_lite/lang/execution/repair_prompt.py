@@ -28,7 +28,7 @@ def check_repair(
     """Refuses a generation whose failed answer could not be shown to the model.
 
     Args:
-        retries: number of retries of the node, or of its run.
+        retries: number of retries of the run.
         role: role of the open turn, or None if no turn is open.
         params: sampling parameters of the node, merged with those of the run.
 
@@ -36,7 +36,8 @@ def check_repair(
         ParameterError: the generation has no retries, or several samples.
         CapabilityError: no assistant's turn is open, or the backend has blocking hooks, which see no prompt.
     """
-    if not retries:
+    own_retries = None if own.options is None else own.options.retries
+    if not (retries if own_retries is None else own_retries):
         hint = "Set retries= to the number of attempts after the first."
         raise ParameterError("repair", "it has no effect with retries=0.", hint=hint, where=where)
     if params.samples > 1:

@@ -11,7 +11,7 @@ from sglang_lite.lang.backend.base_backend import BaseBackend
 from sglang_lite.lang.expressions import number_as_regex
 from sglang_lite.program.drawing import label
 from sglang_lite.program.graph import GraphNode, GraphRecord, Way
-from sglang_lite.program.nodes import Fork, Gen, GrammarBegin, Path, Rollback, Select
+from sglang_lite.program.nodes import Fork, Gen, GrammarBegin, Path, Rollback, Select, Text
 from sglang_lite.program.prefixes import common_length
 from sglang_lite.protocol import CapabilityError, Constraint, ConstraintError, Continuation, Location, Number, Unset
 from sglang_lite.protocol.record import Record
@@ -23,6 +23,7 @@ CODES: Final = {
     "unread-variable": "a variable is set, but can never be read",
     "unreachable": "no way through the body reaches a line that adds to the program",
     "stop-never-comes": "a constraint forbids a stop string",
+    "hidden-tools": "a model does not see the tools of a generation, or only as text",
     "refused": "a backend refuses a node, or a constraint can't be enforced",
     "changing-text": "a text changes with every run, and so does the prompt after it",
     "move-up": "text that all rows share comes after text that they don't share",
@@ -58,7 +59,7 @@ def check(graph: GraphRecord, backend: BaseBackend | None) -> tuple[Finding, ...
     """
     found = (
         *_problems(graph), *_unread(graph), *_unreached(graph), *_stops(graph), *_refused(graph, backend),
-        *_changes(graph),
+        *_tools(graph), *_changes(graph),
     )  # fmt: skip
     # If several ways have the same finding, the first one is kept.
     once = {(each.code, each.where, each.message): each for each in reversed(found)}
@@ -191,6 +192,19 @@ def _ask(backend: BaseBackend, node: GraphNode) -> None:
                 raise backend.refusal(record, "a grammar over several nodes", instead, record.where)
         case _ if type(record).__name__ in ("ImagePart", "Picture") and not can.images:
             raise backend.refusal(record, "images", "Describe what it shows, or use another backend.", node.where)
+
+
+def _tools(graph: GraphRecord) -> Iterator[Finding]:
+    texts = [node.node.text for node in graph.nodes if isinstance(node.node, Text)]
+    for node in graph.nodes:
+        hidden = [tool for tool in node.tools if not any(tool in text for text in texts)]
+        if hidden and node.role != "assistant":
+            yield Finding(
+                "hidden-tools", f"{node.name or 'gen'!r} does not see {', '.join(hidden)} outside an assistant's turn.",
+                node.where,
+                "Write turns: s += sgl.user(…), then s += sgl.assistant(sgl.gen(…)); or write "
+                "sglang_lite.lang.tools.describe(tools, s) into the prompt.",
+            )  # fmt: skip
 
 
 def _changes(graph: GraphRecord) -> Iterator[Finding]:

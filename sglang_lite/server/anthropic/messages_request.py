@@ -10,9 +10,9 @@ import msgspec
 
 from sglang_lite.constraints.schema import json_schema
 from sglang_lite.protocol import CapabilityError, Constraint, ParameterError
-from sglang_lite.server.conversation.chat_format import Conversation, Tool
 from sglang_lite.server.fields import BILLING_HEADER
 from sglang_lite.server.http.body import convert
+from sglang_lite.text.chat_format import Conversation, Tool
 
 
 class _Block(msgspec.Struct, kw_only=True, tag_field="type", forbid_unknown_fields=True):

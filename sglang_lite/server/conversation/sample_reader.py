@@ -9,8 +9,8 @@ from typing import Any, Literal, TypeAlias
 from sglang_lite.protocol import Delta, Generation, TokenLogprob
 from sglang_lite.protocol.anything import Json
 from sglang_lite.random_ids import random_id
-from sglang_lite.server.conversation.chat_format import AnswerReader, RenderedConversation
 from sglang_lite.server.conversation.tools import input_of
+from sglang_lite.text.chat_format import AnswerReader, RenderedConversation
 from sglang_lite.text.tool_calls import CallPiece, Pieces
 
 

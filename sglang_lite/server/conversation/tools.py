@@ -12,7 +12,7 @@ import msgspec
 
 from sglang_lite.protocol import CapabilityError, Constraint, Lark, ParameterError, Regex
 from sglang_lite.protocol.anything import Json
-from sglang_lite.server.conversation.chat_format import Tool
+from sglang_lite.text.chat_format import Tool
 
 INPUT = "input"  # name of the argument of a custom tool that is called like a function
 

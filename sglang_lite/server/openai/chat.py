@@ -15,7 +15,6 @@ from sglang_lite.protocol.anything import Json
 from sglang_lite.random_ids import random_id
 from sglang_lite.runtime.core.submission import GenerateRequest
 from sglang_lite.server.async_engine import with_first_event
-from sglang_lite.server.conversation.chat_format import RenderedConversation
 from sglang_lite.server.conversation.sample_reader import (
     CallPart,
     Parts,
@@ -31,6 +30,7 @@ from sglang_lite.server.parameters import sampling, streams
 from sglang_lite.server.reader import Reader
 from sglang_lite.server.routes import HttpRequest, Route, answer, read, with_priorities
 from sglang_lite.server.service import Service
+from sglang_lite.text.chat_format import RenderedConversation
 
 _NAMES = {
     **{name: name for name in (

@@ -10,7 +10,6 @@ import msgspec
 from sglang_lite.constraints import structural_tag
 from sglang_lite.protocol import CapabilityError, Ebnf, ParameterError, Regex
 from sglang_lite.protocol.anything import Json
-from sglang_lite.server.conversation.chat_format import Conversation, Tool
 from sglang_lite.server.conversation.tools import (
     INPUT,
     GrammarText,
@@ -23,6 +22,7 @@ from sglang_lite.server.conversation.tools import (
 from sglang_lite.server.fields import CHAT_NEUTRAL, CHAT_REFUSED, Fields
 from sglang_lite.server.http.body import convert
 from sglang_lite.server.parameters import constraints, sampling
+from sglang_lite.text.chat_format import Conversation, Tool
 
 
 class _Part(msgspec.Struct, kw_only=True, tag_field="type", forbid_unknown_fields=True):

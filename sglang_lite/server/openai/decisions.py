@@ -36,7 +36,6 @@ from sglang_lite.protocol import (
 )
 from sglang_lite.random_ids import random_id
 from sglang_lite.runtime.core.submission import GenerateRequest
-from sglang_lite.server.conversation.chat_format import Conversation
 from sglang_lite.server.openai.decisions_request import (
     DECISIONS,
     ChoiceQuestion,
@@ -50,6 +49,7 @@ from sglang_lite.server.openai.decisions_request import (
 from sglang_lite.server.reader import Reader
 from sglang_lite.server.routes import HttpRequest, Route, answer, read
 from sglang_lite.server.service import Service
+from sglang_lite.text.chat_format import Conversation
 from sglang_lite.text.reasoning import reasoning_format
 
 MOST_QUESTIONS = 400

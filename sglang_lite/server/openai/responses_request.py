@@ -10,7 +10,6 @@ from typing import Any, Literal
 import msgspec
 
 from sglang_lite.protocol import Constraint, ParameterError
-from sglang_lite.server.conversation.chat_format import Conversation, Tool
 from sglang_lite.server.conversation.tools import GrammarText, custom_tool, input_constraint, variables_of_effort
 from sglang_lite.server.fields import (
     GATEWAY_NEUTRAL,
@@ -22,6 +21,7 @@ from sglang_lite.server.fields import (
 from sglang_lite.server.http.body import convert
 from sglang_lite.server.openai.responses_items import Item, messages_of
 from sglang_lite.server.parameters import constraints, sampling
+from sglang_lite.text.chat_format import Conversation, Tool
 
 
 class FunctionTool(msgspec.Struct, kw_only=True, tag_field="type", tag="function", forbid_unknown_fields=True):

@@ -466,7 +466,7 @@ def test_tools_are_the_apis_own_and_a_result_answers_the_call(api, claude):
     assert "output_config" not in api.last
     _, turn, result = api.last["messages"]
     assert turn["content"] == [{"type": "tool_use", "id": "c-1", "name": "add", "input": {"a": 1, "b": 2}}]
-    assert result["content"] == [{"type": "tool_result", "tool_use_id": "c-1", "content": "Result of add: 3"}]
+    assert result["content"] == [{"type": "tool_result", "tool_use_id": "c-1", "content": "3"}]
 
 
 @pytest.mark.parametrize(

@@ -260,7 +260,7 @@ def test_a_tools_result_answers_the_call(api, openai):
     assert turn["tool_calls"] == [
         {"id": "c-1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1, "b": 2}'}}
     ]
-    assert result == {"role": "tool", "tool_call_id": "c-1", "content": "Result of add: 3"}
+    assert result == {"role": "tool", "tool_call_id": "c-1", "content": "3"}
 
 
 @pytest.mark.parametrize("stream", [False, True])

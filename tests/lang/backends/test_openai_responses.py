@@ -188,7 +188,7 @@ def test_tools_are_the_apis_own_and_a_result_answers_the_call(api, thinker):
     assert (api.last["tool_choice"], api.last["parallel_tool_calls"]) == ("auto", False)
     _, thought, call, result = api.last["input"]
     assert (thought["type"], call["type"], call["call_id"]) == ("reasoning", "function_call", "call-1")
-    assert result == {"type": "function_call_output", "call_id": "call-1", "output": "Result of add: 3"}
+    assert result == {"type": "function_call_output", "call_id": "call-1", "output": "3"}
 
 
 def test_pieces_are_shown_as_they_come(api, thinker):

@@ -87,7 +87,7 @@ def test_all_calls_of_a_turn_are_run_in_order_and_each_has_its_result(api, strea
     told = results(api, second)
     assert [call for call, _ in told] == calls(api, second)
     assert [result for _, result in told] == [
-        "Result of double: 4", f"Result of name: {json.dumps(name(2))}", "Result of double: 6",
+        "4", json.dumps(name(2)), "6",
     ]  # fmt: skip
     assert state.get_meta_info("answer_call_0")["rung"] == "tools"
 
@@ -145,7 +145,7 @@ def test_parallel_calls_need_tools():
 def test_results_are_told_apart_by_their_names_in_order():
     names = ["a", "b", "a"]
     told = "\n".join(map(result_text, names, ["1", "2", "3"]))
-    assert results_of(names, told) == ["Result of a: 1", "Result of b: 2", "Result of a: 3"]
+    assert results_of(names, told) == ["1", "2", "3"]
     for other in (
         "They are 1, 2 and 3.",
         "Result of a: 1\nResult of b: 2",

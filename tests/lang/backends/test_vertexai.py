@@ -206,7 +206,7 @@ def test_tools_are_the_apis_own_and_a_result_answers_the_call(api, gemini):
     assert turn["parts"][0]["thoughtSignature"] == "c2ln"
     (response,) = result["parts"]
     assert response["functionResponse"]["name"] == "add"
-    assert response["functionResponse"]["response"] == {"output": "Result of add: 3"}
+    assert response["functionResponse"]["response"] == {"output": "3"}
 
 
 def test_pieces_are_shown_as_they_come(api, gemini):

@@ -4,7 +4,7 @@ import pytest
 
 from sglang_lite.constraints.matching import matches
 from sglang_lite.protocol import ParameterError, Regex, TemplateError
-from sglang_lite.server.conversation.chat_format import ChatFormat, Conversation, Tool
+from sglang_lite.text.chat_format import ChatFormat, Conversation, Tool
 from sglang_lite.text.chat_template import JinjaTemplate
 
 CHATML = (

@@ -9,6 +9,7 @@ import contextlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Literal
 
 from sglang_lite.protocol import (
@@ -167,6 +168,7 @@ class ChatFormat:
         self.reasoning = reasoning or model_type_of(source)
         self._developer = "developer" in source
         self._shows_tools, self._shows_calls = "tools" in source, "tool_calls" in source
+        self._system = template is None or template.has_system
         spelled = sorted((re.escape(each) for each in (*control, *_MARKS) if each), key=len, reverse=True)
         self._control = re.compile("|".join(spelled))
 
@@ -179,7 +181,7 @@ class ChatFormat:
             ParameterError: two tools have the same name, or a chosen tool doesn't exist.
             ConstraintError: a constraint of the answer or of arguments can't be enforced.
         """
-        prompt = self._prompt(conversation)
+        prompt = self.prompt(conversation)
         reasoning = None if conversation.continue_final else self._reasoning_after(prompt.text)
         names = [tool.name for tool in conversation.tools]
         if len(set(names)) < len(names):
@@ -208,7 +210,14 @@ class ChatFormat:
 
     # ------------------------------------------------------------------------------------------- rendering
 
-    def _prompt(self, conversation: Conversation) -> Prompt:
+    def prompt(self, conversation: Conversation) -> Prompt:
+        """Prompt that the model continues with its answer.
+
+        Raises:
+            CapabilityError: the model has no chat template.
+            TemplateError: the template refuses the messages.
+            ParameterError: a variable has the name of one that the template always gets.
+        """
         if self._template is None:
             raise CapabilityError("the model has no chat template.", hint="Serve with --chat-template.")
         hidden: list[str] = []
@@ -228,19 +237,38 @@ class ChatFormat:
             last = messages[-1]
             last["content"] = f"{last.get('content') or ''}{_CUT}"
         follows = not (conversation.continue_final or conversation.complete)
-        try:
-            text = self._template.render(messages, add_generation_prompt=follows, **variables)
-        except TemplateError:
-            if not any(message.get("tool_calls") for message in messages):
-                raise
-            # DeepSeek's templates add the arguments of calls to text.
-            messages = [_with_arguments_as_text(message) for message in messages]
-            text = self._template.render(messages, add_generation_prompt=follows, **variables)
+        text = self._text(messages, {"add_generation_prompt": follows, **variables})
         if conversation.continue_final:
             text, found, _ = text.rpartition(_CUT)
             if not found:
                 raise TemplateError("the chat template changes the last message, so the message can't be continued.")
         return Prompt(tuple(_spans(text, hidden)))
+
+    def _text(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str:
+        assert self._template is not None
+        try:
+            return self._template.render(messages, **variables)
+        except TemplateError:
+            if not any(message.get("tool_calls") for message in messages):
+                raise
+            # DeepSeek's templates add the arguments of calls to text.
+            return self._template.render([_with_arguments_as_text(message) for message in messages], **variables)
+
+    @cached_property
+    def _no_text(self) -> str | None:
+        """Content of a message that has calls and no text: None, as in chat APIs, since some templates render calls
+        only then; "" if the template fails on None, or prints it."""
+        call = {"id": "0" * 9, "type": "function", "function": {"name": "f", "arguments": {}}}
+        texts: list[str | None] = []
+        for content in (None, ""):
+            answer = {"role": "assistant", "content": content, "tool_calls": [call]}
+            result = {"role": "tool", "tool_call_id": call["id"], "name": "f", "content": "x"}
+            try:
+                texts.append(self._text([{"role": "user", "content": "x"}, answer, result], {}))
+            except TemplateError:
+                texts.append(None)
+        none, empty = texts
+        return None if none is not None and (empty is None or none.count("None") <= empty.count("None")) else ""
 
     def _unread(self, conversation: Conversation) -> list[str]:
         """Fields of a request whose variables this template doesn't read, or that later fields override."""
@@ -262,7 +290,7 @@ class ChatFormat:
                 for message in messages
             ]
             with contextlib.suppress(TemplateError):  # it needs the names
-                if self._prompt(replace(conversation, messages=bare)) == prompt:
+                if self.prompt(replace(conversation, messages=bare)) == prompt:
                     unshown += [f"messages[{i}].name" for i in named]
         return unshown
 
@@ -274,17 +302,15 @@ class ChatFormat:
         if calls and not self._shows_calls:
             written = [call_text(self.family, c["function"]["name"], c["function"]["arguments"]) for c in calls]
             return {**message, "content": "\n".join(filter(None, (message["content"], *written)))}
-        return message
+        return {**message, "content": self._no_text} if calls and not message["content"] else message
 
     def _with_tools(self, messages: list[Any], tools: Sequence[Mapping[str, Any]]) -> list[Any]:
         """Messages for a template that doesn't render tools: the tools are described in the first message."""
         listed = "\n".join(to_json(tool) for tool in tools)
         example = call_text(self.family, "NAME", {"ARGUMENT": "VALUE"})
-        told = f"You can call these functions:\n{listed}\nA call is written so:\n{example}"
-        if messages and messages[0]["role"] == "system":
-            first = {**messages[0], "content": f"{messages[0]['content']}\n\n{told}"}
-            return [first, *messages[1:]]
-        return [{"role": "system", "content": told}, *messages]
+        return with_description(
+            messages, f"You can call these functions:\n{listed}\nA call is written so:\n{example}", self._system
+        )
 
     def _hide(self, value: Any, hidden: list[str]) -> Any:  # of plain data
         """Copy of plain data, with placeholders in its texts for parts that spell control tokens; `hidden` collects
@@ -310,6 +336,16 @@ class ChatFormat:
             opened = (name for name, each in FORMATS.items() if each.open and (each.start, each.end) == marks)
             return next(opened, self.reasoning)
         return self.reasoning
+
+
+def with_description(messages: Sequence[Mapping[str, Json]], text: str, system: bool) -> list[Mapping[str, Json]]:
+    """Messages with a text for the model at the beginning: in the system message, or in the first message if the
+    template has no system messages."""
+    if messages and (messages[0]["role"] == "system" or not system):
+        first, *rest = messages
+        parts = (first["content"], text) if first["role"] == "system" else (text, first["content"])
+        return [{**first, "content": "\n\n".join(filter(None, parts))}, *rest]
+    return [{"role": "system", "content": text}, *messages]
 
 
 def _with_arguments_as_text(message: Mapping[str, Any]) -> Mapping[str, Any]:
