@@ -174,6 +174,7 @@ FAULTS = {
     "fork_unread": ["unread-variable"],
     "role_misuse": ["error"],
     "scope_in_scope": ["unread-variable"],
+    "tools_unread": ["hidden-tools"],
 }
 
 
