@@ -306,3 +306,24 @@ def test_nothing_of_a_selection_follows_the_rollback_that_removes_it(backends, h
         return state.text(), state.usage("x").prompt_tokens
 
     assert within(PATIENCE, run) == within(PATIENCE, partial(run, push_down=False))
+
+
+@pytest.mark.parametrize("how", ["in this process", "in a child", "over HTTP"])
+def test_a_failure_that_a_rollback_took_back_stays_taken_back_after_another_one(backends, how):
+    @sgl.function
+    def body(s):
+        s += "a"
+        fork = s.fork(2)
+        with fork[0].checkpoint() as place:
+            fork[0] += sgl.gen(
+                "x", json_schema={"type": "array", "items": {"const": 1}, "uniqueItems": True, "minItems": 2}
+            )
+            assert error_of(fork[0].__getitem__, "x") == "ConstraintError"
+            place.rollback()
+        fork[0] += sgl.gen("y")
+        with fork[0].checkpoint() as place:
+            fork.join()
+            place.rollback()
+        return len(s["y"])
+
+    assert within(PATIENCE, partial(body.run, backend=backends[how], **SETTINGS)).ret_value == 2

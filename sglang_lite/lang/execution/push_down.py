@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import threading
+from bisect import bisect
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from functools import partial
@@ -229,7 +230,7 @@ class PushedBranch:
         self._inboxes: dict[int, NodeEvents] = {}  # by index of the node; used on the executor loop
         self._ended: SglError | None = None  # error with which the program ended
         self._failed: tuple[int, SglError] | None = None  # index of the failed node, and its error
-        self._last_rollback = -1  # index of the last rollback's node
+        self._rollbacks: list[int] = []  # indices of the rollbacks' nodes, ascending
 
     @property
     def path(self) -> Path | None:
@@ -334,7 +335,7 @@ class PushedBranch:
 
     def _go_back(self, mark: BranchMark) -> None:
         assert mark.node_index is not None
-        self._last_rollback = self._put(Rollback(mark.node_index))
+        self._rollbacks.append(self._put(Rollback(mark.node_index)))
 
     def _sync(self, pieces: Sequence[Piece]) -> None:
         """Appends the text that is not handed over yet."""
@@ -443,7 +444,7 @@ class PushedBranch:
         if self.held is not op:  # and nothing of it may follow the rollback
             raise RequestAbortedError("a rollback removed this node.")
         if op.mark is not None:
-            self._last_rollback = self._put(Rollback(op.mark))
+            self._rollbacks.append(self._put(Rollback(op.mark)))
         self._sync(pieces)
         op.mark = self._put(Mark())
 
@@ -458,9 +459,10 @@ class PushedBranch:
 
     def _is_lost(self, place: int) -> bool:
         """Returns True if an earlier node has failed and no rollback between the two has taken it back."""
-        return (
-            self._failed is not None and self._failed[0] < place and not self._failed[0] < self._last_rollback < place
-        )
+        if self._failed is None or self._failed[0] >= place:
+            return False
+        back = bisect(self._rollbacks, self._failed[0])
+        return back == len(self._rollbacks) or self._rollbacks[back] > place
 
     def end(self, error: SglError) -> None:
         """Ends the branch with an error: no more events will come."""
