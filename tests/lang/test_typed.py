@@ -506,6 +506,22 @@ def test_json_that_a_limit_cuts_is_a_warning(caplog, limit, named):
     assert [warning in record.getMessage() for record in caplog.records] == [True]
 
 
+def test_log_probabilities_of_more_tokens_without_any_are_a_warning(caplog):
+    asked: dict[str, Any] = {"top_logprobs_num": 2, "return_text_in_logprobs": True}
+
+    def warnings(gen, **options):
+        state = sgl.function(lambda s: s.__iadd__(gen)).run(backend=sgl.ScriptedBackend(default="a"), **options)
+        assert state["x"] == "a"
+        return state.get_meta_info("x").get("warnings")
+
+    told = "top_logprobs_num, return_text_in_logprobs: has no effect without return_logprob=True"
+    assert warnings(sgl.gen("x", **asked)) == [told]
+    assert [told in record.getMessage() for record in caplog.records] == [True]
+    assert warnings(sgl.gen("x", **asked, return_logprob=True)) is None
+    assert warnings(sgl.gen("x", **asked), return_logprob=True) is None
+    assert warnings(sgl.gen("x", top_logprobs_num=0)) is None
+
+
 class Cut(sgl.BaseBackend):
     """A backend whose answers end after so many words."""
 

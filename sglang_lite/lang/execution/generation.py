@@ -29,6 +29,7 @@ from sglang_lite.lang.expressions import GenOptions
 from sglang_lite.lang.results import with_warnings
 from sglang_lite.program.seeds import reseeded
 from sglang_lite.protocol import (
+    UNSET,
     Constraint,
     Continuation,
     Delta,
@@ -38,6 +39,7 @@ from sglang_lite.protocol import (
     ProgramError,
     Prompt,
     RequestTimeoutError,
+    SamplingParams,
     SglError,
     Span,
     Unset,
@@ -54,6 +56,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger("sglang_lite")
 _NO_OPTIONS = GenOptions()
 _index, _text = attrgetter("index"), attrgetter("text")
+_OF_LOGPROBS = ("top_logprobs_num", "token_ids_logprob", "return_text_in_logprobs")
+_of_logprobs, _NO_LOGPROBS = attrgetter(*_OF_LOGPROBS), (UNSET, UNSET, UNSET)
 _STOPS = ("stop", "stop_token_ids", "stop_regex")
 
 
@@ -456,6 +460,9 @@ def _accept(player: Player, op: GenOp, generations: Sequence[Generation], values
         raise ProgramError(f"the backend returned {len(generations)} of {samples} samples.")
     if op.expression.value_type is None and isinstance(op.expression.node.constraint, JsonSchema):
         generations = [_warned_if_cut(op, generation) for generation in generations]
+    if _of_logprobs(op.node.params) != _NO_LOGPROBS and (unused := _without_logprobs(op.node.params)):
+        warning = f"{', '.join(unused)}: has no effect without return_logprob=True"
+        generations = [_warned(op, generation, warning) for generation in generations]
     first, options = generations[0], op.expression.options or _NO_OPTIONS
     own = options.backend is None
     spans = first.spans if first.spans and own else (Span(first.text, special=False),)
@@ -478,6 +485,17 @@ def _warned_if_cut(op: GenOp, generation: Generation) -> Generation:
         return generation
     limit = "the default of max_tokens" if isinstance(op.node.params.max_tokens, Unset) else "max_tokens"
     warning = f"{limit} cut the JSON of {op.node.name!r} after {generation.usage.completion_tokens} tokens: raise it"
+    return _warned(op, generation, warning)
+
+
+def _without_logprobs(params: SamplingParams) -> list[str]:
+    """Names of the parameters that ask for more log-probabilities, where none are asked for."""
+    if params.return_logprob is True:
+        return []
+    return [name for name, value in zip(_OF_LOGPROBS, _of_logprobs(params)) if not isinstance(value, Unset) and value]
+
+
+def _warned(op: GenOp, generation: Generation, warning: str) -> Generation:
     _log.warning("%s [%s]", warning, op.node.where)
     return msgspec.structs.replace(generation, meta=with_warnings(generation.meta, warning))
 
