@@ -88,12 +88,11 @@ class JinjaTemplate:
 
     @cached_property
     def has_system(self) -> bool:
-        """True if a conversation may begin with a system message."""
+        """True if a conversation may begin with a system message, and shows it."""
         try:
-            self.render([{"role": "system", "content": "x"}, {"role": "user", "content": "x"}])
+            return _mark(0) in self.render([{"role": "system", "content": _mark(0)}, {"role": "user", "content": "x"}])
         except TemplateError:
             return False
-        return True
 
     def render(
         self,

@@ -62,7 +62,8 @@ class LocalBackend(BaseBackend):
         self, prompt: Prompt, params: SamplingParams, constraint: Constraint | None, *, stream: bool
     ) -> AsyncGenerator[Delta | Generation, None]:
         events: asyncio.Queue[Delta | Generation | SglError] = asyncio.Queue()
-        prompt = with_tools(prompt, self.get_chat_template(), self.engine.tokenizer.control_texts)
+        if prompt.tools is not None:
+            prompt = with_tools(prompt, self.get_chat_template(), self.engine.tokenizer.control_texts)
         mailbox = running_mailbox()
 
         count = params.samples

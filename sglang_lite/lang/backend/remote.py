@@ -227,7 +227,7 @@ class RemoteBackend(BaseBackend):
     ) -> AsyncGenerator[Delta | Generation, None]:
         rung = self._rung(Demands("gen", params, constraint))
         self.check_prompt(prompt)
-        if self.capabilities.continues:
+        if prompt.tools is not None and self.capabilities.continues:
             prompt = with_tools(prompt, self.get_chat_template())
         async for event in serve(self, prompt, params, constraint, rung, stream=stream):
             yield self._priced(event) if isinstance(event, Generation) else event

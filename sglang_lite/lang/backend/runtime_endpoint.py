@@ -135,9 +135,10 @@ class RuntimeEndpoint(BaseBackend):
     async def agenerate(
         self, prompt: Prompt, params: SamplingParams, constraint: Constraint | None, *, stream: bool
     ) -> AsyncGenerator[Delta | Generation, None]:
-        own = self._own_info
-        control = own.get("control_texts") or list(own.get("special_tokens", {}).values())
-        prompt = with_tools(prompt, self.get_chat_template(), control)
+        if prompt.tools is not None:
+            own = self._own_info
+            control = own.get("control_texts") or [*(own.get("special_tokens") or {}).values()]
+            prompt = with_tools(prompt, self.get_chat_template(), control)
         if self._behind_gateway:
             async with contextlib.aclosing(
                 self._play_single_node(prompt, Gen(None, params, constraint), stream=stream)

@@ -81,7 +81,8 @@ def _description(tools: PromptTools) -> str:
 def _text_before(prompt: Prompt, template: TurnTemplate) -> str:
     """Text before the first turn. Raises CapabilityError if there is text between the turns, too."""
     first = prompt.messages[0].role if prompt.messages else "assistant"
-    before, _, _ = prompt.text.partition(template.get_prefix_and_suffix(first, ())[0] or prompt.text)
+    prefix, _ = template.get_prefix_and_suffix(first, ())
+    before = prompt.text.partition(prefix)[0] if prefix else ""
     rest = msgspec.structs.replace(prompt, spans=(Span(prompt.text[len(before) :]),))
     outside = text_outside(rest, template)
     if outside:
@@ -131,7 +132,7 @@ def _answer(text: str, family: str, schemas: Mapping[str, JsonSchema], count: in
     answer = parse_answer(family, text, tools=schemas)
     try:
         given = [(call.name, json.loads(call.arguments)) for call in answer.calls]
-    except ValueError:  # the text only begins like a call
+    except (ValueError, RecursionError):  # the text only begins like a call
         return {"role": "assistant", "content": text}
     if not given:
         return {"role": "assistant", "content": answer.content}

@@ -35,10 +35,7 @@ class Question:
 
     @classmethod
     def of(cls, prompt: Prompt) -> Question:
-        found = cls(prompt.text, prompt.images)
-        if prompt.tools is not None:
-            found.add("\n".join(prompt.tools.shown))
-        return found
+        return cls(prompt.text, prompt.images)
 
     def copy(self) -> Question:
         other = Question(images=self._images)
@@ -55,7 +52,9 @@ class Question:
         Args:
             constraint: constraint of the node, within the open grammar.
         """
-        return self._digest(op.node.params, constraint)
+        tools = op.expression.tools
+        shown = () if tools is None or not op.shows_tools else (tools.shown,)
+        return self._digest(op.node.params, constraint, *shown)
 
     def of_selection(self, op: SelectOp, grammar: tuple[Constraint, str] | None) -> str:
         """Digest of a selection's question.

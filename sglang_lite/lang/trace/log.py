@@ -136,7 +136,7 @@ class _Reader:
             own = op.expression.options is None or op.expression.options.backend is None
             text = "".join(span.text for span in found[0].spans) if found[0].spans and own else found[0].text
             forced = _forced(found[0], len(text))
-            if own:
+            if not op.has_own_prompt:
                 self._learn(found[0])
         self._answered("gen", op, found, text=text, forced=forced)
 
