@@ -83,6 +83,11 @@ class BranchQueue:
         """First queued node that takes time to play or may have to wait, or None."""
         return next((entry for _, entry in self._nodes if isinstance(entry.node, _WAITED_FOR)), None)
 
+    @property
+    def next_answer(self) -> int | None:
+        """Place of the first queued generation or selection, or None."""
+        return next((place for place, entry in self._nodes if isinstance(entry.node, Gen | Select)), None)
+
     def place(self, count: int = 1) -> int:
         """Assigns places to `count` new nodes; returns the first place."""
         place, self.count = self.count, self.count + count

@@ -75,6 +75,16 @@ class BranchRollbacks:
                 self._waiting[place][1].extend(self._waiting.pop(each)[1])
         return place
 
+    def cut_answers(self) -> bool:
+        """Removes the first queued node that needs an answer, and all behind it. Returns True if nodes are left."""
+        place = self._queue.next_answer
+        if place is not None:
+            self._queue.cut(place)
+            for each in [each for each in self._waiting if each >= place]:
+                for branch in self._waiting.pop(each)[1]:
+                    branch.lose(RequestAbortedError("the branch was dropped."), quiet=True)
+        return bool(self._queue)
+
     def clear(self) -> list[Branch]:
         """Forgets the queued rollbacks. Returns the branches of forks that they would have removed."""
         waiting, self._waiting = self._waiting, {}

@@ -100,7 +100,7 @@ class Branch:
         self._forks, self._claims = BranchForks(player, path), Claims()
         self._rollbacks = BranchRollbacks(self._queue, self._forks, self._claims)
         self._lost = False  # True if its fork was rolled back or will never be played
-        self._quiet = self._untold = False  # True if it was lost quietly; until its error is told
+        self._quiet = self._untold = False  # True if it was lost or dropped quietly; until its error is told
         self._waiters: list[Waiter] = []
         self._busy = False
         self._jobs = RunningJobs(player)
@@ -225,7 +225,7 @@ class Branch:
 
     def _end_refused(self) -> None:
         if self._refused is not None:
-            self._give_up(self._refused)
+            self._give_up(self._refused, quiet=self._quiet)
 
     def _prepare_next(self) -> None:
         """Starts making the matcher of a generation that is next, which may then continue in the running slot."""
@@ -250,11 +250,14 @@ class Branch:
             self._player.parts.loop.scheduler.held_prefixes.want(self._hints, ids, self._player.namespace)
 
     def drop(self) -> None:
-        """Drops everything that is queued or running, without an event of this branch."""
+        """Drops the next answer, and all behind it, without an event. The caller may have played what is before it."""
         if self._is_early:
             self._early.append(self.drop)
         elif not self._lost:
-            self._give_up(RequestAbortedError("the branch was dropped."), quiet=True)
+            self._refused, self._quiet = self._refused or RequestAbortedError("the branch was dropped."), True
+            lives = self.error is None and not self._player.ended and self._queue.next_place == self._played
+            if not (lives and self._rollbacks.cut_answers()):
+                self._end_refused()
 
     def fail(self, error: SglError, place: int | None = None, name: str | None = None) -> None:
         """Ends the branch with an error, and sends the error to the sink.
@@ -444,17 +447,16 @@ class Branch:
         elif self._rollbacks.receive(mark, at, entry):
             self._player.count_dequeued(1)
             self._stop()
-            self.error = None
+            self.error, self._quiet = None, False
             assert self._text is not None
             self._go_back(self._text, at)
             self.hold()
             self._mark_played(at)
         else:
-            self._refused = None
+            self._refused, self._quiet = None, False
 
     def _go_back(self, text: BranchText, at: int) -> None:
-        mark = self._rollbacks.go_back(at, text)
-        self._player.forget_values(self._path, mark)
+        self._player.forget_values(self._path, self._rollbacks.go_back(at, text))
 
     # ------------------------------------------------------------------------------------------ its nodes
 

@@ -114,8 +114,9 @@ class ProgramPlayer:
         self.parts.loop.inbox.post(partial(self._decide, Decisions(self, first, parts)))
 
     def drop(self, path: Path) -> None:
-        """Ends all queued and running work of a branch that the caller has given up; no more events of it are sent. A
-        rollback can revive the branch."""
+        """Ends a branch that the caller has given up, from its next answer on; no more events of it are sent. What
+        stands before is still played: the caller plays all but answers by itself, and may be ahead. A rollback can
+        revive the branch."""
         self.parts.loop.inbox.post_if_open(partial(self._drop, path))
 
     def close(self) -> None:

@@ -185,3 +185,25 @@ def test_nodes_behind_a_held_one_are_played_without_its_text(eager):
     alone.add(Text("abcd"), Gen("y", greedy(4)))
     assert program.at(3)[0].token_ids == alone.at(1)[0].token_ids
     assert result.text == f"abcd{program.at(3)[0].text}"
+
+
+def test_a_rollback_to_a_mark_that_the_engine_comes_to_after_the_drop_revives_the_branch():
+    """The caller plays all but answers by itself, and may be ahead of the engine when it gives the branch up."""
+    program = Rules(eager=False)
+    program.program.extend((), (Text("p"), Fork(((SHORT,),)), Join(1, (1,)), Mark(), Text("q"), LONG))
+    program.program.drop(())
+    program.add(Rollback(3), Gen("y", greedy(3)))
+    result = program.close()
+    (x,), (y,) = program.at(1, 0, 0), program.at(7)
+    assert result.text == f"p{x.text}{y.text}"
+    assert program.errors() == []
+
+
+def test_nothing_behind_an_answer_is_played_in_a_branch_that_was_dropped():
+    program = Rules(eager=False)
+    program.program.extend((), (Text("p"), Fork(((SHORT,),)), Join(1, (1,)), LONG, Fork(((SHORT,),))))
+    program.program.drop(())
+    program.add(SHORT)
+    program.add(SHORT, path=(4, 0))
+    assert isinstance(program.close(), sgl.RequestAbortedError)
+    assert [e.path for e in program.events[:-1] if isinstance(e.event, Generation)] == [(1, 0, 0)]
