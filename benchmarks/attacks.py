@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import itertools
+import json
 import subprocess
 import sys
 import time
@@ -25,6 +26,9 @@ _POST = b"POST /generate HTTP/1.1\r\nHost: localhost\r\n"
 _CHUNKED = _POST + b"Transfer-Encoding: chunked\r\n\r\n"
 _PART = b"a" * 65536
 _OF_ADDRESS = 250
+_CHAT = "chats"
+_CHATS = 2  # at once
+_KEY = "secret"
 
 
 async def _slowly(data: bytes) -> AsyncIterator[bytes]:
@@ -37,6 +41,18 @@ async def _endless(begin: bytes, part: bytes) -> AsyncIterator[bytes]:
     yield begin
     while True:
         yield part
+
+
+async def _chat() -> AsyncIterator[bytes]:
+    message = {"role": "user", "content": "word " * 64}
+    body = json.dumps({"model": "m", "messages": [message] * 20_000}).encode()
+    yield (
+        b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+        b"Content-Type: application/json\r\nAuthorization: Bearer %s\r\nContent-Length: %d\r\n\r\n"
+        % (_KEY.encode(), len(body))
+    )
+    yield body
+    await asyncio.sleep(3600)
 
 
 async def _once(data: bytes) -> AsyncIterator[bytes]:
@@ -57,6 +73,7 @@ ATTACKS: dict[str, Callable[[], AsyncIterator[bytes]]] = {
     "slow": lambda: _slowly(_GET * 100),
     "half": lambda: _once(_GET),
     "idle": lambda: _once(b""),
+    _CHAT: _chat,
 }
 
 
@@ -142,12 +159,12 @@ def main(arguments: list[str] | None = None) -> None:
 
     print(describe())
     model = options.model or DEFAULT_MODEL
-    settings = {"model_path": model, "dtype": "float32", "threads": 1, "api_key": "secret", "log_level": "error"}
+    settings = {"model_path": model, "dtype": "float32", "threads": 1, "api_key": _KEY, "log_level": "error"}
     server = ServerProcess(settings, 120)
     try:
         print(f"{'attack':10}{'pings':>7}{'median ms':>11}{'99 % ms':>9}{'most ms':>9}{'more MB':>9}")
         for name in itertools.chain(["none"], options.attacks.split(",")):
-            connections = 0 if name == "none" else options.connections
+            connections = {"none": 0, _CHAT: _CHATS}.get(name, options.connections)
             waits, memory = watched(name, server.url, server.pid, connections, options.seconds)
             found = (waits[len(waits) // 2], waits[len(waits) * 99 // 100], waits[-1])
             print(f"{name:10}{len(waits):7}" + "".join(f"{1000 * each:10.1f}" for each in found) + f"{memory:9.0f}",

@@ -8,7 +8,6 @@ import logging
 import socket
 from collections import Counter
 from collections.abc import Callable
-from functools import partial
 from types import FrameType
 from typing import Any, Final
 
@@ -16,6 +15,7 @@ import uvicorn
 from starlette.applications import Starlette
 
 from sglang_lite.server.connection import Connection
+from sglang_lite.server.pacing import PacedConnection, Pacer
 from sglang_lite.server.service import Service
 from sglang_lite.server.settings import ServerSettings
 
@@ -34,11 +34,15 @@ class HttpServer(uvicorn.Server):
     """
 
     def __init__(self, app: Starlette, settings: ServerSettings) -> None:
-        connection: Any = partial(Connection, settings=settings, clients=Counter())  # uvicorn only calls it
+        pacer, clients = Pacer(), Counter[str]()
+
+        def connection(**options: Any) -> PacedConnection:  # uvicorn's own
+            return PacedConnection(Connection(**options, settings=settings, clients=clients), pacer)
+
         config = uvicorn.Config(
             app,
             port=0,  # a free one, if the caller has no listening socket
-            http=connection,
+            http=connection,  # type: ignore[arg-type] # uvicorn only calls it
             ws="none",  # no route has web sockets, and theirs would not be such connections
             log_config=None,
             access_log=False,
