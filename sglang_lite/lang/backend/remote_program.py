@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import secrets
 from collections import Counter, deque
@@ -170,12 +171,12 @@ class RemoteProgram:
             raise BackendError(
                 "the connections to the server were closed.", hint="Call shutdown() after all results are read."
             )
-        self._unsent = deque(each for each in self._unsent if "drop" in each)  # the first request has all nodes
+        branches = self._all_before_drop()
         self._delivered.begin()
         opens, grows = self._program is None, bool(self._unsent) or not self._closed
         body: dict[str, Any] = {
             "version": wire.VERSION,
-            "program": self._program or {"nodes": _as_data(_whole(self._branches))},
+            "program": self._program or {"nodes": _as_data(_whole(branches))},
             "stream": self._stream or not opens,  # else the answer would arrive only at its end
             "open": opens,
         }
@@ -197,6 +198,16 @@ class RemoteProgram:
                     self._end(event)
                     return
         raise BackendError("the program's stream ended before the program did.", hint="Check what listens at base_url.")
+
+    def _all_before_drop(self) -> dict[Path, Sequence[Node]]:
+        """Nodes for the first request: all, or if a branch was dropped already, those before that. Items for further
+        requests remain: a drop ends what stands before it, and not what comes after."""
+        drop = next((i for i, each in enumerate(self._unsent) if "drop" in each), len(self._unsent))
+        self._unsent = deque(itertools.islice(self._unsent, drop, None))
+        later = Counter[Path]()
+        for each in self._unsent:
+            later[tuple(each["path"])] += len(each.get("nodes", ()))
+        return {path: nodes[: len(nodes) - later[path]] for path, nodes in self._branches.items()}
 
     # ------------------------------------------------------------------------------------------- further requests
 
