@@ -322,8 +322,8 @@ def test_an_engine_shows_tools_in_whatever_way_the_program_is_run():
         usages, texts = set(), set()
         for push_down, stream in ((True, False), (False, False), (True, True)):
             state = program.run(backend=engine, seed=5, temperature=0.3, push_down=push_down, stream=stream)
+            texts.add("".join(state.text_iter()))  # to the end of the body, which a stream does not wait for
             usages.add(state.usage("call").prompt_tokens)
-            texts.add(state.text())
         with serving(engine) as url, closing_endpoint(url) as endpoint:
             state = program.run(backend=endpoint, seed=5, temperature=0.3)
             usages.add(state.usage("call").prompt_tokens)
