@@ -283,12 +283,14 @@ class Gen(BaseNode, frozen=True, eq=False):
         params: sampling parameters.
         constraint: constraint of the generated text, or None.
         held: True if the caller decides on the result, so that nothing is appended to the text.
+        stream: True if deltas are sent even if its program is not streamed.
     """
 
     name: str | None
     params: SamplingParams = SamplingParams()
     constraint: Constraint | None = None
     held: bool = False
+    stream: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, _NAMES):

@@ -1,12 +1,14 @@
 """What is added to a state after its run is streamed, also if the run was not."""
 
 import asyncio
+import threading
 from typing import Any
 
 import pytest
 
 import sglang_lite as sgl
 from sglang_lite.lang.backend.local import LocalBackend
+from sglang_lite.lang.concurrency.loop import executor
 from tests.lang.fakes import Pieces, within
 
 WORDS = "one two three four"
@@ -115,3 +117,33 @@ def test_an_engine_streams_what_is_added_after_a_run_whether_its_nodes_are_playe
     with sgl.Engine(folders[0], dtype="float32", threads=1, deterministic=True, in_process=True) as engine:
         run = {"backend": LocalBackend(engine), "temperature": 0, "push_down": push_down}
         assert texts(counting.run(**run), wait=False) == texts(counting.run(**run), wait=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["an answer", "a check", "a branch"])
+def test_what_is_added_while_nodes_of_the_body_are_played_comes_in_pieces(folders, what):
+    added = threading.Event()
+    letters = sgl.gen("y", regex="[a-z]{20}")  # more than a token, and nothing of it is forced
+
+    @sgl.function
+    def waiting(s):
+        """Its `what` is only there when all has been added."""
+        fork = s.fork(1)
+        if what == "an answer":
+            executor().post(added.wait, 60)  # the loop that takes it
+        check = None if what == "an answer" else lambda text: added.wait(60)
+        branch = fork[0] if what == "a branch" else s
+        branch += "a" + sgl.gen("x", check=check, **MORE)
+        fork.join()
+
+    with sgl.Engine(folders[0], dtype="float32", threads=1, in_process=True) as engine:
+        state = waiting.run(backend=LocalBackend(engine))
+        state += " b" + letters
+        branch = state.fork(1)[0]
+        branch += " c" + letters
+        added.set()
+        for each in (state, branch):
+            pieces = list(each.text_iter("y"))
+            assert len(pieces) > 1
+            assert "".join(pieces) == each["y"]
+            assert "".join(each.text_iter()) == each.text()

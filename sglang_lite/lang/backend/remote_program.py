@@ -189,7 +189,7 @@ class RemoteProgram:
             async for data in datas:
                 event = _event(self._server, data)
                 if isinstance(event, Played):
-                    for news in self._delivered.news(event, deltas=self._stream):
+                    for news in self._delivered.news(event, deltas=self._stream or opens):
                         self._retries.progressed()
                         self._sink(news)
                 elif isinstance(event, RETRYABLE_ERRORS):

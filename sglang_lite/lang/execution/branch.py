@@ -295,7 +295,8 @@ class Branch:
             thoughts = self._declare(name, path, where)
         variable = self._declare(own.node.name, path, where, kind)
         shows_tools = own.tools is not None and self._role is not None and self._role[0] == "assistant"
-        node = Gen(own.node.name, params, constraint, shows_tools or _held(own, self.run), where=where)
+        held, later = shows_tools or _held(own, self.run), self.player.later is not None
+        node = Gen(own.node.name, params, constraint, held, stream=later, where=where)
         self._matcher = None
         return GenOp(node, own, variable, thoughts=thoughts, shows_tools=shows_tools, in_body=self.run.body_open)
 

@@ -142,10 +142,6 @@ class Player:
         self.names.check(where)
         if self.run.body_open or self.log is not None or self.later is not None:
             return
-        with self._lock:
-            # While something is played, the program of the body continues.
-            if self.pushed is not None and self._current is None and not self.pushed.program.stream:
-                self.pushed = self.pushed.fresh(None, self.transcript.pieces)
         self.later = TextLog()
         self.put(ReadOp(Variable(), partial(_log_text, self.later)))
 

@@ -264,7 +264,7 @@ class PushedBranch:
             pieces: text of the branch, used if `at` is None.
         """
         old = self.program
-        pushed = PushedBranch(PushedProgram(old.backend, stream=True, priority=old.priority, asks=old.asks))
+        pushed = PushedBranch(PushedProgram(old.backend, stream=old.stream, priority=old.priority, asks=old.asks))
         pushed.begin_fresh(at, pieces)
         return pushed
 

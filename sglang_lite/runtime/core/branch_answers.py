@@ -122,7 +122,7 @@ class BranchAnswers:
         player = self._player
         return GenerationJob(
             player.parts, params, send, done,
-            stream=player.stream, namespace=player.namespace, hints=self._hints,
+            stream=player.stream or node.stream, namespace=player.namespace, hints=self._hints,
         )  # fmt: skip
 
     def select(self, text: BranchText, place: int, node: Select) -> None:

@@ -114,6 +114,27 @@ def test_a_program_that_breaks_off_is_played_again_and_nothing_is_told_twice(ser
     assert again == [first] * 2
 
 
+def test_what_is_added_after_the_body_is_streamed_although_the_program_is_not(server, backend):
+    first = (Played((1,), "x", Delta("no")), played(1, "no", "x"))
+    later = (Played((3,), "y", Delta("he")), Played((3,), "y", Delta("llo")), played(3, "hello", "y"))
+    server.answers["POST /program"] = [*told(*first, *later, ProgramResult("AnoBhello")), DONE]
+
+    @sgl.function
+    def program(s):
+        s += "A" + sgl.gen("x", max_tokens=2)
+
+    added = threading.Event()
+    executor().post(added.wait, 60)  # the loop that sends the program
+    state = program.run(backend=backend)
+    state += "B" + sgl.gen("y", max_tokens=2)
+    added.set()
+    assert list(state.text_iter("y")) == ["he", "llo"]
+    assert state["x"] == "no"
+    body = server.bodies("/program")[0]
+    assert body["stream"] is False
+    assert [node.get("stream", False) for node in body["program"]["nodes"]] == [False, False, False, True]
+
+
 def test_a_server_that_stays_away_fails_what_is_read(server, backend, two):
     server.answers["POST /program"] = [CUT]
     with pytest.raises(sgl.BackendError, match="connection failed"):

@@ -125,9 +125,10 @@ def test_the_next_generation_goes_on_in_its_slot(engine, monkeypatch):
     assert " And" in miss["now"]
 
 
-def test_deltas_are_the_texts_in_pieces(engine):
+@pytest.mark.parametrize("stream", [True, False])
+def test_deltas_are_the_texts_in_pieces(engine, stream):
     events = []
-    program = Program((Gen("a", greedy(6)), Text(" So"), Gen("b", greedy(6))))
+    program = Program((Gen("a", greedy(6)), Text(" So"), Gen("b", greedy(6), stream=True)))
     done = threading.Event()
 
     def sink(event):
@@ -135,11 +136,11 @@ def test_deltas_are_the_texts_in_pieces(engine):
         if not isinstance(event, Played):
             done.set()
 
-    engine.run_program("One two three", program, sink=sink, stream=True)
+    engine.run_program("One two three", program, sink=sink, stream=stream)
     assert done.wait(60)
-    for path in ((0,), (2,)):
+    for path, streamed in (((0,), stream), ((2,), True)):
         mine = [e.event for e in events if isinstance(e, Played) and e.path == path]
-        assert "".join(e.text for e in mine if isinstance(e, Delta)) == mine[-1].text
+        assert "".join(e.text for e in mine if isinstance(e, Delta)) == (mine[-1].text if streamed else "")
     assert isinstance(events[-1], ProgramResult)
 
 

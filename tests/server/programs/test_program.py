@@ -254,6 +254,16 @@ def test_a_held_node_is_answered_by_further_nodes(http, engine):
     assert growing.answer().status_code == 404
 
 
+def test_a_node_is_streamed_although_its_program_is_not(http, engine):
+    growing = Growing(http, Program((Text("a quick"), Gen("a", FOUR), Gen("b", FOUR, stream=True))), close=True)
+    told = list(iter(growing.next, None))
+    growing.leave()
+    whole = {each.name: each.event.text for each in told if isinstance(getattr(each, "event", None), Generation)}
+    deltas = [each for each in told if isinstance(getattr(each, "event", None), Delta)]
+    assert {each.name for each in deltas} == {"b"}
+    assert "".join(each.event.text for each in deltas) == whole["b"]
+
+
 def test_a_parameter_out_of_range_fails_its_branch_of_an_open_program(http):
     odd = Gen("a", SamplingParams(temperature=5000))
     growing = Growing(http, Program((Text("a quick"), Fork(((odd,), ())))))
