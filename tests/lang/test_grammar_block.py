@@ -224,7 +224,11 @@ def test_whatever_is_generated_is_in_the_grammar_or_the_program_fails(backend):
                 continue
             state_of = random.Random(seed).getstate()
             draw.setstate(state_of)
-            whole = run(body, engine, seed=seed)
+            try:
+                whole = run(body, engine, seed=seed)
+            except sgl.ConstraintError as refusal:  # of a grammar, one in some hundred: its line raises it
+                assert "in too many ways" in str(refusal)  # noqa: PT017
+                continue
             error = whole.error()
             draw.setstate(state_of)
             single = run(body, Slow(engine), seed=seed)

@@ -65,8 +65,9 @@ def test_random_grammars(seeds):
         constraint = Ebnf(grammar(rng))
         try:
             language_of(constraint)
-        except ConstraintError as error:
-            assert "contradicts itself" in str(error)  # noqa: PT017 # a grammar without a text is one of many
+            byte_engine().compile(constraint)
+        except ConstraintError as error:  # a grammar without a text is one of many; one in 1,000 is too large
+            assert "contradicts itself" in str(error) or "too complex" in str(error)  # noqa: PT017
             continue
         agree(constraint, rng.sample(WORDS, 50))
 
