@@ -1,4 +1,4 @@
-"""A batch of programs on one GPU: compiled, handed over as they run, and node by node.
+"""A batch of programs on one GPU: handed over as they run, and node by node.
 
     python benchmarks/programs_gpu.py [--shape llama-3.1-8b] [--rows 256] [--tokens 16,128] [--repeat 3]
 
@@ -48,10 +48,9 @@ def program(s: sgl.ProgramState, own: str, tokens: int) -> None:
 def seconds(kind: str, engine: sgl.Engine, rows: int, length: int, tokens: int) -> float:
     """Time of a batch whose texts are new."""
     named = program.bind(tokens=tokens)
-    chosen = named.compile() if kind == "compiled" else named
     given = [{"own": text(length)} for _ in range(rows)]
     begun = time.perf_counter()
-    states = chosen.run_batch(given, backend=engine, push_down=kind != "node by node", num_threads=rows)
+    states = named.run_batch(given, backend=engine, push_down=kind != "node by node", num_threads=rows)
     assert {len(state["verdict"]) > 0 for state in states} == {True}
     return time.perf_counter() - begun
 
@@ -64,7 +63,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--tokens", default="16,128", help="of each generation")
     parser.add_argument("--repeat", type=int, default=3)
     options = parser.parse_args(arguments)
-    kinds = ("compiled", "handed over", "node by node")
+    kinds = ("handed over", "node by node")
     with tempfile.TemporaryDirectory() as name:
         write_model(Path(name), options.shape)
         lengths = [int(tokens) for tokens in options.tokens.split(",")]

@@ -10,7 +10,7 @@ the same without this package: with its own pool of connections, and with ours, 
 that SDK can need. `scripted` waits in the process, without HTTP: what the language itself costs.
 
 *Endpoint*: a program of eight generations on a server of ours behind a line of 20 ms each way, whose engine is
-scripted: compiled, by `sgl.RuntimeEndpoint`, and by SGLang's own client; seconds and requests. FOLDER holds an unpacked
+scripted: by `sgl.RuntimeEndpoint`, and by SGLang's own client; seconds and requests. FOLDER holds an unpacked
 `sglang` wheel (`pip download --no-deps sglang==0.5.23`, then unzip; it needs aiohttp, requests, pybase64); without it
 the client asks call by call, as SGLang's does.
 
@@ -264,9 +264,9 @@ def endpoint(folder: Path | None, repeat: int) -> None:
     with scripted_engine(DEFAULT_MODEL, 0.001) as engine, serving(engine) as url:
         line = Line(url)
         backend = sgl.RuntimeEndpoint(line.url)
-        ours = eight(sgl).compile(backend)  # a script plays no program that grows while it is played
+        ours = eight(sgl)
         work: dict[str, Callable[[str], object]] = {
-            "sgl.RuntimeEndpoint": lambda start: ours.run_batch([{"start": start}], backend=backend)[0].text()
+            "sgl.RuntimeEndpoint": lambda start: ours.run(start, backend=backend).text()
         }
         if folder is None:
             work["call by call"] = call_by_call(line.url)

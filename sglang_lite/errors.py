@@ -227,7 +227,7 @@ class TraceError(ProgramError):
 
 
 class CompileError(TraceError):
-    """Raised if a program can't be compiled, because its body depends on values of a run in an unsupported way."""
+    """Raised by `compile`: programs are no longer compiled."""
 
 
 class ValueValidationError(SglError, ValueError):

@@ -98,7 +98,7 @@ def plain(s, word):
     s += word + sgl.gen("loud", max_tokens=3)
 
 
-def test_an_actor_runs_compiled_programs_compiled():
+def test_an_actor_runs_what_it_is_sent():
     """Without a cluster: the actor's part of it, with what it is sent."""
     with Engine.of(random_model(), max_running=4) as engine:
         check_actor(engine)
@@ -106,7 +106,7 @@ def test_an_actor_runs_compiled_programs_compiled():
 
 def check_actor(engine):
     rows: list[Any] = [(i, ((), {"word": word})) for i, word in enumerate(("one", "two", "three"))]
-    task = pickle.loads(pickle.dumps((plain.compile(), {"seed": 3, "num_threads": 2})))
+    task = pickle.loads(pickle.dumps((plain, {"seed": 3, "num_threads": 2})))
     before = engine.stats()
     found = {i: _outcome(kind, data) for i, kind, data in _Actor(lambda: engine, task).run(rows)}
     assert engine.stats()["programs_opened"] - before["programs_opened"] == 3

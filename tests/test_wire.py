@@ -80,10 +80,6 @@ def records(kind):
         return st.one_of([st.builds(kind, **{**members, **each}) for each in said])  # in one of the two ways
     if kind is protocol.SamplingParams:
         members = {each.name: st.just(protocol.UNSET) | within(each) for each in PARAMETERS}
-    if kind is nodes.Fill:  # of an argument, of a node or of a hold
-        none = {"argument": st.none(), "node": st.none(), "hold": st.none()}
-        given = {"argument": texts, "node": tuples(integers), "hold": integers}
-        return st.one_of([st.builds(kind, **{**members, **none, name: each}) for name, each in given.items()])
     if kind is graph.GraphRecord:
         members |= {
             "nodes": tuples(plain_nodes()),

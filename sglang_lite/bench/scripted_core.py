@@ -90,12 +90,9 @@ class ScriptedCore:
 
     def run_program(self, request: ProgramRequest, sink: ProgramSink) -> Ticket:
         request.check()
-        if request.program.decision is not None:
-            raise CapabilityError("a script plays no decisions.")
-        for node in request.program.nodes:
-            if not isinstance(node, Gen | Text):
-                raise CapabilityError("a script plays texts and generations alone.")
-        return self._begin(_Playing(sink, request.program.nodes, self.vocab_size, stream=request.stream))
+        _check_nodes(request.program.nodes)
+        playing = _Playing(sink, request.program.nodes, self.vocab_size, stream=request.stream, closed=True)
+        return self._begin(playing)
 
     def submit_select(self, request: SelectRequest, sink: Callable[[Selection | SglError], None]) -> Ticket:
         raise CapabilityError("a script scores nothing.")
@@ -103,7 +100,8 @@ class ScriptedCore:
     def open_program(
         self, sink: ProgramSink, *, stream: bool = False, namespace: str = "", priority: int = 0
     ) -> OpenProgram:
-        raise CapabilityError("a script plays whole programs alone.")
+        playing = _Playing(sink, (), self.vocab_size, stream=stream, closed=False)
+        return _Growing(playing, self._begin(playing))
 
     def _begin(self, running: _Running) -> Ticket:
         self.check_open()
@@ -252,11 +250,36 @@ class _Generating(_Running):
         return Generation(self.text, ids, (Span(self.text, ids),), "length", usage=usage)
 
 
-class _Playing(_Running):
-    """Open program."""
+class _Growing:
+    """Handle of an open program."""
 
-    def __init__(self, sink: ProgramSink, nodes: Sequence[Node], vocab_size: int, *, stream: bool) -> None:
-        self.sink, self._nodes, self._vocab_size, self._stream = sink, nodes, vocab_size, stream
+    def __init__(self, playing: _Playing, ticket: Ticket) -> None:
+        self._playing, self._ticket = playing, ticket
+
+    def extend(self, path: tuple[int, ...], nodes: Sequence[Node]) -> None:
+        if path:
+            raise CapabilityError("a script plays no branches.")
+        _check_nodes(nodes)
+        self._playing.nodes += nodes
+
+    def close(self) -> None:
+        self._playing.closed = True
+
+    def abort(self) -> None:
+        self._ticket.abort()
+
+    def drop(self, path: tuple[int, ...]) -> None:
+        self.abort()
+
+
+class _Playing(_Running):
+    """Program that is played. More `nodes` may be added until it is `closed`."""
+
+    def __init__(
+        self, sink: ProgramSink, nodes: Sequence[Node], vocab_size: int, *, stream: bool, closed: bool
+    ) -> None:
+        self.sink, self.nodes, self._vocab_size, self._stream = sink, list(nodes), vocab_size, stream
+        self.closed = closed
         self._at, self._text = 0, ""
         self._now: _Generating | None = None
 
@@ -264,15 +287,15 @@ class _Playing(_Running):
         if self._next() and self._now is not None and self._now.step(token):
             self._text += self._now.text
             self._now, self._at = None, self._at + 1
-        if self._now is None and not self._next():
+        if self.closed and self._now is None and not self._next():
             self.sink(ProgramResult(self._text))
             return True
         return False
 
     def _next(self) -> bool:
         """Proceeds to the next generation. Returns False if the program has none left."""
-        while self._now is None and self._at < len(self._nodes):
-            node = self._nodes[self._at]
+        while self._now is None and self._at < len(self.nodes):
+            node = self.nodes[self._at]
             if isinstance(node, Gen):
                 tell = partial(self._tell, self._at, node.name)
                 count = resolve_params(node.params, self._vocab_size).max_tokens
@@ -285,3 +308,8 @@ class _Playing(_Running):
 
     def _tell(self, place: int, name: str | None, event: Any) -> None:
         self.sink(Played((place,), name, event))
+
+
+def _check_nodes(nodes: Sequence[Node]) -> None:
+    if not all(isinstance(node, Gen | Text) for node in nodes):
+        raise CapabilityError("a script plays texts and generations alone.")

@@ -211,10 +211,8 @@ class CoreClient:
         request.check()
         check_priority(request.priority, self.config.policy)
         self._builder.check_images(request.prompt)
-        added = [each.nodes for part in request.program.parts for each in part.added]
-        for nodes in (request.program.nodes, *added):
-            for error in self._builder.refused(nodes).values():
-                raise error
+        for error in self._builder.refused(request.program.nodes).values():
+            raise error
         number = next(self._ids)
         message = Play(number, request.prompt, request.program, request.stream, request.namespace, request.priority)
         self._begin(message, OpenSubmission(), lambda: self._requests.track(sink))

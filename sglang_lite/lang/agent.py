@@ -11,7 +11,6 @@ from sglang_lite.errors import shown
 from sglang_lite.lang.api import gen
 from sglang_lite.lang.argument_names import no_such_argument
 from sglang_lite.lang.checks import check_whole
-from sglang_lite.lang.compilation.compile_symbols import call_or_record
 from sglang_lite.lang.execution.reading import check_name
 from sglang_lite.lang.state import ProgramState, user_location
 from sglang_lite.lang.tools import ToolCall, ToolError, check_tools
@@ -66,17 +65,15 @@ def use_tools(
         with s.assistant():
             s += gen(variable, tools=tools, **options)
         value = s[variable]
-        if not call_or_record(_calls, value):
+        if not _calls(value):
             s[name] = value
             return str(value)
         if step == max_steps:
             break
-        results = call_or_record(_results, value, where)
+        results = _results(value, where)
         with s.user():
-            s += f"{results}"
-    # While a body is compiled, the call is recorded, and waits for `value` in a run.
-    call_or_record(_fail, value, options.get("tool_choice"), max_steps, where)
-    return ""  # reached only while a body is compiled
+            s += results
+    raise _no_answer(options.get("tool_choice"), max_steps, where)
 
 
 _OPTIONS = [name for name in inspect.signature(gen).parameters if name not in ("name", "tools")]
@@ -95,13 +92,13 @@ def _results(value: object, where: Location | None) -> str:
         raise
 
 
-def _fail(value: object, choice: object, max_steps: int, where: Location | None) -> None:
+def _no_answer(choice: object, max_steps: int, where: Location | None) -> ToolError:
     problem = f"the model gave no answer within {max_steps} tool calls."
     hint = "Raise max_steps, or improve the prompt."
     if choice not in (None, "auto"):
         problem += f" tool_choice={shown(choice)} forces a call in each turn."
         hint = 'Leave it out, or force only the first call: gen(tools=…, tool_choice="required").'
-    raise ToolError(problem, hint=hint, where=where)
+    return ToolError(problem, hint=hint, where=where)
 
 
 def _result_as_text(result: Any) -> str:

@@ -1,4 +1,4 @@
-"""Choice of the pool that runs the items of a batch: bodies, rows of a compiled program, or a cluster."""
+"""Choice of the pool that runs the items of a batch: bodies, or a cluster."""
 
 from __future__ import annotations
 
@@ -8,12 +8,9 @@ from typing import TYPE_CHECKING
 from sglang_lite.lang.batches.batch import BatchPlan, Item, saving
 from sglang_lite.lang.batches.body_pool import AsyncBodyPool, AwaitedPool, BodyPool, Pool, PoolOnLoop, Report
 from sglang_lite.lang.body_run import BodyRun
-from sglang_lite.lang.run_options import backend_of
 from sglang_lite.lang.state import ProgramState
 
 if TYPE_CHECKING:
-    from sglang_lite.lang.compilation.held_row import HeldRow
-    from sglang_lite.lang.compilation.whole_row import CompiledCall
     from sglang_lite.lang.function import SglFunction
 
 
@@ -23,14 +20,10 @@ def pool_of(program: SglFunction, plan: BatchPlan, report: Report, *, until_rele
     saved = saving(report, plan.file)
     if plan.cluster is not None:
         return plan.cluster.pool(program, plan, saved, until_released=until_released)
-    if program.compiled is not None:
-        rows = program.compiled.pool(plan, backend_of(plan.options), saved, until_released=until_released)
-        if rows is not None:
-            return rows
     if program.is_async:
         return _async_bodies(program, plan, report, until_released=until_released)
 
-    def call(item: Item) -> BodyRun | CompiledCall | HeldRow:
+    def call(item: Item) -> BodyRun:
         return program.prepared(item[0], item[1], plan.options, plan.settings)
 
     return BodyPool(call, plan.pending, plan.window, saved, until_released=until_released)
@@ -38,10 +31,7 @@ def pool_of(program: SglFunction, plan: BatchPlan, report: Report, *, until_rele
 
 def async_pool_of(program: SglFunction, plan: BatchPlan, report: Report, *, until_released: bool) -> PoolOnLoop:
     """`pool_of` for a caller that awaits the pool on an event loop."""
-    rows = program.compiled
-    if plan.cluster is None and (
-        rows is None or rows.specialization_for_run(backend_of(plan.options), plan.settings) is None
-    ):
+    if plan.cluster is None:
         return _async_bodies(program, plan, report, until_released=until_released)
     return AwaitedPool(partial(pool_of, program, plan, until_released=until_released), report)
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MethodType
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import Any, NoReturn, ParamSpec, TypeVar
 
 from sglang_lite.lang.argument_names import explains_wrong_arguments, nearest_name, no_such_argument
 from sglang_lite.lang.backend.default import BackendLike, backend_for
@@ -29,14 +29,8 @@ from sglang_lite.lang.pickled import pickled
 from sglang_lite.lang.run_options import DefaultFloat, DefaultInt, backend_of, inherit, is_explicit, settings_of
 from sglang_lite.lang.state import ProgramState, in_event_loop, user_location
 from sglang_lite.lang.tracebacks import trim
-from sglang_lite.protocol import ParameterError
+from sglang_lite.protocol import CompileError, ParameterError
 from sglang_lite.protocol.anything import UserValue
-
-if TYPE_CHECKING:
-    from sglang_lite.lang.compilation.compiled import Compiled
-    from sglang_lite.lang.compilation.held_row import HeldRow
-    from sglang_lite.lang.compilation.whole_row import CompiledCall
-    from sglang_lite.program.compiled import CompiledProgram
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -77,7 +71,6 @@ class SglFunction(BaseProgram):
         bind_arguments: arguments given in advance; arguments of a call override them.
 
     Attributes:
-        compiled: compiled form of the program, or None if its body is run.
         arg_names: names of the positional parameters, without the state.
         arg_defaults: defaults of the last of these parameters.
         is_async: whether the body is a coroutine function.
@@ -98,7 +91,6 @@ class SglFunction(BaseProgram):
         parameters = _parameters_of(func, self.name)
         self._of_instances = parameters[0].name == "self"
         self.func = func
-        self.compiled: Compiled | None = None  # set by `compile`
         self.num_api_spec_tokens = num_api_spec_tokens
         self.speculation = ApiSpeculation(_checked_tokens(num_api_spec_tokens))
         self.bind_arguments = dict(bind_arguments or {})
@@ -204,14 +196,11 @@ class SglFunction(BaseProgram):
         """
         options = dict(locals())
         del options["self"], options["args"], options["kwargs"]
-        inside = current_run.get()
-        if inside is not None and (handed := _compiled_symbol(inside, self, args, kwargs, options)) is not None:
-            return handed  # type: ignore[no-any-return] # it stands for a state
         own = self._split_options(args, kwargs, options)
         check_flags(use_thread=options["use_thread"])
         call = self.prepared(args, own, options)
         with _trimmed:
-            if isinstance(call, BodyRun) and options["stream"]:
+            if options["stream"]:
                 start_thread(call.run_streaming)
             else:
                 self._run_here(call)
@@ -230,7 +219,7 @@ class SglFunction(BaseProgram):
         options = {**_RUN_DEFAULTS, **{name: value for name, value in kwargs.items() if name in _RUN_DEFAULTS}}
         own = self._split_options(args, own, options)
         call = self.prepared(args, own, options)
-        if not isinstance(call, BodyRun) or not options["stream"]:
+        if not options["stream"]:
             with _trimmed:
                 await call.arun()
         elif self.is_async:
@@ -338,7 +327,7 @@ class SglFunction(BaseProgram):
             call = BodyRun(self, called.args, dict(called.kwargs), run.backend, settings, kept)
             return self._run_here(call)
 
-    def _run_here(self, call: BodyRun | CompiledCall | HeldRow) -> ProgramState:
+    def _run_here(self, call: BodyRun) -> ProgramState:
         """Runs a call and returns its state. A coroutine body runs in a new thread if this thread runs an event
         loop."""
         run = call.run_in_thread if self.is_async and in_event_loop() else call.run
@@ -370,38 +359,13 @@ class SglFunction(BaseProgram):
         chosen = None if backend is None else backend_for(backend)
         return trace_program(self, {**self.bind_arguments, **kwargs}, chosen, explore)
 
-    @explains_wrong_arguments
-    def compile(self, backend: BackendLike | None = None, *, saved: CompiledProgram | None = None) -> SglFunction:
-        """Compiles the program: its body is run with symbols for the arguments, once for each way through it. Runs of
-        the compiled program fill in their arguments and are played by the backend as a whole, without the body, and
-        with the same results. If your Python decides on something (`check=`, a tool, a method of choosing or a backend
-        of its own), they are played from one such hold to the next. Runs with `stream=True`, `retries=`, a budget or
-        `push_down=False`, and runs on backends that play no programs, run the body.
-
-        Arguments have to be data: None, bools, numbers, strings, and lists and dictionaries of these. Arguments that
-        were bound (`bind`) are constants.
-
-        Args:
-            backend: backend to compile for. Without one, the program is only checked here; it is compiled for each
-                backend on its first run there in any case.
-            saved: `compiled.program` of an earlier process, which has to be equal to the new one.
-
-        Returns:
-            The compiled program; its `.compiled.program` is the program as data.
-
-        Raises:
-            CompileError: the body uses a value of a run in a way that can't be compiled; the error names the line.
-            ProgramError: `saved` differs from the program; the error names the first difference.
-        """
-        from sglang_lite.lang.compilation.compiled import Compiled
-        from sglang_lite.lang.tracer import NoBackend
-
-        twin = SglFunction(self.func, self.num_api_spec_tokens, self.bind_arguments)
-        twin.compiled = Compiled(twin)
-        specialized = twin.compiled.specialized(NoBackend() if backend is None else backend_for(backend), RunSettings())
-        if saved is not None:
-            twin.compiled.check_saved(saved, specialized)
-        return twin
+    def compile(self, *args: UserValue, **kwargs: UserValue) -> NoReturn:
+        """Raises CompileError: `run_batch` needs no preparation, and `trace` gives the program as data."""
+        raise CompileError(
+            f"{self.name}.compile: programs are not compiled any more.",
+            hint="Leave .compile() out: run and run_batch give the same results. trace().graph() shows the program.",
+            where=user_location(),
+        )
 
     def cache(self, backend: BackendLike | None = None) -> None:
         """Lets the backend cache the constant text that the program starts with, if it is longer than 64 characters."""
@@ -418,16 +382,11 @@ class SglFunction(BaseProgram):
         kwargs: dict[str, UserValue],
         options: Mapping[str, UserValue],
         settings: RunSettings | None = None,
-    ) -> BodyRun | CompiledCall | HeldRow:
+    ) -> BodyRun:
         """Run of the program that has not started yet. `settings` are those of the options, or None to determine them
         here. Raises ParameterError if an argument or option does not fit."""
         bound = self.bound(args, kwargs, "run")
         try:
-            if self.compiled is not None:
-                given = settings or settings_of(options, _RUN_DEFAULTS)
-                call = self.compiled.call(args, bound, backend_of(options), given)
-                if call is not None:
-                    return call
             return BodyRun(self, args, bound, backend_of(options), settings or settings_of(options, _RUN_DEFAULTS))
         except ParameterError as error:
             error.where = error.where or user_location()
@@ -467,14 +426,6 @@ class SglFunction(BaseProgram):
                 options[name] = default
         inherit(options)
         return own
-
-
-def _compiled_symbol(
-    inside: Run, program: SglFunction, args: Sequence[Any], kwargs: dict[str, Any], options: Mapping[str, Any]
-) -> Any:
-    """Symbol of the state of a run inside a body that is being compiled; None if no body is being compiled."""
-    explicit = {name: options[name] for name, default in _RUN_DEFAULTS.items() if is_explicit(options[name], default)}
-    return inside.record_call(program.name, program.run, args, {**kwargs, **explicit})
 
 
 def _misfit(program: SglFunction, arguments: Collection[str], what: str, error: TypeError) -> ParameterError:

@@ -22,10 +22,9 @@ def pickled(program: SglFunction, kind: type[SglFunction]) -> tuple[object, ...]
     Raises:
         ProgramError: the program can't be found by its name, so another process could not load it.
     """
-    more = program.bind_arguments, program.compiled is not None
     func = program.func
     if isinstance(func, MethodType):
-        return _of_instance, (func.__self__, func.__name__, *more)
+        return _of_instance, (func.__self__, func.__name__, program.bind_arguments)
     name = f"{func.__module__}:{func.__qualname__}"
     try:
         found = import_by_name(name)
@@ -36,19 +35,15 @@ def pickled(program: SglFunction, kind: type[SglFunction]) -> tuple[object, ...]
             f"the program {program.name!r} can't be pickled: its module has no program of this name.",
             hint="Define it at the top of a module, or as a method of a class there.",
         )
-    return _of_module, (name, kind, *more)
+    return _of_module, (name, kind, program.bind_arguments)
 
 
-def _of_module(name: str, kind: type[SglFunction], bound: dict[str, Any], compiled: bool) -> SglFunction:
+def _of_module(name: str, kind: type[SglFunction], bound: dict[str, Any]) -> SglFunction:
     found = import_by_name(name)
-    return _as_it_was(found if isinstance(found, kind) else kind(found), bound, compiled)
+    program = found if isinstance(found, kind) else kind(found)
+    return program.bind(**bound) if bound else program
 
 
-def _of_instance(instance: object, name: str, bound: dict[str, Any], compiled: bool) -> SglFunction:
-    return _as_it_was(getattr(instance, name), bound, compiled)
-
-
-def _as_it_was(program: SglFunction, bound: dict[str, Any], compiled: bool) -> SglFunction:
-    if bound:
-        program = program.bind(**bound)
-    return program.compile() if compiled and program.compiled is None else program
+def _of_instance(instance: object, name: str, bound: dict[str, Any]) -> SglFunction:
+    program: SglFunction = getattr(instance, name)
+    return program.bind(**bound) if bound else program

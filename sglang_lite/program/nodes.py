@@ -196,32 +196,6 @@ class Text(BaseNode, frozen=True, eq=False):
             raise _wrong(self, "text", "a string")
 
 
-class Fill(BaseNode, frozen=True, eq=False):
-    """Text that is not known when the program is written: the value of an argument, of an earlier node, or of a hold.
-
-    Attributes:
-        argument: name of the argument; only in compiled programs that are not filled yet (see program/compiled.py).
-        node: path of a generation or selection in any branch. The branch waits here until that node has its value, a
-            text (or a list of texts for several samples).
-        steps: keys and indices of items to take from the value, one after another.
-        special: as in Text.
-        read: type as which the node's text is read, or None for the text itself.
-        hold: number of a value that the caller's Python computes from earlier results; no engine plays a program that
-            contains one.
-    """
-
-    argument: str | None = None
-    node: Path | None = None
-    steps: tuple[int | str, ...] = ()
-    special: bool = True
-    read: Reader | None = None
-    hold: int | None = None
-
-    def __post_init__(self) -> None:
-        if sum(source is not None for source in (self.argument, self.node, self.hold)) != 1:
-            raise ParameterError("Fill", "give exactly one of `argument`, `node` and `hold`.", where=self.where)
-
-
 class ImagePart(BaseNode, frozen=True, eq=False):
     """Image in the text.
 
@@ -406,59 +380,9 @@ class Rollback(BaseNode, frozen=True, eq=False):
 
 
 Node: TypeAlias = (
-    Text | Fill | ImagePart | TurnBegin | TurnEnd | ScopeBegin | ScopeEnd | Gen | Select
+    Text | ImagePart | TurnBegin | TurnEnd | ScopeBegin | ScopeEnd | Gen | Select
     | GrammarBegin | GrammarEnd | Fork | Join | Mark | Rollback
 )  # fmt: skip
-
-
-class Condition(Record, frozen=True):
-    """Condition on the value of a node.
-
-    Attributes:
-        left: the value; that of an argument only in a compiled program.
-        sign: operator of the comparison; "true" tests the truth value, "readable" whether the value can be read.
-        right: value that the left side is compared with, is in, or contains.
-    """
-
-    left: Fill
-    sign: Sign = "true"
-    right: Scalar | tuple[Scalar, ...] | Fill = None
-
-
-class Decision(Record, frozen=True):
-    """Decision between parts of a program.
-
-    Attributes:
-        parts: indices of parts: of the one that is played if the condition holds, and of the one that is played if not;
-            a single index if there is no condition.
-        condition: condition, or None to continue with the only part.
-        after: paths of nodes that have to be played before.
-    """
-
-    parts: tuple[int, ...]
-    condition: Condition | None = None
-    after: tuple[Path, ...] = ()
-
-
-class Added(Record, frozen=True):
-    """Further nodes of a branch.
-
-    Attributes:
-        path: path of the branch.
-        first: index of the first of these nodes in the branch.
-        nodes: the nodes.
-    """
-
-    path: Path
-    first: int
-    nodes: tuple[Node, ...]
-
-
-class Part(Record, frozen=True):
-    """Part of a program that a decision leads to, and the decision behind it, if any."""
-
-    added: tuple[Added, ...] = ()
-    decision: Decision | None = None
 
 
 class Program(Record, frozen=True):
@@ -466,10 +390,6 @@ class Program(Record, frozen=True):
 
     Attributes:
         nodes: nodes of the main branch, including those of its forks.
-        decision: decision behind these nodes, or None if nothing follows.
-        parts: parts that decisions lead to. Decisions in a part lead to later parts only, so that every program ends.
     """
 
     nodes: tuple[Node, ...]
-    decision: Decision | None = None
-    parts: tuple[Part, ...] = ()

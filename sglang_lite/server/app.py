@@ -25,7 +25,7 @@ from sglang_lite.server.errors import MethodError, NotFoundError, Protocol
 from sglang_lite.server.http.sockets import bound
 from sglang_lite.server.http_server import HttpServer
 from sglang_lite.server.openai import chat, completions, decisions, embeddings, pooling, responses, score
-from sglang_lite.server.programs import program, rows
+from sglang_lite.server.programs import program
 from sglang_lite.server.routes import Endpoint, Gate, HttpRequest, Route, answer, refusal, request_id_of
 from sglang_lite.server.service import Service
 from sglang_lite.server.settings import ServerSettings, warn_if_exposed
@@ -47,7 +47,6 @@ ROUTES: tuple[Route, ...] = (
     *embeddings.ROUTES,
     *pooling.ROUTES,
     *program.ROUTES,
-    *rows.ROUTES,
     *models.ROUTES,
     *metrics.ROUTES,
     Route("/openapi.json", _document, "This document", ("GET",), access="open"),

@@ -30,7 +30,6 @@ from sglang_lite.protocol import (
 from sglang_lite.protocol.anything import Json
 from sglang_lite.runtime.core.submission import GenerateRequest, ProgramRequest
 from sglang_lite.runtime.output_builder import Event
-from sglang_lite.server.row_player import RowPlayer
 
 E = TypeVar("E")
 T = TypeVar("T")
@@ -219,15 +218,6 @@ class AsyncEngine:
             async with contextlib.aclosing(self._played(events, submitted, timeout_s)) as played:
                 async for batch in played:
                     yield batch
-
-    async def play_rows(
-        self, rows: Iterator[tuple[int, ProgramRequest | SglError]], window: int, timeout_s: float
-    ) -> AsyncGenerator[list[tuple[int, list[ProgramEvent]]], None]:
-        """Plays programs and yields the number and events of each one that has ended: see `RowPlayer`. Closing the
-        generator before its end aborts the programs that are running."""
-        with self._ends(RowPlayer(self.engine.core, rows, window, timeout_s)) as player:
-            async for ended in player.ended():
-                yield ended
 
     async def open_program(
         self,

@@ -282,8 +282,7 @@ async def server_info(service: Service, _: HttpRequest) -> Response:
         **settings,
         "served_model_name": service.model_name,
         "sglang_lite": {
-            **_ours(service), "program": True, "program_rows": True, "program_decisions": True,
-            "program_priority": True, "output_ids": True, "records": True,
+            **_ours(service), "program": True, "program_priority": True, "output_ids": True, "records": True,
         },
     })  # fmt: skip
 

@@ -10,7 +10,7 @@ from typing import Any, Final, Literal, TypeAlias, cast
 import msgspec
 
 from sglang_lite.errors import Location, ParameterError, SglError, WireError
-from sglang_lite.program import compiled, graph, nodes
+from sglang_lite.program import graph, nodes
 from sglang_lite.protocol import constraints, prompt, recording, results, sampling, saved, trace
 from sglang_lite.protocol.anything import Json
 from sglang_lite.protocol.record import Record
@@ -55,11 +55,10 @@ TYPES: Final[dict[str, type[Record]]] = {
         recording.RecordedTemplate, recording.RecordingEnd, recording.RecordingHead,
         saved.SavedAnswer, saved.SavedChoice, saved.SavedPiece, saved.SavedRun, saved.SavedSamples,
         saved.SavedVariable, trace.Attempt, trace.CacheMiss, trace.TraceHead, trace.TraceNode,
-        compiled.CompiledProgram, compiled.Hole, compiled.Parameter, compiled.Seed,
         graph.Branching, graph.Call, graph.Change, graph.GraphNode, graph.GraphRecord, graph.Picture, graph.Problem,
         graph.Use, graph.Value, graph.Way,
-        nodes.Added, nodes.Condition, nodes.Decision, nodes.Fill, nodes.Fork, nodes.Gen, nodes.GrammarBegin,
-        nodes.GrammarEnd, nodes.ImagePart, nodes.Join, nodes.Mark, nodes.Part, nodes.Program, nodes.Rollback,
+        nodes.Fork, nodes.Gen, nodes.GrammarBegin,
+        nodes.GrammarEnd, nodes.ImagePart, nodes.Join, nodes.Mark, nodes.Program, nodes.Rollback,
         nodes.ScopeBegin, nodes.ScopeEnd, nodes.Select, nodes.Text, nodes.TurnBegin, nodes.TurnEnd,
     )
 }  # fmt: skip

@@ -18,7 +18,6 @@ FOLDER = Path(__file__).parents[2] / "benchmarks"
 SMALL = {
     "attacks.py": ["--seconds", "0.2", "--attacks", "idle"],
     "adjusted_rows.py": ["--shape", "small", "--rows", "2", "--prompt", "4", "--new", "2", "--repeat", "1"],
-    "compiled.py": ["--rows", "4", "--repeat", "1", "--own", "8", "--programs", "4", "--tokens", "1"],
     "constrained.py": ["--systems", "sglang_lite", "--tokens", "4"],
     "constrained_gpu.py": ["--help"],  # it needs a GPU, as others below
     "constraints_suite.py": ["--schemas", "2", "--groups", "2"],
@@ -65,8 +64,7 @@ SMALL = {
     "tracing.py": ["--seconds", "0.01", "--nodes", "20", "--programs", "1"],
     "shared_prefix.py": ["--requests", "2", "--new", "2", "--prefix", "8", "--systems", "sglang_lite auto"],
 }
-SECTIONS = {  # run one by one; "latency" of compiled.py needs minutes
-    "compiled.py": ("caller", "plain", "http", "pool"),
+SECTIONS = {  # run one by one
     "engine_process.py": ("undisturbed", "busy", "program", "streams", "start", "hostile"),
     "programs.py": ("shared", "crowded"),
     "serve.py": ("events", "first", "streams", "program", "decisions"),

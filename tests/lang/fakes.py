@@ -151,25 +151,6 @@ class Answers(sgl.BaseBackend):
         yield Generation(self._answer(prompt.text))
 
 
-class Silent(sgl.BaseBackend):
-    """Takes programs and never answers. `ended`: those that were ended."""
-
-    def __init__(self):
-        super().__init__()
-        self.started, self.ended = 0, 0
-
-    def open_program(self, sink, *, stream, priority=0):
-        raise AssertionError("a compiled run opens no program that grows")
-
-    def play_program(self, program, sink, flush=None, priority=0):
-        self.started += 1
-
-        def end():
-            self.ended += 1
-
-        return end
-
-
 class TimeLimits:
     """Time limits of runs and nodes that end when a test says so: they are given times that nothing takes."""
 

@@ -69,7 +69,6 @@ def test_a_method_keeps_its_self():
     assert asyncio.run(one.ask_later.arun("Why", backend=backend())).text() == "One Why!"
     assert one.twice.run("Why", backend=backend()).text() == "One Why?!One Why?!"
     assert one.ask.trace(question="Why", end="?").nodes[0].text == "One Why?"
-    assert one.ask.compile(backend()).run("Why", backend=backend()).text() == "One Why?!"
 
 
 def test_a_program_in_a_class_without_self_is_as_it_is_elsewhere():

@@ -60,10 +60,6 @@ class Noting(LocalBackend):
         self.noted.append(priority)
         return super().open_program(sink, stream=stream, priority=priority)
 
-    def play_program(self, program, sink, flush=None, priority=0):
-        self.noted.append(priority)
-        return super().play_program(program, sink, flush, priority)
-
 
 @sgl.function
 def inner(s):
@@ -84,12 +80,10 @@ def test_runs_batches_and_programs_inside_have_it(engine):
     backend = Noting(engine)
     program.run(backend=backend, priority=2)["a"]
     program.run_batch([{}] * 2, backend=backend, priority=3)
-    program.compile(backend).run(backend=backend, priority=4)["a"]
-    program.compile(backend).run_batch([{}], backend=backend, priority=5)
     program.run(backend=backend)["a"]
-    assert backend.noted == [2, 3, 3, 4, 5, 0]
+    assert backend.noted == [2, 3, 3, 0]
     calling.run(backend=backend, priority=6)["a"]
-    assert backend.noted[6:] == [6, 6, 6]
+    assert backend.noted[4:] == [6, 6, 6]
 
 
 @sgl.function
@@ -123,9 +117,8 @@ def test_it_goes_over_http(engine):
     with serving(engine) as url:
         remote = sgl.RuntimeEndpoint(url, retries=0)
         assert remote.takes_priority
-        for each in (program, program.compile(remote)):
-            assert each.run(backend=remote, priority=2)["a"] is not None
-            assert each.run_batch([{}], backend=remote, priority=2)[0]["a"] is not None
+        assert program.run(backend=remote, priority=2)["a"] is not None
+        assert program.run_batch([{}], backend=remote, priority=2)[0]["a"] is not None
         remote.shutdown()
 
 
@@ -133,21 +126,18 @@ def test_it_goes_over_http(engine):
 def test_who_takes_none_refuses_it_by_name(engine):
     with Engine.of(random_model()) as plain:
         backend = LocalBackend(plain)
-        for each in (program, program.compile(backend)):
-            with pytest.raises(sgl.ParameterError, match=r"priority: .*policy is 'lpm'"):
-                each.run(backend=backend, priority=1)["a"]
+        with pytest.raises(sgl.ParameterError, match=r"priority: .*policy is 'lpm'"):
+            program.run(backend=backend, priority=1)["a"]
         with serving(plain) as url:
             remote = sgl.RuntimeEndpoint(url, retries=0)
-            for each in (program, program.compile(remote)):
-                with pytest.raises(sgl.ParameterError, match=r"priority: .*policy is 'lpm'"):
-                    each.run(backend=remote, priority=1)["a"]
-                found = each.run_batch([{}], backend=remote, priority=1, on_error="return")
-                assert isinstance(found[0], sgl.ParameterError)
+            with pytest.raises(sgl.ParameterError, match=r"priority: .*policy is 'lpm'"):
+                program.run(backend=remote, priority=1)["a"]
+            found = program.run_batch([{}], backend=remote, priority=1, on_error="return")
+            assert isinstance(found[0], sgl.ParameterError)
             remote.shutdown()
     scripted = sgl.ScriptedBackend({"p": "a"})
-    for each in (program, program.compile()):
-        with pytest.raises(sgl.CapabilityError, match="accepts no priority"):
-            each.run(backend=scripted, priority=1)
+    with pytest.raises(sgl.CapabilityError, match="accepts no priority"):
+        program.run(backend=scripted, priority=1)
     with pytest.raises(sgl.CapabilityError, match="accepts no priority"):
         program.run(backend=LocalBackend(engine), priority=1, push_down=False)
     with pytest.raises(sgl.ParameterError, match="priority: 'high' is not a whole number"):

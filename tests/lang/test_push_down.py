@@ -12,7 +12,6 @@ from sglang_lite.lang.choices import ChoicesDecision, ChoicesSamplingMethod
 from sglang_lite.lang.execution.reading import finished
 from sglang_lite.runtime.core import program_player as programs
 from tests.constraints.test_generation import random_model
-from tests.lang.fakes import Silent
 
 
 @pytest.fixture(scope="module")
@@ -350,7 +349,7 @@ def test_a_thousand_open_programs_hold_nothing(tiny):
     assert stats["running"] == stats["waiting"] == 0
 
 
-class Outbox(Silent):
+class Outbox(sgl.BaseBackend):
     """Keeps what is sent."""
 
     def __init__(self):

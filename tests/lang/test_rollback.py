@@ -385,21 +385,3 @@ def test_a_reader_that_waits_for_a_name_of_a_branch_gets_the_error_if_a_rollback
             promise.wait()
 
     program.run(backend=backend("1"))
-
-
-def test_a_compiled_program_uses_no_branch_whose_fork_was_rolled_back():
-    @sgl.function
-    def program(s):
-        s += "x"
-        with s.checkpoint() as place:
-            fork = s.fork(1)
-            deeper = fork[0].fork(1)
-            place.rollback()
-        for branch in (fork[0], deeper[0]):
-            with pytest.raises(sgl.RequestAbortedError, match="this branch has ended"):
-                branch += "y"
-            with pytest.raises(sgl.RequestAbortedError, match="this branch has ended"):
-                branch["a"]
-        s += sgl.gen("a")
-
-    assert program.compile(backend=backend("1")).run(backend=backend("1"))["a"] == "1"

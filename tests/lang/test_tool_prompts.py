@@ -328,9 +328,6 @@ def test_an_engine_shows_tools_in_whatever_way_the_program_is_run():
             state = program.run(backend=endpoint, seed=5, temperature=0.3)
             usages.add(state.usage("call").prompt_tokens)
             texts.add(state.text())
-        compiled = program.compile(engine).run(backend=engine, seed=5, temperature=0.3)
-        usages.add(compiled.usage("call").prompt_tokens)
-        texts.add(compiled.text())
         messages, schemas = [{"role": "user", "content": "2+3?"}], tool_schemas([add])
         shown = render_jinja_template([messages], schemas, chat_template=template, add_generation_prompt=True)[0][0]
         assert usages == {len(engine.tokenizer.encode(shown))}

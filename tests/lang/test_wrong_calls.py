@@ -299,7 +299,6 @@ def forks_by_count(s):
             lambda: program.run_batch([{}], backend=BACKEND, workers=3),
             "workers: run_batch has no such argument. Use num_threads= here.",
         ),
-        (lambda: program.compile(backnd=BACKEND), "backnd: compile has no such argument. Did you mean backend=?"),
         (
             lambda: program.run(backend=BACKEND, max_new_toks=3),
             "run: <lambda>: got an unexpected keyword argument 'max_new_toks'. Did you mean max_new_tokens=?",
@@ -314,6 +313,13 @@ def forks_by_count(s):
 def test_an_argument_of_another_name_is_told_its_name_here(call, said):
     with pytest.raises(sgl.ParameterError, match=re.escape(said)) as caught:
         call()
+    assert caught.value.where is not None
+    assert caught.value.where.file == __file__
+
+
+def test_who_compiles_a_program_is_told_to_leave_it_out():
+    with pytest.raises(sgl.CompileError, match=r"Leave \.compile\(\) out: run and run_batch give the same") as caught:
+        program.compile(BACKEND)
     assert caught.value.where is not None
     assert caught.value.where.file == __file__
 

@@ -6,8 +6,8 @@ blocking hooks (`generate`, `generate_stream`, `select`), which run on a bounded
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterator, Mapping, Sequence
-from functools import cached_property, partial
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterator, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from sglang_lite.lang.backend.capabilities import CONSTRAINT_NAMES
@@ -17,22 +17,19 @@ from sglang_lite.lang.backend.prices import Price, find_price
 from sglang_lite.lang.backend.turns import TurnRules
 from sglang_lite.lang.concurrency.pool import ThreadPool
 from sglang_lite.program.choosing import ChoicesDecision, ChoicesSamplingMethod
-from sglang_lite.program.compiled import CompiledProgram
-from sglang_lite.program.nodes import Program
 from sglang_lite.protocol import (
     CapabilityError,
     Constraint,
     Delta,
     Generation,
     Location,
-    ProgramEvent,
     ProgramSink,
     Prompt,
     SamplingParams,
     Selection,
     Usage,
 )
-from sglang_lite.protocol.anything import Json, UserValue
+from sglang_lite.protocol.anything import Json
 from sglang_lite.protocol.sampling import given_values
 from sglang_lite.text.chat_template import TurnTemplate
 
@@ -50,17 +47,6 @@ def priority_keywords(priority: int) -> dict[str, int]:
     """Keyword arguments for a priority: empty if it is 0, so that backends without priorities need no parameter for
     it."""
     return {"priority": priority} if priority else {}
-
-
-def flushed(sink: ProgramSink, flush: Callable[[], object] | None) -> ProgramSink:
-    """Wraps a sink so that `flush`, if given, is called after each event."""
-
-    def tell(event: ProgramEvent) -> None:
-        sink(event)
-        if flush is not None:
-            flush()
-
-    return tell
 
 
 class BaseBackend:
@@ -114,63 +100,10 @@ class BaseBackend:
         """
         raise CapabilityError(f"{type(self).__name__} can't play programs.")
 
-    def play_program(
-        self, program: Program, sink: ProgramSink, flush: Callable[[], object] | None = None, priority: int = 0
-    ) -> Callable[[], object]:
-        """Plays a complete program, without deltas.
-
-        Args:
-            sink: callback for the events of the nodes and, last, for the end of the program; called on any thread, but
-                never concurrently.
-            flush: callback after each batch of events, once for all programs with the same flush.
-
-        Returns:
-            Function that aborts the program if it has not ended; may be called on any thread.
-        """
-        if program.decision is not None:
-            raise CapabilityError(f"{type(self).__name__} can't play decisions.")
-        opened = self.open_program(flushed(sink, flush), stream=False, **priority_keywords(priority))
-        opened.extend((), program.nodes)
-        opened.close()
-        return partial(opened.drop, ())
-
     @property
     def takes_priority(self) -> bool:
         """True if programs on this backend may have a priority."""
         return False
-
-    @property
-    def plays_decisions(self) -> bool:
-        """True if `play_program` plays programs with decisions."""
-        return False
-
-    @property
-    def plays_rows(self) -> bool:
-        """True if the backend receives a compiled program once, with all its rows, by `play_rows`."""
-        return False
-
-    def play_rows(
-        self,
-        compiled: CompiledProgram,
-        rows: Mapping[int, Mapping[str, UserValue]],
-        seeds: Mapping[int, int | None],
-        window: int,
-        timeout: float | None,
-        priority: int = 0,
-    ) -> AsyncGenerator[tuple[int, Sequence[ProgramEvent]], None]:
-        """Plays a compiled program for rows. Runs on the executor loop, ahead of its consumer as far as the window
-        allows. Closing the generator early ends the rows in progress.
-
-        Args:
-            rows: arguments of each row, by row number.
-            seeds: seed of each row, or None, by row number.
-            window: maximum number of rows in progress.
-            timeout: seconds allowed for each row, or None for no limit.
-
-        Returns:
-            Generator of (row number, all events of the row), in order of completion.
-        """
-        raise CapabilityError(f"{type(self).__name__} can't play rows.")
 
     def answer_now(
         self, prompt: Prompt, params: SamplingParams, constraint: Constraint | None

@@ -4,7 +4,7 @@ it is used."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -12,15 +12,12 @@ from sglang_lite.lang.backend.base_backend import ALL_CONSTRAINTS, BaseBackend, 
 from sglang_lite.lang.backend.token_usage import TokenUsage
 from sglang_lite.lang.backend.tool_prompt import with_tools
 from sglang_lite.lang.concurrency.loop import executor, running_mailbox
-from sglang_lite.program.nodes import Program
 from sglang_lite.protocol import (
     Constraint,
     Delta,
     Generation,
-    OverloadedError,
     ProgramSink,
     Prompt,
-    RequestAbortedError,
     SamplingParams,
     Selection,
     SglError,
@@ -33,7 +30,6 @@ from sglang_lite.text.tool_formats import family_of
 if TYPE_CHECKING:
     from sglang_lite.engine.engine import Engine
     from sglang_lite.lang.execution.push_down import ProgramAtBackend
-    from sglang_lite.runtime.core.open_requests import Ticket
 
 
 class LocalBackend(BaseBackend):
@@ -110,22 +106,8 @@ class LocalBackend(BaseBackend):
         sink = partial(mailbox.enqueue, self.token_usage.counted(sink))
         return self.engine.open_program(sink=sink, flush=mailbox.wake, stream=stream, priority=priority)
 
-    def play_program(
-        self, program: Program, sink: ProgramSink, flush: Callable[[], object] | None = None, priority: int = 0
-    ) -> Callable[[], object]:
-        sink = self.token_usage.counted(sink)
-        submit = partial(self.engine.run_program, "", program, sink=sink, flush=flush, priority=priority)
-        try:
-            return submit().abort
-        except OverloadedError:  # the engine's limit of open programs is reached
-            return _Admission(self.engine, submit, sink).abort
-
     @property
     def takes_priority(self) -> bool:
-        return True
-
-    @property
-    def plays_decisions(self) -> bool:
         return True
 
     def get_model_name(self) -> str:
@@ -166,34 +148,6 @@ class LocalBackend(BaseBackend):
 
     def shutdown(self) -> None:
         self.engine.close()
-
-
-class _Admission:
-    """Program that waits for admission to an engine.
-
-    Args:
-        submit: function that submits the program.
-        sink: callback for the error if the program is not admitted.
-    """
-
-    def __init__(self, engine: Engine, submit: Callable[[], Ticket], sink: Callable[[SglError], None]) -> None:
-        self._ticket: Ticket | None = None
-        self._waiting = asyncio.run_coroutine_threadsafe(self._admit(engine, submit, sink), executor().loop)
-
-    async def _admit(self, engine: Engine, submit: Callable[[], Ticket], sink: Callable[[SglError], None]) -> None:
-        try:
-            self._ticket = await engine.submit_when_room(submit, 1)
-        except SglError as error:
-            sink(error)
-        except asyncio.CancelledError:
-            sink(RequestAbortedError("the program was aborted."))
-            raise
-
-    def abort(self) -> None:
-        """Aborts the program, waiting or running, unless it has ended."""
-        self._waiting.cancel()
-        if self._ticket is not None:
-            self._ticket.abort()
 
 
 def default_engine() -> LocalBackend:

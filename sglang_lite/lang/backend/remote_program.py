@@ -17,7 +17,7 @@ from sglang_lite import wire
 from sglang_lite.lang.backend.http_client import RETRYABLE_ERRORS, Retries, ServerClient
 from sglang_lite.lang.concurrency.deadline import current_deadline
 from sglang_lite.lang.concurrency.loop import executor
-from sglang_lite.program.nodes import Added, Fork, Gen, Node, Part, Path, Program, Rollback
+from sglang_lite.program.nodes import Fork, Gen, Node, Path, Program, Rollback
 from sglang_lite.protocol import (
     BackendError,
     Delta,
@@ -27,7 +27,6 @@ from sglang_lite.protocol import (
     ProgramResult,
     ProgramSink,
     Prompt,
-    RequestAbortedError,
     Selection,
     SglError,
     Unset,
@@ -52,7 +51,6 @@ class RemoteProgram:
     def __init__(self, server: ServerClient, sink: ProgramSink, *, stream: bool, priority: int = 0) -> None:
         self._server, self._sink, self._stream, self._priority = server, sink, stream, priority
         self._branches: dict[Path, list[Node]] = {(): []}  # all nodes added so far
-        self._program: dict[str, Any] | None = None  # serialised, if it was given as a whole
         self._unsent: deque[dict[str, Any]] = deque()
         self._closed = False
         self._repeatable = True  # False after a drop or rollback, whose effect depends on timing
@@ -74,12 +72,6 @@ class RemoteProgram:
         data = _as_data(seeded)
         executor().post(self._extend, path, seeded, data)
 
-    def play(self, program: Program) -> None:
-        """Plays a complete program by one request, instead of one that is extended. Raises WireError if it can't be
-        sent."""
-        self._program = _program_data(_seeded_program(program))
-        executor().post(self._start)
-
     def drop(self, path: Path) -> None:
         """Ends the queued and running nodes of a branch."""
         executor().post(self._drop, path)
@@ -88,15 +80,7 @@ class RemoteProgram:
         """Declares that no nodes will be added any more."""
         executor().post(self._close)
 
-    def abort(self) -> None:
-        """Aborts the program."""
-        executor().post(self._abort)
-
     # ----------------------------------------------------------------------------------------- the executor loop
-
-    def _start(self) -> None:
-        self._closed = True
-        self._task = self._server.run(self._play())
 
     def _extend(self, path: Path, nodes: Sequence[Node], data: Any) -> None:
         if any(isinstance(node, Rollback) for node in nodes):
@@ -111,11 +95,6 @@ class RemoteProgram:
     def _close(self) -> None:
         self._closed = True
         self._send_soon()
-
-    def _abort(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-        self._end(RequestAbortedError("the program was aborted."))
 
     def _add(self, item: dict[str, Any]) -> None:
         self._count += 1
@@ -173,14 +152,14 @@ class RemoteProgram:
             )
         branches = self._all_before_drop()
         self._delivered.begin()
-        opens, grows = self._program is None, bool(self._unsent) or not self._closed
+        grows = bool(self._unsent) or not self._closed
         body: dict[str, Any] = {
             "version": wire.VERSION,
-            "program": self._program or {"nodes": _as_data(_whole(branches))},
-            "stream": self._stream or not opens,  # else the answer would arrive only at its end
-            "open": opens,
+            "program": {"nodes": _as_data(_whole(branches))},
+            "stream": self._stream,
+            "open": True,
         }
-        if opens and not grows:
+        if not grows:
             body["close"] = True
         if self._priority:
             body["priority"] = self._priority
@@ -189,7 +168,7 @@ class RemoteProgram:
             async for data in datas:
                 event = _event(self._server, data)
                 if isinstance(event, Played):
-                    for news in self._delivered.news(event, deltas=self._stream or opens):
+                    for news in self._delivered.news(event, deltas=True):
                         self._retries.progressed()
                         self._sink(news)
                 elif isinstance(event, RETRYABLE_ERRORS):
@@ -352,14 +331,6 @@ def _as_data(nodes: Sequence[Node]) -> Any:  # plain data
 def _program_data(program: Program) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(wire.encode(program, form="json"))["data"]
     return found
-
-
-def _seeded_program(program: Program) -> Program:
-    def seeded(added: Added) -> Added:
-        return Added(added.path, added.first, tuple(map(_seeded, added.nodes)))
-
-    parts = tuple([Part(tuple(map(seeded, part.added)), part.decision) for part in program.parts])
-    return Program(tuple(map(_seeded, program.nodes)), program.decision, parts)
 
 
 def _seeded(node: Node) -> Node:

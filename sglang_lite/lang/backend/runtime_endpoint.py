@@ -7,14 +7,14 @@ import contextlib
 import importlib
 import json
 import secrets
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from sglang_lite.lang.argument_names import explains_wrong_arguments
-from sglang_lite.lang.backend.base_backend import ALL_CONSTRAINTS, BaseBackend, Capabilities, flushed
+from sglang_lite.lang.backend.base_backend import ALL_CONSTRAINTS, BaseBackend, Capabilities
 from sglang_lite.lang.backend.http_client import RETRYABLE_ERRORS, Retries, ServerClient
 from sglang_lite.lang.backend.native_protocol import (
     NATIVE,
@@ -26,7 +26,6 @@ from sglang_lite.lang.backend.native_protocol import (
     usage_from_meta,
 )
 from sglang_lite.lang.backend.remote_program import RemoteProgram, play_single_node
-from sglang_lite.lang.backend.remote_rows import play_remote_rows
 from sglang_lite.lang.backend.server_process import ServerProcess
 from sglang_lite.lang.backend.token_usage import TokenUsage
 from sglang_lite.lang.backend.tool_prompt import with_tools
@@ -34,14 +33,12 @@ from sglang_lite.lang.backend.unsent import unsent
 from sglang_lite.lang.chat_template import get_chat_template, get_chat_template_by_model_path
 from sglang_lite.lang.concurrency.loop import executor
 from sglang_lite.lang.results import with_warnings
-from sglang_lite.program.compiled import CompiledProgram
-from sglang_lite.program.nodes import Gen, Node, Program, Select
+from sglang_lite.program.nodes import Gen, Node, Select
 from sglang_lite.protocol import (
     BackendError,
     Constraint,
     Delta,
     Generation,
-    ProgramEvent,
     ProgramSink,
     Prompt,
     SamplingParams,
@@ -271,36 +268,9 @@ class RuntimeEndpoint(BaseBackend):
     def open_program(self, sink: ProgramSink, *, stream: bool, priority: int = 0) -> ProgramAtBackend:
         return RemoteProgram(self._server, self.token_usage.counted(sink), stream=stream, priority=priority)
 
-    def play_program(
-        self, program: Program, sink: ProgramSink, flush: Callable[[], object] | None = None, priority: int = 0
-    ) -> Callable[[], object]:
-        sink = flushed(self.token_usage.counted(sink), flush)
-        opened = RemoteProgram(self._server, sink, stream=False, priority=priority)
-        opened.play(program)
-        return opened.abort
-
     @property
     def takes_priority(self) -> bool:
         return bool(self._own_info.get("program_priority"))
-
-    @property
-    def plays_decisions(self) -> bool:
-        return self.plays_programs and bool(self._own_info.get("program_decisions"))
-
-    @property
-    def plays_rows(self) -> bool:
-        return self.plays_programs and bool(self._own_info.get("program_rows"))
-
-    def play_rows(
-        self,
-        compiled: CompiledProgram,
-        rows: Mapping[int, Mapping[str, UserValue]],
-        seeds: Mapping[int, int | None],
-        window: int,
-        timeout: float | None,
-        priority: int = 0,
-    ) -> AsyncGenerator[tuple[int, Sequence[ProgramEvent]], None]:
-        return play_remote_rows(self._server, compiled, rows, seeds, window, timeout, priority)
 
     # --------------------------------------------------------------------------------------------- the server
 

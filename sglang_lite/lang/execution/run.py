@@ -244,13 +244,6 @@ class Run:
             if inner is not None:
                 inner.stop(error)
 
-    def record_call(
-        self, name: str, call: Callable[..., UserValue], args: Sequence[UserValue], kwargs: Mapping[str, UserValue]
-    ) -> UserValue:
-        """Records a call of the user's Python, to be made when the compiled program runs, and returns a symbol of its
-        result. Returns None if this run is not being recorded for compilation."""
-        return None
-
 
 def _no_state() -> None:
     """State of a run without a body."""

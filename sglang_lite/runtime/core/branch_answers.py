@@ -1,4 +1,4 @@
-"""Results that a program's branch waits for: of its generations and selections, of holes, of ends of grammars."""
+"""Results that a program's branch waits for: of its generations and selections, and of ends of grammars."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
-from sglang_lite.program.control_flow import fill_value, unfilled
-from sglang_lite.program.nodes import Fill, Gen, Path, Select
+from sglang_lite.program.nodes import Gen, Path, Select
 from sglang_lite.protocol import Delta, Generation, ParameterError, Selection, SglError, Span
 from sglang_lite.runtime.core.branch_queue import QueuedNode
 from sglang_lite.runtime.core.branch_text import BranchText, OpenGrammar
@@ -20,21 +19,18 @@ from sglang_lite.runtime.resolved_params import ResolvedParams
 from sglang_lite.runtime.schedule_hints import ScheduleHints
 
 if TYPE_CHECKING:
-    from sglang_lite.runtime.core.program_branch import ProgramOfBranches, Waiter
+    from sglang_lite.runtime.core.program_branch import ProgramOfBranches
 
 
 class Answered(Protocol):
     """Callback for the answer of a node."""
 
-    def __call__(
-        self, place: int, spans: Sequence[Span] | None, value: str | list[str] | None, *, in_slot: bool = False
-    ) -> Request | None:
+    def __call__(self, place: int, spans: Sequence[Span] | None, *, in_slot: bool = False) -> Request | None:
         """Continues the branch.
 
         Args:
             place: place of the node.
             spans: text that the node adds; None if the caller decides on the result.
-            value: value of the node, if it has one.
             in_slot: whether the next request can continue in the slot of this one.
 
         Returns:
@@ -116,8 +112,7 @@ class BranchAnswers:
 
         def done(job: GenerationJob, generation: Generation, in_slot: bool) -> Request | None:
             self._jobs.end(job)
-            value = generation.text if params.n == 1 else job.texts
-            return self._answered(place, None if node.held else generation.spans, value, in_slot=in_slot)
+            return self._answered(place, None if node.held else generation.spans, in_slot=in_slot)
 
         player = self._player
         return GenerationJob(
@@ -143,21 +138,7 @@ class BranchAnswers:
         else:
             self._player.send((*self._path, place), node.name, outcome)
             spans = None if choice is None else (Span(choice, special=node.special),)
-            self._answered(place, spans, choice)
-
-    def fill(self, text: BranchText, node: Fill, waiter: Waiter) -> bool:
-        """Appends the value of another node to the text. Returns False, and resumes `waiter` later, if there is no
-        value yet.
-
-        Raises:
-            SglError: that node has failed, or its value lacks the item that the hole names.
-        """
-        if node.node is None:
-            raise unfilled(node)
-        value = self._player.value(node.node, waiter)
-        if value is not None:
-            text.write((Span(str(fill_value(value, node)), special=node.special),))
-        return value is not None
+            self._answered(place, spans)
 
     def end_grammar(self, grammar: OpenGrammar, place: int, ended: Callable[[], object]) -> None:
         """Checks, off the loop's thread, that the text completes a grammar; then calls `ended`."""

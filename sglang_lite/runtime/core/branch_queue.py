@@ -8,13 +8,13 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
-from sglang_lite.program.nodes import Fill, Gen, GrammarBegin, GrammarEnd, Join, Node, Select, Text
+from sglang_lite.program.nodes import Gen, GrammarBegin, GrammarEnd, Join, Node, Select, Text
 from sglang_lite.protocol import ParameterError, Span
 from sglang_lite.runtime.resolved_params import ResolvedParams
 from sglang_lite.runtime.schedule_hints import NOTHING_EXPECTED, ExpectedTokens, ScheduleHints
 from sglang_lite.runtime.structured_output.base import CompiledGrammar, Matcher
 
-_WAITED_FOR = (Gen, Select, Join, Fill, GrammarBegin, GrammarEnd)
+_WAITED_FOR = (Gen, Select, Join, GrammarBegin, GrammarEnd)
 
 
 @dataclass(eq=False, slots=True)
@@ -75,8 +75,8 @@ class BranchQueue:
 
     @property
     def waits(self) -> bool:
-        """True if a queued node takes time to play: a generation, selection, join or hole."""
-        return any(isinstance(entry.node, Gen | Select | Join | Fill) for _, entry in self._nodes)
+        """True if a queued node takes time to play: a generation, selection or join."""
+        return any(isinstance(entry.node, Gen | Select | Join) for _, entry in self._nodes)
 
     @property
     def next_to_wait(self) -> QueuedNode | None:
@@ -147,6 +147,6 @@ def _tail_after(node: Node, predicted_tail: list[Span] | None) -> list[Span] | N
             return []
         if predicted_tail is not None and node.text:
             return [*predicted_tail, Span(node.text, special=node.special)]
-    elif isinstance(node, Select | Fill) or (isinstance(node, Join) and node.mode == "concate_and_append"):
+    elif isinstance(node, Select) or (isinstance(node, Join) and node.mode == "concate_and_append"):
         return None
     return predicted_tail

@@ -56,14 +56,13 @@ class BranchRollbacks:
         self._queue.add(at, entry)
         return False
 
-    def go_back(self, at: int, text: BranchText) -> int:
-        """Plays the rollback at a place. Returns its mark."""
+    def go_back(self, at: int, text: BranchText) -> None:
+        """Plays the rollback at a place."""
         mark, gone = self._waiting.pop(at)
         self._marks = {place: each for place, each in self._marks.items() if place <= mark}
         text.go_back(self._marks[mark])
         for branch in gone:
             branch.lose(RequestAbortedError("a rollback removed the fork of this branch."), quiet=True)
-        return mark
 
     def skip_failed(self) -> int | None:
         """Place of the first queued rollback that takes back what is being played, or None; the branch skips what is

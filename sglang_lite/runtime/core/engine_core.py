@@ -38,7 +38,6 @@ from sglang_lite.runtime.core.choice_scoring import ChoiceScoring
 from sglang_lite.runtime.core.engine_parts import EngineParts
 from sglang_lite.runtime.core.open_requests import OpenRequests, Ticket
 from sglang_lite.runtime.core.profiling import Profile
-from sglang_lite.runtime.core.program_control_flow import PreparedPart
 from sglang_lite.runtime.core.program_player import ProgramPlayer
 from sglang_lite.runtime.core.request_builder import RequestBuilder
 from sglang_lite.runtime.core.step_loop import StepLoop
@@ -221,17 +220,10 @@ class EngineCore:
             stream=request.stream, namespace=request.namespace, priority=request.priority, holds_room=True,
         )  # fmt: skip
         entries = player.checked(request.program.nodes)
-        parts = [
-            PreparedPart([(each.path, player.checked(each.nodes)) for each in part.added], part.decision)
-            for part in request.program.parts
-        ]
         self.open_requests.acquire()
         self.open_requests.count("programs_opened")
         player.queue_nodes((), entries)
-        if request.program.decision is None:
-            player.close()
-        else:
-            player.decide(request.program.decision, parts)
+        player.close()
         return Ticket(player.abort)
 
     def encode(self, _: EncodeRequest) -> Future[NDArray[np.float32]]:

@@ -11,7 +11,6 @@ from typing import Protocol
 import numpy as np
 
 from sglang_lite.program.nodes import (
-    Fill,
     Fork,
     Gen,
     GrammarBegin,
@@ -62,9 +61,6 @@ class ProgramOfBranches(Protocol):
     ended: bool
 
     def branch(self, path: Path) -> Branch: ...
-    def value(self, path: Path, waiter: Waiter) -> str | list[str] | None: ...
-    def set_value(self, path: Path, value: str | list[str]) -> None: ...
-    def forget_values(self, path: Path, after: int) -> None: ...
     def send(self, path: Path, name: str | None, event: Delta | Generation | Selection | SglError) -> None: ...
     def may_play(self) -> bool: ...
     def encoded(self, text: Sequence[Span]) -> Future[array[int]]: ...
@@ -300,12 +296,8 @@ class Branch:
         for branch in self._forks.branches:
             branch.lose(error, quiet=quiet)
 
-    def is_played(self, end: int) -> bool:
-        """Returns True if the first `end` nodes of the branch have been played."""
-        return self._played >= end
-
     def wake_when_played(self, waiter: Waiter) -> None:
-        """Resumes another branch, or a decision, once the next node of this branch is played or has failed."""
+        """Resumes another branch once the next node of this branch is played or has failed."""
         self._waiters.append(waiter)
 
     # ------------------------------------------------------------------------------------------- playing
@@ -345,8 +337,7 @@ class Branch:
                     grammar, text.grammar = text.grammar, None
                     self._answers.end_grammar(grammar, place, self._play)
                     return None
-                waits = isinstance(entry.node, Join) and not self._forks.join(text, place, entry.node, self)
-                if waits or (isinstance(entry.node, Fill) and not self._answers.fill(text, entry.node, self)):
+                if isinstance(entry.node, Join) and not self._forks.join(text, place, entry.node, self):
                     self.joining = True
                     self._set_busy(False)
                     return None
@@ -397,7 +388,7 @@ class Branch:
         self._answers.end()
 
     def _mark_played(self, place: int) -> bool:
-        """Records that a node has been played. Returns False if a decision then rolled back or ended the branch."""
+        """Records that a node has been played. Returns False if who waited then rolled back or ended the branch."""
         epoch = self._jobs.epoch
         self._played = place + 1
         if self._text is not None:
@@ -456,23 +447,15 @@ class Branch:
             self._refused, self._quiet = None, False
 
     def _go_back(self, text: BranchText, at: int) -> None:
-        self._player.forget_values(self._path, self._rollbacks.go_back(at, text))
+        self._rollbacks.go_back(at, text)
 
     # ------------------------------------------------------------------------------------------ its nodes
 
-    def _answered(
-        self, place: int, spans: Sequence[Span] | None, value: str | list[str] | None, *, in_slot: bool = False
-    ) -> Request | None:
+    def _answered(self, place: int, spans: Sequence[Span] | None, *, in_slot: bool = False) -> Request | None:
         """Goes on behind a generation or selection that has been answered; see `BranchAnswers`."""
         self._awaits_caller = spans is None
         if spans is not None and self._text is not None:
             self._text.write(spans)
-        if value is not None:
-            self._player.set_value((*self._path, place), value)
         following = self._play(in_slot=in_slot) if self._mark_played(place) else None
         self._player.settle()
         return following
-
-    def failed(self, place: int) -> SglError | None:
-        """Error because of which the node at `place` will never have a value, or None if it may still get one."""
-        return self.error if place >= self._played else None

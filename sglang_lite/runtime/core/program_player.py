@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from functools import partial
 from types import MappingProxyType
 
-from sglang_lite.program.nodes import Decision, Fork, Gen, GrammarBegin, Node, Path, Rollback
+from sglang_lite.program.nodes import Fork, Gen, GrammarBegin, Node, Path, Rollback
 from sglang_lite.protocol import (
     Constraint,
     ConstraintError,
@@ -28,8 +28,7 @@ from sglang_lite.protocol import (
 from sglang_lite.runtime.core.branch_queue import QueuedNode
 from sglang_lite.runtime.core.branch_text import BranchText
 from sglang_lite.runtime.core.engine_parts import EngineParts
-from sglang_lite.runtime.core.program_branch import Branch, Waiter
-from sglang_lite.runtime.core.program_control_flow import Decisions, PreparedPart
+from sglang_lite.runtime.core.program_branch import Branch
 from sglang_lite.runtime.core.submission import MOST_QUEUED, check_nodes, too_many_error
 from sglang_lite.runtime.resolved_params import ResolvedParams
 from sglang_lite.runtime.schedule_hints import NOTHING_EXPECTED, expected_tokens
@@ -74,10 +73,7 @@ class ProgramPlayer:
         self._busy = 0  # number of busy branches
         self._closed = self.ended = False
         self._branches: dict[Path, Branch] = {}
-        self._values: dict[Path, str | list[str]] = {}  # values of generations and selections
-        self._decisions: Decisions | None = None
         self._unforked: SglError | None = None  # error of nodes for a branch that is never forked
-        self._adding = False  # True while the nodes of a part are added
         self.branch(()).begin(BranchText(log, (), None))
 
     # ------------------------------------------------------------------------------------------ any thread
@@ -108,10 +104,6 @@ class ProgramPlayer:
         """Adds prepared nodes, as `extend`."""
         self.parts.open_requests.count("programs_extended")
         self.parts.loop.inbox.post(partial(self._extend, path, entries))
-
-    def decide(self, first: Decision, parts: Sequence[PreparedPart]) -> None:
-        """Starts the decisions of a program, which add the nodes of its parts. No other nodes may be added."""
-        self.parts.loop.inbox.post(partial(self._decide, Decisions(self, first, parts)))
 
     def drop(self, path: Path) -> None:
         """Ends a branch that the caller has given up, from its next answer on; no more events of it are sent. What
@@ -170,30 +162,6 @@ class ProgramPlayer:
         if found is None:
             found = self._branches[path] = Branch(self, path)
         return found
-
-    def value(self, path: Path, waiter: Waiter) -> str | list[str] | None:
-        """Value of a node, or None if the node has no value yet; then `waiter` is resumed when it may have one.
-
-        Raises:
-            SglError: the node has failed and will never have a value.
-        """
-        found = self._values.get(path)
-        if found is None:
-            branch = self.branch(path[:-1])
-            error = branch.failed(path[-1]) if path else None
-            if error is not None:
-                raise error
-            branch.wake_when_played(waiter)
-        return found
-
-    def set_value(self, path: Path, value: str | list[str]) -> None:
-        self._values[path] = value
-
-    def forget_values(self, path: Path, after: int) -> None:
-        """Deletes the values of a branch's nodes after a place that the branch has rolled back to."""
-        gone = [at for at in self._values if at[:-1] == path and at[-1] > after]
-        for at in gone:
-            del self._values[at]
 
     def send(self, path: Path, name: str | None, event: Delta | Generation | Selection | SglError) -> None:
         if not self.ended:
@@ -291,14 +259,10 @@ class ProgramPlayer:
         idle."""
         if self._busy or self.ended or self._waits_for_room:
             return
-        if self._decisions is not None and self._decisions.pending is not None:
-            if not self._adding:
-                self.fail(ProgramError("a decision waits for a node that was never played."))
-            return
         if self._closed:
             for branch in self._branches.values():
                 if branch.joining:
-                    branch.fail(ProgramError("a join or a hole waits for nodes that were never added."))
+                    branch.fail(ProgramError("a join waits for nodes that were never added."))
                     return
             for branch in list(self._branches.values()):
                 if branch.unforked:
@@ -329,7 +293,7 @@ class ProgramPlayer:
             branch.end()
         sink, self._sink = self._sink, _ignore_event
         # Breaks reference cycles, so that no garbage collection is needed.
-        self._branches, self._values, self._room_callback, self._decisions = {}, {}, _nothing, None
+        self._branches, self._room_callback = {}, _nothing
         sink(outcome)
 
     def _extend(self, path: Path, entries: Sequence[QueuedNode]) -> None:
@@ -372,25 +336,6 @@ class ProgramPlayer:
     def _close(self) -> None:
         self._closed = True
         self.settle()
-
-    def _decide(self, decisions: Decisions) -> None:
-        self._decisions = decisions
-        decisions.resume()
-        self.settle()
-
-    def add(self, nodes: Sequence[tuple[Path, Sequence[QueuedNode]]], *, last: bool) -> None:
-        """Adds the nodes of a part; closes the program if it is the last part."""
-        self._adding, self._closed = True, last
-        for path, entries in sorted(nodes, key=_depth):  # a join is received before rollbacks of what it joins
-            self._queued += len(entries)
-            self.branch(path).queue_nodes(entries)
-        for path, _ in nodes:
-            self.branch(path).resume()
-        self._adding = False
-
-
-def _depth(nodes: tuple[Path, Sequence[QueuedNode]]) -> int:
-    return len(nodes[0])
 
 
 def _nothing() -> None:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import get_args
 
-from sglang_lite.program.control_flow import check_decisions
 from sglang_lite.program.nodes import BaseNode, Node, Path, Program
 from sglang_lite.protocol import Constraint, OverloadedError, ParameterError, Prompt, SamplingParams, Unset
 from sglang_lite.runtime.resolved_params import LogitProcessor, shown
@@ -75,7 +74,7 @@ class ProgramRequest:
         """Checks the types of the fields, and the size of the program.
 
         Raises:
-            ParameterError: a field has the wrong type, or a decision of the program is not valid.
+            ParameterError: a field has the wrong type.
             OverloadedError: the program has too many nodes.
         """
         check_kind("prompt", self.prompt, str, Prompt)
@@ -83,13 +82,7 @@ class ProgramRequest:
         check_kind("program", self.program, Program)
         check_kind("program", self.program.nodes, list, tuple)
         check_nodes(self.program.nodes)
-        count = len(self.program.nodes)
-        for part in self.program.parts:
-            for each in part.added:
-                check_nodes(each.nodes, each.path)
-                count += len(each.nodes)
-        check_decisions(self.program)
-        if count > MOST_QUEUED:
+        if len(self.program.nodes) > MOST_QUEUED:
             raise too_many_error()
 
 

@@ -1,1 +1,1 @@
-"""Protocol of this package: whole programs, and rows of compiled programs."""
+"""Protocol of this package: whole programs."""

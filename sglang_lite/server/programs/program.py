@@ -15,8 +15,7 @@ from starlette.responses import Response
 
 from sglang_lite import wire
 from sglang_lite.engine.core import OpenProgram
-from sglang_lite.program.control_flow import check_decisions
-from sglang_lite.program.nodes import Decision, Fork, Gen, ImagePart, Mark, Node, Path, Program, Select
+from sglang_lite.program.nodes import Fork, Gen, ImagePart, Mark, Node, Path, Program, Select
 from sglang_lite.protocol import (
     CapabilityError,
     Generation,
@@ -124,32 +123,6 @@ class ProgramBudget:
             remaining.subtract(node, place, self)
         return remaining
 
-    def minus_program(self, program: Program, pointer: str) -> ProgramBudget:
-        """Budget that is left after a complete program: nodes and branches of all parts, and tokens of the longest way.
-
-        Args:
-            pointer: JSON Pointer to the program.
-
-        Raises:
-            ParameterError, CapabilityError: as `minus`, or a decision names a part that doesn't exist.
-        """
-        check_decisions(program)
-        remaining = self.minus(program.nodes, f"{pointer}/nodes")
-        costs: dict[int, int] = {}  # most tokens from each part on; decisions name only later parts
-        for i in reversed(range(len(program.parts))):
-            part = program.parts[i]
-            costs[i] = _costliest(part.decision, costs)
-            for j, each in enumerate(part.added):
-                whole = replace(remaining, tokens=self.tokens)
-                rest = whole.minus(each.nodes, f"{pointer}/parts/{i}/added/{j}/nodes")
-                remaining.nodes, remaining.branches = rest.nodes, rest.branches
-                costs[i] += self.tokens - rest.tokens
-        remaining.tokens -= _costliest(program.decision, costs)
-        if remaining.tokens < 0:
-            message = f"a path of the program may generate {self.tokens:,} more tokens at most."
-            raise ParameterError(f"{pointer}/decision", message, hint="Lower max_tokens, or the limits of loops.")
-        return remaining
-
     def subtract(self, node: Node, pointer: str, most: ProgramBudget) -> None:
         """Subtracts a node from the budget.
 
@@ -189,11 +162,6 @@ class ProgramBudget:
                 )
         elif isinstance(node, ImagePart):
             raise CapabilityError("the model reads no images.", parameter=pointer)
-
-
-def _costliest(decision: Decision | None, costs: Mapping[int, int]) -> int:
-    """Number of tokens of the most expensive part that a decision may choose."""
-    return 0 if decision is None else max(costs[part] for part in decision.parts)
 
 
 def _walked(nodes: Sequence[Node], pointer: str) -> Iterator[tuple[str, Node]]:
@@ -272,9 +240,7 @@ def parse_request(reader: Reader, call: HttpRequest, given: Mapping[str, Json], 
         raise ParameterError(f"{pointer}/close", "is of programs that are open.", hint="Leave it out.")
     budget, seconds = limits_of(reader, body.limits, pointer)
     budget.open = bool(body.open)
-    remaining = budget.minus_program(program, f"{pointer}/program")
-    if body.open and program.decision is not None:
-        raise ParameterError(f"{pointer}/program/decision", "is of programs that are whole.", hint="Leave `open` out.")
+    remaining = budget.minus(program.nodes, f"{pointer}/program/nodes")
     return ParsedProgram(
         (body.model,), f"prog-{random_id()}", prompt, program, remaining, seconds, bool(body.stream), bool(body.open),
         bool(body.close), body.cache_salt or "", body.priority or 0,
@@ -508,7 +474,16 @@ def _after(remaining: ProgramBudget, changes: _Changes) -> ProgramBudget:
     return remaining
 
 
+async def refuse_rows(service: Service, call: HttpRequest) -> Response:
+    """Tells clients of earlier versions that rows are no longer played."""
+    raise ParameterError(
+        "rows", "this server plays no rows of compiled programs.",
+        hint="Use sglang-lite of the server's version: run_batch sends each row's program to POST /program.",
+    )  # fmt: skip
+
+
 ROUTES = (
+    Route("/program/rows", refuse_rows, "Refused: rows of compiled programs, which earlier versions sent"),
     Route("/program", play, "Play a program", fields=PLAY, streams=True, counts_as_open=True),
     Route("/program/{id}/answer", extend, "Give an open program more nodes", fields=ANSWERS),
 )

@@ -147,14 +147,6 @@ def test_a_batch_has_one_budget_and_keeps_what_is_done():
     assert sum(u.prompt_tokens + u.completion_tokens for u in used) <= 200
 
 
-def test_a_compiled_program_has_one_too(engine_process):
-    compiled = four.bind(n=4).compile(engine_process)
-    state = compiled.run(backend=engine_process, max_total_tokens=100)
-    assert isinstance(state.error(), sgl.BudgetError)
-    with pytest.raises(sgl.BatchError):
-        compiled.run_batch([{}] * 4, backend=engine_process, max_total_tokens=100)
-
-
 def test_a_coroutine_has_one_too():
     async def main():
         state = await four.arun(backend=sgl.ScriptedBackend(default="a", latency=0.0001), max_total_tokens=60)

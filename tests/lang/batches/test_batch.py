@@ -7,8 +7,7 @@ import pytest
 
 import sglang_lite as sgl
 from tests.children import in_a_child, interrupted
-from tests.lang.fakes import Answers, Gated, Meeting, Silent, within
-from tests.waiting import until
+from tests.lang.fakes import Answers, Gated, Meeting, within
 
 
 @sgl.function
@@ -352,20 +351,6 @@ def interrupt_stops_what_is_under_way(is_async):
     batch = [(i,) for i in range(3)]
     interrupted(lambda: holding(gated, is_async).run_batch(batch, backend=gated), gated.asked.is_set)
     return gated.cancelled.wait(60)
-
-
-def test_an_interrupt_ends_a_compiled_batch():
-    assert in_a_child(rows_of_an_interrupted_batch) == [3, 3]
-
-
-def rows_of_an_interrupted_batch():
-    """Numbers of rows that were started, and of those that were ended."""
-    silent = Silent()
-    compiled = square.compile(silent)
-    batch = [[1]] * 9
-    interrupted(lambda: compiled.run_batch(batch, backend=silent, num_threads=3), lambda: silent.started == 3)
-    until(lambda: silent.ended == 3)
-    return [silent.started, silent.ended]
 
 
 def test_coroutines_have_the_same_iterators():

@@ -400,19 +400,6 @@ def test_what_can_not_be_saved_says_why_and_leaves_the_file(tmp_path):
     assert [each.name for each in Path(tmp_path).iterdir()] == ["state.json"]
 
 
-@pytest.mark.slow
-def test_a_run_of_a_compiled_program_is_saved_and_branched(engine, tmp_path):
-    backend = LocalBackend(engine)
-    state = told.compile().run("Ann", backend=backend, seed=1)
-    loaded = saved(state, tmp_path, backend=backend)
-    assert (loaded.text(), loaded["b"]) == (state.text(), state["b"])
-    (branch,) = state.fork_at("a")
-    assert branch["a"] == state["a"]
-    before = engine.stats()["requests_submitted"]
-    assert state.rerun("b", "Hi!")["a"] == state["a"]
-    assert engine.stats()["requests_submitted"] == before
-
-
 @pytest.mark.parametrize("content", [b"", b"\x89PNG\r\n", b"hello", b"[1]", b'{"a": 1}'])
 def test_a_file_of_something_else_is_told_what_was_expected(tmp_path, content):
     path = tmp_path / "other"

@@ -8,14 +8,9 @@ import pytest
 
 from sglang_lite import wire
 from sglang_lite.program.nodes import (
-    Added,
-    Condition,
-    Decision,
-    Fill,
     Fork,
     Gen,
     Join,
-    Part,
     Program,
     Select,
     Text,
@@ -339,27 +334,11 @@ def test_many_programs_at_once_have_each_its_own_events(http, engine):
         assert results[i] == engine.play("", Program((Text(f"{i} a"), Gen("a", FOUR))))[0].text
 
 
-def test_a_program_with_decisions_may_cost_what_its_costliest_way_does(http):
-    def part(tokens, *, first):
-        gen = Gen("b", SamplingParams(max_tokens=tokens, ignore_eos=True))
-        return Part((Added((), first, (gen, Text("!"))),))
-
-    first = Gen("a", SamplingParams(max_tokens=2, ignore_eos=True))
-    decides = Decision((0, 1), Condition(Fill(node=(0,)), "==", "no such text"))
-    program = Program((first,), decides, (part(6, first=1), part(5, first=1)))
-    found = http.post("/program", json=body(program, limits={"tokens": 8})).json()
-    assert [each["path"] for each in found["played"]] == [[0], [1]]
-    assert found["usage"]["completion_tokens"] == 2 + 5
-    for limits, pointer in (
-        ({"tokens": 7}, "/program/decision"),
-        ({"tokens": 5}, "/program/parts/0/added/0/nodes/0/params/max_tokens"),
-        ({"nodes": 4}, "/program/parts/0/added/0/nodes/1"),
-    ):
-        refused = http.post("/program", json=body(program, limits=limits))
-        assert refused.status_code == 400
-        assert refused.json()["error"]["param"] == pointer
-    refused = http.post("/program", json=body(program, prompt="", open=True))
-    assert refused.json()["error"]["param"] == "/program/decision"
-    twice = Program((first,), Decision((0, 0), decides.condition), (Part((), Decision((0, 0), decides.condition)),))
-    refused = http.post("/program", json=body(twice))
-    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "parts")
+def test_what_earlier_versions_sent_is_refused_with_the_cure(http):
+    found = http.post("/program/rows", json={"version": 1, "program": {"name": "ask", "nodes": []}, "rows": [{}]})
+    assert found.status_code == 400
+    assert "run_batch sends each row's program to POST /program" in found.json()["error"]["message"]
+    decides = {"nodes": [], "decision": {"parts": [0]}, "parts": [{}]}
+    found = http.post("/program", json={"version": 1, "prompt": "", "program": decides})
+    assert found.status_code == 400
+    assert "decision" in found.json()["error"]["message"]

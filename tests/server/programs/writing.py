@@ -23,9 +23,8 @@ def endpoint(url):
 def interrupted_batch(url):
     """Interrupts the batch on a server. True if the server answers afterwards."""
     remote = endpoint(url)
-    compiled = write.compile(remote)
     interrupted(
-        lambda: compiled.run_batch(LONG, backend=remote, max_new_tokens=400),
+        lambda: write.run_batch(LONG, backend=remote, max_new_tokens=400),
         lambda: httpx2.get(f"{url}/v1/loads", timeout=60).json()["loads"][0]["num_running_reqs"],
     )
     return bool(write.run("a", backend=remote, max_new_tokens=3)["a"])

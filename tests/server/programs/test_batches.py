@@ -1,0 +1,65 @@
+"""Batches of programs on a server, and how they end before their end."""
+
+import threading
+
+import pytest
+
+import sglang_lite as sgl
+from sglang_lite.engine.engine import Engine
+from tests.children import in_a_child
+from tests.constraints.test_generation import random_model
+from tests.server.conftest import serving
+from tests.server.programs.writing import LONG, endpoint, interrupted_batch, write
+from tests.waiting import until
+
+
+@pytest.fixture(scope="module")
+def small():
+    with Engine.of(random_model(), max_running=8) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def small_url(small):
+    with serving(small) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def remote(small_url):
+    remote = endpoint(small_url)
+    yield remote
+    remote.shutdown()
+
+
+def when_running(engine, call):
+    """Calls, on a thread, when the engine has something to do."""
+
+    def wait():
+        until(lambda: engine.stats()["running"])
+        call()
+
+    threading.Thread(target=wait).start()
+
+
+def test_an_interrupt_ends_a_batch_there(small_url, small):
+    assert in_a_child(interrupted_batch, small_url)
+    until(lambda: not small.stats()["running"])
+
+
+@sgl.function
+def around(s, found):
+    found += write.run_batch(LONG, on_error="return", max_new_tokens=400)
+
+
+def test_a_batch_inside_a_body_ends_with_the_run(remote, small):
+    found = []
+    state = around.run(found, backend=remote, stream=True)
+    when_running(small, state.cancel)
+    until(lambda: len(found) == len(LONG))
+    assert sgl.RequestAbortedError in {type(each) for each in found}
+    until(lambda: not small.stats()["running"])
+    late = []
+    around.run(late, backend=remote, timeout=0.01)
+    assert {type(each) for each in late} == {sgl.RequestTimeoutError}
+    until(lambda: not small.stats()["running"])
