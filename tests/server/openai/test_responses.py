@@ -526,8 +526,7 @@ def test_an_event_that_is_not_there_is_refused(client, after, message):
 
 
 def test_events_count_for_the_room_of_the_store(engine):
-    with serving(engine, max_stored_mb=0.02) as url:
-        client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+    with serving(engine, max_stored_mb=0.02) as url, openai.OpenAI(base_url=f"{url}/v1", api_key="x") as client:
         plain = [ask(client) for _ in range(4)]
         assert client.responses.retrieve(plain[0].id)
         for _ in range(4):
