@@ -15,8 +15,7 @@ _WHOLE = r"(?:[1-9][0-9]{0,2}(?:,[0-9]{3})+|[0-9]+)"
 _WHOLE_PREFIX = r"(?:[1-9][0-9]{0,2}(?:,[0-9]{3})*,[0-9]{0,3}|[0-9]*)"
 _POINT, _EXPONENT = r"(?:\.[0-9]+)?", r"[eE][-+]?"
 
-# Characters of which a backend that can't cut off the end of a number returns one after it. program/control_flow.py,
-# which must not import this package, has the same list.
+# Characters of which a backend that can't cut off the end of a number returns one after it.
 TERMINATORS = " \n,;:.)"
 # Complete numbers, by kind.
 PATTERNS = {

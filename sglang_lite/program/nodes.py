@@ -31,9 +31,6 @@ Method: TypeAlias = Literal[
     "token_length_normalized", "greedy_token_selection", "unconditional_likelihood_normalized"
 ]  # as in choosing.METHODS
 JoinMode: TypeAlias = Literal["gather_variable", "concate_and_append"]
-Reader: TypeAlias = Literal["int", "float", "bool"]
-Sign: TypeAlias = Literal["true", "readable", "==", "<", "<=", ">", ">=", "in", "contains"]
-Scalar: TypeAlias = str | int | float | bool | None
 
 
 class Expression:

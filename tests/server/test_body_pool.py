@@ -51,8 +51,6 @@ REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
     "completed program": ("/v1/completions", {"prompt": "", "program": {"version": 1, "program": {"nodes": [
         {"kind": "Text", "text": "a"}, {"kind": "Gen", "name": "x", "params": {"max_tokens": 2, "temperature": 0}}]}}}),
     "program": ("/program", {"version": 1, "program": {"nodes": [{"kind": "Select", "choices": ["a", "b"]}]}}),
-    "rows": ("/program/rows", {"version": 1, "program": {"name": "a", "parameters": [{"name": "q"}], "nodes": [
-        {"kind": "Text", "text": "a"}, {"kind": "Select", "choices": ["a", "b"]}]}, "rows": [{"q": 1}, {"q": 2}]}),
     "decision": ("/v1/decisions", {"model": "", "input": SAID, "questions": [
         {"type": "predicate", "name": "a", "instructions": "Is it?"}]}),
     "no program": ("/program", {"version": 1, "program": {"nodes": [{"kind": "Nothing"}]}}),

@@ -388,7 +388,7 @@ class Branch:
         self._answers.end()
 
     def _mark_played(self, place: int) -> bool:
-        """Records that a node has been played. Returns False if who waited then rolled back or ended the branch."""
+        """Records that a node has been played. Returns False if that rolled back or ended the branch."""
         epoch = self._jobs.epoch
         self._played = place + 1
         if self._text is not None:
