@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from itertools import chain, groupby
 
 from sglang_lite.constraints.emit.regex import repetition_sign, to_rust
+from sglang_lite.constraints.formal.automaton import may_be_empty
 from sglang_lite.constraints.formal.lengths import MAX_LEAST, lengths
 from sglang_lite.constraints.formal.nodes import (
     EMPTY,
     Alternation,
+    CharSet,
     Complement,
     Concat,
     Intersection,
@@ -20,12 +23,19 @@ from sglang_lite.constraints.formal.nodes import (
     Repeat,
     alternation,
     children,
+    concat,
     literal_text,
+    mapped,
+    optional,
 )
 from sglang_lite.protocol import ConstraintError
 
 _JSON = json.JSONEncoder(ensure_ascii=False).encode  # json.dumps would make a new encoder for each call
 MAX_DEPTH = 2_000  # nesting of rules; llguidance 1.9.1 overflows its stack between 4,000 and 8,000
+_LARGE = 10_000_000  # bytes of a language, above which each of its large character sets is written once
+MAX_RANGES = 1_000_000  # of the character sets of a language
+_LONG = 100  # characters of a part of a terminal, from which on it is a terminal of its own
+_MAX_RUN = 8  # parts in a row that may be empty
 _MAX_GROUPS = 20  # depth of groups in a definition; llguidance 1.9.1 refuses 30
 
 
@@ -65,7 +75,14 @@ class _Speller:
         self._rules = {name: f"r{i}" for i, name in enumerate(language.rules)}
         self._terminals: dict[str, str] = {}  # names of terminals by definition
         self._lexemes: dict[Node, str] = {}
+        self._parts: dict[Node, tuple[str, int]] = {}  # texts of parts of terminals, and the depth of their groups
         self._groups: dict[str, str] = {}  # names of rules for deep groups, by definition
+        self._large = sum(body.size for body in language.rules.values()) > _LARGE
+        if self._large and _ranges(language) > MAX_RANGES:
+            raise ConstraintError(
+                f"its character sets, all different ones together, have more than {MAX_RANGES:,} ranges of characters.",
+                hint=r"Use fewer sets that have \w, \d or a Unicode category in them beside other characters.",
+            )
 
     def text(self) -> str:
         rules = self._language.rules.items()
@@ -98,7 +115,7 @@ class _Speller:
             if text is not None:
                 self._lexemes[node] = _JSON(text).replace("\x7f", "\\u007f")
             else:
-                definition, _ = self._terminal(node)
+                definition, _ = self._terminal(_grouped(node))
                 self._lexemes[node] = self._terminals.setdefault(definition, f"T{len(self._terminals)}")
         return self._lexemes[node]
 
@@ -108,15 +125,16 @@ class _Speller:
         """
         if node == EMPTY:
             return '""', 0
-        with contextlib.suppress(ConstraintError):  # intersections and complements, which need operators
-            return f"/{to_rust(node)}/", 0
+        if not self._large or not children(node):
+            with contextlib.suppress(ConstraintError):  # intersections and complements, which need operators
+                return f"/{to_rust(node)}/", 0
         match node:
             case Concat(parts):
-                return _group(" ", map(self._terminal, parts), self._terminals, "T")
+                return _group(" ", map(self._part, parts), self._terminals, "T")
             case Alternation(options):
-                return _group(" | ", map(self._terminal, options), self._terminals, "T")
+                return _group(" | ", map(self._part, options), self._terminals, "T")
             case Repeat(inner, least, most):
-                text, depth = _group("", [self._terminal(inner)], self._terminals, "T")
+                text, depth = _group("", [self._part(inner)], self._terminals, "T")
                 return text + repetition_sign(least, most), depth
             case Intersection(parts):
                 texts = [self._terminal(part) for part in parts if not isinstance(part, Complement)]
@@ -131,6 +149,53 @@ class _Speller:
             case Complement():
                 return self._terminal(Intersection((node,)))
         raise AssertionError(f"a {type(node).__name__} is no part of a terminal")
+
+    def _part(self, node: Node) -> tuple[str, int]:
+        """Text of a part of a terminal, if it is long the name of a terminal of its own; and its groups' depth."""
+        if node not in self._parts:
+            text, depth = self._terminal(node)
+            if len(text) >= _LONG:
+                text, depth = self._terminals.setdefault(text, f"T{len(self._terminals)}"), 0
+            self._parts[node] = text, depth
+        return self._parts[node]
+
+
+def _ranges(language: Language) -> int:
+    """Number of ranges of characters in all different sets of a language."""
+    found: dict[Node, int] = {}
+    stack = list(language.rules.values())
+    while stack:
+        node = stack.pop()
+        if isinstance(node, CharSet):
+            found[node] = len(node.ranges)
+        stack += children(node)
+    return sum(found.values())
+
+
+def _grouped(node: Node) -> Node:
+    """Regular node of the same texts, whose runs of parts that may be empty are in nested groups of a few. For each
+    part that may come first, llguidance copies all that follow it in its group: in one group of thousands, gigabytes.
+    """
+    if not isinstance(node, Concat):
+        return mapped(node, _grouped)
+    runs = groupby(map(_grouped, _flat(node)), key=may_be_empty)
+    return concat(*chain.from_iterable(_nested(list(run)) if empty else run for empty, run in runs))
+
+
+def _flat(node: Concat) -> Iterator[Node]:
+    """Parts of a concatenation, with those of its concatenations in their place."""
+    for part in node.parts:
+        if isinstance(part, Concat):
+            yield from _flat(part)
+        else:
+            yield part
+
+
+def _nested(parts: list[Node]) -> list[Node]:
+    """Parts that may be empty, in groups that may be left out, as llguidance would join the others."""
+    while len(parts) > _MAX_RUN:
+        parts = [optional(concat(*parts[i : i + _MAX_RUN])) for i in range(0, len(parts), _MAX_RUN)]
+    return parts
 
 
 def _group(operator: str, parts: Iterable[tuple[str, int]], names: dict[str, str], prefix: str) -> tuple[str, int]:

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
+from functools import partial
 from typing import Any, TypeAlias
 
 from sglang_lite.constraints.formal.charsets import LAST, SURROGATES
@@ -348,25 +349,32 @@ class Automaton:
         return DEAD
 
 
+def may_be_empty(node: Node, empty_rules: Set[str] = frozenset()) -> bool:
+    """Returns True if a node matches the empty text.
+
+    Args:
+        node: regular node, or body of a rule.
+        empty_rules: names of rules that match the empty text.
+    """
+    below = partial(may_be_empty, empty_rules=empty_rules)  # takes less of the stack than a generator
+    match node:
+        case Ref(name):
+            return name in empty_rules
+        case Concat(parts) | Intersection(parts):
+            return all(map(below, parts))
+        case Alternation(options):
+            return any(map(below, options))
+        case Repeat(inner, least, _):
+            return least == 0 or below(inner)
+        case Complement(inner):
+            return not below(inner)
+    return False
+
+
 def _empty_rules(rules: Mapping[str, Node]) -> set[str]:
     """Names of the rules that match the empty text."""
     empty: set[str] = set()
-
-    def may_be(node: Node) -> bool:
-        match node:
-            case Ref(name):
-                return name in empty
-            case Concat(parts) | Intersection(parts):
-                return all(map(may_be, parts))
-            case Alternation(options):
-                return any(map(may_be, options))
-            case Repeat(inner, least, _):
-                return least == 0 or may_be(inner)
-            case Complement(inner):
-                return not may_be(inner)
-        return False
-
-    while more := {name for name, body in rules.items() if name not in empty and may_be(body)}:
+    while more := {name for name, body in rules.items() if name not in empty and may_be_empty(body, empty)}:
         empty |= more
     return empty
 
