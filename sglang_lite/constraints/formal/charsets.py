@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 from functools import lru_cache
+from itertools import pairwise
 from typing import TypeAlias
 
 LAST = 0x10FFFF
@@ -19,7 +21,10 @@ ALL: Ranges = ((0, SURROGATES[0] - 1), (SURROGATES[1] + 1, LAST))
 def union(ranges: Iterable[tuple[int, int]]) -> Ranges:
     """Union of ranges, normalised."""
     merged: list[tuple[int, int]] = []
-    for low, high in sorted(ranges):
+    found = sorted(ranges)
+    if all(before[1] + 1 < after[0] for before, after in pairwise(found)):
+        return tuple(found)
+    for low, high in found:
         if merged and low <= merged[-1][1] + 1:
             merged[-1] = (merged[-1][0], max(high, merged[-1][1]))
         else:
@@ -29,15 +34,10 @@ def union(ranges: Iterable[tuple[int, int]]) -> Ranges:
 
 def complement(ranges: Iterable[tuple[int, int]]) -> Ranges:
     """Complement of a set."""
-    gaps: list[tuple[int, int]] = []
-    start = 0
-    for low, high in union([*ranges, SURROGATES]):
-        if start < low:
-            gaps.append((start, low - 1))
-        start = high + 1
-    if start <= LAST:
-        gaps.append((start, LAST))
-    return tuple(gaps)
+    found = union([*ranges, SURROGATES])
+    starts = [0, *[high + 1 for _, high in found]]
+    ends = [*[low - 1 for low, _ in found], LAST]
+    return tuple([(low, high) for low, high in zip(starts, ends) if low <= high])
 
 
 def difference(ranges: Ranges, without: Iterable[tuple[int, int]]) -> Ranges:
@@ -103,9 +103,20 @@ def _cased() -> str:
 @lru_cache(maxsize=256)
 def ignoring_case(ranges: Ranges) -> Ranges:
     """Closure of a set under case, as defined by Python's `re.IGNORECASE`."""
-    inside = "".join(re.escape(c) for c in _cased() if any(low <= ord(c) <= high for low, high in ranges))
-    found = re.finditer(f"[{inside}]", _cased(), re.IGNORECASE) if inside else ()
-    return union([*ranges, *((ord(match[0]), ord(match[0])) for match in found)])
+    cased = _cased()
+    inside = "".join([cased[bisect_left(cased, chr(low)) : bisect_right(cased, chr(high))] for low, high in ranges])
+    return union([*ranges, *(_cases_of_one(inside) if len(inside) == 1 else _cases(inside))])
+
+
+@lru_cache(maxsize=64)
+def _cases(chars: str) -> Ranges:
+    """Cased characters that a class of these characters matches."""
+    return singles("".join(re.findall(f"[{re.escape(chars)}]", _cased(), re.IGNORECASE))) if chars else ()
+
+
+@lru_cache(maxsize=4096)  # there are fewer
+def _cases_of_one(char: str) -> Ranges:
+    return singles("".join(re.findall(re.escape(char), _cased(), re.IGNORECASE)))
 
 
 def singles(text: str) -> Ranges:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from itertools import chain
 from typing import NoReturn, cast
 
 from sglang_lite.constraints.formal import charsets
@@ -46,6 +47,7 @@ from sglang_lite.protocol import ConstraintError
 MAX_PATTERN_CHARS = 50_000
 MAX_REPEAT = 10_000
 MAX_NESTING = 100
+MAX_RANGES = 1_000_000  # in the character classes of a pattern
 
 
 @memoized
@@ -120,6 +122,8 @@ class _Parser:
         self.at = 0
         self.depth = 0
         self.names: set[str] = set()  # names of groups
+        self.classes: dict[tuple[frozenset[Ranges], bool, bool], Ranges] = {}  # by items, case and negation
+        self.ranges = 0  # in all of them
         self.ignore_case = self.dot_all = False
 
     def parse(self) -> Tree:
@@ -397,7 +401,7 @@ class _Parser:
         start = self.at
         self.at += 1
         negated = self.take("^")
-        ranges: list[tuple[int, int]] = []
+        items: set[Ranges] = set()
         first = not self.ecma  # in Python, a ] in first position is a character
         while first or not self.peek("]"):
             first = False
@@ -408,16 +412,22 @@ class _Parser:
                 upper = self.class_item(start)
                 single = len(item) == len(upper) == 1 and item[0][0] == item[0][1] and upper[0][0] == upper[0][1]
                 if self.ecma and not single:  # ECMA-262, B.1.2: a hyphen next to a class is a character
-                    ranges += (*item, *upper, (ord("-"), ord("-")))
+                    items |= {item, upper, ((ord("-"), ord("-")),)}
                     continue
                 if not single or upper[0][0] < item[0][0]:
                     self.fail("bad character range", dash)
-                ranges += charsets.without_surrogates(item[0][0], upper[0][0])
+                items.add(tuple(charsets.without_surrogates(item[0][0], upper[0][0])))
             else:
-                ranges += item
+                items.add(item)
         self.at += 1
-        united = self.cased(charsets.union(ranges))
-        return charsets.complement(united) if negated else united
+        key = frozenset(items), self.ignore_case, negated
+        if key not in self.classes:
+            united = self.cased(charsets.union(chain.from_iterable(items)))
+            self.classes[key] = charsets.complement(united) if negated else united
+            self.ranges += len(self.classes[key])
+            if self.ranges > MAX_RANGES:
+                self.fail(f"its different character classes have more than {MAX_RANGES:,} ranges of characters", start)
+        return self.classes[key]
 
     def class_item(self, start: int) -> Ranges:
         if self.at >= len(self.pattern):

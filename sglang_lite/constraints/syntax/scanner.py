@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import NoReturn
 
 from sglang_lite.constraints.formal.nodes import Language, Node, literal, references
@@ -10,8 +11,10 @@ from sglang_lite.protocol import ConstraintError
 
 MAX_GRAMMAR_CHARS = 500_000
 MAX_NESTING = 100
+_SIGNS = ("*", "+", "?", "{", "~")  # that begin a repetition
 # Special tokens that every tokenizer has as text or can spell.
 _SPECIAL_TOKENS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
+_compiled = lru_cache(256)(re.compile)  # faster than the cache of `re`
 
 
 class Scanner:
@@ -53,7 +56,7 @@ class Scanner:
             self.at, self.starts_line = match.end(), "\n" in match[0]
 
     def peek(self, pattern: str) -> re.Match[str] | None:
-        return re.compile(pattern).match(self.text, self.at)
+        return _compiled(pattern).match(self.text, self.at)
 
     def take(self, pattern: str) -> re.Match[str] | None:
         """Matches a pattern at the current offset and skips the blanks after the match; returns None, without moving,
@@ -78,6 +81,8 @@ class Scanner:
 
     def counts(self) -> tuple[int, int | None] | None:
         """Reads a repetition sign and returns its (least, most) counts, or None if no repetition sign follows."""
+        if not self.text.startswith(_SIGNS, self.at):
+            return None
         for sign, counts in ((r"\*", (0, None)), (r"\+", (1, None)), (r"\?", (0, 1))):
             if self.take(sign):
                 return counts
