@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from sglang_lite.lang.backend.default import BackendLike, as_backend
 from sglang_lite.lang.expressions import BaseProgram
 from sglang_lite.lang.saved.runs import AbsentBackend, check_program, classes, read
 from sglang_lite.lang.state import ProgramState
 from sglang_lite.protocol import WireError
+from sglang_lite.protocol.anything import UserValue
 
 
 def load(
@@ -17,7 +18,7 @@ def load(
     program: BaseProgram | None = None,
     *,
     backend: BackendLike | None = None,
-    types: Iterable[type] = (),
+    types: Iterable[Callable[..., UserValue]] = (),
 ) -> ProgramState:
     """Loads a state that `state.save(path)` has written. The state can be read, extended, forked, and run again with a
     different answer of a node (`rerun`). A file contains no code, and reading it neither imports nor runs any.
@@ -26,7 +27,7 @@ def load(
         path: file to read.
         program: program whose run was saved; `rerun` needs it. Its module is also searched for the classes of values.
         backend: backend on which the state continues; without one it can only be read.
-        types: classes of values that are not in the program's module.
+        types: classes of values that are not in the program's module, and the functions of saved tool calls.
 
     Returns:
         The state. Its `restored` is "tokens" if the backend has the tokenizer of the saved run: text that the model
@@ -38,7 +39,7 @@ def load(
         ParameterError: the file does not exist or is too large.
         WireError: the file is not a saved state, is damaged, or has another version.
         ProgramError: the file was saved by another program, or the program's body has changed (the error has the first
-            difference), or the class of a value was not given.
+            difference), or the class of a value, or the function of a tool call, was not given.
     """
     saved = read(path)
     if program is not None:

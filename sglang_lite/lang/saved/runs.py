@@ -21,6 +21,7 @@ from sglang_lite.lang.expressions import BaseProgram
 from sglang_lite.lang.saved.fingerprint import Fingerprint
 from sglang_lite.lang.saved.kept_values import from_json_data, to_json_data
 from sglang_lite.lang.saved.rerun import answers_of, choice_of
+from sglang_lite.lang.tools import ToolCall
 from sglang_lite.program.choosing import ChoicesDecision
 from sglang_lite.protocol import (
     CapabilityError,
@@ -36,7 +37,7 @@ from sglang_lite.protocol.anything import UserValue
 from sglang_lite.protocol.saved import SavedChoice, SavedPiece, SavedResult, SavedRun, SavedSamples, SavedVariable
 
 _FORMAT = 2  # of SavedRun
-_PLAIN_TYPES = (int, tuple, set, frozenset, dict, datetime.date, datetime.datetime, datetime.time)
+_PLAIN_TYPES = (int, tuple, set, frozenset, dict, datetime.date, datetime.datetime, datetime.time, ToolCall)
 
 
 class AbsentBackend(BaseBackend):
@@ -303,20 +304,23 @@ def as_saved_run(saved: wire.Message) -> SavedRun:
 _NOT_SAVED = "Was that written by state.save(path)? Recordings are read by sgl.Replay, checkpoints by run_batch."
 
 
-def classes(program: BaseProgram | None, types: Iterable[type]) -> Callable[[str], UserValue]:
+def classes(program: BaseProgram | None, types: Iterable[Callable[..., UserValue]]) -> Callable[[str], UserValue]:
     """Returns a function that finds classes by name without importing anything: plain types, `types`, and the classes
-    in the program's module."""
-    allowed = {f"{kind.__module__}:{kind.__qualname__}": kind for kind in (*_PLAIN_TYPES, *types)}
+    in the program's module. Functions, the tools of saved calls, are only found in `types`: a file could name any
+    other."""
+    known: list[Any] = [*_PLAIN_TYPES, *types]
+    allowed = {f"{kind.__module__}:{kind.__qualname__}": kind for kind in known}
 
     def find(name: str) -> Any:
         found = allowed.get(name)
         module, _, path = name.partition(":")
         if found is None and program is not None and module == program.func.__module__:
             found = program.func.__globals__.get(path)
-        if not isinstance(found, type):
+            found = found if isinstance(found, type) else None
+        if found is None:
             raise ProgramError(
-                f"a saved value has the type {name}, which is not known here.",
-                hint="Give the class: sgl.load(path, types=[…]).",
+                f"a saved value has the type or the tool {name}, which is not known here.",
+                hint="Give the class or the function: sgl.load(path, types=[…]).",
             )
         return found
 

@@ -145,6 +145,25 @@ def test_typed_values_need_their_classes(tmp_path):
     assert sgl.load(tmp_path / "state.json", program)["outside"] == Outside(3)  # of the program's module
 
 
+def plus(a: int, b: int = 1) -> int:
+    return a + b
+
+
+def test_calls_of_tools_need_their_functions(tmp_path):
+    @sgl.function
+    def program(s):
+        s += "1+2 " + sgl.gen("call", tools=[plus])
+
+    state = program.run(backend=sgl.ScriptedBackend(lambda call: '{"tool": "plus", "arguments": {"a": 2}}'))
+    state.save(tmp_path / "state.json")
+    for known in (None, program):  # a file could name any function of the program's module
+        with pytest.raises(sgl.ProgramError, match=r"test_saved:plus, which is not known here.*types=\["):
+            sgl.load(tmp_path / "state.json", known)
+    loaded = sgl.load(tmp_path / "state.json", types=[plus])["call"]
+    assert loaded == state["call"] == sgl.ToolCall("plus", {"a": 2, "b": 1}, plus)
+    assert loaded.run() == 3
+
+
 def test_a_state_without_a_backend_says_so(tmp_path):
     loaded = saved(tree.run(backend=scripted()), tmp_path)
     loaded += sgl.gen("more")
