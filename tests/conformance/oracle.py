@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from tests.conformance.oracle_tools import MOST, TOOLS, ToolCall, offered, result
 from tests.conformance.steps import (
     Abandoned,
     Attempt,
@@ -35,7 +36,9 @@ from tests.conformance.steps import (
     Sum,
     Text,
     Turn,
+    UseTools,
     names,
+    walk,
 )
 
 # -------------------------------------------------------------------------------------------------- the model
@@ -240,6 +243,10 @@ class Branch:
         return known(found.error) if found.error else found.value
 
 
+def values_of(options: dict[str, Any]) -> dict[str, Any] | None:
+    return TYPES.get(options.get("type", "")) or TOOLS.get(options.get("tools", ""))
+
+
 def known(error: str) -> Any:
     return "!", error
 
@@ -298,6 +305,8 @@ class Interpreter:
         ] = {}  # nodes, and their branch when they had ended
 
     def run(self, program: RandomProgram) -> Outcome:
+        if program.is_async and any(isinstance(step, UseTools) for step in walk(program.steps)):
+            raise NotDrawnError("use_tools is for plain functions")
         try:
             self.take(self.main, program.steps, self.told)
         except RaisedError as error:
@@ -402,10 +411,27 @@ class Interpreter:
                 alone = Branch(path=(*s.path, "call", s.nodes))
                 Interpreter({}, self.instead).take(alone, body, inner)
                 told += [inner, alone.read(None)]
+            case UseTools(name, most):
+                s.names[name] = Value(self.use_tools(s, name, most, told))
             case Set(name, value):
                 s.names[name] = Value(value)
             case _:
                 raise AssertionError(step)
+
+    def use_tools(self, s: Branch, name: str, most: int, told: list[Any]) -> Any:
+        for i in range(most + 1):
+            call = f"{name}_call_{i}"
+            self.step(s, Turn("assistant", (Gen(call, (("tools", "auto"), ("max_tokens", MOST))),), block=True), told)
+            if s.names[call].error:
+                raise RaisedError(s.names[call].error)
+            value = s.names[call].value
+            if not isinstance(value, ToolCall):
+                return value
+            shown = result(value)
+            if i == most or shown is None:
+                raise RaisedError("ToolError")
+            self.step(s, Turn("user", (Text(shown),), block=True), told)
+        raise AssertionError
 
     def end_turn(self, s: Branch) -> None:
         assert s.role is not None
@@ -496,7 +522,7 @@ class Interpreter:
         place = (*s.path, s.nodes)
         s.nodes += 1
         value = Value(error=s.error, node=place)
-        values = TYPES.get(dict(step.given).get("type", "")) if isinstance(step, Gen) else None
+        values = values_of(dict(step.given)) if isinstance(step, Gen) else None
         if s.error is None:
             try:
                 if place in self.instead:
@@ -518,9 +544,9 @@ class Interpreter:
         attempts = 1 + options.get("retries", self.settings.get("retries", 0))
         backend, check, samples = options.get("backend"), CHECKS[options.get("check", "accepts")], options.get("n", 1)
         part = LANGUAGES[options["regex"]] if "regex" in options else None
-        values = TYPES[options["type"]] if "type" in options else None
+        values = values_of(options)
         if values is not None:
-            part = frozenset(values)
+            part = offered(s.text, frozenset(values))
         if s.grammar is not None:
             part = continuing(s.grammar[0], s.text[s.grammar[1] :], part)
             if not part:

@@ -7,6 +7,7 @@ from typing import Any
 
 from tests.conformance import random_programs
 from tests.conformance.oracle import TYPES
+from tests.conformance.oracle_tools import MOST, TOOLS
 from tests.conformance.random_programs import Drawing, Open, made, made_in
 from tests.conformance.random_steps import COUNTED
 from tests.conformance.steps import (
@@ -23,6 +24,7 @@ from tests.conformance.steps import (
     Set,
     Step,
     Text,
+    UseTools,
 )
 
 JOINS = (None, "gather_variable", "concate_and_append", "concate_and_append")
@@ -90,6 +92,9 @@ class OracleDrawing(Drawing):
         elif kind < 0.46:
             given = {key: given[key] for key in given if key in ("retries", "timeout", "check")}
             given["backend"] = draw.choice(("script", "script", "flaky", "flaky twice"))
+        elif kind < 0.54:
+            given = {key: given[key] for key in given if key in ("retries", "timeout", "check")}
+            given |= {"tools": draw.choice(list(TOOLS)), "max_tokens": MOST}
         return Gen(self.name() if draw.random() < 0.9 else None, tuple(given.items()))
 
     def select(self, at: Open) -> Step:
@@ -117,6 +122,11 @@ class OracleDrawing(Drawing):
             if draw.random() < 0.5:
                 fork = replace(fork, again=draw.choice(JOINS))
         return fork
+
+    def turn(self, at: Open) -> Step:
+        if self.draw.random() < 0.8:
+            return super().turn(at)
+        return self.attempted(UseTools(self.name(), self.draw.choice((0, 1, 2, 3))))
 
     def grammar(self, at: Open) -> Step:
         draw, body, room = self.draw, list[Step](), 9

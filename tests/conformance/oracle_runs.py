@@ -18,19 +18,26 @@ from sglang_lite.engine import engine_process, spawned_process
 from sglang_lite.engine.engine import Engine
 from sglang_lite.lang.backend.local import LocalBackend
 from sglang_lite.lang.chat_template import get_chat_template
+from sglang_lite.lang.tools import Toolbox
 from sglang_lite.protocol import Continuation, Regex, Unset
 from sglang_lite.random_ids import random_id
-from tests.conformance import oracle, random_steps
-from tests.conformance.oracle import ALPHABET, LANGUAGES, TYPES, Branch, Interpreter, Outcome
+from tests.conformance import oracle, oracle_tools, random_steps
+from tests.conformance.oracle import ALPHABET, LANGUAGES, TYPES, Branch, Interpreter, Outcome, values_of
 from tests.conformance.oracle_model import model, tokenizer
+from tests.conformance.oracle_tools import TOOLS, ToolCall
 from tests.conformance.random_steps import Ending, OwnError, Ran, body_of, known, node, ran, read_of, streamed
-from tests.conformance.steps import Gen, RandomProgram, Select, names
+from tests.conformance.steps import Gen, RandomProgram, Select, Step, Turn, UseTools, inside, names
 from tests.server.conftest import serving
 
 # --------------------------------------------------------------------------------------------- scripted backends
 
 
+def tools_constraint(tools: Any, tool_choice: Any = "auto", parallel_tool_calls: bool = False) -> Any:
+    return Toolbox.of(tools, tool_choice, parallel=parallel_tool_calls).value_type(None).constraint
+
+
 TYPED = {name: sgl.gen("x", type=random_steps.TYPES[name]).node.constraint for name in TYPES}
+TOOLED = {name: tools_constraint(**random_steps.TOOLS[name]) for name in TOOLS}
 
 
 def answer(call: Any) -> Any:
@@ -49,7 +56,9 @@ def answer(call: Any) -> Any:
         case Regex(pattern):
             words = LANGUAGES[pattern]
         case constraint:
-            words = next((frozenset(TYPES[name]) for name, each in TYPED.items() if each == constraint), frozenset())
+            both = [(TYPES, TYPED), (TOOLS, TOOLED)]
+            found = [texts[name] for texts, known in both for name, each in known.items() if each == constraint]
+            words = oracle_tools.offered(prompt, frozenset(found[0] if found else ()))
     if words is not None and not words:
         return sgl.ConstraintError("no text satisfies it.")
     return oracle.generated(prompt, limit, words=words)
@@ -113,6 +122,8 @@ def plain(found: Any) -> Any:
     match found:
         case ("!", kind, _):
             return "!", kind
+        case sgl.ToolCall(name, arguments):
+            return ToolCall(name, arguments)
         case list():
             return [plain(each) for each in found]
         case dict():
@@ -170,6 +181,19 @@ def batch_on(make: Callable[[], sgl.BaseBackend]) -> Way:
     return run
 
 
+def for_engines(way: Way) -> Way:
+    """The way without programs in which a model would answer in words of its own, or is shown its tools."""
+
+    def shown(step: Step, turn: bool) -> bool:
+        if isinstance(step, Gen):
+            choice = dict(step.given).get("tools")
+            return choice == "auto" or (turn and choice is not None)
+        inner = [each for steps in inside(step).values() for each in steps]
+        return isinstance(step, UseTools) or any(shown(each, turn or isinstance(step, Turn)) for each in inner)
+
+    return lambda program, want: None if any(shown(s, False) for s in program.steps) else way(program, want)
+
+
 def without_stream(program: RandomProgram) -> dict[str, Any]:
     return {key: value for key, value in program.settings.items() if key != "stream"}
 
@@ -202,7 +226,7 @@ def loaded_on(make: Callable[[], sgl.BaseBackend], folder: Path) -> Way:
         state, told = ended(program, backend)
         file = folder / f"{random_id()}.json"
         state.save(file)
-        state = sgl.load(file, backend=backend)
+        state = sgl.load(file, backend=backend, types=[random_steps.pick, random_steps.count])
         before = outcome(read_of(state, program, told))
         state += node(MORE)
         after = outcome(read_of(state, program, told, "more"))
@@ -276,7 +300,7 @@ def rerun_on(make: Callable[[], sgl.BaseBackend]) -> Way:
             elif not set(dict(step.given)) & {"stop", "n", "backend", "check", "json_schema"}:
                 given = dict(step.given)
                 words = sorted(LANGUAGES[given["regex"]]) if "regex" in given else ["", "ab"]
-                words = sorted(TYPES[given["type"]]) if "type" in given else words
+                words = sorted(values_of(given) or words)
                 changes += [(name, w) for w in words if len(w) <= given.get("max_tokens", 3)]
         if want.outcome.raised or not changes:
             return None
@@ -314,12 +338,13 @@ def started(name: str, folder: Path) -> Iterator[Way]:
     how, kind = WAYS[name]
     with contextlib.ExitStack() as stack:
         make = _backend(kind, folder, stack)
-        yield {
+        way = {
             "run": lambda: run_on(make), "apart": lambda: run_on(make, push_down=False), "arun": lambda: arun_on(make),
             "batch": lambda: batch_on(make), "loaded": lambda: loaded_on(make, folder),
             "fork_at": lambda: forked_on(make), "rerun": lambda: rerun_on(make),
             "continued": lambda: continued_on(make),
         }[how]()  # fmt: skip
+        yield way if kind in ("script", "shuffled") else for_engines(way)
 
 
 def _backend(kind: str, folder: Path, stack: contextlib.ExitStack) -> Callable[[], sgl.BaseBackend]:

@@ -31,6 +31,7 @@ from tests.conformance.steps import (
     Sum,
     Text,
     Turn,
+    UseTools,
     inside,
     walk,
 )
@@ -256,7 +257,7 @@ class Drawing:
 def made(step: Step) -> list[str]:
     """Names that are there, in the state, when a step has been taken."""
     match step:
-        case Gen(name) | Select(name) | Scope(name) | Set(name):
+        case Gen(name) | Select(name) | Scope(name) | Set(name) | UseTools(name):
             inner = made_in(step.body) if isinstance(step, Scope) else []
             return [*inner, name] if name is not None else []
         case Sum(parts):

@@ -20,6 +20,7 @@ from pydantic import Field
 import sglang_lite as sgl
 from sglang_lite.lang.choices import ChoicesDecision, ChoicesSamplingMethod
 from tests.conformance.case import Down, Never, never
+from tests.conformance.oracle_tools import MOST
 from tests.conformance.steps import (
     Abandoned,
     Attempt,
@@ -43,6 +44,7 @@ from tests.conformance.steps import (
     Sum,
     Text,
     Turn,
+    UseTools,
     names,
 )
 
@@ -131,6 +133,27 @@ TYPES: dict[str, Any] = {
     "up to two": Annotated[list[bool], Field(max_length=2)], "three values": bool | None,
 }  # fmt: skip
 
+
+def pick(x: Literal["x", "xy"], sure: bool = False) -> list[Any]:
+    """Picks."""
+    if x == "xy" and sure:
+        raise OwnError
+    return [x, sure]
+
+
+def count() -> int:
+    """Counts."""
+    return 3
+
+
+TOOLS: dict[str, dict[str, Any]] = {
+    "one": {"tools": [pick], "tool_choice": "required"},
+    "several": {"tools": [pick, count], "tool_choice": "required"},
+    "named": {"tools": [pick, count], "tool_choice": pick},
+    "named, in a list": {"tools": [count, pick], "tool_choice": "pick", "parallel_tool_calls": True},
+    "auto": {"tools": [pick, count]},
+}
+
 # ---------------------------------------------------------------------------------------------- taking steps
 
 
@@ -179,6 +202,7 @@ def node(step: Step) -> Any:
             for key, table in (("check", CHECKS), ("type", TYPES)):
                 if key in options:
                     options[key] = table.get(options[key], options[key])
+            options |= TOOLS.get(options.pop("tools", ""), {})
             if options.get("check") in COUNTED:
                 options["check"] = from_call(COUNTED[options["check"]])
             if "backend" in options:
@@ -275,6 +299,8 @@ def _take(s: Any, step: Step, told: list[Any]) -> Body:
             state = yield Called(s, body, inner)
             told.append(inner)
             told.append((yield Wanted(state, None)))
+        case UseTools(name, most):
+            sgl.use_tools(s, **TOOLS["auto"], name=name, max_steps=most, max_tokens=MOST)
         case Set(name, value):
             s[name] = value
         case Image():

@@ -158,6 +158,14 @@ class Call(Step):
 
 
 @dataclass(frozen=True)
+class UseTools(Step):
+    """Lets the model call tools, in so many turns at most, until it answers."""
+
+    name: str
+    most: int
+
+
+@dataclass(frozen=True)
 class Set(Step):
     name: str
     value: int
