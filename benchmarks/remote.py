@@ -43,7 +43,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 
 import sglang_lite as sgl
-from sglang_lite.lang.backend.connection_pool import ConnectionPool
+from sglang_lite.lang.backend.http.connection_pool import ConnectionPool
 from sglang_lite.testing import no_network
 
 GENS = 4

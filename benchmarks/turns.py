@@ -19,7 +19,7 @@ from typing import Any
 
 import sglang_lite as sgl
 from sglang_lite.lang.backend.base_backend import BaseBackend, Capabilities
-from sglang_lite.lang.backend.turns import CONTINUE_PROMPT, TurnRules
+from sglang_lite.lang.backend.remote.turns import CONTINUE_PROMPT, TurnRules
 from sglang_lite.lang.chat_template import get_chat_template
 from sglang_lite.protocol import Constraint, Delta, Generation, JsonSchema, Prompt, SamplingParams, Unset, Usage
 

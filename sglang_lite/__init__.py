@@ -71,12 +71,12 @@ if TYPE_CHECKING:
     from sglang_lite.lang.backend.anthropic import Anthropic
     from sglang_lite.lang.backend.base_backend import BaseBackend
     from sglang_lite.lang.backend.crusoe import Crusoe
-    from sglang_lite.lang.backend.fallback import Fallback
+    from sglang_lite.lang.backend.http.rate_limit import RateLimit
     from sglang_lite.lang.backend.litellm import LiteLLM
     from sglang_lite.lang.backend.openai import OpenAI
-    from sglang_lite.lang.backend.prices import Price, price
-    from sglang_lite.lang.backend.rate_limit import RateLimit
+    from sglang_lite.lang.backend.profiles.prices import Price, price
     from sglang_lite.lang.backend.recording import record
+    from sglang_lite.lang.backend.remote.fallback import Fallback
     from sglang_lite.lang.backend.replay_backend import Replay
     from sglang_lite.lang.backend.runtime_endpoint import Runtime, RuntimeEndpoint
     from sglang_lite.lang.backend.scripted import ScriptedBackend
@@ -114,14 +114,14 @@ _HOMES = {
     "lang.backend.anthropic": ("Anthropic",),
     "lang.backend.base_backend": ("BaseBackend",),
     "lang.backend.crusoe": ("Crusoe",),
-    "lang.backend.fallback": ("Fallback",),
+    "lang.backend.remote.fallback": ("Fallback",),
     "lang.backend.litellm": ("LiteLLM",),
     "lang.backend.vertexai": ("VertexAI",),
     "lang.backend.openai": ("OpenAI",),
-    "lang.backend.prices": ("Price", "price"),
+    "lang.backend.profiles.prices": ("Price", "price"),
     "lang.backend.recording": ("record",),
     "lang.backend.replay_backend": ("Replay",),
-    "lang.backend.rate_limit": ("RateLimit",),
+    "lang.backend.http.rate_limit": ("RateLimit",),
     "lang.backend.runtime_endpoint": ("Runtime", "RuntimeEndpoint"),
     "lang.backend.scripted": ("ScriptedBackend",),
     "lang.choices": (

@@ -15,7 +15,7 @@ from typing import Any
 
 from sglang_lite.lang.backend.base_backend import ALL_CONSTRAINTS, BaseBackend, Capabilities
 from sglang_lite.lang.backend.default import BackendLike, as_backend
-from sglang_lite.lang.backend.traced_backend import TracedBackend
+from sglang_lite.lang.backend.remote.traced_backend import TracedBackend
 from sglang_lite.lang.chat_template import get_chat_template
 from sglang_lite.lang.checks import check_whole
 from sglang_lite.lang.concurrency.variables import Variable

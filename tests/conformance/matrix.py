@@ -3,7 +3,7 @@
 from typing import Any
 
 import sglang_lite as sgl
-from sglang_lite.lang.backend.explain import Explanation
+from sglang_lite.lang.backend.remote.explain import Explanation
 
 SCHEMA = '{"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"], "additionalProperties": false}'
 ONE_BY_ONE = {

@@ -8,15 +8,15 @@ from contextlib import aclosing
 import msgspec
 
 from sglang_lite.lang.argument_names import explains_wrong_arguments
-from sglang_lite.lang.backend.anthropic_messages import MESSAGES
+from sglang_lite.lang.backend.apis.anthropic_messages import MESSAGES
+from sglang_lite.lang.backend.apis.api import Api, Target
 from sglang_lite.lang.backend.capabilities import Capabilities
-from sglang_lite.lang.backend.connection import Connector, sdk_client, sdk_errors
-from sglang_lite.lang.backend.profile import Profile, resolve_profile
-from sglang_lite.lang.backend.rate_limit import RateLimit
-from sglang_lite.lang.backend.remote import RemoteBackend
-from sglang_lite.lang.backend.remote_api import Api, Target
+from sglang_lite.lang.backend.http.rate_limit import RateLimit
+from sglang_lite.lang.backend.ladder.rung import Policy, Rung
+from sglang_lite.lang.backend.profiles.profile import Profile, resolve_profile
+from sglang_lite.lang.backend.remote.backend import RemoteBackend
+from sglang_lite.lang.backend.remote.connection import Connector, sdk_client, sdk_errors
 from sglang_lite.lang.backend.rendering import without_marks
-from sglang_lite.lang.backend.rung import Policy, Rung
 from sglang_lite.lang.chat_template import get_chat_template
 from sglang_lite.protocol import CapabilityError, Delta, Generation, ParameterError, Prompt, SamplingParams
 from sglang_lite.protocol.anything import Foreign

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from sglang_lite.lang.backend.capabilities import CONSTRAINT_NAMES
 from sglang_lite.lang.backend.capabilities import EVERYTHING as EVERYTHING
 from sglang_lite.lang.backend.capabilities import Capabilities as Capabilities
-from sglang_lite.lang.backend.prices import Price, find_price
-from sglang_lite.lang.backend.turns import TurnRules
+from sglang_lite.lang.backend.profiles.prices import Price, find_price
+from sglang_lite.lang.backend.remote.turns import TurnRules
 from sglang_lite.lang.concurrency.pool import ThreadPool
 from sglang_lite.program.choosing import ChoicesDecision, ChoicesSamplingMethod
 from sglang_lite.protocol import (

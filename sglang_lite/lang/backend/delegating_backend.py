@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sglang_lite.lang.backend.base_backend import BaseBackend
-from sglang_lite.lang.backend.turns import TurnRules
+from sglang_lite.lang.backend.remote.turns import TurnRules
 from sglang_lite.protocol import Constraint, Location, SamplingParams, Usage
 from sglang_lite.protocol.anything import Json
 from sglang_lite.text.chat_template import TurnTemplate

@@ -8,20 +8,20 @@ from dataclasses import replace
 from typing import Literal
 
 from sglang_lite.lang.argument_names import explains_wrong_arguments
+from sglang_lite.lang.backend.apis.api import Api, Target
+from sglang_lite.lang.backend.apis.openai_chat import CHAT
+from sglang_lite.lang.backend.apis.openai_completions import COMPLETIONS
+from sglang_lite.lang.backend.apis.openai_decisions import decision, decision_request
+from sglang_lite.lang.backend.apis.openai_responses import RESPONSES
 from sglang_lite.lang.backend.capabilities import Capabilities
-from sglang_lite.lang.backend.connection import Connector, sdk_client, sdk_errors
-from sglang_lite.lang.backend.openai_chat import CHAT
-from sglang_lite.lang.backend.openai_completions import COMPLETIONS
-from sglang_lite.lang.backend.openai_decisions import decision, decision_request
-from sglang_lite.lang.backend.openai_responses import RESPONSES
-from sglang_lite.lang.backend.profile import RUNGS, Profile, find_profile, profile_by_name
-from sglang_lite.lang.backend.rate_limit import RateLimit
-from sglang_lite.lang.backend.remote import RemoteBackend
-from sglang_lite.lang.backend.remote_api import Api, Target
+from sglang_lite.lang.backend.http.rate_limit import RateLimit
+from sglang_lite.lang.backend.http.server_kind import kind_of_server
+from sglang_lite.lang.backend.ladder.rung import Policy, Rung
+from sglang_lite.lang.backend.profiles.profile import RUNGS, Profile, find_profile, profile_by_name
+from sglang_lite.lang.backend.remote.backend import RemoteBackend
+from sglang_lite.lang.backend.remote.connection import Connector, sdk_client, sdk_errors
+from sglang_lite.lang.backend.remote.selecting import checked_tokenizer
 from sglang_lite.lang.backend.rendering import without_marks
-from sglang_lite.lang.backend.rung import Policy, Rung
-from sglang_lite.lang.backend.selecting import checked_tokenizer
-from sglang_lite.lang.backend.server_kind import kind_of_server
 from sglang_lite.lang.backend.token_counts import Tokenizer
 from sglang_lite.lang.backend.token_usage import TokenUsage as TokenUsage  # SGLang's users import it from here
 from sglang_lite.lang.chat_template import get_chat_template

@@ -15,8 +15,8 @@ import msgspec
 
 from sglang_lite.lang.argument_names import explains_wrong_arguments
 from sglang_lite.lang.backend.base_backend import ALL_CONSTRAINTS, BaseBackend, Capabilities
-from sglang_lite.lang.backend.http_client import RETRYABLE_ERRORS, Retries, ServerClient
-from sglang_lite.lang.backend.native_protocol import (
+from sglang_lite.lang.backend.http.client import RETRYABLE_ERRORS, Retries, ServerClient
+from sglang_lite.lang.backend.http.native_protocol import (
     NATIVE,
     SampleStream,
     parse_choice_score,
@@ -25,8 +25,8 @@ from sglang_lite.lang.backend.native_protocol import (
     request_body,
     usage_from_meta,
 )
-from sglang_lite.lang.backend.remote_program import RemoteProgram, play_single_node
-from sglang_lite.lang.backend.server_process import ServerProcess
+from sglang_lite.lang.backend.http.program import RemoteProgram, play_single_node
+from sglang_lite.lang.backend.http.server_process import ServerProcess
 from sglang_lite.lang.backend.token_usage import TokenUsage
 from sglang_lite.lang.backend.tool_prompt import with_tools
 from sglang_lite.lang.backend.unsent import unsent

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from sglang_lite.lang.backend.prompt_cache import MIN_PREFIX_CHARS
+from sglang_lite.lang.backend.apis.prompt_cache import MIN_PREFIX_CHARS
 from sglang_lite.lang.execution import generation, selection
 from sglang_lite.lang.execution.first_token import LEAST_BRANCHES, FirstTokenGate
 from sglang_lite.lang.execution.operations import ForkOp, GenOp, HookOp, JoinOp, MarkOp, ReadOp, ScopeOp, SelectOp

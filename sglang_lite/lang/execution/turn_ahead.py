@@ -11,9 +11,9 @@ import msgspec
 
 from sglang_lite.constraints.matching import validate
 from sglang_lite.lang.backend.base_backend import BaseBackend, only_answer
-from sglang_lite.lang.backend.turn_object import turn_object
-from sglang_lite.lang.backend.turn_text import turn_text
-from sglang_lite.lang.backend.turns import from_start, unrepeated, with_continue_request
+from sglang_lite.lang.backend.remote.turn_object import turn_object
+from sglang_lite.lang.backend.remote.turn_text import turn_text
+from sglang_lite.lang.backend.remote.turns import from_start, unrepeated, with_continue_request
 from sglang_lite.lang.execution.run import merge
 from sglang_lite.lang.execution.turn_match import TurnHole, TurnPart, UnstoppedAnswer, read
 from sglang_lite.lang.execution.turn_plan import Generated, TurnContext, TurnPlan, plan, stops_of

@@ -14,8 +14,8 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from sglang_lite.lang.backend.base_backend import BaseBackend
-from sglang_lite.lang.backend.turn_object import TurnField
-from sglang_lite.lang.backend.turn_text import whole_turn
+from sglang_lite.lang.backend.remote.turn_object import TurnField
+from sglang_lite.lang.backend.remote.turn_text import whole_turn
 from sglang_lite.lang.execution.api_speculation import ApiSpeculation
 from sglang_lite.lang.execution.run import merge
 from sglang_lite.lang.expressions import GenOptions, SglGen, SglSelect, only_picks

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from sglang_lite.lang.backend.traced_backend import TracedBackend
+from sglang_lite.lang.backend.remote.traced_backend import TracedBackend
 from sglang_lite.lang.execution.run import merge
 from sglang_lite.lang.execution.shared_call import may_share
 from sglang_lite.lang.execution.turn_plan import TurnContext, TurnPlan, plan

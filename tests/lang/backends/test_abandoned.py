@@ -15,7 +15,7 @@ pytestmark = pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="look
 SCRIPT = """
 import asyncio, gc, os, sys
 import sglang_lite as sgl
-from sglang_lite.lang.backend import connection_pool
+from sglang_lite.lang.backend.http import connection_pool
 from tests.waiting import until
 
 connection_pool._IDLE_S = 0.05

@@ -15,8 +15,8 @@ import pytest
 from openai_answers import run, said
 
 import sglang_lite as sgl
-from sglang_lite.lang.backend.connection_pool import ConnectionPool, pool_arguments
-from sglang_lite.lang.backend.http_client import ServerClient
+from sglang_lite.lang.backend.http.client import ServerClient
+from sglang_lite.lang.backend.http.connection_pool import ConnectionPool, pool_arguments
 
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b"
 

@@ -8,8 +8,8 @@ from openai_answers import said
 
 import sglang_lite as sgl
 from sglang_lite.lang.backend.anthropic import Anthropic
-from sglang_lite.lang.backend.remote import RemoteBackend
-from sglang_lite.lang.backend.rung import Rung
+from sglang_lite.lang.backend.ladder.rung import Rung
+from sglang_lite.lang.backend.remote.backend import RemoteBackend
 from sglang_lite.protocol import Prompt, Regex
 
 

@@ -7,7 +7,7 @@ from plain_server import server
 from pydantic import BaseModel
 
 import sglang_lite as sgl
-from sglang_lite.lang.backend.prices import price as price_known
+from sglang_lite.lang.backend.profiles.prices import price as price_known
 from sglang_lite.protocol import Usage
 
 

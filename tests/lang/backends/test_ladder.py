@@ -24,11 +24,11 @@ from pydantic import BaseModel
 import sglang_lite as sgl
 from sglang_lite.lang.backend.anthropic import Anthropic
 from sglang_lite.lang.backend.capabilities import Capabilities
-from sglang_lite.lang.backend.ladder import choose_rung, kinds_served
+from sglang_lite.lang.backend.ladder.choose import choose_rung, kinds_served
+from sglang_lite.lang.backend.ladder.rung import POLICIES, Demands, Refusal
 from sglang_lite.lang.backend.openai import OpenAI
-from sglang_lite.lang.backend.prices import price as known_price
-from sglang_lite.lang.backend.profile import profile_by_name, profiles, providers
-from sglang_lite.lang.backend.rung import POLICIES, Demands, Refusal
+from sglang_lite.lang.backend.profiles.prices import price as known_price
+from sglang_lite.lang.backend.profiles.profile import profile_by_name, profiles, providers
 from sglang_lite.protocol import (
     Choices,
     Constraint,

@@ -9,7 +9,7 @@ import pytest
 
 import sglang_lite as sgl
 from sglang_lite.lang.backend.capabilities import Capabilities
-from sglang_lite.lang.backend.profile import FEATURES, find_profile, profile_by_name, profiles, providers
+from sglang_lite.lang.backend.profiles.profile import FEATURES, find_profile, profile_by_name, profiles, providers
 from sglang_lite.testing.anthropic import Messages
 from sglang_lite.testing.openai_chat import Chat
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import sglang_lite as sgl
-from sglang_lite.lang.backend.prompt_cache import MIN_PREFIX_CHARS, cache_key, marks
+from sglang_lite.lang.backend.apis.prompt_cache import MIN_PREFIX_CHARS, cache_key, marks
 from sglang_lite.lang.concurrency.loop import executor
 from sglang_lite.lang.concurrency.variables import Variable
 from sglang_lite.protocol import Delta, Generation, Message, Prompt, Span

@@ -10,8 +10,8 @@ import pytest
 from openai_answers import ask, failure, said
 
 import sglang_lite as sgl
+from sglang_lite.lang.backend.http.rate_limit import RateLimit, retry_after, shared_limit
 from sglang_lite.lang.backend.openai import OpenAI
-from sglang_lite.lang.backend.rate_limit import RateLimit, retry_after, shared_limit
 from sglang_lite.lang.chat_template import get_chat_template
 from sglang_lite.lang.execution import retries
 from sglang_lite.protocol import Generation

@@ -12,8 +12,8 @@ import pytest
 
 import sglang_lite as sgl
 from sglang_lite.constraints.schema import json_schema
-from sglang_lite.lang.backend import http_client
-from sglang_lite.lang.backend.http_client import EventReader
+from sglang_lite.lang.backend.http import client as http_client
+from sglang_lite.lang.backend.http.client import EventReader
 from sglang_lite.lang.backend.local import LocalBackend
 from sglang_lite.protocol import Choices, Delta, Generation, Lark, Number, Prompt, Regex, SamplingParams, Span
 from tests.engine.conftest import SETTINGS

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sglang_lite.lang.backend.profile import find_profile
-from sglang_lite.lang.backend.schema_fit import fitted
+from sglang_lite.lang.backend.ladder.schema_fit import fitted
+from sglang_lite.lang.backend.profiles.profile import find_profile
 
 RULES = {
     "openai": find_profile("openai", "gpt-4o").schema,

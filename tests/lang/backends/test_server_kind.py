@@ -4,9 +4,9 @@ import pytest
 from openai_answers import ask
 from plain_server import server
 
+from sglang_lite.lang.backend.http.server_kind import kind_of_server
 from sglang_lite.lang.backend.openai import OpenAI
-from sglang_lite.lang.backend.profile import find_profile
-from sglang_lite.lang.backend.server_kind import kind_of_server
+from sglang_lite.lang.backend.profiles.profile import find_profile
 
 
 def owned_by(name):

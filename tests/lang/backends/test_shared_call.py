@@ -3,7 +3,7 @@
 import pytest
 
 import sglang_lite as sgl
-from sglang_lite.lang.backend.turns import TurnRules
+from sglang_lite.lang.backend.remote.turns import TurnRules
 from sglang_lite.testing import Fail
 
 

@@ -4,8 +4,8 @@ import pytest
 from openai_answers import called, said
 
 import sglang_lite as sgl
-from sglang_lite.lang.backend.turn_object import TurnField
-from sglang_lite.lang.backend.turn_text import turn_text
+from sglang_lite.lang.backend.remote.turn_object import TurnField
+from sglang_lite.lang.backend.remote.turn_text import turn_text
 from sglang_lite.protocol import Choices, Lark, Regex
 
 WORD = sgl.grammar.Lark("start: /[a-z]+/")

@@ -1,0 +1,1 @@
+"""Forms of APIs, a file each: a question as a request, a response as deltas. No calls."""

@@ -1,0 +1,204 @@
+"""Requests to chat completions of OpenAI and compatible servers, and readers of the answers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sglang_lite.lang.backend.apis.api import (
+    Api,
+    ApiRequest,
+    JsonFormat,
+    JsonTool,
+    OwnField,
+    PartialAnswer,
+    PartialCall,
+    Reader,
+    Tool,
+    Tools,
+)
+from sglang_lite.lang.backend.apis.openai_call import with_raw_body
+from sglang_lite.lang.backend.apis.openai_usage import parse_usage, reasoning_meta
+from sglang_lite.lang.backend.apis.prompt_cache import cache_key
+from sglang_lite.lang.backend.apis.provider_items import conversation
+from sglang_lite.lang.results import as_dicts
+from sglang_lite.protocol import Delta, TokenLogprob
+from sglang_lite.protocol.anything import Foreign, Json
+from sglang_lite.protocol.sampling import given_as_data
+from sglang_lite.text.tool_use import results_of
+
+ANSWER = "answer"  # name of the JSON format, or of the tool whose arguments are the answer
+
+
+def request_arguments(request: ApiRequest) -> dict[str, Json]:
+    """Arguments of `chat.completions.create` for a request."""
+    arguments = {"model": request.target.model, **parameters(request)}
+    if request.target.effort is not None:
+        arguments["reasoning_effort"] = request.target.effort
+    match request.shape:
+        case JsonFormat(schema, strict):
+            form = {"name": ANSWER, "schema": schema, "strict": strict}
+            arguments["response_format"] = {"type": "json_schema", "json_schema": form}
+        case JsonTool(schema):
+            tool = Tool(ANSWER, "Its arguments are your whole answer.", schema, strict=True)
+            arguments["tools"] = [{"type": "function", "function": function_tool(tool)}]
+            arguments["tool_choice"] = {"type": "function", "function": {"name": ANSWER}}
+            arguments["parallel_tool_calls"] = False
+        case Tools(tools, required, parallel):
+            arguments["tools"] = [{"type": "function", "function": function_tool(tool)} for tool in tools]
+            arguments["tool_choice"] = "required" if required else "auto"
+            arguments["parallel_tool_calls"] = parallel
+        case OwnField(fields):
+            arguments["extra_body"] = {**arguments.get("extra_body", {}), **fields}
+    key = cache_key(request.prompt) if request.target.cache_hints else None
+    if key is not None:
+        arguments["prompt_cache_key"] = key
+    messages = _messages(request)
+    if request.prompt.partial.strip():  # only set for servers whose models continue it
+        messages.append({"role": "assistant", "content": request.prompt.partial})
+        arguments["extra_body"] = {
+            **arguments.get("extra_body", {}), "continue_final_message": True, "add_generation_prompt": False
+        }  # fmt: skip
+    return arguments | {"messages": messages}
+
+
+def _messages(request: ApiRequest) -> list[dict[str, Any]]:
+    """Conversation in the API's form. A turn with tool calls is sent as the model made it, and the results as messages
+    of the tools."""
+    messages: list[dict[str, Any]] = []
+    for message, stored, calls in conversation(request.prompt.messages, request.provider_items, _calls_of):
+        (turn,) = as_dicts([message])
+        if stored is not None:
+            messages += stored
+        elif calls:
+            content, shown = _text_and_images(turn["content"])
+            results = results_of([call["function"]["name"] for call in calls], content)
+            messages += [
+                {"role": "tool", "tool_call_id": call["id"], "content": result} for call, result in zip(calls, results)
+            ]
+            messages += [{"role": "user", "content": shown}] if shown else []  # a tool's message accepts only text
+        else:
+            messages.append(turn)
+    return messages
+
+
+def _calls_of(items: Sequence[Any]) -> list[Any]:
+    return [call for item in items for call in item["tool_calls"]]
+
+
+def _text_and_images(content: Any) -> tuple[str, list[dict[str, Any]]]:
+    if isinstance(content, str):
+        return content, []
+    texts = [part["text"] for part in content if part["type"] == "text"]
+    return "".join(texts), [part for part in content if part["type"] != "text"]
+
+
+def function_tool(tool: Tool) -> dict[str, Json]:
+    """Tool as a function definition, the same for chat and responses."""
+    described = {"description": tool.description} if tool.description else {}
+    return {"name": tool.name, **described, "parameters": dict(tool.schema), "strict": tool.strict}
+
+
+def parameters(request: ApiRequest) -> dict[str, Json]:
+    """Request fields for the parameters that were set, with the names of chat and completions. Parameters that only
+    other servers know are in `extra_body`."""
+    arguments: dict[str, Any] = {}
+    extra: dict[str, Any] = {}
+    for name, value in given_as_data(request.params).items():
+        match name:
+            case "max_tokens":
+                arguments[request.target.max_tokens_field] = value
+            case "seed":
+                arguments["seed"] = value % 2**63  # the API's seeds are signed 64-bit integers
+            case "logit_bias":
+                arguments["logit_bias"] = {str(token): bias for token, bias in value}
+            case "return_logprob":
+                arguments["logprobs"] = value
+            case "top_logprobs_num":
+                arguments["top_logprobs"] = value
+            case "stop" | "n" | "temperature" | "top_p" | "frequency_penalty" | "presence_penalty":
+                arguments[name] = value
+            case "return_text_in_logprobs":
+                pass  # always returned
+            case _:
+                extra[name] = value
+    return arguments | ({"extra_body": extra} if extra else {})
+
+
+class ChatReader(Reader):
+    """Reader of a chat completion, or of its chunks."""
+
+    def whole(self, response: Foreign) -> None:
+        self.event(response)
+        for sample in self.samples.values():
+            if sample.finish_reason is None:  # not every server reports it
+                sample.finish_reason, sample.end_assumed = "stop", True
+
+    def event(self, chunk: Foreign) -> Sequence[Delta]:
+        usage = getattr(chunk, "usage", None)
+        if usage is not None:
+            self.usage = parse_usage(usage)
+        self.meta |= {"id": getattr(chunk, "id", None), "model": getattr(chunk, "model", None), **reasoning_meta(usage)}
+        return [self._add(choice) for choice in getattr(chunk, "choices", None) or ()]
+
+    def _add(self, choice: Any) -> Delta:
+        """Adds a choice, whole or a chunk of it, to its sample, and returns its new text."""
+        sample = self.samples.setdefault(choice.index, PartialAnswer())
+        delta = self.piece(choice, sample)
+        sample.text += delta.text
+        sample.logprobs += delta.logprobs
+        sample.finish_reason = choice.finish_reason or sample.finish_reason
+        sample.truncated = sample.finish_reason == "length"
+        if sample.finish_reason == "content_filter":
+            sample.refusal = sample.refusal or "a content filter stopped the answer"
+        if sample.calls and sample.finish_reason is not None:
+            sample.provider_items = [_turn(sample)]
+        return delta
+
+    def piece(self, choice: Foreign, sample: PartialAnswer) -> Delta:
+        """Delta of a choice, for a stream. Refusal, reasoning and tool calls are added to the sample."""
+        message = getattr(choice, "message", None) or choice.delta
+        sample.refusal += getattr(message, "refusal", None) or ""
+        # Compatible servers report reasoning under one of these names.
+        thought = getattr(message, "reasoning_content", None) or getattr(message, "reasoning", None)
+        if thought:
+            sample.reasoning = (sample.reasoning or "") + thought
+        for call in getattr(message, "tool_calls", None) or ():
+            _add_call(sample, call)
+        logprobs = parse_logprobs(getattr(choice, "logprobs", None))
+        return Delta(message.content or "", logprobs=logprobs, index=choice.index, reasoning=thought or "")
+
+
+def _add_call(sample: PartialAnswer, chunk: Any) -> None:
+    """Adds a tool call, or a chunk of one, to the sample."""
+    place = getattr(chunk, "index", None)
+    place = len(sample.calls) if place is None else place
+    call = sample.calls.setdefault(place, PartialCall())
+    call.id = getattr(chunk, "id", None) or call.id
+    call.name += getattr(chunk.function, "name", None) or ""
+    call.arguments += getattr(chunk.function, "arguments", None) or ""
+
+
+def _turn(sample: PartialAnswer) -> dict[str, Any]:
+    """Turn with tool calls, in the form that the API expects back."""
+    calls = [
+        {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+        for _, call in sorted(sample.calls.items())
+    ]
+    return {"role": "assistant", "content": sample.text or None, "tool_calls": calls}
+
+
+def parse_logprobs(logprobs: Foreign) -> tuple[TokenLogprob, ...]:
+    """Log-probabilities of tokens. OpenAI reports tokens only as text, so that the ids are -1."""
+    return tuple(
+        TokenLogprob(t.logprob, -1, t.token, tuple((top.logprob, -1, top.token) for top in t.top_logprobs or ()))
+        for t in (getattr(logprobs, "content", logprobs) or ())
+    )
+
+
+CHAT = Api(
+    request_arguments,
+    lambda client: with_raw_body(client.chat.completions.create, "messages"),
+    {"stream": True, "stream_options": {"include_usage": True}},
+    ChatReader,
+)

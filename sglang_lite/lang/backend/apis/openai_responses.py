@@ -1,0 +1,202 @@
+"""Requests to OpenAI's Responses API, and readers of the answers. Nothing is stored at the provider: a model's
+reasoning is sent back, encrypted, with the turn that it belongs to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sglang_lite.lang.backend.apis.api import (
+    Api,
+    ApiRequest,
+    GrammarTool,
+    JsonFormat,
+    JsonTool,
+    OwnField,
+    PartialAnswer,
+    PartialCall,
+    Reader,
+    Tool,
+    Tools,
+)
+from sglang_lite.lang.backend.apis.openai_call import with_raw_body
+from sglang_lite.lang.backend.apis.openai_chat import ANSWER, function_tool, parse_logprobs
+from sglang_lite.lang.backend.apis.openai_usage import parse_usage, reasoning_meta
+from sglang_lite.lang.backend.apis.prompt_cache import cache_key
+from sglang_lite.lang.backend.apis.provider_items import conversation
+from sglang_lite.lang.results import as_dicts
+from sglang_lite.protocol import Delta, Message
+from sglang_lite.protocol.anything import Foreign, Json
+from sglang_lite.protocol.sampling import given_as_data
+from sglang_lite.text.tool_use import results_of
+
+_THOUGHTS = "reasoning.encrypted_content"
+_LOGPROBS = "message.output_text.logprobs"
+NOTHING: Mapping[int, Sequence[Any]] = {}
+
+
+def request_arguments(request: ApiRequest) -> dict[str, Json]:
+    """Arguments of `responses.create` for a request."""
+    target = request.target
+    arguments: dict[str, Any] = {
+        "model": target.model,
+        "input": input_items(request.prompt.messages, request.provider_items),
+        "store": False,
+    }
+    include = [_THOUGHTS] if target.may_reason else []
+    key = cache_key(request.prompt) if target.cache_hints else None
+    if key is not None:
+        arguments["prompt_cache_key"] = key
+    if target.effort is not None:
+        arguments["reasoning"] = {"effort": target.effort}
+    extra: dict[str, Any] = {}
+    for name, value in given_as_data(request.params).items():
+        match name:
+            case "max_tokens":
+                arguments["max_output_tokens"] = value
+            case "temperature" | "top_p":
+                arguments[name] = value
+            case "return_logprob":
+                include += [_LOGPROBS] if value else []
+            case "top_logprobs_num":
+                arguments["top_logprobs"] = value
+            case "return_text_in_logprobs":
+                pass  # always returned
+            case _:
+                extra[name] = value
+    shape = _shape(request)
+    extra |= shape.pop("extra_body", {})
+    return arguments | shape | ({"include": include} if include else {}) | ({"extra_body": extra} if extra else {})
+
+
+def _shape(request: ApiRequest) -> dict[str, Any]:
+    """Request fields that specify the form of the answer."""
+    match request.shape:
+        case JsonFormat(schema, strict):
+            form = {"type": "json_schema", "name": ANSWER, "schema": schema, "strict": strict}
+            return {"text": {"format": form}}
+        case GrammarTool(syntax, definition):
+            grammar = {"type": "grammar", "syntax": syntax, "definition": definition}
+            described = "Its input is your whole answer."
+            tool: dict[str, Any] = {"type": "custom", "name": ANSWER, "description": described, "format": grammar}
+            return _called([tool], {"type": "custom", "name": ANSWER})
+        case JsonTool(schema):
+            tool = function_tool(Tool(ANSWER, "Its arguments are your whole answer.", schema, strict=True))
+            return _called([{"type": "function", **tool}], {"type": "function", "name": ANSWER})
+        case Tools(tools, required, parallel):
+            functions = [{"type": "function", **function_tool(tool)} for tool in tools]
+            return {**_called(functions, "required" if required else "auto"), "parallel_tool_calls": parallel}
+        case OwnField(fields):
+            return {"extra_body": dict(fields)}
+    return {}
+
+
+def _called(tools: list[dict[str, Any]], choice: str | dict[str, str]) -> dict[str, Any]:
+    return {"tools": tools, "tool_choice": choice, "parallel_tool_calls": False}
+
+
+def input_items(
+    messages: Sequence[Message], provider_items: Mapping[int, Sequence[Json]] = NOTHING
+) -> list[dict[str, Json]]:
+    """Conversation in the API's form. `provider_items` has the items that the API expects back in place of turns, by
+    index of the message."""
+    items: list[dict[str, Any]] = []
+    for message, stored, calls in conversation(messages, provider_items, _calls_of):
+        if stored is not None:
+            items += stored
+        elif calls:
+            results = results_of([call["name"] for call in calls], _content(message))
+            items += [
+                {"type": "function_call_output", "call_id": call["call_id"], "output": result}
+                for call, result in zip(calls, results)
+            ]
+        else:
+            items.append({"role": message.role, "content": _content(message)})
+    return items
+
+
+def _calls_of(items: Sequence[Any]) -> list[Any]:
+    return [item for item in items if item["type"] == "function_call"]
+
+
+def _content(message: Message) -> str | list[dict[str, Any]]:
+    (turn,) = as_dicts([message])
+    if isinstance(turn["content"], str):
+        return turn["content"]
+    return [
+        {"type": "input_text", "text": part["text"]}
+        if part["type"] == "text"
+        else {"type": "input_image", "detail": "auto", "image_url": part["image_url"]["url"]}
+        for part in turn["content"]
+    ]
+
+
+class ResponsesReader(Reader):
+    """Reader of a response, or of its events. The last event has the whole response."""
+
+    def whole(self, response: Foreign) -> None:
+        self.samples = {}
+        usage = getattr(response, "usage", None)
+        self.usage = parse_usage(usage)
+        self.meta |= {
+            "id": getattr(response, "id", None),
+            "model": getattr(response, "model", None),
+            **reasoning_meta(usage),
+        }
+        error = getattr(response, "error", None)
+        if error is not None:
+            self.failure = error.message
+            return
+        why = getattr(getattr(response, "incomplete_details", None), "reason", None)
+        silent = why is None and getattr(response, "status", None) is None
+        sample = PartialAnswer(
+            finish_reason=why or "stop", truncated=why == "max_output_tokens", end_assumed=silent
+        )  # fmt: skip
+        inputs = list[str]()
+        for item in getattr(response, "output", None) or ():
+            _read(item, sample, inputs)
+        if why == "content_filter":
+            sample.refusal = sample.refusal or "a content filter stopped the answer"
+        if len(inputs) > 1:
+            self.failure = f"the model answered {len(inputs)} times instead of once, by calls of the tool {ANSWER!r}."
+        elif sample.provider_items or sample.refusal or sample.truncated:
+            sample.text = "".join(inputs) or sample.text
+            self.samples = {0: sample}
+
+    def event(self, event: Foreign) -> Sequence[Delta]:
+        self.samples = self.samples or {0: PartialAnswer()}
+        match event.type:
+            case "response.output_text.delta":
+                return [Delta(event.delta, logprobs=parse_logprobs(event.logprobs))]
+            case "response.reasoning_summary_text.delta" | "response.reasoning_text.delta":
+                return [Delta("", reasoning=event.delta)]
+            case "response.completed" | "response.incomplete" | "response.failed":
+                self.whole(event.response)
+            case "error":
+                self.failure = event.message
+        return ()
+
+
+def _read(item: Any, sample: PartialAnswer, inputs: list[str]) -> None:
+    """Adds an item of the output to the sample; the input of a custom tool is added to `inputs`."""
+    sample.provider_items.append(item.to_dict(mode="json"))
+    match item.type:
+        case "message":
+            for part in item.content:
+                if part.type == "refusal":
+                    sample.refusal += part.refusal
+                else:
+                    sample.text += part.text
+                    sample.logprobs += parse_logprobs(part.logprobs)
+        case "reasoning":
+            shown = [part.text for part in (item.content or item.summary)]
+            sample.reasoning = (sample.reasoning or "") + "\n\n".join(shown)
+        case "function_call":
+            sample.calls[len(sample.calls)] = PartialCall(item.name, item.arguments, item.call_id)
+        case "custom_tool_call":
+            inputs.append(item.input)
+
+
+RESPONSES = Api(
+    request_arguments, lambda client: with_raw_body(client.responses.create), {"stream": True}, ResponsesReader
+)

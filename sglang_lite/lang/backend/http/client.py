@@ -1,0 +1,416 @@
+"""Client of a server over HTTP: connection pools, streams of server-sent events, and conversion of failures into our
+errors.
+
+Independent of any protocol above that: callers know the meaning of bodies, answers and events.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import math
+import random
+import time
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping
+from typing import Any, Final
+from urllib.parse import urlsplit
+from weakref import WeakKeyDictionary
+
+import httpx2
+
+from sglang_lite import errors
+from sglang_lite.lang.backend.http.connection_pool import pool_arguments
+from sglang_lite.lang.backend.http.rate_limit import retry_after
+from sglang_lite.lang.concurrency.deadline import current_deadline
+from sglang_lite.lang.concurrency.loop_end import Handle, closed_with_loop
+from sglang_lite.protocol import (
+    BackendError,
+    EngineClosedError,
+    OverloadedError,
+    ParameterError,
+    RequestAbortedError,
+    RequestTimeoutError,
+    SglError,
+)
+from sglang_lite.protocol.anything import Json
+
+MAX_EVENT_BYTES: Final = 1 << 28
+_DONE = "[DONE]"
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 5.0
+_CONNECT_S = 10.0
+_LOST_WORKER_STATUSES = frozenset({500, 502, 503, 504})  # of gateways that have lost their worker
+
+
+class LostConnectionError(BackendError):
+    """Error for a broken connection, or for a gateway that reports its server as gone. The same request may be sent
+    again."""
+
+    retryable = True
+
+
+class Retries:
+    """Retries of one request, with exponentially growing pauses.
+
+    Args:
+        server: server that the request is sent to.
+        max_retries: maximum number of retries in a row, or None for the server's setting; the count restarts when an
+            attempt makes progress.
+    """
+
+    def __init__(self, server: ServerClient, max_retries: int | None = None) -> None:
+        self._server, self._closings = server, server.closings
+        self._max_retries, self._retried = server.retries if max_retries is None else max_retries, 0
+
+    def progressed(self) -> None:
+        self._retried = 0
+
+    async def pause(self, error: BackendError) -> None:
+        """Waits before the next attempt, at least for as long as the server asks. Raises the last attempt's error if no
+        retries are left, if that wait would exceed the timeout, or if the connections were closed meanwhile."""
+        if self._retried >= self._max_retries or self.over:
+            raise error
+        retry_after, deadline = error.retry_after or 0.0, current_deadline.get()
+        remaining = math.inf if deadline is None else deadline - time.monotonic()
+        if retry_after > min(remaining, self._server.timeout_s or math.inf):
+            allowed = f"The server allows another try after {retry_after:g} s"
+            error.hint = f"{allowed}, but the timeout ends before that, so it was not tried again."
+            raise error
+        self._retried += 1
+        pause = min(_FIRST_PAUSE_S * 2 ** (self._retried - 1), _LONGEST_PAUSE_S)
+        # Random, because all branches of a batch would return at once.
+        await asyncio.sleep(retry_after + pause * random.uniform(0.5, 1.0))
+        if self.over:
+            raise error
+
+    @property
+    def over(self) -> bool:
+        """True if the connections were closed after the request began, so that no new ones may be opened for it."""
+        return self._server.closings != self._closings
+
+
+class ServerClient:
+    """Client of an HTTP server, with one pool of connections for each event loop.
+
+    Args:
+        url: address of the server.
+        api_key: key that is sent with every request, or None.
+        verify: TLS verification: False for none, or the path of a file of certificate authorities.
+        timeout_s: longest wait for the next bytes of an answer, in seconds, or None for no limit.
+        retries: number of retries of a request that was lost.
+
+    Attributes:
+        url, timeout_s, retries: as given.
+        closings: number of times that the connections were closed.
+
+    Raises:
+        ParameterError: the address is not an HTTP address.
+    """
+
+    def __init__(
+        self, url: str, api_key: str | None, verify: bool | str | None, timeout_s: float | None, retries: int
+    ) -> None:
+        parts = urlsplit(url) if isinstance(url, str) else None
+        if parts is None or parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ParameterError(
+                "base_url", f"{url!r:.200} is not an address.", hint='Use one like "http://127.0.0.1:30000".'
+            )
+        self.url, self.timeout_s, self.retries, self.closings = url.rstrip("/"), timeout_s, retries, 0
+        self._key = api_key
+        self._settings: dict[str, Any] = {
+            "base_url": self.url,
+            "headers": {} if api_key is None else {"Authorization": f"Bearer {api_key}"},
+            # Without TLS, no certificate authorities are read, which takes 30 ms of processor time for each client.
+            "verify": parts.scheme == "https" and (True if verify is None else verify),
+            "timeout": httpx2.Timeout(timeout_s, connect=_CONNECT_S),
+            "limits": httpx2.Limits(max_connections=None, max_keepalive_connections=64),
+            "trust_env": parts.hostname not in ("localhost", "127.0.0.1", "::1"),  # no proxy for local servers
+        }
+        self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, tuple[httpx2.AsyncClient, Handle]] = (
+            WeakKeyDictionary()
+        )
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def _client(self) -> httpx2.AsyncClient:
+        """HTTP client of the running event loop."""
+        loop = asyncio.get_running_loop()
+        if loop not in self._clients:
+            pool = pool_arguments(self._settings["verify"], max_connections=None, trust_env=self._settings["trust_env"])
+            client = httpx2.AsyncClient(**self._settings, **pool)
+            self._clients[loop] = client, closed_with_loop(client.aclose)
+        return self._clients[loop][0]
+
+    def run(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
+        """Starts a background task for work that no caller awaits. Closing the connections cancels it."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def close(self) -> None:
+        """Closes the connections of the running event loop, and cancels its background tasks."""
+        self.closings += 1
+        loop = asyncio.get_running_loop()
+        tasks = [task for task in self._tasks if task.get_loop() is loop]
+        for task in tasks:  # first, because a connection that is still being opened is in no pool
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        _, handle = self._clients.pop(loop, (None, None))
+        if handle is not None:
+            await handle.aclose()
+
+    # ------------------------------------------------------------------------------------------------- requests
+
+    def request_blocking(self, method: str, path: str, body: object = None) -> httpx2.Response:
+        """Sends one request, blocks until the response has arrived, and returns it.
+
+        Raises:
+            SglError: no response arrives, or the response is an error.
+        """
+        with self._translating_errors(), httpx2.Client(**self._settings) as client:
+            response = client.request(method, path, json=body)
+        if response.status_code >= 400:
+            raise self._response_error(response.status_code, response.content, response.headers)
+        return response
+
+    def status(self, method: str, path: str) -> int:
+        """Sends one request, blocks, and returns the status code of the response. Raises SglError if no response
+        arrives."""
+        with self._translating_errors(), httpx2.Client(**self._settings) as client:
+            return client.request(method, path).status_code
+
+    async def post(self, path: str, body: object, *, once: bool = False) -> Any:  # any JSON value
+        """Sends a request and returns its JSON answer. A lost request is sent again, unless it must not be applied
+        twice (`once`).
+
+        Raises:
+            SglError: the server reports an error, or sends no answer.
+        """
+        retries = Retries(self, 0 if once else None)
+        while True:
+            try:
+                with self._translating_errors():
+                    response = await self._client().post(path, json=body)
+                if response.status_code >= 400:
+                    raise self._response_error(response.status_code, response.content, response.headers)
+                return self._json(response.content)
+            except RETRYABLE_ERRORS as error:
+                await retries.pause(error)
+
+    async def stream_events(
+        self, path: str, body: object, began: Callable[[Mapping[str, str]], object] | None = None
+    ) -> AsyncGenerator[str, None]:
+        """Yields the data of each server-sent event, up to the event `[DONE]`. Closing the generator early closes the
+        connection.
+
+        Args:
+            began: callback for the response headers, before the first event.
+
+        Raises:
+            LostConnectionError: the stream broke off.
+            SglError: the server reports an error.
+        """
+        reader = EventReader()
+        async with contextlib.aclosing(self.stream_bytes(path, body, began)) as pieces:
+            async for piece in pieces:
+                for data in reader.feed(piece):
+                    if data == _DONE:
+                        return
+                    yield data
+        raise self.broken_off()
+
+    async def stream_bytes(
+        self, path: str, body: object, began: Callable[[Mapping[str, str]], object] | None = None
+    ) -> AsyncGenerator[bytes, None]:
+        """Yields the bytes of an answer as they arrive. Closing the generator early closes the connection. `began` is a
+        callback for the response headers.
+
+        Raises:
+            LostConnectionError: the stream broke off.
+            SglError: the server reports an error.
+        """
+        with self._translating_errors():
+            async with self._client().stream("POST", path, json=body) as response:
+                if response.status_code >= 400:
+                    raise self._response_error(response.status_code, await response.aread(), response.headers)
+                if began is not None:
+                    began(response.headers)
+                async with contextlib.aclosing(response.aiter_bytes()) as pieces:
+                    async for piece in pieces:
+                        yield piece
+
+    def broken_off(self) -> LostConnectionError:
+        """Error for a stream that ended before its answer was complete."""
+        return LostConnectionError(f"{self.url}: the stream ended before the answer was complete.", hint="Try again.")
+
+    async def stream_json(self, path: str, body: object) -> AsyncGenerator[dict[str, Json], None]:
+        """Yields the events of a stream, each as a JSON object.
+
+        Raises:
+            SglError: the stream broke off, or the server or an event reports an error.
+        """
+        async with contextlib.aclosing(self.stream_events(path, body)) as events:
+            async for data in events:
+                yield self.event(data)
+
+    def event(self, data: str) -> dict[str, Json]:
+        """JSON object in the data of an event. Raises SglError if the data is not an object, or reports an error."""
+        content = self._json(data)
+        if not isinstance(content, dict):
+            raise self._unreadable_error(f"an event is {data[:80]!r}")
+        if "error" in content:
+            error = content["error"]
+            code = error.get("code") if isinstance(error, dict) else None
+            raise self._response_error(code if isinstance(code, int) else 500, data)
+        return content
+
+    # --------------------------------------------------------------------------------------------------- errors
+
+    @contextlib.contextmanager
+    def _translating_errors(self) -> Iterator[None]:
+        """Context that converts exceptions of the HTTP library into our errors."""
+        try:
+            yield
+        except httpx2.ReadTimeout as error:
+            problem = f"{self.url} sent nothing within the timeout."
+            raise RequestTimeoutError(problem, hint="Raise timeout=.") from error
+        except (httpx2.TransportError, httpx2.StreamError) as error:
+            why = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+            raise LostConnectionError(
+                f"{self.url}: the connection failed ({why}).", hint="Check base_url, and that the server runs."
+            ) from error
+        except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+            raise self._unreadable_error(str(error)) from error
+
+    def _unreadable_error(self, what: str) -> BackendError:
+        return BackendError(
+            f"{self.url} sent an answer that can't be read: {self._redacted(what)}.", hint="Check what listens there."
+        )
+
+    def _json(self, data: bytes | str) -> Any:
+        try:
+            return json.loads(data)
+        except (ValueError, RecursionError) as error:
+            raise self._unreadable_error(f"{error}, in {data[:80]!r}") from None
+
+    def _response_error(self, status: int, data: bytes | str, headers: Mapping[str, str] | None = None) -> SglError:
+        """Error that a server's response reports, in any of the known formats."""
+        error = self._error_from(status, data)
+        if isinstance(error, BackendError):
+            error.retry_after = retry_after(headers or {})
+        return error
+
+    def _error_from(self, status: int, data: bytes | str) -> SglError:
+        report: Any = None
+        with contextlib.suppress(ValueError, RecursionError):
+            report = json.loads(data)
+        if isinstance(report, dict):
+            report = report.get("error", report)
+        if not isinstance(report, dict):
+            content = data.decode("utf-8", "replace") if isinstance(data, bytes) else data
+            report = {"message": report if isinstance(report, str) else content}
+        message = self._redacted(str(report.get("message") or f"HTTP {status}")[:2000])
+        name = report.get("err_type")
+        typed = typed_error(name, message, report.get("param")) if isinstance(name, str) else None
+        if typed is not None:
+            return typed
+        text = f"{self.url}: {message} (HTTP {status})"
+        # A server of this package sends 500 with the class of an error, and has not lost its worker.
+        if status in _LOST_WORKER_STATUSES and not (status == 500 and isinstance(name, str)):
+            return LostConnectionError(text, hint="Check the server's log.")
+        if status == 429:
+            return OverloadedError(text, hint="Run fewer programs at a time (num_threads=).")
+        return BackendError(text, hint=_HINTS.get(status, "Correct the part of the request that the message names."))
+
+    def _redacted(self, text: str) -> str:
+        return text if self._key is None or len(self._key) < 8 else text.replace(self._key, "…")
+
+
+_HINTS = {
+    401: "Check api_key=.",
+    403: "Check the permissions of api_key=.",
+    404: "Check base_url=.",
+    405: "Check base_url=.",
+}
+
+
+def typed_error(name: str, message: str, parameter: object = None) -> SglError | None:
+    """Error of the class that a server names, or None if requests don't raise this class.
+
+    Args:
+        parameter: name of the parameter in the server's report, if any.
+    """
+    kind = getattr(errors, name, None)
+    if kind is ParameterError and isinstance(parameter, str):
+        return ParameterError(parameter, message.removeprefix(f"{parameter}: "))
+    if kind is EngineClosedError:
+        return LostEngineError(message)
+    if kind in _PLAIN:
+        error: SglError = kind(message)
+        return error
+    return None
+
+
+class LostEngineError(EngineClosedError):
+    """Error for a server whose engine has died. The request may be sent again, because the engine may come back."""
+
+    retryable = True
+
+
+RETRYABLE_ERRORS = (
+    LostConnectionError,
+    LostEngineError,
+    OverloadedError,
+)  # errors after which the same request may be sent again
+_PLAIN = frozenset({
+    errors.CapabilityError, errors.ConstraintError, errors.ModelError, errors.ProgramError, errors.TemplateError,
+    OverloadedError, RequestAbortedError, RequestTimeoutError,
+})  # fmt: skip
+
+
+class EventReader:
+    """Parser of server-sent events (HTML Living Standard, 9.2) in bytes that are cut anywhere. Ignores comments."""
+
+    def __init__(self) -> None:
+        self._line = bytearray()
+        self._data: list[str] = []
+        self._size = 0
+        self._after_return = False
+        self._first = True  # no line has ended yet: the first one may begin with a byte order mark
+
+    def feed(self, chunk: bytes) -> list[str]:
+        """Data of the events that these bytes complete.
+
+        Raises:
+            BackendError: an event is larger than MAX_EVENT_BYTES.
+        """
+        if not chunk:
+            return []
+        half, self._after_return = self._after_return, chunk.endswith(b"\r")
+        if half and chunk.startswith(b"\n"):  # rest of a line's end that was cut in two
+            chunk = chunk[1:]
+        found = []
+        *lines, rest = chunk.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
+        for line in lines:
+            self._line += line
+            text = self._line.decode("utf-8", "replace")
+            self._line.clear()
+            if self._first:
+                text, self._first = text.removeprefix("\ufeff"), False
+            if text:
+                self._field(text)
+            elif self._data:
+                data = "\n".join(self._data)
+                found += [data] if data else []
+                self._data, self._size = [], 0
+        self._line += rest
+        if len(self._line) + self._size > MAX_EVENT_BYTES:
+            raise BackendError(f"an event has more than {MAX_EVENT_BYTES:,} bytes.")
+        return found
+
+    def _field(self, line: str) -> None:
+        name, _, value = line.partition(":")
+        if name == "data":
+            value = value.removeprefix(" ")
+            self._data.append(value)
+            self._size += len(value)

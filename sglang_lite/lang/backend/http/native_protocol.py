@@ -1,0 +1,298 @@
+"""Client side of SGLang's native protocol: request bodies of `/generate`, and answers as records.
+
+A server of this package accepts prompts and constraints as records, and returns generations as records, so that nothing
+is lost. Any other server receives text, and the parameters that the protocol has.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from sglang_lite.constraints.free_numbers import PATTERNS, TERMINATORS, first_number
+from sglang_lite.lang.backend.capabilities import Capabilities
+from sglang_lite.lang.backend.http.client import LostConnectionError, typed_error
+from sglang_lite.protocol import (
+    BackendError,
+    CapabilityError,
+    Choices,
+    ChoiceScore,
+    Constraint,
+    Delta,
+    Ebnf,
+    Generation,
+    Image,
+    JsonSchema,
+    Number,
+    Prompt,
+    Regex,
+    RequestAbortedError,
+    SamplingParams,
+    SglError,
+    TokenLogprob,
+    Usage,
+)
+from sglang_lite.protocol.anything import Json
+from sglang_lite.protocol.sampling import PARAMETERS, given_as_data
+
+_REQUEST = {each.name: each.sglang for each in PARAMETERS if "request" in each.places}
+_SAMPLING = {each.name: each.sglang for each in PARAMETERS if each.name not in _REQUEST}
+NATIVE = Capabilities(frozenset({Regex, JsonSchema, Choices, Ebnf, Number}))
+
+
+def request_body(
+    prompt: Prompt, params: SamplingParams, constraint: Constraint | None, *, records: bool
+) -> dict[str, Json]:
+    """Body of a `/generate` request.
+
+    Args:
+        records: whether the server accepts records.
+
+    Raises:
+        CapabilityError: the protocol can't express the constraint.
+    """
+    values = given_as_data(params)
+    sampling = {_SAMPLING[name]: value for name, value in values.items() if name in _SAMPLING}
+    if "logit_bias" in sampling:
+        sampling["logit_bias"] = {str(token): bias for token, bias in sampling["logit_bias"]}
+    body: dict[str, Any] = {_REQUEST[name]: value for name, value in values.items() if name in _REQUEST}
+    if records:
+        body["prompt"] = msgspec.to_builtins(msgspec.structs.replace(prompt, messages=(), shared=()))
+        if constraint is not None:
+            body["constraint"] = msgspec.to_builtins(constraint)
+    else:
+        body["text"] = prompt.text
+        sampling |= _grammar(constraint)
+        if prompt.images:
+            body["image_data"] = [_image(image) for image in prompt.images]
+    return {**body, "sampling_params": sampling}
+
+
+def _image(image: Image) -> str:
+    return image.url or base64.b64encode(image.data).decode()
+
+
+def _grammar(constraint: Constraint | None) -> dict[str, str]:
+    match constraint:
+        case None:
+            return {}
+        case Regex(pattern):
+            return {"regex": pattern}
+        case Choices(options):
+            return {"regex": "(" + "|".join(map(re.escape, options)) + ")"}
+        case Number(kind):
+            return {"regex": f"{PATTERNS[kind]}[{re.escape(TERMINATORS)}]"}
+        case JsonSchema(text):
+            return {"json_schema": text}
+        case Ebnf(grammar):
+            return {"ebnf": grammar}
+    raise CapabilityError(f"SGLang's protocol can't express a {type(constraint).__name__}.")
+
+
+# ------------------------------------------------------------------------------------------------------ answers
+
+
+class SampleStream:
+    """Sample whose answers are arriving, over one connection or several.
+
+    Args:
+        index: index of the sample.
+        constraint: constraint of the request, or None.
+        incremental: whether an answer has only the new output, instead of all output so far.
+
+    Attributes:
+        ids: token ids of the output so far.
+        ended: True once the last answer has arrived.
+    """
+
+    def __init__(self, index: int, constraint: Constraint | None, *, incremental: bool) -> None:
+        self._index, self._constraint, self._incremental = index, constraint, incremental
+        self.ids: list[int] = []
+        self.ended = False
+        # Text that this connection has brought, and text that was delivered.
+        self._text = self._delivered = ""
+        self._delivered_ids = self._delivered_logprobs = 0
+        self._continued_logprobs: list[TokenLogprob] = []  # of the tokens that this connection continues
+        self._logprobs: list[TokenLogprob] = []
+
+    def reconnect(self, *, continues: bool) -> list[int]:
+        """Prepares for a new connection. Returns the token ids to continue from; empty if the sample begins anew."""
+        kept = list(self.ids) if continues else []
+        self._continued_logprobs = self._all_logprobs()[: len(kept)]
+        self._text, self.ids, self._logprobs = "", [], []
+        return kept
+
+    def feed(self, answer: Mapping[str, Json]) -> list[Delta | Generation]:
+        """Events for the part of an answer that was not delivered yet.
+
+        Raises:
+            BackendError: the answer can't be read, reports a failure, or differs from the output that was already
+                delivered.
+        """
+        with _readable():
+            meta = answer["meta_info"]
+            reason = meta.get("finish_reason")
+            text, ids, logprobs = answer["text"], answer.get("output_ids") or [], _entries(meta, "output")
+            if self._incremental:
+                self._text += text
+                self.ids += ids
+                self._logprobs += logprobs
+            else:
+                self._text, self.ids, self._logprobs = text, list(ids), logprobs
+            check_failure(reason)
+        if reason is None:
+            return self._news()
+        whole = parse_generation({**answer, "text": self._text, "output_ids": self.ids}, self._constraint, self._index)
+        self.ended = True
+        self._text, self.ids = whole.text, list(whole.token_ids)
+        if whole.output_logprobs:
+            self._logprobs = list(whole.output_logprobs)
+        meta_info = {name: value for name, value in whole.meta.items() if name != "continued_from"}
+        whole = msgspec.structs.replace(whole, output_logprobs=tuple(self._all_logprobs()), meta=meta_info)
+        return [*self._news(), whole]
+
+    def _all_logprobs(self) -> list[TokenLogprob]:
+        return [*self._continued_logprobs, *self._logprobs]
+
+    def _news(self) -> list[Delta | Generation]:
+        common = min(len(self._text), len(self._delivered))
+        if self._text[:common] != self._delivered[:common]:
+            raise BackendError(
+                "after a new connection, the output differs from what had arrived before.",
+                hint="Start the server with deterministic=True.",
+            )
+        text, logprobs = self._text[len(self._delivered) :], self._all_logprobs()
+        if not text:
+            return []
+        self._delivered = self._text
+        delta = Delta(
+            text, tuple(self.ids[self._delivered_ids :]), tuple(logprobs[self._delivered_logprobs :]), self._index
+        )
+        self._delivered_ids = max(self._delivered_ids, len(self.ids))
+        self._delivered_logprobs = max(self._delivered_logprobs, len(logprobs))
+        return [delta]
+
+
+def parse_generation(answer: Mapping[str, Json], constraint: Constraint | None, index: int = 0) -> Generation:
+    """Generation record of a complete answer.
+
+    Raises:
+        BackendError: the answer can't be read, or reports a failure.
+    """
+    with _readable():
+        if "generation" in answer:
+            return msgspec.structs.replace(msgspec.convert(answer["generation"], Generation), index=index)
+        meta = answer["meta_info"]
+        reason = meta["finish_reason"]
+        check_failure(reason)
+        text = answer["text"]
+        if isinstance(constraint, Number):
+            text = first_number(constraint, text)
+        return Generation(
+            text=text,
+            token_ids=tuple(answer.get("output_ids") or ()),
+            finish_reason="length" if reason["type"] == "length" else "stop",
+            matched=reason.get("matched"),
+            usage=usage_from_meta(meta),
+            index=index,
+            output_logprobs=tuple(_entries(meta, "output")),
+            prompt_logprobs=tuple(_entries(meta, "input")),
+            meta={name: value for name, value in meta.items() if name not in _READ and not name.endswith("logprobs")},
+        )
+
+
+@contextlib.contextmanager
+def _readable() -> Iterator[None]:
+    """Context that raises BackendError if an answer that is read inside does not have the expected fields."""
+    try:
+        yield
+    except SglError:
+        raise
+    except (KeyError, TypeError, AttributeError, ValueError, msgspec.ValidationError) as error:
+        raise BackendError(f"an answer can't be read ({type(error).__name__}: {error}).") from error
+
+
+_READ = frozenset({
+    "finish_reason", "prompt_tokens", "completion_tokens", "cached_tokens", "e2e_latency", "queue_time",
+    "output_token_logprobs_length",
+})  # fmt: skip
+
+
+def check_failure(reason: Mapping[str, Json] | None) -> None:
+    """Raises the error that a finish reason reports, if any."""
+    if reason is None or reason["type"] != "abort":
+        return
+    message, status = str(reason.get("message") or "the request was aborted."), reason.get("status_code")
+    typed = typed_error(str(reason.get("err_type")), message)
+    if typed is None and status in (500, 502, 503):
+        raise LostConnectionError(message)
+    raise typed or RequestAbortedError(message)
+
+
+def usage_from_meta(meta: Mapping[str, Json]) -> Usage:
+    """Usage that the metadata of an answer reports."""
+    return Usage(
+        prompt_tokens=int(meta.get("prompt_tokens") or 0),
+        cached_tokens=int(meta.get("cached_tokens") or 0),
+        completion_tokens=int(meta.get("completion_tokens") or 0),
+        queue_s=float(meta.get("queue_time") or 0),
+        total_s=float(meta.get("e2e_latency") or 0),
+    )
+
+
+def _entries(meta: Mapping[str, Any], kind: str) -> list[TokenLogprob]:
+    """Log-probabilities of prompt ("input") or output tokens. For an output without tokens SGLang may report only the
+    alternatives; the first one then stands for the token."""
+    entries = meta.get(f"{kind}_token_logprobs") or []
+    tops = meta.get(f"{kind}_top_logprobs") or []
+    ids = meta.get(f"{kind}_token_ids_logprobs") or []
+    entries = entries or [alternatives[0] for alternatives in tops or ids if alternatives]
+    tops, ids = tops or [None] * len(entries), ids or [None] * len(entries)
+    return [
+        TokenLogprob(entry[0], entry[1], entry[2] if len(entry) > 2 else None, _tops(top), _tops(chosen))
+        for entry, top, chosen in zip(entries, tops, ids)
+    ]
+
+
+def _tops(entries: Sequence[Any] | None) -> tuple[tuple[float, int, str | None], ...]:
+    return tuple((entry[0], entry[1], entry[2] if len(entry) > 2 else None) for entry in entries or ())
+
+
+# ---------------------------------------------------------------------------------------------------- selections
+
+
+def parse_choice_score(
+    choice: str, answer: Mapping[str, Json], start: int, prompt_tokens: int, before: int = 0
+) -> ChoiceScore:
+    """Score of a choice, from the answer for the prompt followed by the choice.
+
+    Args:
+        start: token position from which log-probabilities are reported.
+        prompt_tokens: number of tokens of the prompt alone.
+        before: number of the prompt's last tokens that are scored as well.
+
+    Raises:
+        BackendError: the answer has no log-probabilities.
+    """
+    entries = _entries(answer.get("meta_info") or {}, "input")
+    first = prompt_tokens - start  # index of the choice's first entry, if the prompt's tokens stay the same before it
+    texts = [entry.text or "" for entry in entries]
+    if "".join(texts[first:]) != choice:  # the choice changed the last token of the prompt, or merged with it
+        first, length = len(entries), 0
+        while first > 1 and length < len(choice):
+            first -= 1
+            length += len(texts[first])
+    own = [entry for entry in entries[max(first - before, 0) :] if entry.logprob is not None]
+    if not own:
+        raise BackendError("the server reported no log-probabilities of a choice.")
+    return ChoiceScore(choice, tuple(e.token_id for e in own), tuple(e.logprob for e in own if e.logprob is not None))
+
+
+def parse_unconditional(answer: Mapping[str, Json]) -> tuple[float | None, ...]:
+    """Log-probabilities of all tokens of an answer's prompt; None for the first one."""
+    return tuple(entry.logprob for entry in _entries(answer.get("meta_info") or {}, "input"))

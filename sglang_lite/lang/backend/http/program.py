@@ -1,0 +1,354 @@
+"""Whole programs on a server of this package, by `POST /program` (docs/server.md)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import secrets
+from collections import Counter, deque
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from sglang_lite import wire
+from sglang_lite.lang.backend.http.client import RETRYABLE_ERRORS, Retries, ServerClient
+from sglang_lite.lang.concurrency.deadline import current_deadline
+from sglang_lite.lang.concurrency.loop import executor
+from sglang_lite.program.nodes import Fork, Gen, Node, Path, Program, Rollback
+from sglang_lite.protocol import (
+    BackendError,
+    Delta,
+    Generation,
+    Played,
+    ProgramEvent,
+    ProgramResult,
+    ProgramSink,
+    Prompt,
+    Selection,
+    SglError,
+    Unset,
+    Usage,
+)
+
+_MOMENT_S, _MAX_MOMENTS = 0.001, 5
+
+
+class RemoteProgram:
+    """Program that is open at a server. Nodes that are added before the first request are sent with it, later ones in
+    further requests, in order. If the connection breaks, the whole program is sent again: the same seeds give the same
+    results, and events that were delivered are not repeated.
+
+    Args:
+        server: server that plays the program.
+        sink: callback for the program's events, called on the executor loop.
+        stream: whether to deliver deltas.
+        priority: priority of the program.
+    """
+
+    def __init__(self, server: ServerClient, sink: ProgramSink, *, stream: bool, priority: int = 0) -> None:
+        self._server, self._sink, self._stream, self._priority = server, sink, stream, priority
+        self._branches: dict[Path, list[Node]] = {(): []}  # all nodes added so far
+        self._unsent: deque[dict[str, Any]] = deque()
+        self._closed = False
+        self._repeatable = True  # False after a drop or rollback, whose effect depends on timing
+        self._delivered = _DeliveredEvents()
+        self._id: str | None = None
+        self._sending = False
+        self._over = False
+        self._count = 0  # number of items that were put into `_unsent`
+        self._retries = Retries(server)
+        self._task: asyncio.Task[None] | None = None
+        self._connection: asyncio.Task[None] | None = None
+        self._lost: BackendError | None = None  # reason why the current connection was given up
+
+    # ----------------------------------------------------------------------------------------------- any thread
+
+    def extend(self, path: Path, nodes: Sequence[Node]) -> None:
+        """Adds nodes to a branch. Raises WireError if a node can't be sent."""
+        seeded = tuple(map(_seeded, nodes))
+        data = _as_data(seeded)
+        executor().post(self._extend, path, seeded, data)
+
+    def drop(self, path: Path) -> None:
+        """Ends the queued and running nodes of a branch."""
+        executor().post(self._drop, path)
+
+    def close(self) -> None:
+        """Declares that no nodes will be added any more."""
+        executor().post(self._close)
+
+    # ----------------------------------------------------------------------------------------- the executor loop
+
+    def _extend(self, path: Path, nodes: Sequence[Node], data: Any) -> None:
+        if any(isinstance(node, Rollback) for node in nodes):
+            self._repeatable = False
+        self._branches.setdefault(path, []).extend(nodes)
+        self._add({"path": list(path), "nodes": data})
+
+    def _drop(self, path: Path) -> None:
+        self._repeatable = False
+        self._add({"path": list(path), "drop": True})
+
+    def _close(self) -> None:
+        self._closed = True
+        self._send_soon()
+
+    def _add(self, item: dict[str, Any]) -> None:
+        self._count += 1
+        self._unsent.append(item)
+        if self._task is None and not self._over:
+            self._task = self._server.run(self._play())
+        self._send_soon()
+
+    def _end(self, event: ProgramResult | SglError) -> None:
+        if not self._over:
+            self._over, self._id = True, None
+            self._sink(event)
+
+    async def _play(self) -> None:
+        """Sends the program, and delivers its events until it has ended."""
+        current_deadline.set(None)  # else the deadline of the node that opened the program would apply
+        try:
+            await self._gather()
+            while True:
+                self._connection = asyncio.ensure_future(self._connect())
+                try:
+                    await self._connection
+                    return
+                except asyncio.CancelledError:
+                    if self._lost is None:
+                        raise
+                    error = self._lost
+                except RETRYABLE_ERRORS as lost:
+                    error = lost
+                self._id = self._lost = None
+                if not self._repeatable:
+                    raise error
+                await self._retries.pause(error)
+        except SglError as error:
+            self._end(error)
+        except asyncio.CancelledError:
+            self._end(BackendError("the connections to the server were closed."))
+            raise
+        except Exception as error:  # whatever the reason, readers must not wait for ever
+            self._end(BackendError(f"the program can't be played: {error!r}"))
+
+    async def _gather(self) -> None:
+        """Waits briefly while nodes are being added, so that they are sent with the first request instead of another
+        one."""
+        for _ in range(0 if self._closed else _MAX_MOMENTS):
+            before = self._count
+            await asyncio.sleep(_MOMENT_S)
+            if self._count == before:
+                return
+
+    async def _connect(self) -> None:
+        if self._retries.over:
+            raise BackendError(
+                "the connections to the server were closed.", hint="Call shutdown() after all results are read."
+            )
+        branches = self._all_before_drop()
+        self._delivered.begin()
+        grows = bool(self._unsent) or not self._closed
+        body: dict[str, Any] = {
+            "version": wire.VERSION,
+            "program": {"nodes": _as_data(_whole(branches))},
+            "stream": self._stream,
+            "open": True,
+        }
+        if not grows:
+            body["close"] = True
+        if self._priority:
+            body["priority"] = self._priority
+        events = self._server.stream_events("/program", body, self._began if grows else None)
+        async with contextlib.aclosing(events) as datas:
+            async for data in datas:
+                event = _event(self._server, data)
+                if isinstance(event, Played):
+                    for news in self._delivered.news(event, deltas=True):
+                        self._retries.progressed()
+                        self._sink(news)
+                elif isinstance(event, RETRYABLE_ERRORS):
+                    raise event
+                elif isinstance(event, ProgramResult | SglError):
+                    self._end(event)
+                    return
+        raise BackendError("the program's stream ended before the program did.", hint="Check what listens at base_url.")
+
+    def _all_before_drop(self) -> dict[Path, Sequence[Node]]:
+        """Nodes for the first request: all, or if a branch was dropped already, those before that. Items for further
+        requests remain: a drop ends what stands before it, and not what comes after."""
+        drop = next((i for i, each in enumerate(self._unsent) if "drop" in each), len(self._unsent))
+        self._unsent = deque(itertools.islice(self._unsent, drop, None))
+        later = Counter[Path]()
+        for each in self._unsent:
+            later[tuple(each["path"])] += len(each.get("nodes", ()))
+        return {path: nodes[: len(nodes) - later[path]] for path, nodes in self._branches.items()}
+
+    # ------------------------------------------------------------------------------------------- further requests
+
+    def _began(self, headers: Mapping[str, str]) -> None:
+        self._id = headers.get("x-program-id")
+        if self._id is None:
+            raise BackendError(
+                "the server's answer does not name the program that it opened.", hint="Check what listens at base_url."
+            )
+        self._send_soon()
+
+    @property
+    def _sends(self) -> bool:
+        return not self._over and not self._retries.over
+
+    def _send_soon(self) -> None:
+        if self._id is None or self._sending or not self._sends:
+            return
+        if not self._unsent and not self._closed:
+            return
+        self._sending = True
+        self._server.run(self._send(self._id))
+
+    async def _send(self, program: str) -> None:
+        try:
+            while self._id == program and self._sends and (self._unsent or self._closed):
+                answers, closes = list(self._unsent), self._closed
+                self._unsent.clear()
+                body = {"version": wire.VERSION, "answers": answers, "close": closes}
+                await self._server.post(f"/program/{program}/answer", body, once=True)  # must not be applied twice
+                if closes:
+                    self._id = None  # nothing is left to send
+        except SglError as error:
+            if self._id == program and self._connection is not None:
+                if isinstance(error, RETRYABLE_ERRORS):
+                    self._lost = error
+                else:
+                    self._end(error)
+                self._connection.cancel()
+        except RuntimeError as error:
+            if "shutdown" not in str(error):  # interpreter exit, which disconnects and so ends the program
+                raise
+        finally:
+            self._sending = False
+        self._send_soon()
+
+
+async def play_single_node(
+    server: ServerClient, prompt: Prompt, node: Node, *, stream: bool, model: str | None = None
+) -> AsyncGenerator[Delta | Generation | Selection, None]:
+    """Yields the events of a program of one node. If the connection breaks, the program is sent again: the same seed
+    gives the same result, and events that were delivered are not repeated.
+
+    Args:
+        stream: whether to yield deltas.
+        model: name of the server's model, to send the program in a field of `/v1/completions`, which gateways forward;
+            None to send it to `/program`.
+
+    Raises:
+        SglError: the node or the program failed.
+    """
+    program = {
+        "version": wire.VERSION,
+        "prompt": msgspec.to_builtins(msgspec.structs.replace(prompt, messages=())),
+        "program": {"nodes": _as_data((_seeded(node),))},
+        "stream": True,
+    }
+    path, body = "/program", program
+    if model is not None:
+        path, body = "/v1/completions", {"model": model, "prompt": prompt.text, "program": program, "stream": True}
+    retries, delivered = Retries(server), _DeliveredEvents()
+    while True:
+        delivered.begin()
+        try:
+            async with contextlib.aclosing(server.stream_events(path, body)) as datas:
+                async for data in datas:
+                    event = _event(server, data)
+                    if isinstance(event, ProgramResult):
+                        return
+                    if isinstance(event, SglError):
+                        raise event
+                    for news in delivered.news(event, deltas=stream) if isinstance(event, Played) else ():
+                        retries.progressed()
+                        if isinstance(news.event, SglError):
+                            raise news.event
+                        yield news.event
+            raise BackendError(
+                "the program's stream ended before the program did.", hint="Check what listens at base_url."
+            )
+        except RETRYABLE_ERRORS as error:
+            await retries.pause(error)
+
+
+class _DeliveredEvents:
+    """Record of the events that were delivered, so that a program that is played again after a reconnect delivers none
+    twice."""
+
+    def __init__(self) -> None:
+        self._finished: Counter[Path] = Counter()  # number of finished nodes of each path
+        self._texts: dict[tuple[Path, int], str] = {}
+        self.begin()
+
+    def begin(self) -> None:
+        """Prepares for the events of a program that is played from its start."""
+        self._finished_now: Counter[Path] = Counter()
+        self._texts_now: dict[tuple[Path, int], str] = {}
+
+    def news(self, played: Played, *, deltas: bool) -> Iterable[Played]:
+        """Yields the part of an event that was not delivered yet."""
+        event = played.event
+        if not isinstance(event, Delta):
+            self._finished_now[played.path] += 1
+            if self._finished_now[played.path] > self._finished[played.path]:
+                self._finished[played.path] += 1
+                yield played
+            return
+        if not deltas:
+            return
+        key = played.path, event.index
+        text = self._texts_now[key] = self._texts_now.get(key, "") + event.text
+        delivered = self._texts.get(key, "")
+        if len(text) > len(delivered):
+            self._texts[key] = text
+            again = len(event.text) > len(text) - len(delivered)  # a part of its text was delivered
+            news = Delta(text[len(delivered) :], index=event.index) if again else event
+            yield Played(played.path, played.name, news)
+
+
+def _event(server: ServerClient, data: str) -> ProgramEvent | Usage:
+    if data.startswith('{"error"'):  # error of a gateway
+        server.event(data)
+    event = wire.decode(data.encode(), form="json")
+    if isinstance(event, ProgramEvent | Usage):
+        return event
+    raise BackendError(f"a {type(event).__name__} is not an event of a program.")
+
+
+def _as_data(nodes: Sequence[Node]) -> Any:  # plain data
+    return _program_data(Program(tuple(nodes)))["nodes"]
+
+
+def _program_data(program: Program) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(wire.encode(program, form="json"))["data"]
+    return found
+
+
+def _seeded(node: Node) -> Node:
+    """Node with a seed for each of its draws, so that playing it again gives the same result."""
+    if isinstance(node, Gen) and isinstance(node.params.seed, Unset):
+        return msgspec.structs.replace(node, params=msgspec.structs.replace(node.params, seed=secrets.randbits(63)))
+    if isinstance(node, Fork):
+        return msgspec.structs.replace(node, branches=tuple(tuple(map(_seeded, each)) for each in node.branches))
+    return node
+
+
+def _whole(branches: Mapping[Path, Sequence[Node]], path: Path = (), own: Sequence[Node] = ()) -> tuple[Node, ...]:
+    """All nodes of a branch: `own`, the nodes that the fork lists, then the nodes that were added. Each fork includes
+    the nodes of its branches."""
+    found: list[Node] = []
+    for place, node in enumerate((*own, *branches.get(path, ()))):
+        if isinstance(node, Fork):
+            inner = tuple(_whole(branches, (*path, place, i), each) for i, each in enumerate(node.branches))
+            node = msgspec.structs.replace(node, branches=inner)
+        found.append(node)
+    return tuple(found)

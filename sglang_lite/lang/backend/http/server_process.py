@@ -1,0 +1,218 @@
+"""Process of a server: started by the package's command line, with its output in `logging`, and ended with this
+process."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+from sglang_lite.lang.backend.http.client import ServerClient
+from sglang_lite.protocol import BackendError, ParameterError, SglError
+from sglang_lite.protocol.anything import UserValue
+
+logger = logging.getLogger("sglang_lite.server")
+
+_PATIENCE_S = 10.0  # wait for a process that was asked to end
+_POLL_S = 0.05
+_KEPT_LINES = 20
+_LONGEST_LINE = 10_000  # bytes; the rest of a longer line is read as the next one
+_SERVING = re.compile(r"Serving .* at (http://\S+)$")
+_USAGE = 2  # exit status for a command line that argparse refuses, with these messages
+_REFUSED = re.compile(r"error: (?:unrecognized arguments: --([\w-]+)|argument --([\w-]+)[^:]*: (.*))")
+# The process ends when its parent ends, for whatever reason, and its engine ends with it.
+_CODE = """\
+import os, sys, threading, time
+sys.path[:] = {paths!r}
+def watch():
+    while os.getppid() == {parent}:
+        time.sleep(0.5)
+    os._exit(1)
+threading.Thread(target=watch, daemon=True).start()
+from sglang_lite.cli import main
+sys.exit(main({arguments!r}))
+"""
+
+
+class ServerProcess:
+    """Process that runs `sglang-lite serve`.
+
+    Args:
+        settings: flags of `sglang-lite serve`, with underscores. Without a port, the server takes a free one.
+        timeout_s: longest wait until the server is ready, in seconds.
+
+    Attributes:
+        url: address of the server.
+        pid: id of the process.
+
+    Raises:
+        ParameterError: the command does not have this flag, or does not accept this value.
+        BackendError: the server could not be started, or was not ready in time.
+    """
+
+    def __init__(self, settings: Mapping[str, UserValue], timeout_s: float) -> None:
+        keys, flags = _split_keys(settings)
+        arguments = ["serve", *flags_of({"port": 0, **flags})]
+        code = _CODE.format(paths=_paths(), parent=os.getpid(), arguments=arguments)
+        self._home = os.getpid()
+        self._lines: deque[str] = deque(maxlen=_KEPT_LINES)
+        self._settled = threading.Event()  # set when the address is known, or the process has ended
+        self.url = ""
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-u", "-c", code], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT, start_new_session=True, env=keys,
+            )  # fmt: skip
+        except OSError as error:
+            raise BackendError(f"the server can't be started: {error}.") from error
+        self.pid = self._process.pid
+        self._finalizer = weakref.finalize(self, _end, self._process, self._home)
+        reader = threading.Thread(
+            target=_read, args=(weakref.ref(self), self._process, self._settled), name="sglang_lite-server", daemon=True
+        )
+        reader.start()
+        try:
+            self._wait(timeout_s)
+        except BaseException:
+            self.end()
+            raise
+
+    @property
+    def running(self) -> bool:
+        return os.getpid() == self._home and self._process.poll() is None
+
+    def take_line(self, line: str) -> None:
+        """Stores a line of the process's output, and looks for the server's address in it."""
+        self._lines.append(line)
+        found = _SERVING.search(line)
+        if found and not self.url:
+            self.url = found[1]
+            self._settled.set()
+
+    def _wait(self, timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
+        if not self._settled.wait(timeout_s):
+            raise self._late(timeout_s)
+        if not self.url:
+            raise self._ended()
+        server = ServerClient(self.url, None, None, _PATIENCE_S, 0)
+        while True:
+            with contextlib.suppress(SglError):
+                if server.status("GET", "/ready") == 200:
+                    return
+            if self._process.poll() is not None:
+                raise self._ended()
+            if time.monotonic() > deadline:
+                raise self._late(timeout_s)
+            time.sleep(_POLL_S)
+
+    def _ended(self) -> SglError:
+        status = self._process.wait()
+        refused = filter(None, map(_REFUSED.search, list(self._lines)))
+        for found in refused if status == _USAGE else ():
+            name, problem = (found[1] or found[2]).replace("-", "_"), found[3] or "is not a flag of `sglang-lite serve`"
+            return ParameterError(name, f"{problem}.", hint="`sglang-lite serve --help` lists its flags.")
+        return BackendError(f"the server ended with status {status}.{self._last_lines()}")
+
+    def _late(self, timeout_s: float) -> BackendError:
+        return BackendError(
+            f"the server was not ready after {timeout_s:g} s.{self._last_lines()}", hint="Raise launch_timeout."
+        )
+
+    def _last_lines(self) -> str:
+        lines = [line for line in list(self._lines) if line]
+        return " Its last output:\n" + "\n".join(lines) if lines else ""
+
+    def end(self) -> None:
+        """Ends the process and waits for it. Does nothing in a forked copy, because the process belongs to the
+        original."""
+        self._finalizer()
+
+
+def _read(owner: weakref.ref[ServerProcess], process: subprocess.Popen[bytes], settled: threading.Event) -> None:
+    """Passes the process's output on to `logging`, because a full pipe would block the process."""
+    assert process.stdout is not None
+    with process.stdout as pipe:
+        for line in iter(partial(pipe.readline, _LONGEST_LINE), b""):
+            text = line.decode("utf-8", "replace").rstrip()
+            server = owner()
+            if server is not None:
+                server.take_line(text)
+                del server
+            with contextlib.suppress(Exception):  # of the user's handlers
+                logger.info("%s", text)
+    settled.set()
+
+
+def _end(process: subprocess.Popen[bytes], home: int) -> None:
+    if os.getpid() != home:
+        return
+    for patience_s in (1.0, _PATIENCE_S):  # the second signal ends open requests
+        with contextlib.suppress(OSError):
+            process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(patience_s)
+            return
+    with contextlib.suppress(OSError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _split_keys(settings: Mapping[str, UserValue]) -> tuple[dict[str, str], dict[str, UserValue]]:
+    """Environment of the server with the keys among its settings, and the other settings. A command line would show the
+    keys to all users of this machine."""
+    environment, flags = dict(os.environ), dict(settings)
+    for name in ("api_key", "admin_api_key"):
+        variable, given = f"SGLANG_LITE_{name.upper()}", flags.pop(name, None)
+        environment.pop(variable, None)  # a caller's own variable is not meant for this server
+        keys = given if isinstance(given, Sequence) and not isinstance(given, str | bytes) else (given,)
+        texts = [key for key in keys if key is not None]
+        if not all(isinstance(key, str) for key in texts):
+            raise ParameterError(name, "is neither a text nor a sequence of texts.")
+        if texts:
+            environment[variable] = "\n".join(map(str, texts))
+    return environment, flags
+
+
+def flags_of(settings: Mapping[str, UserValue]) -> list[str]:
+    """Settings as flags of a command line.
+
+    Raises:
+        ParameterError: a value can't be written as a flag.
+    """
+    found = []
+    for name, value in settings.items():
+        flag = f"--{name.replace('_', '-')}"
+        if value is None:
+            continue
+        if isinstance(value, bool):
+            if value:
+                found.append(flag)
+            elif not name.startswith(("disable_", "enable_", "skip_")):  # off by default, without a negative form
+                found.append(f"--no-{flag[2:]}")
+            continue
+        values = value if isinstance(value, Sequence) and not isinstance(value, str | bytes) else (value,)
+        for each in values:
+            if not isinstance(each, str | int | float | os.PathLike):
+                raise ParameterError(name, f"a {type(each).__name__} can't be passed as a flag of the server.")
+            found.append(f"{flag}={os.fspath(each) if isinstance(each, os.PathLike) else each}")
+    return found
+
+
+def _paths() -> list[str]:
+    """Import paths of this process, absolute. The current folder is included by its name, if it exists."""
+    paths = []
+    for path in sys.path:
+        with contextlib.suppress(OSError):
+            paths.append(path or os.getcwd())
+    return paths

@@ -1,0 +1,92 @@
+"""Records of the ladder: the demands of a node, the way in which it is served, and the reason for a refusal."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal, TypeAlias
+
+from sglang_lite.lang.backend.ladder.object_constraints import JsonForm
+from sglang_lite.lang.backend.ladder.schema_fit import Fit
+from sglang_lite.lang.backend.profiles.profile import ApiName
+from sglang_lite.protocol import Constraint, SamplingParams
+
+Policy: TypeAlias = Literal["strict", "emulate", "warn"]
+POLICIES: Final = ("strict", "emulate", "warn")
+REPAIRS: Final = 2  # maximum number of repairs of an answer that breaks its constraint
+
+
+@dataclass(frozen=True, slots=True)
+class Rung:
+    """Way in which a node is served.
+
+    Attributes:
+        name: a rung of `profile.RUNGS`; "free" for text without a constraint; "token_logprobs" for a choice by the
+            alternatives of one token; "enum" for a choice in strict JSON; or "repair": generated, checked, and
+            requested again with the error shown.
+        api: API that is called.
+        native: True if the provider honours the request by itself, False if it is emulated.
+        calls: number of calls at best and at worst.
+        form: JSON object that the answer is read from, or None if the answer is the text.
+        fit: JSON schema fitted to the provider, or None if the schema is sent unchanged.
+        strict: True if a schema in the request is enforced, False if it is a hint.
+        field: value of the rung's own field in the request: a pattern, a grammar or a schema.
+        samples: number of calls that make the `n` samples; 1 if the API makes all samples in one call.
+        stops: stop strings at which the finished text is cut here.
+        left_out: parameters that are not sent, which only `policy="warn"` allows.
+        warnings: differences from the request, in words.
+        effort: amount of reasoning in the request, or None if the request sets none.
+        fallback: rung that serves the node if the model's answer on this one is of no use.
+    """
+
+    name: str
+    api: ApiName
+    native: bool = True
+    calls: tuple[int, int] = (1, 1)
+    form: JsonForm | None = None
+    fit: Fit | None = None
+    strict: bool = True
+    field: Any = None
+    samples: int = 1
+    stops: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    effort: str | None = None
+    fallback: Rung | None = None
+
+    @property
+    def mode(self) -> Literal["native", "emulated"]:
+        return "native" if self.native else "emulated"
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Reason why a node is not served.
+
+    Attributes:
+        feature: feature that can't be honoured.
+        instead: advice on what to do instead.
+        reasons: for a JSON schema, pointers to the parts that the provider does not accept, each with the reason.
+    """
+
+    feature: str
+    instead: str
+    reasons: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Demands:
+    """Demands that a node makes of a backend.
+
+    Attributes:
+        kind: "gen", or "select" for one of the choices.
+        params: parameters that are set.
+        constraint: constraint on the text.
+        scores: True if the choices' probabilities are needed.
+        effort: amount of reasoning, or None for the model's default.
+    """
+
+    kind: Literal["gen", "select"] = "gen"
+    params: SamplingParams = field(default_factory=SamplingParams)
+    constraint: Constraint | None = None
+    scores: bool = False
+    effort: str | None = None

@@ -1,0 +1,274 @@
+"""Profiles: the features that each model of a provider supports, read from data files that name their sources.
+
+A feature that a profile does not mention is unknown, which is neither yes nor no: `policy="strict"` refuses it.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field, replace
+from datetime import date
+from functools import lru_cache
+from importlib import resources
+from types import MappingProxyType
+from typing import Any, Final, Literal, TypeAlias, get_args
+
+from sglang_lite.errors import shown
+from sglang_lite.lang.backend.capabilities import Capabilities
+from sglang_lite.lang.tracebacks import user_location
+from sglang_lite.protocol import JsonSchema, ParameterError, Regex
+from sglang_lite.protocol.sampling import PARAMETERS
+
+ApiName: TypeAlias = Literal["chat", "responses", "completions", "messages", "generate_content"]
+
+# Ways to enforce a constraint, in order of preference; docs/backends.md describes each.
+RUNGS: Final = (
+    "json_schema", "strict_tool", "regex_tool", "lark_tool", "structured_outputs", "regex", "ebnf", "grammar",
+    "decisions", "logit_bias_steps",
+)  # fmt: skip
+OTHER_FEATURES: Final = (
+    "images", "prefill", "continue_final_message", "tools", "forced_tools", "reasoning_effort", "cache_control",
+    "prompt_cache_key", "temperature_with_top_p", "blank_stops", "continues", "max_completion_tokens",
+)  # fmt: skip
+LIMITS: Final = ("stop", "top_logprobs_num", "choices")
+NAMES: Final = tuple(each.name for each in PARAMETERS)
+FEATURES: Final = frozenset({*NAMES, *RUNGS, *OTHER_FEATURES})
+
+
+@dataclass(frozen=True, slots=True)
+class Feature:
+    """Fact about a feature of a model.
+
+    Attributes:
+        supported: True if the model is known to support the feature, False if it is known not to.
+        source: source of the fact: address of a page, or a file of an SDK.
+        read: day on which the source was read.
+    """
+
+    supported: bool
+    source: str
+    read: date
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaRules:
+    """JSON Schemas that a provider's strict outputs accept.
+
+    Attributes:
+        kept: keywords that are enforced.
+        formats: values of `format` that are enforced.
+        all_required: True if every property of an object has to be required.
+        type_lists: True if `type` may be a list.
+        recursion: True if a schema may refer to itself.
+        properties, depth, enum_values, optional, unions: maximum number of properties, levels, values in enums,
+            optional properties and unions of a schema, or None for no limit.
+        least_items: largest `minItems` that is enforced, or None for any.
+        source, read: source of the rules and day on which it was read, as in Feature.
+    """
+
+    kept: frozenset[str]
+    formats: frozenset[str]
+    source: str
+    read: date
+    all_required: bool = True
+    type_lists: bool = True
+    recursion: bool = True
+    properties: int | None = None
+    depth: int | None = None
+    enum_values: int | None = None
+    optional: int | None = None
+    unions: int | None = None
+    least_items: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """Features of a model.
+
+    Attributes:
+        provider: name of the data file: "openai", "anthropic", "vllm" …
+        model: name of the model's entry in the file; empty if the file does not list the model.
+        api: API of the provider that serves the model.
+        features: known facts, by the names of parameters, rungs and other features.
+        limits: maximum number of stop strings (`stop`), of alternatives for a token (`top_logprobs_num`) and of choices
+            in a decision (`choices`).
+        schema: JSON Schemas that strict outputs accept, or None if any schema is sent unchanged.
+    """
+
+    provider: str
+    model: str
+    api: ApiName
+    features: Mapping[str, Feature] = field(default_factory=dict)
+    limits: Mapping[str, int] = field(default_factory=dict)
+    schema: SchemaRules | None = None
+
+    def supports(self, feature: str) -> bool:
+        """True if the model is known to support the feature."""
+        fact = self.features.get(feature)
+        return fact is not None and fact.supported
+
+    def lacks(self, feature: str) -> bool:
+        """True if the model is known not to support the feature."""
+        fact = self.features.get(feature)
+        return fact is not None and not fact.supported
+
+    @property
+    def params(self) -> frozenset[str]:
+        """Names of the sampling parameters that the model supports."""
+        return frozenset(name for name in NAMES if self.supports(name))
+
+    @property
+    def name(self) -> str:
+        """Name of the profile for `profile=`."""
+        return f"{self.provider}/{self.model}" if self.model else self.provider
+
+    def with_capabilities(self, can: Capabilities) -> Profile:
+        """Profile changed to the capabilities that the user states for the model, which override known facts."""
+        supported = {name: can.params is None or name in can.params for name in NAMES}
+        supported |= {"images": can.images, "prefill": can.prefill, "continues": can.continues}
+        by_pattern = any(self.supports(name) for name in ("structured_outputs", "regex", "grammar"))
+        supported["json_schema"] = JsonSchema in can.constraints and not self.supports("structured_outputs")
+        supported["regex_tool"] = Regex in can.constraints and not by_pattern
+        found = {name: Feature(each, "capabilities=", date.today()) for name, each in supported.items()}
+        return replace(self, features=MappingProxyType({**self.features, **found}))
+
+    def for_rungs(self, rungs: AbstractSet[str]) -> Profile:
+        """Profile for a backend that can make requests only for these rungs (and for "tools", if among them)."""
+        lost = {name for name in (*RUNGS, "tools") if self.supports(name)} - rungs
+        none = Feature(False, "the backend has no such request", date.today())
+        features = {**self.features, **dict.fromkeys(lost, none)}
+        return replace(self, features=MappingProxyType(features)) if lost else self
+
+
+def check_model_name(model: object) -> None:
+    if not isinstance(model, str):
+        raise ParameterError("model_name", f"{shown(model)} is not a string.", where=user_location())
+
+
+def find_profile(provider: str, model: str) -> Profile:
+    """Profile of a provider's model. An unlisted model has the facts that are known of all models.
+
+    Raises:
+        ParameterError: the provider does not exist, or the name is not a string.
+    """
+    check_model_name(model)
+    found, default = _provider(provider)
+    base = _base_name(model)
+    for name in (base, _SNAPSHOT.sub("", base)):  # a listed snapshot may differ from its short name's current model
+        if name in found:
+            return found[name]
+    return default
+
+
+def profile_by_name(name: str) -> Profile:
+    """Profile by its name: "vllm" or "openai/gpt-5".
+
+    Raises:
+        ParameterError: no profile has this name.
+    """
+    if not isinstance(name, str):
+        raise ParameterError(
+            "profile", f"{name!r:.60} is neither a name nor a Profile.", hint='Give one by name, such as "vllm".'
+        )
+    provider, _, model = name.partition("/")
+    if provider not in providers():
+        raise ParameterError("profile", f"{name!r} is not known.", hint=f"Known: {', '.join(providers())}.")
+    found = find_profile(provider, model)
+    if model and not found.model:
+        raise ParameterError("profile", f"{provider!r} has no model {model!r}.", hint=f"See profiles/{provider}.toml.")
+    return found
+
+
+def resolve_profile(profile: str | Profile | None, provider: str, model: str) -> Profile:
+    """Profile that a user gives, by name or as a Profile; None for the one of the provider's model."""
+    if profile is None:
+        return find_profile(provider, model)
+    return profile if isinstance(profile, Profile) else profile_by_name(profile)
+
+
+@lru_cache(maxsize=1)
+def providers() -> tuple[str, ...]:
+    """Names of the providers with a data file."""
+    files = (each.name for each in _data().iterdir())
+    return tuple(
+        sorted(name.removesuffix(".toml") for name in files if name.endswith(".toml") and name != "prices.toml")
+    )
+
+
+def profiles(provider: str) -> tuple[Profile, ...]:
+    """All profiles of a provider; the one of unlisted models is last."""
+    found, default = _provider(provider)
+    return (*found.values(), default)
+
+
+def _data() -> Any:
+    return resources.files("sglang_lite.lang.backend.profiles")
+
+
+def _base_name(model: str) -> str:
+    """Name of a model without its provider's prefix; for a fine-tuned model, the name of its base model."""
+    name = model.rpartition("/")[2].rpartition("anthropic.")[2]
+    return name.removeprefix("ft:").partition(":")[0] if name.startswith("ft:") else name
+
+
+_SNAPSHOT = re.compile(r"(-\d{8}|-\d{4}-\d{2}-\d{2}|-latest|@\d{8})?(-v\d+(:\d+)?)?$")
+
+
+@lru_cache
+def _provider(provider: str) -> tuple[Mapping[str, Profile], Profile]:
+    """Profiles of a provider's models by name, and the profile of unlisted models."""
+    file = _data() / f"{provider}.toml"
+    if not file.is_file():
+        raise ParameterError("profile", f"there is no provider {provider!r}.", hint=f"Known: {', '.join(providers())}.")
+    data = tomllib.loads(file.read_text(encoding="utf-8"))
+    return _Reader(provider, data).read()
+
+
+class _Reader:
+    """Reader of a provider's data file. An error in the file is a bug of this package: tests read all files."""
+
+    def __init__(self, provider: str, data: Mapping[str, Any]) -> None:
+        self._provider, self._data = provider, data
+        self._read: date = data["read"]
+
+    def read(self) -> tuple[Mapping[str, Profile], Profile]:
+        like = self._data.get("like")  # provider whose software this one runs
+        if like is not None:
+            found, default = _provider(like)
+            own = {name: replace(each, provider=self._provider) for name, each in found.items()}
+            return own, self._profile(self._data["default"], "", default)
+        models = self._data.get("models", ())
+        entries = {name: self._profile(entry, name) for entry in models for name in entry["names"]}
+        return entries, self._profile(self._data["default"], "")
+
+    def _profile(self, entry: Mapping[str, Any], model: str, onto: Profile | None = None) -> Profile:
+        api = entry.get("api", onto.api if onto is not None else None)
+        assert api in get_args(ApiName), f"{self._provider}: {model}: api = {api!r}"
+        features: dict[str, Feature] = dict(onto.features) if onto is not None else {}
+        limits: dict[str, int] = dict(onto.limits) if onto is not None else {}
+        for fact in self._facts(entry):
+            source = self._data["sources"][fact["source"]]
+            for key, supported in (("takes", True), ("refuses", False)):
+                for name in fact.get(key, ()):
+                    assert name in FEATURES, f"{self._provider}: {model}: {name!r} is no feature"
+                    features[name] = Feature(supported, source, self._read)
+            for name, limit in fact.get("limits", {}).items():
+                assert name in LIMITS, f"{self._provider}: {model}: {name!r} is no limit"
+                limits[name] = limit
+        schema = self._schema() if "schema" in self._data else None if onto is None else onto.schema
+        return Profile(self._provider, model, api, MappingProxyType(features), MappingProxyType(limits), schema)
+
+    def _facts(self, entry: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+        """Yields the facts of an entry's traits, then its own; later ones take precedence."""
+        for trait in entry.get("traits", ()):
+            facts: Sequence[Mapping[str, Any]] = self._data["traits"][trait]
+            yield from facts
+        yield from entry.get("facts", ())
+
+    def _schema(self) -> SchemaRules:
+        rules = dict(self._data["schema"])
+        rules |= {"kept": frozenset(rules["kept"]), "formats": frozenset(rules["formats"])}
+        return SchemaRules(**rules | {"source": self._data["sources"][rules["source"]], "read": self._read})

@@ -1,0 +1,316 @@
+"""Base class of backends on a provider's SDK: features of the model, refusals, and the rung on which a node is served.
+
+Independent of the form of a provider's requests and answers.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, TypeVar
+
+import msgspec
+
+from sglang_lite.errors import Origin
+from sglang_lite.lang.backend.apis.api import Api, ApiRequest, Target
+from sglang_lite.lang.backend.apis.provider_items import ProviderItems
+from sglang_lite.lang.backend.base_backend import BaseBackend, Capabilities
+from sglang_lite.lang.backend.http.rate_limit import RateLimit
+from sglang_lite.lang.backend.ladder.choose import capabilities_of, choose_rung, turn_rules_of
+from sglang_lite.lang.backend.ladder.rung import POLICIES, Demands, Policy, Refusal, Rung
+from sglang_lite.lang.backend.node_context import scores_needed
+from sglang_lite.lang.backend.profiles.prices import price as known_price
+from sglang_lite.lang.backend.profiles.profile import Profile, check_model_name
+from sglang_lite.lang.backend.remote.client import ApiClient
+from sglang_lite.lang.backend.remote.connection import Connection, Connector
+from sglang_lite.lang.backend.remote.explain import Explanation, Price
+from sglang_lite.lang.backend.remote.explain import explain as explained
+from sglang_lite.lang.backend.remote.selecting import select_by_rung
+from sglang_lite.lang.backend.remote.serving import serve, shape_of
+from sglang_lite.lang.backend.remote.traced_backend import TracedBackend
+from sglang_lite.lang.backend.remote.turns import TurnRules
+from sglang_lite.lang.backend.rendering import text_outside
+from sglang_lite.lang.backend.token_usage import TokenUsage
+from sglang_lite.lang.backend.tool_prompt import with_tools
+from sglang_lite.protocol import (
+    CapabilityError,
+    Choices,
+    Constraint,
+    Delta,
+    Generation,
+    Location,
+    ParameterError,
+    Prompt,
+    SamplingParams,
+    Selection,
+)
+from sglang_lite.protocol.anything import Foreign, Json, UserValue
+from sglang_lite.text.chat_template import TurnTemplate
+
+if TYPE_CHECKING:
+    from sglang_lite.lang.function import SglFunction
+
+_SAMPLED = ("chat", "completions")  # APIs whose samples are whole turns; the rest also have items to send back
+_Answer = TypeVar("_Answer", Generation, Selection)
+
+
+class RemoteBackend(BaseBackend):
+    """Base class of backends on a provider's SDK.
+
+    Args:
+        model_name: name of the model at the provider.
+        connect: factory of the SDK's clients.
+        profile: features of the model, or a function that finds them out when they are first needed.
+        policy: treatment of features that the model does not support. "strict" refuses the node. "emulate" serves it in
+            another way if possible (docs/backends.md, "The ladder"), and checks the answer. "warn" also leaves out
+            parameters that can't be emulated, and reports this in the node's metadata.
+        capabilities: features of the model, stated by the user; overrides the profile.
+        chat_template: template that renders turns as text.
+        rate_limit: limit on calls; None for the limit shared by all backends of this process with the same server and
+            key, which adapts to the headers of answers.
+
+    Attributes:
+        errors: translator of the SDK's errors.
+        rungs: names of the rungs (and "tools") for which the backend can make requests. The profile's other rungs are
+            ignored.
+        reasoning_effort: amount of reasoning, or None for the model's default.
+
+    Raises:
+        BackendError: the SDK is not installed.
+        ParameterError: an argument is not valid, or the SDK rejects it.
+    """
+
+    enforces = True
+    provider = ""  # name of the provider, for errors and metadata
+    rungs = frozenset({"json_schema", "strict_tool", "tools"})
+    reasoning_effort: str | None = None
+    select_params = SamplingParams()  # for the generation that makes a selection
+
+    def __init__(
+        self,
+        model_name: str,
+        connect: Connector,
+        profile: Profile | Callable[[], Profile],
+        policy: Policy,
+        capabilities: Capabilities | None,
+        chat_template: TurnTemplate,
+        rate_limit: RateLimit | None = None,
+    ) -> None:
+        super().__init__()
+        check_model_name(model_name)
+        if policy not in POLICIES:
+            raise ParameterError(
+                "policy", f"{policy!r:.60} is not a policy.", hint=f"Use {', '.join(map(repr, POLICIES))}."
+            )
+        if rate_limit is not None and not isinstance(rate_limit, RateLimit):
+            raise ParameterError("rate_limit", f"{rate_limit!r:.60} is not a RateLimit.")
+        self.policy, self._finding = policy, threading.Lock()
+        self._find, self._stated = profile, capabilities
+        self._found: tuple[Profile, Capabilities, TurnRules] | None = None
+        self.model_name, self.chat_template = model_name, chat_template
+        self._name = f"{type(self).__name__}({model_name!r})"
+        self.token_usage = TokenUsage()
+        self._connection = Connection(type(self).__name__, connect, rate_limit)
+        self.errors = self._connection.error_translator(self._name, Origin(self.provider, model_name))
+        self._client = ApiClient(self._connection, self.errors, self.token_usage, ProviderItems())
+
+    def client(self) -> Foreign:
+        """Client of the SDK for the running event loop."""
+        return self._connection.client()
+
+    def shutdown(self) -> None:
+        """Closes the connections; the next call opens new ones."""
+        self._connection.close()
+
+    def get_model_name(self) -> str:
+        return self.model_name
+
+    def identity(self) -> tuple[Json, ...]:
+        return *super().identity(), self._connection.server
+
+    # -------------------------------------------------------------------------------- what is served, and how
+
+    @property
+    def profile(self) -> Profile:
+        """Profile of the model. If the server has to be asked for its kind, it is asked once."""
+        return self._known[0]
+
+    @property
+    def capabilities(self) -> Capabilities:  # type: ignore[override] # found out on first use
+        return self._known[1]
+
+    @property
+    def caches_prompts(self) -> bool:
+        return self.profile.supports("cache_control") or self.profile.supports("prompt_cache_key")
+
+    @property
+    def turn_rules(self) -> TurnRules:
+        return self._known[2]
+
+    @property
+    def _known(self) -> tuple[Profile, Capabilities, TurnRules]:
+        if self._found is None:
+            with self._finding:
+                if self._found is None:
+                    found = self._find if isinstance(self._find, Profile) else self._find()
+                    if self._stated is not None:
+                        found = found.with_capabilities(self._stated)
+                    found = self._find = found.for_rungs(self.rungs)  # only rungs that have a request
+                    self._found = found, capabilities_of(found, self.policy), turn_rules_of(found, self.policy)
+        return self._found
+
+    def explain(
+        self,
+        program: SglFunction,
+        *,
+        explore: int = 16,
+        params: SamplingParams = SamplingParams(),
+        retries: int = 0,
+        count: Callable[[str], int] | None = None,
+        price: Price | None = known_price,
+        **arguments: UserValue,
+    ) -> Explanation:
+        """Explains how a program's nodes would be served, without a call: the rung, the number of calls and tokens, the
+        price, and refusals.
+
+        Args:
+            program: program to explain.
+            explore: maximum number of ways through the body to follow.
+            params, retries: settings of the run, for nodes that don't set them.
+            count: function that counts the tokens of a text, or None for a quarter of its characters.
+            price: function that returns the dollars for a model's usage; by default, the prices of
+                profiles/prices.toml. None for no prices.
+            **arguments: arguments of the program; missing ones are symbols, as in `program.trace`.
+
+        Raises:
+            TraceError: the body decides on a value that only a run knows, in a way that can't be explored.
+        """
+        speculation = None if program.speculation.tokens is None else program.speculation
+        traced = program.trace(backend=TracedBackend(self, params, speculation), explore=explore, **arguments)
+        graph = traced.graph()
+        return explained(
+            self, self._name, self.model_name, graph, traced.entries(graph),
+            params=params, retries=retries, count=count, price=price,
+        )  # fmt: skip
+
+    def rung(self, demands: Demands) -> Rung | Refusal:
+        """Rung on which a node is served, or the reason why it is refused."""
+        return choose_rung(self.profile, self.policy, replace(demands, effort=self.reasoning_effort))
+
+    def check(
+        self, node: object, params: SamplingParams, constraint: Constraint | None, where: Location | None
+    ) -> None:
+        found = self.rung(Demands("gen", params, constraint))
+        if isinstance(found, Refusal):
+            raise self.refusal(node, found.feature, found.instead, where)
+
+    def check_selection(self, node: object, choices: Sequence[str], *, scores: bool, where: Location | None) -> None:
+        found = self.rung(self.selection(choices, scores=scores))
+        if isinstance(found, Refusal):
+            raise self.refusal(node, found.feature, found.instead, where)
+
+    def shares_prompt_cost(self, params: SamplingParams, constraint: Constraint | None, count: int) -> bool:
+        if self.profile.api not in _SAMPLED:
+            return False
+        found = self.rung(Demands("gen", msgspec.structs.replace(params, n=count), constraint))
+        return isinstance(found, Rung) and found.native and found.api in _SAMPLED
+
+    def _rung(self, demands: Demands) -> Rung:
+        found = self.rung(demands)
+        if isinstance(found, Refusal):
+            raise CapabilityError(f"{self._name} can't honour {found.feature}.", hint=found.instead)
+        return found
+
+    async def agenerate(
+        self, prompt: Prompt, params: SamplingParams, constraint: Constraint | None, *, stream: bool
+    ) -> AsyncGenerator[Delta | Generation, None]:
+        rung = self._rung(Demands("gen", params, constraint))
+        self.check_prompt(prompt)
+        if prompt.tools is not None and self.capabilities.continues:
+            prompt = with_tools(prompt, self.get_chat_template())
+        async for event in serve(self, prompt, params, constraint, rung, stream=stream):
+            yield self._priced(event) if isinstance(event, Generation) else event
+
+    def _priced(self, answer: _Answer) -> _Answer:
+        """Answer with its cost in dollars in the metadata, or None there if a price is unknown."""
+        return msgspec.structs.replace(answer, meta={**answer.meta, "cost": known_price(answer.usage, self.model_name)})
+
+    def selection(self, choices: Sequence[str], *, scores: bool = False) -> Demands:
+        """Demands of a selection, for the ladder."""
+        params = self.select_params
+        if self.profile.supports("temperature"):
+            params = msgspec.structs.replace(params, temperature=0.0)
+        return Demands("select", params, Choices(tuple(choices)), scores)
+
+    async def aselect(self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool) -> Selection:
+        """Makes the model choose. The selection has scores if the rung provides them, else only the picked choice."""
+        choices = list(dict.fromkeys(choices))
+        demands = self.selection(choices, scores=scores_needed.get())
+        rung = self._rung(demands)
+        if unconditional:
+            raise CapabilityError(
+                f"{self._name} can't score choices without the prompt.",
+                hint="Use another choices_method, or a local engine.",
+            )
+        if not all(choices) and rung.name in ("decisions", "token_logprobs", "logit_bias_steps"):
+            raise CapabilityError(
+                f"{self._name} can't score an empty choice.", hint="Leave it out, or use a local engine."
+            )
+        self.check_prompt(prompt)
+        if rung.name == "decisions":
+            return await self.decide(prompt, choices)
+        return self._priced(await select_by_rung(self, prompt, demands, rung, self.tokenizer))
+
+    def call(
+        self, prompt: Prompt, params: SamplingParams, rung: Rung, *, constrained: bool, stream: bool
+    ) -> AsyncGenerator[Delta | Generation, None]:
+        """Makes one call of the provider's API, with the items that the API expects back from earlier turns. Yields
+        deltas if `stream`, then the samples, neither checked nor converted, as `ApiClient.ask` does.
+
+        Args:
+            constrained: whether the answer has a constraint, so that an answer that was cut short is an error.
+        """
+        api, target = self.target(rung)
+        request = ApiRequest(target, prompt, params, shape_of(rung), self._client.provider_items.of(prompt.messages))
+        return self._client.ask(api, request, self.tokenizer, constrained=constrained, stream=stream)
+
+    def target(self, rung: Rung) -> tuple[Api, Target]:
+        """API that is called on a rung, and settings of the model for it.
+
+        Raises:
+            CapabilityError: the subclass does not define this method.
+        """
+        raise CapabilityError(f"{self._name} has no `target`.", hint="Define `target` in the subclass.")
+
+    async def decide(self, prompt: Prompt, choices: Sequence[str]) -> Selection:
+        """Asks the decisions endpoint. A subclass with "decisions" in its `rungs` has to define it."""
+        raise CapabilityError(
+            f"{self._name} has no `decide`.",
+            hint='Define `decide` in the subclass, or remove "decisions" from its rungs.',
+        )
+
+    def check_prompt(self, prompt: Prompt) -> None:
+        """Refuses a prompt that a chat API would show to the model only in part.
+
+        Raises:
+            CapabilityError: the model can't continue this text.
+        """
+        if self.capabilities.continues:
+            return
+        if prompt.role != "assistant":
+            raise CapabilityError(
+                f"{self._name} can't continue text outside an assistant's turn.",
+                hint="Write turns: s += sgl.user(…), then s += sgl.assistant(sgl.gen(…)).",
+            )
+        if prompt.partial.strip() and not self.capabilities.prefill:
+            raise CapabilityError(
+                f"{self._name} can't continue text that is already in the assistant's turn: {prompt.partial[-60:]!r}.",
+                hint="Move it to the user's turn, begin a new turn for each generation, or use a local engine.",
+            )
+        outside = text_outside(prompt, self.get_chat_template())
+        if outside:
+            raise CapabilityError(
+                f"{self._name} would not see the text outside the turns: {outside[:60]!r}.",
+                hint="Put it into a turn: sgl.system(…) or sgl.user(…).",
+            )

@@ -1,0 +1,210 @@
+"""Client that asks an API: makes the call and the calls that continue it, yields the deltas of a stream, and builds the
+samples of the answer.
+
+Independent of providers: an `Api` builds their requests and reads their answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import traceback
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from sglang_lite.errors import Origin
+from sglang_lite.lang.backend.apis.api import Api, ApiRequest, JsonTool, PartialAnswer, Reader, Tools
+from sglang_lite.lang.backend.apis.provider_items import ProviderItems
+from sglang_lite.lang.backend.remote.call_account import CallAccount
+from sglang_lite.lang.backend.remote.connection import Connection
+from sglang_lite.lang.backend.remote.errors import ErrorTranslator, shortened
+from sglang_lite.lang.backend.token_counts import Tokenizer
+from sglang_lite.lang.backend.token_usage import TokenUsage
+from sglang_lite.lang.backend.unsent import unsent
+from sglang_lite.lang.results import with_warnings
+from sglang_lite.protocol import BackendError, Delta, Generation, SglError, Unset, Usage, ValueValidationError
+from sglang_lite.text.tool_use import answer_object, call_object, calls_object
+
+_MAX_PAUSES = 16  # calls for one answer, if the model keeps pausing and has to be asked to continue
+
+
+@dataclass(frozen=True, slots=True)
+class ApiClient:
+    """Client of one backend's API.
+
+    Attributes:
+        connection: client of the SDK and rate limit.
+        errors: translator of the SDK's errors; has the backend's name, provider and model.
+        tokens: total usage of the backend.
+        provider_items: provider items of earlier turns, which the API expects back.
+    """
+
+    connection: Connection
+    errors: ErrorTranslator
+    tokens: TokenUsage
+    provider_items: ProviderItems
+
+    async def ask(
+        self, api: Api, request: ApiRequest, tokenizer: Tokenizer | None, *, constrained: bool, stream: bool
+    ) -> AsyncGenerator[Delta | Generation, None]:
+        """Asks a request. Yields deltas if `stream`, then the finished samples.
+
+        Args:
+            tokenizer: tokenizer of the model, for what the provider does not report; None if unknown.
+            constrained: whether the answer has a constraint, so that an answer that was cut short is an error.
+            stream: whether to yield deltas.
+
+        Raises:
+            BackendError: the call failed, or the answer is incomplete or can't be read.
+            ValueValidationError: a constrained answer was cut short, or has several tool calls where one is allowed.
+        """
+        reader = api.reader()
+        account = CallAccount(request, reader, tokenizer)
+        try:
+            with self.errors.translating():
+                async with aclosing(self._read(api, request, reader, account, stream=stream)) as deltas:
+                    async for delta in deltas:
+                        yield delta
+            account.end()
+            for each in self._samples(reader, request, constrained=constrained):
+                yield each
+        except asyncio.CancelledError:
+            account.fail(None)
+            raise
+        except SglError as error:
+            account.fail(error)
+            if error.origin is None:
+                origin = self.errors.origin
+                error.origin = Origin(origin.provider, origin.model, reader.meta.get("id"))
+            error.usage = reader.usage
+            raise
+
+    async def _read(
+        self, api: Api, request: ApiRequest, reader: Reader, account: CallAccount, *, stream: bool
+    ) -> AsyncGenerator[Delta, None]:
+        """Makes the call, and further calls while the model pauses. Yields the deltas of a stream."""
+        arguments = api.arguments(request)
+        waited = await self.connection.limit.wait(_estimate(request))
+        began, first = time.perf_counter(), 0.0
+        for _ in range(_MAX_PAUSES):
+            create = api.create(self.connection.client())
+            if stream or api.always_streams:
+                async with _closed_in_order(await account.counted(create(**arguments, **api.streamed))) as events:
+                    async for event in events:
+                        for delta in reader.event(event):
+                            first = first or time.perf_counter() - began
+                            if stream and (delta.text or delta.reasoning):
+                                yield delta
+            else:
+                response = await account.counted(create(**arguments))
+                if isinstance(response, str):  # SDKs return a body that is not JSON as a string
+                    raise self.errors.unreadable_error(
+                        f"the answer is not JSON, but {shortened(response)[:200] or 'empty'}"
+                    )
+                reader.whole(response)
+            account.answered += 1
+            if not reader.paused:
+                break
+            arguments = api.resumed(arguments, reader)
+        reader.meta |= {"provider": self.errors.origin.provider} | ({"waited_s": waited} if waited else {})
+        times = {"first_token_s": first, "total_s": time.perf_counter() - began}
+        reader.usage = msgspec.structs.replace(reader.usage, **times)
+
+    def _samples(self, reader: Reader, request: ApiRequest, *, constrained: bool) -> Iterator[Generation]:
+        """Yields the finished samples of an answer, and adds its usage to the totals."""
+        self.tokens.add(reader.usage)
+        if reader.failure:
+            raise self.errors.failed_error(reader.failure)
+        if reader.paused:
+            raise self.errors.unreadable_error(f"the model paused {_MAX_PAUSES} times")
+        count = request.params.samples
+        if len(reader.samples) != count:
+            raise self.errors.unreadable_error(f"{len(reader.samples)} samples arrived instead of {count}")
+        for index, sample in sorted(reader.samples.items()):
+            if sample.finish_reason is None:
+                raise self.errors.unreadable_error("the stream ended before the answer was complete")
+            # Providers report one usage for all samples together; the first sample carries it.
+            usage = Usage() if index else reader.usage
+            text = self._text(sample, request, usage, constrained=constrained)
+            if sample.provider_items and count == 1 and not request.prompt.partial:
+                self.provider_items.keep(request.prompt.messages, text, sample.provider_items)
+            answer = Generation(
+                text,
+                finish_reason="length" if sample.truncated else "stop",
+                matched=sample.matched,
+                usage=usage,
+                index=index,
+                output_logprobs=sample.logprobs,
+                reasoning=sample.reasoning,
+            )
+            missing = unsent(answer, request.params, reader.usage, end_assumed=sample.end_assumed)
+            yield msgspec.structs.replace(answer, meta=with_warnings(reader.meta, *missing))
+
+    def _text(self, sample: PartialAnswer, request: ApiRequest, usage: Usage, *, constrained: bool) -> str:
+        """Text of a sample. Tool calls become JSON text: the arguments, or an object that names the tool.
+
+        Raises:
+            RefusalError: the model refused to answer.
+            ValueValidationError: a constrained answer was cut short, or has several tool calls where one is allowed.
+            BackendError: the answer is empty.
+        """
+        name = self.errors.name
+        if sample.refusal:
+            raise self.errors.refusal_error(sample.refusal)
+        if sample.truncated and constrained:
+            thoughts = ", which reasoning may have used up" if not sample.text and not sample.calls else ""
+            problem = f"{name} was cut short after {usage.completion_tokens} tokens{thoughts}."
+            raise ValueValidationError(problem, text=sample.text, hint="Raise max_tokens.")
+        if isinstance(request.shape, Tools | JsonTool) and sample.calls:
+            return self._called(sample, request.shape)
+        if not sample.text and (sample.truncated or isinstance(request.params.stop, Unset)):
+            spent = (
+                f" after {usage.completion_tokens} tokens, which reasoning may have used up" if sample.truncated else ""
+            )
+            raise BackendError(f"{name} returned no text{spent}.", hint="Raise max_tokens, or change the prompt.")
+        return answer_object(sample.text) if isinstance(request.shape, Tools) else sample.text
+
+    def _called(self, sample: PartialAnswer, shape: Tools | JsonTool) -> str:
+        """JSON text of a sample's tool calls, in their order."""
+        calls = [call for _, call in sorted(sample.calls.items())]
+        if isinstance(shape, Tools) and shape.parallel:
+            return calls_object([(call.name, call.arguments) for call in calls])
+        if len(calls) > 1:
+            names = ", ".join(call.name for call in calls)
+            problem = f"{self.errors.name} called {len(calls)} tools at once ({names}), but this node accepts one call."
+            hint = "Ask for one call in the prompt, set parallel_tool_calls=True, or set retries."
+            raise ValueValidationError(problem, text=sample.text, hint=hint)
+        return calls[0].arguments if isinstance(shape, JsonTool) else call_object(calls[0].name, calls[0].arguments)
+
+
+@asynccontextmanager
+async def _closed_in_order(stream: AbstractAsyncContextManager[Any]) -> AsyncIterator[Any]:
+    """Context of an SDK's stream that leaves none of the generators open which the stream reads through.
+
+    An SDK closes the response alone. It would leave the chain of generators to Python's garbage collector, which closes
+    them in any order and from any thread, also one that the loop's thread is just closing with its neighbour.
+    """
+    async with AsyncExitStack() as closing:
+        events = await closing.enter_async_context(stream)
+        try:
+            yield events
+        except Exception as error:
+            traceback.clear_frames(error.__traceback__)  # a failed generator's frame refers to those it read through
+            raise
+        finally:
+            await closing.aclose()
+            with suppress(Exception):
+                async with asyncio.timeout(0):  # the response is closed: reading on ends each generator, without a wait
+                    async for _ in events:
+                        pass
+
+
+def _estimate(request: ApiRequest) -> float:
+    """Estimated tokens of a call: a quarter of the prompt's characters, plus `max_tokens` if set."""
+    limit = request.params.max_tokens
+    chars = sum(len(span.text) for span in request.prompt.spans)
+    return chars / 4 + (0 if isinstance(limit, Unset) else limit)

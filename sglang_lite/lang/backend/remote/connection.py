@@ -1,0 +1,176 @@
+"""Connection of a backend: one client of its SDK for each event loop, and the limit on its calls."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import weakref
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from sglang_lite.errors import Origin
+from sglang_lite.lang.argument_names import explains_wrong_arguments
+from sglang_lite.lang.backend.http.connection_pool import pool_arguments
+from sglang_lite.lang.backend.http.rate_limit import RateLimit, shared_limit
+from sglang_lite.lang.backend.remote.errors import ErrorTranslator
+from sglang_lite.lang.concurrency.loop import executor_loop, on_executor
+from sglang_lite.lang.concurrency.loop_end import Handle, closed_with_loop
+from sglang_lite.protocol import BackendError, ParameterError
+from sglang_lite.protocol.anything import Foreign
+
+Errors = type[Exception] | tuple[type[Exception], ...]
+ResponseHook = Callable[[int, Mapping[str, str]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Connector:
+    """Factory of an SDK's clients.
+
+    Attributes:
+        package: name of the SDK's package.
+        extra: name of this package's extra that installs the SDK.
+        make_client: makes a client. Arguments: the SDK's module; `on_response`, a callback for the status and headers
+            of each answer; the client made before, or None.
+        errors: returns the SDK's error classes, given its module: base classes, time limits, failed connections.
+        existing_client: client that the user has made and will close, or None.
+        close: closes a client.
+    """
+
+    package: str
+    extra: str
+    make_client: Callable[[Any, ResponseHook, Any], Any]
+    errors: Callable[[Any], tuple[Errors, Errors, Errors]]
+    existing_client: object = None
+    close: Callable[[Any], Coroutine[Any, Any, object]] = lambda client: client.close()
+
+
+class Connection:
+    """Connection of a backend to its API.
+
+    Attributes:
+        sdk: module of the SDK.
+        limit: limit on the calls.
+        server: address that the client sends to, as text.
+    """
+
+    def __init__(self, backend: str, connector: Connector, limit: RateLimit | None) -> None:
+        try:
+            self.sdk: Any = importlib.import_module(connector.package)
+        except ImportError as error:
+            raise BackendError(
+                f"{backend} needs the {connector.package} SDK.", hint=f"pip install 'sglang-lite[{connector.extra}]'"
+            ) from error
+        self._connector = connector
+        try:
+            self._client: Any = connector.make_client(self.sdk, self._response_hook(), None)
+        except connector.errors(self.sdk)[0] as error:
+            raise ParameterError(backend, str(error)) from error
+        self._loop: asyncio.AbstractEventLoop | None = None  # loop that the client is open for
+        self._used = False
+        self._handle: Handle | None = None
+        self.server = str(getattr(self._client, "base_url", ""))
+        key = getattr(self._client, "api_key", None)
+        self.limit = shared_limit(f"{connector.package} {self.server}", key) if limit is None else limit
+
+    def error_translator(self, name: str, origin: Origin) -> ErrorTranslator:
+        """Translator of the SDK's errors."""
+        return ErrorTranslator(name, origin, *self._connector.errors(self.sdk), self._secrets)
+
+    @property
+    def latest_client(self) -> Foreign:
+        """Client that was made last."""
+        return self._client
+
+    def client(self) -> Foreign:
+        """Client for the running event loop. A client that was used on another loop (before a fork of the process, say)
+        is not reused."""
+        loop = asyncio.get_running_loop()
+        if self._loop is loop:
+            return self._client
+        if self._used:
+            self._client = self._connector.make_client(self.sdk, self._response_hook(), self._client)
+        if self._client is not self._connector.existing_client:
+            self._handle = closed_with_loop(partial(self._connector.close, self._client))
+        self._loop, self._used = loop, True
+        return self._client
+
+    def close(self) -> None:
+        """Closes the connections; the next call of `client` opens new ones."""
+        if self._client is self._connector.existing_client:
+            return
+        loop, self._loop, handle, self._handle = self._loop, None, self._handle, None
+        if handle is not None and loop is not None and loop is executor_loop() and not on_executor():
+            asyncio.run_coroutine_threadsafe(_closed(handle), loop).result()
+
+    def _response_hook(self) -> ResponseHook:
+        """Callback that informs the limit of answers. It holds only a weak reference, so that a client does not keep
+        this object alive."""
+        mine = weakref.ref(self)
+
+        def on_response(status: int, headers: Mapping[str, str]) -> None:
+            connection = mine()
+            if connection is not None:
+                connection.limit.update_from_response(status, headers)
+
+        return on_response
+
+    def _secrets(self) -> Iterator[object]:
+        for name in ("api_key", "auth_token", "admin_api_key"):
+            yield getattr(self._client, name, None)
+
+
+async def _closed(handle: Handle) -> None:
+    await handle.aclose()
+
+
+def sdk_client(
+    kind: str, args: Sequence[Foreign], options: Mapping[str, Foreign], client: object
+) -> Callable[..., Foreign]:
+    """Factory of clients for OpenAI's or Anthropic's SDK, which are alike.
+
+    Args:
+        kind: name of the client's class.
+        args, options: arguments of the client.
+        client: existing client to use instead; on another event loop, a copy of it with new connections is used.
+
+    Raises:
+        ParameterError: both a client and arguments for one are given.
+    """
+    if client is not None and (args or options):
+        raise ParameterError(
+            "client", "other arguments of the client have no effect beside it.", hint="Leave them out."
+        )
+
+    def make(sdk: Any, on_response: ResponseHook, before: Any) -> Any:
+        async def hook(response: Any) -> None:
+            on_response(response.status_code, response.headers)
+
+        if client is not None and not isinstance(client, getattr(sdk, kind)):
+            raise ParameterError(
+                "client", f"{type(client).__name__} is not {kind}.", hint="Give an asynchronous client."
+            )
+        if client is not None and before is None:
+            return client
+        if "http_client" in options:  # the limit does not see the headers of its answers
+            if before is not None:
+                raise BackendError(
+                    "the connections of http_client= belong to another event loop or to the process before a fork, "
+                    "or were closed by shutdown(). It can't be used again.", hint="Make a new backend where it is used."
+                )  # fmt: skip
+            return explains_wrong_arguments(getattr(sdk, kind))(*args, **options)
+        http = sdk.DefaultAsyncHttpxClient(event_hooks={"response": [hook]}, **pool_arguments())
+        return (
+            before.copy(http_client=http)
+            if client is not None
+            else explains_wrong_arguments(getattr(sdk, kind))(*args, http_client=http, **options)
+        )
+
+    return make
+
+
+def sdk_errors(base: str) -> Callable[[Foreign], tuple[Errors, Errors, Errors]]:
+    """Function that returns the error classes of OpenAI's or Anthropic's SDK; `base` is the name of the common base
+    class."""
+    return lambda sdk: (getattr(sdk, base), sdk.APITimeoutError, sdk.APIConnectionError)

@@ -1,0 +1,167 @@
+"""Conversion of a provider SDK's errors into ours: the failure, the request's id and a remedy, without keys.
+
+The SDK handles timeouts and retries: requests that fail here have been retried as often as its settings allow.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from sglang_lite.errors import Origin
+from sglang_lite.lang.backend.http.rate_limit import retry_after
+from sglang_lite.protocol import BackendError, OverloadedError, RefusalError, RequestTimeoutError, Usage
+
+_BUSY = {"overloaded_error", "rate_limit_error", "rate_limit_exceeded", "RESOURCE_EXHAUSTED", "UNAVAILABLE"}
+_RETRIES = "max_retries= of the backend sets how often it is tried again"
+_HINTS = {
+    401: "Check api_key=, or the environment variable that it is read from.",
+    402: "Check the account's billing.",
+    403: "Check the permissions of the API key.",
+    404: "Check model_name= and base_url=.",
+    413: "Shorten the prompt.",
+    429: "Check the account's quota and billing.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorTranslator:
+    """Translator of the errors that one backend's SDK raises.
+
+    Attributes:
+        name: name of the backend, for messages.
+        origin: provider and model.
+        base, timeout, connection: error classes of the SDK: base class, time limits, failed connections.
+        secrets: function that returns the values which must not be shown.
+    """
+
+    name: str
+    origin: Origin
+    base: type[Exception] | tuple[type[Exception], ...]
+    timeout: type[Exception] | tuple[type[Exception], ...]
+    connection: type[Exception] | tuple[type[Exception], ...]
+    secrets: Callable[[], Iterable[object]]
+
+    @contextlib.contextmanager
+    def translating(self) -> Iterator[None]:
+        """Context that converts errors of the SDK and of its HTTP library into ours."""
+        import httpx2
+
+        try:
+            yield
+        except self.base as error:
+            raise self._translated(error) from self._cause(error)
+        except httpx2.TimeoutException as error:
+            raise self._late() from self._cause(error)
+        except httpx2.HTTPError as error:  # SDKs don't convert errors while an answer is read
+            broken = self.unreadable_error(f"the connection failed in the middle of the answer ({error})")
+            broken.retryable = True
+            raise broken from self._cause(error)
+        except json.JSONDecodeError as error:
+            raise self.unreadable_error(f"the answer is not JSON ({error})") from self._cause(error)
+
+    def unreadable_error(self, what: str) -> BackendError:
+        """Error for an answer that can't be read."""
+        return BackendError(
+            f"{self.name}: {self.redacted(what)}.", hint="Check what listens at base_url, or try again."
+        )
+
+    def failed_error(self, why: str) -> BackendError:
+        """Error for an answer that reports its own failure. It may be retried."""
+        ours = BackendError(f"{self.name}: {self.redacted(shortened(why))}", hint="Try again.")
+        ours.retryable = True
+        return ours
+
+    def refusal_error(self, why: str) -> RefusalError:
+        return RefusalError(f"{self.name} refused to answer: {self.redacted(why)}", hint="Change the prompt.")
+
+    def redacted(self, text: str) -> str:
+        """Text without the secrets."""
+        for secret in self.secrets():
+            if secret and len(str(secret)) > 8:
+                text = text.replace(str(secret), "…")
+        return text
+
+    def _cause(self, error: Exception) -> Exception | None:
+        """Error of the SDK, to be the cause of ours, or None if it shows a secret: an API may repeat its key."""
+        shown = f"{error} {error.__cause__} {error.__context__}"
+        return error if self.redacted(shown) == shown else None
+
+    def _late(self) -> RequestTimeoutError:
+        return RequestTimeoutError(f"{self.name} did not answer in time.", hint=f"Raise timeout=; {_RETRIES}.")
+
+    def _translated(self, error: Exception) -> BackendError:
+        if isinstance(error, self.timeout):
+            return self._late()
+        if isinstance(error, self.connection):
+            cause = error.__cause__ or error
+            why = self.redacted(f"{type(cause).__name__}: {cause}")
+            lost = BackendError(f"{self.name}: the connection failed ({why}).", hint=f"Check base_url; {_RETRIES}.")
+            lost.retryable = True
+            return lost
+        status, report = _status(error), _ErrorReport.from_error(error)
+        request = getattr(error, "request_id", None)
+        facts = [f"HTTP {status}"] * (status >= 400) + [f"request {request}"] * bool(request)
+        text = f"{self.name}: {self.redacted(report.message)}" + (f" ({', '.join(facts)})" if facts else "")
+        ours = _kind(text, status, report)
+        ours.usage = Usage() if status >= 400 else None  # a request that was refused used nothing
+        ours.origin = Origin(self.origin.provider, self.origin.model, request)
+        ours.retry_after = retry_after(getattr(getattr(error, "response", None), "headers", None) or {})
+        return ours
+
+
+@dataclass(frozen=True, slots=True)
+class _ErrorReport:
+    """Report of an API about a failure: its message, and its words for the kind of failure (`kinds`)."""
+
+    message: str
+    kinds: frozenset[str]
+
+    @classmethod
+    def from_error(cls, error: Exception) -> _ErrorReport:
+        body = getattr(error, "body", None)
+        fields = body.get("error", body) if isinstance(body, dict) else body
+        fields = fields if isinstance(fields, dict) else {"message": fields}
+        message = str(fields.get("message") or getattr(error, "message", error))
+        kinds = {str(fields.get("type")), str(fields.get("code")), str(getattr(error, "status", None))}
+        return cls(shortened(message), frozenset(kinds))
+
+
+def _status(error: Exception) -> int:
+    for name in ("status_code", "code"):
+        status = getattr(error, name, None)
+        if isinstance(status, int):
+            return status
+    return 0
+
+
+def _kind(text: str, status: int, report: _ErrorReport) -> BackendError:
+    """Error for a failed request, by status code and kind of failure."""
+    ours: BackendError
+    if report.kinds & _BUSY or (status in (429, 503, 529) and "insufficient_quota" not in report.kinds):
+        ours = OverloadedError(text, hint=f"Run fewer programs at a time (num_threads=); {_RETRIES}.")
+    elif status in (408, 504):
+        ours = RequestTimeoutError(text, hint=f"Raise timeout=; {_RETRIES}.")
+    else:
+        again = (
+            "Correct the part of the request that the message names."
+            if 400 <= status < 500
+            else f"Try again; {_RETRIES}."
+        )
+        ours = BackendError(text, hint=_HINTS.get(status, again))
+        ours.retryable = not 400 <= status < 500
+    return ours
+
+
+_TITLE = re.compile(r"<title[^>]*>(.*?)</title>", re.IGNORECASE | re.DOTALL)
+
+
+def shortened(message: str) -> str:
+    """Message as it is shown: its first 1,000 characters, or the title of an HTML page."""
+    if not message.lstrip().startswith("<"):
+        return message[:1000]
+    title = _TITLE.search(message)
+    return f"a page of HTML ({' '.join(title[1].split())[:200]})" if title else "a page of HTML"

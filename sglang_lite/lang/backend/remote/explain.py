@@ -1,0 +1,365 @@
+"""Explanation of how a remote backend would serve a program, before any call: rungs, calls, tokens, prices,
+refusals."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+import msgspec
+
+from sglang_lite.errors import Location
+from sglang_lite.lang.backend.ladder.rung import Demands, Refusal, Rung
+from sglang_lite.lang.backend.remote.turn_text import whole_turn
+from sglang_lite.lang.backend.remote.turns import from_start
+from sglang_lite.lang.expressions import NUMBER_STOPS, SglGen, SglSelect, example_choices, number_as_regex
+from sglang_lite.program.graph import Call, GraphNode, GraphRecord, Picture, Value
+from sglang_lite.program.nodes import (
+    Fork,
+    Gen,
+    GrammarBegin,
+    Join,
+    Mark,
+    Path,
+    Rollback,
+    Select,
+    Text,
+    TurnBegin,
+    TurnEnd,
+)
+from sglang_lite.protocol import (
+    CapabilityError,
+    Continuation,
+    Message,
+    Number,
+    Prompt,
+    SamplingParams,
+    Span,
+    Unset,
+    Usage,
+)  # fmt: skip
+from sglang_lite.protocol.anything import Json
+from sglang_lite.protocol.sampling import given_values
+
+if TYPE_CHECKING:
+    from sglang_lite.lang.backend.remote.backend import RemoteBackend
+    from sglang_lite.lang.execution.shared_call import SharedCall
+    from sglang_lite.lang.execution.turn_plan import TurnPlan
+    from sglang_lite.lang.symbolic.symbols import Entry
+
+Price: TypeAlias = Callable[[Usage, str], float | None]  # dollars for a call's usage on a model; None if unknown
+CHARACTERS_A_TOKEN = 4  # estimate for English text, used if no counter is given
+
+
+@dataclass(frozen=True, slots=True)
+class ExplainedNode:
+    """Explanation of a node: how a generation or a selection would be served, or why the node is refused.
+
+    Attributes:
+        kind, name, where: kind of the node, name of its variable, and its place in the source.
+        mode: "native", "emulated" or "refused".
+        rung: name of the rung that serves the node; "turn" if the node shares a call with others of its turn or
+            continues a begun turn, "another backend" if it has a backend of its own; empty if refused.
+        calls: number of calls at best, and at worst, with all attempts that `retries` allow.
+        prompt_tokens: approximate prompt tokens of one call: one for each four characters, or as `count` counts them.
+        completion_tokens: maximum number of tokens that one call may generate, or None if no limit is set.
+        price: dollars at best and at worst, or None if unknown.
+        refusal: feature that can't be honoured, and what to do instead.
+        warnings: differences from the request.
+        otherwise: rung that serves the node if the first one's answer is of no use; empty if the node has none.
+    """
+
+    kind: Literal["gen", "select", "grammar", "image"]
+    name: str | None
+    where: Location | None
+    mode: Literal["native", "emulated", "refused"]
+    rung: str = ""
+    calls: tuple[int, int] = (0, 0)
+    prompt_tokens: int = 0
+    completion_tokens: int | None = None
+    price: tuple[float, float] | None = None
+    refusal: str = ""
+    warnings: tuple[str, ...] = ()
+    otherwise: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Explanation of how a program would be served. `str` shows it as a table.
+
+    Attributes:
+        backend: name and model of the backend.
+        nodes: nodes of all ways through the body that were followed, in the order of the body.
+        complete: True if the body has no other ways.
+    """
+
+    backend: str
+    nodes: tuple[ExplainedNode, ...]
+    complete: bool
+
+    @property
+    def calls(self) -> tuple[int, int]:
+        """Number of calls at best and at worst, if every node is reached once."""
+        return sum(node.calls[0] for node in self.nodes), sum(node.calls[1] for node in self.nodes)
+
+    @property
+    def price(self) -> tuple[float, float] | None:
+        """Dollars at best and at worst if every node is reached once, or None if a node's price is unknown."""
+        prices = [node.price for node in self.nodes if node.mode != "refused"]
+        numbers = [each for each in prices if each is not None]
+        return None if len(numbers) < len(prices) else (sum(p[0] for p in numbers), sum(p[1] for p in numbers))
+
+    @property
+    def refused(self) -> tuple[ExplainedNode, ...]:
+        """Nodes that the backend refuses."""
+        return tuple(node for node in self.nodes if node.mode == "refused")
+
+    def to_dict(self) -> dict[str, Json]:
+        """Explanation as plain data."""
+        nodes = [
+            {**asdict(node), "where": None if node.where is None else list(node.where.names)} for node in self.nodes
+        ]
+        return {"backend": self.backend, "complete": self.complete, "nodes": nodes}
+
+    def __str__(self) -> str:
+        head = ("line", "node", "served", "calls", "prompt tokens", "at most", "price")
+        rows = [head, *map(_row, self.nodes)]
+        widths = [max(map(len, column)) for column in zip(*rows)]
+        lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths)).rstrip() for row in rows]
+        notes = [f"{_line(node)}: {text}" for node in self.nodes for text in (node.refusal, *node.warnings) if text]
+        more = [] if self.complete else ["The body has other ways, which are not listed."]
+        return "\n".join([self.backend, *lines, *dict.fromkeys(notes), *more])
+
+
+def explain(
+    backend: RemoteBackend,
+    name: str,
+    model: str,
+    graph: GraphRecord,
+    entries: Mapping[int, Entry],
+    *,
+    params: SamplingParams,
+    retries: int,
+    count: Callable[[str], int] | None,
+    price: Price | None,
+) -> Explanation:
+    """Explains how a backend would serve the nodes of a program's graph.
+
+    Args:
+        name: name of the backend, as the explanation shows it.
+        model: name of the model, for the price.
+        entries: traced expression of each node, by the node's id.
+        params: sampling parameters of the run, for nodes that don't set them.
+        retries: number of retries of the run, for nodes that don't set it.
+        count: function that counts the tokens of a text, or None for a quarter of its characters.
+        price: function that returns the dollars for a call's usage, or None for no prices.
+    """
+    count = count or (lambda text: math.ceil(len(text) / CHARACTERS_A_TOKEN))
+    nodes: dict[int, ExplainedNode] = {}  # nodes that several ways share are explained once
+    for way in graph.ways:
+        reader = _Reader(backend, params, retries, count)
+        for i in way.nodes:
+            explained = reader.read(i, graph.nodes[i], entries[i])
+            if explained is not None and i not in nodes:
+                nodes[i] = replace(explained, price=_priced(explained, model, price))
+    return Explanation(name, tuple(nodes[i] for i in sorted(nodes)), graph.complete)
+
+
+def _priced(node: ExplainedNode, model: str, price: Price | None) -> tuple[float, float] | None:
+    """Price range of a node: from the fewest calls, generating nothing, to the most calls, generating all they may."""
+    if price is None or node.completion_tokens is None:
+        return None
+    lowest = price(Usage(node.prompt_tokens), model)
+    highest = price(Usage(node.prompt_tokens, completion_tokens=node.completion_tokens), model)
+    return None if lowest is None or highest is None else (lowest * node.calls[0], highest * node.calls[1])
+
+
+# ------------------------------------------------------------------------------------------------ where nodes stand
+
+
+_UNKNOWN_TEXT = "…"  # stands for text that is known only in a run
+
+
+@dataclass(slots=True)
+class _BranchState:
+    """State of a branch before a node: the parts of a prompt at this place.
+
+    Attributes:
+        text: rendered text.
+        messages: finished turns.
+        role: role of the open turn, or None.
+        partial: text of the open turn.
+    """
+
+    text: str = ""
+    messages: tuple[Message, ...] = ()
+    role: str | None = None
+    partial: str = ""
+
+    def add(self, text: str) -> None:
+        self.text += text
+        if self.role is not None:
+            self.partial += text
+
+    @property
+    def prompt(self) -> Prompt:
+        return Prompt((Span(self.text),), self.messages, self.role, self.partial)
+
+
+class _Reader:
+    """Reader of the nodes of one way through the body."""
+
+    def __init__(
+        self, backend: RemoteBackend, params: SamplingParams, retries: int, count: Callable[[str], int]
+    ) -> None:
+        self._backend, self._params, self._retries, self._count = backend, params, retries, count
+        self._places: dict[Path, _BranchState] = {(): _BranchState()}
+        self._forks: dict[int, _BranchState] = {}
+        self._marks: dict[Path, list[_BranchState]] = {}
+        self._shared: set[SharedCall] = set()  # shared calls that were counted
+
+    def read(self, i: int, node: GraphNode, entry: Entry) -> ExplainedNode | None:
+        """Applies the next node to the state of its branch. Returns its explanation if the backend is involved, else
+        None."""
+        here = self._place(node.path)
+        match node.node:
+            case TurnBegin(role):
+                here.role, here.partial = role, ""
+            case TurnEnd(role):
+                here.messages += (Message(role, (here.partial,)),)
+                here.role = None
+            case Text(text):
+                here.add(text)
+            case Value() | Call():
+                here.add(_UNKNOWN_TEXT)
+            case Fork():
+                self._forks[i] = replace(here)
+            case GrammarBegin() if Continuation not in self._backend.capabilities.constraints:
+                return ExplainedNode("grammar", None, node.where, "refused", refusal="a grammar over several nodes")
+            case Picture() if not self._backend.capabilities.images:
+                return ExplainedNode("image", None, node.where, "refused", refusal="images")
+            case Gen() | Select() as request:
+                found = self._explained(request, node, here, entry)
+                here.add(_UNKNOWN_TEXT)
+                return found
+            case Mark():
+                self._marks.setdefault(node.path, []).append(replace(here))
+            case Rollback(mark=mark):
+                self._places[node.path] = replace(self._marks[node.path][mark])
+            case Join(mode=mode) if mode != "gather_variable":
+                here.add(_UNKNOWN_TEXT)
+        return None
+
+    def _place(self, path: Path) -> _BranchState:
+        if path not in self._places:
+            self._places[path] = replace(self._forks.get(path[-2], _BranchState()))  # a called program starts empty
+        return self._places[path]
+
+    def _explained(self, request: Gen | Select, node: GraphNode, here: _BranchState, entry: Entry) -> ExplainedNode:
+        kind: Literal["gen", "select"] = "gen" if isinstance(request, Gen) else "select"
+        plain = ExplainedNode(kind, node.name, node.where, "refused", prompt_tokens=self._count(here.text))
+        if (
+            isinstance(entry.expression, SglGen)
+            and entry.expression.options is not None
+            and entry.expression.options.backend is not None
+        ):
+            warning = "another backend answers this node: explain the program with that one"
+            return replace(plain, mode="native", rung="another backend", warnings=(warning,))
+        if any(use.into == "constraint" for use in node.uses):
+            return replace(plain, refusal="its constraint is only known when the program runs: give the argument")
+        turn, place = entry.turn or (None, 0)
+        refusal = self._refusal(here, turn)
+        demands = self._demands(request, entry)
+        found = self._backend.rung(demands)
+        if isinstance(request, Select) and request.method == "unconditional_likelihood_normalized":
+            found = Refusal("scores without the prompt", "Use another choices_method, or a local engine.")
+        if refusal is None and isinstance(found, Refusal):
+            refusal = f"{found.feature}. {found.instead}"
+        if refusal is not None:
+            return replace(plain, refusal=refusal)
+        assert isinstance(found, Rung)
+        max_tokens = demands.params.max_tokens
+        explained = replace(
+            plain, mode=found.mode, rung=found.name, calls=found.calls, warnings=found.warnings,
+            otherwise="" if found.fallback is None else found.fallback.name,
+            completion_tokens=None if isinstance(max_tokens, Unset) else max_tokens,
+        )  # fmt: skip
+        # Method None: several choices, made one after the other, or a method of the user's own.
+        if isinstance(request, Select) and request.method is None:
+            explained = replace(explained, calls=(found.calls[0], found.calls[1] * len(request.choices)))
+        if turn is not None:
+            explained = self._in_turn(explained, turn, place, here)
+        best, worst = explained.calls
+        if entry.shared_call is not None:
+            best = 0 if entry.shared_call in self._shared else best
+            self._shared.add(entry.shared_call)
+        tries = self._tries(entry)
+        if turn is not None and turn.strategy in ("object", "text") and place:
+            return replace(explained, calls=(0, worst * tries))  # the turn's first node brings its first answer
+        return replace(explained, calls=(best, worst * (1 + tries)))
+
+    def _refusal(self, here: _BranchState, turn: TurnPlan | None) -> str | None:
+        """Reason why a node's prompt or its turn is refused, or None if both are accepted."""
+        if turn is not None and turn.refusal is not None:
+            _, feature, instead = turn.refusal
+            return f"{feature}. {instead}"
+        shown_whole = turn is None or turn.strategy == "ahead"
+        try:
+            self._backend.check_prompt(here.prompt if shown_whole else from_start(here.prompt))
+        except CapabilityError as error:
+            return f"{error.message} {error.hint}"
+        return None
+
+    def _tries(self, entry: Entry) -> int:
+        """Number of retries of a node."""
+        options = entry.expression.options if isinstance(entry.expression, SglGen) else None
+        return self._retries if options is None or options.retries is None else options.retries
+
+    def _in_turn(self, node: ExplainedNode, turn: TurnPlan, place: int, here: _BranchState) -> ExplainedNode:
+        """Explanation of a node that shares its turn with others, or follows text in it (docs/backends.md, "Several
+        generations in a turn")."""
+        own = node.calls[1]
+        if turn.strategy in ("object", "text"):
+            whole = whole_turn("text" if turn.strategy == "text" else "object", (here.partial, *turn.fields))
+            rung = self._backend.rung(Demands("gen", turn.common_params or SamplingParams(), whole))
+            worst = rung.calls[1] if isinstance(rung, Rung) else own
+            return replace(node, rung="turn", calls=(int(not place), worst))
+        if not place and not turn.ahead and not here.partial.strip():
+            return node  # the first node of the turn, whose call brings nothing else
+        more = (turn.asks_to_continue + turn.ahead + (not place)) if turn.ahead else 1
+        mode = "emulated" if turn.asks_to_continue else node.mode
+        return replace(node, rung="turn", mode=mode, otherwise=node.rung, calls=(int(not place), own + more))
+
+    def _demands(self, request: Gen | Select, entry: Entry) -> Demands:
+        """Demands that the language would make of the backend for a node."""
+        if isinstance(request, Select):
+            multi = entry.expression.multi if isinstance(entry.expression, SglSelect) else None
+            scores = bool(request.temperature) or request.method != "token_length_normalized" or multi is not None
+            return self._backend.selection(example_choices(request.choices or ("a", "b"), multi), scores=scores)
+        params, constraint = msgspec.structs.replace(self._params, **given_values(request.params)), request.constraint
+        if isinstance(constraint, Number) and Number not in self._backend.capabilities.constraints:
+            stops = () if isinstance(params.stop, Unset) else params.stop
+            params = msgspec.structs.replace(params, stop=(*stops, *NUMBER_STOPS))
+            constraint = number_as_regex(constraint)
+        return Demands("gen", params, constraint)
+
+
+# ------------------------------------------------------------------------------------------------------- as a table
+
+
+def _row(node: ExplainedNode) -> tuple[str, ...]:
+    best, worst = node.calls
+    calls = "" if node.mode == "refused" else f"{best}" if best == worst else f"{best} to {worst}"
+    limit = "" if node.completion_tokens is None else str(node.completion_tokens)
+    price = "" if node.price is None else f"${node.price[0]:.6f} to ${node.price[1]:.6f}"
+    rungs = f"{node.rung} or {node.otherwise}" if node.otherwise else node.rung
+    served = "refused" if node.mode == "refused" else f"{rungs} ({node.mode})"
+    named = f"{node.kind}({node.name!r})" if node.name is not None else node.kind
+    return _line(node), named, served, calls, str(node.prompt_tokens), limit, price
+
+
+def _line(node: ExplainedNode) -> str:
+    return "?" if node.where is None else f"{PurePath(node.where.file).name}:{node.where.line}"

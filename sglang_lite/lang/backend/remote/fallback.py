@@ -1,0 +1,168 @@
+"""`Fallback`: backend that asks the next of several backends if one can't be reached or is busy."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import Any, TypeVar
+
+import msgspec
+
+from sglang_lite.lang.argument_names import explains_wrong_arguments
+from sglang_lite.lang.backend.base_backend import BaseBackend, Capabilities
+from sglang_lite.lang.backend.default import BackendLike, as_backend
+from sglang_lite.lang.backend.remote.turns import TurnRules, common_rules
+from sglang_lite.lang.backend.rendering import rerender
+from sglang_lite.lang.backend.token_counts import note_unreported
+from sglang_lite.protocol import (
+    BackendError,
+    Constraint,
+    Delta,
+    Generation,
+    JsonSchema,
+    Location,
+    ParameterError,
+    Prompt,
+    SamplingParams,
+    Selection,
+)
+from sglang_lite.protocol.anything import Json
+
+_Answer = TypeVar("_Answer", Generation, Selection)
+
+
+class Fallback(BaseBackend):
+    """Backend that tries several backends in order. Each node is sent to the first one. If that fails with an error
+    that may pass (`error.retryable`: overloaded, timed out, unreachable, disconnected) before any part of an answer was
+    shown, the next one is asked. A refusal, a bad request and an invalid value are raised at once. The metadata of a
+    node names the backend that answered (`backend`) and the backends that failed (`failed`: pairs of a name and an
+    error).
+
+    Args:
+        backends: at least two backends, in order of preference. A node that one of them can't honour is refused,
+            because any of them may have to answer.
+
+    Raises:
+        ParameterError: fewer than two backends are given, or one has SGLang's blocking hooks.
+    """
+
+    @explains_wrong_arguments
+    def __init__(self, backends: Sequence[BackendLike]) -> None:
+        super().__init__()
+        if not isinstance(backends, list | tuple) or len(backends) < 2:
+            raise ParameterError("backends", "give a list of at least two backends.")
+        self.backends = tuple(map(as_backend, backends))
+        for backend in self.backends:
+            if backend.blocking:
+                raise ParameterError(
+                    "backends",
+                    f"{type(backend).__name__} has SGLang's blocking hooks.",
+                    hint="Write agenerate and aselect.",
+                )
+        self.chat_template = self.backends[0].get_chat_template()
+        self.capabilities = _shared([backend.capabilities for backend in self.backends])
+        self.enforces = all(backend.enforces for backend in self.backends)
+
+    def get_model_name(self) -> str:
+        return ", ".join(backend.get_model_name() for backend in self.backends)
+
+    @property
+    def caches_prompts(self) -> bool:
+        return self.backends[0].caches_prompts
+
+    @property
+    def turn_rules(self) -> TurnRules | None:
+        """Rules that all backends can follow, so that a turn is requested in the same way whichever one answers; None
+        if no backend has rules."""
+        rules = [backend.turn_rules for backend in self.backends]
+        if not any(rules):
+            return None
+        return common_rules([own or _continues(backend) for own, backend in zip(rules, self.backends)])
+
+    def identity(self) -> tuple[Json, ...]:
+        return *super().identity(), *(backend.identity() for backend in self.backends)
+
+    def check(
+        self, node: object, params: SamplingParams, constraint: Constraint | None, where: Location | None
+    ) -> None:
+        for backend in self.backends:
+            backend.check(node, params, constraint, where)
+
+    def check_selection(self, node: object, choices: Sequence[str], *, scores: bool, where: Location | None) -> None:
+        for backend in self.backends:
+            backend.check_selection(node, choices, scores=scores, where=where)
+
+    async def agenerate(
+        self, prompt: Prompt, params: SamplingParams, constraint: Constraint | None, *, stream: bool
+    ) -> AsyncGenerator[Delta | Generation, None]:
+        failed = list[tuple[str, str]]()
+        for backend in self.backends:
+            begun = False
+            try:
+                own_prompt = self._prompt(prompt, backend)
+                async with aclosing(backend.agenerate(own_prompt, params, constraint, stream=stream)) as events:
+                    async for event in events:
+                        begun = True
+                        yield self._from(backend, event, failed) if isinstance(event, Generation) else event
+            except BackendError as error:
+                if begun or not error.retryable or backend is self.backends[-1]:
+                    raise
+                self._failed(failed, backend, error)
+            else:
+                return
+
+    async def aselect(self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool) -> Selection:
+        failed = list[tuple[str, str]]()
+        for backend in self.backends:
+            try:
+                picked = await backend.aselect(self._prompt(prompt, backend), choices, unconditional=unconditional)
+                return self._from(backend, picked, failed)
+            except BackendError as error:
+                if not error.retryable or backend is self.backends[-1]:
+                    raise
+                self._failed(failed, backend, error)
+        raise AssertionError("unreachable")
+
+    def shutdown(self) -> None:
+        for backend in self.backends:
+            backend.shutdown()
+
+    @staticmethod
+    def _failed(failed: list[tuple[str, str]], backend: BaseBackend, error: BackendError) -> None:
+        failed.append((_name(backend), str(error)))
+        if error.usage is not None:
+            note_unreported(error.usage)  # the answer will carry only its own
+
+    def _prompt(self, prompt: Prompt, backend: BaseBackend) -> Prompt:
+        """Prompt as rendered by a backend's own chat template."""
+        return (
+            prompt if backend is self.backends[0] else rerender(prompt, backend.get_chat_template(), self.chat_template)
+        )
+
+    def _from(self, backend: BaseBackend, answer: _Answer, failed: Sequence[Any]) -> _Answer:
+        known = {"failed": tuple(failed)} if failed else {}
+        meta = {**answer.meta, "backend": _name(backend), **known}
+        return msgspec.structs.replace(answer, meta=meta)
+
+
+def _name(backend: BaseBackend) -> str:
+    return f"{type(backend).__name__}({backend.get_model_name()!r})"
+
+
+def _continues(backend: BaseBackend) -> TurnRules:
+    """Rules of a backend that has none: it continues any text of an open turn."""
+    return TurnRules("continued", JsonSchema in backend.capabilities.constraints, continues_constrained=True)
+
+
+def _shared(each: Sequence[Capabilities]) -> Capabilities:
+    """Capabilities that all of the backends have."""
+    limited = [can.params for can in each if can.params is not None]
+    return Capabilities(
+        constraints=frozenset.intersection(*(can.constraints for can in each)),
+        params=frozenset.intersection(*limited) if limited else None,
+        select=all(can.select for can in each),
+        scores=all(can.scores for can in each),
+        continues=all(can.continues for can in each),
+        prefill=all(can.prefill for can in each),
+        images=all(can.images for can in each),
+    )

@@ -1,0 +1,157 @@
+"""Selections that are not served as one generation: by the alternatives of one token, or by logit biases, step by
+step."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from sglang_lite.lang.backend.base_backend import only_answer
+from sglang_lite.lang.backend.ladder.rung import Demands, Rung
+from sglang_lite.lang.backend.remote.serving import serve, with_rung, with_words
+from sglang_lite.lang.backend.token_counts import Tokenizer
+from sglang_lite.lang.results import with_warnings
+from sglang_lite.protocol import (
+    Choices,
+    ChoiceScore,
+    Generation,
+    ParameterError,
+    Prompt,
+    Selection,
+    Span,
+    TokenLogprob,
+    ValueValidationError,
+)
+from sglang_lite.protocol.anything import Foreign
+from sglang_lite.protocol.results import total_usage
+
+if TYPE_CHECKING:
+    from sglang_lite.lang.backend.remote.backend import RemoteBackend
+
+MIN_LOGPROB = -1e4  # instead of the logarithm of 0
+_BIAS = 100.0  # the largest bias that OpenAI accepts: no other token is drawn
+
+
+def checked_tokenizer(tokenizer: Foreign) -> Tokenizer | None:
+    """Returns a user's tokenizer, or None. Raises ParameterError if it has no `encode` or no `decode`."""
+    has = all(callable(getattr(tokenizer, name, None)) for name in ("encode", "decode"))
+    if tokenizer is not None and not has:
+        problem = f"a {type(tokenizer).__name__} has no encode and decode."
+        hint = "Give one that has them, such as tiktoken.encoding_for_model(…)."
+        raise ParameterError("tokenizer", problem, hint=hint)
+    found: Tokenizer | None = tokenizer
+    return found
+
+
+async def select_by_rung(
+    backend: RemoteBackend, prompt: Prompt, demands: Demands, rung: Rung, tokenizer: Tokenizer | None
+) -> Selection:
+    """Makes the model choose, by the rung of the selection.
+
+    Args:
+        tokenizer: tokenizer of the model; the rung "logit_bias_steps" needs it.
+
+    Raises:
+        ValueValidationError: the answer is none of the choices.
+    """
+    assert isinstance(demands.constraint, Choices)
+    choices = demands.constraint.options
+    if rung.name == "token_logprobs":
+        return await _by_first_token(backend, prompt, demands, rung, choices)
+    if rung.name == "logit_bias_steps":
+        assert tokenizer is not None  # a condition of this rung
+        return await _by_steps(backend, prompt, demands, rung, choices, tokenizer)
+    picked = await only_answer(serve(backend, prompt, demands.params, demands.constraint, rung, stream=False))
+    return Selection((), picked.usage, picked.text, picked.meta)
+
+
+# -------------------------------------------------------------------------------------------- one token's alternatives
+
+
+async def _by_first_token(
+    backend: RemoteBackend, prompt: Prompt, demands: Demands, rung: Rung, choices: Sequence[str]
+) -> Selection:
+    """Requests one token with its likeliest alternatives, each of which counts for the choice that it begins."""
+    shown = with_words(prompt, f"Answer with exactly one of these texts, and with nothing else:\n{_listed(choices)}")
+    params = msgspec.structs.replace(demands.params, max_tokens=1, return_logprob=True, top_logprobs_num=rung.field)
+    answer = await only_answer(backend.call(shown, params, rung, constrained=False, stream=False))
+    found = _scores(answer.output_logprobs, choices)
+    if not any(found):
+        if rung.fallback is None:
+            told_first = answer.output_logprobs[0].text if answer.output_logprobs else answer.text
+            raise _none_of(choices, f"the answer begins with {told_first!r:.60}", answer)
+        other = await select_by_rung(backend, prompt, demands, rung.fallback, None)
+        meta = {**other.meta, "calls": other.meta["calls"] + 1}
+        return msgspec.structs.replace(other, usage=total_usage([answer.usage, other.usage]), meta=meta)
+    scores = tuple(
+        ChoiceScore(choice, (place,), (math.log(each) if each else MIN_LOGPROB,))
+        for place, (choice, each) in enumerate(zip(choices, found))
+    )
+    unseen = [choice for choice, each in zip(choices, found) if not each]
+    warnings = [f"not among the {rung.field} likeliest beginnings: {_listed(unseen)}"] if unseen else []
+    return Selection(scores, answer.usage, None, with_warnings(with_rung(answer.meta, rung, 1), *warnings))
+
+
+def _scores(logprobs: Sequence[TokenLogprob], choices: Sequence[str]) -> list[float]:
+    """Probability that an answer begins with each choice. No token begins two of them (`differ_at_once`)."""
+    found = [0.0] * len(choices)
+    first = logprobs[0] if logprobs else None
+    alternatives = () if first is None else first.top or ((first.logprob, first.token_id, first.text),)
+    for logprob, _, text in alternatives:
+        beginning = (text or "").lstrip()
+        for place, choice in enumerate(choices):
+            if beginning and logprob is not None and choice.lstrip().startswith(beginning):
+                found[place] += math.exp(logprob)
+    return found
+
+
+# ----------------------------------------------------------------------------------------------------- biases by steps
+
+
+async def _by_steps(
+    backend: RemoteBackend, prompt: Prompt, demands: Demands, rung: Rung, choices: Sequence[str], tokenizer: Tokenizer
+) -> Selection:
+    """Follows the choices token by token. If the remaining choices differ at a position, one call generates the token
+    there, with a bias for the choices' tokens; if they agree, no call is made."""
+    remaining = {choice: tuple(tokenizer.encode(choice)) for choice in choices}
+    calls, usages, meta = 0, [], dict[str, Any]()
+    at = 0
+    while len(remaining) > 1:
+        tokens = sorted({ids[at] for ids in remaining.values()})
+        picked_token = tokens[0]
+        if len(tokens) > 1:
+            beginning = tokenizer.decode(next(iter(remaining.values()))[:at])
+            bias = tuple((token, _BIAS) for token in tokens)
+            params = msgspec.structs.replace(demands.params, max_tokens=1, logit_bias=bias)
+            shown = _continued(prompt, beginning)
+            answer = await only_answer(backend.call(shown, params, rung, constrained=False, stream=False))
+            calls, meta = calls + 1, dict(answer.meta)
+            usages.append(answer.usage)
+            texts = [token for token in tokens if tokenizer.decode((token,)) == answer.text]
+            if len(texts) != 1:
+                raise _none_of(choices, f"{answer.text!r:.60} followed {beginning!r:.60}", answer)
+            (picked_token,) = texts
+        remaining = {choice: ids for choice, ids in remaining.items() if ids[at] == picked_token}
+        at += 1
+    (picked,) = remaining
+    return Selection((), total_usage(usages), picked, with_rung(meta, rung, calls))
+
+
+def _continued(prompt: Prompt, text: str) -> Prompt:
+    spans = (*prompt.spans, Span(text, special=False)) if text else prompt.spans
+    return msgspec.structs.replace(prompt, spans=spans, partial=prompt.partial + text)
+
+
+def _listed(choices: Sequence[str]) -> str:
+    return json.dumps(list(choices), ensure_ascii=False)
+
+
+def _none_of(choices: Sequence[str], why: str, answer: Generation) -> ValueValidationError:
+    hint = "Ask for one of them in the prompt, or use another backend for this node."
+    error = ValueValidationError(f"none of {_listed(choices):.200} was chosen: {why}.", text=answer.text, hint=hint)
+    error.usage = answer.usage
+    return error

@@ -1,0 +1,241 @@
+"""Serving of a node on its rung: makes the calls, checks every answer, and describes the rung in the metadata."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from sglang_lite.constraints.emit.gbnf import to_gbnf
+from sglang_lite.constraints.language import language_of
+from sglang_lite.constraints.matching import validate
+from sglang_lite.errors import Origin
+from sglang_lite.lang.backend.apis.api import GrammarTool, JsonFormat, JsonTool, OwnField, Shape, Tool, Tools
+from sglang_lite.lang.backend.base_backend import only_answer
+from sglang_lite.lang.backend.ladder.object_constraints import unwrap
+from sglang_lite.lang.backend.ladder.rung import REPAIRS, Rung
+from sglang_lite.lang.backend.token_counts import note_unreported
+from sglang_lite.lang.results import with_warnings
+from sglang_lite.protocol import (
+    UNSET,
+    Choices,
+    Constraint,
+    Delta,
+    Ebnf,
+    Generation,
+    JsonSchema,
+    Lark,
+    Message,
+    Number,
+    Prompt,
+    Regex,
+    SamplingParams,
+    SglError,
+    ValueValidationError,
+)
+from sglang_lite.protocol.anything import Json
+from sglang_lite.protocol.results import total_usage
+
+if TYPE_CHECKING:
+    from sglang_lite.lang.backend.remote.backend import RemoteBackend
+
+_CALLED = frozenset({"tools", "strict_tool", "regex_tool", "lark_tool"})  # rungs whose answers are tool calls
+
+
+async def serve(
+    backend: RemoteBackend,
+    prompt: Prompt,
+    params: SamplingParams,
+    constraint: Constraint | None,
+    rung: Rung,
+    *,
+    stream: bool,
+) -> AsyncGenerator[Delta | Generation, None]:
+    """Serves a generation on its rung. Yields deltas if `stream` and the text can be delivered as it arrives, then the
+    samples.
+
+    Raises:
+        ValueValidationError: an answer breaks the constraint.
+    """
+    params = msgspec.structs.replace(params, **dict.fromkeys(rung.left_out, UNSET))
+    if constraint is not None:
+        # Only a number can have stops here, and a number ends by itself.
+        params = msgspec.structs.replace(params, stop=UNSET)
+    if rung.samples > 1:
+        params = msgspec.structs.replace(params, n=UNSET)
+        calls = [_alone(backend, prompt, params, constraint, rung) for _ in range(rung.samples)]
+        for index, each in enumerate(await _all(calls)):
+            yield msgspec.structs.replace(each, index=index)
+    elif rung.name == "repair":
+        assert constraint is not None
+        yield await _repaired(backend, prompt, params, constraint, rung)
+    else:
+        whole = rung.stops or rung.name in _CALLED or (rung.form is not None and rung.form.wrapped)
+        shown = stream and not whole  # other answers are only shown when they are complete
+        async for event in backend.call(prompt, params, rung, constrained=constraint is not None, stream=shown):
+            if isinstance(event, Generation):
+                event = _finished(event, constraint, rung, 1)
+            yield event
+
+
+async def _all(calls: Sequence[Coroutine[Any, Any, Generation]]) -> list[Generation]:
+    """Answers of all calls. If some fail, the first error is raised when all have ended."""
+    outcomes = await asyncio.gather(*calls, return_exceptions=True)
+    error = next((each for each in outcomes if isinstance(each, BaseException)), None)
+    if error is not None:
+        for each in outcomes:
+            if each is not error and isinstance(each, Generation | SglError) and each.usage is not None:
+                note_unreported(each.usage)
+        raise error
+    return [each for each in outcomes if isinstance(each, Generation)]
+
+
+async def _alone(
+    backend: RemoteBackend, prompt: Prompt, params: SamplingParams, constraint: Constraint | None, rung: Rung
+) -> Generation:
+    """One of several samples, each of which has calls of its own."""
+    if rung.name == "repair":
+        assert constraint is not None
+        return await _repaired(backend, prompt, params, constraint, rung)
+    events = backend.call(prompt, params, rung, constrained=constraint is not None, stream=False)
+    return _finished(await only_answer(events), constraint, rung, 1)
+
+
+def _finished(answer: Generation, constraint: Constraint | None, rung: Rung, calls: int) -> Generation:
+    """Answer as the node receives it: checked, cut at the rung's stops, with the rung in its metadata.
+
+    Raises:
+        ValueValidationError: the answer breaks the constraint.
+    """
+    try:
+        text = answer.text if constraint is None else _read(constraint, rung, answer.text)
+    except ValueValidationError as error:
+        error.origin, error.usage = Origin.of(answer.meta), answer.usage
+        raise
+    found: dict[str, Any] = {"text": text, "meta": with_rung(answer.meta, rung, calls)}
+    if rung.stops:
+        at, stop = min(((text.find(stop), stop) for stop in rung.stops if stop in text), default=(-1, ""))
+        if at >= 0:
+            found |= {"text": text[:at], "finish_reason": "stop", "matched": stop, "output_logprobs": ()}
+            if answer.output_logprobs:
+                found["meta"] = with_warnings(
+                    found["meta"], "logprobs: left out, as the finished text was cut at a stop"
+                )
+    return msgspec.structs.replace(answer, **found)
+
+
+def with_rung(meta: Mapping[str, Json], rung: Rung, calls: int) -> dict[str, Json]:
+    """Metadata of a node that was served on a rung, from the metadata of its last call."""
+    return with_warnings({**meta, "rung": rung.name, "calls": calls}, *rung.warnings)
+
+
+def _read(constraint: Constraint, rung: Rung, text: str) -> str:
+    if rung.form is not None:
+        text = unwrap(constraint, rung.form, text)
+        if rung.form.wrapped or rung.strict:
+            return text  # objects are validated later, as all values are
+    validate(constraint, text)
+    return text
+
+
+# ------------------------------------------------------------------------------------------------------- repairs
+
+
+async def _repaired(
+    backend: RemoteBackend, prompt: Prompt, params: SamplingParams, constraint: Constraint, rung: Rung
+) -> Generation:
+    """Requests answers until one satisfies the constraint: the first request describes the constraint, later ones show
+    the error in the last answer.
+
+    Raises:
+        ValueValidationError: the last answer breaks the constraint, too.
+    """
+    shown = with_words(prompt, _instruction(constraint))
+    usages, current = [], shown
+    for attempt in range(1 + REPAIRS):
+        events = backend.call(current, params, rung, constrained=True, stream=False)
+        answer = await only_answer(events)
+        usages.append(answer.usage)
+        plain = msgspec.structs.replace(answer, text=_bare(answer.text), usage=total_usage(usages))
+        try:
+            return _finished(plain, constraint, rung, attempt + 1)
+        except ValueValidationError as error:
+            usages[-1] = msgspec.structs.replace(answer.usage, thrown_away_tokens=answer.usage.completion_tokens)
+            if attempt == REPAIRS:
+                problem = f"{attempt + 1} answers broke the constraint; the last one: {error.message}"
+                hint = "Describe the wanted form in the prompt, or use a model that keeps the constraint."
+                last = ValueValidationError(problem, text=plain.text, hint=hint)
+                last.usage = total_usage(usages)
+                raise last from error
+            wrong = f"That is not valid: {error.message} Answer again, with nothing else."
+            turn = Message("assistant", (answer.text,))
+            current = msgspec.structs.replace(shown, messages=(*shown.messages, turn, Message("user", (wrong,))))
+    raise AssertionError("unreachable")
+
+
+def with_words(prompt: Prompt, words: str) -> Prompt:
+    """Prompt with words at the end of its last turn, in a turn of the user."""
+    *before, last = prompt.messages or (Message("user", ()),)
+    if last.role != "user":
+        before, last = [*before, last], Message("user", ())
+    gap = ("\n\n",) if last.content else ()
+    return msgspec.structs.replace(prompt, messages=(*before, Message("user", (*last.content, *gap, words))))
+
+
+_FENCED = re.compile(r"\s*```[a-zA-Z]*\n(.*?)\n?```\s*", re.DOTALL)
+
+
+def _bare(text: str) -> str:
+    """Answer without the blanks and code fences that models put around values."""
+    fenced = _FENCED.fullmatch(text)
+    return (fenced[1] if fenced else text).strip()
+
+
+def _instruction(constraint: Constraint) -> str:
+    alone = "and with nothing else"
+    match constraint:
+        case JsonSchema(schema):
+            return f"Answer with one JSON value that is valid under this JSON Schema, {alone}:\n{schema}"
+        case Choices(options):
+            return f"Answer with exactly one of these texts, {alone}:\n{json.dumps(options, ensure_ascii=False)}"
+        case Number(kind):
+            return f"Answer with one {'whole number' if kind == 'integer' else 'number'} in digits, {alone}."
+        case Regex(pattern):
+            return f"Answer with a text that matches this regular expression as a whole, {alone}:\n{pattern}"
+        case Lark(grammar):
+            return f"Answer with a text of this grammar (in Lark's syntax), {alone}:\n{grammar}"
+    grammar = constraint.grammar if isinstance(constraint, Ebnf) else to_gbnf(language_of(constraint))
+    return f"Answer with a text of this grammar (in llama.cpp's GBNF), {alone}:\n{grammar}"
+
+
+# -------------------------------------------------------------------------------------------------------- shapes
+
+
+def shape_of(rung: Rung) -> Shape:
+    """Form in which a call on a rung requests its answer."""
+    match rung.name:
+        case "json_schema" | "enum" if rung.form is None:
+            return JsonFormat(rung.field, strict=True)
+        case "json_schema" | "enum" | "repair" if rung.form is not None:
+            schema = rung.fit.schema if rung.fit is not None else rung.form.constraint.schema
+            return JsonFormat(json.loads(schema), strict=rung.strict)
+        case "tools":
+            use, functions = rung.field
+            tools = [
+                Tool(each.name, each.description, json.loads(schema), strict) for each, schema, strict in functions
+            ]
+            return Tools(tuple(tools), use.required, use.parallel)
+        case "strict_tool":
+            assert rung.fit is not None
+            return JsonTool(json.loads(rung.fit.schema))
+        case "regex_tool":
+            return GrammarTool("regex", rung.field)
+        case "lark_tool":
+            return GrammarTool("lark", rung.field)
+        case "structured_outputs" | "regex" | "ebnf" | "grammar":
+            return OwnField({rung.name: rung.field})
+    return None
