@@ -75,9 +75,7 @@ if TYPE_CHECKING:
     from sglang_lite.lang.backend.litellm import LiteLLM
     from sglang_lite.lang.backend.openai import OpenAI
     from sglang_lite.lang.backend.profiles.prices import Price, price
-    from sglang_lite.lang.backend.recording import record
     from sglang_lite.lang.backend.remote.fallback import Fallback
-    from sglang_lite.lang.backend.replay_backend import Replay
     from sglang_lite.lang.backend.runtime_endpoint import Runtime, RuntimeEndpoint
     from sglang_lite.lang.backend.scripted import ScriptedBackend
     from sglang_lite.lang.backend.vertexai import VertexAI
@@ -89,6 +87,8 @@ if TYPE_CHECKING:
     from sglang_lite.lang.expressions import Multi
     from sglang_lite.lang.global_config import global_config
     from sglang_lite.lang.load_state import load
+    from sglang_lite.lang.runs.recording import record
+    from sglang_lite.lang.runs.replay import Replay
     from sglang_lite.lang.state import ProgramState, ProgramStateGroup
     from sglang_lite.lang.symbolic.graph import Graph
     from sglang_lite.lang.tools import ToolCall, ToolError
@@ -119,8 +119,8 @@ _HOMES = {
     "lang.backend.vertexai": ("VertexAI",),
     "lang.backend.openai": ("OpenAI",),
     "lang.backend.profiles.prices": ("Price", "price"),
-    "lang.backend.recording": ("record",),
-    "lang.backend.replay_backend": ("Replay",),
+    "lang.runs.recording": ("record",),
+    "lang.runs.replay": ("Replay",),
     "lang.backend.http.rate_limit": ("RateLimit",),
     "lang.backend.runtime_endpoint": ("Runtime", "RuntimeEndpoint"),
     "lang.backend.scripted": ("ScriptedBackend",),

@@ -19,7 +19,7 @@ from sglang_lite.lang.batches.batch import BatchPlan, Item
 from sglang_lite.lang.batches.body_pool import Outcome, Report
 from sglang_lite.lang.batches.checkpoint import state_of
 from sglang_lite.lang.function import SglFunction
-from sglang_lite.lang.saved.runs import saved_run
+from sglang_lite.lang.runs.saving import saved_run
 from sglang_lite.protocol import BackendError, CapabilityError, ParameterError, SglError
 from sglang_lite.protocol.anything import UserValue
 from sglang_lite.wire.failure import as_error, as_failure

@@ -16,7 +16,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import sglang_lite as sgl
 from sglang_lite.engine.engine import Engine
 from sglang_lite.lang.batches.checkpoint import state_of
-from sglang_lite.lang.saved.runs import saved_run
+from sglang_lite.lang.runs.saving import saved_run
 from sglang_lite.protocol import BatchError, CapabilityError, ParameterError
 from sglang_lite.ray import RayOptions, _Actor, _outcome, groups
 from tests.constraints.test_generation import random_model

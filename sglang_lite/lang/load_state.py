@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 
 from sglang_lite.lang.backend.default import BackendLike, as_backend
 from sglang_lite.lang.expressions import BaseProgram
-from sglang_lite.lang.saved.runs import AbsentBackend, check_program, classes, read
+from sglang_lite.lang.runs.saving import AbsentBackend, check_program, classes, read
 from sglang_lite.lang.state import ProgramState
 from sglang_lite.protocol import WireError
 from sglang_lite.protocol.anything import UserValue

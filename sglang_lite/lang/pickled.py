@@ -6,7 +6,7 @@ from __future__ import annotations
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
-from sglang_lite.lang.saved.kept_values import import_by_name
+from sglang_lite.lang.runs.values import import_by_name
 from sglang_lite.protocol import ProgramError
 
 if TYPE_CHECKING:

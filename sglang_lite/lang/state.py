@@ -31,9 +31,17 @@ from sglang_lite.lang.execution.run import current_run
 from sglang_lite.lang.execution.stream_executor import StreamExecutor
 from sglang_lite.lang.expressions import BaseProgram
 from sglang_lite.lang.results import meta_info, probabilities, usages_of
-from sglang_lite.lang.saved.kept_values import import_by_name
-from sglang_lite.lang.saved.rerun import run_again
-from sglang_lite.lang.saved.runs import AbsentBackend, as_saved_run, branch_of, run_until, same_tokens, saved_run, write
+from sglang_lite.lang.runs.rerun import run_again
+from sglang_lite.lang.runs.saving import (
+    AbsentBackend,
+    as_saved_run,
+    branch_of,
+    run_until,
+    same_tokens,
+    saved_run,
+    write,
+)
+from sglang_lite.lang.runs.values import import_by_name
 from sglang_lite.lang.scopes import Checkpoint, CopyScope, Scope
 from sglang_lite.lang.state_group import ProgramStateGroup as ProgramStateGroup
 from sglang_lite.lang.tracebacks import trim
@@ -240,7 +248,7 @@ class ProgramState(AttributeHints):
         """Trace of this branch and the branches forked from it: text, times and cost of each node. For the state that
         the body was given, this is the trace of the whole run. While the body runs, only played nodes are included;
         afterwards, waits for all branches. A failed node has its error in the trace; the error is not raised."""
-        from sglang_lite.lang.trace.log import trace_of
+        from sglang_lite.lang.runs.log import trace_of
 
         player = self.branch.player
         if self.branch.run.body_open:
@@ -261,13 +269,13 @@ class ProgramState(AttributeHints):
         Returns:
             Path of the file.
         """
-        from sglang_lite.lang.trace.page import show
+        from sglang_lite.lang.runs.page import show
 
         return show(self.trace(), path)
 
     def _repr_html_(self) -> str:
         """HTML of the trace, for notebooks."""
-        from sglang_lite.lang.trace.page import extract
+        from sglang_lite.lang.runs.page import extract
 
         return extract(self.trace())
 

@@ -1,14 +1,16 @@
 """The engine of the language's tests, in both forms: in the tests' process, and in one of its own. Where a model's words
-matter, `smollm` has them."""
+matter, `smollm` has them. And the local API server, with backends that are shut down after the test."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 import sglang_lite as sgl
 from sglang_lite.lang.execution import retries
+from sglang_lite.testing import ServerForTests
 from tests.lang.fakes import TimeLimits
 
 
@@ -30,3 +32,24 @@ def engine_process(small_file) -> Iterator[sgl.Engine]:
 @pytest.fixture(scope="session", params=["in process", "own process"])
 def engine(request) -> sgl.Engine:
     return request.getfixturevalue("engine_process" if request.param == "own process" else "small_engine")
+
+
+@pytest.fixture
+def api() -> Iterator[ServerForTests]:
+    with sgl.server_for_tests() as api:
+        yield api
+
+
+@pytest.fixture
+def connected(api: ServerForTests) -> Iterator[Callable[..., Any]]:
+    """Makes a backend of a class and a model on the local server; without the SDK's retries unless told otherwise."""
+    backends = []
+
+    def connect(kind: Any, model: str, *, path: str = "", **options: Any) -> Any:
+        options = {"api_key": "sk-secret-0123456789", "base_url": api.url + path, "max_retries": 0, **options}
+        backends.append(kind(model, **options))
+        return backends[-1]
+
+    yield connect
+    for backend in backends:
+        backend.shutdown()

@@ -23,9 +23,9 @@ import msgspec
 from sglang_lite import wire
 from sglang_lite.lang.backend.base_backend import BaseBackend
 from sglang_lite.lang.execution.run import RunSettings
-from sglang_lite.lang.saved.fingerprint import Fingerprint, UnreadableError, digest
-from sglang_lite.lang.saved.kept_values import import_by_name
-from sglang_lite.lang.saved.runs import saved_run
+from sglang_lite.lang.runs.fingerprint import Fingerprint, UnreadableError, digest
+from sglang_lite.lang.runs.saving import saved_run
+from sglang_lite.lang.runs.values import import_by_name
 from sglang_lite.lang.state import ProgramState, user_location
 from sglang_lite.protocol import ParameterError, ProgramError
 from sglang_lite.protocol.anything import UserValue

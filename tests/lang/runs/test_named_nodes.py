@@ -8,7 +8,7 @@ import sglang_lite as sgl
 from sglang_lite.lang.backend.local import LocalBackend
 from sglang_lite.lang.choices import ChoicesDecision, ChoicesSamplingMethod
 from sglang_lite.protocol import ChoiceScore, Generation, Selection
-from tests.lang.saved.test_saved import add, saved, scripted, tree
+from tests.lang.runs.test_saved import add, saved, scripted, tree
 
 
 @sgl.function

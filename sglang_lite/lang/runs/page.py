@@ -25,7 +25,7 @@ from sglang_lite.lang.results import probabilities
 from sglang_lite.protocol import CacheMiss, Generation, Selection, TraceNode
 
 if TYPE_CHECKING:
-    from sglang_lite.lang.trace.trace import Trace  # whose `save` imports this module
+    from sglang_lite.lang.runs.trace import Trace  # whose `save` imports this module
 
 LONGEST_TEXT: Final = 20_000  # maximum number of characters of a node on the page
 _EXTRACT: Final = 100  # maximum number of nodes in an extract
@@ -219,7 +219,7 @@ def _shown(text: str) -> str:
 
 @cache
 def _resource(name: str) -> str:
-    return files("sglang_lite.lang.trace").joinpath(name).read_text(encoding="utf-8")
+    return files("sglang_lite.lang.runs").joinpath(name).read_text(encoding="utf-8")
 
 
 def _digest(text: str) -> str:

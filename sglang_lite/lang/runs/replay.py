@@ -16,9 +16,9 @@ from sglang_lite import wire
 from sglang_lite.lang.argument_names import explains_wrong_arguments
 from sglang_lite.lang.backend.base_backend import ALL_CONSTRAINTS, BaseBackend, Capabilities
 from sglang_lite.lang.backend.node_context import NodeIdentity, current_node
-from sglang_lite.lang.backend.recording import digest_of, recorded_prompt, request_key
 from sglang_lite.lang.backend.remote.turns import TurnRules
 from sglang_lite.lang.chat_template import ChatTemplate, ChatTemplateStyle
+from sglang_lite.lang.runs.recording import digest_of, recorded_prompt, request_key
 from sglang_lite.program.prefixes import common_length
 from sglang_lite.protocol import (
     CapabilityError,

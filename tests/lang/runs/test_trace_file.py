@@ -6,8 +6,8 @@ import pytest
 
 import sglang_lite as sgl
 from sglang_lite import cli
+from sglang_lite.lang.runs import trace as module
 from sglang_lite.lang.trace import Trace
-from sglang_lite.lang.trace import trace as module
 from sglang_lite.protocol import Generation, TraceHead, TraceNode, Usage
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from sglang_lite.lang.trace.trace import Trace
+from sglang_lite.lang.runs.trace import Trace
 from sglang_lite.protocol import CapabilityError, Generation, Selection, TraceNode
 
 if TYPE_CHECKING:

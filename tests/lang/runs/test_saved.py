@@ -121,7 +121,7 @@ def test_another_process_reads_the_file_without_running_any_of_it(tmp_path):
 import sglang_lite as sgl, sys
 state = sgl.load({str(tmp_path / "state.json")!r}, backend=sgl.ScriptedBackend(default="over"))
 state += sgl.user("And?") + sgl.assistant(sgl.gen("more"))
-print(state["more"], len(state.messages()), "tests.lang.saved.test_saved" in sys.modules, "torch" in sys.modules)
+print(state["more"], len(state.messages()), "tests.lang.runs.test_saved" in sys.modules, "torch" in sys.modules)
 """
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert found.stdout.split() == ["over", "7", "False", "False"]

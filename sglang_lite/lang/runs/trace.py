@@ -57,7 +57,7 @@ class Trace:
             WireError: a value can't be serialised (metadata of a user's backend, for example).
         """
         if Path(path).suffix.lower() in (".html", ".htm"):
-            from sglang_lite.lang.trace.page import as_html
+            from sglang_lite.lang.runs.page import as_html
 
             Path(path).write_text(as_html(self), encoding="utf-8")
             return

@@ -18,9 +18,9 @@ from sglang_lite.lang.execution.player import Player
 from sglang_lite.lang.execution.run import BoundCall, Run, RunSettings
 from sglang_lite.lang.execution.transcript import Piece, Reasoned
 from sglang_lite.lang.expressions import BaseProgram
-from sglang_lite.lang.saved.fingerprint import Fingerprint
-from sglang_lite.lang.saved.kept_values import from_json_data, to_json_data
-from sglang_lite.lang.saved.rerun import answers_of, choice_of
+from sglang_lite.lang.runs.fingerprint import Fingerprint
+from sglang_lite.lang.runs.rerun import answers_of, choice_of
+from sglang_lite.lang.runs.values import from_json_data, to_json_data
 from sglang_lite.lang.tools import ToolCall
 from sglang_lite.program.choosing import ChoicesDecision
 from sglang_lite.protocol import (

@@ -8,8 +8,8 @@ from html.parser import HTMLParser
 import pytest
 
 import sglang_lite as sgl
+from sglang_lite.lang.runs.page import extract
 from sglang_lite.lang.trace import Trace, as_html
-from sglang_lite.lang.trace.page import extract
 from sglang_lite.protocol import TraceHead, TraceNode, Usage
 
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\x00\x1b[31m\u2028\u202e&amp;" + chr(0xD800)

@@ -1,6 +1,0 @@
-"""Trace of a run: the text, time and usage of each node; as data, as a file, as an HTML page, and as OpenTelemetry
-spans."""
-
-from sglang_lite.lang.trace.page import as_html as as_html
-from sglang_lite.lang.trace.spans import spans as spans
-from sglang_lite.lang.trace.trace import Trace as Trace
