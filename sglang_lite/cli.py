@@ -111,7 +111,7 @@ def _add_lint(add: Callable[..., argparse.ArgumentParser]) -> None:
     lint.add_argument(
         "--cached-price", type=float, default=0.0, help="price of a million cached prompt tokens (default: 0)"
     )
-    lint.add_argument("--format", choices=("text", "json", "sarif"), default="text")
+    lint.add_argument("--format", choices=("text", "json"), default="text")
     lint.set_defaults(run=_lint)
 
 

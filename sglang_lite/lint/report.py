@@ -1,20 +1,17 @@
-"""Report on programs: as text, JSON, and SARIF 2.1.0."""
+"""Report on programs, as text and JSON."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from sglang_lite.lang.symbolic.graph_checks import CODES, Finding
+from sglang_lite.lang.symbolic.graph_checks import Finding
 from sglang_lite.lint.sharing import Sharing
 from sglang_lite.program.drawing import label
-from sglang_lite.version import __version__
 
-Format: TypeAlias = Literal["text", "json", "sarif"]
-_SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
+Format: TypeAlias = Literal["text", "json"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +52,7 @@ def written(reports: Sequence[Report], form: Format) -> str:
     """Reports in a format, as text that ends with a line end."""
     if form == "text":
         return "\n".join(line for report in reports for line in _lines(report)) + "\n"
-    data = _sarif(reports) if form == "sarif" else {"programs": [_data(report) for report in reports]}
-    return json.dumps(data, indent=2, ensure_ascii=False) + "\n"
+    return json.dumps({"programs": [_data(report) for report in reports]}, indent=2, ensure_ascii=False) + "\n"
 
 
 def _lines(report: Report) -> Iterator[str]:
@@ -128,31 +124,3 @@ def _data(report: Report) -> dict[str, Any]:
         if report.prices.computed is not None and shared.has_rows:
             data["sharing"]["cost"] = _costs(shared, report.prices)
     return data
-
-
-def _sarif(reports: Sequence[Report]) -> dict[str, Any]:
-    codes = list(CODES)
-    rules = [{"id": code, "shortDescription": {"text": text}} for code, text in CODES.items()]
-    results = [
-        {
-            "ruleId": finding.code,
-            "ruleIndex": codes.index(finding.code),
-            "level": "error" if finding.code in ("unknown-variable", "error", "refused") else "warning",
-            "message": {"text": f"{finding.message} {finding.advice}".strip()},
-            "locations": _locations(finding),
-        }
-        for report in reports
-        for finding in report.findings
-    ]
-    driver = {"name": "sglang-lite lint", "version": __version__, "rules": rules}
-    return {"$schema": _SCHEMA, "version": "2.1.0", "runs": [{"tool": {"driver": driver}, "results": results}]}
-
-
-def _locations(finding: Finding) -> list[dict[str, Any]]:
-    if finding.where is None:
-        return []
-    file = Path(finding.where.file)
-    here = Path.cwd()
-    uri = file.relative_to(here).as_posix() if file.is_relative_to(here) else file.as_uri()
-    artifact = {"artifactLocation": {"uri": uri}, "region": {"startLine": max(finding.where.line, 1)}}
-    return [{"physicalLocation": artifact}]
