@@ -30,9 +30,11 @@ FOUND = public_launches()
 
 
 def kernel_and_twin(name):
+    plain = name.removesuffix("_hopper")
+    twin = plain if plain in FOUND else name  # a kernel that Hopper replaces has the same twin there
     return (
-        getattr(importlib.import_module(f"sglang_lite.runtime.kernels.{package}{FOUND[name]}"), name)
-        for package in ("", "reference.")
+        getattr(importlib.import_module(f"sglang_lite.runtime.kernels.{module}"), function)
+        for module, function in ((FOUND[name], name), (f"reference.{FOUND[twin]}", twin))
     )
 
 
@@ -51,8 +53,9 @@ def test_every_file_with_a_kernel_has_a_launch():
 @pytest.mark.parametrize("name", sorted(FOUND))
 def test_a_kernel_and_its_twin_have_the_same_parameters(name):
     kernel, twin = kernel_and_twin(name)
+    own, twins = parameters(kernel), parameters(twin)
     assert kernel is not twin
-    assert parameters(kernel) == parameters(twin)
+    assert own == (twins[: len(own)] if name.endswith("hopper") else twins)  # Hopper's may lack the last options
 
 
 def scales(rows, columns):
