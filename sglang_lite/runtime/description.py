@@ -13,10 +13,9 @@ import torch
 
 from sglang_lite.protocol import SglError
 from sglang_lite.runtime.config import EngineConfig
-from sglang_lite.runtime.embedding.bert import Bert
-from sglang_lite.runtime.embedding.bert_spec import BertSpec
+from sglang_lite.runtime.embedding.layers import Bert
 from sglang_lite.runtime.embedding.load import encoder_dtype
-from sglang_lite.runtime.embedding.spec import EncoderSpec, encoder_spec, is_encoder
+from sglang_lite.runtime.embedding.spec import BertSpec, EncoderSpec, encoder_spec, is_encoder
 from sglang_lite.runtime.embedding.tokenizer import encoder_tokenizer
 from sglang_lite.runtime.kernels.block_product import fits
 from sglang_lite.runtime.load_model import pick_device, precision

@@ -3,27 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sglang_lite.runtime.embedding.bert import Bert
-from sglang_lite.runtime.embedding.bert_spec import BertSpec
-from sglang_lite.runtime.embedding.lengths import equal_lengths
-from sglang_lite.runtime.embedding.linear import Weights
-from sglang_lite.runtime.embedding.packed_decoder import PackedDecoder
+from sglang_lite.runtime.embedding.layers import Bert, PackedDecoder, Weights, equal_lengths
 from sglang_lite.runtime.embedding.sentence_transformers import DenseLayer
-from sglang_lite.runtime.embedding.spec import Classifier, EncoderSpec
+from sglang_lite.runtime.embedding.spec import BertSpec, Classifier, EncoderSpec
 from sglang_lite.runtime.models.layers.linear import Linear
 from sglang_lite.runtime.models.weights.source import WeightSource
-
-
-class Layers(Protocol):
-    """Layers of a model, called with concatenated texts; returns hidden states [T, hidden_size]."""
-
-    def __call__(self, ids: NDArray[np.int32], types: NDArray[np.int32], lengths: list[int]) -> torch.Tensor: ...
 
 
 class Encoder:
@@ -54,7 +43,7 @@ class Encoder:
         # Before the layers, which check that no tensor is left.
         self._head = None if spec.classifier is None else _head(Weights(source, dtype, device), spec.classifier, hidden)
         self._dense = [_dense(Weights(each, torch.float32, device), layer) for each, layer in zip(dense, spec.dense)]
-        self._layers: Layers
+        self._layers: Bert | PackedDecoder
         if isinstance(spec.layers, BertSpec):
             self._layers = Bert(spec.layers, source, dtype, device, progress)
         else:

@@ -76,8 +76,10 @@ def encode_request(
         mine = [index for index, each in enumerate(texts) if _kind(each) is kind]
         if kind is list:
             for index in mine:
-                ids = _limited(texts[index], names[index], spec.limit, truncate=truncate)
-                tokens[index] = ids, [0] * len(ids)
+                ids: Any = texts[index]
+                if len(ids) > spec.limit and not truncate:
+                    raise too_long(names[index], len(ids), spec.limit)
+                tokens[index] = ids[: spec.limit], [0] * min(len(ids), spec.limit)
         elif mine:
             sides: Any = zip(*(texts[i] for i in mine)) if kind is tuple else [[f"{prompt}{texts[i]}" for i in mine]]
             enclosed = _enclosed(sides, tokenizer, spec.limit, [names[i] for i in mine], truncate=truncate)
@@ -112,13 +114,6 @@ def _check(given: EncoderInput, name: str, spec: EncoderSpec) -> None:
             raise ParameterError(name, f"{shown(text)} is no text, and no list of token ids.")
         if not text.strip():
             raise ParameterError(name, "is an empty text.")
-
-
-def _limited(ids: Any, name: str, limit: int, *, truncate: bool) -> Sequence[int]:
-    if len(ids) > limit and not truncate:
-        raise too_long(name, len(ids), limit)
-    found: Sequence[int] = ids[:limit]
-    return found
 
 
 def too_long(name: str, tokens: int, limit: int) -> ParameterError:

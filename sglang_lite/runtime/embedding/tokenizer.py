@@ -8,8 +8,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import processors
 
 from sglang_lite.protocol import ModelError
-from sglang_lite.runtime.embedding.bert_spec import BertSpec
-from sglang_lite.runtime.embedding.spec import EncoderSpec
+from sglang_lite.runtime.embedding.spec import BertSpec, EncoderSpec
 from sglang_lite.runtime.models.config_fields import Field, check, read_json
 from sglang_lite.runtime.tokens.from_folder import tokenizer_from_folder, word_tokenizer_from_folder
 from sglang_lite.runtime.tokens.tokenizer import Tokenizer
