@@ -4,8 +4,7 @@
 
 The model is a scripted chat API without prefill. Its first answer to a text is one of the checked-in ones in
 tests/lang/turns: written by hand at three levels of format noise, or the default model's (`--record` makes those).
-Where it is asked to go on, it goes on with the right fields. "object" is a model with structured outputs, which is
-asked for one JSON object (policy="emulate"). A token is a word, a number or a mark.
+Where it is asked to go on, it goes on with the right fields. A token is a word, a number or a mark.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ import sglang_lite as sgl
 from sglang_lite.lang.backend.base_backend import BaseBackend, Capabilities
 from sglang_lite.lang.backend.remote.turns import CONTINUE_PROMPT, TurnRules
 from sglang_lite.lang.chat_template import get_chat_template
-from sglang_lite.protocol import Constraint, Delta, Generation, JsonSchema, Prompt, SamplingParams, Unset, Usage
+from sglang_lite.protocol import Constraint, Delta, Generation, Prompt, SamplingParams, Unset, Usage
 
 FOLDER = Path(__file__).parent.parent / "tests" / "lang" / "turns"
 FIELDS = ("name", "year", "city")
@@ -75,17 +74,16 @@ class ScriptedApi(BaseBackend):
 
     enforces = True
 
-    def __init__(self, answers: Mapping[str, str], fields: Mapping[str, Mapping[str, str]], *, objects: bool) -> None:
+    def __init__(self, answers: Mapping[str, str], fields: Mapping[str, Mapping[str, str]]) -> None:
         super().__init__()
         self.chat_template = get_chat_template("default")
-        constraints = frozenset({JsonSchema}) if objects else frozenset()
-        self.capabilities = Capabilities(constraints, select=False, scores=False, continues=False, prefill=False)
-        self._answers, self._fields, self._objects = answers, fields, objects
+        self.capabilities = Capabilities(frozenset(), select=False, scores=False, continues=False, prefill=False)
+        self._answers, self._fields = answers, fields
         self.calls = self.tokens = 0
 
     @property
     def turn_rules(self) -> TurnRules:
-        return TurnRules("asked" if self._objects else "refused", self._objects)
+        return TurnRules("refused", "refused")
 
     async def agenerate(
         self, prompt: Prompt, params: SamplingParams, constraint: Constraint | None, *, stream: bool
@@ -93,17 +91,15 @@ class ScriptedApi(BaseBackend):
         shown = [(message.role, "".join(map(str, message.content))) for message in prompt.messages]
         sent = sum(count(text) for _, text in shown)
         self.calls += 1
-        self.tokens += sent + (0 if constraint is None else count(getattr(constraint, "schema", "")))
-        said = self._said(shown, constraint)
+        self.tokens += sent
+        said = self._said(shown)
         for stop in () if isinstance(params.stop, Unset) else params.stop:
             said = said.partition(stop)[0]
         yield Generation(said, usage=Usage(prompt_tokens=sent, completion_tokens=count(said)))
 
-    def _said(self, shown: list[tuple[str, str]], constraint: Constraint | None) -> str:
+    def _said(self, shown: list[tuple[str, str]]) -> str:
         text = shown[1 + 2 * len(SOLVED)][1]
         right = self._fields[text]
-        if constraint is not None:
-            return json.dumps(right)
         if shown[-1][1] == CONTINUE_PROMPT:
             begun = shown[-2][1]
             return "".join(f"\n{f.title()}: {right[f]}" for f in FIELDS).partition(begun.rpartition("\n")[2])[2]
@@ -117,12 +113,12 @@ def count(text: str) -> int:
 
 
 def measured(
-    program: Callable[..., Any], answers: list[tuple[str, str]], fields: Mapping[str, Any], *, objects: bool = False
+    program: Callable[..., Any], answers: list[tuple[str, str]], fields: Mapping[str, Any]
 ) -> tuple[float, int, int]:
     """Calls a text, tokens sent for all, and values that are not what the answer or the text says."""
     calls, tokens, wrong = 0, 0, 0
     for text, answer in answers:
-        api = ScriptedApi({text: answer}, fields, objects=objects)
+        api = ScriptedApi({text: answer}, fields)
         state = program.run(text, backend=api)
         for field in FIELDS:
             wrong += state[field].strip() not in answer and state[field].strip() != fields[text][field]
@@ -161,9 +157,7 @@ def main() -> None:
         # A program for each, so that no level turns speculation off for another.
         _, base, _ = measured(sgl.function(one_by_one), answers, fields)
         calls, tokens, wrong = measured(sgl.function(num_api_spec_tokens=64)(ask), answers, fields)
-        print(f"{level:12} ahead  {calls:.2f} calls, input tokens {base / tokens:.2f}x fewer, {wrong} wrong values")
-        calls, tokens, wrong = measured(sgl.function(ask), answers, fields, objects=True)
-        print(f"{level:12} object {calls:.2f} calls, input tokens {base / tokens:.2f}x fewer, {wrong} wrong values")
+        print(f"{level:12} {calls:.2f} calls, input tokens {base / tokens:.2f}x fewer, {wrong} wrong values")
 
 
 if __name__ == "__main__":

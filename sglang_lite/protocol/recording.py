@@ -47,8 +47,7 @@ class RecordingHead(Record, frozen=True):
         constraints: names of the kinds of constraint that the backend supports, on which some requests depend.
         begun: treatment of a turn that already has text: "continued" by the model; "asked": shown to the model as its
             own message with a request to continue; or "refused". None if the backend has no rules for turns.
-        objects: whether the values of a turn can be requested as one JSON object.
-        constrained: whether the backend also continues a turn under a constraint.
+        begun_constrained: the same, for a turn with a constrained generation behind its beginning.
         texts: whether the backend enforces grammars, so that a turn can be requested as one text.
     """
 
@@ -60,8 +59,7 @@ class RecordingHead(Record, frozen=True):
     started: float = 0.0
     constraints: tuple[str, ...] = ()
     begun: Literal["continued", "asked", "refused"] | None = None
-    objects: bool = False
-    constrained: bool = False
+    begun_constrained: Literal["continued", "asked", "refused"] | None = None
     texts: bool = False
 
 

@@ -11,9 +11,7 @@ import msgspec
 
 from sglang_lite.constraints.matching import validate
 from sglang_lite.lang.backend.base_backend import BaseBackend, only_answer
-from sglang_lite.lang.backend.remote.turn_object import turn_object
-from sglang_lite.lang.backend.remote.turn_text import turn_text
-from sglang_lite.lang.backend.remote.turns import from_start, unrepeated, with_continue_request
+from sglang_lite.lang.backend.remote.turns import from_start, turn_text, unrepeated, with_continue_request
 from sglang_lite.lang.execution.run import merge
 from sglang_lite.lang.execution.turn_match import TurnHole, TurnPart, UnstoppedAnswer, read
 from sglang_lite.lang.execution.turn_plan import Generated, TurnContext, TurnPlan, plan, stops_of
@@ -35,7 +33,7 @@ from sglang_lite.protocol import (
 )
 
 _NOT_ASKED = {"calls": 0, "cost": 0.0}  # metadata of an answer that another generation's call has brought
-_BESIDE = 16  # tokens of a JSON property, besides its value
+_BESIDE = 16  # tokens of the constant text beside a value, at most
 
 
 def turns_of(parts: Sequence[Expression], setting: TurnContext) -> dict[int, tuple[Turn, int]]:
@@ -124,9 +122,7 @@ class Turn:
 
     async def _look_ahead(self, place: int, backend: BaseBackend, prompt: Prompt, params: SamplingParams) -> None:
         """Makes a call that may bring this generation and later ones of the turn."""
-        if self._plan.strategy == "object":
-            await self._ask_object(place, backend, prompt, params)
-        elif self._plan.strategy == "text":
+        if self._plan.strategy == "text":
             await self._ask_text(place, backend, prompt, params)
         if not self._ahead:
             return
@@ -177,13 +173,6 @@ class Turn:
             self._wasted.append(response)
         return found > 0
 
-    async def _ask_object(self, place: int, backend: BaseBackend, prompt: Prompt, params: SamplingParams) -> None:
-        """Asks for the generations from `place` on as one JSON object."""
-        whole = turn_object((prompt.partial, *self._plan.fields[self._places[place] :]))
-        assert whole is not None  # plans by object are only made of parts that fit into one
-        response = await self._whole(place, backend, prompt, params, whole.constraint)
-        self._store_answers(place, response, whole.parse_texts(response.text))
-
     async def _ask_text(self, place: int, backend: BaseBackend, prompt: Prompt, params: SamplingParams) -> None:
         """Asks for the turn as one text under a grammar, and finds the generations from `place` on in it.
 
@@ -192,7 +181,10 @@ class Turn:
         """
         whole = turn_text((prompt.partial, *self._plan.fields[self._places[place] :]))
         assert whole is not None  # plans by text are only made of parts that fit into one
-        response = await self._whole(place, backend, prompt, params, whole)
+        limits = [p.max_tokens for p in self._parts[self._places[place] :] if isinstance(p, TurnHole)]
+        total = sum(each or 0 for each in limits) + _BESIDE * len(limits)
+        params = msgspec.structs.replace(params, stop=UNSET, max_tokens=UNSET if None in limits else total)
+        response = await only_answer(backend.agenerate(from_start(prompt), params, whole, stream=False))
         remaining = self._parts[self._places[place] : self._places[-1] + 1]
         parts = [part for part in (prompt.partial, *remaining) if part != ""]
         values = read(UnstoppedAnswer(response.text, True, response.usage.completion_tokens), parts).values
@@ -200,24 +192,11 @@ class Turn:
             error = ValueValidationError("the turn's text could not be split into its generations.", text=response.text)
             error.usage = response.usage
             raise error
-        self._store_answers(place, response, [value.text for value in values])
-
-    async def _whole(
-        self, place: int, backend: BaseBackend, prompt: Prompt, params: SamplingParams, constraint: Constraint
-    ) -> Generation:
-        """Answer of a call that brings all generations from `place` on."""
-        limits = [p.max_tokens for p in self._parts[self._places[place] :] if isinstance(p, TurnHole)]
-        total = sum(each or 0 for each in limits) + _BESIDE * len(limits)
-        params = msgspec.structs.replace(params, stop=UNSET, max_tokens=UNSET if None in limits else total)
-        return await only_answer(backend.agenerate(from_start(prompt), params, constraint, stream=False))
-
-    def _store_answers(self, place: int, response: Generation, texts: Sequence[str]) -> None:
-        """Keeps the texts of all generations from `place` on. The first one carries the call's usage."""
-        for i, text in enumerate(texts):
-            turn = {"by": "found"} if i else {"by": self._plan.strategy, "found": len(texts) - 1}
+        for i, value in enumerate(values):  # the first one carries the call's usage
+            turn = {"by": "found"} if i else {"by": "text", "found": len(values) - 1}
             usage = Usage() if i else response.usage
             meta = {**response.meta, **(_NOT_ASKED if i else {}), "turn": turn}
-            self._answers[place + i] = msgspec.structs.replace(response, text=text, usage=usage, meta=meta)
+            self._answers[place + i] = msgspec.structs.replace(response, text=value.text, usage=usage, meta=meta)
 
     async def _ask_to_continue(
         self, backend: BaseBackend, prompt: Prompt, params: SamplingParams, constraint: Constraint | None

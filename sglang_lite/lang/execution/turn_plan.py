@@ -14,13 +14,12 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from sglang_lite.lang.backend.base_backend import BaseBackend
-from sglang_lite.lang.backend.remote.turn_object import TurnField
-from sglang_lite.lang.backend.remote.turn_text import whole_turn
+from sglang_lite.lang.backend.remote.turns import turn_text
 from sglang_lite.lang.execution.api_speculation import ApiSpeculation
 from sglang_lite.lang.execution.run import merge
 from sglang_lite.lang.expressions import GenOptions, SglGen, SglSelect, only_picks
 from sglang_lite.program.nodes import Expression, ScopeBegin, ScopeEnd, Text, TurnBegin, TurnEnd
-from sglang_lite.protocol import UNSET, CapabilityError, Choices, Location, SamplingParams, Unset
+from sglang_lite.protocol import UNSET, CapabilityError, Choices, Constraint, Location, SamplingParams, Unset
 
 _OWN = ("stop", "max_tokens", "seed")  # parameters in which the generations of one call may differ
 _ALONE = (
@@ -28,8 +27,10 @@ _ALONE = (
     "logprob_start_len", "top_logprobs_num", "token_ids_logprob",
 )  # fmt: skip
 
+_SOME_TEXT = "…"  # stands for what a generation adds
+
 Generated: TypeAlias = SglGen | SglSelect
-Strategy: TypeAlias = Literal["object", "text", "ahead", "asked", "asked_ahead", "refused"]
+Strategy: TypeAlias = Literal["text", "ahead", "asked", "asked_ahead", "refused"]
 
 
 @dataclass(slots=True)
@@ -56,6 +57,16 @@ class TurnSpan:
         """True if a generation of the span stands behind visible text or another generation, so that the model has to
         continue a begun turn."""
         return len(self.generated) > 1 or bool(self.first_behind[1].strip())
+
+    @property
+    def constrains_later(self) -> bool:
+        """True if such a generation has a constraint."""
+        before = ""
+        for part in self.parts:
+            if not isinstance(part, str) and before.strip() and _constraint(part) is not None:
+                return True
+            before += part if isinstance(part, str) else _SOME_TEXT
+        return False
 
     @property
     def first_behind(self) -> tuple[Generated, str]:
@@ -99,13 +110,13 @@ class TurnPlan:
     """Plan of a span whose generations are not asked for one by one as if each stood alone.
 
     Attributes:
-        strategy: "object": one call for a JSON object with all values; "text": one call for the whole text, under a
-            grammar; "ahead": a call may bring later generations besides its own; "asked": the model is shown the begun
-            turn and asked to continue; "asked_ahead": both; "refused": the backend can't do it.
+        strategy: "text": one call for the whole text, under a grammar; "ahead": a call may bring later generations
+            besides its own; "asked": the model is shown the begun turn and asked to continue; "asked_ahead": both;
+            "refused": the backend can't do it.
         stops: stop strings of the chat template, which end any generation in a turn.
         common_params: sampling parameters common to all generations; None if they differ, so that no call brings
             several.
-        fields: parts of the object or of the text.
+        fields: parts of that text: constants, and the constraints of the generations.
         refusal: the refused generation, what can't be done, and what to do instead; None unless `strategy` is
             "refused".
     """
@@ -114,7 +125,7 @@ class TurnPlan:
     span: TurnSpan
     stops: tuple[str, ...] = ()
     common_params: SamplingParams | None = None
-    fields: tuple[str | TurnField, ...] = ()
+    fields: tuple[str | Constraint | None, ...] = ()
     refusal: tuple[Generated, str, str] | None = None
 
     @property
@@ -176,18 +187,15 @@ def _planned(span: TurnSpan, setting: TurnContext, stops: tuple[str, ...]) -> Tu
     rules = setting.backend.turn_rules
     assert rules is not None
     common = _common_params(span.generated, setting.params)
-    # A single generation is continued if the backend can continue it.
-    needed = len(span.generated) > 1 or not rules.continues_constrained
-    if span.continues_turn and common is not None and needed:
-        if rules.enforces_schemas and (fields := _fields(span, setting, "object", free=rules.begun_turns == "asked")):
-            return TurnPlan("object", span, stops, common, fields)
-        by_text = rules.enforces_grammars and rules.begun_turns != "continued"
-        if by_text and (fields := _fields(span, setting, "text", free=False)):
+    begun = rules.begun_constrained if span.constrains_later else rules.begun_turns
+    if begun != "continued" and rules.enforces_grammars and span.continues_turn and common is not None:
+        fields = tuple(part if isinstance(part, str) else _constraint(part) for part in span.parts)
+        if _takes_text(fields, span, setting):
             return TurnPlan("text", span, stops, common, fields)
     ahead = setting.ahead and common is not None and span.continues_turn
-    if rules.begun_turns == "continued":
+    if begun == "continued":
         return TurnPlan("ahead", span, stops, common) if ahead and len(span.generated) > 1 else None
-    if rules.begun_turns == "asked" or setting.speculation is not None:
+    if begun == "asked" or setting.speculation is not None:
         return TurnPlan("asked_ahead" if ahead else "asked", span, stops, common)
     if span.continues_turn:
         generation, before = span.first_behind
@@ -197,8 +205,8 @@ def _planned(span: TurnSpan, setting: TurnContext, stops: tuple[str, ...]) -> Tu
 
 
 _INSTEAD = (
-    "Begin a new turn for each generation, set @function(num_api_spec_tokens=…), give every generation a constraint, "
-    'or make the backend with policy="emulate".'
+    "Begin a new turn for each generation, set @function(num_api_spec_tokens=…), or make the backend with "
+    'policy="emulate".'
 )
 
 
@@ -226,32 +234,18 @@ def _without_own(params: SamplingParams) -> SamplingParams:
     return msgspec.structs.replace(params, **dict.fromkeys(_OWN, UNSET))
 
 
-def _fields(
-    span: TurnSpan, setting: TurnContext, form: Literal["object", "text"], *, free: bool
-) -> tuple[str | TurnField, ...]:
-    """Parts of an object, or of a text, that brings a whole span; empty if the backend does not support it.
+def _constraint(part: Generated) -> Constraint | None:
+    return Choices(part.choices) if isinstance(part, SglSelect) else part.node.constraint
 
-    Args:
-        free: whether generations without a constraint are allowed, as strings.
-    """
-    parts: list[str | TurnField] = []
-    for part in span.parts:
-        if isinstance(part, str):
-            parts.append(part)
-        elif isinstance(part, SglSelect):
-            parts.append(TurnField(part.node.name, Choices(part.choices)))
-        elif part.node.constraint is not None:
-            parts.append(TurnField(part.node.name, part.node.constraint))
-        elif free:
-            parts.append(TurnField(part.node.name, None, stops_of(part, setting.params)))
-        else:
-            return ()
-    whole = whole_turn(form, parts)
+
+def _takes_text(fields: Sequence[str | Constraint | None], span: TurnSpan, setting: TurnContext) -> bool:
+    """Returns True if the backend can generate the whole span as one text under a grammar."""
+    whole = turn_text(fields)
     if whole is None:
-        return ()
+        return False
     try:
         params = msgspec.structs.replace(setting.params, stop=UNSET)
         setting.backend.check(span.generated[0], params, whole, setting.where)
     except CapabilityError:
-        return ()
-    return tuple(parts)
+        return False
+    return True

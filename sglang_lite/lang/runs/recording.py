@@ -98,11 +98,7 @@ class Recording(DelegatingBackend):
         except OSError as error:
             raise ParameterError("path", f"{os.fspath(path)!r} can't be written: {error.strerror or error}.") from error
         self._began, rules = time.perf_counter(), backend.turn_rules
-        turns = (
-            ()
-            if rules is None
-            else (rules.begun_turns, rules.enforces_schemas, rules.continues_constrained, rules.enforces_grammars)
-        )
+        turns = () if rules is None else (rules.begun_turns, rules.begun_constrained, rules.enforces_grammars)
         self._write(
             RecordingHead(
                 backend.trace_name, backend.get_model_name(), backend.enforces,

@@ -105,7 +105,7 @@ class Replay(BaseBackend):
     @property
     def turn_rules(self) -> TurnRules | None:
         head = self._head
-        return None if head.begun is None else TurnRules(head.begun, head.objects, head.constrained, head.texts)
+        return None if head.begun is None else TurnRules(head.begun, head.begun_constrained or head.begun, head.texts)
 
     def check(
         self, node: object, params: SamplingParams, constraint: Constraint | None, where: Location | None

@@ -1,7 +1,6 @@
 """Several backends, of which the next one answers where one does not."""
 
 import itertools
-import json
 
 import pytest
 from anthropic_answers import said as claude_said
@@ -191,26 +190,6 @@ def test_what_one_refuses_of_a_turn_is_refused_before_any_call(api, other, mixed
     assert not other.requests
 
 
-@pytest.mark.parametrize("busy", [False, True])
-def test_what_all_enforce_comes_as_one_object_of_whoever_answers(api, other, mixed, busy):
-    @sgl.function
-    def program(s):
-        s += sgl.user("Who?")
-        s += sgl.assistant("Born: " + sgl.gen("year", type=int) + " in " + sgl.select("city", ["Rome", "Bonn"]))
-
-    def answered(request):  # of a schema
-        schema = json.dumps(request.body)
-        return json.dumps({"year": 1910, "city": "Rome"}) if '"city"' in schema else failure(500, "No object")
-
-    api.answers = failure(503, "Busy") if busy else answered
-    other.answers = answered
-    state = program.run(backend=mixed())
-    assert (state["year"], state["city"]) == (1910, "Rome")
-    assert state.get_meta_info("city")["turn"] == {"by": "found"}
-    assert state.get_meta_info("year")["backend"].startswith("Anthropic" if busy else "OpenAI")
-    assert (len(api.requests), len(other.requests)) == (1, busy)
-
-
 def test_a_turn_is_asked_for_as_the_weakest_has_to_be(api, other, mixed):
     """The second generation is answered by the other one, which is shown the turn as the first would have been."""
     api.answers = [said(" Ann"), failure(503, "Busy")]
@@ -232,5 +211,5 @@ def test_an_engine_beside_an_api_keeps_to_the_rules_of_the_api(api, connected):
 def test_rules_in_common_are_the_weakest_of_each():
     ways: tuple[BegunTurns, ...] = ("continued", "asked", "refused")
     for one, other in itertools.product(ways, ways):
-        rules = common_rules([TurnRules(one, True, True), TurnRules(other, False, True)])
-        assert rules == TurnRules(ways[max(ways.index(one), ways.index(other))], False, True)
+        rules = common_rules([TurnRules(one, other, True), TurnRules(other, other)])
+        assert rules == TurnRules(ways[max(ways.index(one), ways.index(other))], other)

@@ -51,7 +51,7 @@ def test_one_call_has_a_sample_for_each_branch(server, backend, stream):
 
 def test_a_call_without_an_answer_is_an_error_of_the_program():
     class Silent(sgl.BaseBackend):
-        turn_rules = TurnRules("continued", enforces_schemas=False, continues_constrained=True)
+        turn_rules = TurnRules("continued", "continued")
 
         def shares_prompt_cost(self, params, constraint, count):
             return True

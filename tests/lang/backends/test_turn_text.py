@@ -4,8 +4,7 @@ import pytest
 from openai_answers import called, said
 
 import sglang_lite as sgl
-from sglang_lite.lang.backend.remote.turn_object import TurnField
-from sglang_lite.lang.backend.remote.turn_text import turn_text
+from sglang_lite.lang.backend.remote.turns import turn_text
 from sglang_lite.protocol import Choices, Lark, Regex
 
 WORD = sgl.grammar.Lark("start: /[a-z]+/")
@@ -61,6 +60,21 @@ def test_a_text_that_breaks_the_turn_is_an_error(api, openai):
         poem.run(backend=openai("gpt-5"))["title"]
 
 
+def test_a_value_that_is_refused_is_asked_for_again_with_what_is_behind_it(api, openai):
+    @sgl.function
+    def program(s):
+        s += sgl.user("Who?")
+        s += sgl.assistant(
+            "Year: " + sgl.gen("year", type=int, check=lambda year: year > 1900, retries=1)
+            + ", kind: " + sgl.gen("kind", choices=["cook", "poet"])
+        )  # fmt: skip
+
+    api.answers = [called("Year: 1810, kind: cook"), called("Year: 1910, kind: poet")]
+    state = program.run(backend=openai("gpt-5"))
+    assert (state["year"], state["kind"]) == (1910, "poet")
+    assert len(api.requests) == 2
+
+
 def test_a_model_without_grammars_refuses_the_turn_as_before(openai):
     with pytest.raises(sgl.CapabilityError):
         poem.run(backend=openai("gpt-4o"))
@@ -68,12 +82,12 @@ def test_a_model_without_grammars_refuses_the_turn_as_before(openai):
 
 
 def test_generations_have_to_be_told_apart_by_something_between_them():
-    a, b = TurnField("a", Regex("[a-z]+")), TurnField("b", Lark('start: "b"'))
+    a, b = Regex("[a-z]+"), Lark('start: "b"')
     assert turn_text(["x", a, "; ", b]) is not None
     assert turn_text([a, b]) is None
     assert turn_text([a, " ", b]) is None
-    assert turn_text(["x", TurnField("c", None)]) is None
-    assert turn_text([TurnField("a", Choices(("x", "y"))), "."]) is not None
+    assert turn_text(["x", None]) is None
+    assert turn_text([Choices(("x", "y")), "."]) is not None
 
 
 # ---------------------------------------------------------------------------------------- explain, by statements
@@ -93,8 +107,8 @@ def test_explain_plans_a_turn_by_its_statements_as_a_run_does(openai):
         s += " B: " + sgl.gen("b", type=int)
         s += sgl.assistant_end()
 
-    backend = openai("gpt-4o")
-    assert [node.rung for node in backend.explain(together).nodes] == ["turn", "turn"]
+    backend = openai("gpt-5")
+    assert [(node.rung, node.calls) for node in backend.explain(together).nodes] == [("turn", (1, 1)), ("turn", (0, 0))]
     first, second = backend.explain(apart).nodes
     assert (first.rung, second.rung) == ("json_schema", "turn")
 

@@ -368,99 +368,36 @@ def test_generations_of_different_kinds_do_not_share_a_call(api, model, options)
     assert all("max_tokens" not in request.body for request in api.requests)
 
 
-# ------------------------------------------------------------------------------------------------- as one object
+# ------------------------------------------------------------------------------------------ under a constraint
 
 
 def typed(s):
     s += sgl.user("Who?")
-    s += sgl.assistant(
-        "Year: " + sgl.gen("year", type=int) + ", alive: " + sgl.gen("alive", type=bool)
-        + ", kind: " + sgl.gen("kind", choices=["cook", "poet"]) + "."
-    )  # fmt: skip
+    s += sgl.assistant("Year: " + sgl.gen("year", type=int) + ", alive: " + sgl.gen("alive", type=bool) + ".")
 
 
-def test_constrained_generations_are_one_object(api, model):
-    backend = model(lambda body: json.dumps({"year": 1910, "alive": "false", "kind": "poet"}), "gpt-4o")
+@pytest.mark.parametrize(("profile", "name"), [(None, "gpt-4o"), ("compatible", "any")])
+def test_constrained_generations_behind_text_are_asked_for_one_by_one(api, model, profile, name):
+    answers = {"Year:": 1910, "Year: 1910, alive:": "true"}
+    wrapped = name == "gpt-4o"
+
+    def answer(body):
+        value = answers[body["messages"][1]["content"]]
+        return json.dumps({"value": value}) if wrapped else str(value)
+
+    backend = model(answer, name, profile=profile, policy="emulate")
     state = program(None, typed).run(backend=backend)
-    assert state.messages()[-1]["content"] == "Year: 1910, alive: false, kind: poet."
-    assert (state["year"], state["alive"], state["kind"]) == (1910, False, "poet")
-    assert len(api.requests) == 1
-    schema = api.last["response_format"]["json_schema"]
-    assert schema["strict"]
-    assert list(schema["schema"]["properties"]) == ["year", "alive", "kind"]
-    assert "Year: {year}, alive: {alive}, kind: {kind}" in schema["schema"]["description"]
-    assert api.last["messages"] == [{"role": "user", "content": "Who?"}]
-    assert told(state, "year") == {"by": "object", "found": 2}
-    assert told(state, "kind") == {"by": "found"}
-
-
-def test_a_value_of_an_object_that_is_refused_is_asked_for_again_with_what_is_behind_it(api, model):
-    def body(s):
-        s += sgl.user("Who?")
-        s += sgl.assistant(
-            "Year: " + sgl.gen("year", type=int, check=lambda year: year > 1900, retries=1)
-            + ", kind: " + sgl.gen("kind", choices=["cook", "poet"])
-        )  # fmt: skip
-
-    said = iter([{"year": 1810, "kind": "cook"}, {"year": 1910, "kind": "poet"}])
-    state = program(None, body).run(backend=model(lambda body: json.dumps(next(said)), "gpt-4o"))
-    assert (state["year"], state["kind"]) == (1910, "poet")
+    assert state.messages()[-1]["content"] == "Year: 1910, alive: true."
+    assert (state["year"], state["alive"]) == (1910, True)
     assert len(api.requests) == 2
+    assert ("response_format" in api.last) == wrapped
+    assert told(state, "year") == {"by": "asked"}
 
 
-def test_to_emulate_is_to_take_free_text_from_an_object_too(api, model):
-    said = {"name": "Ann", "year": "1910\nor so", "city": "Rome. Italy"}
-    backend = model(lambda body: json.dumps(said), "gpt-4o", policy="emulate")
-    state = program(None).run(backend=backend)
-    assert values(state) == ["Ann", "1910", "Rome"]
-    assert len(api.requests) == 1
-
-
-def test_a_begun_turn_alone_is_an_object_of_one(api, model):
-    def body(s):
-        s += sgl.user("Who?")
-        s += sgl.assistant("The year is " + sgl.gen("year", type=int) + ".")
-
-    state = program(None, body).run(backend=model(lambda body: '{"year": 1910}', "gpt-4o"))
-    assert state.messages()[-1]["content"] == "The year is 1910."
-
-
-def test_definitions_of_types_stand_at_the_root(api, model):
-    from pydantic import BaseModel
-
-    class Town(BaseModel):
-        name: str
-
-    class Person(BaseModel):
-        home: Town
-
-    def body(s):
-        s += sgl.user("Who?")
-        s += sgl.assistant(
-            "Person: " + sgl.gen("person", type=Person) + "\nTowns: " + sgl.gen("towns", type=list[Town])
-        )
-
-    said = {"person": {"home": {"name": "Rome"}}, "towns": [{"name": "Oslo"}]}
-    state = program(None, body).run(backend=model(lambda body: json.dumps(said), "gpt-4o"))
-    assert state["person"] == Person(home=Town(name="Rome"))
-    assert state["towns"] == [Town(name="Oslo")]
-    assert "Town" in api.last["response_format"]["json_schema"]["schema"]["$defs"]
-
-
-@pytest.mark.parametrize(("tokens", "name"), [(None, "gpt-4o"), (64, "gpt-4o")])
-def test_selections_are_part_of_the_turn(api, model, tokens, name):
-    def body(s):
-        s += sgl.user("Who?")
-        s += sgl.assistant(
-            "Kind: " + sgl.select("kind", ["cook", "poet"]) + ", in " + sgl.select("in", ["Rome", "Oslo"])
-        )
-
-    backend = model(lambda body: json.dumps({"kind": "poet", "in": "Rome"}), name)
-    state = program(tokens, body).run(backend=backend)
-    assert state.messages()[-1]["content"] == "Kind: poet, in Rome"
-    assert len(api.requests) == 1
-    assert told(state, "kind") == {"by": "object", "found": 1}
-    assert state.usage().prompt_tokens == state.usage("kind").prompt_tokens > 0
+def test_they_are_refused_before_the_first_call_without_emulation(api, model):
+    with pytest.raises(sgl.CapabilityError, match=r"'year'.*already in the assistant's turn: 'Year: '"):
+        program(None, typed).run(backend=model(lambda body: "{}", "gpt-4o"))
+    assert api.requests == []
 
 
 def test_a_selection_in_text_is_found_in_it(api, model):

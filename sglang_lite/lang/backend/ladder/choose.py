@@ -156,7 +156,9 @@ def capabilities_of(profile: Profile, policy: Policy) -> Capabilities:
 def turn_rules_of(profile: Profile, policy: Policy) -> TurnRules:
     """Rules of a backend with this profile for several generations in a turn."""
     can = capabilities_of(profile, policy)
-    begun: BegunTurns = "continued" if can.continues or can.prefill else "refused" if policy == "strict" else "asked"
+    otherwise: BegunTurns = "refused" if policy == "strict" else "asked"
     constrained = can.continues or profile.supports("continue_final_message")
-    enforced = kinds_served(profile, "strict")
-    return TurnRules(begun, JsonSchema in enforced, constrained, OneOf in enforced)
+    return TurnRules(
+        "continued" if can.continues or can.prefill else otherwise, "continued" if constrained else otherwise,
+        OneOf in kinds_served(profile, "strict"),
+    )  # fmt: skip

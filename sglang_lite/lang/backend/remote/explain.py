@@ -13,8 +13,7 @@ import msgspec
 
 from sglang_lite.errors import Location
 from sglang_lite.lang.backend.ladder.rung import Demands, Refusal, Rung
-from sglang_lite.lang.backend.remote.turn_text import whole_turn
-from sglang_lite.lang.backend.remote.turns import from_start
+from sglang_lite.lang.backend.remote.turns import from_start, turn_text
 from sglang_lite.lang.expressions import NUMBER_STOPS, SglGen, SglSelect, example_choices, number_as_regex
 from sglang_lite.program.graph import Call, GraphNode, GraphRecord, Picture, Value
 from sglang_lite.program.nodes import (
@@ -297,7 +296,7 @@ class _Reader:
             best = 0 if entry.shared_call in self._shared else best
             self._shared.add(entry.shared_call)
         tries = self._tries(entry)
-        if turn is not None and turn.strategy in ("object", "text") and place:
+        if turn is not None and turn.strategy == "text" and place:
             return replace(explained, calls=(0, worst * tries))  # the turn's first node brings its first answer
         return replace(explained, calls=(best, worst * (1 + tries)))
 
@@ -322,8 +321,8 @@ class _Reader:
         """Explanation of a node that shares its turn with others, or follows text in it (docs/backends.md, "Several
         generations in a turn")."""
         own = node.calls[1]
-        if turn.strategy in ("object", "text"):
-            whole = whole_turn("text" if turn.strategy == "text" else "object", (here.partial, *turn.fields))
+        if turn.strategy == "text":
+            whole = turn_text((here.partial, *turn.fields))
             rung = self._backend.rung(Demands("gen", turn.common_params or SamplingParams(), whole))
             worst = rung.calls[1] if isinstance(rung, Rung) else own
             return replace(node, rung="turn", calls=(int(not place), worst))

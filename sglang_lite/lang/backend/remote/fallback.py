@@ -19,7 +19,6 @@ from sglang_lite.protocol import (
     Constraint,
     Delta,
     Generation,
-    JsonSchema,
     Location,
     ParameterError,
     Prompt,
@@ -29,6 +28,7 @@ from sglang_lite.protocol import (
 from sglang_lite.protocol.anything import Json
 
 _Answer = TypeVar("_Answer", Generation, Selection)
+_CONTINUES = TurnRules("continued", "continued")  # rules of a backend that has none: it continues any text
 
 
 class Fallback(BaseBackend):
@@ -77,7 +77,7 @@ class Fallback(BaseBackend):
         rules = [backend.turn_rules for backend in self.backends]
         if not any(rules):
             return None
-        return common_rules([own or _continues(backend) for own, backend in zip(rules, self.backends)])
+        return common_rules([each or _CONTINUES for each in rules])
 
     def identity(self) -> tuple[Json, ...]:
         return *super().identity(), *(backend.identity() for backend in self.backends)
@@ -147,11 +147,6 @@ class Fallback(BaseBackend):
 
 def _name(backend: BaseBackend) -> str:
     return f"{type(backend).__name__}({backend.get_model_name()!r})"
-
-
-def _continues(backend: BaseBackend) -> TurnRules:
-    """Rules of a backend that has none: it continues any text of an open turn."""
-    return TurnRules("continued", JsonSchema in backend.capabilities.constraints, continues_constrained=True)
 
 
 def _shared(each: Sequence[Capabilities]) -> Capabilities:

@@ -1,15 +1,15 @@
-"""Turns that a model behind an API has begun: the prompts that make it continue them, or begin again. Builds no
-requests."""
+"""Turns that a model behind an API has begun: the prompts that make it continue them, or begin again, and a whole turn
+as one text under a grammar. Builds no requests."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 import msgspec
 
-from sglang_lite.protocol import Message, Prompt, Span
+from sglang_lite.protocol import Choices, Constraint, InOrder, Message, OneOf, Prompt, Span
 from sglang_lite.text.chat_template import TurnTemplate
 
 CONTINUE_PROMPT = (
@@ -29,25 +29,45 @@ class TurnRules:
     Attributes:
         begun_turns: treatment of a turn that has begun: "continued" by the model, which is shown the open turn;
             "asked": shown to the model as its own finished message, with a request to continue; or "refused".
-        enforces_schemas: True if JSON schemas are enforced, so that values can be generated as one object.
-        continues_constrained: True if a begun turn is continued under a constraint, too.
+        begun_constrained: the same, for a turn with a constrained generation behind its beginning.
         enforces_grammars: True if grammars are enforced, so that a turn can be generated as one text.
     """
 
     begun_turns: BegunTurns
-    enforces_schemas: bool
-    continues_constrained: bool = False
+    begun_constrained: BegunTurns
     enforces_grammars: bool = False
 
 
 def common_rules(each: Sequence[TurnRules]) -> TurnRules:
     """Rules that all of several backends can follow, because any of them may answer. A turn is refused if one
-    backend refuses it, continued if all backends continue it, and generated as one object if all backends enforce
-    its schema."""
-    begun: BegunTurns = next(way for way in _WEAKEST_FIRST if any(rules.begun_turns == way for rules in each))
+    backend refuses it, continued if all backends continue it, and generated as one text if all enforce its grammar."""
     return TurnRules(
-        begun, all(rules.enforces_schemas for rules in each), all(rules.continues_constrained for rules in each)
-    )
+        _weakest(rules.begun_turns for rules in each), _weakest(rules.begun_constrained for rules in each),
+        all(rules.enforces_grammars for rules in each),
+    )  # fmt: skip
+
+
+def _weakest(ways: Iterable[BegunTurns]) -> BegunTurns:
+    return min(ways, key=_WEAKEST_FIRST.index)
+
+
+def turn_text(parts: Sequence[str | Constraint | None]) -> Constraint | None:
+    """Constraint on a turn's text, up to its last generation: its constant text unchanged, and the generations'
+    constraints in between. None if a generation may be any text (None), or only blanks separate two generations, so
+    that the end of the first is unknown."""
+    found = list[Constraint]()
+    behind = False  # True after a generation, until text other than blanks follows
+    last = max(i for i, part in enumerate(parts) if not isinstance(part, str))
+    for part in parts[: last + 1]:
+        if isinstance(part, str):
+            found += [Choices((part,))] if part else []
+            behind = behind and not part.strip()
+        elif part is None or behind:
+            return None
+        else:
+            found.append(part)
+            behind = True
+    return OneOf((InOrder(tuple(found)),))  # every API with grammars supports OneOf
 
 
 def from_start(prompt: Prompt) -> Prompt:
