@@ -15,19 +15,17 @@ def meta_info(record: object) -> dict[str, Json] | None:
     """SGLang's meta_info for the record of a variable, or None if the record has no metadata.
 
     Args:
-        record: a Generation, a (Selection, ChoicesDecision) pair, metadata of a blocking hook, or a list of records of
+        record: a Generation, a Selection, metadata of a blocking hook, or a list of records of
             several samples or branches.
     """
     if isinstance(record, Generation):
         return _generation(record)
     if isinstance(record, list):
         return {"samples": [meta_info(each) for each in record]}
-    if isinstance(record, tuple):
-        selection, decision = record
-        usage = selection.usage
+    if isinstance(record, Selection):
+        usage = record.usage
         return {
-            **selection.meta,
-            **(decision.meta_info or {}),
+            **record.meta,
             "prompt_tokens": usage.prompt_tokens,
             "cached_tokens": usage.cached_tokens,
             "e2e_latency": usage.total_s,
@@ -99,10 +97,8 @@ def probabilities(selection: Selection) -> dict[str, float]:
 
 def usages_of(record: object) -> list[Usage]:
     """Usages in the record of a variable: of its node, of the node's samples, or of the branches that were gathered."""
-    if isinstance(record, Generation):
+    if isinstance(record, Generation | Selection):
         return [record.usage]
-    if isinstance(record, tuple):
-        return [record[0].usage]
     if isinstance(record, list):
         return [usage for each in record for usage in usages_of(each)]
     return []

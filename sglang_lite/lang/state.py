@@ -34,8 +34,8 @@ from sglang_lite.lang.results import meta_info, probabilities, usages_of
 from sglang_lite.lang.runs.rerun import run_again
 from sglang_lite.lang.runs.saving import (
     AbsentBackend,
-    as_saved_run,
     branch_of,
+    decoded,
     run_until,
     same_tokens,
     saved_run,
@@ -227,12 +227,11 @@ class ProgramState(AttributeHints):
         return probabilities(self.selection(name))
 
     def selection(self, name: str) -> Selection:
-        """Scores of a `select`: each choice with its tokens and their log-probabilities."""
+        """Scores of a `select`: each choice with its tokens and their log-probabilities. `picked` is the decision."""
         record = self._record(name)
-        if not isinstance(record, tuple):
+        if not isinstance(record, Selection):
             raise ProgramError(f"{name!r} is not a selection.", hint=_NO_SELECTION, where=user_location())
-        found: Selection = record[0]
-        return found
+        return record
 
     def usage(self, name: str | None = None) -> Usage:
         """Usage of the node that made a variable (tokens summed over samples and branches), or without a name of the
@@ -483,7 +482,7 @@ def _refuse_offset(offset: object) -> None:
 
 def unpickled(data: bytes, program: BaseProgram | None) -> ProgramState:
     """State from a pickle. It can only be read, as it has no backend."""
-    return ProgramState.from_saved(as_saved_run(wire.decode(data)), AbsentBackend(), import_by_name, program)
+    return ProgramState.from_saved(decoded(data, "msgpack"), AbsentBackend(), import_by_name, program)
 
 
 def _text_of(record: Any, value: Any) -> Any:

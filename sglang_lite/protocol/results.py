@@ -124,8 +124,9 @@ class Selection(Variant, frozen=True):
     Attributes:
         scores: score of each choice, in the order of the choices; empty if the backend only picks one.
         usage: numbers of tokens, and times.
-        picked: choice that the backend has picked; None if the method decides by the scores.
-        meta: further metadata from the backend.
+        picked: choice that the backend has picked; None if the method decides by the scores. In a finished run, the
+            decision.
+        meta: further metadata from the backend, and in a finished run from the method.
     """
 
     scores: tuple[ChoiceScore, ...]

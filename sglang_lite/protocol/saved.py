@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 import msgspec
@@ -11,23 +10,16 @@ from sglang_lite.protocol.prompt import Image, Message, Span
 from sglang_lite.protocol.record import Record, Variant
 from sglang_lite.protocol.results import Generation, Selection, Usage
 from sglang_lite.protocol.sampling import SamplingParams
-
-
-class SavedChoice(Variant, frozen=True):
-    """Selection with the decision and the metadata of its method."""
-
-    selection: Selection
-    decision: str
-    meta: Mapping[str, Any] | None = None
+from sglang_lite.protocol.trace import TraceNode
 
 
 class SavedSamples(Variant, frozen=True):
     """Results of several samples, branches or steps."""
 
-    results: tuple[Generation | SavedChoice | SavedSamples | None, ...]
+    results: tuple[Generation | Selection | SavedSamples | None, ...]
 
 
-SavedResult: TypeAlias = Generation | SavedChoice | SavedSamples
+SavedResult: TypeAlias = Generation | Selection | SavedSamples
 
 
 class SavedPiece(Record, frozen=True):
@@ -65,23 +57,6 @@ class SavedVariable(Record, frozen=True):
     node: str = ""
 
 
-class SavedAnswer(Record, frozen=True):
-    """Node of a run and the answers that it has taken.
-
-    Attributes:
-        asked: digest of its question: the prompt, and the parameters and the constraint, or the choices and the method.
-        name: name of the variable, or None.
-        answers: samples of a generation, or steps of a selection with their decisions; empty if the node has failed, or
-            has another backend than the run.
-        node: path of the node in the program's tree.
-    """
-
-    asked: str
-    name: str | None
-    answers: tuple[Generation | SavedChoice, ...] = ()
-    node: str = ""
-
-
 class SavedRun(Record, frozen=True):
     """Run as data, up to the time when it was saved.
 
@@ -99,9 +74,9 @@ class SavedRun(Record, frozen=True):
         turn: role of the open turn and the index of its first piece, or None.
         variables: values of the variables in the order in which they were set, including those that were replaced; the
             one with the name "" is the return value of the body.
-        answers: nodes of the program's body, with their answers.
+        answers: generations and selections of the program's body.
         usage: usage of the whole run.
-        format: version of this record's meaning; 1 (before nodes had paths) can't be read any more.
+        format: version of this record's meaning; earlier ones can't be read any more.
     """
 
     program: str
@@ -118,6 +93,6 @@ class SavedRun(Record, frozen=True):
     messages: tuple[Message, ...] = ()
     turn: tuple[str, int] | None = None
     variables: tuple[SavedVariable, ...] = ()
-    answers: tuple[SavedAnswer, ...] = ()
+    answers: tuple[TraceNode, ...] = ()
     usage: Usage = msgspec.field(default_factory=Usage)
     format: int = 1

@@ -76,6 +76,10 @@ class TraceNode(Record, frozen=True):
         attempts: failed attempts before the result.
         error: error that the node failed with, or None.
         rejected: whether the program rolled back to a place before the node.
+        node: path of a generation or selection in the program's tree, equal in all runs that reach it the same way; ""
+            for other nodes, and for those that were added after the end of the program's body.
+        asked: digest of its question: the prompt, and the parameters and the constraint, or the choices and the method;
+            "" if it has no `node`, or another backend than the run.
     """
 
     kind: NodeKind
@@ -92,6 +96,8 @@ class TraceNode(Record, frozen=True):
     attempts: tuple[Attempt, ...] = ()
     error: str | None = None
     rejected: bool = False
+    node: str = ""
+    asked: str = ""
 
     @property
     def usage(self) -> Usage:

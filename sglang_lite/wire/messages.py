@@ -53,7 +53,7 @@ TYPES: Final[dict[str, type[Record]]] = {
         results.ChoiceScore, Delta, Generation, Played, results.ProgramResult, Selection, results.TokenLogprob,
         results.Usage, recording.RecordedCall, recording.RecordedEvent, recording.RecordedRequest,
         recording.RecordedTemplate, recording.RecordingEnd, recording.RecordingHead,
-        saved.SavedAnswer, saved.SavedChoice, saved.SavedPiece, saved.SavedRun, saved.SavedSamples,
+        saved.SavedPiece, saved.SavedRun, saved.SavedSamples,
         saved.SavedVariable, trace.Attempt, trace.CacheMiss, trace.TraceHead, trace.TraceNode,
         graph.Branching, graph.Call, graph.Change, graph.GraphNode, graph.GraphRecord, graph.Picture, graph.Problem,
         graph.Use, graph.Value, graph.Way,

@@ -35,7 +35,7 @@ from sglang_lite.wire.json_lines import one_line
 
 logger = logging.getLogger("sglang_lite")
 
-_VERSION = 4
+_VERSION = 5
 _HEAD = b'{"sglang_lite_batch":'  # beginning of every line
 _PYTHON = sys.implementation.cache_tag or sys.version  # version of Python, as code objects are compared
 

@@ -9,8 +9,8 @@ from sglang_lite.lang.backend.base_backend import BaseBackend
 from sglang_lite.lang.execution.operations import GenOp, SelectOp
 from sglang_lite.lang.execution.stream_executor import StreamExecutor
 from sglang_lite.lang.expressions import SglSamplingParams
-from sglang_lite.program.choosing import ChoicesDecision, checked
-from sglang_lite.protocol import CapabilityError, Generation, ProgramError, Usage
+from sglang_lite.program.choosing import checked
+from sglang_lite.protocol import CapabilityError, Generation, ProgramError, Selection, Usage
 from sglang_lite.protocol.anything import UserValue
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def _generation(text: Any, meta: dict[str, Any] | None, index: int) -> Generatio
     return Generation(text, finish_reason="length" if kind == "length" else "stop", usage=usage, index=index, meta=meta)
 
 
-def select(player: Player, op: SelectOp) -> ChoicesDecision:
+def select(player: Player, op: SelectOp) -> Selection:
     node = op.node
     if op.expression.multi is not None:
         raise CapabilityError(
@@ -64,4 +64,5 @@ def select(player: Player, op: SelectOp) -> ChoicesDecision:
     decision = player.backend.select(
         StreamExecutor(player), list(node.choices), node.temperature, op.expression.choices_method
     )
-    return checked(decision, node.choices)
+    decision = checked(decision, node.choices)
+    return Selection((), picked=decision.decision, meta=decision.meta_info or {})

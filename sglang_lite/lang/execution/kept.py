@@ -14,9 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from sglang_lite.lang.concurrency.variables import Variable
-from sglang_lite.program.choosing import ChoicesDecision
-from sglang_lite.protocol import Constraint, Generation, Image, ParameterError, Prompt, Selection, Usage
-from sglang_lite.protocol.saved import SavedAnswer, SavedChoice
+from sglang_lite.protocol import Constraint, Generation, Image, ParameterError, Prompt, Selection, TraceNode, Usage
 
 if TYPE_CHECKING:
     from sglang_lite.lang.execution.operations import AnswerOp, GenOp, SelectOp
@@ -85,9 +83,11 @@ class Kept:
         taken: settled when the node has taken the value, with an error if the value is not possible for it.
     """
 
-    def __init__(self, answers: Iterable[SavedAnswer], node: str, value: str | None) -> None:
-        self.answers = {(each.node, each.asked): each for each in answers if each.answers and each.node != node}
-        self._steps: dict[str, Iterator[Generation | SavedChoice]] = {}
+    def __init__(self, answers: Iterable[TraceNode], node: str, value: str | None) -> None:
+        self.answers = {
+            (each.node, each.asked): each for each in answers if each.asked and each.results and each.node != node
+        }
+        self._steps: dict[str, Iterator[Generation | Selection]] = {}
         self._node, self.value = node, value
         self._given: Iterator[str] | None = None  # choices that the value consists of
         self.taken = Variable()
@@ -112,10 +112,8 @@ class Kept:
         found = [each for each in self._kept(op, question) if isinstance(each, Generation)]
         return [msgspec.structs.replace(each, usage=Usage()) for each in found]
 
-    def selection(
-        self, op: SelectOp, choices: Sequence[str], question: Callable[[], str]
-    ) -> tuple[Selection, ChoicesDecision] | None:
-        """Next selection and decision that the caller gives to a node or that it keeps; None if it has to be asked for.
+    def selection(self, op: SelectOp, choices: Sequence[str], question: Callable[[], str]) -> Selection | None:
+        """Next selection that the caller gives to a node or that it keeps; None if it has to be asked for.
 
         Args:
             choices: choices of this step.
@@ -127,21 +125,18 @@ class Kept:
         if self.gives(op):
             return self._next_given(op, choices)
         saved = next(self._kept(op, question), None)
-        if not isinstance(saved, SavedChoice):
-            return None
-        meta = None if saved.meta is None else dict(saved.meta)
-        return msgspec.structs.replace(saved.selection, usage=Usage()), ChoicesDecision(saved.decision, meta)
+        return msgspec.structs.replace(saved, usage=Usage()) if isinstance(saved, Selection) else None
 
-    def _kept(self, op: AnswerOp, question: Callable[[], str]) -> Iterator[Generation | SavedChoice]:
+    def _kept(self, op: AnswerOp, question: Callable[[], str]) -> Iterator[Generation | Selection]:
         """Answers that a node has not taken yet. Its question is compared when it asks for the first time: what it asks
         for later follows from its first answer."""
         node = op.variable.node
         if node not in self._steps:
             saved = self.answers.get((node, question()))
-            self._steps[node] = iter(() if saved is None else saved.answers)
+            self._steps[node] = iter(() if saved is None else saved.results)
         return self._steps[node]
 
-    def _next_given(self, op: SelectOp, choices: Sequence[str]) -> tuple[Selection, ChoicesDecision]:
+    def _next_given(self, op: SelectOp, choices: Sequence[str]) -> Selection:
         assert self.value is not None
         if self._given is None:
             multi = op.expression.multi
@@ -151,7 +146,7 @@ class Kept:
         picked = next(self._given)
         if picked not in choices:
             raise ParameterError("value", f"{self.value!r:.60} is not one of the choices {list(choices)!r:.200}.")
-        return Selection((), picked=picked), ChoicesDecision(picked)
+        return Selection((), picked=picked)
 
 
 def _parts(text: str, choices: Sequence[str], separator: str) -> list[str]:

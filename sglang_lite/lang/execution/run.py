@@ -31,10 +31,10 @@ from sglang_lite.protocol import (
     SamplingParams,
     SglError,
     TemplateError,
+    TraceNode,
     Usage,
 )
 from sglang_lite.protocol.anything import UserValue
-from sglang_lite.protocol.saved import SavedAnswer
 from sglang_lite.text.chat_template import TurnTemplate
 
 if TYPE_CHECKING:
@@ -160,7 +160,7 @@ class Run:
         self.called: BoundCall | None = None
         self.speculation: ApiSpeculation | None = None
         self.speculates = False
-        self.remembered: tuple[SavedAnswer, ...] = ()
+        self.remembered: tuple[TraceNode, ...] = ()
         self.loop: asyncio.AbstractEventLoop | None = None
         self.context = _NO_CONTEXT
         self._template: TurnTemplate | None = None

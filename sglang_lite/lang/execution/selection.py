@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -20,7 +19,7 @@ from sglang_lite.lang.execution.operations import SelectOp
 from sglang_lite.lang.execution.retries import attempts
 from sglang_lite.lang.expressions import only_picks
 from sglang_lite.lang.results import with_warnings
-from sglang_lite.program.choosing import ChoicesDecision, decide
+from sglang_lite.program.choosing import decide
 from sglang_lite.program.nodes import Select
 from sglang_lite.program.seeds import reseeded
 from sglang_lite.protocol import Selection, SglError, Unset
@@ -49,7 +48,7 @@ def select_immediately(player: Player, op: SelectOp) -> bool:
     )
     if selection is None:
         return False
-    _picked(player, op, selection, _decided(op, selection))
+    _picked(player, op, _decided(op, selection, op.node.choices, op.node.seed))
     return True
 
 
@@ -65,27 +64,28 @@ async def aselect(player: Player, op: SelectOp) -> None:
     if player.pushed is not None:
         player.pushed.note_start(op, player.transcript.pieces)
     if backend.blocking:
-        decision = await _retried(player, op, lambda _: _by_hook(player, op))
-        _picked(player, op, None, decision)
+        _picked(player, op, await _retried(player, op, lambda _: _by_hook(player, op)))
     elif op.expression.multi is None:
-        selection, decision = await _answer(player, op, _choices(player, op.node), op.node.seed)
-        _picked(player, op, selection, decision)
+        _picked(player, op, await _answer(player, op, _choices(player, op.node), op.node.seed))
     else:
         await _select_several(player, op)
 
 
-async def _by_hook(player: Player, op: SelectOp) -> ChoicesDecision:
+async def _by_hook(player: Player, op: SelectOp) -> Selection:
     prompt, choices = player.transcript.prompt(), op.node.choices
     most = partial(max_selection_usage, player.backend, prompt, choices)
     with player.run.within_budget(player.backend, most) as account:
-        decision: ChoicesDecision = await in_pool(player.backend.pool, partial(blocking_hooks.select, player, op))
+        selection: Selection = await in_pool(player.backend.pool, partial(blocking_hooks.select, player, op))
         if account is not None and not account.answered((), prompt, ()):  # the hook reports no usage
-            decision = replace(decision, meta_info=with_warnings(decision.meta_info or {}, NOT_CREDIBLE))
-        return decision
+            return msgspec.structs.replace(selection, meta=with_warnings(selection.meta, NOT_CREDIBLE))
+        return selection
 
 
-def _decided(op: SelectOp, selection: Selection) -> ChoicesDecision:
-    return decide(selection, op.node.choices, op.expression.choices_method, op.node.temperature, op.node.seed)
+def _decided(op: SelectOp, selection: Selection, choices: Sequence[str], seed: int | Unset) -> Selection:
+    """Selection with the decision by its scores, and the metadata of the method that decided."""
+    decision = decide(selection, choices, op.expression.choices_method, op.node.temperature, seed)
+    meta = {**selection.meta, **(decision.meta_info or {})}
+    return msgspec.structs.replace(selection, picked=decision.decision, meta=meta)
 
 
 def _choices(player: Player, node: Select) -> Sequence[str]:
@@ -113,10 +113,8 @@ async def _retried(player: Player, op: SelectOp, ask: Callable[[int], Awaitable[
     return await attempts(player, player.run.settings.retries, attempt)
 
 
-async def _answer(
-    player: Player, op: SelectOp, texts: Sequence[str], seed: int | Unset
-) -> tuple[Selection, ChoicesDecision]:
-    """Scores of choices and the decision by them: those that the run has kept, or new ones."""
+async def _answer(player: Player, op: SelectOp, texts: Sequence[str], seed: int | Unset) -> Selection:
+    """Scores of choices with the decision by them: those that the run has kept, or new ones."""
     if player.run.kept is not None:
         walk = player.transcript.matcher
         grammar = None if walk is None else (walk.constraint, walk.text)
@@ -125,8 +123,7 @@ async def _answer(
         )
         if kept is not None:
             return kept
-    selection = await _score(player, op, texts)
-    return selection, decide(selection, texts, op.expression.choices_method, op.node.temperature, seed)
+    return _decided(op, await _score(player, op, texts), texts, seed)
 
 
 async def _score(player: Player, op: SelectOp, texts: Sequence[str]) -> Selection:
@@ -176,38 +173,40 @@ async def _select_once(
 async def _select_several(player: Player, op: SelectOp) -> None:
     node, multi = op.node, op.expression.multi
     assert multi is not None
-    remaining, chosen, records = list(node.choices), list[str](), []
+    remaining, chosen, selections = list(node.choices), list[str](), list[Selection]()
     while remaining:
         before = multi.separator if chosen else ""
         texts = [before + choice for choice in remaining] + ([multi.end] if chosen else [])
-        record = await _answer(player, op, texts, reseeded(node.seed, len(chosen)))
+        selection = await _answer(player, op, texts, reseeded(node.seed, len(chosen)))
         if not player.is_current(op):  # as in _accept
             return
-        records.append(record)
-        decision = record[1].decision
-        if decision == multi.end:
+        selections.append(selection)
+        assert selection.picked is not None
+        if selection.picked == multi.end:
             break
-        player.transcript.append_choice(decision)
+        player.transcript.append_choice(selection.picked)
         op.mark = None  # the mark was before the text of this choice
-        chosen.append(decision.removeprefix(before))
+        chosen.append(selection.picked.removeprefix(before))
         remaining.remove(chosen[-1])
-    _chosen(player, op, records, multi.separator.join(chosen), chosen)
+    _chosen(player, op, selections, multi.separator.join(chosen), chosen)
 
 
 def select(player: Player, op: SelectOp) -> None:
     """Blocking form of `aselect`, for blocking hooks, on a thread of the backend's pool."""
-    _picked(player, op, None, blocking_hooks.select(player, op))
+    _picked(player, op, blocking_hooks.select(player, op))
 
 
-def _picked(player: Player, op: SelectOp, selection: Selection | None, decision: ChoicesDecision) -> None:
+def _picked(player: Player, op: SelectOp, selection: Selection) -> None:
     if not player.is_current(op):  # as in _accept
         return
-    player.transcript.append_choice(decision.decision)
-    record = selection or Selection((), picked=decision.decision), decision
-    _chosen(player, op, record, decision.decision, decision.decision)
+    assert selection.picked is not None
+    player.transcript.append_choice(selection.picked)
+    _chosen(player, op, selection, selection.picked, selection.picked)
 
 
-def _chosen(player: Player, op: SelectOp, record: Any, text: str, value: str | list[str]) -> None:
+def _chosen(
+    player: Player, op: SelectOp, record: Selection | list[Selection], text: str, value: str | list[str]
+) -> None:
     """Sets the variable of a selection."""
     op.variable.record = record
     op.variable.end_place = player.transcript.end_place

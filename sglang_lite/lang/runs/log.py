@@ -1,4 +1,5 @@
-"""Conversion of a run's log into its trace."""
+"""Reading of a run's log: its nodes with their questions, answers and times. Traces, saved runs and reruns have it from
+here."""
 
 from __future__ import annotations
 
@@ -8,15 +9,48 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
+from sglang_lite.lang.execution.kept import Question
 from sglang_lite.lang.execution.operations import AnswerOp, ForkOp, GenOp, JoinOp, MarkOp, Op, ScopeOp, SelectOp
 from sglang_lite.lang.runs.trace import Trace
-from sglang_lite.program.nodes import GrammarBegin, ImagePart, ScopeBegin, Text, TurnBegin, TurnEnd
-from sglang_lite.protocol import Attempt, Generation, Image, Location, Selection, SglError, TraceHead, TraceNode
+from sglang_lite.program.nodes import GrammarBegin, GrammarEnd, ImagePart, ScopeBegin, Text, TurnBegin, TurnEnd
+from sglang_lite.protocol import (
+    Attempt,
+    Constraint,
+    Continuation,
+    Generation,
+    Image,
+    Location,
+    Selection,
+    SglError,
+    TraceHead,
+    TraceNode,
+)
 
 if TYPE_CHECKING:
     from sglang_lite.lang.execution.player import Player
+
+
+@dataclass(slots=True)
+class _TextSoFar:
+    """Text before a place in a branch.
+
+    Attributes:
+        question: the text, to which a node at this place adds its question.
+        grammar: open grammar, and its text so far; None if no grammar is open.
+        unknown: texts whose cache status is not known yet.
+    """
+
+    question: Question = field(default_factory=Question)
+    grammar: tuple[Constraint, str] | None = None
+    unknown: list[_Draft] = field(default_factory=list)
+
+    def copy(self) -> _TextSoFar:
+        return _TextSoFar(self.question.copy(), self.grammar, list(self.unknown))
+
+    def add(self, text: str, images: Sequence[Image] = ()) -> None:
+        self.question.add(text, images)
+        if self.grammar is not None:
+            self.grammar = self.grammar[0], self.grammar[1] + text
 
 
 @dataclass(slots=True)
@@ -27,13 +61,13 @@ class _Draft:
         fields: fields of its record.
         cached: number of leading characters of its text that were cached, or None if unknown.
         children: branches that were forked here.
-        unknown: texts before the fork whose cache status is not known yet.
+        text: text before the fork.
     """
 
     fields: dict[str, Any]
     cached: int | None = None
     children: Sequence[Player] = ()
-    unknown: list[_Draft] = field(default_factory=list)
+    text: _TextSoFar | None = None
 
     def record(self) -> TraceNode:
         return TraceNode(**self.fields, cached=self.cached or 0)
@@ -49,9 +83,14 @@ def trace_of(player: Player) -> Trace:
     return Trace(head, tuple(nodes))
 
 
+def answers_of(player: Player) -> list[TraceNode]:
+    """Generations and selections of the program's body in a branch and in the branches forked from it."""
+    return [node for node in trace_of(player).nodes if node.node]
+
+
 def _drafts(player: Player) -> Iterator[_Draft]:
     """Yields the nodes in reading order: those of a fork's branches follow the fork."""
-    open_branches = [iter(_Reader(player, (), [], rejected=False, now=0.0).drafts)]
+    open_branches = [iter(_Reader(player, (), _TextSoFar(), rejected=False, now=0.0).drafts)]
     while open_branches:
         draft = next(open_branches[-1], None)
         if draft is None:
@@ -60,8 +99,9 @@ def _drafts(player: Player) -> Iterator[_Draft]:
         yield draft
         fields = draft.fields
         for i, child in reversed(list(enumerate(draft.children))):
+            assert draft.text is not None
             path = (*fields["path"], fields["place"], i)
-            reader = _Reader(child, path, draft.unknown, rejected=fields["rejected"], now=fields["end"])
+            reader = _Reader(child, path, draft.text.copy(), rejected=fields["rejected"], now=fields["end"])
             open_branches.append(iter(reader.drafts))
 
 
@@ -70,7 +110,7 @@ class _Reader:
 
     Args:
         path: path of the branch.
-        unknown: texts before the branch whose cache status is not known yet.
+        text: text before the branch's own, which the reader extends.
         rejected: whether the branch's fork was rolled back.
         now: time of the fork, in seconds from the run's start.
 
@@ -78,13 +118,10 @@ class _Reader:
         drafts: nodes of the branch.
     """
 
-    def __init__(
-        self, player: Player, path: tuple[int, ...], unknown: list[_Draft], *, rejected: bool, now: float
-    ) -> None:
+    def __init__(self, player: Player, path: tuple[int, ...], text: _TextSoFar, *, rejected: bool, now: float) -> None:
         self.drafts: list[_Draft] = []
-        self._path, self._rejected, self._now = path, rejected, now
-        self._unknown = list(unknown)
-        self._marks: dict[int, tuple[int, list[_Draft]]] = {}  # number of nodes at the mark, and `unknown` there
+        self._path, self._text, self._rejected, self._now = path, text, rejected, now
+        self._marks: dict[int, tuple[int, _TextSoFar]] = {}  # number of nodes before the mark, and the text
         self._run, self._started = player.run, player.run.account.started
         for op in {id(op): op for op in player.played[:]}.values():  # stopped operations may occur twice
             self._take(op)
@@ -96,9 +133,9 @@ class _Reader:
             case Text() if not op.text:
                 return
             case Text():
-                self._unknown.append(self._add("text", op.where, text=op.text))
+                self._text.unknown.append(self._add("text", op.where, text=op.text))
             case ImagePart():
-                self._unknown.append(self._add("image", op.where, text=op.text))
+                self._text.unknown.append(self._add("image", op.where, images=(op.image,), text=op.text))
             case TurnBegin() | TurnEnd():
                 self._add("turn_begin" if isinstance(op, TurnBegin) else "turn_end", op.where, name=op.role)
             case GenOp():
@@ -107,7 +144,7 @@ class _Reader:
                 self._selection(op)
             case ForkOp():
                 draft = self._add("fork", op.node.where)
-                draft.children, draft.unknown = op.children, list(self._unknown)
+                draft.children, draft.text = op.children, self._text.copy()
             case JoinOp():
                 self._join(op)
             case ScopeOp(node):
@@ -115,16 +152,19 @@ class _Reader:
                 self._add(kind, node.where, name=node.name)
             case MarkOp():
                 self._mark(op)
-            case node:
-                assert not isinstance(node, JoinOp)
-                kind = "grammar_begin" if isinstance(node, GrammarBegin) else "grammar_end"
-                self._add(kind, getattr(node, "where", None))
+            case GrammarBegin():
+                self._add("grammar_begin", None)
+                self._text.grammar = op.constraint, ""
+            case GrammarEnd():
+                self._add("grammar_end", None)
+                self._text.grammar = None
 
-    def _add(self, kind: str, where: Location | None, **fields: Any) -> _Draft:
+    def _add(self, kind: str, where: Location | None, images: Sequence[Image] = (), **fields: Any) -> _Draft:
         fields = {"start": self._now, "end": self._now, "error": None, "rejected": self._rejected, **fields}
         place = len(self.drafts)
         draft = _Draft({"kind": kind, "path": self._path, "place": place, "where": where and where.names, **fields})
         self.drafts.append(draft)
+        self._text.add(fields.get("text", ""), images)
         self._now = max(self._now, fields["end"])
         return draft
 
@@ -132,26 +172,32 @@ class _Reader:
         record = op.variable.record
         found = () if record is None else tuple(record) if isinstance(record, list) else (record,)
         text, forced = "", tuple[tuple[int, int], ...]()
+        own_backend = op.expression.options is not None and op.expression.options.backend is not None
+        constraint = op.node.constraint
+        if self._text.grammar is not None:
+            constraint = Continuation(*self._text.grammar, constraint)
+        asked = "" if own_backend else self._text.question.of_generation(op, constraint)
         if found:
-            own = op.expression.options is None or op.expression.options.backend is None
-            text = "".join(span.text for span in found[0].spans) if found[0].spans and own else found[0].text
+            first = found[0]
+            text = "".join(span.text for span in first.spans) if first.spans and not own_backend else first.text
             forced = _forced(found[0], len(text))
             if not op.has_own_prompt:
                 self._learn(found[0])
-        self._answered("gen", op, found, text=text, forced=forced)
+        self._answered("gen", op, found, asked, text=text, forced=forced)
 
     def _selection(self, op: SelectOp) -> None:
         record, found, text = op.variable.record, tuple[Selection, ...](), ""
         if isinstance(record, list):
             assert op.expression.multi is not None
-            found, text = tuple(each[0] for each in record), op.expression.multi.separator.join(op.variable.result())
+            found, text = tuple(record), op.expression.multi.separator.join(op.variable.result())
         elif record is not None:
-            found, text = (record[0],), record[1].decision
+            found, text = (record,), record.picked
+        asked = self._text.question.of_selection(op, self._text.grammar)
         if found:
             self._learn(found[0])
-        self._answered("select", op, found, text=text)
+        self._answered("select", op, found, asked, text=text)
 
-    def _answered(self, kind: str, op: AnswerOp, found: tuple[Any, ...], **fields: Any) -> None:
+    def _answered(self, kind: str, op: AnswerOp, found: tuple[Any, ...], asked: str, **fields: Any) -> None:
         error = op.variable.error()
         end = max(op.ended - self._started, self._now) if op.ended else self._now
         start = end
@@ -170,29 +216,32 @@ class _Reader:
             name=op.node.name,
             start=min(max(start, self._now), end),
             end=end,
-            results=tuple(msgspec.structs.replace(g, spans=()) if isinstance(g, Generation) else g for g in found),
-            attempts=tuple(Attempt(_told(each.error), _bare(each.answers)) for each in attempts),
+            results=found,
+            attempts=tuple(Attempt(_told(each.error), each.answers) for each in attempts),
             error=None if error is None else _told(error),
+            node=op.variable.node if op.in_body else "",
+            asked=asked if op.in_body else "",
             **fields,
         )
 
     def _join(self, op: JoinOp) -> None:
         pieces = [piece for each in op.added if each.done and each.error() is None for piece in each.result()]
+        images = [piece for piece in pieces if isinstance(piece, Image)]
         text = "".join(p if isinstance(p, str) else p.text for p in pieces if not isinstance(p, Image))
         ends = [each.ended for child in op.children for each in child.played if isinstance(each, AnswerOp)]
         has_texts = op.added and not self._run.account.replayed
         end = max([self._now, *(at - self._started for at in ends)]) if has_texts else self._now
-        self._add("join", op.node.where, text=text, end=end)
+        self._add("join", op.node.where, images, text=text, end=end)
 
     def _mark(self, op: MarkOp) -> None:
         if not op.back:
-            self._marks[id(op.mark)] = len(self.drafts), list(self._unknown)
+            self._marks[id(op.mark)] = len(self.drafts), self._text.copy()
             self._add("mark", None)
             return
-        count, unknown = self._marks.get(id(op.mark), (len(self.drafts), self._unknown))
+        count, text = self._marks.get(id(op.mark), (len(self.drafts), self._text))
         for draft in self.drafts[count + 1 :]:
             draft.fields["rejected"] = True
-        self._unknown = list(unknown)
+        self._text = text.copy()
         self._add("rollback", None)
 
     def _learn(self, result: Generation | Selection) -> None:
@@ -205,12 +254,12 @@ class _Reader:
             uncached = miss["left"]
         elif miss is None and usage.cached_tokens and usage.cached_tokens >= usage.prompt_tokens - 1:
             uncached = 0
-        for draft in reversed(self._unknown):
+        for draft in reversed(self._text.unknown):
             length = len(draft.fields["text"])
             cached = int(length - min(uncached, length))
             draft.cached = cached if draft.cached is None else min(draft.cached, cached)
             uncached = max(uncached - length, 0)
-        self._unknown = []
+        self._text.unknown = []
 
 
 def _forced(generation: Generation, length: int) -> tuple[tuple[int, int], ...]:
@@ -219,10 +268,6 @@ def _forced(generation: Generation, length: int) -> tuple[tuple[int, int], ...]:
     if not isinstance(spans, list | tuple):
         return ()
     return tuple((start, end) for start, end in spans if 0 <= start < end <= length)
-
-
-def _bare(answers: Sequence[Generation]) -> tuple[Generation, ...]:
-    return tuple(msgspec.structs.replace(answer, spans=()) for answer in answers)
 
 
 def _told(error: BaseException) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import os
 from collections.abc import Callable, Iterable
@@ -19,10 +20,9 @@ from sglang_lite.lang.execution.run import BoundCall, Run, RunSettings
 from sglang_lite.lang.execution.transcript import Piece, Reasoned
 from sglang_lite.lang.expressions import BaseProgram
 from sglang_lite.lang.runs.fingerprint import Fingerprint
-from sglang_lite.lang.runs.rerun import answers_of, choice_of
+from sglang_lite.lang.runs.log import answers_of
 from sglang_lite.lang.runs.values import from_json_data, to_json_data
 from sglang_lite.lang.tools import ToolCall
-from sglang_lite.program.choosing import ChoicesDecision
 from sglang_lite.protocol import (
     CapabilityError,
     Generation,
@@ -34,9 +34,9 @@ from sglang_lite.protocol import (
     WireError,
 )
 from sglang_lite.protocol.anything import UserValue
-from sglang_lite.protocol.saved import SavedChoice, SavedPiece, SavedResult, SavedRun, SavedSamples, SavedVariable
+from sglang_lite.protocol.saved import SavedPiece, SavedResult, SavedRun, SavedSamples, SavedVariable
 
-_FORMAT = 2  # of SavedRun
+_FORMAT = 3  # of SavedRun
 _PLAIN_TYPES = (int, tuple, set, frozenset, dict, datetime.date, datetime.datetime, datetime.time, ToolCall)
 
 
@@ -144,17 +144,15 @@ def _result(record: Any, *, whole: bool) -> SavedResult | None:
     match record:
         case list():
             return SavedSamples(tuple([_result(each, whole=whole) for each in record]))
-        case Generation() if whole:
+        case Generation() | Selection() if whole:
             return record
         case Generation():
             return Generation(
                 record.text, finish_reason=record.finish_reason, usage=record.usage, index=record.index,
                 reasoning=record.reasoning,
             )  # fmt: skip
-        case (selection, chosen) if whole:
-            return choice_of(selection, chosen)
-        case (selection, chosen):
-            return SavedChoice(Selection((), selection.usage, chosen.decision), chosen.decision)
+        case Selection():
+            return Selection((), record.usage, record.picked)
     return None
 
 
@@ -238,13 +236,7 @@ def _unsaved(piece: SavedPiece, *, same_tokens: bool) -> Piece:
 
 
 def _record(result: SavedResult | None) -> Any:
-    match result:
-        case SavedSamples(results):
-            return [_record(each) for each in results]
-        case SavedChoice(selection, decision, meta):
-            return selection, ChoicesDecision(decision, None if meta is None else dict(meta))
-        case _:
-            return result
+    return [_record(each) for each in result.results] if isinstance(result, SavedSamples) else result
 
 
 # --------------------------------------------------------------------------------------------------- files
@@ -280,7 +272,7 @@ def read(path: str | os.PathLike[str]) -> SavedRun:
     try:
         if (size := file.stat().st_size) > wire.LIMITS.bytes:
             raise ParameterError("path", f"{str(file)!r} has {size:,} bytes, the limit is {wire.LIMITS.bytes:,}.")
-        return as_saved_run(wire.decode(file.read_bytes(), form="json"))
+        return decoded(file.read_bytes(), "json")
     except OSError as error:
         raise ParameterError("path", f"{str(file)!r} can't be read: {error.strerror or error}.") from error
     except WireError as error:
@@ -288,16 +280,31 @@ def read(path: str | os.PathLike[str]) -> SavedRun:
         raise
 
 
-def as_saved_run(saved: wire.Message) -> SavedRun:
-    """Message as a saved run. Raises WireError if it is something else, or was saved by another version."""
+class _Format(msgspec.Struct):
+    """Part of a saved run that every version has."""
+
+    format: int = 1
+
+
+class _Envelope(msgspec.Struct):
+    type: str
+    data: _Format
+
+
+def decoded(content: bytes, form: wire.WireFormat) -> SavedRun:
+    """Saved run from a message. Raises WireError if it is something else, or was saved by another version."""
+    decode = msgspec.json.decode if form == "json" else msgspec.msgpack.decode
+    with contextlib.suppress(msgspec.MsgspecError, UnicodeError, RecursionError):  # a fault that wire.decode reports
+        envelope = decode(content, type=_Envelope)
+        if envelope.type == "SavedRun" and envelope.data.format != _FORMAT:
+            raise WireError(
+                f"the state was saved in format {envelope.data.format} by another version of sglang_lite; this one "
+                f"reads format {_FORMAT}",
+                hint="Run the program again, or load it with the version that saved it.",
+            )
+    saved = wire.decode(content, form=form)
     if not isinstance(saved, SavedRun):
         raise WireError(f"a {type(saved).__name__} is not a saved state", hint="Save one: state.save(…)")
-    if saved.format != _FORMAT:
-        raise WireError(
-            f"the state was saved in format {saved.format} by another version of sglang_lite; this one reads format "
-            f"{_FORMAT}",
-            hint="Run the program again, or load it with the version that saved it.",
-        )
     return saved
 
 

@@ -354,7 +354,7 @@ def test_another_program_is_refused(path):
         b"[]\n",
         b"\n",
         b"\x80\x81\n",
-        b'{"sglang_lite_batch": 4}\n',
+        b'{"sglang_lite_batch": 5}\n',
     ],
 )
 def test_a_file_of_something_else_is_refused_and_left_alone(path, content):
@@ -364,8 +364,8 @@ def test_a_file_of_something_else_is_refused_and_left_alone(path, content):
 
 def test_a_file_of_another_version_is_refused(path):
     run(path)
-    path.write_text(path.read_text().replace('"sglang_lite_batch":4', '"sglang_lite_batch": 2'))
-    refused(path, "line 1: the format has version 2, but this package reads version 4")
+    path.write_text(path.read_text().replace('"sglang_lite_batch":5', '"sglang_lite_batch": 2'))
+    refused(path, "line 1: the format has version 2, but this package reads version 5")
 
 
 @pytest.mark.parametrize("damage", [b"torn in the middle", b"", b"[]", b'{"index": "x"}', b"\xff\x00", b'{"index": 1'])

@@ -370,11 +370,11 @@ def test_a_file_of_another_format_is_refused_by_name(tmp_path):
     tree.run(backend=scripted()).save(path)
     good = json.loads(path.read_bytes())
     earlier = {name: value for name, value in good["data"].items() if name != "format"}
-    for answer in earlier["answers"]:
-        del answer["node"]
-    for format, data in ((1, earlier), (3, {**good["data"], "format": 3})):
+    answers = [{"asked": "0", "name": "a", "answers": [{"kind": "SavedChoice", "decision": "x"}], "node": "/1"}]
+    second = {**good["data"], "answers": answers, "format": 2}
+    for format, data in ((1, earlier), (2, second), (4, {**good["data"], "format": 4})):
         path.write_text(json.dumps({**good, "data": data}))
-        with pytest.raises(WireError, match=rf"saved in format {format} by another version .* reads format 2.*Run the"):
+        with pytest.raises(WireError, match=rf"saved in format {format} by another version .* reads format 3.*Run the"):
             sgl.load(path, tree, backend=scripted())
 
 
