@@ -15,9 +15,9 @@ import threading
 
 import torch
 
+from sglang_lite import Engine
 from sglang_lite.bench.shapes import SHAPES, load_shape
 from sglang_lite.bench.workloads import generate
-from sglang_lite.engine.engine import Engine
 
 # Cached tokens, new ones a prompt, prompts.
 ASKED = [

@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks.host_step import Nothing, no_draw
 from benchmarks.machine import describe
-from sglang_lite.engine.engine import Engine
+from sglang_lite import Engine
 from sglang_lite.program.nodes import Gen, Text
 from sglang_lite.protocol import Played, SamplingParams
 from sglang_lite.runtime.executor import cpu_runner as runner_module

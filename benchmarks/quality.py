@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from sglang_lite.engine.engine import Engine
+from sglang_lite import Engine
 from sglang_lite.protocol import SamplingParams
 from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.kernels.attention_metadata import AttentionPlan, ExtendRow

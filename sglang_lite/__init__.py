@@ -21,8 +21,8 @@ from sglang_lite.version import __version__
 
 if TYPE_CHECKING:
     from sglang_lite import grammar
+    from sglang_lite.compat.sglang.engine import Engine
     from sglang_lite.constraints.coerce import Grammar
-    from sglang_lite.engine.engine import Engine
     from sglang_lite.errors import (
         BackendError,
         BatchError,
@@ -136,7 +136,7 @@ _HOMES = {
     "protocol": ("Choices", "Regex", "SamplingParams"),
     "runtime.config": ("EngineConfig",),
     "srt.server_args": ("ServerArgs",),
-    "engine.engine": ("Engine",),
+    "compat.sglang.engine": ("Engine",),
     "testing.server": ("server_for_tests",),
 }  # fmt: skip
 _HOME = {name: f"sglang_lite.{home}" for home, names in _HOMES.items() for name in names}

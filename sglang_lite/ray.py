@@ -279,7 +279,7 @@ class _Actor:
     """Ray actor with an engine and the program that runs on it."""
 
     def __init__(self, engine: Mapping[str, Any] | Callable[[], Any], task: tuple[SglFunction, dict[str, Any]]) -> None:
-        from sglang_lite.engine.engine import Engine
+        from sglang_lite import Engine
 
         self._program, self._settings = task
         self._backend = Engine(**engine) if isinstance(engine, Mapping) else engine()

@@ -22,7 +22,7 @@ def test_importing_loads_no_heavy_package():
 
 def test_an_engine_process_is_started_before_heavy_packages_are_imported():
     """And what that process imports first, to start what compiles kernels."""
-    modules = "sglang_lite.engine.engine_process, sglang_lite.engine.engine, sglang_lite.engine.child.main"
+    modules = "sglang_lite.engine.engine_process, sglang_lite.compat.sglang.engine, sglang_lite.engine.child.main"
     assert run(f"import sys, {modules}; print([m for m in {HEAVY} if m in sys.modules])").strip() == "[]"
     light = run("import sys, sglang_lite.engine.child.main; print(*sys.modules)").split()
     assert not {"msgspec", "asyncio", "sglang_lite.wire", "sglang_lite.protocol"} & set(light)

@@ -14,7 +14,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import sglang_lite as sgl
-from sglang_lite.engine.engine import Engine
+from sglang_lite import Engine
 from sglang_lite.lang.batches.checkpoint import state_of
 from sglang_lite.lang.runs.saving import saved_run
 from sglang_lite.protocol import BatchError, CapabilityError, ParameterError

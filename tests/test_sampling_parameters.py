@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 import sglang_lite as sgl
-from sglang_lite.engine.sglang.api import read_request, read_sampling
 from sglang_lite.lang.function import SglFunction
 from sglang_lite.lang.ir import SglArgument, SglSamplingParams
 from sglang_lite.protocol import SamplingParams
 from sglang_lite.protocol.sampling import PARAMETERS, UNSET, given_values, named
 from sglang_lite.runtime.resolved_params import ResolvedParams, resolve_params
+from sglang_lite.server.sglang.request import read_request, read_sampling
 
 DOCS = Path(__file__).parent.parent / "docs" / "sampling.md"
 IDS = [each.name for each in PARAMETERS]
@@ -156,7 +156,7 @@ def test_sglangs_dictionary_has_it_under_sglangs_name(parameter):
 @pytest.mark.parametrize("parameter", named("request").values(), ids=named("request"))
 def test_generate_has_it_as_a_field(parameter):
     written, read = said(parameter)
-    (call,), _ = read_request("a", **{"return_logprob": True, parameter.name: written})
+    (call,) = read_request("a", **{"return_logprob": True, parameter.name: written}).calls
     assert getattr(call.params, parameter.name) == read
     with pytest.raises(sgl.ParameterError, match=f"^{parameter.name}: sampling_params has no such field"):
         read_sampling({parameter.name: written})

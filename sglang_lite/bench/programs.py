@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from sglang_lite import Engine
 from sglang_lite.bench.shapes import text_from_ids
 from sglang_lite.bench.workloads import Measured, Workload, generate, prepare
-from sglang_lite.engine.engine import Engine
 from sglang_lite.lang.api import function, gen
 from sglang_lite.lang.backend.local import LocalBackend
 from sglang_lite.lang.state import ProgramState

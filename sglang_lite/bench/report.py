@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from sglang_lite import Engine
 from sglang_lite.bench.limits import lower_bound, measure
 from sglang_lite.bench.peers import PeerResults, installed, measure_peer
 from sglang_lite.bench.programs import PROGRAMS, run_as_program
@@ -19,7 +20,6 @@ from sglang_lite.bench.records import Machine, Report, Row, Runs
 from sglang_lite.bench.shapes import ON_CPUS, SHAPES, load_shape
 from sglang_lite.bench.start import first_token
 from sglang_lite.bench.workloads import WORKLOADS, Measured, Workload, run
-from sglang_lite.engine.engine import Engine
 from sglang_lite.protocol import ParameterError
 
 

@@ -12,8 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
+from sglang_lite import Engine
 from sglang_lite.engine.core import OpenProgram
-from sglang_lite.engine.engine import Engine
 from sglang_lite.program.nodes import Gen, Node, Text
 from sglang_lite.protocol import (
     CapabilityError,

@@ -67,7 +67,7 @@ def _cached() -> int:
 
 
 def _main(folder: str, settings: str) -> None:
-    from sglang_lite.engine.engine import Engine
+    from sglang_lite import Engine
 
     with Engine(folder, load_format="dummy", skip_tokenizer_init=True, **json.loads(settings)) as engine:
         engine.generate(input_ids=[1, 2, 3], sampling_params={"max_new_tokens": 1, "ignore_eos": True})

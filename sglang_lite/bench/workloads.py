@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
-from sglang_lite.engine.engine import Engine
+from sglang_lite import Engine
 from sglang_lite.protocol import Generation, SamplingParams
 
 

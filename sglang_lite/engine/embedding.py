@@ -1,5 +1,4 @@
-"""`Engine.encode`, `score_pairs`, `classify` and `reward`: calls of models that embed or classify texts and generate
-none.
+"""Calls of models that embed or classify texts and generate none.
 
 numpy is imported inside functions, because an engine's process is started before numpy is loaded.
 """
@@ -33,36 +32,6 @@ _TEXTS = 4096  # most texts in one message to the engine's process
 Texts: TypeAlias = str | Sequence[int] | Sequence[str | Sequence[int]]  # one or several, each a text or token ids
 
 
-def encode(
-    self: Engine,
-    prompt: Texts,
-    *,
-    dimensions: int | None = None,
-    prompt_name: str | None = None,
-    truncate: bool = False,
-) -> Any:  # a dictionary, or a list of them: by the shape of the prompt
-    """Embeddings of texts, pooled and normalised as the model's folder specifies (mean, first or last token).
-
-    Args:
-        prompt: a text, or several; token ids in place of a text are used unchanged.
-        dimensions: number of leading components of each vector to keep, normalised again if the model normalises; None
-            keeps all. For models that were trained for this ("Matryoshka").
-        prompt_name: name of one of the folder's prompts (`config_sentence_transformers.json`), which is put before each
-            text, usually an instruction. None uses the folder's default prompt, if any.
-        truncate: whether to cut texts that are longer than the model's context, instead of refusing them.
-
-    Returns:
-        SGLang's form: a dictionary with `embedding` (a list of floats) and `meta_info`; a list of dictionaries for a
-        list.
-
-    Raises:
-        CapabilityError: the model doesn't compute embeddings.
-        ParameterError: the list is empty, a text is empty or too long, or `dimensions` exceeds the model's.
-        EngineClosedError: the engine is closed.
-    """
-    return encoded(self, prompt, dimensions, prompt_name=prompt_name, truncate=truncate)
-
-
 def encoded(
     engine: Engine,
     prompt: Texts,
@@ -73,7 +42,7 @@ def encoded(
     field: str = "prompt",
 ) -> Any:  # as of `encode`
     """Embeddings in the form of `encode`, with the caller's own name (`field`) of the prompt in messages."""
-    texts, single = _several(prompt)
+    texts, single = several(prompt)
     started = time.perf_counter()
     found = embeddings(engine, texts, dimensions, prompt_name=prompt_name, truncate=truncate, field=field)
     return _native(*found, time.perf_counter() - started, single=single)
@@ -82,7 +51,7 @@ def encoded(
 def rewarded(engine: Engine, prompt: Texts, *, truncate: bool = False, field: str = "prompt") -> Any:  # as of `encode`
     """Results of `reward` in the form of `encode`, as SGLang returns them: the numbers of a text take the place of its
     vector."""
-    texts, single = _several(prompt)
+    texts, single = several(prompt)
     started = time.perf_counter()
     found = label_numbers(engine, texts, plain=True, truncate=truncate, field=field)
     return _native(*found, time.perf_counter() - started, single=single)
@@ -145,23 +114,6 @@ def prompt_named(spec: EncoderSpec, name: str | None) -> str:
     return spec.prompts.default if name is None else spec.prompts.named[name]
 
 
-def score_pairs(self: Engine, pairs: Sequence[tuple[str, str]], *, truncate: bool = False) -> list[float]:
-    """Scores of pairs of texts (a query and a document) by a cross-encoder: between 0 and 1, or unbounded if the
-    model's config disables the sigmoid.
-
-    Args:
-        pairs: pairs of texts, at least one.
-        truncate: whether to cut pairs that are longer than the model's context, the longer text of each first.
-
-    Raises:
-        CapabilityError: the model doesn't compute a single score.
-        ParameterError: the list is empty, a text is empty, or a pair is too long.
-        EngineClosedError: the engine is closed.
-    """
-    scores: list[float] = pair_scores(self, pairs, truncate=truncate)[0].tolist()
-    return scores
-
-
 def pair_scores(
     engine: Engine, pairs: Sequence[tuple[str, str]], *, truncate: bool = False, field: str = "pairs"
 ) -> tuple[NDArray[np.float32], list[int]]:
@@ -175,46 +127,6 @@ def pair_scores(
             raise ParameterError(f"{field}[{index}]", f"{pair!r:.60} is not a pair of texts. Give (query, document).")
     logits, tokens = _read(engine, [(first, second) for first, second in pairs], truncate=truncate, field=field)
     return (logits[:, 0] if classifier.raw_score else _sigmoid(logits[:, 0])), tokens
-
-
-def classify(self: Engine, prompt: Texts, *, truncate: bool = False) -> Any:  # as of `encode`
-    """Probabilities of a classifier's labels.
-
-    Args:
-        prompt, truncate: as of `encode`.
-
-    Returns:
-        A dictionary with `label` (the most likely one) and `probs` (probability by label); a list of dictionaries for a
-        list. The probabilities of a multi-label classifier are independent and need not add up to 1.
-
-    Raises:
-        CapabilityError: the model has no labels.
-        ParameterError, EngineClosedError: as `encode`.
-    """
-    texts, single = _several(prompt)
-    found = classes(self, texts, truncate=truncate)[0]
-    return found[0] if single else found
-
-
-def reward(self: Engine, prompt: Texts, *, truncate: bool = False) -> Any:  # as of `encode`
-    """Raw outputs of a reward model, without sigmoid or softmax.
-
-    Args:
-        prompt: a conversation rendered by the model's chat template, or several. Special tokens that a text spells are
-            encoded as ordinary text; `engine.tokenizer.encode(text)` returns ids in which they are tokens.
-        truncate: as of `encode`.
-
-    Returns:
-        A number, or a list of numbers if the model has several labels; a list of these for several conversations.
-
-    Raises:
-        CapabilityError: the model computes embeddings.
-        ParameterError, EngineClosedError: as `encode`.
-    """
-    texts, single = _several(prompt)
-    found, _ = label_numbers(self, texts, plain=True, truncate=truncate)
-    numbers = found[:, 0].tolist() if found.shape[1] == 1 else found.tolist()
-    return numbers[0] if single else numbers
 
 
 def classes(
@@ -249,7 +161,7 @@ def label_numbers(
     return exponents / exponents.sum(1, keepdims=True), tokens
 
 
-def _several(prompt: Texts) -> tuple[Any, bool]:
+def several(prompt: Texts) -> tuple[Any, bool]:  # a list of any texts
     """Texts of a prompt, each a text or token ids, and True if the prompt is a single text."""
     single = isinstance(prompt, str) or are_ids(prompt)
     if not single:

@@ -9,13 +9,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
 
-from sglang_lite.engine import embedding
 from sglang_lite.engine.engine_process import EngineProcess
-from sglang_lite.engine.sglang import generate as sglang_generate
-from sglang_lite.engine.sglang import score as sglang_score
-from sglang_lite.engine.sglang.server_args import engine_settings
 from sglang_lite.errors import shown
 from sglang_lite.program.nodes import Program
 from sglang_lite.protocol import (
@@ -32,7 +28,7 @@ from sglang_lite.protocol import (
     SglError,
 )
 from sglang_lite.runtime import startup_messages
-from sglang_lite.runtime.config import FIELDS, EngineConfig, takes_fields
+from sglang_lite.runtime.config import EngineConfig, takes_fields
 from sglang_lite.runtime.core.submission import GenerateRequest, ProgramRequest, SelectRequest, check_priority
 from sglang_lite.runtime.embedding.spec import is_encoder
 from sglang_lite.runtime.installed import check_installed
@@ -53,18 +49,7 @@ T = TypeVar("T")
 
 
 class Engine:
-    __doc__ = f"""Engine with a loaded model: a backend of programs (`sgl.set_default_backend`, `run(backend=…)`), or
-    used by itself.
-
-    Args:
-{FIELDS}
-
-    SGLang's ServerArgs (`model_path` …) are accepted, too; docs/compatibility.md lists the meaning of each.
-
-    Raises:
-        ParameterError: a parameter is unknown, or has an invalid value.
-        ModelError: the model can't be found, read or run.
-    """
+    """Engine with a loaded model. `sgl.Engine` adds SGLang's methods and documents the arguments."""
 
     @takes_fields
     def __init__(
@@ -77,7 +62,7 @@ class Engine:
                 raise ParameterError("model", f"{shown(model)} is not a name, a folder or a file.")
             config["model"] = os.fspath(model)
         is_embedding = config.pop("is_embedding", None)
-        settings = EngineConfig.make(**engine_settings(config))
+        settings = EngineConfig.make(**config)
         check_installed("an engine")
         startup_messages.set_level(settings.log_level)
         path = resolve(settings.model, settings.revision)
@@ -91,7 +76,7 @@ class Engine:
         startup_messages.announce(f"{self.core.description}; ready after {seconds:.1f} s.", settings.log_level)
 
     @classmethod
-    def of(cls, loaded: LoadedModel, **config: Any) -> Engine:  # as of the constructor
+    def of(cls, loaded: LoadedModel, **config: Any) -> Self:  # as of the constructor
         """Engine in this process around a model that is already loaded."""
         from sglang_lite.runtime.core import engine_thread
 
@@ -304,29 +289,16 @@ class Engine:
         )
         return _result(future, ticket), played
 
-    # -------------------------------------------------------------------------------- SGLang's offline engine
-
-    generate = sglang_generate.generate
-    async_generate = sglang_generate.async_generate
-    score = sglang_score.score
-    async_score = sglang_score.async_score
-
     def abort(self, rid: str) -> None:
         """Ends the request with this name with RequestAbortedError, whose `partial` is the result up to then. A call of
-        `generate` that waits for the request returns that result, with a `finish_reason` of type "abort".
+        SGLang's `generate` that waits for the request returns that result, with a `finish_reason` of type "abort".
 
         Raises:
             ParameterError: no waiting or running request has this name.
         """
         self.core.abort(rid)
 
-    # ------------------------------------------------------------------------- embedding and classification
-
-    encode = embedding.encode
-    score_pairs = embedding.score_pairs
-    rerank = sglang_score.rerank
-    classify = embedding.classify
-    reward = embedding.reward
+    # ----------------------------------------------------------------------------------- the engine itself
 
     def get_model_info(self) -> dict[str, object]:
         """Description of the loaded model, with SGLang's keys."""
@@ -353,8 +325,6 @@ class Engine:
             "max_req_input_len": self.core.capacity.longest - 1,
             "internal_states": [self.stats()],
         }
-
-    # --------------------------------------------------------------------------------- state of the engine
 
     def update_weights(self, path: str, weight_version: str | None = None) -> None:
         """Replaces the weights by those of another checkpoint of the same architecture, between two steps.
@@ -429,9 +399,7 @@ class Engine:
         called again. An engine without references is closed, too."""
         self.core.close()
 
-    shutdown = close
-
-    def __enter__(self) -> Engine:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

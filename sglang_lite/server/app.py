@@ -29,6 +29,7 @@ from sglang_lite.server.programs import program
 from sglang_lite.server.routes import Endpoint, Gate, HttpRequest, Route, answer, refusal, request_id_of
 from sglang_lite.server.service import Service
 from sglang_lite.server.settings import ServerSettings, warn_if_exposed
+from sglang_lite.server.sglang import server_args
 
 
 async def _document(_: Service, __: HttpRequest) -> Response:
@@ -148,7 +149,7 @@ def serve(
     listening = listening or bound(settings.host, settings.port)
     logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     warn_if_exposed(settings)
-    with Engine(**engine_settings) as engine, contextlib.closing(listening):
+    with Engine(**server_args.engine_settings(engine_settings)) as engine, contextlib.closing(listening):
         server = HttpServer(application(engine, settings), settings)
         with contextlib.suppress(SglError):  # the first conversation reports the error
             engine.chat_template()  # imports the template engine

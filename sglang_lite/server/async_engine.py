@@ -13,7 +13,6 @@ from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 from sglang_lite.engine.core import OpenProgram
 from sglang_lite.engine.engine import Engine
-from sglang_lite.engine.sglang import offline
 from sglang_lite.program.nodes import Path, Program
 from sglang_lite.protocol import (
     Delta,
@@ -30,6 +29,8 @@ from sglang_lite.protocol import (
 from sglang_lite.protocol.anything import Json
 from sglang_lite.runtime.core.submission import GenerateRequest, ProgramRequest
 from sglang_lite.runtime.output_builder import Event
+from sglang_lite.server.sglang.request import NativeRequest
+from sglang_lite.server.sglang.run import NativeRun
 
 E = TypeVar("E")
 T = TypeVar("T")
@@ -134,9 +135,7 @@ class AsyncEngine:
                 generations += (event for event in batch if isinstance(event, Generation))
         return sorted(generations, key=lambda generation: generation.index)
 
-    async def generate_native(
-        self, calls: Sequence[GenerateRequest], *, is_list: bool, stream: bool
-    ) -> AsyncGenerator[list[dict[str, Json]], None]:
+    async def generate_native(self, request: NativeRequest) -> AsyncGenerator[list[dict[str, Json]], None]:
         """Runs a native request and yields the answers that have changed, each time that text arrives; without
         `stream`, yields all answers at the end. Closing the generator before its end aborts the request.
 
@@ -150,27 +149,19 @@ class AsyncEngine:
             if item is None:  # there is room for more requests
                 self._relay.flush()
 
-        start = partial(
-            offline.NativeRequest,
-            self.engine.core,
-            post,
-            calls,
-            is_list=is_list,
-            stream=stream,
-            flush=self._relay.flush,
-        )
-        running = await _submitted(start, sum(_length(call.prompt) for call in calls))
-        with self._ends(running, [call.rid for call in calls]):
+        start = partial(NativeRun, self.engine.core, post, request, self._relay.flush)
+        running = await _submitted(start, sum(_length(call.prompt) for call in request.calls))
+        with self._ends(running, [call.rid for call in request.calls]):
             while running.open:
                 changed: dict[int, dict[str, Any]] = {}
                 for item in await events.take():
                     for answer in running.add_event(item):
                         changed[answer.get("index", 0)] = answer
-                if stream:
+                if request.stream:
                     yield list(changed.values())
-            if not stream:
+            if not request.stream:
                 results = running.results()
-                yield results if is_list else [results]
+                yield results if request.is_list else [results]
 
     async def select(self, prompt: Prompt | str, choices: Sequence[str], *, unconditional: bool = False) -> Selection:
         """Scores choices.

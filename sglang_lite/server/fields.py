@@ -13,10 +13,10 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from sglang_lite.engine.sglang.api import SAMPLING_FIELDS
 from sglang_lite.protocol import ParameterError
 from sglang_lite.protocol.anything import Json
 from sglang_lite.server.http.body import convert
+from sglang_lite.server.sglang.request import SAMPLING_FIELDS
 
 R = TypeVar("R", bound=msgspec.Struct)
 

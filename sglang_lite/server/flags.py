@@ -11,7 +11,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
-from sglang_lite.engine.sglang.server_args import (
+from sglang_lite.protocol import ParameterError
+from sglang_lite.protocol.anything import UserValue
+from sglang_lite.runtime.config import EngineConfig
+from sglang_lite.server.settings import ReplicaSettings, ServerSettings
+from sglang_lite.server.sglang.server_args import (
     FLAG_OPTIONS,
     OTHER_NAMES,
     ServerArg,
@@ -19,10 +23,6 @@ from sglang_lite.engine.sglang.server_args import (
     own_value,
     server_args,
 )
-from sglang_lite.protocol import ParameterError
-from sglang_lite.protocol.anything import UserValue
-from sglang_lite.runtime.config import EngineConfig
-from sglang_lite.server.settings import ReplicaSettings, ServerSettings
 
 _NOT_FLAGS = {
     "in_process",

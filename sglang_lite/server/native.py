@@ -14,7 +14,6 @@ from typing import Any
 import msgspec
 from starlette.responses import Response
 
-from sglang_lite.engine.sglang.api import read_request, without_logprobs
 from sglang_lite.protocol import (
     Constraint,
     ModelError,
@@ -33,6 +32,7 @@ from sglang_lite.server.http.sse import DONE, EventStream, event
 from sglang_lite.server.reader import Reader
 from sglang_lite.server.routes import HttpRequest, Route, answer, read, read_record, with_priorities
 from sglang_lite.server.service import Service
+from sglang_lite.server.sglang.request import NativeRequest, read_request, without_logprobs
 from sglang_lite.text.reasoning import ReasoningParser
 from sglang_lite.text.tool_calls import parse_answer
 from sglang_lite.version import __version__
@@ -132,19 +132,18 @@ UPDATE_WEIGHTS = Fields(UpdateWeightsRequest, {}, {})
 
 async def generate(service: Service, call: HttpRequest) -> Response:
     """Continues text."""
-    calls, is_list, stream = await read(service, call, _read_generate)
-    calls = with_priorities(service, call, calls)
-    answers = service.async_engine.generate_native(calls, is_list=is_list, stream=stream)
-    if stream:
+    request = await read(service, call, _read_generate)
+    request = replace(request, calls=with_priorities(service, call, request.calls))
+    answers = service.async_engine.generate_native(request)
+    if request.stream:
         answers = await with_first_event(answers)
         return EventStream(_stream(answers, incremental=service.settings.incremental_streaming_output), answers)
     async with contextlib.aclosing(answers):
         result = await anext(answers)
-    return answer(result if is_list else result[0])
+    return answer(result if request.is_list else result[0])
 
 
-def _read_generate(reader: Reader, call: HttpRequest) -> tuple[list[GenerateRequest], bool, bool]:
-    """Requests of the engine, whether the answer is a list, and whether it is a stream."""
+def _read_generate(reader: Reader, call: HttpRequest) -> NativeRequest:
     try:
         body = call.read(GENERATE)
     except ParameterError as error:
@@ -152,11 +151,12 @@ def _read_generate(reader: Reader, call: HttpRequest) -> tuple[list[GenerateRequ
             error.hint = error.hint or "Text is `text` here, and token ids are `input_ids`."
         raise
     fields = {name: value for name, value in msgspec.structs.asdict(body).items() if value is not None}
-    stream, prompt, constraint = fields.pop("stream", False), fields.pop("prompt", None), fields.pop("constraint", None)
+    prompt, constraint = fields.pop("prompt", None), fields.pop("constraint", None)
     if prompt is not None and ("text" in fields or "input_ids" in fields):
         raise ParameterError("prompt", "is given together with text or input_ids. Give one of them.")
-    calls, is_list = read_request(fields.pop("text", None if prompt is None else ""), **fields)
+    request = read_request(fields.pop("text", None if prompt is None else ""), **fields)
     call.unused.extend(without_logprobs(fields))
+    calls = request.calls
     if prompt is not None:
         calls = [replace(calls[0], prompt=convert(prompt, Prompt, "prompt"))]
     if constraint is not None:
@@ -164,7 +164,7 @@ def _read_generate(reader: Reader, call: HttpRequest) -> tuple[list[GenerateRequ
             raise ParameterError("constraint", "and a grammar in sampling_params are both given. Give one of them.")
         held = convert(constraint, _CONSTRAINT, "constraint")
         calls = [replace(each, constraint=held) for each in calls]
-    return [replace(each, prompt=reader.prompt(each.prompt)) for each in calls], is_list, stream
+    return replace(request, calls=[replace(each, prompt=reader.prompt(each.prompt)) for each in calls])
 
 
 async def _stream(answers: AsyncGenerator[list[dict[str, Any]], None], *, incremental: bool) -> AsyncGenerator[bytes]:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from sglang_lite.engine.sglang.server_args import record_type
+from sglang_lite.server.sglang.server_args import record_type
 
 __all__ = ["ServerArgs"]
 

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
+from sglang_lite import Engine
 from sglang_lite.bench.programs import PROGRAMS, run_as_program
 from sglang_lite.bench.shapes import load_shape, text_from_ids, tokenizer
 from sglang_lite.bench.workloads import WORKLOADS, Workload, run
 from sglang_lite.cli import main
-from sglang_lite.engine.engine import Engine
 
 SMALL = {
     "fork64": lambda: Workload(640, (1,) * 6, (32,) * 6),

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import sglang_lite as sgl
-from sglang_lite.engine.engine import Engine
+from sglang_lite import Engine
 from sglang_lite.lang.backend.local import LocalBackend
 from sglang_lite.lang.function import SglFunction
 from tests.conformance import programs

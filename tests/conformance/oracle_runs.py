@@ -14,8 +14,8 @@ import pytest
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import sglang_lite as sgl
+from sglang_lite import Engine
 from sglang_lite.engine import engine_process, spawned_process
-from sglang_lite.engine.engine import Engine
 from sglang_lite.lang.backend.local import LocalBackend
 from sglang_lite.lang.chat_template import get_chat_template
 from sglang_lite.lang.tools import Toolbox

@@ -5,8 +5,7 @@ from functools import partial
 import pytest
 
 import sglang_lite as sgl
-from sglang_lite import wire
-from sglang_lite.engine.engine import Engine
+from sglang_lite import Engine, wire
 from sglang_lite.errors import WireError
 from sglang_lite.lang.backend.local import LocalBackend
 from sglang_lite.lang.chat_template import get_chat_template

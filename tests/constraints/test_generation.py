@@ -13,9 +13,9 @@ import torch
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
+from sglang_lite import Engine
 from sglang_lite.constraints.json_schema.normal_form import normalise
 from sglang_lite.constraints.schema import json_schema, parse_json
-from sglang_lite.engine.engine import Engine
 from sglang_lite.protocol import Choices, ConstraintError, Generation, SamplingParams
 from sglang_lite.runtime.load_model import LoadedModel
 from sglang_lite.runtime.tokens.tokenizer import Tokenizer

@@ -8,9 +8,9 @@ import random
 import pytest
 
 import sglang_lite as sgl
+from sglang_lite import Engine
 from sglang_lite.constraints.matching import matches
 from sglang_lite.constraints.random_texts import sample
-from sglang_lite.engine.engine import Engine
 from sglang_lite.lang.backend.local import LocalBackend
 from sglang_lite.program.nodes import Gen, GrammarBegin, GrammarEnd, Text
 from sglang_lite.protocol import (

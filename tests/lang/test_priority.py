@@ -5,7 +5,7 @@ import threading
 import pytest
 
 import sglang_lite as sgl
-from sglang_lite.engine.engine import Engine
+from sglang_lite import Engine
 from sglang_lite.lang.backend.local import LocalBackend
 from sglang_lite.program.nodes import Fork, Gen, Join, Program, Select, Text
 from sglang_lite.protocol import Played, SamplingParams

@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 import sglang_lite as sgl
-from sglang_lite.engine.engine import Engine
+from sglang_lite import Engine
 from sglang_lite.lang.backend.local import LocalBackend
 from sglang_lite.lang.backend.scripted import ScriptedRequest
 from sglang_lite.protocol import UNSET, Generation, JsonSchema, Number, Regex, Usage

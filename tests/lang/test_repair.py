@@ -4,7 +4,7 @@ of the text."""
 import pytest
 
 import sglang_lite as sgl
-from sglang_lite.engine.engine import Engine
+from sglang_lite import Engine
 from sglang_lite.lang.backend.local import LocalBackend
 from sglang_lite.lang.chat_template import get_chat_template
 from sglang_lite.lang.execution import retries

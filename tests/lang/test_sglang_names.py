@@ -5,7 +5,7 @@ import threading
 import pytest
 
 import sglang_lite as sgl
-from sglang_lite.engine.engine import Engine
+from sglang_lite import Engine
 from sglang_lite.lang import chat_template, interpreter, tracer
 from sglang_lite.lang.backend.openai import TokenUsage
 from tests.lang.fakes import Gated, run

@@ -14,7 +14,7 @@ import pytest
 from pydantic import BaseModel, Field
 
 import sglang_lite as sgl
-from sglang_lite.engine.engine import Engine
+from sglang_lite import Engine
 from sglang_lite.lang.backend.local import LocalBackend
 from sglang_lite.lang.tools import describe
 from tests.constraints.test_generation import random_model

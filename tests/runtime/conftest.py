@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 import sglang_lite as sgl
-from sglang_lite.engine.engine import Engine
+from sglang_lite import Engine
 from tests.runtime.scripted import CHAT, reciting_model
 
 

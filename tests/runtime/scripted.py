@@ -15,7 +15,7 @@ import torch
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 
-from sglang_lite.engine.engine import Engine
+from sglang_lite import Engine
 from sglang_lite.protocol import Delta, Generation, SamplingParams, SglError
 from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.core.engine_core import EngineCore

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sglang_lite as sgl
-from sglang_lite.engine.engine import Engine
+from sglang_lite import Engine
 from sglang_lite.program.nodes import Gen, Program
 from sglang_lite.protocol import Delta, Generation, Image, Prompt, Regex, SamplingParams, Span
 from sglang_lite.runtime.structured_output.compiler import Compiler

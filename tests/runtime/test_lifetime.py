@@ -10,7 +10,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import sglang_lite as sgl
-from sglang_lite.engine.engine import Engine
+from sglang_lite import Engine
 from sglang_lite.program.nodes import Gen, Program
 from sglang_lite.protocol import Delta, Regex, SamplingParams
 from sglang_lite.runtime.core import engine_thread

@@ -58,7 +58,7 @@ def test_where_torch_came_first_that_is_said_once():
     first = "import logging; logging.basicConfig(level='INFO')\n"
     code = (
         "import torch\n"
-        "from sglang_lite.engine.engine import Engine\n"
+        "from sglang_lite import Engine\n"
         "from tests.runtime import scripted\n"
         "for _ in range(2): Engine.of(scripted.loaded()).close()"
     )

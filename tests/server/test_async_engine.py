@@ -5,7 +5,7 @@ from typing import cast
 
 import pytest
 
-from sglang_lite.engine.engine import Engine
+from sglang_lite import Engine
 from sglang_lite.protocol import Delta, OverloadedError, SamplingParams
 from sglang_lite.runtime.core.submission import GenerateRequest
 from sglang_lite.server.async_engine import AsyncEngine, with_first_event

@@ -11,10 +11,10 @@ import xgrammar
 from xgrammar.builtin_structural_tag import get_model_structural_tag
 
 import sglang_lite as sgl
+from sglang_lite import Engine
 from sglang_lite.constraints import matching, structural_tag
 from sglang_lite.constraints.random_texts import sample
 from sglang_lite.constraints.schema import json_schema, parse_json
-from sglang_lite.engine.engine import Engine
 from sglang_lite.protocol import SamplingParams, ValueValidationError
 from sglang_lite.text.tool_arguments import arguments_text
 from sglang_lite.text.tool_calls import ParsedAnswer, ToolParser, WrittenCall, call_text, calls_constraint, parse_answer

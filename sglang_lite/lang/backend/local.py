@@ -152,6 +152,6 @@ class LocalBackend(BaseBackend):
 
 def default_engine() -> LocalBackend:
     """Starts an engine with the default model, and returns a backend for it."""
-    from sglang_lite.engine.engine import Engine
+    from sglang_lite import Engine
 
     return LocalBackend(Engine())

@@ -19,7 +19,6 @@ from typing import Any
 
 from starlette.responses import Response
 
-from sglang_lite.engine.sglang.score import label_scores
 from sglang_lite.program.nodes import Fork, Node, Program, Select, Text
 from sglang_lite.protocol import (
     CapabilityError,
@@ -49,6 +48,7 @@ from sglang_lite.server.openai.decisions_request import (
 from sglang_lite.server.reader import Reader
 from sglang_lite.server.routes import HttpRequest, Route, answer, read
 from sglang_lite.server.service import Service
+from sglang_lite.server.sglang.labels import label_scores
 from sglang_lite.text.chat_format import Conversation
 from sglang_lite.text.reasoning import reasoning_format
 

@@ -9,11 +9,11 @@ import msgspec
 from starlette.responses import Response
 
 from sglang_lite.engine import embedding
-from sglang_lite.engine.sglang.score import label_calls, label_logprobs, label_scores
 from sglang_lite.protocol import ParameterError
 from sglang_lite.server.fields import GATEWAY_NEUTRAL, Fields
 from sglang_lite.server.routes import HttpRequest, Route, answer, read_record
 from sglang_lite.server.service import Service
+from sglang_lite.server.sglang.labels import label_calls, label_logprobs, label_scores
 
 _LONGEST_S = 600.0
 _MOST_TEXTS = 1024  # texts that are scored together, each as one request of the engine

@@ -7,8 +7,7 @@ from urllib.parse import urlsplit
 import pytest
 
 import sglang_lite as sgl
-from sglang_lite import wire
-from sglang_lite.engine.engine import Engine
+from sglang_lite import Engine, wire
 from sglang_lite.lang.backend.local import LocalBackend
 from sglang_lite.lang.chat_template import get_chat_template
 from sglang_lite.lang.concurrency.loop import executor

@@ -6,7 +6,7 @@ import queue
 import pytest
 
 import sglang_lite as sgl
-from sglang_lite.engine.engine import Engine
+from sglang_lite import Engine
 from sglang_lite.lang.backend.local import LocalBackend
 from sglang_lite.protocol import Prompt, SamplingParams, Span
 from sglang_lite.server import flags

@@ -3,8 +3,8 @@
 import pytest
 
 import sglang_lite as sgl
+from sglang_lite import Engine
 from sglang_lite.constraints.matching import matches
-from sglang_lite.engine.engine import Engine
 from sglang_lite.program.nodes import Gen, GrammarBegin, GrammarEnd, Program, Select, Text
 from sglang_lite.protocol import (
     Continuation,

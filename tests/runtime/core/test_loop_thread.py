@@ -10,7 +10,7 @@ from concurrent.futures import Future
 import pytest
 
 import sglang_lite as sgl
-from sglang_lite.engine.engine import Engine
+from sglang_lite import Engine
 from sglang_lite.lang.backend.local import LocalBackend
 from sglang_lite.lang.chat_template import get_chat_template
 from sglang_lite.program.nodes import Fork, Gen, GrammarBegin, GrammarEnd, Join, Mark, Program, Rollback, Select, Text

@@ -8,7 +8,7 @@ from mmap import mmap
 import pytest
 import torch
 
-from sglang_lite.engine.engine import Engine
+from sglang_lite import Engine
 from sglang_lite.program.nodes import Fork, Gen, Join, Program, Select, Text
 from sglang_lite.protocol import Generation, ModelError, OverloadedError, ProgramResult, SamplingParams
 from sglang_lite.runtime.executor.memory_shortage import is_shortage

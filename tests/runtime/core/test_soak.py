@@ -8,7 +8,7 @@ from collections import Counter
 
 import pytest
 
-from sglang_lite.engine.engine import Engine
+from sglang_lite import Engine
 from sglang_lite.protocol import Delta, Generation, RequestAbortedError, SamplingParams
 from tests.runtime.scripted import VOCAB, loaded
 

@@ -12,7 +12,7 @@ from multiprocessing import get_context
 import pytest
 import torch
 
-from sglang_lite.engine.engine import Engine
+from sglang_lite import Engine
 from sglang_lite.protocol import ParameterError
 from sglang_lite.runtime import compile_process
 from sglang_lite.runtime.compile_process import CompileProcess, start_early

@@ -10,7 +10,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import sglang_lite as sgl
-from sglang_lite.engine.engine import Engine
+from sglang_lite import Engine
 from sglang_lite.protocol import Delta, Generation, SamplingParams, Span
 from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.executor.logit_adjustments import DrawAdjustments, adjust_logits

@@ -13,11 +13,10 @@ from statistics import median
 import pytest
 
 import sglang_lite as sgl
+from sglang_lite import Engine
 from sglang_lite.constraints.coerce import as_constraint
 from sglang_lite.constraints.matching import matches
 from sglang_lite.constraints.memo import allocated
-from sglang_lite.engine.engine import Engine
-from sglang_lite.engine.sglang.server_args import engine_settings
 from sglang_lite.program.nodes import Gen, Program, Text
 from sglang_lite.protocol import (
     Choices,
@@ -40,6 +39,7 @@ from sglang_lite.runtime.structured_output import worker
 from sglang_lite.runtime.structured_output.compiler import Compiler, without_blanks
 from sglang_lite.runtime.structured_output.simple import is_simple
 from sglang_lite.runtime.structured_output.timings import MAX_SAMPLES, Durations
+from sglang_lite.server.sglang.server_args import engine_settings
 from tests.constraints import hostile
 from tests.constraints.test_generation import random_model
 from tests.waiting import until

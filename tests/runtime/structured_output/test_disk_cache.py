@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from sglang_lite.engine.engine import Engine
+from sglang_lite import Engine
 from sglang_lite.protocol import ConstraintError, Ebnf, JsonSchema, Lark, Regex, SamplingParams
 from sglang_lite.runtime.structured_output import compiler as compiling
 from sglang_lite.runtime.structured_output import disk_cache as keeping

@@ -5,7 +5,7 @@ import threading
 import pytest
 
 import sglang_lite as sgl
-from sglang_lite.engine.engine import Engine
+from sglang_lite import Engine
 from tests.children import in_a_child
 from tests.constraints.test_generation import random_model
 from tests.server.conftest import serving

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 import sglang_lite as sgl
-from sglang_lite.engine.sglang.server_args import engine_settings, server_args
 from sglang_lite.server import flags
-from tests.engine.server_args_table import listed, read_package, table
+from sglang_lite.server.sglang.server_args import engine_settings, server_args
+from tests.server.sglang.server_args_table import listed, read_package, table
 
-DOCS = Path(__file__).parents[2] / "docs" / "compatibility.md"
+DOCS = Path(__file__).parents[3] / "docs" / "compatibility.md"
 NEUTRAL = [name for name, arg in server_args().items() if arg.support == "neutral"]
 
 
@@ -45,7 +45,7 @@ def test_every_setting_that_is_named_exists():
 
 
 def test_the_docs_have_the_table():
-    assert table() in DOCS.read_text(), "python -m tests.engine.server_args_table prints it"
+    assert table() in DOCS.read_text(), "python -m tests.server.sglang.server_args_table prints it"
 
 
 def test_a_default_changes_nothing_and_another_value_is_refused():

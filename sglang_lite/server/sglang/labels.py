@@ -1,24 +1,18 @@
-"""`Engine.score`, `async_score` and `rerank`: probabilities of labels or texts after a prompt, and scores of pairs."""
+"""Scores by labels: the probabilities of some tokens after a prompt, in `Engine.score` and a server's `/v1/score`."""
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from sglang_lite.engine import embedding
-from sglang_lite.engine.sglang.api import plain_ids, read_request
 from sglang_lite.errors import shown
 from sglang_lite.protocol import ParameterError, Prompt, Unset
 from sglang_lite.protocol.anything import Json
-from sglang_lite.random_ids import random_id
 from sglang_lite.runtime.core.submission import GenerateRequest
-
-if TYPE_CHECKING:
-    from sglang_lite.engine.engine import Engine
+from sglang_lite.server.sglang.request import plain_ids, read_request
 
 _NOT_SET: Mapping[str, tuple[object, ...]] = {  # SGLang's other parameters, and the values that mean "not set"
     **dict.fromkeys((
@@ -44,8 +38,33 @@ class ScoreResult:
     token_logprobs: list[list[float]] | None = None
 
 
-def score(
-    self: Engine,
+@dataclass(frozen=True, slots=True)
+class ScoreRequest:
+    """Arguments of `Engine.score`, checked; without labels, `items` are texts to select from."""
+
+    query: Any  # text, or token ids
+    items: list[Any]
+    labels: Sequence[int] | Sequence[Sequence[int]] | None
+    apply_softmax: bool
+    item_first: bool
+    temperature: float
+    with_logprobs: bool
+
+    def calls(self, vocab_size: int) -> list[GenerateRequest]:
+        """Requests that compute the labels' probabilities: see `label_calls`."""
+        assert self.labels is not None
+        return label_calls(self.query, self.items, self.labels, vocab_size, item_first=self.item_first)
+
+    def result(self, calls: Sequence[GenerateRequest], answers: Sequence[Mapping[str, Json]]) -> ScoreResult:
+        """Scores from the answers to `calls`."""
+        label_entries = [answer["meta_info"]["output_token_ids_logprobs"][0] for answer in answers]
+        rows = list(map(label_logprobs, calls, label_entries))
+        scores = [label_scores(row, apply_softmax=self.apply_softmax, temperature=self.temperature) for row in rows]
+        tokens = sum(answer["meta_info"]["prompt_tokens"] for answer in answers)
+        return ScoreResult(scores, tokens, rows if self.with_logprobs else None)
+
+
+def read_score(
     query: Prompt | str | Sequence[int] = "",
     items: str | Sequence[str] | Sequence[Sequence[int]] = (),
     label_token_ids: Sequence[int] | Sequence[Sequence[int]] | None = None,
@@ -55,96 +74,31 @@ def score(
     temperature: float = 1.0,
     return_token_logprobs: bool = False,
     **unsupported: object,  # SGLang's other parameters, which are refused by name if they are set
-) -> Any:  # a ScoreResult, or a tuple of ChoiceScores
-    """Probabilities of label tokens after `query` and each item; without labels, scores of the items as texts after the
-    query.
-
-    Args:
-        query: prompt, as text or token ids.
-        items: texts to append to the query, or token ids if the query is ids; a single text counts as a list of one.
-        label_token_ids: ids of the labels, or a list of ids for each item; None scores the items, as `select` does.
-        apply_softmax: whether to return shares among the labels, instead of probabilities among all tokens.
-        item_first: whether to put items before the query.
-        temperature: temperature of the softmax of `apply_softmax`.
-        return_token_logprobs: whether to return log-probabilities, too.
-
-    Returns:
-        A ScoreResult with labels; a tuple with the ChoiceScore of each item without.
+) -> ScoreRequest:
+    """Request with the given fields, which `Engine.score` documents.
 
     Raises:
-        ParameterError, OverloadedError, EngineClosedError: as `submit`.
+        ParameterError: a field is invalid, unknown, or one of SGLang's that this engine doesn't support.
     """
-    self.core.check_wait("score")
     texts = [items] if isinstance(items, str) else list(items)
     if label_token_ids is None:
-        _check_labels_only(apply_softmax, item_first, temperature, return_token_logprobs, unsupported)
-        if not isinstance(query, Prompt | str) or not all(isinstance(text, str) for text in texts):
-            raise ParameterError("label_token_ids", "is missing. A query or items of token ids need it.")
-        return self.select(query, [text for text in texts if isinstance(text, str)]).scores
+        _check_labels_only(apply_softmax, item_first, temperature, return_token_logprobs)
     _check_others(unsupported)
-    _check_temperature(temperature, apply_softmax=apply_softmax)
-    calls = label_calls(query, texts, label_token_ids, self.vocab_size, item_first=item_first)
-    from sglang_lite.engine.sglang import offline  # imports tokenizers
-
-    answers = offline.generate(self.core, calls, is_list=True, stream=False) if calls else []
-    return _result(calls, answers, apply_softmax, temperature, with_logprobs=return_token_logprobs)
-
-
-async def async_score(
-    self: Engine,
-    query: Prompt | str | Sequence[int] = "",
-    items: str | Sequence[str] | Sequence[Sequence[int]] = (),
-    label_token_ids: Sequence[int] | Sequence[Sequence[int]] | None = None,
-    apply_softmax: bool = False,
-    item_first: bool = False,
-    *,
-    temperature: float = 1.0,
-    return_token_logprobs: bool = False,
-    **unsupported: object,  # SGLang's other parameters, which are refused by name if they are set
-) -> Any:  # a ScoreResult, or a tuple of ChoiceScores
-    """Asynchronous form of `score`, for asyncio."""
-    if label_token_ids is None:
-        return await asyncio.to_thread(
-            score, self, query, items, None, apply_softmax, item_first, temperature=temperature,
-            return_token_logprobs=return_token_logprobs, **unsupported,
-        )  # fmt: skip
-    self.core.check_open()
-    texts = [items] if isinstance(items, str) else list(items)
-    _check_others(unsupported)
-    _check_temperature(temperature, apply_softmax=apply_softmax)
-    calls = label_calls(query, texts, label_token_ids, self.vocab_size, item_first=item_first)
-    from sglang_lite.engine.sglang import offline  # imports tokenizers
-
-    answers = await offline.async_generate(self.core, calls, is_list=True, stream=False) if calls else []
-    return _result(calls, answers, apply_softmax, temperature, with_logprobs=return_token_logprobs)
+    if label_token_ids is not None:
+        _check_temperature(temperature, apply_softmax=apply_softmax)
+    elif not isinstance(query, Prompt | str) or not all(isinstance(text, str) for text in texts):
+        raise ParameterError("label_token_ids", "is missing. A query or items of token ids need it.")
+    return ScoreRequest(
+        query, texts, label_token_ids, apply_softmax, item_first, temperature, return_token_logprobs
+    )  # fmt: skip
 
 
-def rerank(self: Engine, prompt: Sequence[Sequence[str]]) -> list[dict[str, Json]]:
-    """Scores of pairs of texts by a cross-encoder (`score_pairs`), as SGLang's dictionaries.
-
-    Args:
-        prompt: pairs of a query and a document.
-
-    Raises:
-        CapabilityError, ParameterError, EngineClosedError: as `score_pairs`.
-    """
-    pairs: list[Any] = [tuple(pair) if isinstance(pair, list) else pair for pair in prompt]
-    scores, tokens = embedding.pair_scores(self, pairs, field="prompt")
-    return [
-        {"embedding": score, "meta_info": {"id": random_id(), "prompt_tokens": count}}
-        for score, count in zip(scores.tolist(), tokens)
-    ]
-
-
-def _check_labels_only(
-    apply_softmax: bool, item_first: bool, temperature: float, with_logprobs: bool, others: Mapping[str, object]
-) -> None:
+def _check_labels_only(apply_softmax: bool, item_first: bool, temperature: float, with_logprobs: bool) -> None:
     """Raises ParameterError if a parameter about labels is set, although no labels were given."""
     given = {"apply_softmax": apply_softmax, "item_first": item_first, "return_token_logprobs": with_logprobs}
     name = next((name for name, value in given.items() if value), "temperature" if temperature != 1.0 else None)
     if name is not None:
         raise ParameterError(name, "has an effect only with label_token_ids.", hint="Give them, or leave it out.")
-    _check_others(others)
 
 
 def _check_others(others: Mapping[str, object]) -> None:
@@ -197,22 +151,7 @@ def label_calls(
         if type(label) is not int or not 0 <= label < vocab_size:
             raise ParameterError("label_token_ids", f"{shown(label)} is no token id (0 to {vocab_size - 1:,}).")
     fields: Any = {**where, "sampling_params": {"max_new_tokens": 0}, "return_logprob": True}
-    return read_request(**fields, token_ids_logprob=labels_by_item)[0]
-
-
-def _result(
-    calls: Sequence[GenerateRequest],
-    answers: Sequence[Mapping[str, Any]],
-    apply_softmax: bool,
-    temperature: float,
-    *,
-    with_logprobs: bool,
-) -> ScoreResult:
-    label_entries = [answer["meta_info"]["output_token_ids_logprobs"][0] for answer in answers]
-    rows = list(map(label_logprobs, calls, label_entries))
-    scores = [label_scores(row, apply_softmax=apply_softmax, temperature=temperature) for row in rows]
-    tokens = sum(answer["meta_info"]["prompt_tokens"] for answer in answers)
-    return ScoreResult(scores, tokens, rows if with_logprobs else None)
+    return read_request(**fields, token_ids_logprob=labels_by_item).calls
 
 
 def label_logprobs(call: GenerateRequest, label_entries: Iterable[tuple[float, int, str | None]]) -> list[float]:

@@ -1,10 +1,10 @@
-"""The table of SGLang's ServerArgs in docs/compatibility.md: `python -m tests.engine.server_args_table` prints it."""
+"""The table of SGLang's ServerArgs in docs/compatibility.md: `python -m tests.server.sglang.server_args_table` prints it."""
 
 import ast
 import json
 from pathlib import Path
 
-from sglang_lite.engine.sglang.server_args import server_args
+from sglang_lite.server.sglang.server_args import server_args
 
 WHEEL = Path(__file__).parent / "data" / "server_args_0.5.23.json"
 

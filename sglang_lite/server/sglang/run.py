@@ -1,37 +1,35 @@
-"""SGLang's offline engine: runs native requests to their end, or streams their answers."""
+"""Runs of native requests on an engine's core: each prompt is submitted as soon as there is room for it."""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import queue
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from sglang_lite.engine.core import Core
-from sglang_lite.engine.sglang.api import SampleAnswer
 from sglang_lite.protocol import BatchError, Delta, Generation, OverloadedError, RequestAbortedError, SglError
 from sglang_lite.protocol.anything import Json
-from sglang_lite.runtime.core.open_requests import Ticket
-from sglang_lite.runtime.core.submission import GenerateRequest
-from sglang_lite.runtime.output_builder import Event
+from sglang_lite.server.sglang.answer import SampleAnswer
+from sglang_lite.server.sglang.request import NativeRequest
 
-Post: TypeAlias = Callable[[tuple[int, Event] | None], object]
+if TYPE_CHECKING:
+    from sglang_lite.engine.core import Core
+    from sglang_lite.runtime.core.open_requests import Ticket
+    from sglang_lite.runtime.core.submission import GenerateRequest
+    from sglang_lite.runtime.output_builder import Event
+
+Post: TypeAlias = "Callable[[tuple[int, Event] | None], object]"
 
 
-class NativeRequest:
+class NativeRun:
     """Native request under way: its events, and the answers that are made from them.
 
     Args:
         engine: core that runs the request.
         post: function called on the engine's thread with each event, and with None when there is room for more; its
             argument is to be passed to `add_event`, on a thread of the caller's choice.
-        calls: requests, one for each prompt.
-        is_list: whether the answer is a list.
-        stream: whether to receive deltas.
+        request: request to run.
         flush: function called on the engine's thread after `post`, once for all events that arrive together.
 
     Raises:
@@ -43,28 +41,25 @@ class NativeRequest:
         self,
         engine: Core,
         post: Post,
-        calls: Sequence[GenerateRequest],
-        *,
-        is_list: bool,
-        stream: bool,
+        request: NativeRequest,
         flush: Callable[[], object] | None = None,
     ) -> None:
-        self._engine, self._post, self._is_list, self._stream = engine, post, is_list, stream
-        self._flush = flush
+        self._engine, self._post, self._request, self._flush = engine, post, request, flush
         self._answers: list[SampleAnswer] = []
         self._waiting: deque[tuple[int, GenerateRequest]] = deque()  # with the index of the call's first answer
         decode = partial(engine.tokenizer.decode, skip_special=False)
-        for number, call in enumerate(calls):
+        in_list = request.is_list and request.stream
+        for number, call in enumerate(request.calls):
             try:
                 ids = engine.validated_prompt_ids(call)
             except SglError as error:
-                error.add_note(f"in prompt {number} of {len(calls)}")
+                error.add_note(f"in prompt {number} of {len(request.calls)}")
                 raise
             first = len(self._answers)
-            self._waiting.append((first, replace(call, prompt=ids, stream=stream)))
+            self._waiting.append((first, replace(call, prompt=ids)))
             for index in range(first, first + call.samples):
                 rid = call.rid if call.samples == 1 else f"{call.rid}_{index - first}"
-                place = index if is_list and stream else None
+                place = index if in_list else None
                 version = engine.config.weight_version
                 self._answers.append(SampleAnswer(call, ids, place, decode, rid=rid, weight_version=version))
         self._tickets: list[Ticket | None] = [None] * len(self._answers)  # the samples of a call share one ticket
@@ -124,7 +119,7 @@ class NativeRequest:
         if not isinstance(event, Delta):
             self._running -= 1
             self._submit()
-        if self._stream and not self._is_list:
+        if self._request.stream and not self._request.is_list:
             self.results()
         return dictionaries
 
@@ -137,13 +132,13 @@ class NativeRequest:
         """
         outcomes = [answer.outcome for answer in self._answers]
         failures = [outcome for outcome in outcomes if isinstance(outcome, SglError)]
-        if failures and not self._is_list:
+        if failures and not self._request.is_list:
             raise failures[0]
         if failures:
             which = outcomes.index(failures[0])
             count = f"{len(failures)} of {len(outcomes)} requests failed"
             raise BatchError(f"{count}; the first at index {which}: {failures[0]}", outcomes)
-        return outcomes if self._is_list else outcomes[0]
+        return outcomes if self._request.is_list else outcomes[0]
 
     def abort(self) -> None:
         """Aborts all samples that have not ended."""
@@ -160,91 +155,7 @@ class NativeRequest:
         self._engine.call_soon(self.abort)
 
 
-class Stream(Iterator[dict[str, Any]]):
-    """Iterator of answers. Closing or dropping it aborts the requests, even before the first answer was taken."""
-
-    def __init__(self, running: NativeRequest, answers: Generator[dict[str, Json], None, None]) -> None:
-        self._running, self._answers = running, answers
-
-    def __next__(self) -> dict[str, Json]:
-        return next(self._answers)
-
-    def close(self) -> None:
-        """Aborts the requests."""
-        self._answers.close()
-        self._running.abort()
-
-    def __del__(self) -> None:
-        self._running.drop()
-
-
-class AsyncStream(AsyncIterator[dict[str, Any]]):
-    """Asynchronous form of `Stream`."""
-
-    def __init__(self, running: NativeRequest, answers: AsyncGenerator[dict[str, Json], None]) -> None:
-        self._running, self._answers = running, answers
-
-    async def __anext__(self) -> dict[str, Json]:
-        return await anext(self._answers)
-
-    async def aclose(self) -> None:
-        """Aborts the requests."""
-        await self._answers.aclose()
-        self._running.abort()
-
-    def __del__(self) -> None:
-        self._running.drop()
-
-
 def _post(post: Post, first: int, event: Event) -> None:
     result = event.partial if isinstance(event, RequestAbortedError) else event
     index = result.index if isinstance(result, Delta | Generation) else 0
     post((first + index, event))
-
-
-def generate(
-    engine: Core, calls: Sequence[GenerateRequest], *, is_list: bool, stream: bool
-) -> Any:  # as `NativeRequest.results`, or a Stream
-    """Executes the requests of `Engine.generate`."""
-    events: queue.SimpleQueue[tuple[int, Event] | None] = queue.SimpleQueue()
-    running = NativeRequest(engine, events.put, calls, is_list=is_list, stream=stream)
-
-    def answers() -> Generator[dict[str, Any], None, None]:
-        try:
-            while running.open:
-                yield from running.add_event(events.get())
-        finally:
-            running.abort()
-
-    if stream:
-        return Stream(running, answers())
-    deque(answers(), maxlen=0)
-    return running.results()
-
-
-async def async_generate(
-    engine: Core, calls: Sequence[GenerateRequest], *, is_list: bool, stream: bool
-) -> Any:  # as `NativeRequest.results`, or a Stream
-    """Executes the requests of `Engine.async_generate`."""
-    events: asyncio.Queue[tuple[int, Event] | None] = asyncio.Queue()
-    loop = asyncio.get_running_loop()
-
-    def post(item: tuple[int, Event] | None) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed, so nobody waits for events
-            loop.call_soon_threadsafe(events.put_nowait, item)
-
-    running = NativeRequest(engine, post, calls, is_list=is_list, stream=stream)
-
-    async def answers() -> AsyncGenerator[dict[str, Any], None]:
-        try:
-            while running.open:
-                for answer in running.add_event(await events.get()):
-                    yield answer
-        finally:
-            running.abort()
-
-    if stream:
-        return AsyncStream(running, answers())
-    async for _ in answers():
-        pass
-    return running.results()

@@ -1,0 +1,265 @@
+"""`sgl.Engine`: an engine with the methods and settings of SGLang's offline engine."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from sglang_lite.compat.sglang import offline
+from sglang_lite.engine import embedding
+from sglang_lite.engine import engine as base
+from sglang_lite.engine.embedding import Texts
+from sglang_lite.protocol.anything import Json
+from sglang_lite.random_ids import random_id
+from sglang_lite.runtime.config import FIELDS, takes_fields
+from sglang_lite.server.sglang.labels import read_score
+from sglang_lite.server.sglang.request import NativeRequest, read_request, without_logprobs
+from sglang_lite.server.sglang.server_args import engine_settings
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _takes(reader: Callable[P, object]) -> Callable[[Callable[..., T]], Callable[Concatenate[Engine, P], T]]:
+    """Gives a method the parameters of the function that reads them."""
+
+    def with_signature(method: Callable[..., T]) -> Callable[Concatenate[Engine, P], T]:
+        this = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        parameters = inspect.signature(reader).parameters.values()
+        method.__dict__["__signature__"] = inspect.Signature([this, *parameters], return_annotation="Any")
+        return method
+
+    return with_signature
+
+
+class Engine(base.Engine):
+    __doc__ = f"""Engine with a loaded model: a backend of programs (`sgl.set_default_backend`, `run(backend=…)`), or
+    used by itself.
+
+    Args:
+{FIELDS}
+
+    SGLang's ServerArgs (`model_path` …) are accepted, too; docs/compatibility.md lists the meaning of each.
+
+    Raises:
+        ParameterError: a parameter is unknown, or has an invalid value.
+        ModelError: the model can't be found, read or run.
+    """
+
+    @takes_fields
+    def __init__(
+        self,
+        model: str | os.PathLike[str] | None = None,
+        **config: Any,  # fields of EngineConfig, whose types `takes_fields` adds, and ServerArgs
+    ) -> None:
+        super().__init__(**engine_settings(config if model is None else {**config, "model": model}))
+
+    # ---------------------------------------------------------------------------------------- generation
+
+    @_takes(read_request)
+    def generate(self, *args: Any, **fields: Any) -> Any:  # a dictionary, or a list or an iterator of them
+        """Generates text like SGLang's offline engine.
+
+        Args:
+            prompt, input_ids: exactly one of the two; a list of prompts makes a batch, and so does `n` > 1.
+            sampling_params: parameters for all prompts, or a list with those of each prompt; `read_sampling` of
+                server/sglang/request.py has the keys.
+            return_logprob: whether to report log-probabilities of generated tokens. One value for all prompts, or a
+                list, like the arguments below.
+            logprob_start_len: position in the prompt from which on its log-probabilities are reported, too; -1 for
+                none.
+            top_logprobs_num: number k of most likely tokens to report at each position.
+            token_ids_logprob: ids whose log-probabilities are reported at each position.
+            return_text_in_logprobs: whether to report the text of each token.
+            custom_logit_processor: function `processor(token_ids, logits) -> logits`, called for every token, on the
+                engine's thread: slow. SGLang's pickled classes are refused.
+            rid: name of the request, for `abort`; in a batch, one name makes name_0, name_1 …
+            priority: rank of the request; higher ones run first, if the engine's policy is "priority".
+            cache_salt: namespace of the prefix cache; requests with different ones never share cached prefixes.
+            output_ids: ids that an earlier stream of the same request has delivered, a list for each prompt: the output
+                continues after them, as described at `submit`. Set `sampling_seed` in both requests.
+            stream: whether to return an iterator.
+
+        Returns:
+            A dictionary with `text`, `output_ids` and `meta_info`; a list of dictionaries for a list of prompts or
+            `n` > 1; with `stream` an iterator of dictionaries, each with everything so far.
+
+        Parameters that have no effect in this call are named in a UserWarning, as SGLang accepts them.
+
+        Raises:
+            ParameterError, OverloadedError, EngineClosedError: as `submit`; nothing was generated. Unknown parameters,
+                and those of SGLang's that this engine doesn't support, are refused by name.
+            BatchError: some requests of a batch failed; the error has the results of the successful ones.
+        """
+        self.core.check_wait("generate")
+        return offline.answers(self.core, self._request(args, fields))
+
+    @_takes(read_request)
+    async def async_generate(self, *args: Any, **fields: Any) -> Any:  # as `generate`
+        """Asynchronous form of `generate`, for asyncio; with `stream`, the awaited result is an asynchronous
+        iterator."""
+        self.core.check_open()
+        return await offline.async_answers(self.core, self._request(args, fields))
+
+    def _request(self, args: Sequence[Any], fields: Mapping[str, Any]) -> NativeRequest:
+        """Request of a call of `generate`. Warns of parameters without effect, which are no errors as SGLang ignores
+        them."""
+        request, policy = read_request(*args, **fields), self.config.policy
+        without_priorities = policy != "priority" and any(call.priority for call in request.calls)
+        reasons = {
+            "no log-probabilities are returned. Set return_logprob=True.": without_logprobs(fields),
+            f'the engine\'s policy is {policy!r}. Make the engine with policy="priority".': (
+                ["priority"] if without_priorities else []
+            ),
+        }
+        for reason, names in reasons.items():
+            if names:
+                warnings.warn(f"{', '.join(names)}: has no effect, as {reason}", stacklevel=3)
+        return request
+
+    # ------------------------------------------------------------------------------------------- scores
+
+    @_takes(read_score)
+    def score(self, *args: Any, **fields: Any) -> Any:  # a ScoreResult, or a tuple of ChoiceScores
+        """Probabilities of label tokens after `query` and each item; without labels, scores of the items as texts after
+        the query.
+
+        Args:
+            query: prompt, as text or token ids.
+            items: texts to append to the query, or token ids if the query is ids; a single text counts as a list of
+                one.
+            label_token_ids: ids of the labels, or a list of ids for each item; None scores the items, as `select` does.
+            apply_softmax: whether to return shares among the labels, instead of probabilities among all tokens.
+            item_first: whether to put items before the query.
+            temperature: temperature of the softmax of `apply_softmax`.
+            return_token_logprobs: whether to return log-probabilities, too.
+
+        Returns:
+            A ScoreResult with labels; a tuple with the ChoiceScore of each item without.
+
+        Raises:
+            ParameterError, OverloadedError, EngineClosedError: as `submit`.
+        """
+        self.core.check_wait("score")
+        request = read_score(*args, **fields)
+        if request.labels is None:
+            return self.select(request.query, request.items).scores
+        calls = request.calls(self.vocab_size)
+        return request.result(calls, offline.answers(self.core, NativeRequest(calls, is_list=True)))
+
+    @_takes(read_score)
+    async def async_score(self, *args: Any, **fields: Any) -> Any:  # as `score`
+        """Asynchronous form of `score`, for asyncio."""
+        self.core.check_open()
+        request = read_score(*args, **fields)
+        if request.labels is None:
+            return (await asyncio.to_thread(self.select, request.query, request.items)).scores
+        calls = request.calls(self.vocab_size)
+        return request.result(calls, await offline.async_answers(self.core, NativeRequest(calls, is_list=True)))
+
+    # ------------------------------------------------------------------------- embedding and classification
+
+    def encode(
+        self,
+        prompt: Texts,
+        *,
+        dimensions: int | None = None,
+        prompt_name: str | None = None,
+        truncate: bool = False,
+    ) -> Any:  # a dictionary, or a list of them: by the shape of the prompt
+        """Embeddings of texts, pooled and normalised as the model's folder specifies (mean, first or last token).
+
+        Args:
+            prompt: a text, or several; token ids in place of a text are used unchanged.
+            dimensions: number of leading components of each vector to keep, normalised again if the model normalises;
+                None keeps all. For models that were trained for this ("Matryoshka").
+            prompt_name: name of one of the folder's prompts (`config_sentence_transformers.json`), which is put before
+                each text, usually an instruction. None uses the folder's default prompt, if any.
+            truncate: whether to cut texts that are longer than the model's context, instead of refusing them.
+
+        Returns:
+            SGLang's form: a dictionary with `embedding` (a list of floats) and `meta_info`; a list of dictionaries for
+            a list.
+
+        Raises:
+            CapabilityError: the model doesn't compute embeddings.
+            ParameterError: the list is empty, a text is empty or too long, or `dimensions` exceeds the model's.
+            EngineClosedError: the engine is closed.
+        """
+        return embedding.encoded(self, prompt, dimensions, prompt_name=prompt_name, truncate=truncate)
+
+    def score_pairs(self, pairs: Sequence[tuple[str, str]], *, truncate: bool = False) -> list[float]:
+        """Scores of pairs of texts (a query and a document) by a cross-encoder: between 0 and 1, or unbounded if the
+        model's config disables the sigmoid.
+
+        Args:
+            pairs: pairs of texts, at least one.
+            truncate: whether to cut pairs that are longer than the model's context, the longer text of each first.
+
+        Raises:
+            CapabilityError: the model doesn't compute a single score.
+            ParameterError: the list is empty, a text is empty, or a pair is too long.
+            EngineClosedError: the engine is closed.
+        """
+        scores: list[float] = embedding.pair_scores(self, pairs, truncate=truncate)[0].tolist()
+        return scores
+
+    def rerank(self, prompt: Sequence[Sequence[str]]) -> list[dict[str, Json]]:
+        """Scores of pairs of texts by a cross-encoder (`score_pairs`), as SGLang's dictionaries.
+
+        Args:
+            prompt: pairs of a query and a document.
+
+        Raises:
+            CapabilityError, ParameterError, EngineClosedError: as `score_pairs`.
+        """
+        pairs: list[Any] = [tuple(pair) if isinstance(pair, list) else pair for pair in prompt]
+        scores, tokens = embedding.pair_scores(self, pairs, field="prompt")
+        return [
+            {"embedding": score, "meta_info": {"id": random_id(), "prompt_tokens": count}}
+            for score, count in zip(scores.tolist(), tokens)
+        ]
+
+    def classify(self, prompt: Texts, *, truncate: bool = False) -> Any:  # as of `encode`
+        """Probabilities of a classifier's labels.
+
+        Args:
+            prompt, truncate: as of `encode`.
+
+        Returns:
+            A dictionary with `label` (the most likely one) and `probs` (probability by label); a list of dictionaries
+            for a list. The probabilities of a multi-label classifier are independent and need not add up to 1.
+
+        Raises:
+            CapabilityError: the model has no labels.
+            ParameterError, EngineClosedError: as `encode`.
+        """
+        texts, single = embedding.several(prompt)
+        found = embedding.classes(self, texts, truncate=truncate)[0]
+        return found[0] if single else found
+
+    def reward(self, prompt: Texts, *, truncate: bool = False) -> Any:  # as of `encode`
+        """Raw outputs of a reward model, without sigmoid or softmax.
+
+        Args:
+            prompt: a conversation rendered by the model's chat template, or several. Special tokens that a text spells
+                are encoded as ordinary text; `engine.tokenizer.encode(text)` returns ids in which they are tokens.
+            truncate: as of `encode`.
+
+        Returns:
+            A number, or a list of numbers if the model has several labels; a list of these for several conversations.
+
+        Raises:
+            CapabilityError: the model computes embeddings.
+            ParameterError, EngineClosedError: as `encode`.
+        """
+        texts, single = embedding.several(prompt)
+        found, _ = embedding.label_numbers(self, texts, plain=True, truncate=truncate)
+        numbers = found[:, 0].tolist() if found.shape[1] == 1 else found.tolist()
+        return numbers[0] if single else numbers
+
+    shutdown = base.Engine.close
