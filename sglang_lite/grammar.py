@@ -120,7 +120,9 @@ def check(constraint: ConstraintLike, model: str | Path | Engine | None = None) 
             if strict:
                 refused, checked = checked, ()
         if not refused:
-            _first_mask(_compiled(known, model))
+            from sglang_lite.runtime.structured_output.base import next_mask
+
+            next_mask(_compiled(known, model).matcher())
     except ConstraintError as error:
         refused = ((error.pointer or "", str(error)),)
     seconds = time.perf_counter() - began
@@ -294,12 +296,6 @@ def _watching_matcher(constraint: Constraint) -> Matcher | None:
 
     grammar = _grammar(_engine(None, None), constraint) if isinstance(constraint, JsonSchema) else None
     return grammar.matcher() if isinstance(grammar, WatchedGrammar) else None
-
-
-def _first_mask(grammar: CompiledGrammar) -> None:
-    from sglang_lite.runtime.structured_output.base import next_mask
-
-    next_mask(grammar.matcher())
 
 
 def _generates(grammar: CompiledGrammar, engine: LlguidanceEngine, text: str) -> bool:

@@ -101,7 +101,7 @@ class GreedyTokenSelection(_Rule):
         if not all(rows):
             raise ValueError("input_token_logprobs: a choice has no tokens. Give at least one for every choice.")
         longest = max(map(len, rows))
-        matrix = [row + [_mean(row)] * (longest - len(row)) for row in rows]
+        matrix = [row + [sum(row) / len(row)] * (longest - len(row)) for row in rows]
         candidates = list(range(len(rows)))
         for column in range(longest):
             best = max(matrix[i][column] for i in candidates)
@@ -264,10 +264,6 @@ def method_of(method: object) -> ChoicesSamplingMethod:
 def _values(entries: list[Any]) -> list[float]:
     """Log-probabilities of [value, id, text] entries; a token that nothing precedes counts as 0."""
     return [0.0 if entry[0] is None else float(entry[0]) for entry in entries]
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
 
 
 def _log_sum_exp(values: Sequence[float]) -> float:

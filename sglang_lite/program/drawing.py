@@ -54,7 +54,8 @@ def label(node: GraphNode) -> str:
         case Call(program):
             return f"call of {program}"
         case Branching(question):
-            return f"if {_asked(node)} {question}".rstrip() + "?"
+            asked = ", ".join(use.expression for use in node.uses)
+            return f"if {asked} {question}".rstrip() + "?"
         case Rollback():
             return "rollback"
     return node.kind.lower()
@@ -74,10 +75,6 @@ def _answer(node: GraphNode) -> str:
     if node.tools:
         words.append(f"tools: {', '.join(node.tools)}")
     return " ".join(words)
-
-
-def _asked(node: GraphNode) -> str:
-    return ", ".join(use.expression for use in node.uses)
 
 
 def _short(text: str) -> str:

@@ -121,7 +121,11 @@ def load_model(
         },
         device, str(path), "Lower context_length, or take a smaller model or dtype.",
     )  # fmt: skip
-    compilation = _compile(config, spec, formats, positions, device, compiler)
+    compilation: BackgroundCompilation | None = None
+    if device.type == "cuda":
+        from sglang_lite.runtime.executor.compile_ahead import start_compiling  # imports Triton
+
+        compilation = start_compiling(config, spec, formats, positions, device, compiler)
     try:
         with torch.inference_mode():
             bar = progress or partial(startup_messages.progress, level=config.log_level)
@@ -133,22 +137,6 @@ def load_model(
             compilation.end()
         raise
     return LoadedModel(config.model, model, tokenizer, spec.vocab_size, files.eos_ids, spec.max_positions, compilation)
-
-
-def _compile(
-    config: EngineConfig,
-    spec: ModelSpec,
-    formats: Precision,
-    longest: int,
-    device: torch.device,
-    compiler: CompileProcess | None,
-) -> BackgroundCompilation | None:
-    """Starts the compilation of a model's GPU kernels while it is loaded; returns None on a CPU."""
-    if device.type != "cuda":
-        return None
-    from sglang_lite.runtime.executor.compile_ahead import start_compiling  # imports Triton
-
-    return start_compiling(config, spec, formats, longest, device, compiler)
 
 
 def _load_transformers(config: EngineConfig, files: ModelFiles, spec: TransformersSpec) -> LoadedModel:

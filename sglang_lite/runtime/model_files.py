@@ -16,8 +16,7 @@ from sglang_lite.runtime.models.transformers_config import TransformersSpec, fal
 from sglang_lite.runtime.models.weights.gguf_file import GgufFile
 from sglang_lite.runtime.tokens.from_folder import TOKENIZER_FILES, tokenizer_from_folder
 from sglang_lite.runtime.tokens.from_gguf import tokenizer_from_gguf
-from sglang_lite.runtime.tokens.no_tokenizer import NoTokenizer
-from sglang_lite.runtime.tokens.tokenizer import Tokenizer
+from sglang_lite.runtime.tokens.tokenizer import NoTokenizer, Tokenizer
 
 Implementation: TypeAlias = Literal["auto", "native", "transformers"]
 

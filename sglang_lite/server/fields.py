@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Generic, TypeVar
 
 import msgspec
@@ -77,13 +78,9 @@ class Fields(Generic[R]):
         raise ParameterError(name[:100], "is not a field of this request.", hint=hint)
 
 
-_KNOWN: dict[type, frozenset[str]] = {}
-
-
+@cache
 def _names(record: type[msgspec.Struct]) -> frozenset[str]:
-    if record not in _KNOWN:
-        _KNOWN[record] = frozenset(record.__struct_encode_fields__)
-    return _KNOWN[record]
+    return frozenset(record.__struct_encode_fields__)
 
 
 # ----------------------------------------------------------------------------------------------------- tables

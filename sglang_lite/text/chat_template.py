@@ -145,7 +145,7 @@ class JinjaTemplate:
             return prompted[len(history) :], suffix
         between, previous_suffix = before.split(earlier[-1]["content"])[-1], self._ends(earlier)[1]
         prefix = between[len(previous_suffix) :]
-        if not between.startswith(previous_suffix) or _mark_in(prefix):
+        if not between.startswith(previous_suffix) or "\ue000" in prefix:
             raise self._unstable(roles)
         return prefix, suffix
 
@@ -198,10 +198,6 @@ def _with_reasoning_names(message: Mapping[str, Json]) -> Mapping[str, Json]:
 
 def _mark(turn: int) -> str:
     return f"\ue000{turn}\ue001"  # private-use characters survive trimming and occur in no template
-
-
-def _mark_in(text: str) -> bool:
-    return "\ue000" in text
 
 
 def _error_text(error: Exception) -> str:

@@ -71,7 +71,9 @@ def calls_constraint(
         if not regex.fullmatch(_NAME, name):
             hint = "Use up to 256 letters, digits, and _ . : -"
             raise ParameterError("tools", f"{name!r} can't be the name of a tool.", hint=hint)
-    calls: Constraint = OneOf(tuple(_call(tag) for tag in _tags(call_format, tools)))
+    calls: Constraint = OneOf(
+        tuple(InOrder((Choices((tag.begin,)), tag.content, Choices((tag.end,)))) for tag in _tags(call_format, tools))
+    )
     if parallel and choice != "named":
         calls = InOrder((calls, Repeated(InOrder((Choices((call_format.separator,)), calls)))))
     excluded = () if reasoning is None else (reasoning_format(reasoning).start, reasoning_format(reasoning).end)
@@ -120,10 +122,6 @@ def _tags(call_format: ToolFormat, tools: Mapping[str, JsonSchema]) -> Iterator[
             before, number, after = f"{begin}{name}{middle}".partition("#")
             content = InOrder((Regex("[0-9]{1,3}"), Choices((after,)), arguments)) if number else arguments
             yield Tag(before, content, call_format.end)
-
-
-def _call(tag: Tag) -> Constraint:
-    return InOrder((Choices((tag.begin,)), tag.content, Choices((tag.end,))))
 
 
 def call_text(family: str, name: str, arguments: Mapping[str, Json]) -> str:

@@ -262,11 +262,7 @@ def name_rule_of(shape: ObjectShape) -> DistinctNames:
 
 
 def _member(shape: ObjectShape, name: str) -> Member:
-    return _members(shape).get(name) or shape.unlisted(name)
-
-
-def _members(shape: ObjectShape) -> dict[str, Member]:
-    return {member.name: member for member in shape.members}
+    return next((member for member in shape.members if member.name == name), None) or shape.unlisted(name)
 
 
 def _pruned(places: list[WatchedPlace]) -> tuple[WatchedPlace, ...]:

@@ -299,7 +299,10 @@ class TransformersModel:
 
     def _agrees(self, found: torch.Tensor, expected: torch.Tensor) -> bool:
         tolerance = _COARSE if self.batch_sensitive else _TOLERANCE
-        return found.shape == expected.shape and _close(found.float(), expected.float(), tolerance)
+        if found.shape != expected.shape:
+            return False
+        found, expected = found.float(), expected.float()
+        return bool(((found - expected).norm(dim=-1) <= tolerance * expected.norm(dim=-1)).all())
 
     def _reference(self, ids: torch.Tensor, positions: torch.Tensor | None = None) -> torch.Tensor:
         self._module.set_attn_implementation("eager")
@@ -340,10 +343,6 @@ def _narrow(value: Foreign) -> Foreign:
     if isinstance(value, list | tuple):
         return type(value)(map(_narrow, value))
     return min(value, _NARROW) if type(value) is int else value
-
-
-def _close(found: torch.Tensor, expected: torch.Tensor, tolerance: float) -> bool:
-    return bool(((found - expected).norm(dim=-1) <= tolerance * expected.norm(dim=-1)).all())
 
 
 def _failed_in(error: BaseException) -> str:

@@ -235,7 +235,7 @@ class Compiler:
         future.set_result(grammar)
 
     def _settle_locally(self, key: Constraint, future: Future[CompiledGrammar], constraint: Constraint) -> None:
-        self._settle(key, future, partial(self._build_locally, constraint))
+        self._settle(key, future, lambda: self._with_watched_rules(self.build(constraint), watched_in(constraint)))
         with self._lock:
             self._pending -= 1
 
@@ -275,9 +275,6 @@ class Compiler:
             if future.done():
                 del self._cache[key]
                 self._bytes -= size_of(key) + (future.result().size if future.exception() is None else 0)
-
-    def _build_locally(self, constraint: Constraint) -> CompiledGrammar:
-        return self._with_watched_rules(self.build(constraint), watched_in(constraint))
 
     def _with_watched_rules(self, grammar: CompiledGrammar, places: tuple[WatchedPlace, ...] | None) -> CompiledGrammar:
         return grammar if places is None else with_watched_rules(grammar, self._ending_tokens, places)

@@ -33,7 +33,7 @@ class Places:
     def __init__(self, watched: Sequence[WatchedPlace] = ()) -> None:
         self._watched = watched
         self.start = 0 if watched else None
-        self.texts = cache(_texts)
+        self.texts = cache(lambda node: None if node == NOTHING else counted(node))
         self._kinds = {
             id(each): tuple(PossibleKind(Kind(names, self.texts), names.required) for names in each.names)
             for each in watched
@@ -56,10 +56,6 @@ class Places:
 
     def __getitem__(self, number: int | None) -> WatchedPlace | None:
         return None if number is None else self._watched[number]
-
-
-def _texts(node: Node) -> CountedTexts | None:
-    return None if node == NOTHING else counted(node)
 
 
 class _Container:
@@ -148,7 +144,8 @@ class JsonText:
                 self._escaped = True
             elif byte == _QUOTE:
                 allowed &= self._end_of_string(at + 1)
-        allowed = allowed and self._has_unused()
+        # In each place that needs a name or item, one that has not come must be possible.
+        allowed = allowed and all(self._has_unused(top, prefix) for top, prefix in self._current())
         if not any(each.start >= 0 or each.value_start >= 0 for each in self._open):
             self._text = b""
         return allowed
@@ -177,13 +174,10 @@ class JsonText:
             if self._is_name and top is not None:
                 top.start, top.pending = at, False
         elif byte in _OPENING:
-            place = self._child_place()
+            place = self._places[self._open[-1].child if self._open else self._places.start]
             self._open.append(_Container(place, self._places.names(place), is_object=byte == _OPENING[0]))
             self._name_next = byte == _OPENING[0]
         return True
-
-    def _child_place(self) -> WatchedPlace | None:
-        return self._places[self._open[-1].child if self._open else self._places.start]
 
     def _end_of_string(self, end: int) -> bool:
         self._quoted, top = False, self._open[-1] if self._open else None
@@ -268,11 +262,7 @@ class JsonText:
         if self._open and self._open[-1].start < 0 and self._open[-1].pending:
             yield self._open[-1], b""
 
-    def _has_unused(self) -> bool:
-        """Returns True if, in each place that needs a name or item, one that has not come is possible."""
-        return all(self._has_unused_in(top, prefix) for top, prefix in self._current())
-
-    def _has_unused_in(self, top: _Container, prefix: bytes) -> bool:
+    def _has_unused(self, top: _Container, prefix: bytes) -> bool:
         if top.is_object:
             return top.names.has_unused(prefix)
         node = top.allowed()

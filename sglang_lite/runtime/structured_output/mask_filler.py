@@ -73,7 +73,10 @@ class MaskFiller:
         can_continue = has_unmasked_rows or len(remaining) < len(matchers)
         while remaining:  # repeated if a computed mask does not hold for all matchers in its state, or was evicted
             missing = {
-                part.state_key: part for row in remaining for part in matchers[row].parts if self._needs_mask(part)
+                part.state_key: part
+                for row in remaining
+                for part in matchers[row].parts
+                if self._is_pending(part) or part.cached_mask() is None
             }
             while missing:
                 self._start(missing.values())
@@ -141,9 +144,6 @@ class MaskFiller:
             self._pending.pop(state, None)
             part.set_mask(mask)
         return states
-
-    def _needs_mask(self, part: Matcher) -> bool:
-        return self._is_pending(part) or part.cached_mask() is None
 
     def _is_pending(self, part: Matcher) -> bool:
         return bool(self._pending) and self._pending.get(part.state_key) is part

@@ -52,12 +52,9 @@ def matcher_after(grammar: CompiledGrammar, text: str) -> Matcher:
     """
     matcher = grammar.matcher()
     if text and not matcher.advance(text.encode("utf-8", "surrogatepass")):
-        raise ConstraintError(f"no text of the grammar begins with {_end_of(text)}.")
+        end = repr(text) if len(text) < 80 else f"…{text[-80:]!r}"
+        raise ConstraintError(f"no text of the grammar begins with {end}.")
     return matcher
-
-
-def _end_of(text: str) -> str:
-    return repr(text) if len(text) < 80 else f"…{text[-80:]!r}"
 
 
 class PartMatcher:

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
+from tokenizers.models import BPE
 
 from sglang_lite.protocol import ParameterError, Span
 
@@ -209,6 +210,26 @@ class Tokenizer:
             return b"".join(map(table.__getitem__, ids))
         except IndexError:  # ids of the vocabulary's padding have no text
             return b"".join([table[i] for i in ids if i < len(table)])
+
+
+class NoTokenizer(Tokenizer):
+    """Substitute for the tokenizer of a checkpoint that has none: ids decode to nothing, and text is refused.
+
+    Args:
+        vocab_size: size of the model's vocabulary.
+    """
+
+    knows_text = False
+
+    def __init__(self, vocab_size: int) -> None:
+        super().__init__(Backend(BPE()), [b""] * vocab_size, ())
+
+    def encode_spans(self, spans: Iterable[Span], *, first: bool = True) -> array[int]:
+        if any(span.text for span in spans):
+            raise ParameterError(
+                "prompt", "is text, and the model has no tokenizer (skip_tokenizer_init).", hint="Give input_ids."
+            )
+        return array("i")
 
 
 def _pattern(tokens: Iterable[AddedToken]) -> re.Pattern[str] | None:

@@ -189,15 +189,12 @@ def _parts(content: Content, role: str, where: str) -> list[Item]:
         if isinstance(part, Refusal):
             parts.append({"type": "refusal", "refusal": part.refusal})
         elif isinstance(part, InputText | OutputText):
-            parts.append(_output_text(part.text) if role == "assistant" else {"type": "input_text", "text": part.text})
+            told = {"type": "input_text", "text": part.text}
+            parts.append({**told, "type": "output_text", "annotations": []} if role == "assistant" else told)
         else:
             kind = part.__struct_config__.tag
             raise CapabilityError(f"the model reads only text, no {kind}.", parameter=f"{where}[{i}]")
     return parts
-
-
-def _output_text(text: str) -> Item:
-    return {"type": "output_text", "text": text, "annotations": []}
 
 
 def messages_of(items: Sequence[Item]) -> list[dict[str, Json]]:
