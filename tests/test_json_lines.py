@@ -12,10 +12,10 @@ LINE_ENDS = "one\x85two\u2028three\u2029four\x0bfive\x1esix"
 
 def test_json_is_one_line_however_its_reader_splits_lines():
     record = protocol.Generation(LINE_ENDS)
-    written = wire.encode(record, form="json")
+    written = wire.encode(record)
     assert len(written.decode().splitlines()) == 1
-    assert wire.decode(written, form="json") == record
-    assert wire.decode(msgspec.json.encode(msgspec.json.decode(written)), form="json") == record  # not escaped
+    assert wire.decode(written) == record
+    assert wire.decode(msgspec.json.encode(msgspec.json.decode(written))) == record  # not escaped
 
 
 def test_files_of_json_lines_have_a_record_a_line_however_they_are_split(tmp_path):

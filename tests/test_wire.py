@@ -28,8 +28,6 @@ pytestmark = pytest.mark.slow
 
 RECORDS = int(os.environ.get("SGLANG_LITE_WIRE_RECORDS", "8"))  # of each kind
 FUZZED = int(os.environ.get("SGLANG_LITE_WIRE_FUZZ", "500"))
-FORMS: list[typing.Literal["msgpack", "json"]] = ["msgpack", "json"]
-both = pytest.mark.parametrize("form", FORMS)
 
 # ------------------------------------------------------------------------------------------------ any record
 
@@ -148,19 +146,17 @@ def test_any_record_comes_back_the_same(kind):
     @settings(max_examples=RECORDS, deadline=None)
     @given(records(kind))
     def check(record):
-        for form in FORMS:
-            again = wire.decode(wire.encode(record, form=form), form=form)
-            assert type(again) is kind
-            assert content(again) == content(record)
+        again = wire.decode(wire.encode(record))
+        assert type(again) is kind
+        assert content(again) == content(record)
 
     check()
 
 
-@both
 @settings(max_examples=200, deadline=None)
 @given(error=problems())
-def test_any_error_comes_back_the_same(form, error):
-    again = wire.decode(wire.encode(error, form=form), form=form)
+def test_any_error_comes_back_the_same(error):
+    again = wire.decode(wire.encode(error))
     assert content(again) == content(error)
     assert again.args == error.args
 
@@ -190,23 +186,20 @@ def test_only_meta_and_value_hold_what_no_type_says():
 
 
 def test_a_message_says_its_version_and_type():
-    data = wire.encode(protocol.Delta("a", (1,)), form="json")
+    data = wire.encode(protocol.Delta("a", (1,)))
     assert json.loads(data) == {
         "version": 1, "type": "Delta", "data": {"kind": "Delta", "text": "a", "token_ids": [1]},
     }  # fmt: skip
-    assert msgspec.msgpack.decode(wire.encode(protocol.Delta("a", (1,)))) == json.loads(data)
 
 
-@both
-def test_log_probabilities_of_minus_infinity_survive(form):
+def test_log_probabilities_of_minus_infinity_survive():
     scores = protocol.Selection((protocol.ChoiceScore("a", (1,), (-math.inf,), (None,)),), meta={"x": [math.inf]})
-    assert wire.decode(wire.encode(scores, form=form), form=form) == scores
-    token = wire.decode(wire.encode(protocol.TokenLogprob(math.nan, 1), form=form), form=form)
+    assert wire.decode(wire.encode(scores)) == scores
+    token = wire.decode(wire.encode(protocol.TokenLogprob(math.nan, 1)))
     assert math.isnan(token.logprob)
 
 
-@both
-def test_an_error_travels_with_its_place_and_what_caused_it(form):
+def test_an_error_travels_with_its_place_and_what_caused_it():
     def fail():
         raise sgl.ProgramError("no", hint="Do this.") from ValueError("half \ud800")
 
@@ -215,19 +208,18 @@ def test_an_error_travels_with_its_place_and_what_caused_it(form):
     code = fail.__code__
     caught.value.where = errors.Location(code, 0)
     caught.value.add_note("in the third item")
-    again = wire.decode(wire.encode(caught.value, form=form), form=form)
+    again = wire.decode(wire.encode(caught.value))
     assert str(again) == str(caught.value)
     assert again.where == errors.Location.named(code.co_filename, code.co_firstlineno, code.co_qualname)
     assert again.__notes__ == ["in the third item", "Caused by ValueError: half \\ud800"]
 
 
-@both
-def test_every_error_travels_whatever_is_in_it(form):
+def test_every_error_travels_whatever_is_in_it():
     class OwnError(sgl.CapabilityError):
         pass
 
     def through(error):
-        return wire.decode(wire.encode(error, form=form), form=form)
+        return wire.decode(wire.encode(error))
 
     assert type(through(OwnError("m"))) is sgl.CapabilityError
     assert str(through(sgl.SglError("half \ud800"))) == "half \\ud800"
@@ -260,11 +252,10 @@ UNSENDABLE = {
 }  # fmt: skip
 
 
-@both
 @pytest.mark.parametrize(("record", "pointer", "problem"), UNSENDABLE.values(), ids=UNSENDABLE)
-def test_what_has_no_form_is_refused_where_it_is_sent(record, pointer, problem, form):
+def test_what_has_no_form_is_refused_where_it_is_sent(record, pointer, problem):
     with pytest.raises(protocol.WireError, match=problem) as caught:
-        wire.encode(record, form=form)
+        wire.encode(record)
     assert caught.value.pointer.startswith(pointer)
 
 
@@ -275,36 +266,32 @@ def nested(depth):
     return constraint
 
 
-@both
-def test_what_is_sent_can_be_read_up_to_the_limit_of_depth(form):
+def test_what_is_sent_can_be_read_up_to_the_limit_of_depth():
     for depth in (1, 120, 126):
-        assert wire.decode(wire.encode(nested(depth), form=form), form=form) == nested(depth)
+        assert wire.decode(wire.encode(nested(depth))) == nested(depth)
     for depth in (127, 5000):
         with pytest.raises(protocol.WireError, match="nested"):
-            wire.encode(nested(depth), form=form)
+            wire.encode(nested(depth))
     deep = []
     for _ in range(100_000):
         deep = [deep]
     with pytest.raises(protocol.WireError, match="nested"):
-        wire.encode(G("x", meta={"a": deep}), form=form)
+        wire.encode(G("x", meta={"a": deep}))
 
 
-@both
-def test_what_is_too_large_is_not_sent(form):
+def test_what_is_too_large_is_not_sent():
     with pytest.raises(protocol.WireError, match="5"):
-        wire.encode(protocol.Delta("x" * 100), form=form, limits=wire.Limits(bytes=50))
+        wire.encode(protocol.Delta("x" * 100), limits=wire.Limits(bytes=50))
     with pytest.raises(protocol.WireError, match="more than 50 values"):
-        wire.encode(protocol.Delta("x", tuple(range(60))), form=form, limits=wire.Limits(items=50))
+        wire.encode(protocol.Delta("x", tuple(range(60))), limits=wire.Limits(items=50))
 
 
 def test_what_is_no_message_is_refused():
     for other in ({"a": 1}, "text", None, ValueError("x"), wire.Limits()):
         with pytest.raises(protocol.WireError, match="can't be sent"):
             wire.encode(other)  # type: ignore[arg-type]  # wrong on purpose
-    with pytest.raises(sgl.ParameterError, match="form"):
-        wire.encode(protocol.Usage(), form="xml")  # type: ignore[arg-type]  # wrong on purpose
     with pytest.raises(sgl.ParameterError, match="data"):
-        wire.decode("{}", form="json")  # type: ignore[arg-type]  # wrong on purpose
+        wire.decode("{}")  # type: ignore[arg-type]  # wrong on purpose
 
 
 # ------------------------------------------------------------------------------------------ refused when read
@@ -347,11 +334,10 @@ WRONG = {
 }  # fmt: skip
 
 
-@both
 @pytest.mark.parametrize(("data", "pointer", "problem"), WRONG.values(), ids=WRONG)
-def test_what_is_no_message_of_this_version_is_refused(data, pointer, problem, form):
+def test_what_is_no_message_of_this_version_is_refused(data, pointer, problem):
     with pytest.raises(protocol.WireError, match=problem) as caught:
-        wire.decode(getattr(msgspec, form).encode(data), form=form)
+        wire.decode(msgspec.json.encode(data))
     assert caught.value.pointer == pointer
 
 
@@ -383,54 +369,27 @@ WRONG_JSON = {
 @pytest.mark.parametrize(("data", "pointer", "problem"), WRONG_JSON.values(), ids=WRONG_JSON)
 def test_json_that_a_library_would_take_is_refused(data, pointer, problem):
     with pytest.raises(protocol.WireError, match=problem) as caught:
-        wire.decode(data, form="json")
-    assert caught.value.pointer.startswith(pointer)
-
-
-HEAD = b"\x83\xa7version\x01\xa4type\xa9Selection\xa4data"
-SELECTION = HEAD + b"\x83\xa4kind\xa9Selection\xa6scores\x90\xa4meta"
-WRONG_MSGPACK = {
-    "a name twice": (HEAD + b"\x82\xa4kind\xa9Selection\xd9\x04kind\xc0", "/data/kind", "twice"),
-    "too deep": (SELECTION + b"\x91" * 10_000, "/data/meta/0", "nested deeper than 128"),
-    "an extension": (SELECTION + b"\x81\xa1a\xc7\x00\x01", "/data/meta/a", "no known kind"),
-    "a time": (SELECTION + b"\x81\xa1a\xd6\xff\x00\x00\x00\x01", "/data/meta/a", "no known kind"),
-    "bytes in meta": (SELECTION + b"\x81\xa1a\xc4\x01x", "/data/meta/a", "bytes"),
-    "a name that is a number": (SELECTION + b"\x81\x01\x01", "/data/meta", "a name that is not a text"),
-    "no UTF-8": (SELECTION + b"\x81\xa1a\xa1\xff", "/data/meta/a", "UTF-8"),
-    "a longer list than there is": (SELECTION + b"\x81\xa1a\xdd\xff\xff\xff\xff", "/data/meta/a", "cut short"),
-    "a longer text than there is": (SELECTION + b"\x81\xa1a\xdb\xff\xff\xff\xff", "/data/meta/a", "cut short"),
-    "more behind it": (SELECTION + b"\x80\x00", "", "1 bytes follow"),
-    "nothing": (b"", "", "cut short"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(("data", "pointer", "problem"), WRONG_MSGPACK.values(), ids=WRONG_MSGPACK)
-def test_msgpack_that_a_library_would_take_is_refused(data, pointer, problem):
-    with pytest.raises(protocol.WireError, match=problem) as caught:
         wire.decode(data)
     assert caught.value.pointer.startswith(pointer)
 
 
-@both
-def test_what_is_too_large_is_not_read(form):
-    data = wire.encode(protocol.Delta("x", tuple(range(60))), form=form)
+def test_what_is_too_large_is_not_read():
+    data = wire.encode(protocol.Delta("x", tuple(range(60))))
     with pytest.raises(protocol.WireError, match="bytes are more than 50"):
-        wire.decode(data, form=form, limits=wire.Limits(bytes=50))
+        wire.decode(data, limits=wire.Limits(bytes=50))
     with pytest.raises(protocol.WireError, match="more than 50 values"):
-        wire.decode(data, form=form, limits=wire.Limits(items=50))
-    assert wire.decode(memoryview(data), form=form) == wire.decode(bytearray(data), form=form)
-    many = getattr(msgspec, form).encode(message(data={"kind": "Delta", "text": [[]] * 2**20}))
+        wire.decode(data, limits=wire.Limits(items=50))
+    assert wire.decode(memoryview(data)) == wire.decode(bytearray(data))
+    many = msgspec.json.encode(message(data={"kind": "Delta", "text": [[]] * 2**20}))
     with pytest.raises(protocol.WireError, match="more than 1048576 values"):
-        wire.decode(many, form=form)
+        wire.decode(many)
 
 
 def test_numbers_and_texts_of_json_are_not_taken_for_others():
     data = b' {"version" : 1, "type":"TokenLogprob","data": {"token_id": 5, "logprob":-0.12345678901234567890123,\n"text":"\\"[{,:1234567890123456789012"}} '
-    assert wire.decode(data, form="json") == protocol.TokenLogprob(
-        -0.12345678901234567890123, 5, '"[{,:1234567890123456789012'
-    )
+    assert wire.decode(data) == protocol.TokenLogprob(-0.12345678901234567890123, 5, '"[{,:1234567890123456789012')
     same = b'{"version":1,"type":"Delta","data":{"kind":"Delta","text":"a","token_ids":[18446744073709551615 , -9223372036854775808]}}'
-    assert wire.decode(same, form="json").token_ids == (2**64 - 1, -(2**63))
+    assert wire.decode(same).token_ids == (2**64 - 1, -(2**63))
 
 
 def test_a_caller_that_is_deep_in_a_recursion_gets_no_other_error():
@@ -489,10 +448,10 @@ def altered(data, draw):
     return bytes(data)
 
 
-def read(data, form):
+def read(data):
     """A message, or None if the data is refused."""
     try:
-        return wire.decode(data, form=form)
+        return wire.decode(data)
     except protocol.WireError as error:
         place = error.pointer
         text = str(error)
@@ -501,43 +460,40 @@ def read(data, form):
     return None
 
 
-@both
-def test_altered_data_is_a_wire_error_or_another_message(form):
+def test_altered_data_is_a_wire_error_or_another_message():
     draw = random.Random(3)
-    sent = [wire.encode(each, form=form) for each in SENT]
+    sent = [wire.encode(each) for each in SENT]
     refused = 0
     for i in range(FUZZED):
         data = altered(sent[i % len(sent)], draw)
-        found = read(data, form)
+        found = read(data)
         if found is None:
             refused += 1
         else:
-            again = wire.encode(found, form=form)
-            assert wire.encode(wire.decode(again, form=form), form=form) == again
+            again = wire.encode(found)
+            assert wire.encode(wire.decode(again)) == again
     assert refused > FUZZED / 2
 
 
-@both
 @pytest.mark.parametrize("sent", SENT, ids=lambda each: type(each).__name__)
-def test_data_that_is_cut_anywhere_is_refused(sent, form):
-    data = wire.encode(sent, form=form)
+def test_data_that_is_cut_anywhere_is_refused(sent):
+    data = wire.encode(sent)
     for end in range(len(data)):
         with pytest.raises(protocol.WireError):
-            wire.decode(data[:end], form=form)
+            wire.decode(data[:end])
 
 
-@both
-def test_random_bytes_are_refused(form):
+def test_random_bytes_are_refused():
     draw = random.Random(5)
     for _ in range(FUZZED):
         with pytest.raises(protocol.WireError):
-            wire.decode(draw.randbytes(draw.randrange(60)), form=form)
+            wire.decode(draw.randbytes(draw.randrange(60)))
 
 
 def outcome(data):
     """The message that JSON is, or the error that refuses it."""
     try:
-        found = wire.decode(data, form="json")
+        found = wire.decode(data)
     except protocol.WireError as error:
         return re.sub(r"byte \d+", "byte", str(error)), error.pointer
     return type(found), content(found)
@@ -548,7 +504,7 @@ def test_json_that_was_written_here_is_read_as_any_other(monkeypatch):
     draw, taken = random.Random(11), 0
     scanned = []
     monkeypatch.setattr(messages, "scan_json", lambda *args: scanned.append(1) or scan_json(*args))
-    meant = [wire.encode(sent, form="json") for sent in SENT]
+    meant = [wire.encode(sent) for sent in SENT]
     for data in [*meant, *(altered(draw.choice(meant), draw) for _ in range(4 * FUZZED)), *WRONG_BYTES]:
         scanned.clear()
         found = outcome(data)
@@ -571,9 +527,9 @@ WRONG_BYTES = [data for data, _, _ in WRONG_JSON.values()] + [
 def test_as_many_values_as_the_limit_allows_are_read_and_no_more():
     deltas = [RecordedEvent(0.0, protocol.Delta("x"))] * 200
     call = RecordedCall(0, "", RecordedRequest(protocol.Prompt(())), events=tuple(deltas))
-    data = wire.encode(call, form="json")
-    assert content(wire.decode(data, form="json")) == content(call)
+    data = wire.encode(call)
+    assert content(wire.decode(data)) == content(call)
     with pytest.raises(protocol.WireError, match="more than 300 values"):
-        wire.decode(data, form="json", limits=wire.Limits(items=300))
+        wire.decode(data, limits=wire.Limits(items=300))
     with pytest.raises(protocol.WireError, match="deeper than 4"):
-        wire.decode(data, form="json", limits=wire.Limits(depth=4))
+        wire.decode(data, limits=wire.Limits(depth=4))

@@ -482,7 +482,7 @@ def _refuse_offset(offset: object) -> None:
 
 def unpickled(data: bytes, program: BaseProgram | None) -> ProgramState:
     """State from a pickle. It can only be read, as it has no backend."""
-    return ProgramState.from_saved(decoded(data, "msgpack"), AbsentBackend(), import_by_name, program)
+    return ProgramState.from_saved(decoded(data), AbsentBackend(), import_by_name, program)
 
 
 def _text_of(record: Any, value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Limits on the size of a message, and the errors for exceeding them, with the place in the message."""
+"""Limits on the size of a message, and errors for exceeding them, with the place in the message."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 from sglang_lite.errors import WireError
 
-INTEGERS: Final = range(-(2**63), 2**64)  # the range of msgpack's integers
+INTEGERS: Final = range(-(2**63), 2**64)  # what fits into 64 bits, with or without a sign
 
 
 class Limits(NamedTuple):
@@ -38,21 +38,3 @@ def size_error(size: int, limits: Limits) -> WireError:
 
 def depth_error(path: Iterable[str | int], limits: Limits) -> WireError:
     return WireError(f"nested deeper than {limits.depth}", pointer=pointer_to(path), hint="Nest less.")
-
-
-def item_limit_error(path: Iterable[str | int], limits: Limits) -> WireError:
-    hint = "Send less, or raise the limit."
-    return WireError(f"more than {limits.items} values and names", pointer=pointer_to(path), hint=hint)
-
-
-def wide_integer_error(path: Iterable[str | int]) -> WireError:
-    hint = "Use a float or a text."
-    return WireError("an integer of more than 64 bits", pointer=pointer_to(path), hint=hint)
-
-
-def duplicate_name_error(path: Iterable[str | int]) -> WireError:
-    return WireError("a name occurs twice", pointer=pointer_to(path), hint="Give each name once.")
-
-
-def truncated_error(path: Iterable[str | int]) -> WireError:
-    return WireError("the data is cut short", pointer=pointer_to(path), hint="Send the whole message.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from functools import cache
-from typing import Any, Final, Literal, TypeAlias, cast
+from typing import Any, Final, TypeAlias, cast
 
 import msgspec
 
@@ -19,11 +19,10 @@ from sglang_lite.wire.failure import Failure, as_error, as_failure
 from sglang_lite.wire.json_lines import one_line
 from sglang_lite.wire.limits import LIMITS, Limits, depth_error, size_error
 from sglang_lite.wire.plain_data import check
-from sglang_lite.wire.scan import FLOAT, is_shallow, scan_json, scan_msgpack
+from sglang_lite.wire.scan import FLOAT, is_shallow, scan_json
 
 VERSION: Final = 1
 
-WireFormat: TypeAlias = Literal["msgpack", "json"]
 Message: TypeAlias = Record | SglError
 
 
@@ -76,8 +75,8 @@ _FLOATS: Final = {repr(value): value for value in (math.inf, -math.inf, math.nan
 _ENVELOPE: Final = {"version", "type", "data"}
 
 
-def encode(message: Message, *, form: WireFormat = "msgpack", limits: Limits = LIMITS) -> bytes:
-    """Serialises a record or an error.
+def encode(message: Message, *, limits: Limits = LIMITS) -> bytes:
+    """Serialises a record or an error, to JSON on one line.
 
     Raises:
         WireError: a value has no representation, or a limit is exceeded.
@@ -85,22 +84,19 @@ def encode(message: Message, *, form: WireFormat = "msgpack", limits: Limits = L
     try:
         name, data = _named(message)
         special = check(data, limits)
-        if _checked(form) == "msgpack":
-            found = msgspec.msgpack.encode({"version": VERSION, "type": name, "data": data}, enc_hook=location_names)
-        else:
-            content = _encode_special_floats(msgspec.to_builtins(data, enc_hook=location_names)) if special else data
-            envelope = {"version": VERSION, "type": name, "data": content}
-            found = one_line(msgspec.json.encode(envelope, enc_hook=location_names))
+        content = _encode_special_floats(msgspec.to_builtins(data, enc_hook=location_names)) if special else data
+        envelope = {"version": VERSION, "type": name, "data": content}
+        found = one_line(msgspec.json.encode(envelope, enc_hook=location_names))
     except RecursionError:  # the caller is deep in its own recursion
         raise depth_error(["data"], limits) from None
     if len(found) > limits.bytes:
         raise size_error(len(found), limits)
     if len(found) > limits.items:  # only then can it have too many items
-        _scan(found, form, limits)
+        scan_json(found.decode(), limits)
     return found
 
 
-def decode(data: bytes | bytearray | memoryview, *, form: WireFormat = "msgpack", limits: Limits = LIMITS) -> Message:
+def decode(data: bytes | bytearray | memoryview, *, limits: Limits = LIMITS) -> Message:
     """Record or error that serialised data contains.
 
     Raises:
@@ -114,11 +110,10 @@ def decode(data: bytes | bytearray | memoryview, *, form: WireFormat = "msgpack"
         raise size_error(size, limits)
     data = bytes(data)
     try:
-        found = _read_as_written(data, limits) if _checked(form) == "json" else None
+        found = _read_as_written(data, limits)
         if found is None:
-            special = _scan(data, form, limits)
-            name, content = _opened(data, form)
-            found = _read(name, content, form, special=special)
+            special = _scan(data, limits)
+            found = _read(*_opened(data), special=special)
             if special:
                 check(found, limits)
     except RecursionError:  # the caller is deep in its own recursion
@@ -134,15 +129,7 @@ def decode(data: bytes | bytearray | memoryview, *, form: WireFormat = "msgpack"
     return cast(Record, found)
 
 
-def _checked(form: WireFormat) -> WireFormat:
-    if form not in ("msgpack", "json"):
-        raise ParameterError("form", f"{form!r:.60} is neither 'msgpack' nor 'json'.")
-    return form
-
-
-def _scan(data: bytes, form: WireFormat, limits: Limits) -> bool:
-    if form == "msgpack":
-        return scan_msgpack(data, limits)
+def _scan(data: bytes, limits: Limits) -> bool:
     try:
         return scan_json(data.decode(), limits)
     except UnicodeDecodeError as error:
@@ -165,17 +152,17 @@ def _named(message: Message) -> tuple[str, Record]:
     return name, message
 
 
-def _opened(data: bytes, form: WireFormat) -> tuple[str, msgspec.Raw]:
+def _opened(data: bytes) -> tuple[str, msgspec.Raw]:
     """Type name and undecoded content of a message of this version."""
     try:
-        envelope = _decoder(dict[str, msgspec.Raw], form).decode(data)
+        envelope = _decoder(dict[str, msgspec.Raw]).decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise WireError(f"no message: {error}") from None
-    version = _value(envelope, "version", int, form)
+    version = _value(envelope, "version", int)
     if version != VERSION:
         hint = "Upgrade sglang_lite here." if version > VERSION else "Upgrade sglang_lite where it was sent."
         raise WireError(f"version {version} of the format is not {VERSION}", pointer="/version", hint=hint)
-    name = _value(envelope, "type", str, form)
+    name = _value(envelope, "type", str)
     if name not in _READ:
         raise WireError(f"{name!r:.80} is not a type of message", pointer="/type", hint=f"Use {', '.join(_READ)}.")
     if envelope.keys() != _ENVELOPE:
@@ -185,11 +172,11 @@ def _opened(data: bytes, form: WireFormat) -> tuple[str, msgspec.Raw]:
     return name, envelope["data"]
 
 
-def _value(envelope: dict[str, msgspec.Raw], name: str, kind: Any, form: WireFormat) -> Any:
+def _value(envelope: dict[str, msgspec.Raw], name: str, kind: Any) -> Any:
     if name not in envelope:
         raise WireError(f"`{name}` is missing")
     try:
-        return _decoder(kind, form).decode(envelope[name])
+        return _decoder(kind).decode(envelope[name])
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise _translated(error, f"/{name}") from None
 
@@ -209,7 +196,7 @@ def _read_as_written(data: bytes, limits: Limits) -> Any:
         return None
     content = data[end:-1]
     try:
-        found = _decoder(kind, "json").decode(content)
+        found = _decoder(kind).decode(content)
         again = one_line(msgspec.json.encode(found, enc_hook=location_names))
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
         return None  # the scan reports the fault
@@ -218,20 +205,19 @@ def _read_as_written(data: bytes, limits: Limits) -> Any:
     return found
 
 
-def _read(name: str, content: msgspec.Raw, form: WireFormat, *, special: bool) -> Any:
+def _read(name: str, content: msgspec.Raw, *, special: bool) -> Any:
     kind = _READ[name]
     try:
-        if special and form == "json":
+        if special:
             return msgspec.convert(_decode_special_floats(msgspec.json.decode(content)), kind, dec_hook=location_from)
-        return _decoder(kind, form).decode(content)
+        return _decoder(kind).decode(content)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise _translated(error, "/data") from None
 
 
 @cache
-def _decoder(kind: Any, form: WireFormat) -> msgspec.json.Decoder[Any] | msgspec.msgpack.Decoder[Any]:
-    decoder = msgspec.msgpack.Decoder if form == "msgpack" else msgspec.json.Decoder
-    return decoder(kind, dec_hook=location_from)
+def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(kind, dec_hook=location_from)
 
 
 def location_names(place: Location) -> tuple[str, int, str]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
+
+import msgspec
 
 from sglang_lite.errors import Location, WireError
 from sglang_lite.protocol.record import Record
@@ -25,9 +27,6 @@ class _RefusedError(Exception):
         self.hint = hint
         self.path: list[str | int] = []
 
-    def error(self, above: Iterable[str | int]) -> WireError:
-        return WireError(self.problem, pointer=pointer_to((*above, *reversed(self.path))), hint=self.hint)
-
 
 def check(record: Record, limits: Limits) -> bool:
     """Checks all values of a record.
@@ -36,9 +35,10 @@ def check(record: Record, limits: Limits) -> bool:
         True if the record has a float that JSON lacks (infinite or NaN).
     """
     try:
-        return _check_record(record, limits.depth - 1)  # the message's object takes one level
+        return _check(record, limits.depth - 1, plain=False)  # the message's object takes one level
     except _RefusedError as refused:
-        raise refused.error(["data"]) from None
+        pointer = pointer_to(("data", *reversed(refused.path)))
+        raise WireError(refused.problem, pointer=pointer, hint=refused.hint) from None
     except RecursionError:
         raise depth_error(["data"], limits) from None
 
@@ -52,56 +52,61 @@ def is_plain(value: object, limits: Limits) -> bool:
     return True
 
 
-def _check_record(record: Record, depth: int) -> bool:
-    special = False
-    if not depth:
-        raise _RefusedError("nested too deeply", "Nest less, or raise the limit.")
-    for name in record.__struct_fields__:
-        value = getattr(record, name)
-        if value is None or value is True or value is False:
-            continue
-        try:
-            special = _check(value, depth - 1, plain=name in _FREE) or special
-        except _RefusedError as refused:
-            refused.path.append(name)
-            raise
-    return special
-
-
 def _check(value: Any, depth: int, *, plain: bool) -> bool:
     kind = type(value)
+    if value is None or kind is bool:
+        return False
     if kind is str:
         if not value.isascii():
             _check_text(value)
-    elif kind is int:
+        return False
+    if kind is int:
         if value not in INTEGERS:
             raise _RefusedError("an integer of more than 64 bits", "Use a float or a text.")
-    elif kind is float:
-        if not math.isfinite(value):
-            if not depth:
-                raise _RefusedError("nested too deeply", "Nest less, or raise the limit.")
-            return True
-    elif value is None or kind is bool:
-        pass
-    elif kind is list or (kind is tuple and not plain):
-        return _check_items(value, depth, plain=plain)
+        return False
+    if kind is float and math.isfinite(value):
+        return False
+    parts: Iterable[tuple[str | int, Any]] = ()
+    if kind is list or (kind is tuple and not plain):
+        if set(map(type, value)) != {int} or min(value) not in INTEGERS or max(value) not in INTEGERS:
+            parts = enumerate(value)  # token ids need no further look
     elif kind is dict and plain:
-        return _check_object(value, depth)
+        parts = _members(value)
     elif not plain and isinstance(value, Record):
-        return _check_record(value, depth)
+        parts = zip(value.__struct_fields__, msgspec.structs.astuple(value))
     elif not plain and (kind is bytes or kind is Unset):
-        pass
+        return False
     elif not plain and kind is Location:
         _check_text(value.file)
         _check_text(value.function)
-    else:
+        return False
+    elif kind is not float:
         raise _RefusedError(
             f"a {kind.__name__} can't be sent",
             "Use None, booleans, numbers, texts, lists, and dictionaries by text."
             if plain
             else "Give data instead: it exists only in the process that made it.",
         )
-    return False
+    if not depth:
+        raise _RefusedError("nested too deeply", "Nest less, or raise the limit.")
+    special = kind is float
+    for name, part in parts:
+        if part is None or part is True or part is False:
+            continue
+        try:
+            special = _check(part, depth - 1, plain=plain or name in _FREE) or special
+        except _RefusedError as refused:
+            refused.path.append(name)
+            raise
+    return special
+
+
+def _members(value: dict[Any, Any]) -> Iterator[tuple[str, Any]]:
+    for name, each in value.items():
+        if type(name) is not str or name == FLOAT:
+            raise _RefusedError(f"{name!r:.60} can't be the name of a member", f"Use texts other than {FLOAT!r}.")
+        _check_text(name)
+        yield name, each
 
 
 def _check_text(text: str) -> None:
@@ -111,34 +116,3 @@ def _check_text(text: str) -> None:
         raise _RefusedError(
             "half of a surrogate pair in a text", 'Use text.encode("utf-8", "replace").decode().'
         ) from None
-
-
-def _check_items(items: Any, depth: int, *, plain: bool) -> bool:
-    if not depth:
-        raise _RefusedError("nested too deeply", "Nest less, or raise the limit.")
-    special = False
-    if set(map(type, items)) == {int} and min(items) in INTEGERS and max(items) in INTEGERS:  # fast path for token ids
-        return False
-    for i, item in enumerate(items):
-        try:
-            special = _check(item, depth - 1, plain=plain) or special
-        except _RefusedError as refused:
-            refused.path.append(i)
-            raise
-    return special
-
-
-def _check_object(members: dict[Any, Any], depth: int) -> bool:
-    if not depth:
-        raise _RefusedError("nested too deeply", "Nest less, or raise the limit.")
-    special = False
-    for name, value in members.items():
-        if type(name) is not str or name == FLOAT:
-            raise _RefusedError(f"{name!r:.60} can't be the name of a member", f"Use texts other than {FLOAT!r}.")
-        try:
-            _check_text(name)
-            special = _check(value, depth - 1, plain=True) or special
-        except _RefusedError as refused:
-            refused.path.append(name)
-            raise
-    return special

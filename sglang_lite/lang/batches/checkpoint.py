@@ -203,7 +203,7 @@ class BatchFile:
         if entry.arguments != self._arguments[index]:
             raise self._refusal(number, f"item {index} has other arguments now.")
         try:
-            self.states[index] = state_of(wire.decode(bytes(entry.state), form="json"))  # type: ignore[arg-type] # else below
+            self.states[index] = state_of(wire.decode(bytes(entry.state)))  # type: ignore[arg-type] # else below
         except (ValueError, KeyError, TypeError, AttributeError, ImportError) as error:
             raise self._refusal(number, f"its values can't be restored: {error!r}.") from error
         return True
@@ -217,7 +217,7 @@ class BatchFile:
         Raises:
             ProgramError: the value of a variable can't be stored.
         """
-        saved = wire.encode(saved_run(state.branch, state.ret_value, again=False), form="json")
+        saved = wire.encode(saved_run(state.branch, state.ret_value, again=False))
         with self._lock:
             if not self._file.closed:
                 self._write(_Line(_VERSION, index, self._arguments[index], msgspec.Raw(saved)))

@@ -132,7 +132,7 @@ class Recording(DelegatingBackend):
         self.backend.shutdown()
 
     def _write(self, record: RecordingHead | RecordedCall | RecordingEnd) -> None:
-        line = wire.encode(record, form="json")
+        line = wire.encode(record)
         self._after = digest_of(line)
         self._file.write(line + b"\n")
         self._file.flush()

@@ -298,7 +298,7 @@ def _read_lines(
 
 def _decoded(path: Path, number: int, line: bytes) -> Any:
     try:
-        return wire.decode(line.removesuffix(b"\n"), form="json")
+        return wire.decode(line.removesuffix(b"\n"))
     except WireError as error:
         reason = error.message.removeprefix("wire: ").rpartition(" (at ")[0]
         hint = error.hint or ("Was that written by sgl.record(path)?" if number == 1 else "")

@@ -248,7 +248,7 @@ def write(saved: SavedRun, path: str | os.PathLike[str]) -> None:
     Raises:
         ParameterError: the file can't be written.
     """
-    content = wire.encode(saved, form="json")
+    content = wire.encode(saved)
     beside = Path(f"{os.fspath(path)}.part")
     try:
         beside.write_bytes(content)
@@ -272,7 +272,7 @@ def read(path: str | os.PathLike[str]) -> SavedRun:
     try:
         if (size := file.stat().st_size) > wire.LIMITS.bytes:
             raise ParameterError("path", f"{str(file)!r} has {size:,} bytes, the limit is {wire.LIMITS.bytes:,}.")
-        return decoded(file.read_bytes(), "json")
+        return decoded(file.read_bytes())
     except OSError as error:
         raise ParameterError("path", f"{str(file)!r} can't be read: {error.strerror or error}.") from error
     except WireError as error:
@@ -291,18 +291,17 @@ class _Envelope(msgspec.Struct):
     data: _Format
 
 
-def decoded(content: bytes, form: wire.WireFormat) -> SavedRun:
+def decoded(content: bytes) -> SavedRun:
     """Saved run from a message. Raises WireError if it is something else, or was saved by another version."""
-    decode = msgspec.json.decode if form == "json" else msgspec.msgpack.decode
     with contextlib.suppress(msgspec.MsgspecError, UnicodeError, RecursionError):  # a fault that wire.decode reports
-        envelope = decode(content, type=_Envelope)
+        envelope = msgspec.json.decode(content, type=_Envelope)
         if envelope.type == "SavedRun" and envelope.data.format != _FORMAT:
             raise WireError(
                 f"the state was saved in format {envelope.data.format} by another version of sglang_lite; this one "
                 f"reads format {_FORMAT}",
                 hint="Run the program again, or load it with the version that saved it.",
             )
-    saved = wire.decode(content, form=form)
+    saved = wire.decode(content)
     if not isinstance(saved, SavedRun):
         raise WireError(f"a {type(saved).__name__} is not a saved state", hint="Save one: state.save(…)")
     return saved

@@ -63,7 +63,7 @@ class Trace:
             return
         with open(path, "wb") as file:
             for record in (self.head, *self.nodes):
-                file.write(encode(record, form="json") + b"\n")
+                file.write(encode(record) + b"\n")
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Trace:
@@ -111,7 +111,7 @@ def _records(path: str | os.PathLike[str], lines: list[bytes]) -> Iterator[Recor
         if not line and number == len(lines):
             return
         try:
-            yield decode(line, form="json", limits=limits)
+            yield decode(line, limits=limits)
         except WireError as error:
             reason = error.message.removeprefix("wire: ").rpartition(" (at ")[0]
             raise WireError(f"{path}, line {number}: {reason}", pointer=error.pointer, hint=error.hint) from None

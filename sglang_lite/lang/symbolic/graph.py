@@ -118,7 +118,7 @@ class Graph(GraphRecord, frozen=True):
 
     def to_json(self) -> bytes:
         """Graph as JSON (UTF-8), with the version of the format."""
-        return wire.encode(GraphRecord(*_fields(self)), form="json")
+        return wire.encode(GraphRecord(*_fields(self)))
 
     @staticmethod
     def from_json(data: bytes | str) -> Graph:
@@ -127,7 +127,7 @@ class Graph(GraphRecord, frozen=True):
         Raises:
             WireError: the data is not a graph, has another version, is damaged, or is too large.
         """
-        found = wire.decode(data.encode() if isinstance(data, str) else data, form="json")
+        found = wire.decode(data.encode() if isinstance(data, str) else data)
         if not isinstance(found, GraphRecord):
             raise WireError(f"a {type(found).__name__} is not a graph", pointer="/type")
         return Graph(*_fields(found))

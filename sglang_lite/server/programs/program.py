@@ -187,7 +187,7 @@ def record_of(name: str, data: object, pointer: str, call: HttpRequest) -> Any: 
     """Record decoded from data. Raises WireError if the data is invalid, with its pointer into the body."""
     message = msgspec.json.encode({"version": wire.VERSION, "type": name, "data": data})
     try:
-        return wire.decode(message, form="json", limits=call.limits)
+        return wire.decode(message, limits=call.limits)
     except WireError as error:
         problem = error.message.rpartition(" (at ")[0].removeprefix("wire: ")
         place = pointer + error.pointer.removeprefix("/data")
@@ -331,7 +331,7 @@ _decode_data = msgspec.json.Decoder(_Data).decode
 
 def _data(event: ProgramEvent) -> msgspec.Raw:
     """Event in its wire encoding, without the envelope."""
-    return _decode_data(wire.encode(event, form="json")).data
+    return _decode_data(wire.encode(event)).data
 
 
 async def _stream(events: AsyncGenerator[list[ProgramEvent], None], call: HttpRequest) -> AsyncGenerator[bytes, None]:
@@ -349,7 +349,7 @@ async def _stream(events: AsyncGenerator[list[ProgramEvent], None], call: HttpRe
 
 
 def _event(message: wire.Message) -> bytes:
-    return b"data: %b\n\n" % wire.encode(message, form="json")
+    return b"data: %b\n\n" % wire.encode(message)
 
 
 class _Usages:

@@ -40,7 +40,7 @@ def backend(server):
 
 def told(*messages):
     """Events of a program."""
-    return [event(wire.encode(each, form="json")) for each in messages]
+    return [event(wire.encode(each)) for each in messages]
 
 
 def played(place, text, name=None):

@@ -49,7 +49,7 @@ def recorded(file, backend=None, **options):
 
 
 def lines(file):
-    return [wire.decode(line, form="json") for line in file.read_bytes().splitlines()]
+    return [wire.decode(line) for line in file.read_bytes().splitlines()]
 
 
 def test_a_run_replays_with_the_same_text_values_and_usage(file):

@@ -40,7 +40,7 @@ PROGRAM = Program((
 
 
 def data_of(record):
-    return json.loads(wire.encode(record, form="json"))["data"]
+    return json.loads(wire.encode(record))["data"]
 
 
 def body(program=PROGRAM, prompt="a quick", **more):
@@ -50,7 +50,7 @@ def body(program=PROGRAM, prompt="a quick", **more):
 def messages(response):
     lines = [line.removeprefix("data: ") for line in response.text.split("\n\n") if line]
     assert lines[-1] == "[DONE]"
-    return [wire.decode(line.encode(), form="json") for line in lines[:-1]]
+    return [wire.decode(line.encode()) for line in lines[:-1]]
 
 
 def without_times(event):
@@ -65,7 +65,7 @@ def test_a_program_brings_what_the_engine_plays(http, engine):
     found = http.post("/program", json=body()).json()
     result, played = engine.play("a quick", PROGRAM)
     assert found["result"] == {"text": result.text}
-    told = [wire.decode(json.dumps({"version": 1, "type": "Played", "data": each}).encode(), form="json")
+    told = [wire.decode(json.dumps({"version": 1, "type": "Played", "data": each}).encode())
             for each in found["played"]]  # fmt: skip
     assert sorted(map(without_times, told), key=str) == sorted(map(without_times, played), key=str)
 
@@ -219,7 +219,7 @@ class Growing:
 
     def next(self):
         line = next(line for line in self._lines if line)
-        return None if line == "data: [DONE]" else wire.decode(line.removeprefix("data: ").encode(), form="json")
+        return None if line == "data: [DONE]" else wire.decode(line.removeprefix("data: ").encode())
 
     def answer(self, *answers, **more):
         return self._http.post(f"/program/{self.id}/answer", json={"version": 1, "answers": answers, **more})

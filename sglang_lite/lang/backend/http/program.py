@@ -318,7 +318,7 @@ class _DeliveredEvents:
 def _event(server: ServerClient, data: str) -> ProgramEvent | Usage:
     if data.startswith('{"error"'):  # error of a gateway
         server.event(data)
-    event = wire.decode(data.encode(), form="json")
+    event = wire.decode(data.encode())
     if isinstance(event, ProgramEvent | Usage):
         return event
     raise BackendError(f"a {type(event).__name__} is not an event of a program.")
@@ -329,7 +329,7 @@ def _as_data(nodes: Sequence[Node]) -> Any:  # plain data
 
 
 def _program_data(program: Program) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(wire.encode(program, form="json"))["data"]
+    found: dict[str, Any] = json.loads(wire.encode(program))["data"]
     return found
 
 
