@@ -3,8 +3,8 @@
     python benchmarks/turns.py [--record]
 
 The model is a scripted chat API without prefill. Its first answer to a text is one of the checked-in ones in
-tests/lang/turns: written by hand at three levels of format noise, or the default model's (`--record` makes those).
-Where it is asked to go on, it goes on with the right fields. A token is a word, a number or a mark.
+tests/lang/backends/turns: written by hand at three levels of format noise, or the default model's (`--record` makes
+those). Where it is asked to go on, it goes on with the right fields. A token is a word, a number or a mark.
 """
 
 from __future__ import annotations
@@ -17,12 +17,15 @@ from pathlib import Path
 from typing import Any
 
 import sglang_lite as sgl
-from sglang_lite.lang.backend.base_backend import BaseBackend, Capabilities
-from sglang_lite.lang.backend.remote.turns import CONTINUE_PROMPT, TurnRules
+from sglang_lite.lang.backend.base_backend import BaseBackend
+from sglang_lite.lang.backend.capabilities import Capabilities, TurnRules
+from sglang_lite.lang.backend.planning import RunFacts
+from sglang_lite.lang.backend.remote.planner import CallPlanner
+from sglang_lite.lang.backend.remote.turns import CONTINUE_PROMPT
 from sglang_lite.lang.chat_template import get_chat_template
 from sglang_lite.protocol import Constraint, Delta, Generation, Prompt, SamplingParams, Unset, Usage
 
-FOLDER = Path(__file__).parent.parent / "tests" / "lang" / "turns"
+FOLDER = Path(__file__).parent.parent / "tests" / "lang" / "backends" / "turns"
 FIELDS = ("name", "year", "city")
 TASK = "Read the text about a person. Answer with the name, the year of birth and the city of birth."
 SOLVED = (
@@ -77,13 +80,15 @@ class ScriptedApi(BaseBackend):
     def __init__(self, answers: Mapping[str, str], fields: Mapping[str, Mapping[str, str]]) -> None:
         super().__init__()
         self.chat_template = get_chat_template("default")
-        self.capabilities = Capabilities(frozenset(), select=False, scores=False, continues=False, prefill=False)
+        rules = TurnRules("refused", "refused")
+        self.capabilities = Capabilities(
+            frozenset(), select=False, scores=False, continues=False, prefill=False, turns=rules
+        )
         self._answers, self._fields = answers, fields
         self.calls = self.tokens = 0
 
-    @property
-    def turn_rules(self) -> TurnRules:
-        return TurnRules("refused", "refused")
+    def planner(self, run: RunFacts) -> CallPlanner:
+        return CallPlanner(self, run)
 
     async def agenerate(
         self, prompt: Prompt, params: SamplingParams, constraint: Constraint | None, *, stream: bool
@@ -154,7 +159,7 @@ def main() -> None:
         by_level.setdefault(each["level"], []).append((texts[each["text"]]["text"], each["answer"]))
     by_level["all written"] = [case for level in ("blanks", "punctuation", "lines") for case in by_level[level]]
     for level, answers in by_level.items():
-        # A program for each, so that no level turns speculation off for another.
+        # A program for each, so that no level turns drafts off for another.
         _, base, _ = measured(sgl.function(one_by_one), answers, fields)
         calls, tokens, wrong = measured(sgl.function(num_api_spec_tokens=64)(ask), answers, fields)
         print(f"{level:12} {calls:.2f} calls, input tokens {base / tokens:.2f}x fewer, {wrong} wrong values")

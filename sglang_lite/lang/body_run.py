@@ -60,9 +60,7 @@ class BodyRun:
         outer = current_run.get()
         run = Run(backend, settings, is_async=program.is_async, outer=outer, new_state=ProgramState, kept=kept)
         run.called = BoundCall(program, args, kwargs)
-        if program.speculation.tokens is not None:
-            run.speculation, run.speculates = program.speculation, program.speculation.on
-        branch = self._branch = Branch(Player(run, run.pushed()))
+        branch = self._branch = Branch(Player(run, run.pushed()), planner=run.planner(backend))
         self.state = ProgramState(branch)
         if run.budgets:  # a BudgetError carries the state
             run.state = weakref.ref(self.state)

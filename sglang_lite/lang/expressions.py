@@ -42,7 +42,7 @@ from sglang_lite.protocol.sampling import given_as_data, named
 
 if TYPE_CHECKING:
     from sglang_lite.constraints.python_types.value_type import ValueType
-    from sglang_lite.lang.execution.api_speculation import ApiSpeculation
+    from sglang_lite.lang.backend.planning import AnswerSource, ApiDrafts
     from sglang_lite.lang.execution.branch import Branch
     from sglang_lite.lang.tools import Toolbox
 
@@ -96,12 +96,14 @@ class SglGen(Expression):
         options: options of the execution, or None if all have their defaults.
         tools: tools that the model may call. The format of a call depends on the model: the node's constraint and
             `value_type` are for a model without its own format.
+        source: source of its answer; None for a call of its own, until the backend's planner finds a source.
     """
 
     node: Gen
     value_type: ValueType | None = None
     options: GenOptions | None = None
     tools: Toolbox | None = None
+    source: AnswerSource | None = None
 
     def __post_init__(self) -> None:
         if type(self.node) is not Gen:
@@ -150,11 +152,13 @@ class SglSelect(Expression):
         node: selection as data; its method is None if `choices_method` is not one of the built-in methods.
         choices_method: method that decides by the scores.
         multi: form of a selection of several choices, or None for one choice.
+        source: as of SglGen.
     """
 
     node: Select
     choices_method: ChoicesSamplingMethod = token_length_normalized
     multi: Multi | None = None
+    source: AnswerSource | None = None
 
     @property
     def name(self) -> str | None:
@@ -247,7 +251,7 @@ class BaseProgram(ABC):
         names: names of the parameters that can be given by keyword.
         bind_arguments: arguments given with `bind`.
         options: names of the parameters of `run` that are not also parameters of the program.
-        speculation: speculation on API calls: its setting, and its results in all runs of the program so far.
+        api_drafts: drafts on API calls: their setting, and their results in all runs of the program so far.
     """
 
     func: Callable[..., Any]
@@ -257,7 +261,7 @@ class BaseProgram(ABC):
     names: frozenset[str]
     bind_arguments: dict[str, Any]
     options: AbstractSet[str]
-    speculation: ApiSpeculation
+    api_drafts: ApiDrafts
 
     @abstractmethod
     def run(self, *args: UserValue, **kwargs: UserValue) -> UserValue:
@@ -281,6 +285,15 @@ class SglCall(Expression, ABC):
     @abstractmethod
     def play_on(self, branch: Branch) -> None:
         """Runs the body of the called program on a branch."""
+
+
+_MAKERS = (SglGen, SglSelect, SglCall, SglSeparateReasoning)  # expressions whose results differ from branch to branch
+
+
+def is_constant(expression: Expression) -> bool:
+    """True if branches remain equal when an expression is added to all of them: nothing in it is generated or
+    called."""
+    return not any(isinstance(part, _MAKERS) for part in expression.walk())
 
 
 @dataclass(frozen=True, slots=True)

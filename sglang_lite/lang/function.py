@@ -13,12 +13,12 @@ from typing import Any, NoReturn, ParamSpec, TypeVar
 
 from sglang_lite.lang.argument_names import explains_wrong_arguments, nearest_name, no_such_argument
 from sglang_lite.lang.backend.default import BackendLike, backend_for
+from sglang_lite.lang.backend.planning import ApiDrafts
 from sglang_lite.lang.batch_pools import async_pool_of, pool_of
 from sglang_lite.lang.batches import batch
 from sglang_lite.lang.batches.batch import BatchPlan, Cluster, OnError
 from sglang_lite.lang.body_run import BodyRun, start_thread
 from sglang_lite.lang.checks import check_flags
-from sglang_lite.lang.execution.api_speculation import ApiSpeculation
 from sglang_lite.lang.execution.kept import Kept
 from sglang_lite.lang.execution.reading import finished
 from sglang_lite.lang.execution.run import BoundCall, Run, RunSettings, current_run
@@ -67,7 +67,7 @@ class SglFunction(BaseProgram):
     Args:
         func: function or coroutine function whose first parameter is the state.
         num_api_spec_tokens: number of tokens that a call of an API may generate ahead, for further generations that the
-            same statement adds to the same turn (docs/backends.md); None for no speculation.
+            same statement adds to the same turn (docs/backends.md); None for no drafts.
         bind_arguments: arguments given in advance; arguments of a call override them.
 
     Attributes:
@@ -75,7 +75,7 @@ class SglFunction(BaseProgram):
         arg_defaults: defaults of the last of these parameters.
         is_async: whether the body is a coroutine function.
         options: names of the parameters of `run` that are not also parameters of the program.
-        speculation: results of the speculation on API calls so far: found, missed, and tokens saved and thrown away.
+        api_drafts: results of drafts on API calls so far: found, missed, and tokens saved and thrown away.
 
     Raises:
         ParameterError: `func` can't be a program, or `num_api_spec_tokens` is not a whole number above 0.
@@ -92,7 +92,7 @@ class SglFunction(BaseProgram):
         self._of_instances = parameters[0].name == "self"
         self.func = func
         self.num_api_spec_tokens = num_api_spec_tokens
-        self.speculation = ApiSpeculation(_checked_tokens(num_api_spec_tokens))
+        self.api_drafts = ApiDrafts(_checked_tokens(num_api_spec_tokens))
         self.bind_arguments = dict(bind_arguments or {})
         in_order = [p for p in parameters[1:] if p.kind in _POSITIONAL]
         self.arg_names = [p.name for p in in_order]
@@ -110,7 +110,7 @@ class SglFunction(BaseProgram):
         if instance is None or not self._of_instances:
             return self
         own = SglFunction(MethodType(self.func, instance), self.num_api_spec_tokens, self.bind_arguments)
-        own.speculation = self.speculation
+        own.api_drafts = self.api_drafts
         return own
 
     def bind(self, **kwargs: UserValue) -> SglFunction:

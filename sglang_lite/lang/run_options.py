@@ -11,10 +11,10 @@ from sglang_lite.lang.backend.base_backend import BaseBackend
 from sglang_lite.lang.backend.default import backend_for
 from sglang_lite.lang.checks import check_flags, check_limits, check_whole
 from sglang_lite.lang.execution.budget import Budget
-from sglang_lite.lang.execution.run import NO_PARAMS, RunSettings, current_run
+from sglang_lite.lang.execution.run import RunSettings, current_run
 from sglang_lite.protocol import ParameterError
 from sglang_lite.protocol.anything import UserValue
-from sglang_lite.protocol.sampling import named, read_params
+from sglang_lite.protocol.sampling import NO_PARAMS, named, read_params
 
 _PARAMS = named("run", sglang=True)
 _PLAIN = RunSettings()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from sglang_lite.errors import with_article
 from sglang_lite.lang.concurrency.variables import Variable, when_all_done
 from sglang_lite.lang.execution.branch import Branch
-from sglang_lite.lang.execution.shared_call import SharedCall, is_constant
+from sglang_lite.lang.expressions import is_constant
 from sglang_lite.lang.tracebacks import user_location
 from sglang_lite.program.nodes import Expression, JoinMode, not_addable
 from sglang_lite.protocol import ParameterError, ProgramError
@@ -75,7 +75,12 @@ class ProgramStateGroup:
         of the branch's index."""
         where = user_location()
         if isinstance(other, str | Expression):
-            each: Iterable[Any] = [other] * len(self.states)
+            alike, added = self._alike, other
+            if isinstance(other, Expression):
+                self._alike = alike and is_constant(other)
+                if alike and len(self) > 1:
+                    added = self.states[0].branch.share(other, len(self))
+            each: Iterable[Any] = [added] * len(self.states)
         elif callable(other):
             each = [other(i) for i in range(len(self.states))]
         elif isinstance(other, list | tuple):
@@ -89,13 +94,11 @@ class ProgramStateGroup:
                 "+=", f"{with_article(type(other).__name__)} can't be added to a group.",
                 hint="Give text, an expression, a list of them, or a function of the index.", where=where,
             )  # fmt: skip
-        added = other if isinstance(other, Expression) else None
-        equal = SharedCall(len(self)) if self._alike and added is not None and len(self) > 1 else None
-        self._alike = self._alike and (isinstance(other, str) or (added is not None and is_constant(added)))
+        self._alike = self._alike and isinstance(other, str | Expression)
         for state, item in zip(self.states, each):
             if item is None:
                 raise not_addable("+=", item, where)
-            state.branch.submit(item, where, equal)
+            state.branch.submit(item, where)
         return self
 
 

@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import itertools
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar, Token, copy_context
 from dataclasses import dataclass
@@ -15,7 +15,9 @@ from typing import Any
 
 from sglang_lite.lang.backend.base_backend import ALL_CONSTRAINTS, BaseBackend, Capabilities
 from sglang_lite.lang.backend.default import BackendLike, as_backend
+from sglang_lite.lang.backend.remote.shared_call import SharedCall, first_generation
 from sglang_lite.lang.backend.remote.traced_backend import TracedBackend
+from sglang_lite.lang.backend.remote.turn_plan import TurnPlan
 from sglang_lite.lang.chat_template import get_chat_template
 from sglang_lite.lang.checks import check_whole
 from sglang_lite.lang.concurrency.variables import Variable
@@ -34,8 +36,6 @@ from sglang_lite.lang.execution.operations import (
 from sglang_lite.lang.execution.player import Player
 from sglang_lite.lang.execution.reading import nothing
 from sglang_lite.lang.execution.run import Run, RunSettings, current_run
-from sglang_lite.lang.execution.shared_call import SharedCall, first_shared
-from sglang_lite.lang.execution.turn_plan import TurnPlan
 from sglang_lite.lang.expressions import BaseProgram, SglGen, SglGetForkItem, SglImage, SglSelect
 from sglang_lite.lang.state import ProgramState, ProgramStateGroup, in_event_loop, user_location
 from sglang_lite.lang.symbolic.graph import Graph, graph_of
@@ -54,7 +54,7 @@ from sglang_lite.lang.symbolic.symbols import (
     recording,
     refuse,
 )
-from sglang_lite.lang.symbolic.traced_turns import may_share_traced, planned
+from sglang_lite.lang.symbolic.traced_turns import planned, with_shared_call
 from sglang_lite.lang.unawaited import must_await
 from sglang_lite.program.graph import Call
 from sglang_lite.program.nodes import (
@@ -111,26 +111,25 @@ class TraceBranch(Branch):
         self._turn: tuple[TurnPlan, int] | None = None  # of the generation being added
         self._equal: SharedCall | None = None  # likewise
 
-    def submit(self, expr: Expression | str, where: Location | None = None, equal: SharedCall | None = None) -> None:
+    def submit(self, expr: Expression | str, where: Location | None = None) -> None:
         if isinstance(expr, str):
             self._submit_text(expr, where)
             return
         several = isinstance(expr, Expressions)
         parts = list(expr.walk()) if several else [expr]
         turns = self._turns_of(parts, where)
-        shared = None if equal is None else self._shared(parts, turns, equal)
         for i, part in enumerate(parts):
-            self._turn, self._equal = turns.get(i), equal if i == shared else None
+            source = part.source if isinstance(part, SglGen) and i not in turns else None
+            self._turn, self._equal = turns.get(i), source if isinstance(source, SharedCall) else None
             self._submit_one(part.text if isinstance(part, Text) and several else part, where)
 
-    def _shared(
-        self, parts: Sequence[Expression], turns: Mapping[int, tuple[TurnPlan, int]], equal: SharedCall
-    ) -> int | None:
-        """Index of the part, a generation, that may share a call with the other branches; None if no part may."""
-        i = first_shared(parts)
-        if i is None or i in turns or not isinstance(self.backend, TracedBackend):
-            return None
-        return i if may_share_traced(parts[i], self.backend, equal.size) else None
+    def share(self, added: Expression, size: int) -> Expression:
+        parts = list(added.walk())
+        i = first_generation(parts)
+        if i is None or not isinstance(self.backend, TracedBackend):
+            return added
+        parts[i] = with_shared_call(parts[i], self.backend, size)
+        return Expressions(parts)
 
     def _submit_one(self, expr: Expression | str, where: Location | None) -> None:
         if isinstance(expr, str):

@@ -12,8 +12,11 @@ import numbers
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from operator import attrgetter
 from typing import Any, Final, Literal, TypeAlias
+
+import msgspec
 
 from sglang_lite.errors import ParameterError, shown
 from sglang_lite.protocol.anything import UserValue
@@ -407,3 +410,22 @@ def read_params(values_by_name: Mapping[str, UserValue], names: Mapping[str, Par
         name = next(name for name in values_by_name if names[name].name == error.parameter)
         problem = error.message.removeprefix(f"{error.parameter}: ")
         raise ParameterError(name, problem, hint=error.hint) from None
+
+
+NO_PARAMS: Final = SamplingParams()
+
+
+def merge(outer: SamplingParams, inner: SamplingParams) -> SamplingParams:
+    """Sampling parameters of `outer`, overridden by those that `inner` sets."""
+    if outer is NO_PARAMS or inner is NO_PARAMS:
+        return inner if outer is NO_PARAMS else outer
+    try:
+        return _merged(outer, inner)
+    except TypeError:  # symbols of a trace are not hashable
+        return _merged.__wrapped__(outer, inner)
+
+
+@lru_cache(maxsize=4096)
+def _merged(outer: SamplingParams, inner: SamplingParams) -> SamplingParams:
+    changes = {name: value for name in inner.__struct_fields__ if (value := getattr(inner, name)) is not UNSET}
+    return msgspec.structs.replace(outer, **changes)

@@ -93,8 +93,8 @@ def test_a_method_without_a_state_is_no_program():
         Wrong().ask
 
 
-def test_instances_share_what_speculation_has_found():
-    assert Asker("One").ask.speculation is Asker("Other").ask.speculation
+def test_instances_share_what_drafts_have_found():
+    assert Asker("One").ask.api_drafts is Asker("Other").ask.api_drafts
 
 
 PROGRAMS = {

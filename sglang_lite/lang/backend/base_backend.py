@@ -14,7 +14,6 @@ from sglang_lite.lang.backend.capabilities import CONSTRAINT_NAMES
 from sglang_lite.lang.backend.capabilities import EVERYTHING as EVERYTHING
 from sglang_lite.lang.backend.capabilities import Capabilities as Capabilities
 from sglang_lite.lang.backend.profiles.prices import Price, find_price
-from sglang_lite.lang.backend.remote.turns import TurnRules
 from sglang_lite.lang.concurrency.pool import ThreadPool
 from sglang_lite.program.choosing import ChoicesDecision, ChoicesSamplingMethod
 from sglang_lite.protocol import (
@@ -34,6 +33,7 @@ from sglang_lite.protocol.sampling import given_values
 from sglang_lite.text.chat_template import TurnTemplate
 
 if TYPE_CHECKING:
+    from sglang_lite.lang.backend.planning import Planner, RunFacts
     from sglang_lite.lang.backend.token_counts import Tokenizer
     from sglang_lite.lang.execution.push_down import ProgramAtBackend
     from sglang_lite.lang.execution.stream_executor import StreamExecutor
@@ -220,15 +220,8 @@ class BaseBackend:
 
     # --------------------------------------------------------------------------- used by the interpreter
 
-    @property
-    def caches_prompts(self) -> bool:
-        """True if a provider caches prompts, so that a prompt with the same beginning is cheaper once the first token
-        of an answer has arrived."""
-        return False
-
-    @cached_property
-    def turn_rules(self) -> TurnRules | None:
-        """Rules for several generations in one turn, or None if each one is requested as if it were alone."""
+    def planner(self, run: RunFacts) -> Planner | None:
+        """Planner of the calls of a run's main branch, or None if each node is asked for as if it stood alone."""
         return None
 
     @cached_property
@@ -306,11 +299,6 @@ class BaseBackend:
         if scores and not can.scores:
             instead = "Leave them out: it picks a choice without scores."
             raise self.refusal(node, "choices_method, temperature or multi", instead, where)
-
-    def shares_prompt_cost(self, params: SamplingParams, constraint: Constraint | None, count: int) -> bool:
-        """True if one call for `count` samples is worthwhile, because the provider charges for their prompt only
-        once."""
-        return False
 
     def refusal(self, node: object, feature: str, instead: str, where: Location | None) -> CapabilityError:
         """Error for a feature that the backend does not support."""

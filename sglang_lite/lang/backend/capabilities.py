@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal, TypeAlias
 
 from sglang_lite.protocol import (
     Choices,
@@ -36,6 +37,39 @@ CONSTRAINT_NAMES: Final[dict[type, str]] = {
 }
 
 
+BegunTurns: TypeAlias = Literal["continued", "asked", "refused"]
+_WEAKEST_FIRST: tuple[BegunTurns, ...] = ("refused", "asked", "continued")
+
+
+@dataclass(frozen=True, slots=True)
+class TurnRules:
+    """Rules of a backend that is called generation by generation, for turns with several generations.
+
+    Attributes:
+        begun_turns: treatment of a turn that has begun: "continued" by the model, which is shown the open turn;
+            "asked": shown to the model as its own finished message, with a request to continue; or "refused".
+        begun_constrained: the same, for a turn with a constrained generation behind its beginning.
+        enforces_grammars: True if grammars are enforced, so that a turn can be generated as one text.
+    """
+
+    begun_turns: BegunTurns
+    begun_constrained: BegunTurns
+    enforces_grammars: bool = False
+
+
+def common_rules(each: Sequence[TurnRules]) -> TurnRules:
+    """Rules that all of several backends can follow, because any of them may answer. A turn is refused if one
+    backend refuses it, continued if all backends continue it, and generated as one text if all enforce its grammar."""
+    return TurnRules(
+        _weakest(rules.begun_turns for rules in each), _weakest(rules.begun_constrained for rules in each),
+        all(rules.enforces_grammars for rules in each),
+    )  # fmt: skip
+
+
+def _weakest(ways: Iterable[BegunTurns]) -> BegunTurns:
+    return min(ways, key=_WEAKEST_FIRST.index)
+
+
 @dataclass(frozen=True, slots=True)
 class Capabilities:
     """Capabilities of a backend with its model. A node that needs more is refused at the line that adds it.
@@ -48,6 +82,10 @@ class Capabilities:
         continues: True if any text is continued; False if only the last turn of a conversation can be generated.
         prefill: True if text that already stands in that turn is continued.
         images: True if the model accepts images.
+        turns: rules for turns with several generations, for a backend that is called generation by generation; None if
+            each one is asked for as if it stood alone.
+        caches_prompts: True if a provider caches prompts, so that a prompt with the same beginning is cheaper once the
+            first token of an answer has arrived.
     """
 
     constraints: frozenset[type] = frozenset({Regex, JsonSchema, Choices})
@@ -57,6 +95,8 @@ class Capabilities:
     continues: bool = True
     prefill: bool = True
     images: bool = False
+    turns: TurnRules | None = None
+    caches_prompts: bool = False
 
 
 EVERYTHING = Capabilities()

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sglang_lite.lang.backend.base_backend import BaseBackend
-from sglang_lite.lang.backend.remote.turns import TurnRules
+from sglang_lite.lang.backend.planning import Planner, RunFacts
+from sglang_lite.lang.backend.remote.planner import CallPlanner
 from sglang_lite.protocol import Constraint, Location, SamplingParams, Usage
 from sglang_lite.protocol.anything import Json
 from sglang_lite.text.chat_template import TurnTemplate
@@ -28,13 +29,8 @@ class DelegatingBackend(BaseBackend):
     def trace_name(self) -> str:
         return self.backend.trace_name
 
-    @property
-    def caches_prompts(self) -> bool:
-        return self.backend.caches_prompts
-
-    @property
-    def turn_rules(self) -> TurnRules | None:
-        return self.backend.turn_rules
+    def planner(self, run: RunFacts) -> Planner | None:
+        return None if self.capabilities.turns is None else CallPlanner(self, run)
 
     def get_model_name(self) -> str:
         return self.backend.get_model_name()

@@ -14,6 +14,7 @@ import msgspec
 from sglang_lite.constraints.free_numbers import TERMINATORS
 from sglang_lite.errors import with_article
 from sglang_lite.lang.backend.base_backend import EVERYTHING, BaseBackend
+from sglang_lite.lang.backend.planning import Planner
 from sglang_lite.lang.concurrency.variables import TextLog, Variable, located
 from sglang_lite.lang.execution.operations import (
     BranchMark,
@@ -31,12 +32,9 @@ from sglang_lite.lang.execution.player import Player
 from sglang_lite.lang.execution.push_down import PushedBranch
 from sglang_lite.lang.execution.reading import added, when_finished
 from sglang_lite.lang.execution.repair_prompt import check_repair
-from sglang_lite.lang.execution.run import NO_PARAMS, Run, merge
-from sglang_lite.lang.execution.shared_call import SharedCall, first_shared, may_share
+from sglang_lite.lang.execution.run import Run
 from sglang_lite.lang.execution.stream_executor import StreamExecutor
 from sglang_lite.lang.execution.transcript import Piece
-from sglang_lite.lang.execution.turn_ahead import Turn, turns_of
-from sglang_lite.lang.execution.turn_plan import TurnContext
 from sglang_lite.lang.expressions import (
     NUMBER_STOPS,
     SglCall,
@@ -85,7 +83,7 @@ from sglang_lite.protocol import (
     Unset,
 )
 from sglang_lite.protocol.anything import UserValue
-from sglang_lite.protocol.sampling import PARAMETERS
+from sglang_lite.protocol.sampling import NO_PARAMS, PARAMETERS, merge
 from sglang_lite.text.reasoning import with_reasoning
 
 if TYPE_CHECKING:
@@ -107,15 +105,16 @@ class Branch:
         player: plays the operations.
         path: path of the branch in the program's tree: that of the fork and the branch's index in it.
         node_count: number of nodes so far; the path of a node is that of its branch and its number.
+        planner: planner of its calls, or None if each node is asked for by itself.
     """
 
     __slots__ = (
-        "__weakref__", "_grammar", "_matcher", "_role", "_turns", "backend", "names", "node_count", "path", "player",
-        "run",
+        "__weakref__", "_grammar", "_matcher", "_role", "_turns", "backend", "names", "node_count", "path", "planner",
+        "player", "run",
     )  # fmt: skip
 
-    def __init__(self, player: Player, path: str = "", node_count: int = 0) -> None:
-        self.player, self.path = player, path
+    def __init__(self, player: Player, path: str = "", node_count: int = 0, planner: Planner | None = None) -> None:
+        self.player, self.path, self.planner = player, path, planner
         self.run, self.backend, self.names = player.run, player.backend, player.names
         self._turns: list[str] = []
         self._role: tuple[str, str] | None = None  # role and suffix of the open turn
@@ -123,13 +122,9 @@ class Branch:
         self._matcher: ByteMatcher | None = None  # its matcher, as long as all text in it is known
         self.node_count = node_count
 
-    def submit(self, expr: Expression | str, where: Location | None = None, equal: SharedCall | None = None) -> None:
-        """Queues the operations of an expression. Raises the errors of misuse that can be detected without playing it.
-
-        Args:
-            equal: group of branches with equal prompts so far, to all of which this expression is added; None if there
-                is no group.
-        """
+    def submit(self, expr: Expression | str, where: Location | None = None) -> None:
+        """Queues the operations of an expression. Raises the errors of misuse that can be detected without playing
+        it."""
         if self.names.gone is not None or not self.run.body_open:
             self.player.before_adding(where)
         if isinstance(expr, str) and "<coroutine object " in expr:
@@ -140,45 +135,28 @@ class Branch:
             self._put_text(expr, where)
         elif not isinstance(expr, Expression):
             raise not_addable("+=", expr, where)
-        elif self.backend.turn_rules is not None:
-            self._submit_turns(list(expr.walk()), where, equal)
+        elif self.planner is not None:
+            role = None if self._role is None else self._role[0]
+            for part in self.planner.plan(list(expr.walk()), role, where):
+                self._submit_part(part, where)
         elif isinstance(expr, Expressions):
             for part in expr.walk():
                 self._submit_part(part, where)
         else:
             self._submit_part(expr, where)
 
-    def _submit_turns(self, parts: Sequence[Expression], where: Location | None, equal: SharedCall | None) -> None:
-        """Queues a statement after planning its turns as a whole."""
-        role = None if self._role is None else self._role[0]
-        run = self.run
-        setting = TurnContext(self.backend, role, run.settings.params, run.speculation, run.speculates, where)
-        turns = turns_of(parts, setting)
-        shared = None if equal is None or run.budgets else first_shared(parts)
-        for i, part in enumerate(parts):
-            turn = turns.get(i)
-            self._submit_part(part, where, turn, equal if i == shared and turn is None else None)
+    def share(self, added: Expression, size: int) -> Expression:
+        """Expression that is added to this branch and all others of an equal `size`, as the planner shares it."""
+        return added if self.planner is None else self.planner.share(added, size)
 
-    def _submit_part(
-        self,
-        part: Expression,
-        where: Location | None,
-        turn: tuple[Turn, int] | None = None,
-        equal: SharedCall | None = None,
-    ) -> None:
+    def _submit_part(self, part: Expression, where: Location | None) -> None:
         match part:
             case Text():
                 self._put_text(part.text, where, part.ids, special=part.special)
             case SglGen():
-                op = self._gen(part, where)
-                op.turn = turn
-                if equal is not None and may_share(part, op.node.params, op.node.constraint, self.backend, equal.size):
-                    op.shared_call = equal
-                self._put(op)
+                self._put(self._gen(part, where))
             case SglSelect():
-                choice = self._select(part, where)
-                choice.turn = turn
-                self._put(choice)
+                self._put(self._select(part, where))
             case TurnBegin():
                 self._begin_turn(part.role, where)
             case TurnEnd():
@@ -377,7 +355,8 @@ class Branch:
         """Makes `size` branches that continue from here independently."""
         self.player.before_adding(where)
         node = self.next_node()
-        children = [Branch(_forked(self.player), f"{node}.{i}") for i in range(size)]
+        planners = [None] * size if self.planner is None else self.planner.fork(size)
+        children = [Branch(_forked(self.player), f"{node}.{i}", planner=planners[i]) for i in range(size)]
         self.copy_state_to(children)
         players = [child.player for child in children]
         if size > 1:
@@ -418,7 +397,7 @@ class Branch:
 
     def continue_on(self, backend: BaseBackend) -> None:
         """Makes another backend play everything that is added from now on; as `Player.continue_on`."""
-        self.backend = backend
+        self.backend, self.planner = backend, self.run.planner(backend)
         self.player.continue_on(backend)
 
     def call_hook(self, hook: str, *args: object) -> None:

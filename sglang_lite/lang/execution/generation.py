@@ -49,7 +49,7 @@ from sglang_lite.protocol import (
 from sglang_lite.text.reasoning import ReasoningParser
 
 if TYPE_CHECKING:
-    from sglang_lite.lang.execution.first_token import FirstTokenGate
+    from sglang_lite.lang.backend.planning import AnswerSource
     from sglang_lite.lang.execution.player import Player
     from sglang_lite.lang.execution.push_down import NodeEvents
 
@@ -68,7 +68,7 @@ def generate_immediately(player: Player, op: GenOp) -> bool:
         return False
     if op.expression.options is not None and _decides(op.expression.options):
         return False
-    if op.turn is not None:  # turns are planned and asked for as a whole
+    if op.expression.source is not None:
         return False
     set_asked_node(player, op)
     prompt = _prompt(player, op, op.expression.options or _NO_OPTIONS, 0)
@@ -132,36 +132,27 @@ def when_answered(op: GenOp, then: Callable[[], object]) -> NodeEvents:
 
 
 def agenerate(player: Player, op: GenOp) -> Awaitable[None]:
-    """Plays a generation; the first one of a branch waits for the branch's gate."""
-    gate, player.gate = player.gate, None
-    return _generate(player, op, None) if gate is None else _generate_behind(gate, player, op)
+    """Plays a generation: asks until an answer is accepted, and appends it."""
+    source = op.expression.source
+    return _generate(player, op) if source is None else _generate_from(source, player, op)
 
 
-async def _generate_behind(gate: FirstTokenGate, player: Player, op: GenOp) -> None:
-    leads = await gate.enter()
-    try:
-        await _generate(player, op, gate.open if leads else None)
-    finally:
-        if leads:  # on failure, too
-            gate.open()
+async def _generate_from(source: AnswerSource, player: Player, op: GenOp) -> None:
+    async with source.entered(player.transcript.text()):
+        await _generate(player, op)
 
 
-def _generate(player: Player, op: GenOp, on_event: Callable[[], None] | None) -> Awaitable[None]:
-    """Asks the backend until an answer is accepted, and appends it.
-
-    Args:
-        on_event: called when an event of an answer has come.
-    """
+def _generate(player: Player, op: GenOp) -> Awaitable[None]:
     if player.pushed is not None:
         player.pushed.note_start(op, player.transcript.pieces)
     if player.run.kept is not None and player.run.kept.gives(op):
         return _take_value(player, op, player.run.kept.value or "")
     once = op.expression.options is None and player.run.plain
-    return _generate_once(player, op, on_event) if once else _generate_in_attempts(player, op, on_event)
+    return _generate_once(player, op) if once else _generate_in_attempts(player, op)
 
 
-async def _generate_once(player: Player, op: GenOp, on_event: Callable[[], None] | None) -> None:
-    generations = await _call(player, op, _NO_OPTIONS, 0, on_event, live=True)
+async def _generate_once(player: Player, op: GenOp) -> None:
+    generations = await _call(player, op, _NO_OPTIONS, 0, live=True)
     _accept(player, op, generations, _checked(player, op, generations))
 
 
@@ -190,7 +181,7 @@ async def _take_value(player: Player, op: GenOp, text: str) -> None:
         raise ParameterError("value", f"{text!r:.60} is not possible for {op.node.name!r}: {problem}") from error
 
 
-async def _generate_in_attempts(player: Player, op: GenOp, on_event: Callable[[], None] | None) -> None:
+async def _generate_in_attempts(player: Player, op: GenOp) -> None:
     run, options = player.run, op.expression.options or _NO_OPTIONS
     retries = run.settings.retries if options.retries is None else options.retries
     live = not retries and options.check is None  # text that may be refused is not streamed
@@ -205,7 +196,7 @@ async def _generate_in_attempts(player: Player, op: GenOp, on_event: Callable[[]
         try:
             async with limit(options.timeout, "no answer within the node's timeout of"):
                 ask_once = _ask if run.budgets else _call
-                answers = await ask_once(player, op, options, attempt, on_event, live=live)
+                answers = await ask_once(player, op, options, attempt, live=live)
             values = _values(op, answers)
             if options.check is not None:
                 remaining = None if options.timeout is None else began + options.timeout - time.monotonic()
@@ -237,38 +228,30 @@ def generate(player: Player, op: GenOp) -> None:
     _accept(player, op, generations, _checked(player, op, generations))
 
 
-async def _ask(
-    player: Player, op: GenOp, options: GenOptions, attempt: int, on_event: Callable[[], None] | None, *, live: bool
-) -> list[Generation]:
+async def _ask(player: Player, op: GenOp, options: GenOptions, attempt: int, *, live: bool) -> list[Generation]:
     """Makes one attempt, within the budgets. Returns the samples, in order."""
     backend = player.backend if options.backend is None else options.backend
     prompt = _prompt(player, op, options, attempt)
     most = partial(max_generation_usage, backend, prompt, op.node.params)
     with player.run.within_budget(backend, most) as account:
-        answers = await _call(player, op, options, attempt, on_event, live=live)
+        answers = await _call(player, op, options, attempt, live=live)
         assert account is not None  # this run has a budget
         usages, texts = [answer.usage for answer in answers], [answer.text for answer in answers]
-        if op.turn is not None:  # a call for several generations, which its backend has checked
+        if "turn" in answers[0].meta:  # a call for several generations, whose usage is not that of this prompt
             account.used += usages
         elif not account.answered(usages, prompt, texts):
             answers[0] = msgspec.structs.replace(answers[0], meta=with_warnings(answers[0].meta, NOT_CREDIBLE))
     return answers
 
 
-async def _call(
-    player: Player, op: GenOp, options: GenOptions, attempt: int, on_event: Callable[[], None] | None, *, live: bool
-) -> list[Generation]:
+async def _call(player: Player, op: GenOp, options: GenOptions, attempt: int, *, live: bool) -> list[Generation]:
     """Asks the backend once. Returns the samples, in order."""
     backend = player.backend if options.backend is None else options.backend
     show = AnswerStream(player, op, options.reasoning) if live and player.transcript.log is not None else None
-    events = _events(
-        backend, player, op, options, attempt, show, stream=player.transcript.log is not None or on_event is not None
-    )
+    events = _events(backend, player, op, options, attempt, show)
     done: list[Generation] = []
     try:
         async for event in events:  # to its end: only the generator itself, or cancellation, ends it earlier
-            if on_event is not None:
-                on_event()
             if isinstance(event, Generation):
                 done.append(event)
             elif show is not None and not event.index:
@@ -301,11 +284,9 @@ def _events(
     options: GenOptions,
     attempt: int,
     show: AnswerStream | None,
-    *,
-    stream: bool,
 ) -> AsyncGenerator[Any, None]:
-    """Events of an answer, from the first source that has it: the run before, the handed-over program, blocking hooks,
-    a turn's shared call, a call shared by equal branches, or the backend."""
+    """Events of an answer, from the first that has it: the run before, the handed-over program, blocking hooks, the
+    expression's source, or the backend."""
     params = op.node.params
     if attempt and not isinstance(params.seed, Unset):  # the same seed would give the same answer
         params = msgspec.structs.replace(params, seed=reseeded(params.seed, attempt))
@@ -322,13 +303,9 @@ def _events(
     if backend.blocking:
         return _from_hooks(backend, player, op, show)
     set_asked_node(player, op)
-    if op.turn is not None and not repairs:
-        turn, place = op.turn
-        return turn.answers(place, backend, prompt(), params, constraint(), attempt, stream=stream)
-    if op.turn is not None:
-        op.turn[0].forget()
-    if op.shared_call is not None and not attempt:
-        return op.shared_call.answers(backend, prompt(), params, constraint(), stream=stream)
+    source, stream = op.expression.source, player.transcript.log is not None
+    if source is not None:
+        return source.agenerate(backend, prompt(), params, constraint(), stream=stream)
     return backend.agenerate(prompt(), params, constraint(), stream=stream)
 
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from sglang_lite.lang.backend.apis.prompt_cache import MIN_PREFIX_CHARS
 from sglang_lite.lang.execution import generation, selection
-from sglang_lite.lang.execution.first_token import LEAST_BRANCHES, FirstTokenGate
 from sglang_lite.lang.execution.operations import ForkOp, GenOp, HookOp, JoinOp, MarkOp, ReadOp, ScopeOp, SelectOp
 from sglang_lite.lang.execution.transcript import Transcript
 from sglang_lite.program.nodes import GrammarBegin, GrammarEnd, ImagePart, ScopeBegin, TurnBegin, TurnEnd
@@ -25,20 +23,10 @@ def _scope(player: Player, op: ScopeOp) -> bool:
 
 
 def _fork(player: Player, op: ForkOp) -> bool:
-    gate = _gate(player, op)
     for child in op.children:
         player.transcript.fork(child.transcript)
-        child.gate = gate
         child.begin()
     return True
-
-
-def _gate(player: Player, op: ForkOp) -> FirstTokenGate | None:
-    """Gate for a fork's first generations, or None if waiting does not pay: the prompt is too short for the provider's
-    cache, or the fork has too few branches."""
-    if len(op.children) < LEAST_BRANCHES or not player.backend.caches_prompts:
-        return None
-    return FirstTokenGate() if len(player.transcript.text()) >= MIN_PREFIX_CHARS else None
 
 
 def _join(player: Player, op: JoinOp) -> bool:

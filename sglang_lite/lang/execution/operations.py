@@ -28,9 +28,7 @@ if TYPE_CHECKING:
     from sglang_lite.lang.execution.names import NamesAtMark
     from sglang_lite.lang.execution.player import Player
     from sglang_lite.lang.execution.push_down import PushedBranch
-    from sglang_lite.lang.execution.shared_call import SharedCall
     from sglang_lite.lang.execution.transcript import Place
-    from sglang_lite.lang.execution.turn_ahead import Turn
     from sglang_lite.protocol import Constraint, Generation
 
 
@@ -59,8 +57,6 @@ class AnswerOp(msgspec.Struct, eq=False):  # a msgspec.Struct: its constructor r
     began: float = 0.0  # `time.perf_counter()` when it began to wait; 0.0 if it has not, or if that was not measured
     ended: float = 0.0  # `time.perf_counter()` when it was answered or failed
     failed_attempts: tuple[FailedAttempt, ...] = ()
-    # Planned turn of the node and its index there; None if the node is asked for on its own.
-    turn: tuple[Turn, int] | None = None
     in_body: bool = True  # False if it was added after the end of the program's body
 
     def record_failure(self, error: Exception, answers: Sequence[Generation] = ()) -> None:
@@ -75,7 +71,6 @@ class GenOp(AnswerOp, eq=False):
     expression: SglGen
     thoughts: Variable | None = None  # receives the reasoning, if it is separated from the answer
     shows_tools: bool = False  # whether its prompt shows its tools, which the branch's text does not
-    shared_call: SharedCall | None = None  # call that it may share with other branches; None if it makes its own
 
     @property
     def has_own_prompt(self) -> bool:

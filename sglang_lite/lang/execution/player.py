@@ -25,7 +25,6 @@ from sglang_lite.lang.concurrency.variables import TextLog, Variable, located
 from sglang_lite.lang.execution import generation
 from sglang_lite.lang.execution.awaited import call_hook, has_to_wait, needs_loop, play_awaited, play_blocking
 from sglang_lite.lang.execution.claims import removal
-from sglang_lite.lang.execution.first_token import FirstTokenGate
 from sglang_lite.lang.execution.immediate import IMMEDIATE
 from sglang_lite.lang.execution.names import Names
 from sglang_lite.lang.execution.operations import (
@@ -71,7 +70,6 @@ class Player:
         log: text log of the branch, or None if the run is not streamed.
         later: text log of a branch to which something was added after the end of the body, if the run is not streamed.
         children: branches forked from it.
-        gate: gate before its first generation, or None if it waits for no other branch.
         played: finished, failed and rolled-back operations, in order; owned by the thread that plays the branch.
         sid: unique name of the branch, or "" if nobody has asked for it.
         scope_starts: index of the first piece of each open scope, by the id of its variable.
@@ -82,7 +80,7 @@ class Player:
 
     __slots__ = (
         "__weakref__", "_current", "_failure", "_lock", "_queue", "_waiting",
-        "backend", "children", "claims", "depth", "failure_reported", "gate", "later", "log", "names", "played",
+        "backend", "children", "claims", "depth", "failure_reported", "later", "log", "names", "played",
         "pushed", "run", "scope_starts", "sid", "stopped", "transcript",
     )  # fmt: skip
 
@@ -93,7 +91,6 @@ class Player:
         self.later: TextLog | None = None
         self.transcript = Transcript(self.log)
         self.children: list[Player] = []
-        self.gate: FirstTokenGate | None = None
         self.played: list[Op] = []
         self._lock = threading.Lock()
         self._queue = _NO_QUEUE

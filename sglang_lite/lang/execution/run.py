@@ -11,12 +11,12 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import Context, ContextVar
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
 from sglang_lite.lang.backend.base_backend import BaseBackend
+from sglang_lite.lang.backend.planning import Planner, RunFacts
 from sglang_lite.lang.concurrency.loop import forks
 from sglang_lite.lang.execution.budget import Budget, NodeAccount
 from sglang_lite.lang.execution.push_down import PushedBranch, PushedProgram
@@ -24,7 +24,6 @@ from sglang_lite.lang.execution.run_usage import RunUsage
 from sglang_lite.lang.expressions import BaseProgram
 from sglang_lite.program.seeds import derived_seed
 from sglang_lite.protocol import (
-    UNSET,
     BudgetError,
     CapabilityError,
     RequestTimeoutError,
@@ -35,14 +34,13 @@ from sglang_lite.protocol import (
     Usage,
 )
 from sglang_lite.protocol.anything import UserValue
+from sglang_lite.protocol.sampling import NO_PARAMS
 from sglang_lite.text.chat_template import TurnTemplate
 
 if TYPE_CHECKING:
-    from sglang_lite.lang.execution.api_speculation import ApiSpeculation
     from sglang_lite.lang.execution.branch import Branch
     from sglang_lite.lang.execution.kept import Kept
 
-NO_PARAMS = SamplingParams()
 _NO_CONTEXT = Context()
 
 
@@ -107,8 +105,6 @@ class Run:
         deadline: `time.monotonic()` at which this run, or an enclosing run, times out; None for never.
         timeout: timeout in seconds that the deadline comes from.
         called: program that is run and its arguments, or None if no program is run.
-        speculation: speculative generation of its program on calls of a remote API, or None.
-        speculates: True if this run speculates.
         remembered: answers of the earlier run that this run continues.
         kept: answers of the earlier run that this run repeats; None if it is no rerun.
         body_open: True while the body is running, so that names may yet be declared.
@@ -129,7 +125,7 @@ class Run:
     __slots__ = (
         "__weakref__", "_inside", "_seeds", "_stopped", "_template", "account", "backend", "body", "body_open",
         "budgets", "called", "context", "deadline", "is_async", "kept", "loop", "made", "new_state", "plain",
-        "push_down", "remembered", "settings", "speculates", "speculation", "state", "timeout",
+        "push_down", "remembered", "settings", "state", "timeout",
     )  # fmt: skip
 
     def __init__(
@@ -158,8 +154,6 @@ class Run:
         self.body_open, self.made = True, forks()
         self.body: Any = None
         self.called: BoundCall | None = None
-        self.speculation: ApiSpeculation | None = None
-        self.speculates = False
         self.remembered: tuple[TraceNode, ...] = ()
         self.loop: asyncio.AbstractEventLoop | None = None
         self.context = _NO_CONTEXT
@@ -181,6 +175,12 @@ class Run:
             return None
         settings, asks = self.settings, self.kept is None
         return PushedBranch(PushedProgram(self.backend, stream=settings.stream, priority=settings.priority, asks=asks))
+
+    def planner(self, backend: BaseBackend) -> Planner | None:
+        """Planner of the main branch's calls on a backend, or None if each node is asked for by itself."""
+        drafts = None if self.called is None else self.called.program.api_drafts
+        shares = self.settings.seed is None and not self.budgets
+        return backend.planner(RunFacts.of(self.settings.params, drafts, shares=shares))
 
     @property
     def template(self) -> TurnTemplate:
@@ -265,19 +265,3 @@ def too_long(timeout: float | None) -> RequestTimeoutError:
 
 # Run whose body is being executed in this context.
 current_run: ContextVar[Run | None] = ContextVar("sglang_lite_run", default=None)
-
-
-def merge(outer: SamplingParams, inner: SamplingParams) -> SamplingParams:
-    """Sampling parameters of `outer`, overridden by those that `inner` sets."""
-    if outer is NO_PARAMS or inner is NO_PARAMS:
-        return inner if outer is NO_PARAMS else outer
-    try:
-        return _merged(outer, inner)
-    except TypeError:  # symbols of a trace are not hashable
-        return _merged.__wrapped__(outer, inner)
-
-
-@lru_cache(maxsize=4096)
-def _merged(outer: SamplingParams, inner: SamplingParams) -> SamplingParams:
-    changes = {name: value for name in inner.__struct_fields__ if (value := getattr(inner, name)) is not UNSET}
-    return msgspec.structs.replace(outer, **changes)

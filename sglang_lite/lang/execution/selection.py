@@ -39,7 +39,7 @@ def select_immediately(player: Player, op: SelectOp) -> bool:
         or not player.run.plain
     ):
         return False
-    if op.turn is not None:  # turns are planned and asked for as a whole
+    if op.expression.source is not None:
         return False
     unconditional = op.expression.choices_method.requires_unconditional_logprobs
     _set_asked_selection(player, op)
@@ -153,17 +153,16 @@ async def _select_once(
     prompt, run, backend = player.transcript.prompt(), player.run, player.backend
     with run.within_budget(backend, partial(max_selection_usage, backend, prompt, texts)) as account:
         try:
-            if op.turn is None:
+            if op.expression.source is None:
                 selection = await backend.aselect(prompt, texts, unconditional=unconditional)
             else:
-                turn, place = op.turn
-                selection = await turn.selection(place, backend, prompt, texts, attempt)
+                selection = await op.expression.source.aselect(backend, prompt, texts)
         except SglError as error:
             run.account.failed([error.usage])
             raise
         if account is None:
             return selection
-        if op.turn is not None or selection.meta.get("calls") == 0:  # chosen without a call of its own
+        if "turn" in selection.meta or selection.meta.get("calls") == 0:  # chosen without a call of its own
             account.used.append(selection.usage)
         elif not account.answered([selection.usage], prompt, ()):
             return msgspec.structs.replace(selection, meta=with_warnings(selection.meta, NOT_CREDIBLE))

@@ -145,10 +145,9 @@ class StreamExecutor:
 
     @property
     def num_api_spec_tokens(self) -> int | None:
-        """Maximum number of tokens that a call of a remote API may generate ahead, or None if the program does not
-        speculate."""
-        speculation = self._player.run.speculation
-        return None if speculation is None else speculation.tokens
+        """Maximum number of tokens that a call of a remote API may generate ahead, or None for no drafts."""
+        called = self._player.run.called
+        return None if called is None else called.program.api_drafts.tokens
 
     @property
     def use_thread(self) -> bool:

@@ -97,7 +97,7 @@ class Recording(DelegatingBackend):
             self._file = open(path, "wb")  # noqa: SIM115 # `close` closes it
         except OSError as error:
             raise ParameterError("path", f"{os.fspath(path)!r} can't be written: {error.strerror or error}.") from error
-        self._began, rules = time.perf_counter(), backend.turn_rules
+        self._began, rules = time.perf_counter(), backend.capabilities.turns
         turns = () if rules is None else (rules.begun_turns, rules.begun_constrained, rules.enforces_grammars)
         self._write(
             RecordingHead(

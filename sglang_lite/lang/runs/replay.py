@@ -15,8 +15,10 @@ import msgspec
 from sglang_lite import wire
 from sglang_lite.lang.argument_names import explains_wrong_arguments
 from sglang_lite.lang.backend.base_backend import ALL_CONSTRAINTS, BaseBackend, Capabilities
+from sglang_lite.lang.backend.capabilities import TurnRules
 from sglang_lite.lang.backend.node_context import NodeIdentity, current_node
-from sglang_lite.lang.backend.remote.turns import TurnRules
+from sglang_lite.lang.backend.planning import Planner, RunFacts
+from sglang_lite.lang.backend.remote.planner import CallPlanner
 from sglang_lite.lang.chat_template import ChatTemplate, ChatTemplateStyle
 from sglang_lite.lang.runs.recording import digest_of, recorded_prompt, request_key
 from sglang_lite.program.prefixes import common_length
@@ -78,7 +80,9 @@ class Replay(BaseBackend):
         self._name, self._by_node, self._timing = f"Replay({os.fspath(path)!r})", match == "node", timing
         self._head, self._calls = _read(Path(path), partial=partial)
         constraints = frozenset(kind for kind in ALL_CONSTRAINTS if kind.__name__ in self._head.constraints)
-        self.capabilities = Capabilities(constraints, images=True)
+        begun, constrained = self._head.begun, self._head.begun_constrained
+        rules = None if begun is None else TurnRules(begun, constrained or begun, self._head.texts)
+        self.capabilities = Capabilities(constraints, images=True, turns=rules)
         self.enforces = self._head.enforces and not self._by_node
         self.chat_template = chat_template or _template(self._head.template)
         self._lock = threading.Lock()
@@ -102,10 +106,8 @@ class Replay(BaseBackend):
     def get_model_name(self) -> str:
         return self._head.model
 
-    @property
-    def turn_rules(self) -> TurnRules | None:
-        head = self._head
-        return None if head.begun is None else TurnRules(head.begun, head.begun_constrained or head.begun, head.texts)
+    def planner(self, run: RunFacts) -> Planner | None:
+        return None if self.capabilities.turns is None else CallPlanner(self, run)
 
     def check(
         self, node: object, params: SamplingParams, constraint: Constraint | None, where: Location | None

@@ -175,7 +175,7 @@ def branch_of(
         run.called = BoundCall(program, tuple(args), kwargs)
     player = Player(run)
     player.continue_on(backend)
-    branch = Branch(player, saved.branch, saved.nodes)
+    branch = Branch(player, saved.branch, saved.nodes, run.planner(backend))
     same = same_tokens(saved, backend)
     branch.restore([_unsaved(piece, same_tokens=same) for piece in saved.pieces], saved.messages, saved.turn)
     ret_value = None

@@ -23,8 +23,8 @@ from sglang_lite.protocol.anything import UserValue
 from sglang_lite.protocol.sampling import Deferred
 
 if TYPE_CHECKING:
-    from sglang_lite.lang.execution.shared_call import SharedCall
-    from sglang_lite.lang.execution.turn_plan import TurnPlan
+    from sglang_lite.lang.backend.remote.shared_call import SharedCall
+    from sglang_lite.lang.backend.remote.turn_plan import TurnPlan
     from sglang_lite.lang.expressions import SglGen, SglSelect
     from sglang_lite.lang.tracer import TracerProgramState
 

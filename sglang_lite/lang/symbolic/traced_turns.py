@@ -9,10 +9,9 @@ from typing import Any
 
 import msgspec
 
+from sglang_lite.lang.backend.remote.shared_call import SharedCall, may_share
 from sglang_lite.lang.backend.remote.traced_backend import TracedBackend
-from sglang_lite.lang.execution.run import merge
-from sglang_lite.lang.execution.shared_call import may_share
-from sglang_lite.lang.execution.turn_plan import TurnContext, TurnPlan, plan
+from sglang_lite.lang.backend.remote.turn_plan import TurnContext, TurnPlan, plan
 from sglang_lite.lang.expressions import SglGen, SglSelect
 from sglang_lite.lang.symbolic.symbols import Symbol
 from sglang_lite.program.nodes import Expression, Text
@@ -31,18 +30,16 @@ def planned(
         parts: expressions of the statement.
         role: role of the turn that is open before the statement, or None.
     """
-    speculation = backend.speculation
-    ahead = speculation is not None and speculation.on
-    return plan(list(map(_known, parts)), TurnContext(backend.about, role, backend.params, speculation, ahead, where))
+    return plan(list(map(_known, parts)), TurnContext(backend.about, role, backend.facts, where))
 
 
-def may_share_traced(part: Expression, backend: TracedBackend, size: int) -> bool:
-    """Returns True if a generation may share a call with other branches, as `shared_call.may_share` does."""
+def with_shared_call(part: Expression, backend: TracedBackend, size: int) -> Expression:
+    """Generation with the call that it may share with other branches, as in a run."""
     known = _known(part)
-    if not isinstance(known, SglGen):
-        return False
-    params = merge(backend.params, known.node.params)
-    return may_share(known, params, known.node.constraint, backend.about, size)
+    if not isinstance(part, SglGen) or not isinstance(known, SglGen):
+        return part
+    shares = may_share(known, backend.facts.params, backend.about.shares_prompt_cost, size)
+    return replace(part, source=SharedCall(size)) if shares else part
 
 
 def _known(part: Expression) -> Expression:

@@ -9,8 +9,8 @@ from openai_answers import chunk, failure, said
 
 import sglang_lite as sgl
 from sglang_lite.lang.backend.anthropic import Anthropic
+from sglang_lite.lang.backend.capabilities import BegunTurns, TurnRules, common_rules
 from sglang_lite.lang.backend.openai import OpenAI
-from sglang_lite.lang.backend.remote.turns import BegunTurns, TurnRules, common_rules
 
 
 @pytest.fixture

@@ -10,6 +10,8 @@ import pytest
 
 import sglang_lite as sgl
 from sglang_lite.lang.backend.apis.prompt_cache import MIN_PREFIX_CHARS, cache_key, marks
+from sglang_lite.lang.backend.capabilities import Capabilities, TurnRules
+from sglang_lite.lang.backend.remote.planner import CallPlanner
 from sglang_lite.lang.concurrency.loop import executor
 from sglang_lite.lang.concurrency.variables import Variable
 from sglang_lite.protocol import Delta, Generation, Message, Prompt, Span
@@ -149,13 +151,12 @@ class Cached(sgl.BaseBackend):
 
     def __init__(self, *, caches: bool = True) -> None:
         super().__init__()
-        self._caches = caches
+        self.capabilities = Capabilities(turns=TurnRules("continued", "continued"), caches_prompts=caches)
         self.asked = 0
         self._gate = Variable()
 
-    @property
-    def caches_prompts(self) -> bool:
-        return self._caches
+    def planner(self, run):
+        return CallPlanner(self, run)
 
     def open(self) -> None:
         self._gate.set(None)

@@ -3,7 +3,8 @@
 import pytest
 
 import sglang_lite as sgl
-from sglang_lite.lang.backend.remote.turns import TurnRules
+from sglang_lite.lang.backend.capabilities import Capabilities, TurnRules
+from sglang_lite.lang.backend.remote.planner import CallPlanner
 from sglang_lite.testing import Fail
 
 
@@ -51,10 +52,10 @@ def test_one_call_has_a_sample_for_each_branch(server, backend, stream):
 
 def test_a_call_without_an_answer_is_an_error_of_the_program():
     class Silent(sgl.BaseBackend):
-        turn_rules = TurnRules("continued", "continued")
+        capabilities = Capabilities(turns=TurnRules("continued", "continued"))
 
-        def shares_prompt_cost(self, params, constraint, count):
-            return True
+        def planner(self, run):
+            return CallPlanner(self, run, lambda params, constraint, count: True)
 
         async def agenerate(self, prompt, params, constraint, *, stream):
             for event in ():

@@ -108,7 +108,7 @@ def test_one_call_brings_the_turn(api, model):
     assert told(state, "name") == {"by": "ahead", "found": 2, "thrown_tokens": 0}
     assert told(state, "year") == told(state, "city") == {"by": "found", "saved_tokens": asked}
     assert (state.usage().prompt_tokens, state.usage().completion_tokens) == (asked, len(TURN.split()))
-    counted = fast.speculation
+    counted = fast.api_drafts
     assert (counted.found, counted.missed, counted.saved_tokens, counted.thrown_tokens) == (2, 0, 2 * asked, 0)
 
 
@@ -181,7 +181,7 @@ def test_a_miss_costs_a_call_that_goes_on_from_there(api, model):
     assert state.text().count("Year: 1910\nCity: Rome")
     assert [told(state, name)["by"] for name in ("name", "year", "city")] == ["ahead", "ahead", "found"]
     assert state.usage("name").thrown_away_tokens == told(state, "name")["thrown_tokens"] > 0
-    assert (fast.speculation.found, fast.speculation.missed) == (1, 2)
+    assert (fast.api_drafts.found, fast.api_drafts.missed) == (1, 2)
 
 
 def test_nothing_found_is_asked_for_by_itself(api, model):
@@ -327,16 +327,16 @@ def test_speculation_ends_where_it_does_not_pay(api, model):
     fast = program()
     backend = model(lambda body: stopped(" x\ny", body) if begun(body) else "no such thing")
     runs = 0
-    while fast.speculation.on:
+    while fast.api_drafts.on:
         assert values(fast.run(backend=backend)) == [" x"] * 3
         runs += 1
-    seen = fast.speculation.found + fast.speculation.missed
+    seen = fast.api_drafts.found + fast.api_drafts.missed
     assert 32 <= seen < 32 + 8
-    assert fast.speculation.found < seen / 2
+    assert fast.api_drafts.found < seen / 2
     api.requests.clear()
     assert values(fast.run(backend=backend)) == [" x"] * 3
     assert len(api.requests) == 3  # a call a generation
-    assert fast.speculation.found + fast.speculation.missed == seen
+    assert fast.api_drafts.found + fast.api_drafts.missed == seen
 
 
 @pytest.mark.parametrize("tokens", [0, -1, True, 1.5, "64"])

@@ -12,13 +12,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from sglang_lite.lang.backend.capabilities import CONSTRAINT_NAMES, Capabilities
+from sglang_lite.lang.backend.capabilities import CONSTRAINT_NAMES, BegunTurns, Capabilities, TurnRules
 from sglang_lite.lang.backend.ladder.native_rungs import native_rungs
 from sglang_lite.lang.backend.ladder.object_constraints import NUMBER_FORMS, json_form
 from sglang_lite.lang.backend.ladder.rung import REPAIRS, Demands, Policy, Refusal, Rung
 from sglang_lite.lang.backend.ladder.rung_parameters import with_parameters
 from sglang_lite.lang.backend.profiles.profile import Profile
-from sglang_lite.lang.backend.remote.turns import BegunTurns, TurnRules
 from sglang_lite.lang.expressions import NUMBER_STOPS
 from sglang_lite.protocol import (
     Choices,
@@ -145,20 +144,15 @@ def capabilities_of(profile: Profile, policy: Policy) -> Capabilities:
     """Capabilities of a backend with this profile, in the form that the language checks."""
     selection = choose_rung(profile, policy, Demands("select", constraint=ANY_CHOICE))
     scored = choose_rung(profile, policy, Demands("select", constraint=ANY_CHOICE, scores=True))
+    continues, continues_last = profile.supports("continues"), profile.supports("continue_final_message")
+    prefill = profile.supports("prefill") or continues_last
+    otherwise: BegunTurns = "refused" if policy == "strict" else "asked"
+    rules = TurnRules(
+        "continued" if continues or prefill else otherwise, "continued" if continues or continues_last else otherwise,
+        OneOf in kinds_served(profile, "strict"),
+    )  # fmt: skip
     return Capabilities(
         kinds_served(profile, policy), profile.params, select=isinstance(selection, Rung),
-        scores=isinstance(scored, Rung), continues=profile.supports("continues"),
-        prefill=profile.supports("prefill") or profile.supports("continue_final_message"),
-        images=profile.supports("images"),
-    )  # fmt: skip
-
-
-def turn_rules_of(profile: Profile, policy: Policy) -> TurnRules:
-    """Rules of a backend with this profile for several generations in a turn."""
-    can = capabilities_of(profile, policy)
-    otherwise: BegunTurns = "refused" if policy == "strict" else "asked"
-    constrained = can.continues or profile.supports("continue_final_message")
-    return TurnRules(
-        "continued" if can.continues or can.prefill else otherwise, "continued" if constrained else otherwise,
-        OneOf in kinds_served(profile, "strict"),
+        scores=isinstance(scored, Rung), continues=continues, prefill=prefill, images=profile.supports("images"),
+        turns=rules, caches_prompts=profile.supports("cache_control") or profile.supports("prompt_cache_key"),
     )  # fmt: skip

@@ -17,19 +17,20 @@ from sglang_lite.lang.backend.apis.api import Api, ApiRequest, Target
 from sglang_lite.lang.backend.apis.provider_items import ProviderItems
 from sglang_lite.lang.backend.base_backend import BaseBackend, Capabilities
 from sglang_lite.lang.backend.http.rate_limit import RateLimit
-from sglang_lite.lang.backend.ladder.choose import capabilities_of, choose_rung, turn_rules_of
+from sglang_lite.lang.backend.ladder.choose import capabilities_of, choose_rung
 from sglang_lite.lang.backend.ladder.rung import POLICIES, Demands, Policy, Refusal, Rung
 from sglang_lite.lang.backend.node_context import scores_needed
+from sglang_lite.lang.backend.planning import Planner, RunFacts
 from sglang_lite.lang.backend.profiles.prices import price as known_price
 from sglang_lite.lang.backend.profiles.profile import Profile, check_model_name
 from sglang_lite.lang.backend.remote.client import ApiClient
 from sglang_lite.lang.backend.remote.connection import Connection, Connector
 from sglang_lite.lang.backend.remote.explain import Explanation, Price
 from sglang_lite.lang.backend.remote.explain import explain as explained
+from sglang_lite.lang.backend.remote.planner import CallPlanner
 from sglang_lite.lang.backend.remote.selecting import select_by_rung
 from sglang_lite.lang.backend.remote.serving import serve, shape_of
 from sglang_lite.lang.backend.remote.traced_backend import TracedBackend
-from sglang_lite.lang.backend.remote.turns import TurnRules
 from sglang_lite.lang.backend.rendering import text_outside
 from sglang_lite.lang.backend.token_usage import TokenUsage
 from sglang_lite.lang.backend.tool_prompt import with_tools
@@ -107,7 +108,7 @@ class RemoteBackend(BaseBackend):
             raise ParameterError("rate_limit", f"{rate_limit!r:.60} is not a RateLimit.")
         self.policy, self._finding = policy, threading.Lock()
         self._find, self._stated = profile, capabilities
-        self._found: tuple[Profile, Capabilities, TurnRules] | None = None
+        self._found: tuple[Profile, Capabilities] | None = None
         self.model_name, self.chat_template = model_name, chat_template
         self._name = f"{type(self).__name__}({model_name!r})"
         self.token_usage = TokenUsage()
@@ -140,16 +141,11 @@ class RemoteBackend(BaseBackend):
     def capabilities(self) -> Capabilities:  # type: ignore[override] # found out on first use
         return self._known[1]
 
-    @property
-    def caches_prompts(self) -> bool:
-        return self.profile.supports("cache_control") or self.profile.supports("prompt_cache_key")
+    def planner(self, run: RunFacts) -> Planner:
+        return CallPlanner(self, run, self.shares_prompt_cost)
 
     @property
-    def turn_rules(self) -> TurnRules:
-        return self._known[2]
-
-    @property
-    def _known(self) -> tuple[Profile, Capabilities, TurnRules]:
+    def _known(self) -> tuple[Profile, Capabilities]:
         if self._found is None:
             with self._finding:
                 if self._found is None:
@@ -157,7 +153,7 @@ class RemoteBackend(BaseBackend):
                     if self._stated is not None:
                         found = found.with_capabilities(self._stated)
                     found = self._find = found.for_rungs(self.rungs)  # only rungs that have a request
-                    self._found = found, capabilities_of(found, self.policy), turn_rules_of(found, self.policy)
+                    self._found = found, capabilities_of(found, self.policy)
         return self._found
 
     def explain(
@@ -186,8 +182,8 @@ class RemoteBackend(BaseBackend):
         Raises:
             TraceError: the body decides on a value that only a run knows, in a way that can't be explored.
         """
-        speculation = None if program.speculation.tokens is None else program.speculation
-        traced = program.trace(backend=TracedBackend(self, params, speculation), explore=explore, **arguments)
+        facts = RunFacts.of(params, program.api_drafts)
+        traced = program.trace(backend=TracedBackend(self, facts), explore=explore, **arguments)
         graph = traced.graph()
         return explained(
             self, self._name, self.model_name, graph, traced.entries(graph),
@@ -211,6 +207,8 @@ class RemoteBackend(BaseBackend):
             raise self.refusal(node, found.feature, found.instead, where)
 
     def shares_prompt_cost(self, params: SamplingParams, constraint: Constraint | None, count: int) -> bool:
+        """True if one call for `count` samples is worthwhile, because the provider charges for their prompt only
+        once."""
         if self.profile.api not in _SAMPLED:
             return False
         found = self.rung(Demands("gen", msgspec.structs.replace(params, n=count), constraint))

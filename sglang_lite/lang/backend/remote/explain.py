@@ -45,8 +45,8 @@ from sglang_lite.protocol.sampling import given_values
 
 if TYPE_CHECKING:
     from sglang_lite.lang.backend.remote.backend import RemoteBackend
-    from sglang_lite.lang.execution.shared_call import SharedCall
-    from sglang_lite.lang.execution.turn_plan import TurnPlan
+    from sglang_lite.lang.backend.remote.shared_call import SharedCall
+    from sglang_lite.lang.backend.remote.turn_plan import TurnPlan
     from sglang_lite.lang.symbolic.symbols import Entry
 
 Price: TypeAlias = Callable[[Usage, str], float | None]  # dollars for a call's usage on a model; None if unknown

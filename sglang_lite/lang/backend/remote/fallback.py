@@ -9,9 +9,11 @@ from typing import Any, TypeVar
 import msgspec
 
 from sglang_lite.lang.argument_names import explains_wrong_arguments
-from sglang_lite.lang.backend.base_backend import BaseBackend, Capabilities
+from sglang_lite.lang.backend.base_backend import BaseBackend
+from sglang_lite.lang.backend.capabilities import Capabilities, TurnRules, common_rules
 from sglang_lite.lang.backend.default import BackendLike, as_backend
-from sglang_lite.lang.backend.remote.turns import TurnRules, common_rules
+from sglang_lite.lang.backend.planning import Planner, RunFacts
+from sglang_lite.lang.backend.remote.planner import CallPlanner
 from sglang_lite.lang.backend.rendering import rerender
 from sglang_lite.lang.backend.token_counts import note_unreported
 from sglang_lite.protocol import (
@@ -66,18 +68,8 @@ class Fallback(BaseBackend):
     def get_model_name(self) -> str:
         return ", ".join(backend.get_model_name() for backend in self.backends)
 
-    @property
-    def caches_prompts(self) -> bool:
-        return self.backends[0].caches_prompts
-
-    @property
-    def turn_rules(self) -> TurnRules | None:
-        """Rules that all backends can follow, so that a turn is requested in the same way whichever one answers; None
-        if no backend has rules."""
-        rules = [backend.turn_rules for backend in self.backends]
-        if not any(rules):
-            return None
-        return common_rules([each or _CONTINUES for each in rules])
+    def planner(self, run: RunFacts) -> Planner | None:
+        return None if self.capabilities.turns is None else CallPlanner(self, run)
 
     def identity(self) -> tuple[Json, ...]:
         return *super().identity(), *(backend.identity() for backend in self.backends)
@@ -152,6 +144,7 @@ def _name(backend: BaseBackend) -> str:
 def _shared(each: Sequence[Capabilities]) -> Capabilities:
     """Capabilities that all of the backends have."""
     limited = [can.params for can in each if can.params is not None]
+    rules = [can.turns for can in each]
     return Capabilities(
         constraints=frozenset.intersection(*(can.constraints for can in each)),
         params=frozenset.intersection(*limited) if limited else None,
@@ -160,4 +153,6 @@ def _shared(each: Sequence[Capabilities]) -> Capabilities:
         continues=all(can.continues for can in each),
         prefill=all(can.prefill for can in each),
         images=all(can.images for can in each),
+        turns=common_rules([own or _CONTINUES for own in rules]) if any(rules) else None,
+        caches_prompts=each[0].caches_prompts,
     )

@@ -6,24 +6,23 @@ from typing import TYPE_CHECKING
 
 from sglang_lite.lang.backend.base_backend import ALL_CONSTRAINTS, BaseBackend
 from sglang_lite.lang.backend.capabilities import Capabilities
-from sglang_lite.protocol import SamplingParams
+from sglang_lite.lang.backend.planning import RunFacts
 
 if TYPE_CHECKING:
-    from sglang_lite.lang.execution.api_speculation import ApiSpeculation
+    from sglang_lite.lang.backend.remote.backend import RemoteBackend
 
 
 class TracedBackend(BaseBackend):
     """Backend that plays nothing. Roles are rendered by the template of the backend in question.
 
     Args:
-        about: backend to explain; the trace plans turns as a run on this backend would.
-        params: sampling parameters of the run.
-        speculation: speculation of the program, or None if the program does not speculate.
+        about: backend to explain; the trace plans calls as a run on this backend would.
+        facts: facts of the run.
     """
 
     capabilities = Capabilities(ALL_CONSTRAINTS, images=True)
 
-    def __init__(self, about: BaseBackend, params: SamplingParams, speculation: ApiSpeculation | None) -> None:
+    def __init__(self, about: RemoteBackend, facts: RunFacts) -> None:
         super().__init__()
         self.chat_template = about.get_chat_template()
-        self.about, self.params, self.speculation = about, params, speculation
+        self.about, self.facts = about, facts

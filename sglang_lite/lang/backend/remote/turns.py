@@ -3,9 +3,7 @@ as one text under a grammar. Builds no requests."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from collections.abc import Sequence
 
 import msgspec
 
@@ -16,39 +14,6 @@ CONTINUE_PROMPT = (
     "Go on with your last message exactly where it ends. Write only what comes next: repeat nothing of it, and say "
     "nothing about it."
 )
-
-
-BegunTurns: TypeAlias = Literal["continued", "asked", "refused"]
-_WEAKEST_FIRST: tuple[BegunTurns, ...] = ("refused", "asked", "continued")
-
-
-@dataclass(frozen=True, slots=True)
-class TurnRules:
-    """Rules of a backend that is called generation by generation, for turns with several generations.
-
-    Attributes:
-        begun_turns: treatment of a turn that has begun: "continued" by the model, which is shown the open turn;
-            "asked": shown to the model as its own finished message, with a request to continue; or "refused".
-        begun_constrained: the same, for a turn with a constrained generation behind its beginning.
-        enforces_grammars: True if grammars are enforced, so that a turn can be generated as one text.
-    """
-
-    begun_turns: BegunTurns
-    begun_constrained: BegunTurns
-    enforces_grammars: bool = False
-
-
-def common_rules(each: Sequence[TurnRules]) -> TurnRules:
-    """Rules that all of several backends can follow, because any of them may answer. A turn is refused if one
-    backend refuses it, continued if all backends continue it, and generated as one text if all enforce its grammar."""
-    return TurnRules(
-        _weakest(rules.begun_turns for rules in each), _weakest(rules.begun_constrained for rules in each),
-        all(rules.enforces_grammars for rules in each),
-    )  # fmt: skip
-
-
-def _weakest(ways: Iterable[BegunTurns]) -> BegunTurns:
-    return min(ways, key=_WEAKEST_FIRST.index)
 
 
 def turn_text(parts: Sequence[str | Constraint | None]) -> Constraint | None:

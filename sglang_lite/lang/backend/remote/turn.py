@@ -1,5 +1,5 @@
 """Several generations in one turn, on a backend that is asked generation by generation: answers that one call has
-brought for other generations than its own. Belongs to the branch that the statement is added to (see turn_plan.py)."""
+brought for other generations than its own (see turn_plan.py)."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import msgspec
 
 from sglang_lite.constraints.matching import validate
 from sglang_lite.lang.backend.base_backend import BaseBackend, only_answer
+from sglang_lite.lang.backend.planning import AnswerSource
+from sglang_lite.lang.backend.remote.turn_match import TurnHole, TurnPart, UnstoppedAnswer, read
+from sglang_lite.lang.backend.remote.turn_plan import Generated, TurnContext, TurnPlan, plan, stops_of
 from sglang_lite.lang.backend.remote.turns import from_start, turn_text, unrepeated, with_continue_request
-from sglang_lite.lang.execution.run import merge
-from sglang_lite.lang.execution.turn_match import TurnHole, TurnPart, UnstoppedAnswer, read
-from sglang_lite.lang.execution.turn_plan import Generated, TurnContext, TurnPlan, plan, stops_of
 from sglang_lite.lang.expressions import SglGen, SglSelect
 from sglang_lite.program.nodes import Expression
 from sglang_lite.protocol import (
@@ -23,6 +23,7 @@ from sglang_lite.protocol import (
     Constraint,
     Delta,
     Generation,
+    Message,
     Prompt,
     SamplingParams,
     Selection,
@@ -31,25 +32,26 @@ from sglang_lite.protocol import (
     ValueValidationError,
     total_usage,
 )
+from sglang_lite.protocol.sampling import merge
 
 _NOT_ASKED = {"calls": 0, "cost": 0.0}  # metadata of an answer that another generation's call has brought
 _BESIDE = 16  # tokens of the constant text beside a value, at most
 
 
-def turns_of(parts: Sequence[Expression], setting: TurnContext) -> dict[int, tuple[Turn, int]]:
-    """Turns of a statement, by the indices of their generations in the statement, each with the generation's index in
-    its turn. Generations that are asked for alone are left out.
+def turns_of(parts: Sequence[Expression], setting: TurnContext) -> dict[int, TurnPlace]:
+    """Places of a statement's generations in its turns, by their indices in the statement. Generations that are asked
+    for alone are left out.
 
     Raises:
         CapabilityError: the statement needs a model that continues a begun turn, and the backend's does not.
     """
     turns: dict[int, Turn] = {}  # by the ids of their plans
-    found: dict[int, tuple[Turn, int]] = {}
+    found: dict[int, TurnPlace] = {}
     for i, (planned, place) in plan(parts, setting).items():
         if planned.refusal is not None:
             raise setting.backend.refusal(*planned.refusal, setting.where)
         turn = turns.setdefault(id(planned), Turn(planned, setting))
-        found[i] = turn, place
+        found[i] = TurnPlace(turn, place)
     return found
 
 
@@ -61,28 +63,26 @@ class Turn:
         planned: way in which its generations are asked for.
     """
 
-    __slots__ = ("_ahead", "_answers", "_parts", "_places", "_plan", "_speculation", "_wasted")
+    __slots__ = ("_ahead", "_answers", "_asked", "_drafts", "_messages", "_parts", "_places", "_plan", "_wasted")
 
     def __init__(self, planned: TurnPlan, setting: TurnContext) -> None:
         span = planned.span
-        self._plan, self._speculation = planned, setting.speculation
-        self._parts = tuple(p if isinstance(p, str) else _hole(p, setting.params) for p in span.parts)
+        self._plan, self._drafts = planned, setting.run.drafts
+        self._parts = tuple(p if isinstance(p, str) else _hole(p, setting.run.params) for p in span.parts)
         self._places = [i for i, part in enumerate(self._parts) if isinstance(part, TurnHole)]
         self._ahead = planned.ahead
         self._answers: dict[int, Generation] = {}  # by index of the generation
         self._wasted: list[Generation] = []  # calls that brought nothing for their generation
+        self._asked: set[int] = set()  # indices of the generations that were asked for
+        self._messages: tuple[Message, ...] | None = None  # turns before this one, as the first prompt has them
 
     async def answers(
         self, place: int, backend: BaseBackend, prompt: Prompt, params: SamplingParams, constraint: Constraint | None,
-        attempt: int, *, stream: bool,
+        *, stream: bool,
     ) -> AsyncGenerator[Delta | Generation, None]:  # fmt: skip
-        """Yields the events of the generation at index `place`, as `BaseBackend.agenerate` does.
-
-        Args:
-            attempt: number of the attempt, from 0. A later attempt makes its own call, and answers known ahead are
-                dropped.
-        """
-        found = await self._planned_answer(place, backend, prompt, params, attempt)
+        """Yields the events of the generation at index `place`, as `BaseBackend.agenerate` does. A later attempt makes
+        its own call, and answers known ahead are dropped."""
+        found = await self._planned_answer(place, backend, prompt, params)
         if found is not None:
             yield found
         elif self._plan.asks_to_continue and prompt.partial.strip():
@@ -91,13 +91,9 @@ class Turn:
             async for event in backend.agenerate(prompt, params, constraint, stream=stream):
                 yield self._with_wasted(event) if isinstance(event, Generation) else event
 
-    async def selection(
-        self, place: int, backend: BaseBackend, prompt: Prompt, choices: Sequence[str], attempt: int
-    ) -> Selection:
+    async def selection(self, place: int, backend: BaseBackend, prompt: Prompt, choices: Sequence[str]) -> Selection:
         """Answer of the selection at index `place`, as `BaseBackend.aselect` returns it."""
-        found = await self._planned_answer(
-            place, backend, prompt, self._plan.common_params or SamplingParams(), attempt
-        )
+        found = await self._planned_answer(place, backend, prompt, self._plan.common_params or SamplingParams())
         if found is not None:
             return Selection((), found.usage, found.text, found.meta)
         request = with_continue_request(prompt, _template(backend)) if self._plan.asks_to_continue else prompt
@@ -105,17 +101,17 @@ class Turn:
         total = self._with_wasted(Generation("", usage=picked.usage, meta=picked.meta))
         return msgspec.structs.replace(picked, usage=total.usage, meta=total.meta)
 
-    def forget(self) -> None:
-        """Drops the answers known ahead, as an earlier generation of the turn is asked for again."""
-        self._answers, self._ahead = {}, False
-
     async def _planned_answer(
-        self, place: int, backend: BaseBackend, prompt: Prompt, params: SamplingParams, attempt: int
+        self, place: int, backend: BaseBackend, prompt: Prompt, params: SamplingParams
     ) -> Generation | None:
         """Answer for the generation at index `place`, from an earlier call or from a shared call made now; None if it
         needs a call of its own."""
-        if attempt:
-            self.forget()
+        if place in self._asked:  # a later attempt, so what is known ahead may not fit
+            self._answers, self._ahead = {}, False
+        self._asked.add(place)
+        self._messages = prompt.messages if self._messages is None else self._messages
+        if prompt.messages != self._messages:  # the model is shown its refused answer
+            return None
         if place not in self._answers:
             await self._look_ahead(place, backend, prompt, params)
         return self._answers.pop(place, None)
@@ -146,8 +142,8 @@ class Turn:
         Args:
             turn_start: text of the turn so far, which the model may repeat at the beginning of its answer.
         """
-        assert self._speculation is not None
-        free = msgspec.structs.replace(params, stop=self._plan.stops or UNSET, max_tokens=self._speculation.tokens)
+        assert self._drafts is not None
+        free = msgspec.structs.replace(params, stop=self._plan.stops or UNSET, max_tokens=self._drafts.tokens)
         response = await only_answer(backend.agenerate(prompt, free, None, stream=False))
         tokens = tuple(entry.text or "" for entry in response.output_logprobs)
         text = unrepeated(turn_start, response.text) if turn_start else response.text
@@ -155,7 +151,7 @@ class Turn:
         reading = read(answer, parts)
         possible, found = len(self._places) - place, len(reading.values)
         saved = max(found - 1, 0)
-        self._speculation.note(
+        self._drafts.note(
             saved, possible - max(found, 1) + (not found), saved * response.usage.prompt_tokens, reading.unused_tokens
         )
         for i, value in enumerate(reading.values):
@@ -235,6 +231,33 @@ class Turn:
         turn["thrown_tokens"] = turn.get("thrown_tokens", 0) + thrown
         usage = total_usage([*usages, response.usage])
         return msgspec.structs.replace(response, usage=usage, meta={**response.meta, "turn": turn})
+
+
+class TurnPlace(AnswerSource):
+    """Source of the answer of one generation in a turn.
+
+    Args:
+        index: number of the generation in the turn, from 0.
+    """
+
+    __slots__ = ("_index", "_turn")
+
+    def __init__(self, turn: Turn, index: int) -> None:
+        self._turn, self._index = turn, index
+
+    def agenerate(
+        self,
+        backend: BaseBackend,
+        prompt: Prompt,
+        params: SamplingParams,
+        constraint: Constraint | None,
+        *,
+        stream: bool,
+    ) -> AsyncGenerator[Delta | Generation, None]:
+        return self._turn.answers(self._index, backend, prompt, params, constraint, stream=stream)
+
+    async def aselect(self, backend: BaseBackend, prompt: Prompt, choices: Sequence[str]) -> Selection:
+        return await self._turn.selection(self._index, backend, prompt, choices)
 
 
 def _hole(gen: Generated, outer: SamplingParams) -> TurnHole:

@@ -3,52 +3,55 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
-from typing import Any
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import replace
+from typing import Any, TypeAlias
 
 import msgspec
 
 from sglang_lite.lang.backend.base_backend import BaseBackend
-from sglang_lite.lang.expressions import SglCall, SglGen, SglSelect, SglSeparateReasoning
-from sglang_lite.program.nodes import Expression
+from sglang_lite.lang.backend.planning import AnswerSource
+from sglang_lite.lang.expressions import SglGen, is_constant
+from sglang_lite.program.nodes import Expression, Expressions
 from sglang_lite.protocol import Constraint, Delta, Generation, Prompt, SamplingParams, Unset
+from sglang_lite.protocol.sampling import merge
 
-_MAKERS = (SglGen, SglSelect, SglCall, SglSeparateReasoning)  # expressions whose results differ from branch to branch
-
-
-def is_constant(expression: Expression) -> bool:
-    """Returns True if branches remain equal when an expression is added to all of them: nothing in it is generated or
-    called."""
-    return not any(isinstance(part, _MAKERS) for part in expression.walk())
+SharesCost: TypeAlias = Callable[[SamplingParams, Constraint | None, int], bool]  # a backend's `shares_prompt_cost`
 
 
-def first_shared(parts: Sequence[Expression]) -> int | None:
+def first_generation(parts: Sequence[Expression]) -> int | None:
     """Index of a statement's first generation, or None if it has none, or if a selection, call or reasoning block comes
     first."""
-    first = next((i for i, part in enumerate(parts) if isinstance(part, _MAKERS)), None)
+    first = next((i for i, part in enumerate(parts) if not is_constant(part)), None)
     return first if first is not None and isinstance(parts[first], SglGen) else None
 
 
-def may_share(
-    own: SglGen, params: SamplingParams, constraint: Constraint | None, backend: BaseBackend, size: int
-) -> bool:
+def may_share(own: SglGen, run_params: SamplingParams, shares_cost: SharesCost, size: int) -> bool:
     """Returns True if a generation may take a sample of another branch's call: it has no seed, sample count, tools or
-    backend of its own, and the backend makes `size` samples in a call.
-
-    Args:
-        params: sampling parameters of the node, merged with those of the run.
-        size: number of branches.
-    """
+    backend of its own, and the backend makes `size` samples in a call."""
+    params = merge(run_params, own.node.params)
     if not isinstance(params.seed, Unset) or not isinstance(params.n, Unset) or own.tools is not None:
         return False
     elsewhere = own.options is not None and own.options.backend is not None
-    return not elsewhere and backend.shares_prompt_cost(params, constraint, size)
+    return not elsewhere and shares_cost(params, own.node.constraint, size)
 
 
-class SharedCall:
+def shared(added: Expression, run_params: SamplingParams, shares_cost: SharesCost, size: int) -> Expression:
+    """Expression that is added to `size` equal branches, whose first generation is one call for all if it may be."""
+    parts = list(added.walk())
+    first = first_generation(parts)
+    if first is None or not isinstance(own := parts[first], SglGen):
+        return added
+    if not may_share(own, run_params, shares_cost, size):
+        return added
+    parts[first] = replace(own, source=SharedCall(size))
+    return Expressions(parts)
+
+
+class SharedCall(AnswerSource):
     """Generation call shared by several branches. The first branch makes it; the other branches take its samples, if
     they ask with the same prompt, parameters and constraint. If the call fails, or its branch is stopped, each of the
-    other branches makes its own call.
+    other branches makes its own call; so does a branch in a later attempt, once no sample is left.
 
     Args:
         size: number of branches.
@@ -61,7 +64,7 @@ class SharedCall:
         self._key: tuple[Any, ...] = ()  # prompt, parameters and constraint of the shared call
         self._samples: asyncio.Future[list[Generation]] | None = None  # samples that no branch has taken yet
 
-    async def answers(
+    async def agenerate(
         self,
         backend: BaseBackend,
         prompt: Prompt,
@@ -70,7 +73,6 @@ class SharedCall:
         *,
         stream: bool,
     ) -> AsyncGenerator[Delta | Generation, None]:
-        """Yields the events of a branch's generation, as `BaseBackend.agenerate` does. Runs on the executor loop."""
         if self._samples is None:
             self._key, self._samples = (prompt, params, constraint), asyncio.get_running_loop().create_future()
             async for event in self._call(backend, self._samples, stream=stream):

@@ -14,12 +14,12 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from sglang_lite.lang.backend.base_backend import BaseBackend
+from sglang_lite.lang.backend.planning import RunFacts
 from sglang_lite.lang.backend.remote.turns import turn_text
-from sglang_lite.lang.execution.api_speculation import ApiSpeculation
-from sglang_lite.lang.execution.run import merge
 from sglang_lite.lang.expressions import GenOptions, SglGen, SglSelect, only_picks
 from sglang_lite.program.nodes import Expression, ScopeBegin, ScopeEnd, Text, TurnBegin, TurnEnd
 from sglang_lite.protocol import UNSET, CapabilityError, Choices, Constraint, Location, SamplingParams, Unset
+from sglang_lite.protocol.sampling import merge
 
 _OWN = ("stop", "max_tokens", "seed")  # parameters in which the generations of one call may differ
 _ALONE = (
@@ -91,17 +91,13 @@ class TurnContext:
     Attributes:
         backend: backend that is asked.
         role: role of the turn that is open before the statement, or None.
-        params: sampling parameters of the run.
-        speculation: speculative generation of the program, or None if it does not speculate.
-        ahead: True if the program speculates in this run.
+        run: facts of the run.
         where: line of the statement.
     """
 
     backend: BaseBackend
     role: str | None
-    params: SamplingParams
-    speculation: ApiSpeculation | None
-    ahead: bool
+    run: RunFacts
     where: Location | None
 
 
@@ -142,7 +138,7 @@ class TurnPlan:
 def plan(parts: Sequence[Expression], setting: TurnContext) -> dict[int, tuple[TurnPlan, int]]:
     """Plans of a statement's turns, by the indices of their generations in the statement, each with the generation's
     index in its turn. Generations that are asked for alone are left out."""
-    if setting.backend.turn_rules is None:
+    if setting.backend.capabilities.turns is None:
         return {}
     plans: dict[int, tuple[TurnPlan, int]] = {}
     for role, span in _spans(parts, setting.role):
@@ -184,18 +180,18 @@ def _spans(parts: Sequence[Expression], role: str | None) -> Iterator[tuple[str 
 
 
 def _planned(span: TurnSpan, setting: TurnContext, stops: tuple[str, ...]) -> TurnPlan | None:
-    rules = setting.backend.turn_rules
+    rules = setting.backend.capabilities.turns
     assert rules is not None
-    common = _common_params(span.generated, setting.params)
+    common = _common_params(span.generated, setting.run.params)
     begun = rules.begun_constrained if span.constrains_later else rules.begun_turns
     if begun != "continued" and rules.enforces_grammars and span.continues_turn and common is not None:
         fields = tuple(part if isinstance(part, str) else _constraint(part) for part in span.parts)
         if _takes_text(fields, span, setting):
             return TurnPlan("text", span, stops, common, fields)
-    ahead = setting.ahead and common is not None and span.continues_turn
+    ahead = setting.run.drafting and common is not None and span.continues_turn
     if begun == "continued":
         return TurnPlan("ahead", span, stops, common) if ahead and len(span.generated) > 1 else None
-    if begun == "asked" or setting.speculation is not None:
+    if begun == "asked" or setting.run.drafts is not None:
         return TurnPlan("asked_ahead" if ahead else "asked", span, stops, common)
     if span.continues_turn:
         generation, before = span.first_behind
@@ -244,7 +240,7 @@ def _takes_text(fields: Sequence[str | Constraint | None], span: TurnSpan, setti
     if whole is None:
         return False
     try:
-        params = msgspec.structs.replace(setting.params, stop=UNSET)
+        params = msgspec.structs.replace(setting.run.params, stop=UNSET)
         setting.backend.check(span.generated[0], params, whole, setting.where)
     except CapabilityError:
         return False
