@@ -21,6 +21,7 @@ from sglang_lite.lang.backend.default import BackendLike, backend_for
 from sglang_lite.lang.backend.delegating_backend import DelegatingBackend
 from sglang_lite.lang.backend.node_context import NodeIdentity, current_node
 from sglang_lite.lang.chat_template import ChatTemplate, ChatTemplateStyle
+from sglang_lite.lang.runs import files
 from sglang_lite.protocol import (
     BackendError,
     CapabilityError,
@@ -29,7 +30,6 @@ from sglang_lite.protocol import (
     Generation,
     Image,
     Message,
-    ParameterError,
     Prompt,
     RequestAbortedError,
     SamplingParams,
@@ -81,7 +81,7 @@ class Recording(DelegatingBackend):
         CapabilityError: the backend has SGLang's blocking hooks, which receive the state instead of a request.
     """
 
-    def __init__(self, path: str | os.PathLike[str], backend: BaseBackend) -> None:
+    def __init__(self, path: files.AnyPath, backend: BaseBackend) -> None:
         super().__init__(backend)
         if backend.blocking:
             raise backend.refusal(
@@ -96,7 +96,7 @@ class Recording(DelegatingBackend):
         try:
             self._file = open(path, "wb")  # noqa: SIM115 # `close` closes it
         except OSError as error:
-            raise ParameterError("path", f"{os.fspath(path)!r} can't be written: {error.strerror or error}.") from error
+            raise files.failure(path, "written", error) from error
         self._began, rules = time.perf_counter(), backend.capabilities.turns
         turns = () if rules is None else (rules.begun_turns, rules.begun_constrained, rules.enforces_grammars)
         self._write(
@@ -202,7 +202,7 @@ class Recording(DelegatingBackend):
         return _KEY.sub(r"\1\2…", _QUERY.sub(r"\1", text))
 
 
-def record(path: str | os.PathLike[str], backend: BackendLike | None = None) -> Recording:
+def record(path: files.AnyPath, backend: BackendLike | None = None) -> Recording:
     """Backend that passes requests to another backend and records them with their answers, for `sgl.Replay`:
 
         with sgl.record("run.jsonl", sgl.OpenAI("gpt-4o")) as backend:

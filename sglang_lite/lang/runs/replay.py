@@ -7,7 +7,6 @@ import os
 import threading
 from collections import defaultdict, deque
 from collections.abc import AsyncGenerator, Iterator, Sequence
-from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
@@ -20,6 +19,7 @@ from sglang_lite.lang.backend.node_context import NodeIdentity, current_node
 from sglang_lite.lang.backend.planning import Planner, RunFacts
 from sglang_lite.lang.backend.remote.planner import CallPlanner
 from sglang_lite.lang.chat_template import ChatTemplate, ChatTemplateStyle
+from sglang_lite.lang.runs import files
 from sglang_lite.lang.runs.recording import digest_of, recorded_prompt, request_key
 from sglang_lite.program.prefixes import common_length
 from sglang_lite.protocol import (
@@ -39,6 +39,7 @@ from sglang_lite.protocol.recording import RecordedCall, RecordedRequest, Record
 from sglang_lite.text.chat_template import JinjaTemplate, TurnTemplate
 
 _LONGEST_LINE = wire.LIMITS.bytes
+_AGAIN = "Was that written by sgl.record(path)? Record it again."
 _SHOWN = 40  # characters shown on each side of a difference
 
 
@@ -78,7 +79,7 @@ class Replay(BaseBackend):
         if match not in ("request", "node"):
             raise ParameterError("match", f"{match!r:.60} is neither 'request' nor 'node'.")
         self._name, self._by_node, self._timing = f"Replay({os.fspath(path)!r})", match == "node", timing
-        self._head, self._calls = _read(Path(path), partial=partial)
+        self._head, self._calls = _read(path, partial=partial)
         constraints = frozenset(kind for kind in ALL_CONSTRAINTS if kind.__name__ in self._head.constraints)
         begun, constrained = self._head.begun, self._head.begun_constrained
         rules = None if begun is None else TurnRules(begun, constrained or begun, self._head.texts)
@@ -247,18 +248,18 @@ def differences(before: Json, now: Json, pointer: str = "") -> Iterator[tuple[st
 # ------------------------------------------------------------------------------------------------------ the file
 
 
-def _read(path: Path, *, partial: bool) -> tuple[RecordingHead, list[RecordedCall]]:
+def _read(path: files.AnyPath, *, partial: bool) -> tuple[RecordingHead, list[RecordedCall]]:
     """Head and calls of a recording; the calls are in the order in which they were made."""
     try:
         with open(path, "rb") as file:
             head, calls = _read_lines(path, iter(lambda: file.readline(_LONGEST_LINE + 1), b""), partial=partial)
     except OSError as error:
-        raise ParameterError("path", f"{str(path)!r} can't be read: {error.strerror or error}.") from error
+        raise files.failure(path, "read", error) from error
     return head, sorted(calls, key=lambda call: call.number)
 
 
 def _read_lines(
-    path: Path, lines: Iterator[bytes], *, partial: bool
+    path: files.AnyPath, lines: Iterator[bytes], *, partial: bool
 ) -> tuple[RecordingHead, list[RecordedCall]]:  # fmt: skip
     head: RecordingHead | None = None
     calls: list[RecordedCall] = []
@@ -266,30 +267,26 @@ def _read_lines(
     for number, line in enumerate(lines, 1):
         if not line.endswith(b"\n") and len(line) <= _LONGEST_LINE:
             break  # the recording was interrupted while this line was written
-        record = _decoded(path, number, line)
-        if number == 1:
-            if not isinstance(record, RecordingHead):
-                raise _wrong(path, number, f"a {type(record).__name__} is not the head of a recording")
-            head = record
-        elif not isinstance(record, RecordedCall | RecordingEnd):
-            raise _wrong(path, number, f"a {type(record).__name__} is not a recorded call")
-        elif record.after != after:
-            raise _wrong(path, number, "the line before it was changed after it was recorded", "/data/after")
-        elif isinstance(record, RecordingEnd):
-            if record.calls != len(calls) or next(lines, None) is not None:
-                raise _wrong(
-                    path,
-                    number,
-                    f"the recording has {record.calls} calls, but they are not all here, or more lines follow",
-                )
-            assert head is not None
-            return head, calls
-        else:
-            _check(path, number, record)
-            calls.append(record)
+        match files.message(path, number, line):
+            case RecordingHead() as head if number == 1:
+                pass
+            case RecordedCall() | RecordingEnd() as record if number > 1 and record.after != after:
+                problem = "the line before it was changed after it was recorded"
+                raise files.fault(path, number, problem, "/data/after", _AGAIN)
+            case RecordedCall() as call if head is not None:
+                _check(path, number, call)
+                calls.append(call)
+            case RecordingEnd() as end if head is not None:
+                if end.calls == len(calls) and next(lines, None) is None:
+                    return head, calls
+                problem = f"the recording has {end.calls} calls, but they are not all here, or more lines follow"
+                raise files.fault(path, number, problem, hint=_AGAIN)
+            case record:
+                expected = "the head of a recording" if number == 1 else "a recorded call"
+                raise files.fault(path, number, f"a {type(record).__name__} is not {expected}", hint=_AGAIN)
         after = digest_of(line[:-1])
     if head is None:
-        raise _wrong(path, 1, "the file is empty, or its first line is cut short")
+        raise files.fault(path, 1, "the file is empty, or its first line is cut short", hint=_AGAIN)
     if not partial:
         raise WireError(
             f"{path}: the recording is cut short after {len(calls)} calls",
@@ -298,27 +295,15 @@ def _read_lines(
     return head, calls
 
 
-def _decoded(path: Path, number: int, line: bytes) -> Any:
-    try:
-        return wire.decode(line.removesuffix(b"\n"))
-    except WireError as error:
-        reason = error.message.removeprefix("wire: ").rpartition(" (at ")[0]
-        hint = error.hint or ("Was that written by sgl.record(path)?" if number == 1 else "")
-        raise WireError(f"{path}, line {number}: {reason}", pointer=error.pointer, hint=hint) from None
-
-
-def _check(path: Path, number: int, call: RecordedCall) -> None:
+def _check(path: files.AnyPath, number: int, call: RecordedCall) -> None:
     """Raises WireError if a call's answers are not of the kind that its request asks for."""
     answers = [each.event for each in call.events if not isinstance(each.event, Delta)]
     expected = Selection if call.request.choices is not None else Generation
     if not all(isinstance(each, expected) for each in answers) or (
         call.error is None and (not answers or (expected is Selection and len(answers) > 1))
     ):
-        raise _wrong(path, number, f"its answers are not those of a {expected.__name__.lower()}", "/data/events")
-
-
-def _wrong(path: Path, number: int, problem: str, pointer: str = "") -> WireError:
-    return WireError(f"{path}, line {number}: {problem}", pointer=pointer, hint="Record it again.")
+        problem = f"its answers are not those of a {expected.__name__.lower()}"
+        raise files.fault(path, number, problem, "/data/events", _AGAIN)
 
 
 def _template(template: RecordedTemplate | None) -> TurnTemplate | None:

@@ -6,7 +6,6 @@ import contextlib
 import datetime
 import os
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any, NoReturn
 
 import msgspec
@@ -19,6 +18,7 @@ from sglang_lite.lang.execution.player import Player
 from sglang_lite.lang.execution.run import BoundCall, Run, RunSettings
 from sglang_lite.lang.execution.transcript import Piece, Reasoned
 from sglang_lite.lang.expressions import BaseProgram
+from sglang_lite.lang.runs import files
 from sglang_lite.lang.runs.fingerprint import Fingerprint
 from sglang_lite.lang.runs.log import answers_of
 from sglang_lite.lang.runs.values import from_json_data, to_json_data
@@ -242,22 +242,12 @@ def _record(result: SavedResult | None) -> Any:
 # --------------------------------------------------------------------------------------------------- files
 
 
-def write(saved: SavedRun, path: str | os.PathLike[str]) -> None:
-    """Writes a file atomically: on failure an existing file remains unchanged.
-
-    Raises:
-        ParameterError: the file can't be written.
-    """
-    content = wire.encode(saved)
-    beside = Path(f"{os.fspath(path)}.part")
-    try:
-        beside.write_bytes(content)
-        beside.replace(path)
-    except OSError as error:
-        raise ParameterError("path", f"{os.fspath(path)!r} can't be written: {error.strerror or error}.") from error
+def write(saved: SavedRun, path: files.AnyPath) -> None:
+    """Writes a file. Raises ParameterError if it can't be written."""
+    files.write(path, wire.encode(saved))
 
 
-def read(path: str | os.PathLike[str]) -> SavedRun:
+def read(path: files.AnyPath) -> SavedRun:
     """Reads a saved run from a file.
 
     Raises:
@@ -266,17 +256,10 @@ def read(path: str | os.PathLike[str]) -> SavedRun:
     """
     if not isinstance(path, str | os.PathLike):
         raise ParameterError("path", f"{path!r:.60} is not a path.", hint="Give the file that state.save(path) wrote.")
-    file = Path(path)
-    if file.is_dir():
-        raise ParameterError("path", f"{str(file)!r} is a folder.", hint="Give the file that state.save(path) wrote.")
     try:
-        if (size := file.stat().st_size) > wire.LIMITS.bytes:
-            raise ParameterError("path", f"{str(file)!r} has {size:,} bytes, the limit is {wire.LIMITS.bytes:,}.")
-        return decoded(file.read_bytes())
-    except OSError as error:
-        raise ParameterError("path", f"{str(file)!r} can't be read: {error.strerror or error}.") from error
+        return decoded(files.read(path))
     except WireError as error:
-        error.hint = f"It is in {str(file)!r}. {error.hint or _NOT_SAVED}"
+        error.hint = f"It is in {str(path)!r}. {error.hint or _NOT_SAVED}"
         raise
 
 

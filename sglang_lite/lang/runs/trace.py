@@ -6,22 +6,18 @@ with its number.
 
 from __future__ import annotations
 
+import io
 import math
-import os
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 import msgspec
 
-from sglang_lite.errors import WireError
-from sglang_lite.protocol import ParameterError, TraceHead, TraceNode, Usage, total_usage
-from sglang_lite.protocol.record import Record
-from sglang_lite.wire import Limits, decode, encode
+from sglang_lite import wire
+from sglang_lite.lang.runs import files
+from sglang_lite.protocol import TraceHead, TraceNode, Usage, total_usage
 
-MOST_BYTES: Final = 2**26  # maximum size of a file
-MOST_NODES: Final = 1_000_000
+_SAVED = "Give a file that Trace.save has written."
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,89 +45,65 @@ class Trace:
         """Number of tokens that were generated in vain: by attempts that failed, and by nodes that were rolled back."""
         return sum(node.thrown_away for node in self.nodes)
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: files.AnyPath) -> None:
         """Writes the trace: as JSON lines, or as an HTML page if `path` ends in `.html` or `.htm`.
 
         Raises:
-            OSError: the file can't be written.
+            ParameterError: the file can't be written.
             WireError: a value can't be serialised (metadata of a user's backend, for example).
         """
         if Path(path).suffix.lower() in (".html", ".htm"):
             from sglang_lite.lang.runs.page import as_html
 
-            Path(path).write_text(as_html(self), encoding="utf-8")
-            return
-        with open(path, "wb") as file:
-            for record in (self.head, *self.nodes):
-                file.write(encode(record) + b"\n")
+            content = as_html(self).encode()
+        else:
+            content = b"".join(wire.encode(record) + b"\n" for record in (self.head, *self.nodes))
+        files.write(path, content)
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Trace:
+    def load(cls, path: files.AnyPath) -> Trace:
         """Reads a trace from the JSON lines that `save` has written.
 
         Raises:
-            ParameterError: the file does not exist, or can't be read.
+            ParameterError: the file does not exist, can't be read, or is too large.
             WireError: a line is not a part of a trace, has another version of the format, is too long or too deeply
                 nested, or has impossible values.
         """
-        try:
-            size = Path(path).stat().st_size
-            if size > MOST_BYTES:
-                raise WireError(f"{path}: {size:,} bytes are more than {MOST_BYTES:,}", hint="Trace a shorter run.")
-            lines = Path(path).read_bytes().split(b"\n")
-        except OSError as error:
-            raise ParameterError("path", f"{path}: {error.strerror or error}.") from error
-        records = _records(path, lines)
-        head = next(records, None)
-        if not isinstance(head, TraceHead):
-            raise WireError(
-                f"{path}, line 1: the line is not the head of a trace", hint="Give a file that Trace.save has written."
-            )
-        nodes: list[TraceNode] = []
-        for number, record in enumerate(records, 2):
-            if not isinstance(record, TraceNode):
-                raise WireError(f"{path}, line {number}: a {type(record).__name__} is not a node of a trace")
-            _check(record, f"{path}, line {number}")
-            nodes.append(record)
+        head, nodes = None, list[TraceNode]()
+        for number, line in enumerate(io.BytesIO(files.read(path)), 1):
+            record = files.message(path, number, line)
+            if number == 1 and isinstance(record, TraceHead):
+                head = record
+            elif number > 1 and isinstance(record, TraceNode):
+                nodes.append(record)
+            else:
+                expected = "the head of a trace" if number == 1 else "a node of a trace"
+                raise files.fault(path, number, f"a {type(record).__name__} is not {expected}", hint=_SAVED)
+            if impossible := _impossible(record):
+                raise files.fault(path, number, *impossible)
+        if head is None:
+            raise files.fault(path, 1, "the file is empty", hint=_SAVED)
         if len(nodes) != head.nodes:
-            raise WireError(f"{path}: {len(nodes):,} nodes, but line 1 says {head.nodes:,}")
-        if not (0 <= head.seconds < math.inf and 0 <= head.started < 1e12):
-            raise WireError(
-                f"{path}, line 1: {head.seconds} seconds from {head.started} is not a possible time",
-                pointer="/data/seconds",
-            )
+            raise files.fault(path, 1, f"it says {head.nodes:,} nodes, but {len(nodes):,} are here")
         return cls(head, tuple(nodes))
 
 
-def _records(path: str | os.PathLike[str], lines: list[bytes]) -> Iterator[Record | Exception]:
-    limits = Limits(bytes=MOST_BYTES)
-    if len(lines) > MOST_NODES + 2:
-        raise WireError(f"{path}: more than {MOST_NODES:,} lines")
-    for number, line in enumerate(lines, 1):
-        if not line and number == len(lines):
-            return
-        try:
-            yield decode(line, limits=limits)
-        except WireError as error:
-            reason = error.message.removeprefix("wire: ").rpartition(" (at ")[0]
-            raise WireError(f"{path}, line {number}: {reason}", pointer=error.pointer, hint=error.hint) from None
-
-
-def _check(node: TraceNode, where: str) -> None:
-    """Raises WireError if a node has impossible values."""
-    if not 0 <= node.start <= node.end < math.inf:
-        raise WireError(f"{where}: {node.start} to {node.end} seconds is not a possible time", pointer="/data/start")
-    if len(node.path) % 2 or any(each < 0 for each in (node.place, *node.path)):
-        raise WireError(
-            f"{where}: {node.path!r:.80} is not the path of a branch, which has pairs of a fork and an index",
-            pointer="/data/path",
-        )
-    at = 0
-    for start, end in node.forced:
-        if not at <= start < end <= len(node.text):
-            raise WireError(f"{where}: the range {start} to {end} is outside its text", pointer="/data/forced")
+def _impossible(record: TraceHead | TraceNode) -> tuple[str, str] | None:
+    """Description of a record's first impossible value, and JSON Pointer to it; None if it has none."""
+    if isinstance(record, TraceHead):
+        if 0 <= record.seconds < math.inf and 0 <= record.started < 1e12:
+            return None
+        return f"{record.seconds} seconds from {record.started} is not a possible time", "/data/seconds"
+    if not 0 <= record.start <= record.end < math.inf:
+        return f"{record.start} to {record.end} seconds is not a possible time", "/data/start"
+    if len(record.path) % 2 or min((record.place, *record.path)) < 0:
+        problem = f"{record.path!r:.80} is not the path of a branch, which has pairs of a fork and an index"
+        return problem, "/data/path"
+    length, at = len(record.text), 0
+    for start, end in record.forced:
+        if not at <= start < end <= length:
+            return f"the range {start} to {end} is outside its text", "/data/forced"
         at = end
-    if not 0 <= node.cached <= len(node.text):
-        raise WireError(
-            f"{where}: {node.cached} of {len(node.text)} characters can't be cached", pointer="/data/cached"
-        )
+    if not 0 <= record.cached <= length:
+        return f"{record.cached} of {length} characters can't be cached", "/data/cached"
+    return None
