@@ -26,7 +26,7 @@ E = TypeVar("E")
 
 
 class OpenProgram(Protocol):
-    """Program that can be extended while it is played: see `ProgramPlayer`."""
+    """Program that can be extended while it is played: see `EngineProgram`."""
 
     def extend(self, path: Path, nodes: Sequence[Node]) -> None: ...
     def drop(self, path: Path) -> None: ...

@@ -219,7 +219,7 @@ class CoreClient:
         return Ticket(partial(self._abort, number))
 
     def extend(self, number: int, path: BranchPath, nodes: Sequence[Node]) -> None:
-        """Adds nodes to a branch of an open program: see `ProgramPlayer.extend`."""
+        """Adds nodes to a branch of an open program: see `EngineProgram.extend`."""
         self.check_open()
         check_nodes(nodes, path)
         refused = {i: error for i, error in self._builder.refused(nodes).items() if isinstance(nodes[i], Gen)}
@@ -505,7 +505,7 @@ class CoreClient:
 
 
 class _OpenProgram:
-    """Program that is open in the engine's process: see `ProgramPlayer`."""
+    """Program that is open in the engine's process: see `EngineProgram`."""
 
     def __init__(self, core: CoreClient, number: int) -> None:
         self._core, self._number = core, number

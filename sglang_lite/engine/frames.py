@@ -96,7 +96,7 @@ class Play(_Message, frozen=True, tag="play"):
 
 
 class Extend(_Message, frozen=True, tag="extend"):
-    """More nodes for a branch of an open program. `refused`: failures of nodes by index, see `ProgramPlayer.extend`."""
+    """More nodes for a branch of an open program. `refused`: failures of nodes by index, see `EngineProgram.extend`."""
 
     id: int
     path: Path

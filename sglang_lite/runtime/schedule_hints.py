@@ -1,11 +1,11 @@
-"""Hints for the scheduler about a program's branch: the tokens that its queued nodes are expected to add. The branch
-writes them and the scheduler reads them, on one thread."""
+"""Hints for the scheduler about a program's branch: the tokens that its queued nodes are expected to add."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Any
 
 from sglang_lite.program.nodes import Fork, Gen, Node, Select, Text
+from sglang_lite.program.play.branch import NOTHING_EXPECTED, Branch, ExpectedTokens
 from sglang_lite.protocol import Choices, Number
 from sglang_lite.runtime.resolved_params import ResolvedParams
 
@@ -13,50 +13,33 @@ _BYTES_A_TOKEN = 4  # rough value for English; affects only the order of program
 _NUMBER = 32  # tokens; no number of a typed constraint is longer
 
 
-@dataclass(frozen=True, slots=True)
-class ExpectedTokens:
-    """Numbers of tokens that nodes are expected to add.
-
-    Attributes:
-        text: tokens of given text.
-        generated: maximum number of generated tokens.
-        path: tokens that must be computed one after another, along the longest branch.
-    """
-
-    text: int = 0
-    generated: int = 0
-    path: int = 0
-
-    def __add__(self, other: ExpectedTokens) -> ExpectedTokens:
-        return ExpectedTokens(self.text + other.text, self.generated + other.generated, self.path + other.path)
-
-    def __sub__(self, other: ExpectedTokens) -> ExpectedTokens:
-        return ExpectedTokens(self.text - other.text, self.generated - other.generated, self.path - other.path)
-
-
-NOTHING_EXPECTED = ExpectedTokens()
-
-
 class ScheduleHints:
     """Hints about one branch of a program.
 
     Args:
         program: program that the branch belongs to; compared by identity.
+        branch: the branch.
         priority: priority of its requests.
 
     Attributes:
-        expected: tokens expected from the queued nodes, without the node that is being played.
         held: True if a prefix of the cache is locked for the branch; set by the scheduler.
-        returns: True if the branch will need its text again: it has nodes to play, or the caller has yet to judge what
-            it generated.
     """
 
-    __slots__ = ("expected", "held", "priority", "program", "returns")
+    __slots__ = ("_branch", "held", "priority", "program")
 
-    def __init__(self, program: object, priority: int = 0) -> None:
-        self.program, self.priority = program, priority
-        self.expected = NOTHING_EXPECTED
-        self.held = self.returns = False
+    def __init__(self, program: object, branch: Branch[Any, Any], priority: int = 0) -> None:  # of any driver
+        self.program, self._branch, self.priority = program, branch, priority
+        self.held = False
+
+    @property
+    def expected(self) -> ExpectedTokens:
+        """Tokens expected from the queued nodes, without the node that is being played."""
+        return self._branch.expected
+
+    @property
+    def returns(self) -> bool:
+        """True if the branch will need its text again."""
+        return self._branch.returns
 
 
 def expected_tokens(node: Node, params: ResolvedParams | None, branches: tuple[ExpectedTokens, ...]) -> ExpectedTokens:

@@ -22,7 +22,7 @@ from sglang_lite.protocol import (
     StructuralTag,
     Tag,
 )
-from sglang_lite.runtime.core.program_player import ProgramPlayer
+from sglang_lite.runtime.core.engine_program import EngineProgram
 from tests.constraints.random_grammars import grammar as random_grammar
 from tests.constraints.test_generation import random_model
 from tests.lang.fakes import Answers, line_here
@@ -260,8 +260,8 @@ def test_one_grammar_is_compiled_once_for_all_generations_in_it(tiny):
 
 def test_a_block_is_played_as_one_program(tiny, monkeypatch):
     nodes = []
-    extend = ProgramPlayer.extend
-    monkeypatch.setattr(ProgramPlayer, "extend", lambda *a: nodes.extend(a[2]) or extend(*a))
+    extend = EngineProgram.extend
+    monkeypatch.setattr(EngineProgram, "extend", lambda *a: nodes.extend(a[2]) or extend(*a))
 
     def body(s):
         s += "x" + sgl.gen("before", max_tokens=2)

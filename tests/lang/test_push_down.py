@@ -10,7 +10,7 @@ from sglang_lite.lang.backend.local import LocalBackend
 from sglang_lite.lang.chat_template import get_chat_template
 from sglang_lite.lang.choices import ChoicesDecision, ChoicesSamplingMethod
 from sglang_lite.lang.execution.reading import finished
-from sglang_lite.runtime.core import program_player as programs
+from sglang_lite.runtime.core import engine_program as programs
 from tests.constraints.test_generation import random_model
 
 
@@ -61,8 +61,8 @@ def test_a_run_is_one_program_whatever_its_settings(tiny, settings):
 
 def test_every_node_that_is_handed_over_names_its_line(tiny, monkeypatch):
     handed = []
-    extend = programs.ProgramPlayer.extend
-    monkeypatch.setattr(programs.ProgramPlayer, "extend", lambda *given: (handed.extend(given[2]), extend(*given)))
+    extend = programs.EngineProgram.extend
+    monkeypatch.setattr(programs.EngineProgram, "extend", lambda *given: (handed.extend(given[2]), extend(*given)))
 
     def body(s):
         s += sgl.user("a") + sgl.assistant(sgl.gen("x"))
@@ -114,7 +114,7 @@ def test_what_is_behind_a_node_that_fails_without_an_answer_fails(tiny, monkeypa
     def refused(grammar, ended):
         return lambda: ended(sgl.ConstraintError("the grammar is not complete at its end."))
 
-    monkeypatch.setattr("sglang_lite.runtime.core.branch_text.OpenGrammar.end", refused)
+    monkeypatch.setattr("sglang_lite.runtime.core.token_text.OpenGrammar.end", refused)
 
     def body(s):
         s += "x"

@@ -77,7 +77,7 @@ from sglang_lite.wire.failure import Failure
 if TYPE_CHECKING:
     from sglang_lite.runtime.core.embedding_core import EmbeddingCore
     from sglang_lite.runtime.core.engine_core import EngineCore
-    from sglang_lite.runtime.core.program_player import ProgramPlayer
+    from sglang_lite.runtime.core.engine_program import EngineProgram
     from sglang_lite.runtime.structured_output.base import CompiledGrammar
 
 logger = logging.getLogger("sglang_lite")
@@ -236,7 +236,7 @@ class CommandHandler:
         self._ready = threading.Event()
         self._core: Any = None  # an EngineCore or EmbeddingCore; each refuses calls that it doesn't support
         self._open: dict[int, _Submission] = {}
-        self._programs: dict[int, ProgramPlayer] = {}
+        self._programs: dict[int, EngineProgram] = {}
         self._calls = ThreadPoolExecutor(1, "sglang_lite-calls")
 
     def begin(self, core: EngineCore | EmbeddingCore) -> None:

@@ -36,9 +36,9 @@ from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.core.capacity import capacity_of
 from sglang_lite.runtime.core.choice_scoring import ChoiceScoring
 from sglang_lite.runtime.core.engine_parts import EngineParts
+from sglang_lite.runtime.core.engine_program import EngineProgram
 from sglang_lite.runtime.core.open_requests import OpenRequests, Ticket
 from sglang_lite.runtime.core.profiling import Profile
-from sglang_lite.runtime.core.program_player import ProgramPlayer
 from sglang_lite.runtime.core.request_builder import RequestBuilder
 from sglang_lite.runtime.core.step_loop import StepLoop
 from sglang_lite.runtime.core.submission import (
@@ -199,13 +199,13 @@ class EngineCore:
 
     def open_program(
         self, sink: ProgramSink, *, stream: bool = False, namespace: str = "", priority: int = 0
-    ) -> ProgramPlayer:
+    ) -> EngineProgram:
         """Opens a program that can be extended; see `Engine.open_program`."""
         self.check_open()
         check_kind("namespace", namespace, str)
         check_priority(priority, self.config.policy)
         self.open_requests.count("programs_opened")
-        return ProgramPlayer(
+        return EngineProgram(
             self._parts, self.builder.log(""), sink, stream=stream, namespace=namespace, priority=priority
         )
 
@@ -215,16 +215,18 @@ class EngineCore:
         request.check()
         check_priority(request.priority, self.config.policy)
         log = self.builder.log(request.prompt)
-        player = ProgramPlayer(
+        program = EngineProgram(
             self._parts, log, sink,
             stream=request.stream, namespace=request.namespace, priority=request.priority, holds_room=True,
         )  # fmt: skip
-        entries = player.checked(request.program.nodes)
         self.open_requests.acquire()
+        try:
+            program.play(request.program.nodes)
+        except BaseException:  # refused: no event will be sent
+            self.open_requests.release()
+            raise
         self.open_requests.count("programs_opened")
-        player.queue_nodes((), entries)
-        player.close()
-        return Ticket(player.abort)
+        return Ticket(program.abort)
 
     def encode(self, _: EncodeRequest) -> Future[NDArray[np.float32]]:
         """Raises CapabilityError, as the model generates text."""

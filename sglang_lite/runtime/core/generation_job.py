@@ -1,94 +1,123 @@
-"""A running generation of a branch: its requests, one per sample, and their results."""
+"""A running generation of a program: its requests, one per sample, and their results."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from concurrent.futures import Future
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TypeAlias
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from sglang_lite.protocol import Delta, Generation, SglError
-from sglang_lite.runtime.core.branch_text import OpenGrammar
-from sglang_lite.runtime.core.engine_parts import EngineParts
+from sglang_lite.program.nodes import Gen
+from sglang_lite.protocol import Generation, SglError, Span
+from sglang_lite.runtime.core.prepared_node import EngineAsk, PreparedNode
+from sglang_lite.runtime.core.token_text import OpenGrammar
 from sglang_lite.runtime.output_builder import Event
 from sglang_lite.runtime.request import Request
 from sglang_lite.runtime.resolved_params import ResolvedParams
 from sglang_lite.runtime.schedule_hints import ScheduleHints
-from sglang_lite.runtime.structured_output.base import CompiledGrammar, Matcher
 from sglang_lite.runtime.tokens.token_log import TokenLog
 
-Done: TypeAlias = Callable[["GenerationJob", Generation, bool], "Request | None"]
+if TYPE_CHECKING:
+    from sglang_lite.runtime.core.engine_program import EngineProgram
 
 
 class GenerationJob:
-    """Generation of a `Gen` node for a branch.
+    """Generation of a `Gen` node. All methods but `_prepare` run on the loop's thread.
 
     Args:
-        parts: parts of the engine.
-        params: resolved parameters of the generation.
-        tell: callback for each event of each sample.
-        done: callback for the end of all samples, called with this job, the first sample's result, and True if another
-            request can continue in its slot; returns that request or None.
-        stream: whether to send deltas.
-        namespace: namespace in the prefix tree.
-        hints: scheduling hints of the branch.
+        program: program of the node; told of all events.
+        ask: the node. Nothing is told of it once it was given up.
+        hints: scheduling hints of its branch.
+
+    Attributes:
+        following: generation that follows it, once that is prepared.
     """
 
-    def __init__(
-        self,
-        parts: EngineParts,
-        params: ResolvedParams,
-        send: Callable[[Delta | Generation | SglError], None],
-        done: Done,
-        *,
-        stream: bool,
-        namespace: str,
-        hints: ScheduleHints,
-    ) -> None:
-        self._parts, self._params, self._send, self._done = parts, params, send, done
-        self._stream, self._namespace, self._hints = stream, namespace, hints
+    def __init__(self, program: EngineProgram, ask: EngineAsk, hints: ScheduleHints) -> None:
+        self._program, self._ask, self._hints = program, ask, hints
         self._generations: dict[int, Generation] = {}
         self._requests: list[Request] = []
-        self._submitted = self._aborted = False
+        self._submitted = False
+        self.following: PreparedNode | None = None
 
-    @property
-    def texts(self) -> list[str]:
-        """Texts of the finished samples, in order of their index."""
-        return [generation.text for _, generation in sorted(self._generations.items())]
+    def start(self, *, in_slot: bool = False) -> Request | None:
+        """Starts once what other threads prepare is ready.
 
-    def make(
-        self,
-        log: TokenLog,
-        grammar: Future[CompiledGrammar] | None,
-        matcher: Future[Matcher] | None,
-        within: OpenGrammar | None = None,
-    ) -> None:
+        Args:
+            in_slot: whether a request of the branch has just ended in whose slot the next one can continue.
+
+        Returns:
+            The next request, if it continues in the slot; else None.
+        """
+        ask, entry, text = self._ask, self._ask.entry, self._ask.branch.text
+        if not ask.is_current:
+            return None
+        assert text is not None
+        if isinstance(entry.params, SglError):
+            self._program.failed(ask, entry.params)
+            return None
+        for awaited in (entry.grammar, entry.ids, entry.matcher):
+            if awaited is not None and not awaited.done():
+                awaited.add_done_callback(lambda _: self._program.post(self.start))
+                return None
+        log = text.log
+        if entry.ids is not None and entry.ids.exception() is None and log.fixed:
+            spans = [*log.open, *text.new]
+            if entry.text == spans:  # as predicted
+                log.learn(spans, entry.ids.result())
+                text.take_new()
+        ready = not text.new and log.ready and text.grammar is None
+        assert entry.params is not None
+        if in_slot and ready and entry.params.n == 1 and (entry.grammar is None or entry.matcher is not None):
+            try:
+                self._make(log, entry.params)
+            except SglError as error:
+                self._program.failed(ask, error)
+                return None
+            self._submitted = True
+            return self._requests[0]
+        self._program.off_loop(partial(self._prepare, log, text.take_new(), entry.params, text.open_grammar()))
+        return None
+
+    def _prepare(
+        self, log: TokenLog, new: Sequence[Span], params: ResolvedParams, within: OpenGrammar | None
+    ) -> Callable[[], object]:
+        # May change the log: its branch waits, and doesn't use it meanwhile.
+        try:
+            log.append(new)
+            self._make(log, params, within)
+        except SglError as error:
+            return partial(self._program.failed, self._ask, error)
+        return self._submit
+
+    def _make(self, log: TokenLog, params: ResolvedParams, within: OpenGrammar | None = None) -> None:
         """Makes the requests. May be called on the loop's thread only if no grammar has to be advanced over existing
         text.
 
         Args:
             log: prompt of the branch.
-            grammar: compiled grammar of the constraint, if any.
-            matcher: matcher made from that grammar in advance, for a single request.
+            params: parameters of the generation.
             within: grammar that the text before is in, if any.
 
         Raises:
             ParameterError: the prompt has grown too long.
             ConstraintError: the constraint can't be enforced, or the open grammar does not allow the text before.
         """
-        requests = self._parts.builder.build(
-            log.ids(), self._params, partial(self._on_event, 0), stream=self._stream, namespace=self._namespace
-        )
+        program, entry, node = self._program, self._ask.entry, self._ask.node
+        assert isinstance(node, Gen)
+        requests = program.parts.builder.build(
+            log.ids(), params, partial(self._on_event, 0),
+            stream=program.stream or node.stream, namespace=program.namespace,
+        )  # fmt: skip
         for index, request in enumerate(requests):
             request.hints, request.priority = self._hints, self._hints.priority
             request.output.sink = partial(self._on_event, index)
-        compiled = None if grammar is None else grammar.result()
+        compiled = None if entry.grammar is None else entry.grammar.result()
         if within is not None:
-            compiled = self._parts.compiler.continued(within.grammar, within.text, compiled)
-        if matcher is not None and within is None and len(requests) == 1:
-            requests[0].output.matcher = matcher.result()
+            compiled = program.parts.compiler.continued(within.grammar, within.text, compiled)
+        if entry.matcher is not None and within is None and len(requests) == 1:
+            requests[0].output.matcher = entry.matcher.result()
         elif compiled is not None:
             for request in requests:
                 request.output.matcher = compiled.matcher()
@@ -96,33 +125,26 @@ class GenerationJob:
             requests[0].follow = self._follow
         self._requests = requests
 
-    def in_slot(self) -> Request:
-        """Returns the only request, which is about to continue in the slot of another one. On the loop's thread."""
-        self._submitted = True
-        return self._requests[0]
-
-    def submit(self) -> None:
-        """Submits the requests. On the loop's thread."""
-        self._submitted = True
-        for request in self._requests:
-            self._parts.loop.receive(request)
+    def _submit(self) -> None:
+        if self._ask.is_current:
+            self._submitted = True
+            for request in self._requests:
+                self._program.parts.loop.receive(request)
 
     def abort(self) -> None:
-        """Aborts the requests; no more events are sent for them. On the loop's thread."""
-        self._aborted = True
+        """Aborts the requests, as the node was given up."""
         if self._submitted:
             for index, request in enumerate(self._requests):
                 if index not in self._generations:
-                    self._parts.loop.abort(request)
-
-    def fail(self, error: SglError) -> None:
-        if not self._aborted:
-            self._send(error)
+                    self._program.parts.loop.abort(request)
 
     def _on_event(self, index: int, event: Event) -> None:
-        if self._aborted:
+        if not self._ask.is_current:
             return
-        self._send(msgspec.structs.replace(event, index=index) if index and not isinstance(event, SglError) else event)
+        if isinstance(event, SglError):
+            self._program.failed(self._ask, event)
+            return
+        self._program.tell(self._ask, msgspec.structs.replace(event, index=index) if index else event)
         if isinstance(event, Generation):
             self._generations[index] = event
             count = len(self._requests)
@@ -130,7 +152,13 @@ class GenerationJob:
                 return
             self._requests = []  # breaks the reference cycle, so that no garbage collection is needed
             if count > 1:
-                self._done(self, self._generations[0], False)
+                self._program.answered(self._ask, self._appended)
 
-    def _follow(self, generation: Generation) -> Request | None:
-        return None if self._aborted else self._done(self, generation, True)
+    def _follow(self, _: Generation) -> Request | None:
+        return self._program.answered(self._ask, self._appended, in_slot=True)
+
+    @property
+    def _appended(self) -> Sequence[Span] | None:
+        """Text that the first sample adds; None if the caller decides."""
+        node = self._ask.node
+        return None if isinstance(node, Gen) and node.held else self._generations[0].spans

@@ -1,50 +1,56 @@
-"""A running selection of a branch: scores its choices and picks one of them."""
+"""A running selection of a program: scores its choices and picks one of them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TypeAlias
+from typing import TYPE_CHECKING
 
 from sglang_lite.program.choosing import METHODS, decide
 from sglang_lite.program.nodes import Select
 from sglang_lite.protocol import Selection, SglError, Span
-from sglang_lite.runtime.core.branch_text import OpenGrammar
 from sglang_lite.runtime.core.choice_scoring import ChoiceScoring
-from sglang_lite.runtime.core.engine_parts import EngineParts
+from sglang_lite.runtime.core.prepared_node import EngineAsk, PreparedNode
+from sglang_lite.runtime.core.submission import no_choices_error
+from sglang_lite.runtime.core.token_text import OpenGrammar
 from sglang_lite.runtime.schedule_hints import ScheduleHints
 from sglang_lite.runtime.tokens.token_log import TokenLog
 
-Done: TypeAlias = Callable[["SelectionJob", "Selection | SglError", "str | None"], None]
+if TYPE_CHECKING:
+    from sglang_lite.runtime.core.engine_program import EngineProgram
 
 
 class SelectionJob:
-    """Scoring of a `Select` node for a branch.
+    """Scoring of a `Select` node. All methods but `_prepare` run on the loop's thread.
 
     Args:
-        parts: parts of the engine.
-        node: selection to run.
-        namespace: namespace in the prefix tree.
-        hints: scheduling hints of the branch.
-        done: callback for the end, called with this job, the scores or the error, and the chosen text; the text is None
-            on an error, or if the caller makes the choice.
+        program: program of the node; told of all events.
+        ask: the node. Nothing is told of it once it was given up.
+        hints: scheduling hints of its branch.
+
+    Attributes:
+        following: generation that follows it, once that is prepared.
     """
 
-    def __init__(self, parts: EngineParts, node: Select, namespace: str, hints: ScheduleHints, done: Done) -> None:
-        self._node, self._namespace, self._hints, self._done = node, namespace, hints, done
-        self._scoring = ChoiceScoring(parts, self._scored)
-        self._aborted = False
+    def __init__(self, program: EngineProgram, ask: EngineAsk, hints: ScheduleHints) -> None:
+        self._program, self._ask, self._hints = program, ask, hints
+        self._scoring = ChoiceScoring(program.parts, self._scored)
+        self.following: PreparedNode | None = None
 
-    def start(self, log: TokenLog, new: Sequence[Span], within: OpenGrammar | None) -> Callable[[], None]:
-        """Submits the requests. May take long, so not on the loop's thread. Returns a function to call on the loop's
-        thread afterwards.
+    def start(self, *, in_slot: bool = False) -> None:  # as of GenerationJob: choices have own slots
+        """Starts the scoring."""
+        node, text = self._ask.node, self._ask.branch.text
+        assert isinstance(node, Select)
+        assert text is not None
+        if node.choices:
+            self._program.off_loop(partial(self._prepare, node, text.log, text.take_new(), text.open_grammar()))
+        else:
+            self._program.failed(self._ask, no_choices_error())
 
-        Args:
-            log: prompt of the branch; used by this job alone meanwhile.
-            new: text to append to the prompt.
-            within: grammar that the text is in, or None.
-        """
-        node = self._node
+    def _prepare(
+        self, node: Select, log: TokenLog, new: Sequence[Span], within: OpenGrammar | None
+    ) -> Callable[[], object]:
+        # May change the log: its branch waits, and doesn't use it meanwhile.
         unconditional = node.unconditional
         if node.method is not None:
             unconditional = METHODS[node.method].requires_unconditional_logprobs
@@ -55,7 +61,7 @@ class SelectionJob:
                 log,
                 node.choices if within is None else within.possible(node.choices),
                 unconditional=unconditional,
-                namespace=self._namespace,
+                namespace=self._program.namespace,
                 special=node.special,
                 hints=self._hints,
             )
@@ -64,20 +70,26 @@ class SelectionJob:
         return _nothing
 
     def abort(self) -> None:
-        """Aborts the requests; `done` will not be called. On the loop's thread."""
-        self._aborted = True
+        """Aborts the scoring, as the node was given up."""
         self._scoring.abort()
 
     def _scored(self, outcome: Selection | SglError) -> None:
-        if self._aborted:
+        ask, node = self._ask, self._ask.node
+        if not ask.is_current:
             return
-        node, choice = self._node, None
+        assert isinstance(node, Select)
+        spans: Sequence[Span] | None = None
         if isinstance(outcome, Selection) and node.method is not None:
             try:
                 choice = decide(outcome, node.choices, METHODS[node.method], node.temperature, node.seed).decision
+                spans = (Span(choice, special=node.special),)
             except SglError as error:
                 outcome = error
-        self._done(self, outcome, choice)
+        if isinstance(outcome, SglError):
+            self._program.failed(ask, outcome)
+        else:
+            self._program.tell(ask, outcome)
+            self._program.answered(ask, spans)
 
 
 def _nothing() -> None:

@@ -6,8 +6,8 @@ import math
 
 import numpy as np
 
+from sglang_lite.program.play.branch import ExpectedTokens
 from sglang_lite.runtime.kv_cache.pages import Ints
-from sglang_lite.runtime.schedule_hints import ExpectedTokens
 
 _FIRST, _LEAST, _STEPS = 0.7, 0.1, 600
 _LONGEST = 4096  # tokens; no request or program reserves more, whatever max_tokens is

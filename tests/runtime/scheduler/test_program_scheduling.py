@@ -7,8 +7,9 @@ from collections import Counter
 import pytest
 
 from sglang_lite.program.nodes import Fork, Gen, Mark, Program, Rollback, Select, Text
+from sglang_lite.program.play.branch import NOTHING_EXPECTED, Branch, ExpectedTokens, Totals
 from sglang_lite.protocol import Choices, Delta, Generation, Number, Played, ProgramResult, SamplingParams
-from sglang_lite.runtime.schedule_hints import NOTHING_EXPECTED, ExpectedTokens, ScheduleHints, expected_tokens
+from sglang_lite.runtime.schedule_hints import ScheduleHints, expected_tokens
 from sglang_lite.runtime.scheduler.admission_order import fcfs, lpm, priority
 from sglang_lite.runtime.scheduler.scheduler import PATIENCE
 from tests.runtime.scripted import SteppedEngine, ended, hashes
@@ -267,15 +268,16 @@ def test_of_a_program_the_longest_way_goes_first_and_others_keep_their_place():
     engine = engine_with(256)
     queue = waiting(engine, *(([7, i], {}) for i in range(5)))
     for request, path in zip(queue[1:4], (5, 50, 20)):
-        request.hints = ScheduleHints(engine)
-        request.hints.expected = ExpectedTokens(0, path, path)
+        branch: Branch = Branch((), Totals())
+        branch.expected = ExpectedTokens(0, path, path)
+        request.hints = ScheduleHints(engine, branch)
     assert [request.id for request in lpm(queue, engine.store.tree)] == [0, 2, 3, 1, 4]
 
 
 def test_what_was_passed_over_too_often_comes_first_and_then_what_has_begun():
     engine = engine_with(256)
     queue = waiting(engine, *(([7, i], {}) for i in range(4)))
-    queue[2].hints = ScheduleHints(engine)
+    queue[2].hints = ScheduleHints(engine, Branch((), Totals()))
     queue[2].hints.held = True
     queue[3].passed_over = 256
     for policy in (lpm, fcfs, priority):

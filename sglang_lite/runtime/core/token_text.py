@@ -6,7 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from sglang_lite.protocol import ConstraintError, SglError, Span
+from sglang_lite.program.nodes import ImagePart, ScopeBegin, ScopeEnd, Text, TurnBegin, TurnEnd
+from sglang_lite.program.play.branch import BranchText
+from sglang_lite.protocol import CapabilityError, ConstraintError, SglError, Span
 from sglang_lite.runtime.structured_output.base import CompiledGrammar
 from sglang_lite.runtime.structured_output.prefixed import matcher_after
 from sglang_lite.runtime.tokens.token_log import TokenLog
@@ -64,57 +66,47 @@ class TextMark:
     grammar: OpenGrammar | None
 
 
-class BranchText:
-    """Text of a program's branch.
+class TokenText(BranchText[Span]):
+    """Text of a program's branch, as token ids and as text that is not tokenised yet.
 
     Args:
         log: token log of the prompt.
         new: spans after the log that are not tokenised yet.
         grammar: grammar that the branch is in, used by this branch alone; None outside a grammar.
-
-    Attributes:
-        added: spans that the branch has added since its start.
     """
 
-    def __init__(self, log: TokenLog, new: Sequence[Span], grammar: OpenGrammar | None) -> None:
-        self.log, self.new, self.grammar = log, list(new), grammar
-        self.added: list[Span] = []
-        self._lengths: dict[int, int] = {}  # length of `added` after each node, by place
+    __slots__ = ("grammar", "log", "new")
 
-    def write(self, spans: Sequence[Span]) -> None:
+    def __init__(self, log: TokenLog, new: Sequence[Span] = (), grammar: OpenGrammar | None = None) -> None:
+        self.log, self.new, self.grammar = log, list(new), grammar
+        self.added = []
+
+    def append(self, node: Text | ImagePart | TurnBegin | TurnEnd | ScopeBegin | ScopeEnd) -> None:
+        """Appends the text of a node. Raises CapabilityError for an image. Turns and scopes are the caller's."""
+        if isinstance(node, Text):
+            self.write((Span(node.text, node.ids, node.special),))
+        elif isinstance(node, ImagePart):
+            raise CapabilityError("the model takes no images.", where=node.where)
+
+    def write(self, pieces: Sequence[Span]) -> None:
         """Appends spans; text without ids is tokenised when ids are needed."""
-        for span in spans:
+        for span in pieces:
             if not self.new and span.ids is not None and self.log.ready:
                 self.log.append((span,))
             else:
                 self.new.append(span)
-        self.added += spans
+        self.added += pieces
         if self.grammar is not None:
-            self.grammar.text += "".join(span.text for span in spans)
+            self.grammar.text += "".join(span.text for span in pieces)
 
     def take_new(self) -> list[Span]:
         """Removes and returns the spans that are not in the log yet; the caller must append them to the log."""
         new, self.new = self.new, []
         return new
 
-    def mark_played(self, place: int) -> None:
-        """Records the length of the added text after the node at `place`."""
-        self._lengths[place] = len(self.added)
-
-    def added_before(self, end: int) -> list[Span]:
-        """Spans that the first `end` nodes have added."""
-        places = [place for place in self._lengths if place < end]
-        return self.added[: self._lengths[max(places)]] if places else []
-
     def open_grammar(self) -> OpenGrammar | None:
         """Copy of the grammar that the branch is in, or None."""
         return None if self.grammar is None else replace(self.grammar)
-
-    def tail(self) -> list[Span] | None:
-        """Text after the last final token, or None if unknown."""
-        if self.log.fixed and not any(span.ids for span in self.new):
-            return [*self.log.open, *self.new]
-        return None
 
     def mark(self) -> TextMark:
         return TextMark(self.log.copy(), tuple(self.new), len(self.added), self.open_grammar())
@@ -123,8 +115,6 @@ class BranchText:
         self.log, self.new = mark.log.copy(), list(mark.new)
         self.grammar = None if mark.grammar is None else replace(mark.grammar)
         del self.added[mark.added :]
-        self._lengths = {at: length for at, length in self._lengths.items() if length <= mark.added}
 
-    def fork(self) -> BranchText:
-        """Text of a new branch that continues from here."""
-        return BranchText(self.log.copy(), self.new, self.open_grammar())
+    def fork(self) -> TokenText:
+        return TokenText(self.log.copy(), self.new, self.open_grammar())

@@ -6,7 +6,7 @@ import threading
 import pytest
 
 import sglang_lite as sgl
-import sglang_lite.runtime.core.program_player as module
+import sglang_lite.runtime.core.engine_program as module
 from sglang_lite.program.nodes import Fork, Gen, Join, Mark, Node, Program, Rollback, Select, Text
 from sglang_lite.protocol import (
     Choices,
@@ -321,18 +321,6 @@ def test_an_open_program_goes_on_where_it_was_and_holds_nothing_meanwhile():
     assert engine.stats_now()["programs_extended"] == 3
 
 
-def test_a_branch_may_be_given_nodes_before_its_fork_comes():
-    engine = stepped()
-    opened = Opened(engine)
-    opened.extend(Text("b"), Gen("y", greedy(4)), path=(1, 0))
-    assert not opened.events
-    opened.extend(Text("a"), Fork(((), (Text("c"), Gen("z", greedy(4))))), Join(1, (2, 2)))
-    (y,), (z,) = opened.at(1, 0, 1), opened.at(1, 1, 1)
-    opened.program.close()
-    engine.drain()
-    assert opened.events[-1].text == f"ab{y.text}c{z.text}"
-
-
 def test_a_join_takes_what_was_there_when_it_was_made():
     engine = stepped()
     opened = Opened(engine)
@@ -511,34 +499,6 @@ def test_a_selection_without_choices_and_a_library_that_fails_are_told(monkeypat
     assert isinstance(opened.events[-1], sgl.ProgramError)
     assert isinstance(opened.events[-1].__cause__, ZeroDivisionError)
     engine.check_empty()
-
-
-@pytest.mark.parametrize("early", [(Gen("b", greedy(3)),), (Text("f"), Fork(((Gen("c", greedy(3)),),)))])
-def test_what_comes_before_its_fork_stands_behind_what_the_fork_has(early):
-    inner = Text("de"), Gen("a", greedy(3))
-    late, whole = Opened(stepped()), Opened(stepped())
-    late.extend(*early, path=(1, 0))
-    late.extend(Text("abc"), Fork((inner,)))
-    whole.extend(Text("abc"), Fork(((*inner, *early),)))
-    told = [[(e.path, e.name, e.event.token_ids) for e in opened.events] for opened in (late, whole)]
-    assert told[0] == told[1]
-    assert {path[:3] for path, *_ in told[0]} == {(1, 0, 1), (1, 0, 2 if early[0] == Gen("b", greedy(3)) else 3)}
-
-
-@pytest.mark.parametrize("order", ["drop last", "drop first"])
-def test_a_branch_may_be_dropped_before_its_fork_has_come(order):
-    opened = Opened(stepped())
-    if order == "drop first":
-        opened.program.drop((1, 0))
-    opened.extend(Gen("b", greedy(3)), path=(1, 0))
-    if order == "drop last":
-        opened.program.drop((1, 0))
-    opened.extend(Text("abc"), Fork(((Text("de"), Gen("a", greedy(3))), (Gen("c", greedy(3)),))))
-    assert [e.name for e in opened.events] == ["c"]
-    opened.program.close()
-    opened.engine.drain()
-    assert isinstance(opened.events[-1], ProgramResult)
-    opened.engine.check_empty()
 
 
 def test_open_programs_that_are_idle_hold_nobody_up_and_hold_nothing():

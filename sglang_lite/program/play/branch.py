@@ -1,0 +1,367 @@
+"""A branch of a program that is being played: its queue, and what its rules remember. player.py plays it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, Self, TypeVar
+
+from sglang_lite.program.nodes import (
+    Gen,
+    GrammarBegin,
+    GrammarEnd,
+    ImagePart,
+    Join,
+    Node,
+    Path,
+    ScopeBegin,
+    ScopeEnd,
+    Select,
+    Text,
+    TurnBegin,
+    TurnEnd,
+)
+from sglang_lite.protocol import ProgramError, SglError
+
+PieceT = TypeVar("PieceT")
+TextT = TypeVar("TextT", bound="BranchText[Any]")  # the driver's kind of text; its pieces are the driver's own
+QueuedT = TypeVar("QueuedT", bound="QueuedNode")
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectedTokens:
+    """Numbers of tokens that nodes are expected to add.
+
+    Attributes:
+        text: tokens of given text.
+        generated: maximum number of generated tokens.
+        path: tokens that must be computed one after another, along the longest branch.
+    """
+
+    text: int = 0
+    generated: int = 0
+    path: int = 0
+
+    def __add__(self, other: ExpectedTokens) -> ExpectedTokens:
+        return ExpectedTokens(self.text + other.text, self.generated + other.generated, self.path + other.path)
+
+    def __sub__(self, other: ExpectedTokens) -> ExpectedTokens:
+        return ExpectedTokens(self.text - other.text, self.generated - other.generated, self.path - other.path)
+
+
+NOTHING_EXPECTED = ExpectedTokens()
+
+
+@dataclass(eq=False, slots=True)
+class QueuedNode:
+    """A node that is yet to be played. A driver extends it by what it needs to play the node.
+
+    Attributes:
+        node: the node.
+        branches: nodes of each branch of a fork.
+        expected: tokens that it is expected to add.
+    """
+
+    node: Node
+    branches: Sequence[Sequence[Self]] = ()
+    expected: ExpectedTokens = NOTHING_EXPECTED
+
+
+class BranchText(ABC, Generic[PieceT]):
+    """Text of a branch, in the form that a driver needs: tokens, or messages.
+
+    Attributes:
+        added: pieces that the branch has added since its start.
+    """
+
+    __slots__ = ("added",)
+    added: list[PieceT]
+
+    @abstractmethod
+    def append(self, node: Text | ImagePart | TurnBegin | TurnEnd | ScopeBegin | ScopeEnd) -> None:
+        """Appends what a node stands for. Raises SglError if that is impossible."""
+
+    @abstractmethod
+    def write(self, pieces: Sequence[PieceT]) -> None:
+        """Appends pieces: an answer, or what a joined branch has added."""
+
+    @abstractmethod
+    def fork(self) -> Self:
+        """Text of a new branch that continues from here."""
+
+    @abstractmethod
+    def mark(self) -> object:
+        """Place to go back to."""
+
+    @abstractmethod
+    def go_back(self, mark: Any) -> None:  # what the driver's `mark` returns
+        """Returns to a place, which may be used again."""
+
+
+@dataclass(eq=False, slots=True)
+class Claim(Generic[TextT, QueuedT]):
+    """Claim of a join on what the first nodes of a branch add. A rollback in that branch waits for it.
+
+    Attributes:
+        joiner: branch that has the join.
+        end: number of these nodes.
+        pieces: what they have added, or None until they are played.
+        error: error because of which they will not be played, or None.
+    """
+
+    joiner: Branch[TextT, QueuedT]
+    end: int
+    pieces: Sequence[object] | None = None
+    error: SglError | None = None
+
+
+@dataclass(eq=False, slots=True)
+class Ask(Generic[TextT, QueuedT]):
+    """Effect: a node needs an answer. The branch waits until the player is told of it.
+
+    Attributes:
+        branch: branch of the node.
+        place: index of the node in its branch.
+        entry: the node, as it was queued.
+    """
+
+    branch: Branch[TextT, QueuedT]
+    place: int
+    entry: QueuedT
+
+    @property
+    def node(self) -> Gen | Select | GrammarBegin | GrammarEnd:
+        node = self.entry.node
+        assert isinstance(node, Gen | Select | GrammarBegin | GrammarEnd)
+        return node
+
+    @property
+    def is_current(self) -> bool:
+        """True until it is answered, or given up."""
+        return self.branch.ask is self
+
+
+@dataclass(slots=True)
+class Totals:
+    """Numbers over all branches of a program: queued nodes, and branches that wait for an answer."""
+
+    queued: int = 0
+    asked: int = 0
+
+
+class Branch(Generic[TextT, QueuedT]):
+    """Branch of a program. The player alone changes it.
+
+    Args:
+        path: path of the branch; () for the main branch.
+        totals: numbers of its program.
+        text: text of the branch; None until its fork is played.
+
+    Attributes:
+        queue: places and nodes that are yet to be played, in order.
+        expected: tokens that the queue is expected to add.
+        count: number of nodes that the branch was ever given.
+        played: number of nodes played, failed or skipped.
+        ask: what it waits for, or None.
+        held: True if its last answer was not appended, as the caller decides on it.
+        error: error that it has failed with, or was dropped with; a rollback resets it.
+        refused: error that it fails with once its queue is empty, or None.
+        lost: True if it has ended for good: its fork was rolled back, or will never be played.
+        quiet: True if its error is not told when it comes.
+        untold: True if its error is told to who adds nodes, as nobody was told of it.
+        joining: True while it waits for other branches.
+        forks: branches of its forks, by place.
+        joins: places of its joins that append.
+        joined: its claims on other branches, by the join's place; None if the join doesn't match the forks.
+        claims: open claims of joins on this branch.
+        marks: places of the text to go back to, by the place of the mark.
+        rollbacks: rollbacks that are not played yet, by place: the mark, and the branches of forks behind it.
+        lengths: number of added pieces behind each played node, by place.
+    """
+
+    __slots__ = (
+        "_totals", "ask", "claims", "count", "error", "expected", "forks", "held", "joined", "joining", "joins",
+        "lengths", "lost", "marks", "path", "played", "queue", "quiet", "refused", "rollbacks", "text", "untold",
+    )  # fmt: skip
+
+    def __init__(self, path: Path, totals: Totals, text: TextT | None = None) -> None:
+        self.path, self._totals, self.text = path, totals, text
+        self.queue: deque[tuple[int, QueuedT]] = deque()
+        self.expected = NOTHING_EXPECTED
+        self.count = self.played = 0
+        self.ask: Ask[TextT, QueuedT] | None = None
+        self.held = self.lost = self.quiet = self.untold = self.joining = False
+        self.error: SglError | None = None
+        self.refused: SglError | None = None
+        self.forks: dict[int, list[Branch[TextT, QueuedT]]] = {}
+        self.joins: list[int] = []
+        self.joined: dict[int, list[Claim[TextT, QueuedT]] | None] = {}
+        self.claims: list[Claim[TextT, QueuedT]] = []
+        self.marks: dict[int, object] = {}
+        self.rollbacks: dict[int, tuple[int, list[Branch[TextT, QueuedT]]]] = {}
+        self.lengths: dict[int, int] = {}
+
+    @property
+    def next_place(self) -> int:
+        """Place of the next node; if the queue is empty, the place that the next added node will have."""
+        return self.queue[0][0] if self.queue else self.count
+
+    @property
+    def returns(self) -> bool:
+        """True if the branch will need its text again: it has nodes to play, or the caller has yet to judge an
+        answer."""
+        return self.ask is not None or bool(self.queue) or self.held
+
+    @property
+    def children(self) -> Iterator[Branch[TextT, QueuedT]]:
+        """Branches of all its forks."""
+        for branches in self.forks.values():
+            yield from branches
+
+    # --------------------------------------------------------------------------------------------------- queue
+
+    def push(self, place: int, entry: QueuedT) -> None:
+        self.queue.append((place, entry))
+        self.expected += entry.expected
+        self._totals.queued += 1
+
+    def pop(self) -> None:
+        _, entry = self.queue.popleft()
+        self.expected -= entry.expected
+        self._totals.queued -= 1
+
+    def cut(self, start: int) -> None:
+        """Removes the queued nodes from a place on."""
+        while self.queue and self.queue[-1][0] >= start:
+            self.expected -= self.queue.pop()[1].expected
+            self._totals.queued -= 1
+
+    def set_ask(self, ask: Ask[TextT, QueuedT] | None) -> None:
+        self._totals.asked += (ask is not None) - (self.ask is not None)
+        self.ask = ask
+
+    def mark_played(self, place: int) -> list[Branch[TextT, QueuedT]]:
+        """Notes that a node was played. Returns branches that may be able to join now."""
+        assert self.text is not None
+        self.played = place + 1
+        self.lengths[place] = len(self.text.added)
+        return self.settle_claims() if self.claims else []
+
+    def end(self) -> None:
+        """Forgets what is not played, and breaks reference cycles, so that no garbage collection is needed."""
+        self.held = False
+        self.queue.clear()
+        self.claims.clear()
+        self.joined.clear()
+
+    # --------------------------------------------------------------------------------------------------- joins
+
+    def add_join(self, place: int, node: Join) -> None:
+        """Claims what the branches of a join have at the join's own place."""
+        if node.mode == "gather_variable":
+            return
+        last = max(self.joins, default=-1)
+        places = [at for at in self.forks if (at > last if node.fork is None else at == node.fork)]
+        children = [child for at in places for child in self.forks[at]]
+        ends: Sequence[int | None] = node.ends or [None] * len(children)
+        matches = len(children) == len(ends)
+        self.joined[place] = [child.claim(self, end) for child, end in zip(children, ends)] if matches else None
+        self.joins.append(place)
+
+    def claim(self, joiner: Branch[TextT, QueuedT], end: int | None) -> Claim[TextT, QueuedT]:
+        """Claims what the first `end` nodes add (None: all nodes so far) for a join of another branch."""
+        claim = Claim(joiner, self.count if end is None else end)
+        self.claims.append(claim)
+        self.settle_claims()
+        if self.error is not None:
+            self.fail_claims(self.error)
+        return claim
+
+    def join(self, place: int, node: Join) -> bool:
+        """Appends what joined branches have added. Returns False if one has not been played far enough.
+
+        Raises:
+            SglError: a joined branch has failed, or the join doesn't match the forks.
+        """
+        if node.mode == "gather_variable":
+            return True
+        claims = self.joined[place]
+        if claims is None:
+            raise ProgramError("a join names a fork that this branch does not have.")
+        for claim in claims:
+            if claim.error is not None:
+                raise claim.error
+            if claim.pieces is None:
+                return False
+        assert self.text is not None
+        for claim in claims:
+            self.text.write(claim.pieces or ())
+        del self.joined[place]
+        return True
+
+    def settle_claims(self) -> list[Branch[TextT, QueuedT]]:
+        """Gives the claims on what has been played their pieces. Returns the branches that claimed them."""
+        if self.text is None:
+            return []
+        settled = [claim for claim in self.claims if claim.end <= self.played]
+        for claim in settled:
+            places = [place for place in self.lengths if place < claim.end]
+            claim.pieces = tuple(self.text.added[: self.lengths[max(places)]]) if places else ()
+        self.claims = [claim for claim in self.claims if claim.pieces is None]
+        return [claim.joiner for claim in settled]
+
+    def fail_claims(self, error: SglError, before: int | None = None) -> list[Branch[TextT, QueuedT]]:
+        """Fails the claims on at most `before` nodes (None: all). Returns the branches that claimed them."""
+        failed = [claim for claim in self.claims if before is None or claim.end <= before]
+        for claim in failed:
+            claim.error = error
+        self.claims = [claim for claim in self.claims if claim.error is None]
+        return [claim.joiner for claim in failed]
+
+    # ----------------------------------------------------------------------------------------------- rollbacks
+
+    def has_mark(self, mark: int) -> bool:
+        """Returns True if a mark is played or queued, and no queued rollback removes it."""
+        known = mark in self.marks or any(place == mark for place, _ in self.queue)
+        return known and not any(to < mark < at for at, (to, _) in self.rollbacks.items())
+
+    def add_rollback(self, mark: int, at: int) -> int:
+        """Notes a rollback, and forgets the forks and joins that it removes. Returns the place from which on queued
+        nodes are removed: those before are claimed, or not behind the mark."""
+        claimed = max((claim.end for claim in self.claims if mark + 1 < claim.end <= at), default=0)
+        end = max(claimed, mark + 1)
+        gone = [child for place, branches in self.forks.items() if place > mark for child in branches]
+        self.forks = {place: branches for place, branches in self.forks.items() if place <= mark}
+        self.joins = [place for place in self.joins if place <= mark]
+        self.joined = {place: claims for place, claims in self.joined.items() if place <= mark or place < claimed}
+        self.rollbacks[at] = mark, gone + self.skip_rollbacks(end)
+        return end
+
+    def next_rollback(self) -> int | None:
+        """Place of the first rollback that takes back what is being played, or None. The nodes before are skipped."""
+        found = min((at for at, (mark, _) in self.rollbacks.items() if mark in self.marks), default=None)
+        if found is not None:
+            while self.queue and self.queue[0][0] < found:
+                self.pop()
+            self.rollbacks[found][1].extend(self.skip_rollbacks(0, found))
+        return found
+
+    def go_back(self, at: int) -> list[Branch[TextT, QueuedT]]:
+        """Plays the rollback at a place. Returns the branches of forks that it removes. Raises ProgramError if its
+        branch does not have its mark."""
+        if at not in self.rollbacks:
+            raise ProgramError("a rollback names a mark that its branch does not have.")
+        assert self.text is not None
+        mark, gone = self.rollbacks.pop(at)
+        self.text.go_back(self.marks[mark])
+        self.marks = {place: each for place, each in self.marks.items() if place <= mark}
+        self.lengths = {place: length for place, length in self.lengths.items() if place <= mark}
+        return gone
+
+    def skip_rollbacks(self, start: int, end: int | None = None) -> list[Branch[TextT, QueuedT]]:
+        """Forgets the rollbacks between two places that are not played yet. Returns the branches of forks that they
+        would have removed."""
+        skipped = [at for at in self.rollbacks if at >= start and (end is None or at < end)]
+        return [child for at in skipped for child in self.rollbacks.pop(at)[1]]

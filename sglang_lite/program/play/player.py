@@ -1,0 +1,384 @@
+"""Player of programs: a tree of branches, whose nodes are played in order.
+
+It does nothing by itself. Its inputs are calls that return at once and leave effects, which a driver takes and performs
+in order. It has no thread, lock, future or callback, and the driver owns it: one thread at a time.
+
+Rules, beside those in program/nodes.py:
+- A node is named by the path of its branch and its place there: the number of nodes that the branch was given before.
+- A branch that fails stays failed: its queued and later nodes are not played, nor the branches that they would fork.
+  Branches that were forked before play on. A rollback to a mark before the failed node revives the branch.
+- A join claims what its branches have at its own place in the program, and fails if a claimed node does.
+- A rollback takes effect as soon as it is received, but nodes that a join has claimed are played before.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeAlias
+
+from sglang_lite.program.nodes import (
+    Fork,
+    Gen,
+    GrammarBegin,
+    GrammarEnd,
+    Join,
+    Mark,
+    Path,
+    Rollback,
+    Select,
+)
+from sglang_lite.program.play.branch import Ask, Branch, QueuedT, TextT, Totals
+from sglang_lite.protocol import ProgramError, RequestAbortedError, SglError
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Cancel(Generic[TextT, QueuedT]):
+    """Effect: the answer is not needed any more."""
+
+    ask: Ask[TextT, QueuedT]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Failed:
+    """Effect: a node failed, or will not be played.
+
+    Attributes:
+        path: path of the node: that of its branch, and its place.
+        name: name of its variable, or None.
+        error: why.
+    """
+
+    path: Path
+    name: str | None
+    error: SglError
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Forked(Generic[TextT, QueuedT]):
+    """Effect: a branch begins, as its fork was played."""
+
+    branch: Branch[TextT, QueuedT]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Idle(Generic[TextT, QueuedT]):
+    """Effect: a branch has nothing to play."""
+
+    branch: Branch[TextT, QueuedT]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Ended:
+    """Effect: the program has ended, with an error or None. It is the last effect."""
+
+    error: SglError | None
+
+
+Effect: TypeAlias = (
+    Ask[TextT, QueuedT] | Cancel[TextT, QueuedT] | Failed | Forked[TextT, QueuedT] | Idle[TextT, QueuedT] | Ended
+)
+
+
+class Player(Generic[TextT, QueuedT]):
+    """Player of one program.
+
+    Args:
+        text: text that the main branch continues.
+
+    Attributes:
+        main: the main branch.
+        totals: numbers of queued nodes, and of branches that wait for an answer.
+        ended: True once the program has ended; all inputs are ignored then.
+    """
+
+    def __init__(self, text: TextT) -> None:
+        self.totals = Totals()
+        self.main = Branch[TextT, QueuedT]((), self.totals, text)
+        self.ended = False
+        self._branches: dict[Path, Branch[TextT, QueuedT]] = {(): self.main}
+        self._closed = False
+        self._stray: SglError | None = None  # error of nodes for a branch that was not forked
+        self._ready: deque[Branch[TextT, QueuedT]] = deque()  # branches that may be able to play
+        self._effects: list[Effect[TextT, QueuedT]] = []
+
+    def effects(self) -> list[Effect[TextT, QueuedT]]:
+        """Takes the effects since the last call, in order."""
+        effects, self._effects = self._effects, []
+        return effects
+
+    # ------------------------------------------------------------------------------------------------- inputs
+
+    def add(
+        self, path: Path, entries: Sequence[QueuedT], refusal: SglError | None = None
+    ) -> Branch[TextT, QueuedT] | None:
+        """Adds nodes to a branch, behind the fork that begins it. Returns the branch.
+
+        Args:
+            path: path of the branch.
+            entries: the nodes.
+            refusal: error with which the branch fails in place of these nodes, once it has played the earlier ones.
+        """
+        if self.ended:
+            return None
+        branch = self._branches.get(path)
+        if branch is None:
+            branch = self._branches[path] = Branch(path, self.totals)
+            self._stray = ProgramError(
+                "nodes were added to a branch that was not forked.",
+                hint="Add the fork first. A path names it by its place among the branch's nodes.",
+            )
+            self._lose(branch, self._stray)
+        if refusal is not None and branch.error is None and branch.refused is None:
+            branch.refused = refusal
+            self._effects.append(Failed((*path, branch.count), None, refusal))
+        first = branch.count
+        branch.count += len(entries)
+        self._queue(branch, first, entries, told=True)
+        self._run()
+        return branch
+
+    def answered(self, ask: Ask[TextT, QueuedT], pieces: Sequence[object] | None = ()) -> None:
+        """Notes the answer to a node; nothing if the ask was given up.
+
+        Args:
+            pieces: what the node adds to the text; None if the caller decides on the answer.
+        """
+        if not ask.is_current:
+            return
+        branch, branch.held = ask.branch, pieces is None
+        branch.set_ask(None)
+        if pieces and branch.text is not None:
+            branch.text.write(pieces)
+        self._ready += branch.mark_played(ask.place)
+        self._ready.appendleft(branch)  # first, so that a driver can continue where it is
+        self._run()
+
+    def failed(self, ask: Ask[TextT, QueuedT], error: SglError) -> None:
+        """Notes that a node has failed; nothing if the ask was given up."""
+        if ask.is_current:
+            ask.branch.set_ask(None)
+            self._fail(ask.branch, error, ask.place, getattr(ask.node, "name", None))
+            self._run()
+
+    def drop(self, path: Path) -> None:
+        """Ends a branch, from its next answer on, without telling. The caller may have played what is before it by
+        itself, and a rollback can revive the branch."""
+        branch = self._branches.get(path)
+        if branch is None or branch.lost:
+            return
+        branch.refused, branch.quiet = branch.refused or RequestAbortedError("the branch was dropped."), True
+        if branch.error is None and (branch.ask is None or not isinstance(branch.ask.node, Gen | Select)):
+            place = next((at for at, entry in branch.queue if isinstance(entry.node, Gen | Select)), None)
+            if place is not None:
+                branch.cut(place)
+                for child in branch.skip_rollbacks(place):
+                    self._lose(child, branch.refused, quiet=True)
+            if branch.ask is not None or branch.queue:
+                return
+        self._end_refused(branch)
+        self._run()
+
+    def close(self) -> None:
+        """Announces that no more nodes will be added: the program ends when all is played."""
+        self._closed = True
+        self._run()
+
+    def fail(self, error: SglError) -> None:
+        """Ends the program with an error."""
+        if not self.ended:
+            for branch in self._branches.values():
+                self._give_up_ask(branch)
+            self._end(error)
+
+    # ------------------------------------------------------------------------------------------- what is added
+
+    def _queue(self, branch: Branch[TextT, QueuedT], first: int, entries: Sequence[QueuedT], *, told: bool) -> None:
+        """Queues nodes. A rollback among them takes effect at once.
+
+        Args:
+            first: place of the first node.
+            told: whether who adds them is told of an error that nobody was told of.
+        """
+        forked = []
+        for place, entry in enumerate(entries, first):
+            node = entry.node
+            if isinstance(node, Rollback):
+                self._roll_back(branch, node.mark, place, entry)
+                continue
+            failure = branch.error or branch.refused
+            if isinstance(node, Fork):
+                made = self._announce(branch, place, entry.branches)
+                forked += [(child, nodes, failure, branch.quiet) for child, nodes in zip(made, entry.branches)]
+            if failure is None:
+                if isinstance(node, Join):
+                    branch.add_join(place, node)
+                branch.push(place, entry)
+                branch.held = False
+            elif branch.untold and told:
+                branch.untold = False
+                self._effects.append(Failed((*branch.path, place), None, failure))
+        for child, nodes, failure, quiet in forked:  # behind the joins that claim them: a rollback may be among them
+            self._queue(child, 0, nodes, told=False)
+            if failure is not None:
+                self._lose(child, failure, quiet=quiet)
+        self._ready.append(branch)
+
+    def _announce(
+        self, branch: Branch[TextT, QueuedT], place: int, branches: Sequence[Sequence[QueuedT]]
+    ) -> list[Branch[TextT, QueuedT]]:
+        """Makes the branches of a fork, which begin when the fork is played."""
+        made = [Branch[TextT, QueuedT]((*branch.path, place, i), self.totals) for i in range(len(branches))]
+        for child, nodes in zip(made, branches):
+            child.count = len(nodes)
+            self._branches[child.path] = child
+        branch.forks[place] = made
+        return made
+
+    def _roll_back(self, branch: Branch[TextT, QueuedT], mark: int, at: int, entry: QueuedT) -> None:
+        """Removes what is queued behind a mark but not claimed, and goes back at once if nothing before is left."""
+        if not branch.has_mark(mark):
+            if branch.error is None and branch.refused is None:
+                branch.push(at, entry)  # fails when it is played
+            return  # else the branch has failed before the mark
+        if branch.lost:
+            return
+        end = branch.add_rollback(mark, at)
+        if end > mark + 1 or mark not in branch.marks:
+            branch.cut(end)
+            branch.push(at, entry)
+            branch.refused, branch.quiet = None, False
+        else:
+            self._stop(branch)
+            branch.error, branch.quiet = None, False
+            self._go_back(branch, at)
+
+    # ------------------------------------------------------------------------------------------------- playing
+
+    def _run(self) -> None:
+        """Plays what can be played, and ends the program if it is closed and fully played."""
+        while not self.ended:
+            while self._ready:
+                self._play(self._ready.popleft())
+            if not self._closed or self.totals.asked:
+                return
+            waiting = next((branch for branch in self._branches.values() if branch.joining), None)
+            if waiting is None:
+                self._end(self.main.error or self._stray)
+                return
+            self._fail(waiting, ProgramError("a join waits for nodes that were never added."))
+
+    def _play(self, branch: Branch[TextT, QueuedT]) -> None:
+        """Plays nodes until one has to wait, or the queue is empty."""
+        text = branch.text
+        if text is None or branch.ask is not None:
+            return
+        branch.joining = False
+        while branch.queue:
+            place, entry = branch.queue[0]
+            node = entry.node
+            try:
+                if isinstance(node, Join) and not branch.join(place, node):
+                    branch.joining = True
+                    return
+                branch.pop()
+                if isinstance(node, Gen | Select | GrammarBegin | GrammarEnd):
+                    ask = Ask(branch, place, entry)
+                    branch.set_ask(ask)
+                    self._effects.append(ask)
+                    return
+                if isinstance(node, Rollback):
+                    self._go_back(branch, place)
+                    continue
+                if isinstance(node, Fork):
+                    self._begin(text, branch.path, place, len(entry.branches))
+                elif isinstance(node, Mark):
+                    branch.marks[place] = text.mark()
+                elif not isinstance(node, Join):
+                    text.append(node)
+            except SglError as error:
+                self._fail(branch, error, place, getattr(node, "name", None))
+                return
+            self._ready += branch.mark_played(place)
+        self._end_refused(branch)
+        self._effects.append(Idle(branch))
+
+    def _begin(self, text: TextT, path: Path, place: int, size: int) -> None:
+        """Begins the branches of a fork."""
+        for i in range(size):
+            branch = self._branches[(*path, place, i)]
+            branch.text = text.fork()
+            self._ready += branch.settle_claims()
+            self._effects.append(Forked(branch))
+            self._ready.append(branch)
+
+    def _go_back(self, branch: Branch[TextT, QueuedT], at: int) -> None:
+        for child in branch.go_back(at):
+            self._lose(child, RequestAbortedError("a rollback removed the fork of this branch."), quiet=True)
+        self._ready += branch.mark_played(at)
+
+    # ------------------------------------------------------------------------------------------------- failing
+
+    def _fail(
+        self, branch: Branch[TextT, QueuedT], error: SglError, place: int | None = None, name: str | None = None
+    ) -> None:
+        """Ends a branch with an error of the node at `place`, by default of the next one, unless a queued rollback
+        takes the node back."""
+        self._effects.append(Failed((*branch.path, branch.next_place if place is None else place), name, error))
+        back = branch.next_rollback()
+        if back is None:
+            self._give_up(branch, error)
+        else:
+            self._give_up_ask(branch)
+            self._ready += [*branch.fail_claims(error, back), branch]
+
+    def _lose(self, branch: Branch[TextT, QueuedT], error: SglError, *, quiet: bool = False) -> None:
+        """Ends a branch and those forked from it for good.
+
+        Args:
+            quiet: whether the error is told only if nodes are added later.
+        """
+        if branch.lost:
+            return
+        branch.lost, branch.quiet = True, quiet
+        if branch.error is None:
+            if not quiet:
+                self._effects.append(Failed((*branch.path, branch.next_place), None, error))
+            self._give_up(branch, error, quiet=quiet)
+        branch.untold = quiet
+        for child in branch.children:
+            self._lose(child, error, quiet=quiet)
+
+    def _end_refused(self, branch: Branch[TextT, QueuedT]) -> None:
+        if branch.refused is not None:
+            self._give_up(branch, branch.refused, quiet=branch.quiet)
+
+    def _give_up(self, branch: Branch[TextT, QueuedT], error: SglError, *, quiet: bool = False) -> None:
+        """Ends a branch with an error, and the branches of forks that will not be played (`quiet`: as in `_lose`)."""
+        branch.error = error
+        ended = [child for child in branch.children if child.text is None] + branch.skip_rollbacks(0)
+        self._stop(branch)
+        self._ready += branch.fail_claims(error)
+        for child in ended:
+            self._lose(child, error, quiet=quiet)
+
+    def _stop(self, branch: Branch[TextT, QueuedT]) -> None:
+        """Discards what is asked and queued."""
+        branch.refused, branch.joining, branch.held = None, False, False
+        self._give_up_ask(branch)
+        branch.cut(0)
+        self._effects.append(Idle(branch))
+
+    def _give_up_ask(self, branch: Branch[TextT, QueuedT]) -> None:
+        if branch.ask is not None:
+            self._effects.append(Cancel(branch.ask))
+            branch.set_ask(None)
+
+    def _end(self, error: SglError | None) -> None:
+        self.ended = True
+        for branch in self._branches.values():
+            branch.end()
+            self._effects.append(Idle(branch))
+        self._effects.append(Ended(error))
+        self._branches, self._ready = {}, deque()

@@ -1,0 +1,402 @@
+"""A program at the engine, which may grow while it is played. Its rules are those of program/play."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from functools import partial
+from types import MappingProxyType
+
+import numpy as np
+
+from sglang_lite.program.nodes import Gen, GrammarBegin, GrammarEnd, Node, Path, Rollback
+from sglang_lite.program.play.branch import Ask
+from sglang_lite.program.play.player import Cancel, Ended, Failed, Forked, Idle, Player
+from sglang_lite.protocol import (
+    ConstraintError,
+    Delta,
+    EngineClosedError,
+    Generation,
+    ParameterError,
+    Played,
+    ProgramError,
+    ProgramResult,
+    ProgramSink,
+    RequestAbortedError,
+    Selection,
+    SglError,
+    Span,
+)
+from sglang_lite.runtime.core.engine_parts import EngineParts
+from sglang_lite.runtime.core.generation_job import GenerationJob
+from sglang_lite.runtime.core.prepared_node import (
+    EngineAsk,
+    EngineBranch,
+    PreparedNode,
+    check_params,
+    next_generation,
+    prepared,
+)
+from sglang_lite.runtime.core.selection_job import SelectionJob
+from sglang_lite.runtime.core.submission import MOST_QUEUED, check_nodes, too_many_error
+from sglang_lite.runtime.core.token_text import OpenGrammar, TokenText
+from sglang_lite.runtime.request import Request
+from sglang_lite.runtime.schedule_hints import ScheduleHints
+from sglang_lite.runtime.structured_output.base import CompiledGrammar, Matcher
+from sglang_lite.runtime.tokens.token_log import TokenLog
+
+
+class EngineProgram:
+    """One program: `extend` adds nodes to a branch, and they are played as soon as the nodes before them. An open
+    program with nothing to play does not count as an open request. It holds no slot, and no page unless the caller's
+    decision on a generation is pending.
+
+    Args:
+        parts: parts of the engine that plays it.
+        log: token log of the prompt that the program continues.
+        sink: callback for the events, on the loop's thread: those of each node and, at the end, a ProgramResult once
+            the program is closed and fully played, or the SglError of the main branch or of the whole program.
+        stream: whether to send deltas.
+        namespace: namespace in the prefix tree.
+        priority: priority of all its requests.
+        holds_room: whether the caller has already counted it as an open request.
+    """
+
+    def __init__(
+        self,
+        parts: EngineParts,
+        log: TokenLog,
+        sink: ProgramSink,
+        *,
+        stream: bool = False,
+        namespace: str = "",
+        priority: int = 0,
+        holds_room: bool = False,
+    ) -> None:
+        self.parts, self.stream, self.namespace = parts, stream, namespace
+        self._priority, self._sink = priority, sink
+        # The attributes below are used on the loop's thread only.
+        self._player = Player[TokenText, PreparedNode](TokenText(log))
+        self._performing = False
+        self._jobs: dict[EngineAsk, GenerationJob | SelectionJob] = {}
+        self._hints: dict[Path, ScheduleHints] = {}
+        self._holds_room = holds_room
+        self._waits_for_room = False
+        self._room_callback: Callable[[], None] = partial(parts.loop.inbox.post_if_open, self._try_room)
+        self._without_room: list[EngineAsk] = []
+
+    # ------------------------------------------------------------------------------------------ any thread
+
+    def extend(
+        self, path: Path, nodes: Sequence[Node], refused: Mapping[int, ParameterError] = MappingProxyType({})
+    ) -> None:
+        """Adds nodes to a branch, behind the fork that begins it. If too many nodes are queued, the first of the new
+        ones fails with OverloadedError, and the following nodes of its branch are dropped, up to a rollback.
+
+        Args:
+            path: path of the branch.
+            nodes: nodes to add.
+            refused: errors of generations among the nodes, by index; each is raised when the generation would be
+                played.
+
+        Raises:
+            ParameterError: an item is not a node.
+            EngineClosedError: the engine is closed.
+        """
+        check_nodes(nodes, path)
+        entries = [prepared(node, self.parts) for node in nodes]
+        for i, error in refused.items():
+            entries[i].params = error
+        self._add(path, entries)
+
+    def play(self, nodes: Sequence[Node]) -> None:
+        """Adds the nodes of a whole program, and closes it. Raises ParameterError if a parameter of a generation is
+        invalid."""
+        entries = [prepared(node, self.parts) for node in nodes]
+        check_params(entries)
+        self._add((), entries)
+        self.close()
+
+    def _add(self, path: Path, entries: Sequence[PreparedNode]) -> None:
+        self.parts.open_requests.count("programs_extended")
+        self.parts.loop.inbox.post(partial(self._extend, path, entries))
+
+    def drop(self, path: Path) -> None:
+        """Ends a branch that the caller has given up, from its next answer on; no more events of it are sent. What
+        stands before is still played: the caller plays all but answers by itself, and may be ahead. A rollback can
+        revive the branch."""
+        self.parts.loop.inbox.post_if_open(partial(self._drop, path))
+
+    def close(self) -> None:
+        """Closes the program: no more nodes will be added."""
+        self.parts.loop.inbox.post_if_open(self._close)
+
+    def abort(self) -> None:
+        """Ends the program with RequestAbortedError, unless it has ended."""
+        self.parts.loop.inbox.post_if_open(partial(self._fail, RequestAbortedError("the program was aborted.")))
+
+    # ------------------------------------------------------------------- what its jobs call, on the loop's thread
+
+    def tell(self, ask: EngineAsk, event: Delta | Generation | Selection) -> None:
+        """Sends an event of a node."""
+        self._sink(Played((*ask.branch.path, ask.place), getattr(ask.node, "name", None), event))
+
+    def answered(self, ask: EngineAsk, spans: Sequence[Span] | None = (), *, in_slot: bool = False) -> Request | None:
+        """Continues the branch behind a node.
+
+        Args:
+            spans: text that the node adds; None if the caller decides on the answer.
+            in_slot: whether the next request of the branch can continue in the slot of the one that has just ended.
+
+        Returns:
+            That next request, or None.
+        """
+        self._jobs.pop(ask, None)
+        log = ask.branch.text.log if in_slot and ask.branch.text is not None else None
+        self._player.answered(ask, spans)
+        return self._perform(log)
+
+    def failed(self, ask: EngineAsk, error: SglError) -> None:
+        """Fails a node."""
+        self._player.failed(ask, error)
+        self._give_up(ask)
+        self._perform()
+
+    def post(self, call: Callable[[], object]) -> None:
+        """Runs a call on the loop's thread. May be called on any thread."""
+        try:
+            self.parts.loop.inbox.post(call)
+        except EngineClosedError as error:  # the loop has ended: report it from this thread
+            self._fail(error)
+
+    def off_loop(self, job: Callable[[], Callable[[], object]]) -> None:
+        """Runs a job on a tokenisation thread, and the function that it returns on the loop's thread."""
+        try:
+            self.parts.encoder.submit(self._run_off_loop, job)
+        except RuntimeError:  # the engine is closed
+            self._fail(EngineClosedError("the engine is closed."))
+
+    def _run_off_loop(self, job: Callable[[], Callable[[], object]]) -> None:
+        try:
+            done = job()
+        except Exception as error:  # raised by a library; must be reported, as nobody reads the future
+            failure = ProgramError(f"a node of the program can't be prepared: {type(error).__name__}: {error}")
+            failure.__cause__ = error
+            done = partial(self._fail, failure)
+        self.post(done)
+
+    # ---------------------------------------------------------------------------------- inputs of the player
+
+    def _extend(self, path: Path, entries: Sequence[PreparedNode]) -> None:
+        player = self._player
+        # What a rollback removes does not count towards the limit.
+        back = max((i for i, entry in enumerate(entries, 1) if isinstance(entry.node, Rollback)), default=0)
+        if back:
+            player.add(path, entries[:back])
+        rest = entries[back:]
+        refusal = too_many_error() if player.totals.queued + len(rest) > MOST_QUEUED else None
+        branch = player.add(path, rest, refusal)
+        if branch is not None and branch.ask is not None:
+            self._look_ahead(branch.ask)
+        self._perform()
+
+    def _drop(self, path: Path) -> None:
+        self._player.drop(path)
+        self._perform()
+
+    def _close(self) -> None:
+        self._player.close()
+        self._perform()
+
+    def _fail(self, error: SglError) -> None:
+        self._player.fail(error)
+        self._perform()
+
+    # --------------------------------------------------------------------------------- effects of the player
+
+    def _perform(self, log: TokenLog | None = None) -> Request | None:
+        """Performs the player's effects. Returns the request that continues in a slot, if any.
+
+        Args:
+            log: text of the request that has just ended in the slot; None if no request can continue.
+        """
+        if self._performing:  # called by an effect: the loop below performs what comes of it
+            return None
+        following: Request | None = None
+        self._performing = True
+        while effects := self._player.effects():
+            for effect in effects:
+                match effect:
+                    case Ask() if effect.is_current:
+                        following = self._start(effect, log) or following
+                    case Cancel(ask):
+                        self._give_up(ask)
+                    case Failed(path, name, error):
+                        self._sink(Played(path, name, error))
+                    case Forked(branch) if branch.returns and branch.text is not None:
+                        ids = np.array(branch.text.log.fixed, dtype=np.int32)
+                        self.parts.loop.scheduler.held_prefixes.want(self._hints_of(branch), ids, self.namespace)
+                    case Idle(branch) if not branch.returns and branch.path in self._hints:
+                        self.parts.loop.scheduler.held_prefixes.release(self._hints[branch.path])
+                    case Ended(error):
+                        self._end(error)
+        self._performing = False
+        if self._holds_room and not self._player.totals.asked:
+            self._holds_room = False
+            self.parts.open_requests.release()
+        return following
+
+    def _start(self, ask: EngineAsk, log: TokenLog | None = None) -> Request | None:
+        """Starts what a node needs; returns the next request of a slot, as `_perform`."""
+        node, text = ask.node, ask.branch.text
+        assert text is not None
+        if isinstance(node, GrammarBegin):
+            self._begin_grammar(ask)
+        elif isinstance(node, GrammarEnd):
+            grammar, text.grammar = text.grammar, None
+            if grammar is not None and grammar.asked:
+                self.off_loop(partial(grammar.end, partial(self._grammar_ended, ask)))
+            else:
+                self.answered(ask)
+        elif self._has_room():
+            if text.grammar is not None:
+                text.grammar.asked = True
+            kind = GenerationJob if isinstance(node, Gen) else SelectionJob
+            job = self._jobs[ask] = kind(self, ask, self._hints_of(ask.branch))
+            request = job.start(in_slot=text.log is log)
+            self._look_ahead(ask)
+            return request
+        else:
+            self._without_room.append(ask)
+        return None
+
+    def _give_up(self, ask: EngineAsk) -> None:
+        job = self._jobs.pop(ask, None)
+        if job is not None:
+            job.abort()
+
+    def _begin_grammar(self, ask: EngineAsk) -> None:
+        grammar, node, text = ask.entry.grammar, ask.node, ask.branch.text
+        assert grammar is not None
+        assert isinstance(node, GrammarBegin)
+        if not grammar.done():
+            grammar.add_done_callback(lambda _: self.post(partial(self._begin_grammar, ask)))
+        elif ask.is_current and text is not None:
+            try:
+                if text.grammar is not None:
+                    raise ProgramError("a grammar is open already.")
+                text.grammar = OpenGrammar(grammar.result(), node.text)
+            except SglError as error:
+                self.failed(ask, error)
+            else:
+                self.answered(ask)
+
+    def _grammar_ended(self, ask: EngineAsk, error: SglError | None) -> None:
+        if error is None:
+            self.answered(ask)
+        else:
+            self.failed(ask, error)
+
+    def _look_ahead(self, ask: EngineAsk) -> None:
+        """Starts to prepare the generation behind a running node, which may then continue in its slot."""
+        job = self._jobs.get(ask)
+        if job is None or job.following is not None or (found := next_generation(ask)) is None:
+            return
+        entry, spans = found
+        job.following = entry
+        if spans:
+            entry.text, entry.ids = spans, self._encoded(spans)
+        in_grammar = ask.branch.text is None or ask.branch.text.grammar is not None
+        if entry.grammar is not None and not in_grammar:  # else the matcher has to advance over text yet unknown
+            entry.matcher = self._matcher(entry.grammar)
+
+    def _encoded(self, text: Sequence[Span]) -> Future[array[int]]:
+        """Tokenises text that follows generated tokens. The future's result is the text's token ids."""
+        try:
+            return self.parts.encoder.submit(self.parts.builder.log("").encode_after, text, first=False)
+        except RuntimeError as error:  # as in `off_loop`
+            failed: Future[array[int]] = Future()
+            failed.set_exception(error)
+            return failed
+
+    def _matcher(self, grammar: Future[CompiledGrammar]) -> Future[Matcher]:
+        """Makes a matcher of a grammar that may still be compiling. Runs on a tokenisation thread, as it may take
+        long."""
+        made: Future[Matcher] = Future()
+
+        def make() -> None:
+            try:
+                made.set_result(grammar.result().matcher())
+            except SglError as error:
+                made.set_exception(error)
+            except Exception as error:  # raised by a library; must not end the loop
+                made.set_exception(ConstraintError(f"no mask can be made: {error!r}"))
+
+        def compiled(_: object) -> None:
+            try:
+                self.parts.encoder.submit(make)
+            except RuntimeError:  # as in `off_loop`
+                made.set_exception(EngineClosedError("the engine is closed."))
+
+        grammar.add_done_callback(compiled)
+        return made
+
+    def _hints_of(self, branch: EngineBranch) -> ScheduleHints:
+        found = self._hints.get(branch.path)
+        if found is None:
+            found = self._hints[branch.path] = ScheduleHints(self, branch, self._priority)
+        return found
+
+    # ------------------------------------------------------------------------------------------------- room
+
+    def _has_room(self) -> bool:
+        """Returns True if the program counts as an open request. If not, it queues for room, and starts what it needs
+        later."""
+        if not self._holds_room and not self._waits_for_room:
+            self._holds_room = self.parts.open_requests.try_acquire()
+            if not self._holds_room:
+                self._ask_for_room(first=False)
+        return self._holds_room
+
+    def _ask_for_room(self, *, first: bool) -> None:
+        self._waits_for_room = True
+        self.parts.open_requests.wait_for_room(self._room_callback, 1, first=first)
+
+    def _try_room(self) -> None:
+        """Tries to count the program as open, after a notice of room. If the room is not needed any more, gives it up:
+        no other caller is notified before."""
+        asks, self._without_room, self._waits_for_room = self._without_room, [], False
+        asks = [ask for ask in asks if ask.is_current]
+        if not asks:
+            self.parts.open_requests.leave(self._room_callback)
+        elif self.parts.open_requests.try_acquire():
+            self._holds_room = True
+            for ask in asks:
+                self._start(ask)
+        else:
+            self._without_room = asks
+            self._ask_for_room(first=True)
+        self._perform()
+
+    def _end(self, error: SglError | None) -> None:
+        text = self._player.main.text
+        assert text is not None
+        if self._waits_for_room:
+            self._waits_for_room = False
+            self.parts.open_requests.leave(self._room_callback)
+        if self._holds_room:
+            self._holds_room = False
+            self.parts.open_requests.release()
+        sink, self._sink = self._sink, _ignore
+        # Breaks reference cycles, so that no garbage collection is needed.
+        self._hints, self._without_room, self._room_callback = {}, [], _nothing
+        sink(error or ProgramResult("".join(span.text for span in text.added)))
+
+
+def _nothing() -> None:
+    """Does nothing, when room is available for a program that has ended."""
+
+
+def _ignore(event: object) -> None:
+    """Ignores an event that comes after the end of the program."""

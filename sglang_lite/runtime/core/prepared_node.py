@@ -1,0 +1,90 @@
+"""Nodes of a program with what the engine prepares for playing them, off the loop's thread."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from sglang_lite.program.nodes import Fork, Gen, GrammarBegin, GrammarEnd, Join, Node, Rollback, Select, Text
+from sglang_lite.program.play.branch import NOTHING_EXPECTED, Ask, Branch, QueuedNode
+from sglang_lite.protocol import ParameterError, Span
+from sglang_lite.runtime.core.engine_parts import EngineParts
+from sglang_lite.runtime.core.token_text import TokenText
+from sglang_lite.runtime.resolved_params import ResolvedParams
+from sglang_lite.runtime.schedule_hints import expected_tokens
+from sglang_lite.runtime.structured_output.base import CompiledGrammar, Matcher
+
+
+@dataclass(eq=False, slots=True)
+class PreparedNode(QueuedNode):
+    """A queued node, with everything prepared for playing it.
+
+    Attributes:
+        grammar: compilation of its constraint, if any.
+        params: resolved parameters of a generation, or the error of an invalid one.
+        text: predicted text between the answer before and a generation, or None if it can't be predicted.
+        ids: tokenisation of `text`, if started.
+        matcher: matcher of its grammar, made in advance for the next request of the branch.
+    """
+
+    grammar: Future[CompiledGrammar] | None = None
+    params: ResolvedParams | ParameterError | None = None
+    text: list[Span] | None = None
+    ids: Future[array[int]] | None = None
+    matcher: Future[Matcher] | None = None
+
+
+EngineBranch: TypeAlias = Branch[TokenText, PreparedNode]
+EngineAsk: TypeAlias = Ask[TokenText, PreparedNode]
+
+
+def prepared(node: Node, parts: EngineParts) -> PreparedNode:
+    """Prepares a node: starts the compilation of its grammar, and resolves its parameters or stores their error."""
+    entry = PreparedNode(node)
+    if isinstance(node, Gen | GrammarBegin) and node.constraint is not None:
+        entry.grammar = parts.compiler.request(node.constraint)
+    if isinstance(node, Gen):
+        try:
+            entry.params = parts.builder.resolved(node.params)
+        except ParameterError as error:  # raised when the node would be played
+            entry.params = error
+        else:
+            for stop in entry.params.stop:  # slow for a new byte: done here, off the loop's thread
+                parts.tokenizer.tokens_with(stop.encode("utf-8", "surrogatepass")[-1])
+    elif isinstance(node, Fork):
+        entry.branches = [[prepared(each, parts) for each in nodes] for nodes in node.branches]
+    branches = tuple(sum((each.expected for each in entries), NOTHING_EXPECTED) for entries in entry.branches)
+    entry.expected = expected_tokens(node, entry.params if isinstance(entry.params, ResolvedParams) else None, branches)
+    return entry
+
+
+def check_params(entries: Sequence[PreparedNode]) -> None:
+    """Raises ParameterError if a generation has an invalid parameter."""
+    for entry in entries:
+        if isinstance(entry.params, ParameterError):
+            raise entry.params
+        for nodes in entry.branches:
+            check_params(nodes)
+
+
+def next_generation(ask: EngineAsk) -> tuple[PreparedNode, list[Span]] | None:
+    """Generation that follows an asked node, if nothing in between takes time, and the text in between; the text is
+    empty if it can't be predicted."""
+    known = isinstance(ask.node, Gen) and not ask.node.held
+    spans = list[Span]()
+    for _, entry in ask.branch.queue:
+        node = entry.node
+        if isinstance(node, Gen):
+            return entry, spans if known else []
+        if isinstance(node, Text) and node.ids is not None:
+            spans.clear()
+        elif isinstance(node, Text) and node.text:
+            spans.append(Span(node.text, special=node.special))
+        elif isinstance(node, Select | GrammarBegin | GrammarEnd | Rollback) or (
+            isinstance(node, Join) and node.mode == "concate_and_append"
+        ):
+            return None
+    return None

@@ -1,0 +1,261 @@
+"""The player gives the same texts in every order of answers, and does no more than its driver asks for."""
+
+import random
+
+import pytest
+
+from sglang_lite.program.nodes import Fork, Gen, Join, Mark, Node, Rollback, Text
+from sglang_lite.program.play.branch import Ask, BranchText, QueuedNode
+from sglang_lite.program.play.player import Cancel, Ended, Failed, Forked, Idle, Player
+from sglang_lite.protocol import ProgramError, RequestAbortedError, SglError
+
+
+class Words(BranchText[str]):
+    """A text of words; what a branch continues is kept apart from what it has added."""
+
+    def __init__(self, before=""):
+        self.before, self.added = before, []
+
+    def __str__(self):
+        return self.before + "".join(self.added)
+
+    def append(self, node):
+        if node.text == "!":
+            raise ProgramError("this text can't be appended.")
+        self.added.append(node.text)
+
+    def write(self, pieces):
+        self.added += pieces
+
+    def fork(self):
+        return Words(str(self))
+
+    def mark(self):
+        return tuple(self.added)
+
+    def go_back(self, mark):
+        self.added = list(mark)
+
+
+def answer(prompt):
+    """Answer to a prompt, or None if the node fails."""
+    value = sum(prompt.encode()) % 100
+    return None if value % 17 == 0 else f"<{value}>"
+
+
+class Driver:
+    """Answers what the player asks for, in an order that `draw` chooses."""
+
+    def __init__(self, draw):
+        self.draw, self.player = draw, Player(Words("P"))
+        self.asks, self.prompts, self.errors, self.events = [], {}, {}, []
+
+    def add(self, path, *nodes):
+        self.player.add(path, [queued(node) for node in nodes])
+        self.take()
+
+    def take(self):
+        for effect in self.player.effects():
+            self.events.append(effect)
+            match effect:
+                case Ask(branch, place):
+                    self.asks.append(effect)
+                    self.prompts[(*branch.path, place)] = str(branch.text)
+                case Cancel(ask):
+                    self.asks.remove(ask)
+                case Failed(path, _, error):
+                    assert path not in self.errors
+                    self.errors[path] = error
+
+    def answer_one(self):
+        ask = self.asks.pop(self.draw.randrange(len(self.asks)))
+        found = answer(str(ask.branch.text))
+        if found is None:
+            self.player.failed(ask, ProgramError("no answer."))
+        else:
+            self.player.answered(ask, (found,))
+        self.take()
+
+    def close(self):
+        self.player.close()
+        self.take()
+        while self.asks:
+            self.answer_one()
+        assert isinstance(self.events[-1], Ended)
+        return self.events[-1].error
+
+
+def queued(node):
+    branches = [[queued(each) for each in nodes] for nodes in node.branches] if isinstance(node, Fork) else ()
+    return QueuedNode(node, branches)
+
+
+class Plain:
+    """The same rules, played at once in the order of submission: what a node gives depends on nothing later."""
+
+    def __init__(self, path=(), text="P"):
+        self.path, self.before, self.count, self.marks = path, text, 0, {}
+        self.added, self.forks, self.failed, self.lost = [], {}, False, False
+        self.joins = [-1]
+
+    @property
+    def text(self):
+        return self.before + "".join(self.added)
+
+    def add(self, node, tree, prompts):
+        place, self.count = self.count, self.count + 1
+        if isinstance(node, Rollback):
+            if not self.lost and node.mark in self.marks:
+                self.failed, self.added = False, list(self.marks[node.mark])
+                self.marks = {at: each for at, each in self.marks.items() if at <= node.mark}
+                for at in [at for at in self.forks if at > node.mark]:
+                    for child in self.forks.pop(at):
+                        child.lose()
+                self.joins = [at for at in self.joins if at <= node.mark]
+            return
+        if isinstance(node, Fork):
+            self.forks[place] = [Plain((*self.path, place, i), self.text) for i in range(len(node.branches))]
+            for child in self.forks[place]:
+                tree[child.path] = child
+                if self.failed:
+                    child.lose()
+        if self.failed:
+            return
+        match node:
+            case Text(text):
+                self.failed = text == "!"
+                self.added += [text] * (not self.failed)
+            case Gen():
+                prompts[(*self.path, place)] = self.text
+                found = answer(self.text)
+                self.failed = found is None
+                self.added += [] if found is None else [found]
+            case Mark():
+                self.marks[place] = list(self.added)
+            case Join(fork):
+                self.join(place, [self.forks[fork]] if fork is not None else self.since_join())
+
+    def since_join(self):
+        return [children for at, children in self.forks.items() if at > self.joins[-1]]
+
+    def join(self, place, forks):
+        children = [child for each in forks for child in each]
+        self.joins.append(place)
+        self.failed = any(child.failed for child in children)
+        if not self.failed:
+            for child in children:
+                self.added += child.added
+
+    def lose(self):
+        self.lost = self.failed = True
+        for children in self.forks.values():
+            for child in children:
+                child.lose()
+
+
+def random_steps(draw, tree):
+    """Yields (path, node) in an order in which a program could be written; `tree` has the branches so far."""
+    for i in range(draw.randrange(5, 40)):
+        branch = tree[draw.choice([path for path, each in tree.items() if not each.lost or draw.random() < 0.1])]
+        kind = draw.random()
+        if kind < 0.3:
+            node: Node = Text("!" if draw.random() < 0.04 else f"t{i} ")
+        elif kind < 0.6:
+            node = Gen("x")
+        elif kind < 0.72 and len(branch.path) < 6:
+            node = Fork(((),) * draw.randrange(0, 4))
+        elif kind < 0.82 and branch.forks:
+            fork = draw.choice(list(branch.forks))
+            ends = tuple(child.count for child in branch.forks[fork])
+            node = Join(None) if draw.random() < 0.3 else Join(fork, ends if draw.random() < 0.5 else ())
+        elif kind < 0.92:
+            node = Mark()
+        elif branch.marks:
+            node = Rollback(draw.choice(list(branch.marks)))
+        else:
+            continue
+        yield branch.path, node
+
+
+@pytest.mark.parametrize("hurry", [0.0, 0.3, 0.9])
+def test_the_order_of_answers_changes_no_text(hurry):
+    for seed in range(1000):
+        draw = random.Random(f"{hurry} {seed}")
+        main = Plain()
+        tree, prompts, driver = {(): main}, {}, Driver(draw)
+        for path, node in random_steps(draw, tree):
+            tree[path].add(node, tree, prompts)
+            driver.add(path, node)
+            while driver.asks and draw.random() < hurry:
+                driver.answer_one()
+        error = driver.close()
+        assert (error is not None) == main.failed, seed
+        if not main.failed:
+            assert str(driver.player.main.text) == main.text, seed
+        assert driver.prompts.items() <= prompts.items(), seed
+        assert driver.player.totals.queued == driver.player.totals.asked == 0
+
+
+def asked(driver):
+    return [(*ask.branch.path, ask.place) for ask in driver.asks]
+
+
+def test_the_next_ask_of_an_answered_branch_comes_first():
+    driver = Driver(random.Random(0))
+    driver.add((), Fork(((Gen("a"), Gen("b")), (Gen("c"),))), Join(0, (1, 0)), Gen("d"))
+    assert asked(driver) == [(0, 0, 0), (0, 1, 0)]
+    driver.player.answered(driver.asks[0], ("A",))
+    effects = driver.player.effects()
+    assert [(*each.branch.path, each.place) for each in effects if isinstance(each, Ask)] == [(0, 0, 1), (2,)]
+
+
+def test_a_stale_answer_is_ignored():
+    driver = Driver(random.Random(0))
+    driver.add((), Mark(), Gen("a"))
+    (ask,) = driver.asks
+    driver.add((), Rollback(0), Gen("b"))
+    driver.player.answered(ask, ("A",))
+    driver.player.failed(ask, ProgramError("late"))
+    assert driver.player.effects() == []
+    assert asked(driver) == [(3,)]
+    assert driver.prompts[3,] == "P"
+
+
+def test_a_held_answer_is_not_appended_and_its_branch_returns():
+    driver = Driver(random.Random(0))
+    driver.add((), Gen("a", held=True))
+    driver.player.answered(driver.asks.pop(), None)
+    assert driver.player.main.returns
+    driver.add((), Text("x"), Gen("b"))
+    assert driver.prompts[2,] == "Px"
+
+
+def test_a_program_that_fails_as_a_whole_gives_up_what_it_asked_for():
+    driver = Driver(random.Random(0))
+    driver.add((), Fork(((Gen("a"),), (Gen("b"),))), Gen("c"))
+    driver.player.fail(RequestAbortedError("enough."))
+    driver.take()
+    assert not driver.asks
+    assert [type(each) for each in driver.events[-4:]] == [Idle, Idle, Idle, Ended]
+    assert isinstance(driver.events[-1].error, SglError)
+    driver.add((), Text("late"))
+    assert driver.player.effects() == []
+
+
+def test_a_branch_is_told_to_begin_before_its_first_ask():
+    driver = Driver(random.Random(0))
+    driver.add((), Gen("a"), Fork(((Gen("b"),),)))
+    driver.answer_one()
+    kinds = [type(each) for each in driver.events if not isinstance(each, Idle)]
+    assert kinds == [Ask, Forked, Ask]
+
+
+def test_a_rollback_to_a_mark_that_an_earlier_one_has_removed_fails():
+    driver = Driver(random.Random(0))
+    driver.add((), Fork(((),)))
+    driver.add((0, 0), Mark(), Gen("a"), Mark())
+    driver.add((), Join(0, (3,)))
+    driver.add((0, 0), Rollback(0), Rollback(2), Text("x"))
+    error = driver.close()
+    assert error is None
+    assert isinstance(driver.errors[0, 0, 4], ProgramError)
