@@ -15,8 +15,8 @@ from typing import Any
 
 from sglang_lite.lang.backend.base_backend import ALL_CONSTRAINTS, BaseBackend, Capabilities
 from sglang_lite.lang.backend.default import BackendLike, as_backend
+from sglang_lite.lang.backend.remote.explain import TracedBackend
 from sglang_lite.lang.backend.remote.shared_call import SharedCall, first_generation
-from sglang_lite.lang.backend.remote.traced_backend import TracedBackend
 from sglang_lite.lang.backend.remote.turn_plan import TurnPlan
 from sglang_lite.lang.chat_template import get_chat_template
 from sglang_lite.lang.checks import check_whole

@@ -13,7 +13,7 @@ import sglang_lite as sgl
 from sglang_lite import Engine
 from sglang_lite.lang.backend.base_backend import ALL_CONSTRAINTS, BaseBackend, Capabilities
 from sglang_lite.lang.backend.local import LocalBackend
-from sglang_lite.lang.backend.tool_prompt import with_tools
+from sglang_lite.lang.backend.rendering import with_tools
 from sglang_lite.lang.chat_template import get_chat_template
 from sglang_lite.lang.tools import tool_schemas
 from sglang_lite.protocol import CapabilityError, Generation, TemplateError, Usage

@@ -1,15 +1,30 @@
-"""Backend for Anthropic's Messages API, through the official SDK."""
+"""Backend for Anthropic's Messages API, through the official SDK: its class, then requests and readers of answers."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+import itertools
+import json
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from typing import Any
 
 import msgspec
 
 from sglang_lite.lang.argument_names import explains_wrong_arguments
-from sglang_lite.lang.backend.apis.anthropic_messages import MESSAGES
-from sglang_lite.lang.backend.apis.api import Api, Target
+from sglang_lite.lang.backend.apis.api import (
+    Api,
+    ApiRequest,
+    JsonFormat,
+    JsonTool,
+    PartialAnswer,
+    PartialCall,
+    Reader,
+    Target,
+    Tool,
+    Tools,
+)
+from sglang_lite.lang.backend.apis.prompt_cache import with_marks
+from sglang_lite.lang.backend.apis.provider_items import conversation
 from sglang_lite.lang.backend.capabilities import Capabilities
 from sglang_lite.lang.backend.http.rate_limit import RateLimit
 from sglang_lite.lang.backend.ladder.rung import Policy, Rung
@@ -18,8 +33,22 @@ from sglang_lite.lang.backend.remote.backend import RemoteBackend
 from sglang_lite.lang.backend.remote.connection import Connector, sdk_client, sdk_errors
 from sglang_lite.lang.backend.rendering import without_marks
 from sglang_lite.lang.chat_template import get_chat_template
-from sglang_lite.protocol import CapabilityError, Delta, Generation, ParameterError, Prompt, SamplingParams
-from sglang_lite.protocol.anything import Foreign
+from sglang_lite.lang.results import data_url
+from sglang_lite.protocol import (
+    CapabilityError,
+    Delta,
+    Generation,
+    Image,
+    Message,
+    ParameterError,
+    Prompt,
+    SamplingParams,
+    Usage,
+    total_usage,
+)
+from sglang_lite.protocol.anything import Foreign, Json
+from sglang_lite.protocol.sampling import given_as_data
+from sglang_lite.text.tool_use import results_of
 
 
 class Anthropic(RemoteBackend):
@@ -116,3 +145,220 @@ class RepeatedWhitespace:
         else:
             text, self._held, self._left = text.removeprefix(self._left), "", ""
         return msgspec.structs.replace(event, text=text) if text or event.reasoning else None
+
+
+ANSWER = "answer"  # name of the tool whose input is the answer
+DEFAULT_MAX_TOKENS = 128  # for generations that set none, as on other backends; the API requires the field
+_IMAGES = ("image/jpeg", "image/png", "image/gif", "image/webp")
+
+
+def request_arguments(request: ApiRequest) -> dict[str, Json]:
+    """Arguments of `messages.create` for a request.
+
+    Raises:
+        CapabilityError: the API does not accept an image of the prompt, or the prompt has text in its open turn and the
+            answer a constraint.
+    """
+    messages = _messages(request)
+    system = list(itertools.takewhile(lambda message: message["role"] == "system", messages))
+    arguments: dict[str, Any] = {
+        "model": request.target.model, "max_tokens": DEFAULT_MAX_TOKENS, "messages": messages[len(system) :]
+    }  # fmt: skip
+    if system:
+        arguments["system"] = "\n\n".join(str(message["content"]) for message in system)
+    prefill = request.prompt.partial.rstrip()  # the API rejects a prefill that ends in whitespace
+    if prefill:
+        if request.shape is not None:
+            raise CapabilityError(
+                f"{request.target.model} can't continue an assistant's turn that has text already under a constraint.",
+                hint="Move the text before the value to the user's turn.",
+            )
+        arguments["messages"].append({"role": "assistant", "content": prefill})
+    arguments |= _parameters(request) | _shape(request)
+    return with_marks(arguments, request.prompt) if request.target.cache_hints else arguments
+
+
+def _parameters(request: ApiRequest) -> dict[str, Any]:
+    arguments: dict[str, Any] = {}
+    extra: dict[str, Any] = {}
+    for name, value in given_as_data(request.params).items():
+        match name:
+            case "max_tokens":
+                arguments["max_tokens"] = value
+            case "stop":
+                arguments["stop_sequences"] = value
+            case _:  # the SDK has no keyword for parameters that only older models accept
+                extra[name] = value
+    return arguments | ({"extra_body": extra} if extra else {})
+
+
+def _shape(request: ApiRequest) -> dict[str, Any]:
+    """Request fields that specify the form of the answer."""
+    output: dict[str, Any] = {} if request.target.effort is None else {"effort": request.target.effort}
+    arguments: dict[str, Any] = {}
+    match request.shape:
+        case JsonFormat(schema, _):
+            output["format"] = {"type": "json_schema", "schema": schema}
+        case JsonTool(schema):
+            arguments["tools"] = [_tool(Tool(ANSWER, "Its input is your whole answer.", schema, strict=True))]
+            arguments["tool_choice"] = {"type": "tool", "name": ANSWER, "disable_parallel_tool_use": True}
+        case Tools(tools, required, parallel):
+            arguments["tools"] = [_tool(tool) for tool in tools]
+            arguments["tool_choice"] = {
+                "type": "any" if required else "auto",
+                "disable_parallel_tool_use": not parallel,
+            }
+    return arguments | ({"output_config": output} if output else {})
+
+
+def _tool(tool: Tool) -> dict[str, Any]:
+    described = {"description": tool.description} if tool.description else {}
+    return {"name": tool.name, **described, "input_schema": dict(tool.schema)} | (
+        {"strict": True} if tool.strict else {}
+    )
+
+
+def _messages(request: ApiRequest) -> list[dict[str, Any]]:
+    """Conversation in the API's form. A turn with thinking or tool calls is sent as the model's original blocks, and
+    the results of its calls as `tool_result` blocks."""
+    messages: list[dict[str, Any]] = []
+    for message, stored, calls in conversation(request.prompt.messages, request.provider_items, _calls_of):
+        content: Any = list(stored) if stored is not None else _content(message, request.target.model)
+        if calls:
+            results = results_of([call["name"] for call in calls], content)
+            content = [
+                {"type": "tool_result", "tool_use_id": call["id"], "content": result}
+                for call, result in zip(calls, results)
+            ]
+        messages.append({"role": message.role, "content": content})
+    return messages
+
+
+def _calls_of(blocks: Sequence[Any]) -> list[Any]:
+    return [block for block in blocks if block["type"] == "tool_use"]
+
+
+def _content(message: Message, model: str) -> str | list[dict[str, Any]]:
+    if all(isinstance(part, str) for part in message.content):
+        return "".join(map(str, message.content))
+    if message.role == "system":
+        raise CapabilityError(f"{model} accepts no images in a system turn.", hint="Move them to a user's turn.")
+    return [
+        {"type": "text", "text": part} if isinstance(part, str) else {"type": "image", "source": _source(part, model)}
+        for part in message.content
+        if part
+    ]
+
+
+def _source(image: Image, model: str) -> dict[str, str]:
+    if image.url and not image.url.startswith("data:"):
+        return {"type": "url", "url": image.url}
+    head, _, data = data_url(image).removeprefix("data:").partition(",")
+    media_type = head.partition(";")[0]
+    if media_type not in _IMAGES:
+        raise CapabilityError(
+            f"{model} accepts no images of type {media_type}.", hint=f"It accepts: {', '.join(_IMAGES)}."
+        )
+    return {"type": "base64", "media_type": media_type, "data": data}
+
+
+class MessagesReader(Reader):
+    """Reader of the events of one message, or of several messages of which each continues the previous one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._sample = PartialAnswer(reasoning="")
+        self.samples = {0: self._sample}
+        self._start: Any = None  # usage that `message_start` reported
+        self._first = 0  # index of its first block in the sample's items, after the blocks of earlier messages
+
+    def event(self, event: Foreign) -> Sequence[Delta]:
+        sample = self._sample
+        match event.type:
+            case "message_start":
+                self.meta |= {"id": event.message.id, "model": event.message.model}
+                self._start, self._first, self.paused = event.message.usage, len(sample.provider_items), False
+            case "content_block_start":
+                sample.provider_items.append(event.content_block.to_dict(mode="json"))
+                if event.content_block.type == "tool_use":
+                    block = event.content_block
+                    sample.calls[len(sample.provider_items) - 1] = PartialCall(block.name, "", block.id)
+            case "content_block_delta":
+                return self._add(event.delta, self._first + event.index)
+            case "message_delta":
+                self._end(event)
+        return ()
+
+    def _add(self, delta: Any, place: int) -> Sequence[Delta]:
+        """Adds a block's delta to the sample, and returns its new text or thinking."""
+        sample = self._sample
+        block = sample.provider_items[place] if place < len(sample.provider_items) else {}
+        match delta.type:
+            case "text_delta":
+                block["text"] = block.get("text", "") + delta.text
+                sample.text += delta.text
+                return [Delta(delta.text)]
+            case "thinking_delta":
+                block["thinking"] = block.get("thinking", "") + delta.thinking
+                sample.reasoning = f"{sample.reasoning}{delta.thinking}"
+                return [Delta("", reasoning=delta.thinking)]
+            case "signature_delta":
+                block["signature"] = delta.signature
+            case "input_json_delta" if place in sample.calls:
+                sample.calls[place].arguments += delta.partial_json
+        return ()
+
+    def _end(self, event: Any) -> None:
+        """Reads the end of a message: stop reason, refusal, tool inputs and usage."""
+        sample = self._sample
+        sample.finish_reason, sample.matched = event.delta.stop_reason, event.delta.stop_sequence
+        sample.truncated = sample.finish_reason in ("max_tokens", "model_context_window_exceeded")
+        self.paused = sample.finish_reason == "pause_turn"
+        if sample.finish_reason == "refusal":
+            details = event.delta.stop_details
+            sample.refusal = (details and (details.explanation or details.category)) or "no reason is given"
+        for place, call in sample.calls.items():
+            sample.provider_items[place]["input"] = _parsed(call.arguments)
+        if not any(block["type"] in ("thinking", "redacted_thinking", "tool_use") for block in sample.provider_items):
+            plain, sample.provider_items = sample.provider_items, []  # later turns contain its text anyway
+            if self.paused:
+                sample.provider_items = plain
+        self.usage = total_usage((self.usage, _cost(self._start, event.usage)))
+
+
+def _parsed(arguments: str) -> Any:
+    """Input of a tool call as the object that the API expects back, or {} if the model's text is not JSON. The reader
+    of the value reports that error."""
+    try:
+        return json.loads(arguments or "{}")
+    except ValueError:
+        return {}
+
+
+def _resumed(arguments: dict[str, Any], reader: Any) -> dict[str, Any]:
+    """Arguments of a request that makes the model continue: the previous ones, with its output so far as an assistant
+    message."""
+    turn = {"role": "assistant", "content": list(reader.samples[0].provider_items)}
+    return {**arguments, "messages": [*arguments["messages"], turn]}
+
+
+def _cost(start: Any, end: Any) -> Usage:
+    """Usage of a message. The API reports it at the start, and some of it again at the end; the end's counts take
+    precedence."""
+
+    def tokens(name: str) -> int:
+        return getattr(end, name, None) or getattr(start, name, None) or 0
+
+    cached = tokens("cache_read_input_tokens")
+    written = tokens("cache_creation_input_tokens")
+    details = getattr(end, "output_tokens_details", None) or getattr(start, "output_tokens_details", None)
+    thoughts = getattr(details, "thinking_tokens", None) or 0
+    prompt = tokens("input_tokens") + written + cached
+    return Usage(prompt, cached, tokens("output_tokens"), reasoning_tokens=thoughts, written_tokens=written)
+
+
+MESSAGES = Api(
+    request_arguments, lambda client: client.messages.create, {"stream": True}, MessagesReader,
+    # The SDK rejects requests that may take long unless they stream.
+    always_streams=True, resumed=_resumed,
+)  # fmt: skip

@@ -9,8 +9,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from sglang_lite.lang.backend.base_backend import ALL_CONSTRAINTS, BaseBackend, Capabilities
-from sglang_lite.lang.backend.token_usage import TokenUsage
-from sglang_lite.lang.backend.tool_prompt import with_tools
+from sglang_lite.lang.backend.rendering import with_tools
+from sglang_lite.lang.backend.token_counts import TokenUsage
 from sglang_lite.lang.concurrency.loop import executor, running_mailbox
 from sglang_lite.protocol import (
     Constraint,

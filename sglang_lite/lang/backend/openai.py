@@ -2,31 +2,32 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Final, Literal
+
+import msgspec
 
 from sglang_lite.lang.argument_names import explains_wrong_arguments
 from sglang_lite.lang.backend.apis.api import Api, Target
-from sglang_lite.lang.backend.apis.openai_chat import CHAT
+from sglang_lite.lang.backend.apis.openai_chat import CHAT, parse_usage
 from sglang_lite.lang.backend.apis.openai_completions import COMPLETIONS
-from sglang_lite.lang.backend.apis.openai_decisions import decision, decision_request
-from sglang_lite.lang.backend.apis.openai_responses import RESPONSES
+from sglang_lite.lang.backend.apis.openai_responses import RESPONSES, input_items
 from sglang_lite.lang.backend.capabilities import Capabilities
 from sglang_lite.lang.backend.http.rate_limit import RateLimit
-from sglang_lite.lang.backend.http.server_kind import kind_of_server
 from sglang_lite.lang.backend.ladder.rung import Policy, Rung
 from sglang_lite.lang.backend.profiles.profile import RUNGS, Profile, find_profile, profile_by_name
 from sglang_lite.lang.backend.remote.backend import RemoteBackend
 from sglang_lite.lang.backend.remote.connection import Connector, sdk_client, sdk_errors
-from sglang_lite.lang.backend.remote.selecting import checked_tokenizer
+from sglang_lite.lang.backend.remote.selecting import MIN_LOGPROB, checked_tokenizer
 from sglang_lite.lang.backend.rendering import without_marks
 from sglang_lite.lang.backend.token_counts import Tokenizer
-from sglang_lite.lang.backend.token_usage import TokenUsage as TokenUsage  # SGLang's users import it from here
+from sglang_lite.lang.backend.token_counts import TokenUsage as TokenUsage  # SGLang's users import it from here
 from sglang_lite.lang.chat_template import get_chat_template
-from sglang_lite.protocol import ParameterError, Prompt, Selection
-from sglang_lite.protocol.anything import Foreign
+from sglang_lite.protocol import BackendError, ChoiceScore, ParameterError, Prompt, RefusalError, Selection
+from sglang_lite.protocol.anything import Foreign, Json
 from sglang_lite.text.chat_template import TurnTemplate
 
 _APIS = ("chat", "responses", "completions")
@@ -139,3 +140,95 @@ class OpenAI(RemoteBackend):
         with self.errors.translating():
             response = await self.client().decisions.create(**decision_request(self.model_name, prompt, choices))
         return decision(response, choices, self._name, time.perf_counter() - began)
+
+
+_QUESTION = "Which of these texts is what the assistant says next?"
+
+
+def decision_request(model: str, prompt: Prompt, choices: Sequence[str]) -> dict[str, Json]:
+    """Arguments of `decisions.create` for one question, whose answer is one of the choices."""
+    options = [{"value": choice} for choice in choices]
+    question = {"type": "choice", "instructions": _QUESTION, "choices": options}
+    return {"model": model, "input": input_items(prompt.messages), "questions": [question]}
+
+
+def decision(response: Foreign, choices: Sequence[str], name: str, seconds: float) -> Selection:
+    """Selection with the choices' scores in an answer. Each score is the logarithm of one probability.
+
+    Raises:
+        RefusalError: the model refused to answer.
+        BackendError: the answer does not name the choices.
+    """
+    answers: list[Any] = getattr(response, "answers", None) or []
+    answer = answers[0] if len(answers) == 1 else None
+    if getattr(answer, "type", None) == "refusal":
+        raise RefusalError(f"{name} refused to answer.", hint="Change the prompt.")
+    found = {each.value: each.probability for each in getattr(answer, "probabilities", None) or ()}
+    if set(found) != set(choices):
+        raise BackendError(f"{name}: the decision does not name the choices.", hint="Check what listens at base_url.")
+    scores = tuple(
+        ChoiceScore(choice, (place,), (math.log(found[choice]) if found[choice] > 0 else MIN_LOGPROB,))
+        for place, choice in enumerate(choices)
+    )
+    usage = parse_usage(response.usage)
+    usage = msgspec.structs.replace(usage, total_s=seconds)
+    return Selection(scores, usage, meta={"model": response.model, "rung": "decisions", "calls": 1})
+
+
+PATIENCE: Final = 2.0  # seconds to wait for each answer
+_LARGEST: Final = 2**20  # bytes of the largest answer that is read
+
+
+def _by_models(body: Mapping[str, Any]) -> str | None:
+    """Kind of server by `/v1/models`: each of these servers is the owner of its models, under its own name."""
+    models = body.get("data")
+    owners = {each.get("owned_by") for each in models if isinstance(each, dict)} if isinstance(models, list) else set()
+    profile_names = {"vllm": "vllm", "sglang": "sglang", "llamacpp": "llamacpp", "sglang_lite": "sglang_lite"}
+    return profile_names.get(str(owners.pop())) if len(owners) == 1 else None
+
+
+def _by_server_info(body: Mapping[str, Any]) -> str | None:
+    if "sglang_lite" in body:
+        return "sglang_lite"
+    return "sglang" if "internal_states" in body or "mem_fraction_static" in body else None
+
+
+def _by_props(body: Mapping[str, Any]) -> str | None:
+    return "llamacpp" if "default_generation_settings" in body else None
+
+
+def _by_version(body: Mapping[str, Any]) -> str | None:
+    return "vllm" if body.keys() == {"version"} else None  # vLLM's answer has nothing else
+
+
+_PROBES: Final[tuple[tuple[str, Callable[[Mapping[str, Any]], str | None]], ...]] = (
+    ("v1/models", _by_models),
+    ("server_info", _by_server_info),
+    ("props", _by_props),
+    ("version", _by_version),
+)
+
+
+def kind_of_server(base_url: str, api_key: str | None) -> str | None:
+    """Name of the profile of a server, or None if its software is unknown. Blocks until the server has answered.
+
+    Args:
+        base_url: address of the API as an SDK takes it, with or without "/v1" at its end.
+    """
+    import httpx2
+
+    root = base_url.rstrip("/").removesuffix("/v1")
+    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    with httpx2.Client(timeout=PATIENCE, headers=headers) as client:
+        for path, read in _PROBES:
+            try:
+                answer = client.get(f"{root}/{path}")
+                body = answer.json() if answer.is_success and len(answer.content) <= _LARGEST else None
+            except httpx2.TransportError:
+                return None  # not reached: the next request reports that
+            except ValueError:
+                continue
+            found = read(body) if isinstance(body, dict) else None
+            if found is not None:
+                return found
+    return None

@@ -1,14 +1,23 @@
-"""Prompts as chat templates render them: text outside the turns, and the same conversation in another template."""
+"""Prompts as chat templates render them: text outside the turns; the same conversation in another template; and the
+conversation with the model's tools, in the place that its template has for them, with calls and results as messages of
+their own."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
+from typing import Any
 
 import msgspec
 
 from sglang_lite.lang.chat_template import ChatTemplate
-from sglang_lite.protocol import Message, Prompt, Span
-from sglang_lite.text.chat_template import TurnTemplate
+from sglang_lite.protocol import CapabilityError, JsonSchema, Message, Prompt, PromptTools, Span
+from sglang_lite.text.chat_format import ChatFormat, Conversation, Tool, with_description
+from sglang_lite.text.chat_template import JinjaTemplate, TurnTemplate
+from sglang_lite.text.tool_calls import parse_answer
+from sglang_lite.text.tool_use import results_of
 
 
 def text_outside(prompt: Prompt, template: TurnTemplate | None) -> str:
@@ -54,3 +63,170 @@ def without_marks(template: TurnTemplate) -> TurnTemplate:
 
 def _squeezed(text: str) -> str:
     return "".join(text.split())
+
+
+_MIN_LENGTH = 16  # characters of a generated text that is found again: a shorter one could be part of a token's name
+
+
+def with_tools(prompt: Prompt, template: TurnTemplate | None, control: Sequence[str] = ()) -> Prompt:
+    """Prompt whose text shows its tools; unchanged if it has none, or if the model has no template.
+
+    Args:
+        prompt: prompt whose open turn is the assistant's.
+        template: template of the model, which has rendered the prompt.
+        control: names of the model's control tokens, which are ordinary characters in users' text.
+
+    Raises:
+        TemplateError: the template refuses the messages.
+        CapabilityError: there is text between the turns.
+    """
+    if prompt.tools is None or template is None:
+        return prompt
+    if isinstance(template, JinjaTemplate):
+        shown = _rendered(prompt, prompt.tools, template, control)
+    else:
+        has_system = not isinstance(template, ChatTemplate) or "system" in template.role_prefix_and_suffix
+        messages = with_description(_texts(prompt.messages), _description(prompt.tools), has_system)
+        turns = tuple(Message(message["role"], (message["content"],)) for message in messages)
+        shown = rerender(msgspec.structs.replace(prompt, messages=turns), template, template).spans
+    before = Span(_text_before(prompt, template))
+    spans = tuple(span for span in (before, *shown) if span.text)
+    return msgspec.structs.replace(prompt, spans=spans, tools=None)
+
+
+def shows_tools(template: TurnTemplate | None, family: str | None) -> bool:
+    """True if a template has a place for tools, and its format of calls is known. Otherwise the first message describes
+    the tools, and results are turns of the user.
+
+    Args:
+        family: format of calls, as `BaseBackend.tool_family` returns it.
+    """
+    return family is not None and isinstance(template, JinjaTemplate) and "tools" in template.variables
+
+
+def _rendered(prompt: Prompt, tools: PromptTools, template: JinjaTemplate, control: Sequence[str]) -> Sequence[Span]:
+    functions = [Tool(**json.loads(each)["function"]) for each in tools.shown]
+    if tools.family is None or "tool_calls" not in template.source:
+        messages = _texts(prompt.messages)
+    else:
+        messages = _messages(prompt.messages, tools.family, {tool.name: tool.schema for tool in functions})
+    if tools.family is None:
+        messages, functions = with_description(messages, _description(tools), template.has_system), []
+    chat_format = _chat_format(template, tuple(control), tools.family)
+    spans = chat_format.prompt(Conversation(messages, functions)).spans
+    return [*_with_ids(spans, prompt.spans), *_end(prompt.spans, len(prompt.partial))]
+
+
+def _description(tools: PromptTools) -> str:
+    """Text about tools for a model that writes calls as JSON objects."""
+    listed = "\n".join(tools.shown)
+    call = '{"tool": "NAME", "arguments": {"ARGUMENT": "VALUE"}}'
+    how = f'To call some, write {{"calls": [{call}, …]}}.' if tools.parallel else f"To call one, write {call}."
+    return f'You can call these functions:\n{listed}\n{how} If none of them helps, write {{"answer": "TEXT"}}.'
+
+
+def _text_before(prompt: Prompt, template: TurnTemplate) -> str:
+    """Text before the first turn. Raises CapabilityError if there is text between the turns, too."""
+    first = prompt.messages[0].role if prompt.messages else "assistant"
+    prefix, _ = template.get_prefix_and_suffix(first, ())
+    before = prompt.text.partition(prefix)[0] if prefix else ""
+    rest = msgspec.structs.replace(prompt, spans=(Span(prompt.text[len(before) :]),))
+    outside = text_outside(rest, template)
+    if outside:
+        raise CapabilityError(
+            f"a model that is shown tools would not see the text between the turns: {outside[:60]!r}.",
+            hint="Put it into a turn: sgl.system(…) or sgl.user(…).",
+        )
+    return before
+
+
+def _texts(turns: Sequence[Message]) -> list[Mapping[str, Any]]:
+    return [
+        {"role": turn.role, "content": "".join(part for part in turn.content if isinstance(part, str))}
+        for turn in turns
+    ]
+
+
+def _messages(turns: Sequence[Message], family: str, schemas: Mapping[str, JsonSchema]) -> list[Mapping[str, Any]]:
+    """Turns as messages of a chat API, with calls and their results."""
+    messages: list[Mapping[str, Any]] = []
+    calls: list[dict[str, Any]] = []
+    count = 0
+    for turn in _texts(turns):
+        if turn["role"] == "user" and calls:
+            results = results_of([call["function"]["name"] for call in calls], turn["content"])
+            messages += [
+                {"role": "tool", "tool_call_id": call["id"], "name": call["function"]["name"], "content": result}
+                for call, result in zip(calls, results)
+            ]
+            calls = []
+        elif turn["role"] == "assistant":
+            message = _answer(turn["content"], family, schemas, count)
+            calls = message.get("tool_calls", [])
+            count += len(calls)
+            messages.append(message)
+        else:
+            messages.append(turn)
+    return messages
+
+
+def _answer(text: str, family: str, schemas: Mapping[str, JsonSchema], count: int) -> dict[str, Any]:
+    """Message of the assistant.
+
+    Args:
+        count: number of calls in earlier messages.
+    """
+    answer = parse_answer(family, text, tools=schemas)
+    try:
+        given = [(call.name, json.loads(call.arguments)) for call in answer.calls]
+    except (ValueError, RecursionError):  # the text only begins like a call
+        return {"role": "assistant", "content": text}
+    if not given:
+        return {"role": "assistant", "content": answer.content}
+    calls = [
+        {"id": _call_id(family, name, number), "type": "function", "function": {"name": name, "arguments": arguments}}
+        for number, (name, arguments) in enumerate(given, count)
+    ]
+    return {"role": "assistant", "content": answer.content.rstrip() or None, "tool_calls": calls}
+
+
+def _call_id(family: str, name: str, number: int) -> str:
+    """Id of a call in the form that the model was trained with; Mistral's templates demand nine characters."""
+    return f"functions.{name}:{number}" if family == "kimi_k2" else f"{number:09}"
+
+
+@lru_cache(maxsize=16)
+def _chat_format(template: JinjaTemplate, control: tuple[str, ...], family: str | None) -> ChatFormat:
+    return ChatFormat(template, control, family, None)
+
+
+def _end(spans: Sequence[Span], length: int) -> list[Span]:
+    """Spans of the last `length` characters."""
+    found: list[Span] = []
+    for span in reversed(spans):
+        if length <= 0:
+            break
+        text = span.text[-length:]
+        found.insert(0, span if text == span.text else Span(text, special=span.special))
+        length -= len(text)
+    return found
+
+
+def _with_ids(spans: Sequence[Span], written: Sequence[Span]) -> list[Span]:
+    """Spans with the token ids of texts that the model wrote, so that a cached prompt is found again: tokenising a
+    generated text does not always give its tokens.
+
+    Args:
+        written: spans of the same conversation with token ids.
+    """
+    rest, known = list(spans), list[Span]()
+    for own in reversed([span for span in written if span.ids is not None and len(span.text) >= _MIN_LENGTH]):
+        for at in reversed(range(len(rest))):
+            text, special = rest[at].text, rest[at].special
+            start = text.rfind(own.text)
+            if start >= 0:
+                after = Span(text[start + len(own.text) :], special=special)
+                known = [own, after, *rest[at + 1 :], *known]
+                rest[at:] = [Span(text[:start], special=special)]
+                break
+    return [*rest, *known]

@@ -27,8 +27,8 @@ from sglang_lite.lang.backend.http.native_protocol import (
 )
 from sglang_lite.lang.backend.http.program import RemoteProgram, play_single_node
 from sglang_lite.lang.backend.http.server_process import ServerProcess
-from sglang_lite.lang.backend.token_usage import TokenUsage
-from sglang_lite.lang.backend.tool_prompt import with_tools
+from sglang_lite.lang.backend.rendering import with_tools
+from sglang_lite.lang.backend.token_counts import TokenUsage
 from sglang_lite.lang.backend.unsent import unsent
 from sglang_lite.lang.chat_template import get_chat_template, get_chat_template_by_model_path
 from sglang_lite.lang.concurrency.loop import executor

@@ -15,7 +15,7 @@ from sglang_lite.constraints.matching import validate
 from sglang_lite.constraints.random_texts import sample
 from sglang_lite.lang.argument_names import explains_wrong_arguments
 from sglang_lite.lang.backend.base_backend import ALL_CONSTRAINTS, BaseBackend, Capabilities
-from sglang_lite.lang.backend.token_usage import TokenUsage
+from sglang_lite.lang.backend.token_counts import TokenUsage
 from sglang_lite.lang.chat_template import get_chat_template
 from sglang_lite.protocol import (
     BackendError,

@@ -1,14 +1,14 @@
-"""Counts of tokens where no server reports them: estimates of calls, checks of reported usages, and the account of what
-the calls of a node may have used beyond what they reported."""
+"""Counts of tokens: what a backend has used, and what budgets count if no usage is reported."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from threading import Lock
 from typing import Final, Protocol
 
-from sglang_lite.protocol import Prompt, Usage
+from sglang_lite.protocol import Generation, Played, ProgramEvent, ProgramSink, Prompt, Selection, Usage
 
 _BYTES_A_TOKEN: Final = 3  # bytes of a prompt for each token; English has four, source code about three
 _OF_A_MESSAGE: Final = 8  # tokens of markup around a turn
@@ -99,3 +99,31 @@ class SentRequests:
 
 # Requests of the call being made; None where nobody counts them.
 sent_requests: ContextVar[SentRequests | None] = ContextVar("sglang_lite_sent_requests", default=None)
+
+
+@dataclass
+class TokenUsage:
+    """Tokens that a backend has used since it was made or reset."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    _lock: Lock = field(default_factory=Lock, init=False, repr=False, compare=False)  # answers come on several threads
+
+    def add(self, usage: Usage) -> None:
+        with self._lock:
+            self.prompt_tokens += usage.prompt_tokens
+            self.completion_tokens += usage.completion_tokens
+
+    def counted(self, sink: ProgramSink) -> ProgramSink:
+        """Callback that adds the tokens of each result of a program before it passes it on."""
+
+        def tell(event: ProgramEvent) -> None:
+            if isinstance(event, Played) and isinstance(event.event, Generation | Selection):
+                self.add(event.event.usage)
+            sink(event)
+
+        return tell
+
+    def reset(self) -> None:
+        with self._lock:
+            self.prompt_tokens = self.completion_tokens = 0

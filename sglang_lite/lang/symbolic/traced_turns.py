@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
+from sglang_lite.lang.backend.remote.explain import TracedBackend
 from sglang_lite.lang.backend.remote.shared_call import SharedCall, may_share
-from sglang_lite.lang.backend.remote.traced_backend import TracedBackend
 from sglang_lite.lang.backend.remote.turn_plan import TurnContext, TurnPlan, plan
 from sglang_lite.lang.expressions import SglGen, SglSelect
 from sglang_lite.lang.symbolic.symbols import Symbol

@@ -10,7 +10,7 @@ from openai.types.chat.chat_completion_token_logprob import ChatCompletionTokenL
 from openai_answers import USAGE, said
 
 import sglang_lite as sgl
-from sglang_lite.lang.backend.ladder.selection_rungs import differ_at_once
+from sglang_lite.lang.backend.ladder.native_rungs import differ_at_once
 
 PETS = ("dog", "cat")
 

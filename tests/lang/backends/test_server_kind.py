@@ -4,8 +4,7 @@ import pytest
 from openai_answers import ask
 from plain_server import server
 
-from sglang_lite.lang.backend.http.server_kind import kind_of_server
-from sglang_lite.lang.backend.openai import OpenAI
+from sglang_lite.lang.backend.openai import OpenAI, kind_of_server
 from sglang_lite.lang.backend.profiles.profile import find_profile
 
 

@@ -9,7 +9,7 @@ from google.oauth2.credentials import Credentials
 from pydantic import BaseModel
 
 import sglang_lite as sgl
-from sglang_lite.lang.backend.apis.generate_content import GenerateContentReader
+from sglang_lite.lang.backend.vertexai import GenerateContentReader
 from sglang_lite.lang.concurrency.loop import executor
 from sglang_lite.testing import ServerForTests
 

@@ -1,8 +1,9 @@
-"""Requests to chat completions of OpenAI and compatible servers, and readers of the answers."""
+"""Requests to chat completions of OpenAI and compatible servers, and readers of the answers; also what all of OpenAI's
+APIs have in common."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from sglang_lite.lang.backend.apis.api import (
@@ -17,12 +18,10 @@ from sglang_lite.lang.backend.apis.api import (
     Tool,
     Tools,
 )
-from sglang_lite.lang.backend.apis.openai_call import with_raw_body
-from sglang_lite.lang.backend.apis.openai_usage import parse_usage, reasoning_meta
 from sglang_lite.lang.backend.apis.prompt_cache import cache_key
 from sglang_lite.lang.backend.apis.provider_items import conversation
 from sglang_lite.lang.results import as_dicts
-from sglang_lite.protocol import Delta, TokenLogprob
+from sglang_lite.protocol import Delta, TokenLogprob, Usage
 from sglang_lite.protocol.anything import Foreign, Json
 from sglang_lite.protocol.sampling import given_as_data
 from sglang_lite.text.tool_use import results_of
@@ -202,3 +201,44 @@ CHAT = Api(
     {"stream": True, "stream_options": {"include_usage": True}},
     ChatReader,
 )
+
+
+def with_raw_body(create: Callable[..., Awaitable[Foreign]], *empty: str) -> Callable[..., Awaitable[Json]]:
+    """Wraps a method of the SDK so that all of the request except the model and `stream` is sent in `extra_body`.
+
+    Args:
+        empty: names of list arguments that the SDK requires. They are passed empty, and the request's own lists replace
+            them in the body.
+    """
+
+    def call(*, model: str, extra_body: dict[str, Any] | None = None, **arguments: Any) -> Awaitable[Any]:
+        keywords: dict[str, Any] = {name: [] for name in empty}
+        if "stream" in arguments:
+            keywords["stream"] = arguments.pop("stream")
+        return create(model=model, extra_body={**arguments, **(extra_body or {})}, **keywords)
+
+    return call
+
+
+def parse_usage(usage: Foreign) -> Usage:
+    """Usage that an API reports. A count that it does not report, or that is no count, is 0."""
+    details = getattr(usage, "prompt_tokens_details", None) or getattr(usage, "input_tokens_details", None)
+    return Usage(
+        _count(usage, "prompt_tokens") or _count(usage, "input_tokens"),
+        _count(details, "cached_tokens"),
+        _count(usage, "completion_tokens") or _count(usage, "output_tokens"),
+        written_tokens=_count(details, "cache_write_tokens"),
+        reasoning_tokens=reasoning_meta(usage).get("reasoning_tokens", 0),
+    )
+
+
+def _count(counts: Foreign, name: str) -> int:
+    found = getattr(counts, name, None)
+    return found if isinstance(found, int) and found > 0 else 0
+
+
+def reasoning_meta(usage: Foreign) -> dict[str, int]:
+    """Metadata with the number of tokens that a reported usage spent on reasoning; empty if unknown."""
+    details = getattr(usage, "completion_tokens_details", None) or getattr(usage, "output_tokens_details", None)
+    tokens = getattr(details, "reasoning_tokens", None)
+    return {"reasoning_tokens": tokens} if isinstance(tokens, int) else {}

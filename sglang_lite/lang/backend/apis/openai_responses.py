@@ -19,9 +19,14 @@ from sglang_lite.lang.backend.apis.api import (
     Tool,
     Tools,
 )
-from sglang_lite.lang.backend.apis.openai_call import with_raw_body
-from sglang_lite.lang.backend.apis.openai_chat import ANSWER, function_tool, parse_logprobs
-from sglang_lite.lang.backend.apis.openai_usage import parse_usage, reasoning_meta
+from sglang_lite.lang.backend.apis.openai_chat import (
+    ANSWER,
+    function_tool,
+    parse_logprobs,
+    parse_usage,
+    reasoning_meta,
+    with_raw_body,
+)
 from sglang_lite.lang.backend.apis.prompt_cache import cache_key
 from sglang_lite.lang.backend.apis.provider_items import conversation
 from sglang_lite.lang.results import as_dicts

@@ -1,16 +1,36 @@
-"""Native rungs: ways in which a model is known to enforce a constraint by itself, in order of preference."""
+"""Native rungs: ways in which a model is known to enforce a constraint by itself, or to choose among texts, in order
+of preference."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
 
+from sglang_lite.constraints.emit.gbnf import to_gbnf
+from sglang_lite.constraints.emit.lark import to_lark
+from sglang_lite.constraints.emit.regex import to_rust
+from sglang_lite.constraints.free_numbers import PATTERNS
+from sglang_lite.constraints.language import language_of
+from sglang_lite.constraints.syntax.regex import parse
 from sglang_lite.lang.backend.ladder.object_constraints import json_form
 from sglang_lite.lang.backend.ladder.rung import Demands, Refusal, Rung
 from sglang_lite.lang.backend.ladder.schema_fit import Fit, fitted
-from sglang_lite.lang.backend.ladder.selection_rungs import selection_rungs
-from sglang_lite.lang.backend.ladder.vendor_fields import as_field, as_tool
 from sglang_lite.lang.backend.profiles.profile import Profile
+from sglang_lite.protocol import (
+    Choices,
+    Constraint,
+    Ebnf,
+    JsonSchema,
+    Lark,
+    Number,
+    OneOf,
+    Regex,
+    Repeated,
+    StructuralTag,
+    TaggedObject,
+)
 from sglang_lite.text.tool_use import Function, ToolUse, tool_use_of
 
 
@@ -67,3 +87,102 @@ def _unfit(fit: Fit) -> str:
     changes = "; ".join(f"{pointer or '/'}: {why}" for pointer, why in fit.refused[:3])
     more = f" (and {len(fit.refused) - 3} more)" if len(fit.refused) > 3 else ""
     return f'Change {changes}{more}. Or use policy="emulate", which checks and asks again.'
+
+
+_ONE_TOKEN = ("chat", "generate_content")  # chat APIs that generate a single token on request; others need more
+# Maximum number of alternatives that OpenAI's protocol reports for a token.
+_MAX_ALTERNATIVES = 20
+
+
+def selection_rungs(profile: Profile, demands: Demands) -> Iterator[Rung | Refusal]:
+    """Yields rungs in order of preference, and a Refusal if the choices are the reason why a rung is missing."""
+    assert isinstance(demands.constraint, Choices)
+    choices = demands.constraint.options
+    fits = 2 <= len(choices) <= profile.limits.get("choices", 0)
+    if profile.supports("decisions") and fits and demands.effort is None:
+        yield Rung("decisions", profile.api)
+    if _tells_first_tokens(profile, demands) and differ_at_once(choices):
+        count = min(profile.limits.get("top_logprobs_num", _MAX_ALTERNATIVES), _MAX_ALTERNATIVES)
+        yield Rung("token_logprobs", profile.api, field=count)
+    if profile.supports("logit_bias_steps") and not demands.scores:
+        if any(other != each and other.startswith(each) for each in choices for other in choices):
+            hint = "Use choices where none begins with another, or another backend for this node: gen(backend=…)."
+            yield Refusal("a choice that begins with another one", hint)
+        else:  # one call for each step at which the remaining choices' tokens differ
+            yield Rung("logit_bias_steps", profile.api, calls=(min(1, len(choices) - 1), len(choices) - 1))
+
+
+def _tells_first_tokens(profile: Profile, demands: Demands) -> bool:
+    """True if a chat model's first token is the first of its answer, and has log-probabilities. A model that may reason
+    first counts only if scores are needed, because then no other rung can serve the node."""
+    if profile.api not in _ONE_TOKEN or demands.effort is not None:
+        return False
+    logprobs = profile.supports("return_logprob") and profile.supports("top_logprobs_num")
+    return logprobs and (demands.scores or not profile.supports("reasoning_effort"))
+
+
+def differ_at_once(choices: Sequence[str]) -> bool:
+    """True if no token can begin two of the texts, however they are tokenised: their first characters differ. Leading
+    blanks are ignored."""
+    first = {choice.lstrip()[:1] for choice in choices}
+    return len(choices) > 1 and len(first) == len(choices) and "" not in first
+
+
+_GRAMMARS = frozenset({Lark, Ebnf, OneOf, Repeated, StructuralTag, TaggedObject})
+# Syntax of llguidance that Lark does not have.
+_BEYOND_LARK = re.compile(r"%json|%regex|%llguidance|\[[a-z_]+\s*[,=\]]|(?<![/\\])[&~](?![^\n]*/)")
+_ESCAPED: Final = {"\n": r"\n", "\r": r"\r", "\t": r"\t"}
+
+
+def as_tool(profile: Profile, constraint: Constraint) -> Iterator[Rung]:
+    """Yields the rungs of custom tools whose input follows a grammar."""
+    if isinstance(constraint, Regex) and profile.supports("regex_tool"):
+        yield Rung("regex_tool", "responses", field=to_rust(parse(constraint.pattern)))
+    elif profile.supports("lark_tool") and type(constraint) in _GRAMMARS:
+        grammar = constraint.grammar if isinstance(constraint, Lark) else to_lark(language_of(constraint))
+        if not _BEYOND_LARK.search(grammar):
+            yield Rung("lark_tool", "responses", field=grammar)
+
+
+def as_field(profile: Profile, constraint: Constraint) -> Iterator[Rung]:
+    """Yields the rungs of request fields that only one dialect has. The answer is the text itself."""
+    if isinstance(constraint, JsonSchema):
+        if profile.supports("structured_outputs"):
+            yield Rung("structured_outputs", profile.api, field={"json": json.loads(constraint.schema)})
+        elif profile.supports("json_schema") and profile.schema is None:
+            yield Rung("json_schema", profile.api, field=json.loads(constraint.schema))
+        return
+    pattern = _pattern(constraint)
+    if profile.supports("structured_outputs"):
+        if isinstance(constraint, Choices):
+            yield Rung("structured_outputs", profile.api, field={"choice": list(constraint.options)})
+        elif pattern is not None:
+            yield Rung("structured_outputs", profile.api, field={"regex": pattern})
+        else:
+            yield from _grammar("structured_outputs", profile, constraint, lambda text: {"grammar": text})
+    if profile.supports("regex") and pattern is not None:
+        yield Rung("regex", profile.api, field=pattern)
+    for name in ("ebnf", "grammar"):
+        if profile.supports(name) and (pattern is None or name == "grammar"):
+            yield from _grammar(name, profile, constraint, str)
+
+
+def _pattern(constraint: Constraint) -> str | None:
+    match constraint:
+        case Regex(pattern):
+            return pattern
+        case Number(kind):
+            return PATTERNS[kind]
+        case Choices(options):
+            return f"({'|'.join(map(_literally, options))})"
+    return None
+
+
+def _literally(text: str) -> str:
+    """Regex that matches a text literally, in the syntax that the dialects of all engines share."""
+    return re.sub(r"[^\w ]", lambda found: _ESCAPED.get(found[0], "\\" + found[0]), text)
+
+
+def _grammar(name: str, profile: Profile, constraint: Constraint, put: Callable[[str], Any]) -> Iterator[Rung]:
+    text = constraint.grammar if isinstance(constraint, Ebnf) else to_gbnf(language_of(constraint))
+    yield Rung(name, profile.api, field=put(text))

@@ -25,15 +25,13 @@ from sglang_lite.lang.backend.profiles.prices import price as known_price
 from sglang_lite.lang.backend.profiles.profile import Profile, check_model_name
 from sglang_lite.lang.backend.remote.client import ApiClient
 from sglang_lite.lang.backend.remote.connection import Connection, Connector
-from sglang_lite.lang.backend.remote.explain import Explanation, Price
+from sglang_lite.lang.backend.remote.explain import Explanation, Price, TracedBackend
 from sglang_lite.lang.backend.remote.explain import explain as explained
 from sglang_lite.lang.backend.remote.planner import CallPlanner
 from sglang_lite.lang.backend.remote.selecting import select_by_rung
 from sglang_lite.lang.backend.remote.serving import serve, shape_of
-from sglang_lite.lang.backend.remote.traced_backend import TracedBackend
-from sglang_lite.lang.backend.rendering import text_outside
-from sglang_lite.lang.backend.token_usage import TokenUsage
-from sglang_lite.lang.backend.tool_prompt import with_tools
+from sglang_lite.lang.backend.rendering import text_outside, with_tools
+from sglang_lite.lang.backend.token_counts import TokenUsage
 from sglang_lite.protocol import (
     CapabilityError,
     Choices,

@@ -12,7 +12,10 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 import msgspec
 
 from sglang_lite.errors import Location
+from sglang_lite.lang.backend.base_backend import ALL_CONSTRAINTS, BaseBackend
+from sglang_lite.lang.backend.capabilities import Capabilities
 from sglang_lite.lang.backend.ladder.rung import Demands, Refusal, Rung
+from sglang_lite.lang.backend.planning import RunFacts
 from sglang_lite.lang.backend.remote.turns import from_start, turn_text
 from sglang_lite.lang.expressions import NUMBER_STOPS, SglGen, SglSelect, example_choices, number_as_regex
 from sglang_lite.program.graph import Call, GraphNode, GraphRecord, Picture, Value
@@ -48,6 +51,7 @@ if TYPE_CHECKING:
     from sglang_lite.lang.backend.remote.shared_call import SharedCall
     from sglang_lite.lang.backend.remote.turn_plan import TurnPlan
     from sglang_lite.lang.symbolic.symbols import Entry
+
 
 Price: TypeAlias = Callable[[Usage, str], float | None]  # dollars for a call's usage on a model; None if unknown
 CHARACTERS_A_TOKEN = 4  # estimate for English text, used if no counter is given
@@ -362,3 +366,19 @@ def _row(node: ExplainedNode) -> tuple[str, ...]:
 
 def _line(node: ExplainedNode) -> str:
     return "?" if node.where is None else f"{PurePath(node.where.file).name}:{node.where.line}"
+
+
+class TracedBackend(BaseBackend):
+    """Backend that plays nothing. Roles are rendered by the template of the backend in question.
+
+    Args:
+        about: backend to explain; the trace plans calls as a run on this backend would.
+        facts: facts of the run.
+    """
+
+    capabilities = Capabilities(ALL_CONSTRAINTS, images=True)
+
+    def __init__(self, about: RemoteBackend, facts: RunFacts) -> None:
+        super().__init__()
+        self.chat_template = about.get_chat_template()
+        self.about, self.facts = about, facts

@@ -1,19 +1,91 @@
-"""Planner of the calls of backends that are asked generation by generation: turns, equal branches, and forks."""
+"""Planner of the calls of backends that are asked generation by generation: turns, equal branches, and the wait of a
+fork's branches for the first token of one of them, as by then its prompt is in the provider's cache."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 
+from sglang_lite.lang.backend.apis.prompt_cache import MIN_PREFIX_CHARS
 from sglang_lite.lang.backend.base_backend import BaseBackend
-from sglang_lite.lang.backend.planning import Planner, RunFacts
-from sglang_lite.lang.backend.remote.first_token import LEAST_BRANCHES, BehindGate, FirstTokenGate
+from sglang_lite.lang.backend.planning import AnswerSource, Planner, RunFacts
 from sglang_lite.lang.backend.remote.shared_call import SharesCost, shared
 from sglang_lite.lang.backend.remote.turn import turns_of
 from sglang_lite.lang.backend.remote.turn_plan import TurnContext
 from sglang_lite.lang.expressions import SglGen, SglSelect
 from sglang_lite.program.nodes import Expression
-from sglang_lite.protocol import Location
+from sglang_lite.protocol import Constraint, Delta, Generation, Location, Prompt, SamplingParams
+
+LEAST_BRANCHES = 4
+
+
+class FirstTokenGate:
+    """Gate before the first generations of a fork's branches. The first branch passes at once, and opens the gate for
+    those whose prompts begin like its own."""
+
+    __slots__ = ("_beginning", "_opened")
+
+    def __init__(self) -> None:
+        self._beginning: str | None = None  # of the first branch's text; None while no branch has come
+        self._opened = asyncio.Event()
+
+    async def enter(self, text: str) -> bool:
+        """Waits until the gate is open, if the provider's cache is worth it. Returns True at once for the first caller,
+        which must open the gate. Runs on the executor loop."""
+        beginning = text[:MIN_PREFIX_CHARS]
+        if self._beginning is None:
+            self._beginning = beginning
+            return True
+        if len(beginning) == MIN_PREFIX_CHARS and beginning == self._beginning:
+            await self._opened.wait()
+        return False
+
+    def open(self) -> None:
+        """Lets the waiting branches through: the first token has come, or none will come."""
+        self._opened.set()
+
+
+class BehindGate(AnswerSource):
+    """Source of a branch's first generation, behind the gate of its fork.
+
+    Args:
+        source: source behind the gate, or None for the backend.
+    """
+
+    __slots__ = ("_gate", "_leads", "source")
+
+    def __init__(self, gate: FirstTokenGate, source: AnswerSource | None) -> None:
+        self._gate, self._leads, self.source = gate, False, source
+
+    @asynccontextmanager
+    async def entered(self, text: str) -> AsyncIterator[None]:
+        self._leads = await self._gate.enter(text)
+        try:
+            yield
+        finally:
+            if self._leads:  # on failure, too
+                self._gate.open()
+
+    async def agenerate(
+        self,
+        backend: BaseBackend,
+        prompt: Prompt,
+        params: SamplingParams,
+        constraint: Constraint | None,
+        *,
+        stream: bool,
+    ) -> AsyncGenerator[Delta | Generation, None]:
+        stream = stream or self._leads  # for its first token
+        if self.source is None:
+            events = backend.agenerate(prompt, params, constraint, stream=stream)
+        else:
+            events = self.source.agenerate(backend, prompt, params, constraint, stream=stream)
+        async for event in events:
+            if self._leads:
+                self._gate.open()
+            yield event
 
 
 class CallPlanner(Planner):
