@@ -27,9 +27,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, NoReturn, cast
 
-from jinja2 import Environment, nodes, pass_context, pass_environment
+from jinja2 import nodes, pass_context
 from jinja2.ext import Extension
-from jinja2.filters import make_attrgetter
 from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedFormatter
@@ -186,9 +185,7 @@ def _check_printf(text: str, values: Any) -> None:
         for width in match.groups():
             if width == "*" or (width and int(width) > MAX_WIDTH):
                 raise LimitError(f"the template formats a field {width} wide; the limit is {MAX_WIDTH:,}.")
-    _count_text(
-        len(text) + fields * (_measure(values) + MAX_WIDTH) if fields > 16 else len(text) + fields * _measure(values)
-    )
+    _count_text(len(text) + fields * (_measure(values) + (MAX_WIDTH if fields > 16 else 0)))
 
 
 class _Formatter(SandboxedFormatter):
@@ -254,12 +251,9 @@ def _check_method(owner: Any, name: str, args: tuple[Any, ...], kwargs: dict[str
 # --------------------------------------------------------------------------------------------------- filters
 
 
-@pass_environment
-def _sum(environment: Environment, value: Iterable[Any], attribute: str | int | None = None, start: Any = 0) -> Any:
-    numbers = list(value) if attribute is None else [make_attrgetter(environment, attribute)(item) for item in value]
-    if not all(isinstance(number, int | float) for number in (*numbers, start)):
-        raise LimitError("the filter sum gets values that are not numbers.")
-    return sum(numbers, start)
+def _check_sum(value: Any, attribute: Any = None, start: Any = 0) -> None:
+    if not isinstance(start, int | float):  # Python adds no text or list to a number
+        raise LimitError("the filter sum begins with a value that is no number.")
 
 
 def _check_batch(value: Any, *args: Any, **kwargs: Any) -> None:
@@ -292,44 +286,33 @@ def _no_check(*_: Any, **__: Any) -> None:
     pass
 
 
-# Available filters with the check that runs first, by their value: an iterable, a text, or neither.
+def _read_all(value: Any, *_: Any, **__: Any) -> None:
+    _count_read(value)
+
+
+# Available filters, each with the check that runs first: those that iterate over their value, and the others.
 _ITERATED: dict[str, Callable[..., None]] = {
-    **dict.fromkeys(("list", "map", "select", "reject", "selectattr", "rejectattr", "sum"), _no_check),
-    **dict.fromkeys(("sort", "unique", "min", "max", "groupby"), lambda value, *_, **__: _count_read(value)),
+    **dict.fromkeys(("list", "map", "select", "reject", "selectattr", "rejectattr"), _no_check),
+    **dict.fromkeys(("sort", "unique", "min", "max", "groupby"), _read_all),
     **dict.fromkeys(("batch", "slice"), _check_batch),
     "join": lambda value, d="", *_, **__: _check_join(str(d), value),
+    "sum": _check_sum,
 }
-_TEXTS: dict[str, Callable[..., None]] = {
-    **dict.fromkeys(
-        (  # these read the whole text
-            "capitalize",
-            "e",
-            "escape",
-            "forceescape",
-            "lower",
-            "safe",
-            "string",
-            "title",
-            "trim",
-            "truncate",
-            "upper",
-            "urlencode",
-            "wordcount",
-        ),
-        lambda value, *_, **__: _count_read(value),
-    ),
+_FILTERS: dict[str, Callable[..., None]] = {
+    **_ITERATED,
+    **dict.fromkeys(("abs", "attr", "count", "d", "default", "first", "float", "last", "length", "random"), _no_check),
+    **dict.fromkeys((
+        "capitalize", "dictsort", "e", "escape", "forceescape", "items", "lower", "reverse", "safe", "string", "title",
+        "trim", "truncate", "upper", "urlencode", "wordcount",
+    ), _read_all),
     "center": lambda value, width=80: _check_width(width),
     "format": lambda value, *args, **kwargs: _check_printf(_text(value), kwargs or args),
     "indent": lambda value, *args, **kwargs: _check_indent(_text(value), *args, **kwargs),
-    "replace": lambda value, *args, **kwargs: _check_replace(_text(value), *args, **kwargs),
-}
-_OTHERS: dict[str, Callable[..., None]] = {
-    **dict.fromkeys(("abs", "attr", "count", "d", "default", "first", "float", "last", "length", "random"), _no_check),
-    **dict.fromkeys(("dictsort", "items", "reverse"), lambda value, *_, **__: _count_read(value)),
     "int": _check_int,
+    "replace": lambda value, *args, **kwargs: _check_replace(_text(value), *args, **kwargs),
     "round": _check_round,
     "tojson": _check_json,
-}
+}  # fmt: skip
 _COMPARING = (  # tests that compare
     "==", "eq", "equalto", "!=", "ne", "<", "lt", "lessthan", "<=", "le", ">", "gt", "greaterthan", ">=", "ge", "in",
     "upper", "lower",
@@ -344,7 +327,7 @@ def _result(value: Any) -> Any:
 
 
 def _bounded_filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    check = {**_ITERATED, **_TEXTS, **_OTHERS}[name]
+    check = _FILTERS[name]
     at = 1 if hasattr(function, "jinja_pass_arg") else 0
 
     @functools.wraps(function)
@@ -406,8 +389,8 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             extensions=["jinja2.ext.loopcontrols", _Generation],
             finalize=_finalize,
         )
-        own = {**self.filters, "sum": _sum, **filters}
-        self.filters = {name: _bounded_filter(name, own[name]) for name in (*_ITERATED, *_TEXTS, *_OTHERS)}
+        self.filters |= filters
+        self.filters = {name: _bounded_filter(name, self.filters[name]) for name in _FILTERS}
         self.tests = {name: _bounded_test(name, test) for name, test in dict[str, Any](self.tests).items()}
         del self.globals["lipsum"]
         self.globals.update(functions)
@@ -439,7 +422,8 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         if owner is self:
             return function(*args)
         _step(_TURN)
-        if isinstance(function, types.BuiltinFunctionType | types.MethodType) and not _is_helper(owner):
+        is_method = isinstance(function, types.BuiltinFunctionType | types.MethodType)
+        if is_method and not type(owner).__module__.startswith("jinja2."):  # its loops and cyclers do little
             args = _check_method(owner, function.__name__, args, kwargs)
         return _result(super().call(context, function, *args, **kwargs))
 
@@ -479,13 +463,6 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             return _Formatter(self).vformat(text, () if is_map else args, args[0] if is_map else kwargs)
 
         return formatted
-
-
-def _is_helper(owner: Any) -> bool:
-    """Returns True if an object is one of Jinja's own (a loop, a cycler), whose methods are small Python
-    functions.
-    """
-    return type(owner).__module__.startswith("jinja2.")
 
 
 @pass_context
