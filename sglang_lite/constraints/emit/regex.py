@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from functools import lru_cache
 
 from sglang_lite.constraints.formal.charsets import LAST, Ranges
@@ -19,16 +18,23 @@ def to_rust(node: Node) -> str:
     Raises:
         ConstraintError: the node contains intersections, complements or references.
     """
-    return _spell(node, _rust_escape)
-
-
-def to_python(node: Node) -> str:
-    """Pattern of a regular node in the syntax of Python's `re`.
-
-    Raises:
-        ConstraintError: the node contains intersections, complements or references.
-    """
-    return _spell(node, _python_escape)
+    match node:
+        case CharSet(ranges):
+            return _set(ranges)
+        case Text(text):
+            return _SPECIAL.sub(lambda special: _escape(ord(special[0])), text)
+        case Concat(parts):
+            return "".join(
+                [f"(?:{to_rust(part)})" if isinstance(part, Alternation) else to_rust(part) for part in parts]
+            )
+        case Alternation(options):
+            return "|".join(map(to_rust, options))
+        case Repeat(inner, least, most):
+            text = to_rust(inner)
+            if not isinstance(inner, CharSet):
+                text = f"(?:{text})"
+            return text + repetition_sign(least, most)
+    raise ConstraintError(f"a regular expression can't say {type(node).__name__.lower()}.")
 
 
 def repetition_sign(least: int, most: int | None) -> str:
@@ -37,46 +43,19 @@ def repetition_sign(least: int, most: int | None) -> str:
     return signs.get((least, most), f"{{{least},{'' if most is None else most}}}")
 
 
-def _rust_escape(code: int) -> str:
-    return f"\\x{{{code:X}}}"
-
-
-def _python_escape(code: int) -> str:
-    return f"\\U{code:08X}"
-
-
 @lru_cache(maxsize=1024)
-def _set(ranges: Ranges, escape: Callable[[int], str]) -> str:
+def _set(ranges: Ranges) -> str:
     """Pattern of a character set."""
-
-    def character(code: int) -> str:
-        return chr(code) if code < 128 and chr(code).isalnum() else escape(code)
-
     if not ranges:
-        return f"[^{escape(0)}-{escape(LAST)}]"
+        return f"[^{_escape(0)}-{_escape(LAST)}]"
     if len(ranges) == 1 and ranges[0][0] == ranges[0][1]:
-        return character(ranges[0][0])
-    return "[" + "".join(character(a) if a == b else f"{character(a)}-{character(b)}" for a, b in ranges) + "]"
+        return _character(ranges[0][0])
+    return "[" + "".join(_character(a) if a == b else f"{_character(a)}-{_character(b)}" for a, b in ranges) + "]"
 
 
-def _spell(node: Node, escape: Callable[[int], str]) -> str:
-    match node:
-        case CharSet(ranges):
-            return _set(ranges, escape)
-        case Text(text):
-            return _SPECIAL.sub(lambda special: escape(ord(special[0])), text)
-        case Concat(parts):
-            return "".join(
-                [
-                    f"(?:{_spell(part, escape)})" if isinstance(part, Alternation) else _spell(part, escape)
-                    for part in parts
-                ]
-            )
-        case Alternation(options):
-            return "|".join([_spell(option, escape) for option in options])
-        case Repeat(inner, least, most):
-            text = _spell(inner, escape)
-            if not isinstance(inner, CharSet):
-                text = f"(?:{text})"
-            return text + repetition_sign(least, most)
-    raise ConstraintError(f"a regular expression can't say {type(node).__name__.lower()}.")
+def _character(code: int) -> str:
+    return chr(code) if code < 128 and chr(code).isalnum() else _escape(code)
+
+
+def _escape(code: int) -> str:
+    return f"\\x{{{code:X}}}"

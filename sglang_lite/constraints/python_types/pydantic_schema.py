@@ -290,12 +290,6 @@ class TypeSchema(GenerateJsonSchema):
     # ------------------------------------------------------------------------------------ arrays and objects
 
     def set_schema(self, schema: CoreNode) -> Json:
-        return self._set(schema)
-
-    def frozenset_schema(self, schema: CoreNode) -> Json:
-        return self._set(schema)
-
-    def _set(self, schema: CoreNode) -> Json:
         """Schema of a set. An item may be written twice if neither the grammar nor the masks can prevent it."""
         items = self.generate_inner(schema["items_schema"]) if "items_schema" in schema else {}
         least, most = schema.get("min_length", 0), schema.get("max_length")
@@ -313,6 +307,8 @@ class TypeSchema(GenerateJsonSchema):
         if least > 1:
             found = _marked(found, "the number of different items")
         return {**found, _SET: True}
+
+    frozenset_schema = set_schema
 
     def dict_schema(self, schema: CoreNode) -> Json:
         return self._common_dict_schema(schema)

@@ -12,11 +12,11 @@ import pytest
 from pydantic import BaseModel, Field, TypeAdapter
 
 import sglang_lite as sgl
-from sglang_lite.constraints.emit.regex import to_python
 from sglang_lite.constraints.python_types.value_type import for_pydantic, value_type
 from sglang_lite.constraints.random_texts import sample
 from sglang_lite.constraints.syntax.regex import parse
 from sglang_lite.protocol import Choices, ConstraintError, JsonSchema, Number, Regex, ValueValidationError
+from tests.constraints.python_regex import to_python
 from tests.constraints.python_types.examples import CHECKED, HELD, USUAL, WRONG, Checked, CheckedWhole, Coded, Plain
 
 pytestmark = pytest.mark.slow

@@ -7,13 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_lite.constraints.emit.regex import to_python, to_rust
+from sglang_lite.constraints.emit.regex import to_rust
 from sglang_lite.constraints.formal.automaton import accepts, is_empty
 from sglang_lite.constraints.formal.nodes import CharSet
 from sglang_lite.constraints.random_texts import sample
 from sglang_lite.constraints.syntax.regex import parse, parse_schema_pattern
 from sglang_lite.protocol import ConstraintError, Regex
 from tests.constraints import engine
+from tests.constraints.python_regex import to_python
 
 pytestmark = pytest.mark.slow
 
