@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import signal
 import subprocess
 import sys
@@ -18,6 +17,7 @@ from collections import deque
 from functools import partial
 
 from sglang_lite.engine.connection import Connection
+from sglang_lite.import_paths import import_paths
 from sglang_lite.protocol import BackendError
 from sglang_lite.runtime.socket_pair import socket_pair
 
@@ -57,7 +57,7 @@ class SpawnedProcess:
         self._lines: deque[str] = deque(maxlen=_KEPT_LINES)
         with theirs:
             code = (
-                f"import sys; sys.path[:] = {_paths()!r}\n"  # before importing a `signal.py` in the folder
+                f"import sys; sys.path[:] = {import_paths()!r}\n"  # before importing a `signal.py` in the folder
                 "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n"  # the parent handles Ctrl-C
                 f"from {module} import main\n"
                 f"main(*{(theirs.fileno(), *arguments)!r})"
@@ -109,16 +109,6 @@ class SpawnedProcess:
 
     def kill(self) -> None:
         self._process.kill()
-
-
-def _paths() -> list[str]:
-    """Entries of this process's `sys.path`; an empty entry is replaced by the working directory, or dropped if that is
-    gone."""
-    paths = []
-    for path in sys.path:
-        with contextlib.suppress(OSError):
-            paths.append(path or os.getcwd())
-    return paths
 
 
 def _not_started(name: str, error: OSError) -> BackendError:

@@ -18,6 +18,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 
+from sglang_lite.import_paths import import_paths
 from sglang_lite.protocol import BackendError
 from sglang_lite.protocol.anything import Json
 
@@ -45,9 +46,7 @@ class TiedProcess:
         environment: Mapping[str, str] | None = None,
         descriptors: Sequence[int] = (),
     ) -> None:
-        code = (
-            f"import sys; sys.path[:] = {_paths()!r}; from sglang_lite.server.replicas.tied_process import main; main()"
-        )
+        code = f"import sys; sys.path[:] = {import_paths()!r}; from {__name__} import main; main()"
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", code], stdin=subprocess.PIPE, pass_fds=descriptors,
@@ -81,16 +80,6 @@ class TiedProcess:
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
-
-
-def _paths() -> list[str]:
-    """Entries of this process's `sys.path`; an empty entry is replaced by the working directory, or dropped if that is
-    gone."""
-    paths = []
-    for path in sys.path:
-        with contextlib.suppress(OSError):
-            paths.append(path or os.getcwd())
-    return paths
 
 
 def main() -> None:

@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from functools import partial
 
+from sglang_lite.import_paths import import_paths
 from sglang_lite.lang.backend.http.client import ServerClient
 from sglang_lite.protocol import BackendError, ParameterError, SglError
 from sglang_lite.protocol.anything import UserValue
@@ -63,7 +64,7 @@ class ServerProcess:
     def __init__(self, settings: Mapping[str, UserValue], timeout_s: float) -> None:
         keys, flags = _split_keys(settings)
         arguments = ["serve", *flags_of({"port": 0, **flags})]
-        code = _CODE.format(paths=_paths(), parent=os.getpid(), arguments=arguments)
+        code = _CODE.format(paths=import_paths(), parent=os.getpid(), arguments=arguments)
         self._home = os.getpid()
         self._lines: deque[str] = deque(maxlen=_KEPT_LINES)
         self._settled = threading.Event()  # set when the address is known, or the process has ended
@@ -207,12 +208,3 @@ def flags_of(settings: Mapping[str, UserValue]) -> list[str]:
                 raise ParameterError(name, f"a {type(each).__name__} can't be passed as a flag of the server.")
             found.append(f"{flag}={os.fspath(each) if isinstance(each, os.PathLike) else each}")
     return found
-
-
-def _paths() -> list[str]:
-    """Import paths of this process, absolute. The current folder is included by its name, if it exists."""
-    paths = []
-    for path in sys.path:
-        with contextlib.suppress(OSError):
-            paths.append(path or os.getcwd())
-    return paths
