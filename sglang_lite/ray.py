@@ -17,8 +17,8 @@ from typing import Any
 
 from sglang_lite.lang.batches.batch import BatchPlan, Item
 from sglang_lite.lang.batches.body_pool import Outcome, Report
-from sglang_lite.lang.batches.checkpoint import state_of
 from sglang_lite.lang.function import SglFunction
+from sglang_lite.lang.load_state import finished
 from sglang_lite.lang.runs.saving import saved_run
 from sglang_lite.protocol import BackendError, CapabilityError, ParameterError, SglError
 from sglang_lite.protocol.anything import UserValue
@@ -315,7 +315,7 @@ def _data(outcome: Outcome) -> tuple[str, Any]:
 
 def _outcome(kind: str, data: Any) -> Outcome:
     if kind == "state":
-        return state_of(data)
+        return finished(data)
     found: Exception = as_error(data) if kind == "failure" else data
     return found
 

@@ -15,7 +15,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import sglang_lite as sgl
 from sglang_lite import Engine
-from sglang_lite.lang.batches.checkpoint import state_of
+from sglang_lite.lang.load_state import finished
 from sglang_lite.lang.runs.saving import saved_run
 from sglang_lite.protocol import BatchError, CapabilityError, ParameterError
 from sglang_lite.ray import RayOptions, _Actor, _outcome, groups
@@ -81,7 +81,7 @@ class _Thread:
             raise ValueError(f"item {index}")
         state = program.run(*args, **kwargs, backend=scripted())
         state.sync()
-        return state_of(pickle.loads(pickle.dumps(saved_run(state.branch, None, again=False))))
+        return finished(pickle.loads(pickle.dumps(saved_run(state.branch, None, again=False))))
 
     def start(self):
         self._thread.start()

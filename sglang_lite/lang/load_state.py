@@ -1,16 +1,19 @@
-"""Loading of saved states."""
+"""States of saved runs."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
 
+from sglang_lite.lang.backend.base_backend import BaseBackend
 from sglang_lite.lang.backend.default import BackendLike, as_backend
 from sglang_lite.lang.expressions import BaseProgram
 from sglang_lite.lang.runs.saving import AbsentBackend, check_program, classes, read
+from sglang_lite.lang.runs.values import import_by_name
 from sglang_lite.lang.state import ProgramState
 from sglang_lite.protocol import WireError
 from sglang_lite.protocol.anything import UserValue
+from sglang_lite.protocol.saved import SavedRun
 
 
 def load(
@@ -49,3 +52,8 @@ def load(
         return ProgramState.from_saved(saved, chosen, classes(program, types), program)
     except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
         raise WireError(f"{os.fspath(path)!r} is damaged: {error!r}") from error
+
+
+def finished(saved: SavedRun) -> ProgramState:
+    """State of a run that another process, or an earlier one, has finished: it can be read."""
+    return ProgramState.from_saved(saved, BaseBackend(), import_by_name, None)

@@ -14,11 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 from sglang_lite.lang.batches.body_pool import Outcome, Pool, PoolOnLoop, Report
-from sglang_lite.lang.batches.checkpoint import BatchFile, batch_parts
 from sglang_lite.lang.checks import check_flags
 from sglang_lite.lang.execution.branch import raised_at
 from sglang_lite.lang.execution.run import RunSettings
+from sglang_lite.lang.load_state import finished
 from sglang_lite.lang.run_options import backend_of, settings_of
+from sglang_lite.lang.runs.checkpoint import BatchFile, batch_parts
+from sglang_lite.lang.runs.saving import saved_run
 from sglang_lite.lang.state import ProgramState, user_location
 from sglang_lite.protocol import BatchError, ParameterError, SglError
 from sglang_lite.protocol.anything import UserValue
@@ -63,7 +65,7 @@ class BatchPlan:
     options: Mapping[str, Any]
     settings: RunSettings
     window: int
-    file: BatchFile | None
+    file: BatchFile[ProgramState] | None
     saved_outcomes: Mapping[int, Outcome]
     progress: Progress | None
     cluster: Cluster | None
@@ -133,7 +135,7 @@ def plan_of(
             raise ParameterError("checkpoint", f"{checkpoint!r:.60} is not a path.", where=user_location())
         identity = (backend_of(options) if cluster is None else cluster).identity()
         parts = batch_parts(program.func, settings, identity, version)
-        file = BatchFile(Path(checkpoint), program.name, parts, items, skip_damaged=skip_damaged)
+        file = BatchFile(Path(checkpoint), program.name, parts, items, finished, skip_damaged=skip_damaged)
     elif version is not None or skip_damaged:
         raise ParameterError(
             "skip_damaged" if version is None else "version", "it has no effect without a checkpoint file.",
@@ -302,7 +304,7 @@ def window_of(num_threads: str | int) -> int:
     return num_threads
 
 
-def saving(report: Report, file: BatchFile | None) -> Report:
+def saving(report: Report, file: BatchFile[ProgramState] | None) -> Report:
     """Report that also stores successful outcomes in the checkpoint file. A failure to store becomes the item's
     outcome."""
     if file is None:
@@ -311,7 +313,7 @@ def saving(report: Report, file: BatchFile | None) -> Report:
     def save(index: int, outcome: Outcome) -> None:
         if isinstance(outcome, ProgramState):
             try:
-                file.save(index, outcome)
+                file.save(index, saved_run(outcome.branch, outcome.ret_value, again=False))
             except Exception as error:  # saving failed: reported as the item's error
                 outcome = error
         report(index, outcome)

@@ -14,19 +14,16 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
 from sglang_lite import wire
-from sglang_lite.lang.backend.base_backend import BaseBackend
 from sglang_lite.lang.execution.run import RunSettings
 from sglang_lite.lang.runs.fingerprint import Fingerprint, UnreadableError, digest
-from sglang_lite.lang.runs.saving import saved_run
-from sglang_lite.lang.runs.values import import_by_name
-from sglang_lite.lang.state import ProgramState, user_location
+from sglang_lite.lang.tracebacks import user_location
 from sglang_lite.protocol import ParameterError, ProgramError
 from sglang_lite.protocol.anything import UserValue
 from sglang_lite.protocol.sampling import given_values
@@ -35,6 +32,7 @@ from sglang_lite.wire.json_lines import one_line
 
 logger = logging.getLogger("sglang_lite")
 
+State = TypeVar("State")
 _VERSION = 5
 _HEAD = b'{"sglang_lite_batch":'  # beginning of every line
 _PYTHON = sys.implementation.cache_tag or sys.version  # version of Python, as code objects are compared
@@ -84,7 +82,7 @@ class _Line(msgspec.Struct):
     state: msgspec.Raw
 
 
-class BatchFile:
+class BatchFile(Generic[State]):
     """Checkpoint file, locked against other runs until it is closed or its process ends, however that ends.
 
     Args:
@@ -93,6 +91,7 @@ class BatchFile:
         parts: result of `batch_parts`.
         items: arguments of the batch's items, in the order of the indices in the file; items may have been added at the
             end.
+        restore: makes the state of a saved run.
         skip_damaged: whether to skip lines that can't be read, instead of refusing the file.
 
     Attributes:
@@ -111,13 +110,14 @@ class BatchFile:
         program: str,
         parts: Mapping[str, str],
         items: Sequence[UserValue],
+        restore: Callable[[SavedRun], State],
         *,
         skip_damaged: bool = False,
     ) -> None:
         self._path, self._program, self._parts, self._lock = path, program, parts, threading.Lock()
         self._arguments = [_item_digest(i, item) for i, item in enumerate(items)]
-        self._skip_damaged = skip_damaged
-        self.states: dict[int, ProgramState] = {}
+        self._restore, self._skip_damaged = restore, skip_damaged
+        self.states: dict[int, State] = {}
         try:
             self._file = open(path, "a+b")  # noqa: SIM115 # closed by close
         except (OSError, ValueError) as error:
@@ -203,7 +203,7 @@ class BatchFile:
         if entry.arguments != self._arguments[index]:
             raise self._refusal(number, f"item {index} has other arguments now.")
         try:
-            self.states[index] = state_of(wire.decode(bytes(entry.state)))  # type: ignore[arg-type] # else below
+            self.states[index] = self._restore(wire.decode(bytes(entry.state)))  # type: ignore[arg-type] # else below
         except (ValueError, KeyError, TypeError, AttributeError, ImportError) as error:
             raise self._refusal(number, f"its values can't be restored: {error!r}.") from error
         return True
@@ -211,26 +211,17 @@ class BatchFile:
     def _refusal(self, line: int, problem: str, hint: str = "Name another file, or delete this one.") -> ProgramError:
         return ProgramError(f"{self._path}, line {line}: {problem}", hint=hint, where=user_location())
 
-    def save(self, index: int, state: ProgramState) -> None:
-        """Stores a finished item.
-
-        Raises:
-            ProgramError: the value of a variable can't be stored.
-        """
-        saved = wire.encode(saved_run(state.branch, state.ret_value, again=False))
+    def save(self, index: int, run: SavedRun) -> None:
+        """Stores a finished item."""
+        state = msgspec.Raw(wire.encode(run))
         with self._lock:
             if not self._file.closed:
-                self._write(_Line(_VERSION, index, self._arguments[index], msgspec.Raw(saved)))
+                self._write(_Line(_VERSION, index, self._arguments[index], state))
 
     def _write(self, entry: object) -> None:
         self._file.write(one_line(msgspec.json.encode(entry)) + b"\n")
         self._file.flush()
         os.fsync(self._file.fileno())
-
-
-def state_of(saved: SavedRun) -> ProgramState:
-    """State of a saved run, with nothing left to play."""
-    return ProgramState.from_saved(saved, BaseBackend(), import_by_name, None)
 
 
 def _item_digest(index: int, item: Any) -> str:
