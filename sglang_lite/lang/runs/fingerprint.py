@@ -11,7 +11,6 @@ import asyncio
 import copyreg
 import dis
 import enum
-import functools
 import hashlib
 import importlib
 import os
@@ -20,16 +19,13 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping
 from types import (
-    BuiltinFunctionType,
     CodeType,
     FunctionType,
     GetSetDescriptorType,
     MappingProxyType,
     MemberDescriptorType,
-    MethodDescriptorType,
     MethodType,
     ModuleType,
-    WrapperDescriptorType,
 )
 from typing import Any
 
@@ -120,8 +116,6 @@ class Fingerprint:
                 yield from self._code(value)
             case ModuleType():
                 yield value.__name__
-            case enum.Enum():
-                yield from (self._class(type(value)), value.name)
             case type():
                 yield self._class(value)
             case BaseBackend():
@@ -130,14 +124,8 @@ class Fingerprint:
                 yield self._value(value.__func__)
                 if isinstance(value, MethodType):
                     yield self._value(value.__self__)
-            case BuiltinFunctionType():
-                yield from (value.__qualname__, self._value(value.__self__))
-            case MethodDescriptorType() | WrapperDescriptorType():
-                yield from (value.__qualname__, self._value(value.__objclass__))
             case property():
                 yield from map(self._value, (value.fget, value.fset, value.fdel))
-            case functools.cached_property():
-                yield self._value(value.func)
             case list() | tuple() if type(value) in (list, tuple):
                 yield from map(self._value, value)
             case set() | frozenset() if type(value) in (set, frozenset):
