@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-from sglang_lite.errors import SglError
 from sglang_lite.protocol.constraints import Constraint
 from sglang_lite.protocol.prompt import Prompt
 from sglang_lite.protocol.record import Record
-from sglang_lite.protocol.results import Delta, Generation, Selection
+from sglang_lite.protocol.results import Delta, Failure, Generation, Selection
 from sglang_lite.protocol.sampling import SamplingParams
 
 
@@ -111,7 +110,7 @@ class RecordedCall(Record, frozen=True):
     stream: bool = False
     at: float = 0.0
     events: tuple[RecordedEvent, ...] = ()
-    error: SglError | None = None
+    error: Failure | None = None
     ended: float = 0.0
 
 

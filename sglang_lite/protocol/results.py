@@ -135,6 +135,23 @@ class Selection(Variant, frozen=True):
     meta: Mapping[str, Any] = msgspec.field(default_factory=dict)
 
 
+class Failure(Variant, frozen=True, tag="Error"):
+    """Error as a record: members of all errors, then members that single classes add."""
+
+    type: str
+    message: str
+    hint: str = ""
+    where: tuple[str, int, str] | None = None
+    notes: tuple[str, ...] = ()
+    parameter: str | None = None
+    pointer: str | None = None
+    text: str | None = None
+    value: Any = None
+    partial: Generation | None = None
+    results: tuple[Failure | None, ...] | None = None
+    limit: str | None = None
+
+
 class Played(Record, frozen=True):
     """Event of a running program.
 

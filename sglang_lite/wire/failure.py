@@ -6,8 +6,7 @@ from typing import Any, Final
 
 from sglang_lite import errors
 from sglang_lite.errors import Location, SglError, WireError, restored
-from sglang_lite.protocol.record import Variant
-from sglang_lite.protocol.results import Generation
+from sglang_lite.protocol.results import Failure as Failure
 from sglang_lite.wire.limits import LIMITS
 from sglang_lite.wire.plain_data import is_plain
 
@@ -34,23 +33,6 @@ _OWN: Final[dict[type[SglError], dict[str, bool]]] = {  # members that a class a
 }
 _LONGEST_TEXT = 100_000  # characters of each text
 _LONGEST_REPR = 200
-
-
-class Failure(Variant, frozen=True, tag="Error"):
-    """Error as a record: members of all errors, then members that single classes add."""
-
-    type: str
-    message: str
-    hint: str = ""
-    where: tuple[str, int, str] | None = None
-    notes: tuple[str, ...] = ()
-    parameter: str | None = None
-    pointer: str | None = None
-    text: str | None = None
-    value: Any = None
-    partial: Generation | None = None
-    results: tuple[Failure | None, ...] | None = None
-    limit: str | None = None
 
 
 def as_failure(error: SglError) -> Failure:

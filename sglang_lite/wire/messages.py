@@ -26,12 +26,6 @@ VERSION: Final = 1
 Message: TypeAlias = Record | SglError
 
 
-class RecordedCallData(recording.RecordedCall, frozen=True):
-    """RecordedCall whose error is a record, too."""
-
-    error: Failure | None = None  # type: ignore[assignment] # a record
-
-
 class PlayedData(Record, frozen=True):
     """Played event whose error, if any, is a record."""
 
@@ -61,9 +55,7 @@ TYPES: Final[dict[str, type[Record]]] = {
         nodes.ScopeBegin, nodes.ScopeEnd, nodes.Select, nodes.Text, nodes.TurnBegin, nodes.TurnEnd,
     )
 }  # fmt: skip
-_READ: Final[dict[str, type[Record]]] = {
-    **TYPES, "Played": PlayedData, "RecordedCall": RecordedCallData, "Error": Failure
-}  # fmt: skip
+_READ: Final[dict[str, type[Record]]] = {**TYPES, "Played": PlayedData, "Error": Failure}
 _DATA: Final = b',"data":'
 _PREFIXES: Final = {
     b'{"version":%d,"type":"%b"%b' % (VERSION, name.encode(), _DATA): kind for name, kind in _READ.items()
@@ -120,9 +112,6 @@ def decode(data: bytes | bytearray | memoryview, *, limits: Limits = LIMITS) -> 
         raise depth_error(["data"], limits) from None
     if isinstance(found, Failure):
         return as_error(found)
-    if isinstance(found, RecordedCallData):
-        fields = {each: getattr(found, each) for each in found.__struct_fields__}
-        return recording.RecordedCall(**{**fields, "error": None if found.error is None else as_error(found.error)})
     if isinstance(found, PlayedData):
         event = as_error(found.event) if isinstance(found.event, Failure) else found.event
         return Played(found.path, found.name, event)
@@ -145,10 +134,6 @@ def _named(message: Message) -> tuple[str, Record]:
         raise WireError(f"a {name} can't be sent", hint=f"Send one of {', '.join(TYPES)}, or an SglError.")
     if isinstance(message, Played) and isinstance(message.event, SglError):
         return name, PlayedData(message.path, message.name, as_failure(message.event))
-    if isinstance(message, recording.RecordedCall):
-        fields = {each: getattr(message, each) for each in message.__struct_fields__}
-        error = None if message.error is None else as_failure(message.error)
-        return name, RecordedCallData(**{**fields, "error": error})
     return name, message
 
 

@@ -46,6 +46,7 @@ from sglang_lite.protocol.recording import (
     RecordingHead,
 )
 from sglang_lite.text.chat_template import JinjaTemplate, TurnTemplate
+from sglang_lite.wire.failure import as_failure
 
 _QUERY = re.compile(r"(\bhttps?://[^\s?#'\"<>]*)[?#][^\s'\"<>]*")
 _KEY = re.compile(r"\b(sk|pk|key|AIza|ghp|hf|Bearer)([-_ ]?)[A-Za-z0-9._\-]{12,}")
@@ -178,7 +179,7 @@ class Recording(DelegatingBackend):
             self._write(
                 RecordedCall(
                     call.number, self._after, call.request, *call.node, call.stream, call.began - self._began,
-                    tuple(call.events), None if error is None else self._clean(error), ended,
+                    tuple(call.events), None if error is None else as_failure(self._clean(error)), ended,
                 )
             )  # fmt: skip
 

@@ -37,6 +37,7 @@ from sglang_lite.protocol import (
 from sglang_lite.protocol.anything import Json
 from sglang_lite.protocol.recording import RecordedCall, RecordedRequest, RecordedTemplate, RecordingEnd, RecordingHead
 from sglang_lite.text.chat_template import JinjaTemplate, TurnTemplate
+from sglang_lite.wire.failure import as_error
 
 _LONGEST_LINE = wire.LIMITS.bytes
 _AGAIN = "Was that written by sgl.record(path)? Record it again."
@@ -128,7 +129,7 @@ class Replay(BaseBackend):
         call = self._take(RecordedRequest(recorded_prompt(prompt), params, constraint))
         found = [each.event for each in call.events if isinstance(each.event, Generation)]
         if call.error is not None:
-            raise call.error
+            raise as_error(call.error)
         return found if len(found) < 2 else sorted(found, key=lambda each: each.index)
 
     def select_now(self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool) -> Selection | None:
@@ -145,7 +146,7 @@ class Replay(BaseBackend):
                 yield each.event
         await self._wait(now, call.ended)
         if call.error is not None:
-            raise call.error
+            raise as_error(call.error)
 
     async def aselect(self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool) -> Selection:
         call = self._selected(prompt, choices, unconditional)
@@ -162,7 +163,7 @@ class Replay(BaseBackend):
 
     def _selection(self, call: RecordedCall) -> Selection:
         if call.error is not None:
-            raise call.error
+            raise as_error(call.error)
         (event,) = call.events
         assert isinstance(event.event, Selection)
         return event.event
