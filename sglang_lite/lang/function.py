@@ -128,14 +128,12 @@ class SglFunction(BaseProgram):
     def __call__(self, *args: UserValue, **kwargs: UserValue) -> UserValue:
         """Runs the program. Inside another program's body, returns an expression instead: `s += program(…)` continues
         that state's text, and reading from it (`program(…)["x"]`) runs the program by itself."""
-        from sglang_lite.lang.tracer import TracingScope
+        from sglang_lite.lang.tracer import TracingScope, trace_call
 
         if current_run.get() is not None:
             return NestedCall(self, args, kwargs)
-        scope = TracingScope.get_current_scope()
-        if scope is not None:
-            arguments = dict(self.signature.bind(*args, **kwargs).arguments)
-            return self.trace(**arguments, backend=scope.tracer_state.branch.backend)
+        if TracingScope.get_current_scope() is not None:
+            return trace_call(self, args, kwargs)
         return self.run(*args, **kwargs)
 
     def run(

@@ -82,13 +82,12 @@ class NestedCall(SglCall):
     @property
     def state(self) -> ProgramState:
         """State of the called program; the first access runs the program by itself, if the call was not added."""
-        from sglang_lite.lang.tracer import TracingScope, trace_program
+        from sglang_lite.lang.tracer import TracingScope, trace_call
 
         self._unused.name = ""
         if self._state is None:
             if TracingScope.get_current_scope() is not None:
-                arguments = self._program.signature.bind(*self._args, **self._kwargs).arguments
-                self._state = trace_program(self._program, dict(arguments), None)
+                self._state = trace_call(self._program, self._args, self._kwargs)
             else:
                 self._state = self._program.run(*self._args, **self._kwargs)
         return self._state

@@ -376,7 +376,7 @@ class ProgramState(AttributeHints):
         check_whole("size", size, 1, user_location())
         _refuse_offset(position_ids_offset)
         self.branch.names.check(user_location())
-        children = [ProgramState(child) for child in self.branch.fork(size, user_location())]
+        children = [type(self)(child) for child in self.branch.fork(size, user_location())]
         return ProgramStateGroup(children, self)
 
     def copy(self, position_ids_offset: list[int] | None = None) -> CopyScope:

@@ -14,7 +14,7 @@ from sglang_lite.lang.backend.rendering import shows_tools
 from sglang_lite.lang.function import SglFunction
 from sglang_lite.lang.symbolic.graph import Graph, changed
 from sglang_lite.lang.symbolic.graph_checks import Finding
-from sglang_lite.lang.symbolic.symbols import is_limit
+from sglang_lite.lang.symbolic.recorder import is_limit
 from sglang_lite.lang.tracer import explored
 from sglang_lite.lint.files import fitting, load, one_line, programs_in, rows_in
 from sglang_lite.lint.report import Prices, Report
@@ -173,14 +173,13 @@ def _graph(
     program: SglFunction, arguments: dict[str, Any], backend: BaseBackend, max_ways: int
 ) -> tuple[Graph, list[str]]:
     """Graph of a program, as far as it can be followed, and notes on what was not followed."""
-    paths, complete = explored(program, arguments, backend, max_ways)
-    first = paths[0].state
-    first.paths, first.complete = paths, complete
-    limits = dict.fromkeys(one_line(path.error) for path in paths if path.error is not None and is_limit(path.error))
+    state = explored(program, arguments, backend, max_ways)
+    errors = [path.error for path in state.paths if path.error is not None]
+    limits = dict.fromkeys(one_line(error) for error in errors if is_limit(error))
     notes = [f"not followed further: {limit}" for limit in limits]
-    if len(paths) == max_ways > 1 and not complete:
-        notes.append(f"{len(paths)} ways through the body were followed, and there are more.")
-    return first.graph(), notes
+    if len(state.paths) == max_ways > 1 and not state.complete:
+        notes.append(f"{max_ways} ways through the body were followed, and there are more.")
+    return state.graph(), notes
 
 
 def _low(shared: Sharing | None, fail_under: float | None) -> list[Finding]:

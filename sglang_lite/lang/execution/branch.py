@@ -138,18 +138,19 @@ class Branch:
         elif self.planner is not None:
             role = None if self._role is None else self._role[0]
             for part in self.planner.plan(list(expr.walk()), role, where):
-                self._submit_part(part, where)
+                self.submit_part(part, where)
         elif isinstance(expr, Expressions):
             for part in expr.walk():
-                self._submit_part(part, where)
+                self.submit_part(part, where)
         else:
-            self._submit_part(expr, where)
+            self.submit_part(expr, where)
 
     def share(self, added: Expression, size: int) -> Expression:
         """Expression that is added to this branch and all others of an equal `size`, as the planner shares it."""
         return added if self.planner is None else self.planner.share(added, size)
 
-    def _submit_part(self, part: Expression, where: Location | None) -> None:
+    def submit_part(self, part: Expression, where: Location | None) -> None:
+        """Queues the operations of an elementary expression. Arguments as of `submit`."""
         match part:
             case Text():
                 self._put_text(part.text, where, part.ids, special=part.special)
@@ -181,7 +182,7 @@ class Branch:
                 self._put_images(part.load(where), where)
             case SglSeparateReasoning():
                 for each in part.marked().walk():
-                    self._submit_part(each, where)
+                    self.submit_part(each, where)
             case SglCall():
                 part.play_on(self)
             case _:
@@ -356,7 +357,7 @@ class Branch:
         self.player.before_adding(where)
         node = self.next_node()
         planners = [None] * size if self.planner is None else self.planner.fork(size)
-        children = [Branch(_forked(self.player), f"{node}.{i}", planner=planners[i]) for i in range(size)]
+        children = [type(self)(self._forked(), f"{node}.{i}", planner=planners[i]) for i in range(size)]
         self.copy_state_to(children)
         players = [child.player for child in children]
         if size > 1:
@@ -365,6 +366,11 @@ class Branch:
         if "fork_program" in self.backend.hooks:
             self.call_hook("fork_program", [StreamExecutor(player) for player in players], None)
         return children
+
+    def _forked(self) -> Player:
+        """Player of a branch that is forked from this one."""
+        pushed = self.player.pushed
+        return Player(self.run, pushed and PushedBranch(pushed.program, pushed), self.player.depth + 1)
 
     def copy_state_to(self, children: Iterable[Branch]) -> None:
         """Copies the submitting side's state (variables, turns, open grammar) to branches forked from this one."""
@@ -429,13 +435,10 @@ class Branch:
         """Goes back to a mark: restores the text, turns and variables of the snapshot."""
         _check_rollback(self.player, where)
         _end_branches(self.player.children[to.mark.children :], where)
-        self._go_back(to.mark, where)
+        self.player.go_back(to.mark)
         self.names.go_back(to.names)
         self.continue_from(to)
         self.player.later = None  # shows what the rollback removes
-
-    def _go_back(self, mark: BranchMark, where: Location | None) -> None:
-        self.player.go_back(mark)
 
     def end(self) -> None:
         """Notes that the body has ended: undeclared names will never be declared, and the text is complete."""
@@ -475,12 +478,6 @@ class Branch:
         """Variable that is set to `what(player)` when everything queued so far has been played."""
         self.names.check(where)
         return self.player.read(what, where)
-
-
-def _forked(player: Player) -> Player:
-    """Player of a branch that is forked from another one's."""
-    pushed = None if player.pushed is None else PushedBranch(player.pushed.program, player.pushed)
-    return Player(player.run, pushed, player.depth + 1)
 
 
 def _check_rollback(player: Player, where: Location | None) -> None:

@@ -1,4 +1,4 @@
-"""Symbols, which stand in a trace for values that only a run has, and the log of the trace that they belong to.
+"""Symbols, which stand in a trace for values that only a run has.
 
 A symbol can be added to a state and formatted into text (`f"{x}"` splits into the text and the symbol), and so can its
 attributes and items, which are symbols too. Any other question, such as whether it is true, raises TraceError at the
@@ -13,150 +13,40 @@ import operator
 import re
 from collections.abc import Callable
 from contextvars import ContextVar
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
 
 from sglang_lite.lang.state import user_location
+from sglang_lite.program.graph import AccessStep
 from sglang_lite.program.nodes import Expression, Expressions
-from sglang_lite.protocol import Location, TraceError
+from sglang_lite.protocol import TraceError
 from sglang_lite.protocol.anything import UserValue
 from sglang_lite.protocol.sampling import Deferred
 
 if TYPE_CHECKING:
-    from sglang_lite.lang.backend.remote.shared_call import SharedCall
-    from sglang_lite.lang.backend.remote.turn_plan import TurnPlan
-    from sglang_lite.lang.expressions import SglGen, SglSelect
-    from sglang_lite.lang.tracer import TracerProgramState
+    from sglang_lite.lang.symbolic.recorder import WayRecording
 
-# Maximum number of steps of a trace; equals the limit on queued nodes in runtime/core/submission.py (a test compares
-# them).
-MAX_NODES: Final = 100_000
-MAX_DECISIONS: Final = 64  # maximum number of decisions on a path
+# Way that is being traced in this context.
+recording: ContextVar[WayRecording | None] = ContextVar("sglang_lite_recording", default=None)
+MARK: Final = re.compile("(\ue002[0-9]+\ue003)")  # stands for a symbol in a text that is not added to a state yet
+_numbers = itertools.count()
 
 
-class EndlessError(TraceError):
-    """The body adds nodes or makes decisions without end."""
+class SymbolOrigin(NamedTuple):
+    """Origin of a symbol.
+
+    Attributes:
+        name: name of the argument or variable.
+        parts: steps from the whole value to the symbol.
+        source: node that makes the value, or None for an argument.
+    """
+
+    name: str
+    parts: tuple[AccessStep, ...] = ()
+    source: object = None
 
 
 class _UnhashableError(TraceError, TypeError):
     pass
-
-
-class CutError(BaseException):
-    """Ends a trace on purpose. A BaseException, so that bodies don't catch it."""
-
-
-def is_limit(error: BaseException) -> bool:
-    """Returns True if an error is a limit of tracing, not a fault of the body."""
-    return isinstance(error, TraceError) and not isinstance(error, EndlessError)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class TracedQuestion:
-    """Question of the body whose answer only a run has.
-
-    Attributes:
-        symbol: symbol of the value that the question is about.
-        question: question as written in Python.
-        outcomes: all possible answers.
-        outcome: index of the answer with which the trace continued.
-    """
-
-    symbol: Symbol
-    question: str
-    outcomes: tuple[str, ...]
-    outcome: int
-
-
-@dataclass(slots=True, eq=False)
-class Entry:
-    """Step of a trace.
-
-    Attributes:
-        state: state that the node was added to, or None for a decision.
-        node: added node, or the decision.
-        where: line of the user's code, or None if unknown.
-        expression: user's expression of a generation or selection.
-        states: states that a fork or a call has begun, or that a join ends.
-        turn: plan of a generation's turn and the generation's index in it; only set in traces for `explain`.
-        shared_call: call that a generation may share with other branches; only set in traces for `explain`.
-    """
-
-    state: TracerProgramState | None
-    node: Expression | TracedQuestion
-    where: Location | None
-    expression: SglGen | SglSelect | None = None
-    states: tuple[TracerProgramState, ...] = ()
-    turn: tuple[TurnPlan, int] | None = None
-    shared_call: SharedCall | None = None
-
-
-@dataclass(slots=True, eq=False)
-class TraceLog:
-    """Log of a trace's steps in order, including those of inner programs.
-
-    Attributes:
-        forced: outcomes of the first decisions; later decisions take their first outcome. None if the trace does not
-            explore.
-        remaining_steps: number of steps that the trace may still make.
-        entries: steps so far.
-        marks: symbols by the marks that stand for them in texts.
-        decisions: decisions so far.
-        reads: symbols of the variables that the body has read.
-        question_lines: lines of the body that ask questions.
-        equal_values: values that symbols are known to be equal to on this path, by key of the symbol.
-    """
-
-    forced: tuple[int, ...] | None = None
-    remaining_steps: int = MAX_NODES
-    entries: list[Entry] = field(default_factory=list)
-    marks: dict[str, Symbol] = field(default_factory=dict)
-    decisions: list[TracedQuestion] = field(default_factory=list)
-    reads: list[Symbol] = field(default_factory=list)
-    question_lines: set[Location] = field(default_factory=set)
-    equal_values: dict[Any, object] = field(default_factory=dict)
-    _outcomes: dict[Any, int] = field(default_factory=dict)
-
-    def add(self, entry: Entry) -> None:
-        self.step()
-        self.entries.append(entry)
-
-    def step(self) -> None:
-        """Counts a step. Raises EndlessError if the trace has made too many."""
-        self.remaining_steps -= 1
-        if self.remaining_steps < 0:
-            raise EndlessError(
-                f"the body has added nodes or made decisions {MAX_NODES:,} times without ending.",
-                hint="Bound each loop whose end depends on a run, as in `for step in range(8):`.",
-                where=user_location(),
-            )
-
-    def decide(self, symbol: Symbol, question: str, outcomes: tuple[str, ...], key: object) -> int:
-        """Index of a decision's outcome in this trace; the same question always has the same answer. Raises CutError if
-        the path has too many decisions."""
-        if (where := user_location()) is not None:
-            self.question_lines.add(where)
-        if key in self._outcomes:
-            self.step()
-            return self._outcomes[key]
-        if len(self.decisions) == MAX_DECISIONS:
-            raise CutError
-        at = len(self.decisions)
-        assert self.forced is not None
-        outcome = self.forced[at] if at < len(self.forced) else 0
-        decision = TracedQuestion(symbol, question, outcomes, outcome)
-        self.decisions.append(decision)
-        self.add(Entry(None, decision, where))
-        self._outcomes[key] = outcome
-        return outcome
-
-
-recording: ContextVar[TraceLog | None] = ContextVar("sglang_lite_recording", default=None)
-_numbers = itertools.count()
-MARK: Final = re.compile("(\ue002[0-9]+\ue003)")
-
-
-Steps: TypeAlias = tuple[tuple[str, object], ...]
 
 
 class _RuntimeAttribute:
@@ -178,34 +68,33 @@ class Symbol(Expression, Deferred):
 
     Args:
         name: expression of the symbol in Python.
-        parts_of: symbol of the whole value, and the steps from it to this part; None for a whole value.
+        origin: origin of the symbol; None for a whole argument.
     """
 
-    __slots__ = ("_mark", "_name", "_parts_of")
+    __slots__ = ("_mark", "_name", "_origin")
 
     name = _RuntimeAttribute("name")
 
-    def __init__(self, name: str, *, parts_of: tuple[Symbol, Steps] | None = None) -> None:
+    def __init__(self, name: str, *, origin: SymbolOrigin | None = None) -> None:
         self._name = name
         self._mark = ""
-        self._parts_of: tuple[Symbol, Steps] = parts_of or (self, ())
-
-    def _part(self, kind: str, key: object) -> Symbol:
-        root, steps = self._parts_of
-        name = self._name + (f".{key}" if kind == "attribute" else f"[{key!r}]")
-        return type(self)(name, parts_of=(root, (*steps, (kind, key))))
+        self._origin = origin or SymbolOrigin(name)
 
     def __origin__(self) -> SymbolOrigin:
-        root, steps = self._parts_of
-        return SymbolOrigin(self._name, (), None, self) if root is self else replace(root.__origin__(), parts=steps)
+        return self._origin
+
+    def _part(self, name: str, step: AccessStep) -> Symbol:
+        whole, parts, source = self._origin
+        return type(self)(name, origin=SymbolOrigin(whole, (*parts, step), source))
 
     def __getattr__(self, name: str) -> Symbol:
         if name.startswith("_"):
             raise AttributeError(f"{self!r} has no attribute {name!r}")
-        return self._part("attribute", name)
+        return self._part(f"{self._name}.{name}", ("attribute", name))
 
     def __getitem__(self, key: object) -> Symbol:
-        return self._part("item", key)
+        step: AccessStep = ("item", key) if type(key) in (str, int) else ("other", f"{key!r:.60}")  # type: ignore[assignment] # a str or an int
+        return self._part(f"{self._name}[{key!r}]", step)
 
     def __format__(self, spec: str) -> str:
         if spec:
@@ -230,21 +119,21 @@ class Symbol(Expression, Deferred):
 
     # Questions, which are decisions if the trace explores.
 
-    def _exploring(self) -> TraceLog | None:
+    def _exploring(self) -> WayRecording | None:
         record = recording.get()
         return None if record is None or record.forced is None else record
 
     def _key(self) -> tuple[Any, ...]:
-        return self._name, id(self._parts_of[0]) if isinstance(self, SglVariable) else 0
+        return self._name, id(self._origin.source)
 
-    def _choice(self, record: TraceLog) -> str | None:
+    def _choice(self, record: WayRecording) -> str | None:
         """Choice that a selection has made on this path, or None for the value of another node."""
         choices = self._choices if isinstance(self, SglVariable) else ()
         if not choices:
             return None
         return choices[record.decide(self, "", choices, (*self._key(), "choice"))]
 
-    def _ask(self, what: str, question: str, answer: Callable[[Any], Any], *key: Any) -> bool:
+    def _ask(self, what: str, question: str, answer: Callable[[Any], Any]) -> bool:
         """Answer to a yes-or-no question. For the value of a selection it follows from the choice; for other values
         both answers are explored."""
         record = self._exploring()
@@ -253,7 +142,7 @@ class Symbol(Expression, Deferred):
         choice = self._choice(record)
         if choice is not None:
             return bool(answer(choice))
-        return not record.decide(self, question, ("True", "False"), (*self._key(), question, *key))
+        return not record.decide(self, question, ("True", "False"), (*self._key(), question))
 
     def __bool__(self) -> bool:
         return self._ask("tell whether it is true", "", bool)
@@ -336,8 +225,8 @@ class SglArgument(Symbol):
 
     value = _RuntimeAttribute("value")
 
-    def __init__(self, name: str, value: object = None, *, parts_of: tuple[Symbol, Steps] | None = None) -> None:
-        super().__init__(name, parts_of=parts_of)
+    def __init__(self, name: str, value: object = None, *, origin: SymbolOrigin | None = None) -> None:
+        super().__init__(name, origin=origin)
         self._value = value
 
     def __repr__(self) -> str:
@@ -345,47 +234,21 @@ class SglArgument(Symbol):
 
 
 class SglVariable(Symbol):
-    """Value of a node."""
+    """Value of a node. `choices` are its possible values, or empty if they are not known."""
 
     __slots__ = ("_choices", "_source")
 
     source = _RuntimeAttribute("source")
 
     def __init__(
-        self,
-        name: str,
-        source: object = None,
-        choices: tuple[str, ...] = (),
-        *,
-        parts_of: tuple[Symbol, Steps] | None = None,
+        self, name: str, source: object = None, choices: tuple[str, ...] = (), *, origin: SymbolOrigin | None = None
     ) -> None:
-        super().__init__(name, parts_of=parts_of)
+        super().__init__(name, origin=origin or SymbolOrigin(name, source=source))
         self._source = source
         self._choices = choices
 
-    def __origin__(self) -> SymbolOrigin:
-        found = super().__origin__()
-        return replace(found, source=self._source) if found.symbol is self else found
-
     def __repr__(self) -> str:
         return f"Variable({self._name!r})"
-
-
-@dataclass(frozen=True, slots=True)
-class SymbolOrigin:
-    """Origin of a symbol.
-
-    Attributes:
-        name: name of the argument or variable.
-        parts: steps from the whole value to the symbol: ("attribute" or "item", name or key).
-        source: node that makes the value, or None for an argument.
-        symbol: symbol of the whole value.
-    """
-
-    name: str
-    parts: Steps
-    source: object
-    symbol: Symbol
 
 
 def origin(symbol: Symbol) -> SymbolOrigin:

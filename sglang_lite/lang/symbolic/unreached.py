@@ -8,7 +8,6 @@ import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeAlias
 
-from sglang_lite.lang.symbolic.symbols import TraceLog
 from sglang_lite.protocol import Location
 from sglang_lite.protocol.anything import UserValue
 
@@ -18,14 +17,14 @@ _ENDS = (ast.Return, ast.Raise, ast.Break, ast.Continue)
 
 
 def unreached(
-    body: Callable[..., UserValue], ways: Sequence[TraceLog], failed: Iterable[Location | None] = ()
+    body: Callable[..., UserValue], reached: Iterable[Location | None], asked: Iterable[Location]
 ) -> list[Location]:
     """Locations of statements that no way has reached, behind a condition that was explored or behind the end of their
     block. (Other statements may be reached with other arguments or globals.)
 
     Args:
-        ways: logs of all ways through the body.
-        failed: locations at which ways ended with an error.
+        reached: locations of what all ways through the body have added, or at which they ended with an error.
+        asked: locations of all questions.
     """
     try:
         lines, first = inspect.getsourcelines(body)
@@ -36,12 +35,8 @@ def unreached(
     if not isinstance(function, _Function) or not function.args.args:
         return []
     code = inspect.unwrap(body).__code__
-    places = {entry.where for way in ways for entry in way.entries if entry.where is not None}
-    places |= {place for place in failed if place is not None}
-    here = {place.line - first + 1 for place in places if place.file == code.co_filename}
-    question_lines = {
-        place.line - first + 1 for way in ways for place in way.question_lines if place.file == code.co_filename
-    }
+    here = {place.line - first + 1 for place in reached if place is not None and place.file == code.co_filename}
+    question_lines = {place.line - first + 1 for place in asked if place.file == code.co_filename}
     return [
         Location.named(code.co_filename, statement.lineno + first - 1, code.co_qualname)
         for statement in _dead(function.body, function.args.args[0].arg, question_lines, doubtful=False)

@@ -1,6 +1,6 @@
 """Limits of a trace."""
 
-from sglang_lite.lang.symbolic.symbols import MAX_NODES
+from sglang_lite.lang.symbolic.recorder import MAX_NODES
 from sglang_lite.runtime.core.submission import MOST_QUEUED
 
 

@@ -184,7 +184,7 @@ class RemoteBackend(BaseBackend):
         traced = program.trace(backend=TracedBackend(self, facts), explore=explore, **arguments)
         graph = traced.graph()
         return explained(
-            self, self._name, self.model_name, graph, traced.entries(graph),
+            self, self._name, self.model_name, graph, traced.answers,
             params=params, retries=retries, count=count, price=price,
         )  # fmt: skip
 

@@ -4,7 +4,7 @@ refusals."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Literal, TypeAlias
@@ -15,7 +15,8 @@ from sglang_lite.errors import Location
 from sglang_lite.lang.backend.base_backend import ALL_CONSTRAINTS, BaseBackend
 from sglang_lite.lang.backend.capabilities import Capabilities
 from sglang_lite.lang.backend.ladder.rung import Demands, Refusal, Rung
-from sglang_lite.lang.backend.planning import RunFacts
+from sglang_lite.lang.backend.planning import AnswerSource, RunFacts
+from sglang_lite.lang.backend.remote.shared_call import SharedCall
 from sglang_lite.lang.backend.remote.turns import from_start, turn_text
 from sglang_lite.lang.expressions import NUMBER_STOPS, SglGen, SglSelect, example_choices, number_as_regex
 from sglang_lite.program.graph import Call, GraphNode, GraphRecord, Picture, Value
@@ -35,22 +36,23 @@ from sglang_lite.program.nodes import (
 from sglang_lite.protocol import (
     CapabilityError,
     Continuation,
+    Delta,
+    Generation,
     Message,
     Number,
     Prompt,
     SamplingParams,
     Span,
+    TraceError,
     Unset,
     Usage,
 )  # fmt: skip
-from sglang_lite.protocol.anything import Json
+from sglang_lite.protocol.anything import Json, UserValue
 from sglang_lite.protocol.sampling import given_values
 
 if TYPE_CHECKING:
     from sglang_lite.lang.backend.remote.backend import RemoteBackend
-    from sglang_lite.lang.backend.remote.shared_call import SharedCall
     from sglang_lite.lang.backend.remote.turn_plan import TurnPlan
-    from sglang_lite.lang.symbolic.symbols import Entry
 
 
 Price: TypeAlias = Callable[[Usage, str], float | None]  # dollars for a call's usage on a model; None if unknown
@@ -142,7 +144,7 @@ def explain(
     name: str,
     model: str,
     graph: GraphRecord,
-    entries: Mapping[int, Entry],
+    answers: Mapping[int, SglGen | SglSelect],
     *,
     params: SamplingParams,
     retries: int,
@@ -154,7 +156,7 @@ def explain(
     Args:
         name: name of the backend, as the explanation shows it.
         model: name of the model, for the price.
-        entries: traced expression of each node, by the node's id.
+        answers: expressions of the generations and selections, by the nodes' ids.
         params: sampling parameters of the run, for nodes that don't set them.
         retries: number of retries of the run, for nodes that don't set it.
         count: function that counts the tokens of a text, or None for a quarter of its characters.
@@ -163,9 +165,9 @@ def explain(
     count = count or (lambda text: math.ceil(len(text) / CHARACTERS_A_TOKEN))
     nodes: dict[int, ExplainedNode] = {}  # nodes that several ways share are explained once
     for way in graph.ways:
-        reader = _Reader(backend, params, retries, count)
+        reader = _Reader(backend, answers, params, retries, count)
         for i in way.nodes:
-            explained = reader.read(i, graph.nodes[i], entries[i])
+            explained = reader.read(i, graph.nodes[i])
             if explained is not None and i not in nodes:
                 nodes[i] = replace(explained, price=_priced(explained, model, price))
     return Explanation(name, tuple(nodes[i] for i in sorted(nodes)), graph.complete)
@@ -216,15 +218,21 @@ class _Reader:
     """Reader of the nodes of one way through the body."""
 
     def __init__(
-        self, backend: RemoteBackend, params: SamplingParams, retries: int, count: Callable[[str], int]
+        self,
+        backend: RemoteBackend,
+        answers: Mapping[int, SglGen | SglSelect],
+        params: SamplingParams,
+        retries: int,
+        count: Callable[[str], int],
     ) -> None:
-        self._backend, self._params, self._retries, self._count = backend, params, retries, count
+        self._backend, self._answers, self._params = backend, answers, params
+        self._retries, self._count = retries, count
         self._places: dict[Path, _BranchState] = {(): _BranchState()}
         self._forks: dict[int, _BranchState] = {}
         self._marks: dict[Path, list[_BranchState]] = {}
         self._shared: set[SharedCall] = set()  # shared calls that were counted
 
-    def read(self, i: int, node: GraphNode, entry: Entry) -> ExplainedNode | None:
+    def read(self, i: int, node: GraphNode) -> ExplainedNode | None:
         """Applies the next node to the state of its branch. Returns its explanation if the backend is involved, else
         None."""
         here = self._place(node.path)
@@ -245,7 +253,7 @@ class _Reader:
             case Picture() if not self._backend.capabilities.images:
                 return ExplainedNode("image", None, node.where, "refused", refusal="images")
             case Gen() | Select() as request:
-                found = self._explained(request, node, here, entry)
+                found = self._explained(request, node, here, self._answers[i])
                 here.add(_UNKNOWN_TEXT)
                 return found
             case Mark():
@@ -261,21 +269,19 @@ class _Reader:
             self._places[path] = replace(self._forks.get(path[-2], _BranchState()))  # a called program starts empty
         return self._places[path]
 
-    def _explained(self, request: Gen | Select, node: GraphNode, here: _BranchState, entry: Entry) -> ExplainedNode:
+    def _explained(
+        self, request: Gen | Select, node: GraphNode, here: _BranchState, own: SglGen | SglSelect
+    ) -> ExplainedNode:
         kind: Literal["gen", "select"] = "gen" if isinstance(request, Gen) else "select"
         plain = ExplainedNode(kind, node.name, node.where, "refused", prompt_tokens=self._count(here.text))
-        if (
-            isinstance(entry.expression, SglGen)
-            and entry.expression.options is not None
-            and entry.expression.options.backend is not None
-        ):
+        if isinstance(own, SglGen) and own.options is not None and own.options.backend is not None:
             warning = "another backend answers this node: explain the program with that one"
             return replace(plain, mode="native", rung="another backend", warnings=(warning,))
         if any(use.into == "constraint" for use in node.uses):
             return replace(plain, refusal="its constraint is only known when the program runs: give the argument")
-        turn, place = entry.turn or (None, 0)
+        turn, place = (own.source.plan, own.source.place) if isinstance(own.source, PlannedTurn) else (None, 0)
         refusal = self._refusal(here, turn)
-        demands = self._demands(request, entry)
+        demands = self._demands(request, own)
         found = self._backend.rung(demands)
         if isinstance(request, Select) and request.method == "unconditional_likelihood_normalized":
             found = Refusal("scores without the prompt", "Use another choices_method, or a local engine.")
@@ -296,10 +302,10 @@ class _Reader:
         if turn is not None:
             explained = self._in_turn(explained, turn, place, here)
         best, worst = explained.calls
-        if entry.shared_call is not None:
-            best = 0 if entry.shared_call in self._shared else best
-            self._shared.add(entry.shared_call)
-        tries = self._tries(entry)
+        if isinstance(own.source, SharedCall):
+            best = 0 if own.source in self._shared else best
+            self._shared.add(own.source)
+        tries = self._tries(own)
         if turn is not None and turn.strategy == "text" and place:
             return replace(explained, calls=(0, worst * tries))  # the turn's first node brings its first answer
         return replace(explained, calls=(best, worst * (1 + tries)))
@@ -316,9 +322,9 @@ class _Reader:
             return f"{error.message} {error.hint}"
         return None
 
-    def _tries(self, entry: Entry) -> int:
+    def _tries(self, own: SglGen | SglSelect) -> int:
         """Number of retries of a node."""
-        options = entry.expression.options if isinstance(entry.expression, SglGen) else None
+        options = own.options if isinstance(own, SglGen) else None
         return self._retries if options is None or options.retries is None else options.retries
 
     def _in_turn(self, node: ExplainedNode, turn: TurnPlan, place: int, here: _BranchState) -> ExplainedNode:
@@ -336,10 +342,10 @@ class _Reader:
         mode = "emulated" if turn.asks_to_continue else node.mode
         return replace(node, rung="turn", mode=mode, otherwise=node.rung, calls=(int(not place), own + more))
 
-    def _demands(self, request: Gen | Select, entry: Entry) -> Demands:
+    def _demands(self, request: Gen | Select, own: SglGen | SglSelect) -> Demands:
         """Demands that the language would make of the backend for a node."""
         if isinstance(request, Select):
-            multi = entry.expression.multi if isinstance(entry.expression, SglSelect) else None
+            multi = own.multi if isinstance(own, SglSelect) else None
             scores = bool(request.temperature) or request.method != "token_length_normalized" or multi is not None
             return self._backend.selection(example_choices(request.choices or ("a", "b"), multi), scores=scores)
         params, constraint = msgspec.structs.replace(self._params, **given_values(request.params)), request.constraint
@@ -366,6 +372,21 @@ def _row(node: ExplainedNode) -> tuple[str, ...]:
 
 def _line(node: ExplainedNode) -> str:
     return "?" if node.where is None else f"{PurePath(node.where.file).name}:{node.where.line}"
+
+
+class PlannedTurn(AnswerSource):
+    """Place of a generation in a planned turn, for the explanation: a trace asks for no answers.
+
+    Attributes:
+        plan: plan of the turn.
+        place: index of the generation in it.
+    """
+
+    def __init__(self, plan: TurnPlan, place: int) -> None:
+        self.plan, self.place = plan, place
+
+    def agenerate(self, *args: UserValue, **options: UserValue) -> AsyncGenerator[Delta | Generation, None]:
+        raise TraceError("a trace has no answers.")
 
 
 class TracedBackend(BaseBackend):

@@ -1,0 +1,382 @@
+"""Recorder of a traced body: the nodes that its states add, which a `Player` would play, become nodes of a graph."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
+
+from sglang_lite.lang.concurrency.variables import Variable
+from sglang_lite.lang.execution.branch import Branch
+from sglang_lite.lang.execution.operations import (
+    BranchMark,
+    ForkOp,
+    GenOp,
+    HookOp,
+    JoinOp,
+    MarkOp,
+    Op,
+    ReadOp,
+    ScopeOp,
+    SelectOp,
+)
+from sglang_lite.lang.execution.player import Player
+from sglang_lite.lang.execution.reading import added, nothing
+from sglang_lite.lang.execution.run import Run
+from sglang_lite.lang.expressions import SglGen, SglGetForkItem, SglImage, SglSelect
+from sglang_lite.lang.state import ProgramState, user_location
+from sglang_lite.lang.symbolic.symbols import MARK, SglVariable, Symbol, origin, refuse
+from sglang_lite.program.graph import MOST_BRANCHINGS, Branching, Call, GraphNode, Picture, Use, Value
+from sglang_lite.program.nodes import (
+    BaseNode,
+    Expression,
+    Gen,
+    GrammarBegin,
+    Mark,
+    Path,
+    Rollback,
+    ScopeBegin,
+    Select,
+    Text,
+    TurnBegin,
+    TurnEnd,
+)
+from sglang_lite.protocol import UNSET, Location, TraceError
+from sglang_lite.protocol.anything import UserValue
+
+# Maximum number of steps of a trace; equals the limit on queued nodes in runtime/core/submission.py (a test compares
+# them).
+MAX_NODES: Final = 100_000
+
+
+class EndlessError(TraceError):
+    """The body adds nodes or makes decisions without end."""
+
+
+class CutError(BaseException):
+    """Ends a trace on purpose. A BaseException, so that bodies don't catch it."""
+
+
+def is_limit(error: BaseException) -> bool:
+    """Returns True if an error is a limit of tracing, not a fault of the body."""
+    return isinstance(error, TraceError) and not isinstance(error, EndlessError)
+
+
+class Recording:
+    """Nodes that the ways through a body have added. Ways share their nodes up to the first decision in which they
+    differ.
+
+    Attributes:
+        nodes: nodes; their indices are their ids.
+        answers: the user's expressions of generations and selections, by id.
+        read: ids of the nodes whose value the body has read.
+        question_lines: lines of the body that ask questions.
+    """
+
+    def __init__(self) -> None:
+        self.nodes: list[GraphNode] = []
+        self.answers: dict[int, SglGen | SglSelect] = {}
+        self.read: set[int] = set()
+        self.question_lines: set[Location] = set()
+        self._ids: dict[tuple[tuple[int, ...], int], int] = {}
+
+    def add(self, node: GraphNode, outcomes: tuple[int, ...], place: int) -> int:
+        """Adds a node, unless an earlier way has it, and returns its id.
+
+        Args:
+            outcomes: outcomes of the decisions before it.
+            place: number of nodes between the last decision and it.
+        """
+        i = self._ids.setdefault((outcomes, place), len(self.nodes))
+        if i == len(self.nodes):
+            self.nodes.append(node)
+        return i
+
+
+class WayRecording:
+    """Nodes of one way through a body, including those of programs that the body calls.
+
+    Args:
+        recording: recording of all ways.
+        forced: outcomes of the first decisions; later decisions take their first outcome. None if the trace does not
+            explore.
+        only: types of the main branch's nodes; the first node of another type ends the trace. None for no end.
+
+    Attributes:
+        ids: ids of the nodes so far.
+        outcomes: outcomes of the decisions so far.
+        marks: symbols by the marks that stand for them in texts.
+        equal_values: values that symbols are known to be equal to on this way, by key of the symbol.
+    """
+
+    def __init__(
+        self,
+        recording: Recording,
+        forced: tuple[int, ...] | None = None,
+        only: tuple[type[BaseNode], ...] | None = None,
+    ) -> None:
+        self.recording, self.forced, self._only = recording, forced, only
+        self.ids: list[int] = []
+        self.outcomes: tuple[int, ...] = ()
+        self.marks: dict[str, Symbol] = {}
+        self.equal_values: dict[Any, object] = {}
+        self._known: dict[Any, int] = {}  # outcomes of questions, by their key
+        self._sources: dict[int, int] = {}  # ids of the nodes that make values, by the `id` of the node
+        self._place = 0  # number of nodes since the last decision
+        self._remaining_steps = MAX_NODES
+        self._lock = threading.Lock()  # threads of the body may add to several branches
+
+    def add(self, node: GraphNode) -> int:
+        """Records a node and returns its id."""
+        self._step()
+        if self._only is not None and not node.path and not isinstance(node.node, self._only):
+            self._only = ()  # of the blocks that the error leaves nothing is recorded either
+            raise CutError
+        with self._lock:
+            i = self.recording.add(node, self.outcomes, self._place)
+            self.ids.append(i)
+            self._place += 1
+        return i
+
+    def _step(self) -> None:
+        """Counts a step. Raises EndlessError if the trace has made too many."""
+        self._remaining_steps -= 1
+        if self._remaining_steps < 0:
+            raise EndlessError(
+                f"the body has added nodes or made decisions {MAX_NODES:,} times without ending.",
+                hint="Bound each loop whose end depends on a run, as in `for step in range(8):`.",
+                where=user_location(),
+            )
+
+    def decide(self, symbol: Symbol, question: str, outcomes: tuple[str, ...], key: object) -> int:
+        """Index of a decision's outcome in this trace; the same question always has the same answer. Raises CutError if
+        the way has too many decisions."""
+        if (where := user_location()) is not None:
+            self.recording.question_lines.add(where)
+        if key in self._known:
+            self._step()
+            return self._known[key]
+        at = len(self.outcomes)
+        if at == MOST_BRANCHINGS:
+            raise CutError
+        assert self.forced is not None
+        outcome = self._known[key] = self.forced[at] if at < len(self.forced) else 0
+        self.add(GraphNode(Branching(question, outcomes, where=where), uses=(self.use(symbol, "question"),)))
+        self.outcomes, self._place = (*self.outcomes, outcome), 0
+        return outcome
+
+    def decisions(self) -> list[Branching]:
+        """Decisions so far, in order."""
+        nodes = (self.recording.nodes[i].node for i in self.ids)
+        return [node for node in nodes if isinstance(node, Branching)]
+
+    def variable(self, name: str, node: BaseNode, i: int, choices: tuple[str, ...] = ()) -> SglVariable:
+        """Symbol of the value that a node makes, whose id is `i`."""
+        self._sources[id(node)] = i
+        return SglVariable(name, node, choices)
+
+    def note_read(self, value: UserValue) -> None:
+        """Notes that the body has read a variable."""
+        for each in value if isinstance(value, list) else (value,):
+            if isinstance(each, Symbol) and (source := self._sources.get(id(origin(each).source))) is not None:
+                self.recording.read.add(source)
+
+    def use(self, symbol: Symbol, into: str) -> Use:
+        of = origin(symbol)
+        return Use(of.name, of.parts, into, self._sources.get(id(of.source)))
+
+    def symbols_in(self, value: object) -> list[Symbol]:
+        """Symbols that a value is, or contains as their marks."""
+        if isinstance(value, Symbol):
+            return [value]
+        text = value if isinstance(value, str) else msgspec.json.encode(value, enc_hook=str).decode()
+        return [self.marks[mark] for mark in MARK.findall(text) if mark in self.marks]
+
+    def uses(self, value: object, into: str) -> tuple[Use, ...]:
+        """Uses of the symbols in a value."""
+        return tuple(self.use(each, into) for each in self.symbols_in(value))
+
+    def plain(self, text: str) -> str:
+        """Text with its symbols replaced by their expressions in braces."""
+        return MARK.sub(lambda mark: f"{{{self.use(self.marks[mark[0]], '').expression}}}", text)
+
+
+class Recorder(Player):
+    """Player that records the operations of a branch instead of playing them.
+
+    Attributes:
+        way: recording of all branches.
+        path: path of the branch in the graph.
+        role: role of the open turn, or None.
+        scopes: names of the open scopes, outermost first.
+        expressions: nodes, symbols and images in the order in which they were added, in SGLang's form.
+        symbols: symbol of each variable, by name.
+        states: states of forks and of called programs.
+    """
+
+    __slots__ = ("_marks", "expressions", "path", "role", "scopes", "states", "symbols", "way")
+
+    def __init__(self, run: Run, way: WayRecording, path: Path = ()) -> None:
+        super().__init__(run)
+        self.way, self.path = way, path
+        self.expressions: list[Expression] = []
+        self.symbols: dict[str, SglVariable] = {}
+        self.states: list[ProgramState] = []
+        self.role: str | None = None
+        self.scopes: tuple[str, ...] = ()
+        self._marks: list[tuple[BranchMark, str | None, tuple[str, ...]]] = []
+
+    def called(self, run: Run, program: str) -> Recorder:
+        """Recorder of a program that the branch's body runs by itself."""
+        i = self._add(Call(program, where=user_location()), None)
+        return Recorder(run, self.way, (*self.path, i, 0))
+
+    def read(self, what: Callable[[Player], UserValue], where: Location | None = None) -> Variable:
+        if what not in (nothing, added):
+            refuse(SglVariable("the text"), "read the text or the messages")
+        return super().read(nothing, where)
+
+    def go_back(self, mark: BranchMark) -> None:
+        i = [each for each, *_ in self._marks].index(mark)
+        self._add(Rollback(mark=i, where=user_location()), None)
+        _, self.role, self.scopes = self._marks[i]
+
+    def add_value(self, symbol: Symbol, where: Location | None) -> None:
+        """Records the value of a symbol as text."""
+        self._add(Value(where=where), symbol, (self.way.use(symbol, "text"),))
+
+    def add_image(self, image: SglImage, where: Location | None) -> None:
+        source = image.path
+        uses = self.way.uses(source, "image") if isinstance(source, str | Symbol) else ()
+        self._add(Picture(f"{source!r:.60}", where=where), image, uses)
+
+    def put(self, op: Op) -> None:
+        way = self.way
+        match op:
+            case ReadOp():
+                op.variable.set(None)
+            case HookOp():
+                pass
+            case Text():
+                self._add_text(op)
+            case GenOp() | SelectOp():
+                self._add_answer(op)
+            case ScopeOp(ScopeBegin() as node):
+                name = way.plain(node.name)
+                self._add(_replace(node, name=name), node)
+                self.scopes += (name,)
+            case ScopeOp(node):
+                i = self._add(_replace(node, name=way.plain(node.name)), node)
+                self.scopes = self.scopes[:-1]
+                self.symbols[node.name] = way.variable(node.name, node, i)
+                op.variable.set(self.symbols[node.name])
+            case ForkOp(node, children):
+                i = self._add(node, node)
+                for number, child in enumerate(children):
+                    assert isinstance(child, Recorder)
+                    child.path = (*self.path, i, number)
+                    child.expressions.append(SglGetForkItem(number))
+            case JoinOp(node, children):
+                paths = tuple(child.path for child in children if isinstance(child, Recorder))
+                self._add(node, node, joins=paths)
+            case MarkOp(mark):
+                self._add(Mark(where=user_location()), None)
+                self._marks.append((mark, self.role, self.scopes))
+            case TurnBegin() | TurnEnd():
+                record = _replace(op, role=way.plain(op.role))
+                self._add(record, op)
+                self.role = record.role if isinstance(op, TurnBegin) else None
+            case _:
+                self._add(op, op, way.uses(op.constraint, "constraint") if isinstance(op, GrammarBegin) else ())
+
+    def _add(
+        self,
+        node: Any,
+        expression: Expression | None,
+        uses: tuple[Use, ...] = (),
+        tools: tuple[str, ...] = (),
+        joins: tuple[Path, ...] = (),
+    ) -> int:
+        """Records a node and returns its id.
+
+        Args:
+            expression: the node as the state shows it, or None if it does not.
+        """
+        i = self.way.add(GraphNode(node, self.path, self.role, self.scopes, uses, tools, joins))
+        if expression is not None:
+            self.expressions.append(expression)
+        return i
+
+    def _add_text(self, node: Text) -> None:
+        """Records text, with symbols in place of their marks."""
+        for part in MARK.split(node.text):
+            if part in self.way.marks:
+                self.add_value(self.way.marks[part], node.where)
+            elif part:
+                text = node if part == node.text else _replace(node, text=part)
+                self._add(text, text)
+
+    def _add_answer(self, op: GenOp | SelectOp) -> None:
+        way, node, own = self.way, op.node, op.expression
+        record, uses = self._gen(op) if isinstance(op, GenOp) else self._select(op.node)
+        tools = tuple(own.tools.tools) if isinstance(own, SglGen) and own.tools is not None else ()
+        i = self._add(_replace(record, name=node.name and way.plain(node.name)), node, uses, tools)
+        way.recording.answers[i] = own
+        name = node.name or f"{'gen' if isinstance(node, Gen) else 'select'}_{len(self.symbols)}"
+        choices = own.choices if isinstance(own, SglSelect) and own.multi is None and not uses else ()
+        self.symbols[name] = way.variable(name, node, i, choices)
+        op.variable.set(self.symbols[name])
+        if isinstance(op, GenOp) and op.thoughts is not None:
+            op.thoughts.set(way.variable(f"{name}_reasoning_content", node, i))
+
+    def _gen(self, op: GenOp) -> tuple[Gen, tuple[Use, ...]]:
+        """Generation as the user requested it, without additions of a template or a backend, and its uses of
+        symbols."""
+        params, constraint = op.expression.node.params, op.expression.node.constraint
+        uses = () if constraint is None else self.way.uses(constraint, "constraint")
+        if uses:
+            constraint = None
+        for name in params.__struct_fields__:
+            value = getattr(params, name)
+            if value is not UNSET and (found := self.way.uses(value, name)):
+                uses += found
+                params = _replace(params, **{name: UNSET})
+        return _replace(op.node, params=params, constraint=constraint), uses
+
+    def _select(self, node: Select) -> tuple[Select, tuple[Use, ...]]:
+        given: Any = node.choices
+        if isinstance(given, Symbol):
+            return _replace(node, choices=(), seed=UNSET), self.way.uses(given, "choices")
+        uses = tuple(use for choice in given for use in self.way.uses(choice, "choices"))
+        return _replace(node, choices=tuple(map(self.way.plain, given)), seed=UNSET), uses
+
+
+class RecordingBranch(Branch):
+    """Branch of a trace. Makes and checks nodes as in a run, except for what only a run knows: symbols, images, and
+    text in a grammar."""
+
+    __slots__ = ()
+
+    player: Recorder
+
+    def _forked(self) -> Recorder:
+        player = self.player
+        child = Recorder(self.run, player.way)
+        child.symbols, child.role, child.scopes = dict(player.symbols), player.role, player.scopes
+        return child
+
+    def submit_part(self, part: Expression, where: Location | None) -> None:
+        if isinstance(part, Symbol):
+            self.player.add_value(part, where)
+        elif isinstance(part, SglImage):
+            self.player.add_image(part, where)
+        else:
+            super().submit_part(part, where)
+        if isinstance(part, GrammarBegin):
+            self._matcher = None  # text with symbols can't be checked
+
+
+def _replace(record: Any, **changes: Any) -> Any:
+    return msgspec.structs.replace(record, **changes)
