@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import hashlib
 import itertools
 import os
@@ -11,7 +10,6 @@ import re
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 
 import msgspec
 
@@ -19,7 +17,7 @@ from sglang_lite import wire
 from sglang_lite.lang.backend.base_backend import BaseBackend
 from sglang_lite.lang.backend.default import BackendLike, backend_for
 from sglang_lite.lang.backend.delegating_backend import DelegatingBackend
-from sglang_lite.lang.backend.node_context import NodeIdentity, current_node
+from sglang_lite.lang.backend.node_context import current_node
 from sglang_lite.lang.chat_template import ChatTemplate, ChatTemplateStyle
 from sglang_lite.lang.runs import files
 from sglang_lite.protocol import (
@@ -45,6 +43,7 @@ from sglang_lite.protocol.recording import (
     RecordingEnd,
     RecordingHead,
 )
+from sglang_lite.protocol.results import Failure
 from sglang_lite.text.chat_template import JinjaTemplate, TurnTemplate
 from sglang_lite.wire.failure import as_failure
 
@@ -52,21 +51,6 @@ _QUERY = re.compile(r"(\bhttps?://[^\s?#'\"<>]*)[?#][^\s'\"<>]*")
 _KEY = re.compile(r"\b(sk|pk|key|AIza|ghp|hf|Bearer)([-_ ]?)[A-Za-z0-9._\-]{12,}")
 _SECRETS = re.compile(r"(KEY|TOKEN|SECRET|PASSWORD)$")  # names of environment variables that contain secrets
 _SHORTEST_SECRET = 8
-
-
-@dataclass(slots=True)
-class _OpenCall:
-    """Call in progress, with its events so far."""
-
-    number: int
-    request: RecordedRequest
-    node: NodeIdentity
-    stream: bool
-    began: float
-    events: list[RecordedEvent] = field(default_factory=list)
-
-    def add(self, event: Delta | Generation | Selection) -> None:
-        self.events.append(RecordedEvent(time.perf_counter() - self.began, event))
 
 
 class Recording(DelegatingBackend):
@@ -143,59 +127,55 @@ class Recording(DelegatingBackend):
     async def agenerate(
         self, prompt: Prompt, params: SamplingParams, constraint: Constraint | None, *, stream: bool
     ) -> AsyncGenerator[Delta | Generation, None]:
-        with self._recorded(RecordedRequest(recorded_prompt(prompt), params, constraint), stream=stream) as call:
+        request = RecordedRequest(recorded_prompt(prompt), params, constraint)
+        with self._recorded(request, stream=stream) as record:
             async for event in self.backend.agenerate(prompt, params, constraint, stream=stream):
-                call.add(event)
+                record(event)
                 yield event
 
     async def aselect(self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool) -> Selection:
         request = RecordedRequest(recorded_prompt(prompt), choices=tuple(choices), unconditional=unconditional)
-        with self._recorded(request, stream=False) as call:
+        with self._recorded(request, stream=False) as record:
             selection = await self.backend.aselect(prompt, choices, unconditional=unconditional)
-            call.add(selection)
+            record(selection)
         return selection
 
     @contextlib.contextmanager
-    def _recorded(self, request: RecordedRequest, *, stream: bool) -> Iterator[_OpenCall]:
-        """Context that records the call that is made inside, whatever its outcome."""
+    def _recorded(
+        self, request: RecordedRequest, *, stream: bool
+    ) -> Iterator[Callable[[Delta | Generation | Selection], None]]:
+        """Context that records the call that is made inside, whatever its outcome. Yields a function that records an
+        event of the call."""
         if self._file.closed:
             raise CapabilityError(
                 "the recording has ended.", hint="Run programs, and read their streams, inside `with sgl.record(…)`."
             )
-        call = _OpenCall(next(self._numbers), request, current_node(), stream, time.perf_counter())
+        number, node, began = next(self._numbers), current_node(), time.perf_counter()
+        events, failed = list[RecordedEvent](), None
         try:
-            yield call
+            yield lambda event: events.append(RecordedEvent(time.perf_counter() - began, event))
         except BaseException as error:
-            self._ended(call, error)
+            failed = self._failure(error)
             raise
-        self._ended(call, None)
+        finally:
+            ended = time.perf_counter() - began
+            with self._lock:
+                if not self._file.closed:
+                    self._calls += 1
+                    call = RecordedCall(
+                        number, self._after, request, *node, stream, began - self._began, tuple(events), failed, ended
+                    )
+                    self._write(call)
 
-    def _ended(self, call: _OpenCall, error: BaseException | None) -> None:
-        ended = time.perf_counter() - call.began
-        with self._lock:
-            if self._file.closed:
-                return
-            self._calls += 1
-            self._write(
-                RecordedCall(
-                    call.number, self._after, call.request, *call.node, call.stream, call.began - self._began,
-                    tuple(call.events), None if error is None else as_failure(self._clean(error)), ended,
-                )
-            )  # fmt: skip
-
-    def _clean(self, error: BaseException) -> SglError:
-        """Copy of an error for the file: without keys and URL queries, and without its cause, which may contain
-        them."""
-        if isinstance(error, SglError):
-            clean: SglError = copy.copy(error)
-        elif isinstance(error, Exception):
-            clean = BackendError(f"{type(error).__name__}: {error}")
-        else:
-            clean = RequestAbortedError("the call was cancelled.")
-        clean.message, clean.hint = self._redacted(clean.message), self._redacted(clean.hint)
-        clean.args, clean.where = (clean.message,), None
-        clean.__dict__.pop("__notes__", None)
-        return clean
+    def _failure(self, error: BaseException) -> Failure:
+        """Error for the file: without keys and URL queries, and without its cause and notes, which may contain them."""
+        if not isinstance(error, Exception):
+            error = RequestAbortedError("the call was cancelled.")
+        elif not isinstance(error, SglError):
+            error = BackendError(f"{type(error).__name__}: {error}")
+        found = as_failure(error)
+        message, hint = self._redacted(found.message), self._redacted(found.hint)
+        return msgspec.structs.replace(found, message=message, hint=hint, where=None, notes=())
 
     def _redacted(self, text: str) -> str:
         for secret in self._secrets:

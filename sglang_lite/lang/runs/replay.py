@@ -127,13 +127,12 @@ class Replay(BaseBackend):
         if self._timing:
             return None
         call = self._take(RecordedRequest(recorded_prompt(prompt), params, constraint))
+        _raise_error(call)
         found = [each.event for each in call.events if isinstance(each.event, Generation)]
-        if call.error is not None:
-            raise as_error(call.error)
-        return found if len(found) < 2 else sorted(found, key=lambda each: each.index)
+        return sorted(found, key=lambda each: each.index)
 
     def select_now(self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool) -> Selection | None:
-        return None if self._timing else self._selection(self._selected(prompt, choices, unconditional))
+        return None if self._timing else _selection(self._selected(prompt, choices, unconditional))
 
     async def agenerate(
         self, prompt: Prompt, params: SamplingParams, constraint: Constraint | None, *, stream: bool
@@ -145,13 +144,12 @@ class Replay(BaseBackend):
             if isinstance(each.event, Generation) or (stream and isinstance(each.event, Delta)):
                 yield each.event
         await self._wait(now, call.ended)
-        if call.error is not None:
-            raise as_error(call.error)
+        _raise_error(call)
 
     async def aselect(self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool) -> Selection:
         call = self._selected(prompt, choices, unconditional)
         await self._wait(0.0, call.ended)
-        return self._selection(call)
+        return _selection(call)
 
     async def _wait(self, now: float, until: float) -> float:
         if self._timing and until > now:
@@ -160,13 +158,6 @@ class Replay(BaseBackend):
 
     def _selected(self, prompt: Prompt, choices: Sequence[str], unconditional: bool) -> RecordedCall:
         return self._take(RecordedRequest(recorded_prompt(prompt), choices=tuple(choices), unconditional=unconditional))
-
-    def _selection(self, call: RecordedCall) -> Selection:
-        if call.error is not None:
-            raise as_error(call.error)
-        (event,) = call.events
-        assert isinstance(event.event, Selection)
-        return event.event
 
     # ------------------------------------------------------------------------------------------------ finding
 
@@ -216,6 +207,18 @@ class Replay(BaseBackend):
         same = [call for call in self._calls if _node_of(call) == node and call.number not in self._used]
         text = request.prompt.text
         return max(same or self._calls, key=lambda call: common_length(call.request.prompt.text, text), default=None)
+
+
+def _raise_error(call: RecordedCall) -> None:
+    if call.error is not None:
+        raise as_error(call.error)
+
+
+def _selection(call: RecordedCall) -> Selection:
+    _raise_error(call)
+    (each,) = call.events
+    assert isinstance(each.event, Selection)
+    return each.event
 
 
 def _node_of(call: RecordedCall) -> NodeIdentity:
