@@ -57,7 +57,7 @@ def show(trace: Trace, path: str | os.PathLike[str] | None) -> Path:
 
 def as_html(trace: Trace) -> str:
     """Complete HTML page."""
-    style, script = _resource("page.css"), _resource("page.js")
+    style, script = _resource("origins.css") + _resource("page.css"), _resource("page.js")
     policy = (
         f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'; img-src data:; "
         "base-uri 'none'; form-action 'none'"
@@ -87,7 +87,7 @@ def extract(trace: Trace) -> str:
     note = f"<p>{more:,} more nodes: <code>state.show()</code> has them.</p>" if more > 0 else ""
     totals = ", ".join(f"{name} {value}" for name, value in _totals(trace))
     return (
-        f'<div class="sglang-lite-trace"><style>{_scoped_style()}</style><p>{html.escape(totals)}</p>'
+        f'<div class="sglang-lite-trace"><style>{_resource("origins.css")}</style><p>{html.escape(totals)}</p>'
         f'<div class="said">{"".join(parts)}{" …" if remaining <= 0 else ""}</div>{note}</div>'
     )
 
@@ -96,19 +96,6 @@ def _hint(node: TraceNode, origin: str) -> str:
     name = "" if node.name is None else f" {node.name}"
     tokens = f", {node.usage.completion_tokens} tokens, {node.seconds:.3f} s" if node.results else ""
     return _shown(f"{node.kind}{name}: {origin}{tokens}")
-
-
-@cache
-def _scoped_style() -> str:
-    """CSS with the page's colours alone, scoped to one element of a notebook."""
-    style = _resource("page.css")
-    variables = style[style.index("--back") : style.index("}")].strip()
-    dark = style[style.index("--back", style.index("dark)")) : style.index("}", style.index("dark)"))].strip()
-    own = ".sglang-lite-trace"
-    origins = [line for line in style.splitlines() if line.startswith(tuple(f".{origin} {{" for origin in _ORIGINS))]
-    rules = f"{own} .said {{ white-space: pre-wrap; overflow-wrap: anywhere; }}"
-    themed = f"{own} {{ {variables} }} @media (prefers-color-scheme: dark) {{ {own} {{ {dark} }} }}"
-    return "\n".join([themed, rules, *(f"{own} {line}" for line in origins)])
 
 
 def _title(trace: Trace) -> str:
