@@ -31,6 +31,7 @@ from sglang_lite.lang.execution.run import current_run
 from sglang_lite.lang.execution.stream_executor import StreamExecutor
 from sglang_lite.lang.expressions import BaseProgram
 from sglang_lite.lang.results import meta_info, probabilities, usages_of
+from sglang_lite.lang.runs import files
 from sglang_lite.lang.runs.rerun import run_again
 from sglang_lite.lang.runs.saving import (
     AbsentBackend,
@@ -39,7 +40,6 @@ from sglang_lite.lang.runs.saving import (
     run_until,
     same_tokens,
     saved_run,
-    write,
 )
 from sglang_lite.lang.runs.values import import_by_name
 from sglang_lite.lang.scopes import Checkpoint, CopyScope, Scope
@@ -396,7 +396,7 @@ class ProgramState(AttributeHints):
             ProgramError: a grammar or a scope is open, or a variable has a value that can't be saved.
             SglError: the program has failed; its error is raised.
         """
-        write(self._saved(), path)
+        files.write(path, wire.encode(self._saved()))
 
     def rerun(self, at: str, value: str | None = None) -> ProgramState:
         """Runs the program again with a different answer of one node. A node at the same place in the program whose

@@ -96,3 +96,19 @@ class SavedRun(Record, frozen=True):
     answers: tuple[TraceNode, ...] = ()
     usage: Usage = msgspec.field(default_factory=Usage)
     format: int = 1
+
+
+class CheckpointHead(Record, frozen=True):
+    """First line of a batch's checkpoint: the program's name, and digests of everything that results depend on besides
+    the items, by description."""
+
+    program: str
+    parts: tuple[tuple[str, str], ...]
+
+
+class CheckpointRow(Record, frozen=True):
+    """Line of a finished item: its index, the digest of its arguments, and its run without scores and metadata."""
+
+    index: int
+    arguments: str
+    run: SavedRun

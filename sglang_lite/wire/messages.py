@@ -46,7 +46,7 @@ TYPES: Final[dict[str, type[Record]]] = {
         results.ChoiceScore, Delta, Generation, Played, results.ProgramResult, Selection, results.TokenLogprob,
         results.Usage, recording.RecordedCall, recording.RecordedEvent, recording.RecordedRequest,
         recording.RecordedTemplate, recording.RecordingEnd, recording.RecordingHead,
-        saved.SavedPiece, saved.SavedRun, saved.SavedSamples,
+        saved.CheckpointHead, saved.CheckpointRow, saved.SavedPiece, saved.SavedRun, saved.SavedSamples,
         saved.SavedVariable, trace.Attempt, trace.CacheMiss, trace.TraceHead, trace.TraceNode,
         graph.Branching, graph.Call, graph.Change, graph.GraphNode, graph.GraphRecord, graph.Picture, graph.Problem,
         graph.Use, graph.Value, graph.Way,

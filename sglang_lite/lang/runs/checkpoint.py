@@ -8,7 +8,6 @@ line is written whole when its item has finished: a line that a kill cut short i
 from __future__ import annotations
 
 import fcntl
-import json
 import logging
 import os
 import sys
@@ -18,23 +17,20 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-import msgspec
-
 from sglang_lite import wire
 from sglang_lite.lang.execution.run import RunSettings
 from sglang_lite.lang.runs.fingerprint import Fingerprint, UnreadableError, digest
 from sglang_lite.lang.tracebacks import user_location
-from sglang_lite.protocol import ParameterError, ProgramError
+from sglang_lite.protocol import ParameterError, ProgramError, WireError
 from sglang_lite.protocol.anything import UserValue
 from sglang_lite.protocol.sampling import given_values
-from sglang_lite.protocol.saved import SavedRun
-from sglang_lite.wire.json_lines import one_line
+from sglang_lite.protocol.saved import CheckpointHead, CheckpointRow, SavedRun
 
 logger = logging.getLogger("sglang_lite")
 
 State = TypeVar("State")
-_VERSION = 5
-_HEAD = b'{"sglang_lite_batch":'  # beginning of every line
+_HEAD = b'{"version":1,"type":"CheckpointHead",'  # beginning of a checkpoint
+_EARLIER = b'{"sglang_lite_batch":'  # of one in the format of earlier versions
 _PYTHON = sys.implementation.cache_tag or sys.version  # version of Python, as code objects are compared
 
 
@@ -71,15 +67,6 @@ def batch_parts(function: object, settings: RunSettings, identity: object, versi
             where=user_location(),
         )  # fmt: skip
     return found.parts
-
-
-class _Line(msgspec.Struct):
-    """Line of a finished item: the digest of its arguments, and its run as data."""
-
-    sglang_lite_batch: int
-    index: int
-    arguments: str
-    state: msgspec.Raw
 
 
 class BatchFile(Generic[State]):
@@ -162,48 +149,46 @@ class BatchFile(Generic[State]):
             logger.warning("%s: the last line was cut short, so it is dropped and its item runs again.", self._path)
             self._file.truncate(whole)
         if not lines:
-            self._write({"sglang_lite_batch": _VERSION, "program": self._program, "parts": self._parts})
+            self._write(CheckpointHead(self._program, tuple(self._parts.items())))
 
     def _check_head(self, line: bytes) -> None:
+        if line.startswith(_EARLIER):
+            raise self._refusal(1, "the checkpoint was made by an earlier version of sglang_lite, in another format.")
         try:
-            head = json.loads(line)
-            version = head["sglang_lite_batch"]
-            if version == _VERSION:
-                program, parts = head["program"], dict(head["parts"])
-        except (ValueError, KeyError, TypeError) as error:
-            raise self._refusal(1, f"the file is not a batch checkpoint: {error!r}.") from error
-        if version != _VERSION:
-            raise self._refusal(1, f"the format has version {version}, but this package reads version {_VERSION}.")
-        if program != self._program:
-            raise self._refusal(1, f"the checkpoint is of the program {program!r}, but this is {self._program!r}.")
-        if parts != self._parts:
-            raise self._refusal(1, f"since it was made, this has changed: {_changes(parts, self._parts)}.")
+            head = wire.decode(line)
+        except WireError as error:
+            raise self._refusal(1, f"the file is not a batch checkpoint: {error.message}.") from error
+        if not isinstance(head, CheckpointHead):
+            raise self._refusal(1, f"the file is not a batch checkpoint, but begins with a {type(head).__name__}.")
+        if head.program != self._program:
+            problem = f"the checkpoint is of the program {head.program!r}, but this is {self._program!r}."
+            raise self._refusal(1, problem)
+        if changes := _changes(dict(head.parts), self._parts):
+            raise self._refusal(1, f"since it was made, this has changed: {changes}.")
 
     def _read_item(self, number: int, line: bytes, *, last: bool) -> bool:
         """Reads an item from a line. Returns False if the line is damaged."""
         try:
-            entry = msgspec.json.decode(line, type=_Line)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            row = wire.decode(line)
+        except WireError:
+            row = None
+        if not isinstance(row, CheckpointRow):
             if not (last or self._skip_damaged):
-                raise self._refusal(
-                    number,
-                    "the line is damaged.",
-                    hint="Set `skip_damaged=True` to run the items of damaged lines again.",
-                ) from error
+                hint = "Set `skip_damaged=True` to run the items of damaged lines again."
+                raise self._refusal(number, "the line is damaged.", hint)
             if not last:
                 logger.warning(
                     "%s, line %d: the line is damaged and skipped, so its item runs again.", self._path, number
                 )
             return False
-        index = entry.index
-        if index >= len(self._arguments):
+        if row.index >= len(self._arguments):
             raise self._refusal(
-                number, f"the line is of item {index}, but this batch has {len(self._arguments)} items."
+                number, f"the line is of item {row.index}, but this batch has {len(self._arguments)} items."
             )
-        if entry.arguments != self._arguments[index]:
-            raise self._refusal(number, f"item {index} has other arguments now.")
+        if row.arguments != self._arguments[row.index]:
+            raise self._refusal(number, f"item {row.index} has other arguments now.")
         try:
-            self.states[index] = self._restore(wire.decode(bytes(entry.state)))  # type: ignore[arg-type] # else below
+            self.states[row.index] = self._restore(row.run)
         except (ValueError, KeyError, TypeError, AttributeError, ImportError) as error:
             raise self._refusal(number, f"its values can't be restored: {error!r}.") from error
         return True
@@ -213,15 +198,15 @@ class BatchFile(Generic[State]):
 
     def save(self, index: int, run: SavedRun) -> None:
         """Stores a finished item."""
-        state = msgspec.Raw(wire.encode(run))
+        self._write(CheckpointRow(index, self._arguments[index], run))
+
+    def _write(self, record: CheckpointHead | CheckpointRow) -> None:
+        line = wire.encode(record) + b"\n"
         with self._lock:
             if not self._file.closed:
-                self._write(_Line(_VERSION, index, self._arguments[index], state))
-
-    def _write(self, entry: object) -> None:
-        self._file.write(one_line(msgspec.json.encode(entry)) + b"\n")
-        self._file.flush()
-        os.fsync(self._file.fileno())
+                self._file.write(line)
+                self._file.flush()
+                os.fsync(self._file.fileno())
 
 
 def _item_digest(index: int, item: Any) -> str:

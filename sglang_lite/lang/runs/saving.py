@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import os
 from collections.abc import Callable, Iterable
@@ -37,6 +36,8 @@ from sglang_lite.protocol.anything import UserValue
 from sglang_lite.protocol.saved import SavedPiece, SavedResult, SavedRun, SavedSamples, SavedVariable
 
 _FORMAT = 3  # of SavedRun
+_OTHER = "If another version of sglang_lite has saved it, run the program again, or load it with that version."
+_NOT_SAVED = f"Was that written by state.save(path)? {_OTHER}"
 _PLAIN_TYPES = (int, tuple, set, frozenset, dict, datetime.date, datetime.datetime, datetime.time, ToolCall)
 
 
@@ -242,11 +243,6 @@ def _record(result: SavedResult | None) -> Any:
 # --------------------------------------------------------------------------------------------------- files
 
 
-def write(saved: SavedRun, path: files.AnyPath) -> None:
-    """Writes a file. Raises ParameterError if it can't be written."""
-    files.write(path, wire.encode(saved))
-
-
 def read(path: files.AnyPath) -> SavedRun:
     """Reads a saved run from a file.
 
@@ -263,34 +259,16 @@ def read(path: files.AnyPath) -> SavedRun:
         raise
 
 
-class _Format(msgspec.Struct):
-    """Part of a saved run that every version has."""
-
-    format: int = 1
-
-
-class _Envelope(msgspec.Struct):
-    type: str
-    data: _Format
-
-
 def decoded(content: bytes) -> SavedRun:
     """Saved run from a message. Raises WireError if it is something else, or was saved by another version."""
-    with contextlib.suppress(msgspec.MsgspecError, UnicodeError, RecursionError):  # a fault that wire.decode reports
-        envelope = msgspec.json.decode(content, type=_Envelope)
-        if envelope.type == "SavedRun" and envelope.data.format != _FORMAT:
-            raise WireError(
-                f"the state was saved in format {envelope.data.format} by another version of sglang_lite; this one "
-                f"reads format {_FORMAT}",
-                hint="Run the program again, or load it with the version that saved it.",
-            )
     saved = wire.decode(content)
     if not isinstance(saved, SavedRun):
         raise WireError(f"a {type(saved).__name__} is not a saved state", hint="Save one: state.save(…)")
+    if saved.format != _FORMAT:
+        raise WireError(
+            f"the state was saved in format {saved.format}; this version reads format {_FORMAT}", hint=_OTHER
+        )
     return saved
-
-
-_NOT_SAVED = "Was that written by state.save(path)? Recordings are read by sgl.Replay, checkpoints by run_batch."
 
 
 def classes(program: BaseProgram | None, types: Iterable[Callable[..., UserValue]]) -> Callable[[str], UserValue]:

@@ -61,7 +61,7 @@ def path(tmp_path):
 
 def kept(path):
     """The lines of items."""
-    return [json.loads(line) for line in path.read_text().splitlines()[1:]]
+    return [json.loads(line)["data"] for line in path.read_text().splitlines()[1:]]
 
 
 def run(path, items=ITEMS, program=square, **options):
@@ -285,7 +285,7 @@ def test_a_killed_batch_goes_on_where_it_was(tmp_path, window):
         return subprocess.run(command, capture_output=True, text=True, timeout=60)
 
     def kept():
-        return [json.loads(line)["index"] for line in path.read_bytes().split(b"\n")[1:-1]]
+        return [json.loads(line)["data"]["index"] for line in path.read_bytes().split(b"\n")[1:-1]]
 
     assert start(last=7).returncode == -signal.SIGKILL
     first = kept()
@@ -354,7 +354,7 @@ def test_another_program_is_refused(path):
         b"[]\n",
         b"\n",
         b"\x80\x81\n",
-        b'{"sglang_lite_batch": 5}\n',
+        b'{"version":1,"type":"Usage","data":{}}\n',
     ],
 )
 def test_a_file_of_something_else_is_refused_and_left_alone(path, content):
@@ -362,10 +362,9 @@ def test_a_file_of_something_else_is_refused_and_left_alone(path, content):
     refused(path, "line 1: the file is not a batch checkpoint")
 
 
-def test_a_file_of_another_version_is_refused(path):
-    run(path)
-    path.write_text(path.read_text().replace('"sglang_lite_batch":5', '"sglang_lite_batch": 2'))
-    refused(path, "line 1: the format has version 2, but this package reads version 5")
+def test_a_file_of_an_earlier_version_is_refused(path):
+    path.write_text('{"sglang_lite_batch":4,"program":"square","parts":{}}\n')
+    refused(path, "line 1: the checkpoint was made by an earlier version")
 
 
 @pytest.mark.parametrize("damage", [b"torn in the middle", b"", b"[]", b'{"index": "x"}', b"\xff\x00", b'{"index": 1'])

@@ -372,9 +372,12 @@ def test_a_file_of_another_format_is_refused_by_name(tmp_path):
     earlier = {name: value for name, value in good["data"].items() if name != "format"}
     answers = [{"asked": "0", "name": "a", "answers": [{"kind": "SavedChoice", "decision": "x"}], "node": "/1"}]
     second = {**good["data"], "answers": answers, "format": 2}
-    for format, data in ((1, earlier), (2, second), (4, {**good["data"], "format": 4})):
+    for told, data in (
+        ("saved in format 1; this version reads format 3", earlier), ("unknown field `answers`", second),
+        ("saved in format 4; this version reads format 3", {**good["data"], "format": 4}),
+    ):  # fmt: skip
         path.write_text(json.dumps({**good, "data": data}))
-        with pytest.raises(WireError, match=rf"saved in format {format} by another version .* reads format 3.*Run the"):
+        with pytest.raises(WireError, match=rf"{told} .* If another version .* has saved it, run the program again"):
             sgl.load(path, tree, backend=scripted())
 
 
