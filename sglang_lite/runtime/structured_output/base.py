@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -110,6 +110,29 @@ class Matcher(Protocol):
 
     @property
     def error(self) -> str: ...
+
+
+class LoneMatcher:
+    """Base of matchers that are their only part and share no parser and no masks. By default, masks are always cached
+    and no text is forced."""
+
+    number: NumberSoFar | None = None
+
+    @property
+    def parts(self) -> tuple[Self]:
+        return (self,)
+
+    @property
+    def lock_key(self) -> Hashable:
+        return id(self)
+
+    state_key = lock_key
+
+    def set_mask(self, mask: Mask) -> None:
+        raise AssertionError("its masks are always cached")
+
+    def forced(self) -> list[int]:
+        return []
 
 
 class CompiledGrammar(Protocol):

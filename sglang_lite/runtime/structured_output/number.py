@@ -6,7 +6,7 @@ The first token that does not continue the number ends it, so a model ends a num
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 
 import numpy as np
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from sglang_lite.constraints.free_numbers import NumberText
 from sglang_lite.protocol import Number
-from sglang_lite.runtime.structured_output.base import CompiledGrammar, Mask
+from sglang_lite.runtime.structured_output.base import CompiledGrammar, LoneMatcher, Mask
 from sglang_lite.runtime.structured_output.vocabulary import Vocabulary, mask_of
 
 _FIRST = re.compile(rb"[-+]?[0-9]|[-+]\Z")
@@ -22,27 +22,16 @@ _AFTER_SIGN = re.compile(rb"[0-9]")
 _NOTHING = "\0"  # stands for the text of tokens without text, which are no part of a number
 
 
-class NumberMatcher:
+class NumberMatcher(LoneMatcher):
+    number: NumberText
+
     def __init__(self, grammar: NumberGrammar) -> None:
         self.engine = grammar
         self.number = NumberText(grammar.number)
         self.error = ""
 
-    @property
-    def parts(self) -> tuple[NumberMatcher]:
-        return (self,)
-
-    @property
-    def lock_key(self) -> Hashable:
-        return id(self)
-
-    state_key = lock_key
-
     def cached_mask(self) -> Mask:
         return self.engine.mask(self.number.text)
-
-    def set_mask(self, mask: Mask) -> None:
-        raise AssertionError("its masks are always cached")
 
     def accept(self, token: int) -> bool:
         if self.finished or not self.cached_mask()[token >> 5] >> (token & 31) & 1:
@@ -54,9 +43,6 @@ class NumberMatcher:
     def advance(self, text: bytes) -> bool:
         self.number = NumberText(self.engine.number, self.number.text + text.decode("latin-1"))
         return not self.number.finished
-
-    def forced(self) -> list[int]:
-        return []  # nothing is forced, as any token may end a number
 
     @property
     def complete(self) -> bool:

@@ -6,7 +6,7 @@ is spelled NUL, which then must not occur in a text.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,15 +20,13 @@ from sglang_lite.constraints.formal.nodes import ANY_TEXT, concat, intersection,
 from sglang_lite.constraints.language import language_of
 from sglang_lite.protocol import Constraint, ConstraintError
 from sglang_lite.protocol.anything import Foreign
-from sglang_lite.runtime.structured_output.base import Mask
+from sglang_lite.runtime.structured_output.base import LoneMatcher, Mask
 from sglang_lite.runtime.structured_output.vocabulary import Vocabulary
 
 _END = b"\0"
 
 
-class OutlinesMatcher:
-    number = None
-
+class OutlinesMatcher(LoneMatcher):
     def __init__(self, engine: OutlinesEngine, index: Foreign) -> None:
         self.engine = engine
         self.error = ""
@@ -36,25 +34,12 @@ class OutlinesMatcher:
         self._ended = False
         self._update()
 
-    @property
-    def parts(self) -> tuple[OutlinesMatcher]:
-        return (self,)
-
-    @property
-    def lock_key(self) -> Hashable:
-        return id(self)
-
-    state_key = lock_key
-
     def cached_mask(self) -> Mask:
         """Returns the mask, which the index always has."""
         mask = np.zeros_like(self.engine.not_eos)
         if not self._ended:
             self._guide.write_mask_into(mask.ctypes.data, mask.size, 4)
         return mask
-
-    def set_mask(self, mask: Mask) -> None:
-        raise AssertionError("its masks are always cached")
 
     def accept(self, token: int) -> bool:
         return self._move([token], f"token {token}")
@@ -77,9 +62,6 @@ class OutlinesMatcher:
         self._finished = self._ended
         if self._complete and not self._ended:
             self._finished = not (self.cached_mask() & self.engine.not_eos).any()
-
-    def forced(self) -> list[int]:
-        return []  # the engine does not report forced text
 
     @property
     def complete(self) -> bool:

@@ -5,7 +5,7 @@ xgrammar ignores parts of some schemas and regexes without notice.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any  # the library has no types
 
 import numpy as np
@@ -16,33 +16,21 @@ from sglang_lite.constraints.emit.gbnf import to_gbnf
 from sglang_lite.constraints.language import language_of
 from sglang_lite.protocol import Constraint, ConstraintError
 from sglang_lite.protocol.anything import Foreign
-from sglang_lite.runtime.structured_output.base import Mask
+from sglang_lite.runtime.structured_output.base import LoneMatcher, Mask
 from sglang_lite.runtime.structured_output.vocabulary import Vocabulary
 
 _LONGEST = 256  # most characters that are forced in one step, as all rows wait while they are tokenised
 
 
-class XgrammarMatcher:
+class XgrammarMatcher(LoneMatcher):
     """Matcher of xgrammar. If the text may end, its mask is computed at once: only the mask shows if more can
     follow."""
-
-    number = None
 
     def __init__(self, engine: XgrammarEngine, inner: Foreign, first: Mask) -> None:
         self.engine, self.inner = engine, inner
         self.error = ""
         self._mask: Mask | None = first
         self._finished = False
-
-    @property
-    def parts(self) -> tuple[XgrammarMatcher]:
-        return (self,)
-
-    @property
-    def lock_key(self) -> Hashable:
-        return id(self)
-
-    state_key = lock_key
 
     def cached_mask(self) -> Mask | None:
         return self._mask
