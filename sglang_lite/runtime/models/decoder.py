@@ -6,13 +6,12 @@ unknown to it.
 
 from __future__ import annotations
 
-import ctypes
-import sys
 from collections.abc import Callable, Iterable
 from typing import NoReturn
 
 import torch
 
+from sglang_lite.constraints.memo import trim
 from sglang_lite.runtime.kernels.attention_metadata import AttentionPlan
 from sglang_lite.runtime.kernels.kv_cache import KVCache, KVScales
 from sglang_lite.runtime.kernels.kv_layout import KVLayout
@@ -67,7 +66,7 @@ class Decoder:
         self.layers: list[Layer] = []
         for i in progress(range(len(spec.layers))):
             self.layers.append(reader.layer(i))
-            _return_freed_memory()
+            trim()  # glibc keeps freed memory between live allocations, up to half the size of a small model
         self.norm = reader.norm()
         behind = range(len(spec.layers), len(spec.layers) + spec.draft_layers)
         source.check_all_used(tuple(f"model.layers.{i}." for i in behind))
@@ -185,13 +184,3 @@ class Decoder:
 def no_head(hidden: torch.Tensor) -> NoReturn:
     """Stands in for the head of a model loaded without one; always raises AssertionError."""
     raise AssertionError("a model without a head gives no logits")
-
-
-def _return_freed_memory() -> None:
-    """Returns freed heap memory to the system.
-
-    glibc keeps freed memory between live allocations, up to half the size of a small model.
-    """
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None  # glibc only
-    if trim is not None:
-        trim(0)
