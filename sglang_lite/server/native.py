@@ -30,7 +30,7 @@ from sglang_lite.server.fields import NATIVE_NEUTRAL, NATIVE_REFUSED, PROFILE_RE
 from sglang_lite.server.http.body import convert
 from sglang_lite.server.http.sse import DONE, EventStream, event
 from sglang_lite.server.reader import Reader
-from sglang_lite.server.routes import HttpRequest, Route, answer, read, read_record, with_priorities
+from sglang_lite.server.routes import Handler, HttpRequest, Route, answer, read, read_record, with_priorities
 from sglang_lite.server.service import Service
 from sglang_lite.server.sglang.request import NativeRequest, read_request, without_logprobs
 from sglang_lite.text.reasoning import ReasoningParser
@@ -331,12 +331,8 @@ async def get_load(service: Service, _: HttpRequest) -> Response:
     return answer([load])
 
 
-async def tokenize(service: Service, call: HttpRequest) -> Response:
-    """Returns the token ids of text."""
-    return await _converted(service, call, _tokenize)
-
-
-def _tokenize(reader: Reader, call: HttpRequest) -> tuple[str | None, bytes]:
+def tokenize(reader: Reader, call: HttpRequest) -> tuple[str | None, bytes]:
+    """Token ids of text."""
     body = call.read(TOKENIZE)
     text = _one(body.prompt, body.text, "prompt")
     texts = [text] if isinstance(text, str) else text
@@ -349,12 +345,8 @@ def _tokenize(reader: Reader, call: HttpRequest) -> tuple[str | None, bytes]:
     })  # fmt: skip
 
 
-async def detokenize(service: Service, call: HttpRequest) -> Response:
-    """Returns the text of token ids."""
-    return await _converted(service, call, _detokenize)
-
-
-def _detokenize(reader: Reader, call: HttpRequest) -> tuple[str | None, bytes]:
+def detokenize(reader: Reader, call: HttpRequest) -> tuple[str | None, bytes]:
+    """Text of token ids."""
     body = call.read(DETOKENIZE)
     tokens = _one(body.tokens, body.ids, "tokens")
     nested = bool(tokens) and isinstance(tokens[0], list)
@@ -370,23 +362,15 @@ def _detokenize(reader: Reader, call: HttpRequest) -> tuple[str | None, bytes]:
     return body.model, msgspec.json.encode({"text": texts if nested else texts[0]})
 
 
-async def separate_reasoning(service: Service, call: HttpRequest) -> Response:
-    """Splits reasoning from an answer."""
-    return await _converted(service, call, _separate_reasoning)
-
-
-def _separate_reasoning(_: Reader, call: HttpRequest) -> tuple[str | None, bytes]:
+def separate_reasoning(_: Reader, call: HttpRequest) -> tuple[str | None, bytes]:
+    """Reasoning and text of an answer."""
     body = call.read(SEPARATE_REASONING)
     reasoning, text = ReasoningParser.split(body.reasoning_parser, body.text)
     return None, msgspec.json.encode({"reasoning_text": reasoning, "text": text})
 
 
-async def parse_function_call(service: Service, call: HttpRequest) -> Response:
-    """Finds the tool calls in an answer."""
-    return await _converted(service, call, _parse_function_call)
-
-
-def _parse_function_call(_: Reader, call: HttpRequest) -> tuple[str | None, bytes]:
+def parse_function_call(_: Reader, call: HttpRequest) -> tuple[str | None, bytes]:
+    """Tool calls in an answer, and its other text."""
     body = call.read(PARSE_FUNCTION_CALL)
     found = parse_answer(body.tool_call_parser, body.text)
     names = [each.get("function", {}).get("name") for each in body.tools]
@@ -398,13 +382,16 @@ def _parse_function_call(_: Reader, call: HttpRequest) -> tuple[str | None, byte
     return None, msgspec.json.encode({"normal_text": found.content, "calls": calls})
 
 
-async def _converted(
-    service: Service, call: HttpRequest, function: Callable[[Reader, HttpRequest], tuple[str | None, bytes]]
-) -> Response:
-    """Response with JSON that a function makes from the body alone; it also returns the name of the model, if any."""
-    model, content = await read(service, call, function)
-    service.check_model(model)
-    return Response(content, media_type="application/json")
+def _read_by(function: Callable[[Reader, HttpRequest], tuple[str | None, bytes]]) -> Handler:
+    """Handler of requests that need no engine: a function makes JSON from the body alone, and also returns the name of
+    the model, if any."""
+
+    async def handle(service: Service, call: HttpRequest) -> Response:
+        model, content = await read(service, call, function)
+        service.check_model(model)
+        return Response(content, media_type="application/json")
+
+    return handle
 
 
 async def update_weights(service: Service, call: HttpRequest) -> Response:
@@ -458,10 +445,11 @@ ROUTES = (
         acts=True,
     ),
     Route("/abort_request", abort_request, "End a request, or all", fields=ABORT, media_type=""),
-    *(Route(path, tokenize, "Token ids of text", fields=TOKENIZE) for path in ("/tokenize", "/v1/tokenize")),
-    *(Route(path, detokenize, "Text of ids", fields=DETOKENIZE) for path in ("/detokenize", "/v1/detokenize")),
-    Route("/separate_reasoning", separate_reasoning, "Split reasoning off", fields=SEPARATE_REASONING),
-    Route("/parse_function_call", parse_function_call, "Find calls", fields=PARSE_FUNCTION_CALL),
+    *(Route(path, _read_by(tokenize), "Token ids of text", fields=TOKENIZE) for path in ("/tokenize", "/v1/tokenize")),
+    Route("/detokenize", _read_by(detokenize), "Text of ids", fields=DETOKENIZE),
+    Route("/v1/detokenize", _read_by(detokenize), "Text of ids", fields=DETOKENIZE),
+    Route("/separate_reasoning", _read_by(separate_reasoning), "Split reasoning off", fields=SEPARATE_REASONING),
+    Route("/parse_function_call", _read_by(parse_function_call), "Find calls", fields=PARSE_FUNCTION_CALL),
     Route(
         "/update_weights_from_disk", update_weights, "Replace the weights", fields=UPDATE_WEIGHTS,
         access="owner",
