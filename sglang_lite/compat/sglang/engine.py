@@ -96,14 +96,14 @@ class Engine(base.Engine):
             BatchError: some requests of a batch failed; the error has the results of the successful ones.
         """
         self.core.check_wait("generate")
-        return offline.answers(self.core, self._request(args, fields))
+        return offline.run(self.core, self._request(args, fields))
 
     @_takes(read_request)
     async def async_generate(self, *args: Any, **fields: Any) -> Any:  # as `generate`
         """Asynchronous form of `generate`, for asyncio; with `stream`, the awaited result is an asynchronous
         iterator."""
         self.core.check_open()
-        return await offline.async_answers(self.core, self._request(args, fields))
+        return await offline.async_run(self.core, self._request(args, fields))
 
     def _request(self, args: Sequence[Any], fields: Mapping[str, Any]) -> NativeRequest:
         """Request of a call of `generate`. Warns of parameters without effect, which are no errors as SGLang ignores
@@ -149,7 +149,7 @@ class Engine(base.Engine):
         if request.labels is None:
             return self.select(request.query, request.items).scores
         calls = request.calls(self.vocab_size)
-        return request.result(calls, offline.answers(self.core, NativeRequest(calls, is_list=True)))
+        return request.result(calls, offline.run(self.core, NativeRequest(calls, is_list=True)))
 
     @_takes(read_score)
     async def async_score(self, *args: Any, **fields: Any) -> Any:  # as `score`
@@ -159,7 +159,7 @@ class Engine(base.Engine):
         if request.labels is None:
             return (await asyncio.to_thread(self.select, request.query, request.items)).scores
         calls = request.calls(self.vocab_size)
-        return request.result(calls, await offline.async_answers(self.core, NativeRequest(calls, is_list=True)))
+        return request.result(calls, await offline.async_run(self.core, NativeRequest(calls, is_list=True)))
 
     # ------------------------------------------------------------------------- embedding and classification
 

@@ -54,12 +54,12 @@ class AsyncStream(AsyncIterator[dict[str, Any]]):
         self._running.drop()
 
 
-def answers(core: Core, request: NativeRequest) -> Any:  # as `NativeRun.results`, or a Stream
+def run(core: Core, request: NativeRequest) -> Any:  # as `NativeRun.results`, or a Stream
     """Runs a request. Waits for its answers, unless it asks for a stream."""
     events: queue.SimpleQueue[tuple[int, Event] | None] = queue.SimpleQueue()
     running = NativeRun(core, events.put, request)
 
-    def each() -> Generator[dict[str, Any], None, None]:
+    def answers() -> Generator[dict[str, Any], None, None]:
         try:
             while running.open:
                 yield from running.add_event(events.get())
@@ -67,13 +67,13 @@ def answers(core: Core, request: NativeRequest) -> Any:  # as `NativeRun.results
             running.abort()
 
     if request.stream:
-        return Stream(running, each())
-    deque(each(), maxlen=0)
+        return Stream(running, answers())
+    deque(answers(), maxlen=0)
     return running.results()
 
 
-async def async_answers(core: Core, request: NativeRequest) -> Any:  # as `NativeRun.results`, or an AsyncStream
-    """Asynchronous form of `answers`."""
+async def async_run(core: Core, request: NativeRequest) -> Any:  # as `NativeRun.results`, or an AsyncStream
+    """Asynchronous form of `run`."""
     events: asyncio.Queue[tuple[int, Event] | None] = asyncio.Queue()
     loop = asyncio.get_running_loop()
 
@@ -83,7 +83,7 @@ async def async_answers(core: Core, request: NativeRequest) -> Any:  # as `Nativ
 
     running = NativeRun(core, post, request)
 
-    async def each() -> AsyncGenerator[dict[str, Any], None]:
+    async def answers() -> AsyncGenerator[dict[str, Any], None]:
         try:
             while running.open:
                 for answer in running.add_event(await events.get()):
@@ -92,7 +92,7 @@ async def async_answers(core: Core, request: NativeRequest) -> Any:  # as `Nativ
             running.abort()
 
     if request.stream:
-        return AsyncStream(running, each())
-    async for _ in each():
+        return AsyncStream(running, answers())
+    async for _ in answers():
         pass
     return running.results()
