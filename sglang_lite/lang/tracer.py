@@ -15,12 +15,12 @@ from typing import NoReturn
 
 from sglang_lite.lang.backend.base_backend import ALL_CONSTRAINTS, BaseBackend, Capabilities
 from sglang_lite.lang.backend.default import BackendLike, as_backend
-from sglang_lite.lang.backend.remote.explain import TracedBackend
+from sglang_lite.lang.backend.remote.explain import TracedAnswer, TracedBackend
 from sglang_lite.lang.chat_template import get_chat_template
 from sglang_lite.lang.checks import check_whole
 from sglang_lite.lang.execution.branch import Branch, raised_at
 from sglang_lite.lang.execution.run import Run, RunSettings, current_run
-from sglang_lite.lang.expressions import BaseProgram, SglGen, SglSelect
+from sglang_lite.lang.expressions import BaseProgram
 from sglang_lite.lang.state import ProgramState, ProgramStateGroup, in_event_loop, user_location
 from sglang_lite.lang.symbolic.graph import Graph, changed, graph_of, way_of
 from sglang_lite.lang.symbolic.recorder import (
@@ -104,8 +104,8 @@ class TracerProgramState(ProgramState):
         return [state for state in self.branch.player.states if isinstance(state, TracerProgramState)]
 
     @property
-    def answers(self) -> Mapping[int, SglGen | SglSelect]:
-        """Expressions of the generations and selections of the trace, by the ids of their nodes in the graph."""
+    def answers(self) -> Mapping[int, TracedAnswer]:
+        """Generations and selections of a trace for `explain`, by the ids of their nodes in the graph."""
         return self.branch.player.way.recording.answers
 
     def call(self, program: UserValue, *args: UserValue, **kwargs: UserValue) -> UserValue:

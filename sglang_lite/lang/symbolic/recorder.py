@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
+from sglang_lite.lang.backend.remote.explain import TracedAnswer, TracedBackend
 from sglang_lite.lang.concurrency.variables import Variable
 from sglang_lite.lang.execution.branch import Branch
 from sglang_lite.lang.execution.operations import (
@@ -49,6 +50,7 @@ from sglang_lite.protocol.anything import UserValue
 # Maximum number of steps of a trace; equals the limit on queued nodes in runtime/core/submission.py (a test compares
 # them).
 MAX_NODES: Final = 100_000
+_UNKNOWN_TEXT = Text("…")  # text that only a run has
 
 
 class EndlessError(TraceError):
@@ -70,14 +72,14 @@ class Recording:
 
     Attributes:
         nodes: nodes; their indices are their ids.
-        answers: the user's expressions of generations and selections, by id.
+        answers: generations and selections with their prompts, by id; only in traces for `explain`.
         read: ids of the nodes whose value the body has read.
         question_lines: lines of the body that ask questions.
     """
 
     def __init__(self) -> None:
         self.nodes: list[GraphNode] = []
-        self.answers: dict[int, SglGen | SglSelect] = {}
+        self.answers: dict[int, TracedAnswer] = {}
         self.read: set[int] = set()
         self.question_lines: set[Location] = set()
         self._ids: dict[tuple[tuple[int, ...], int], int] = {}
@@ -209,14 +211,13 @@ class Recorder(Player):
     Attributes:
         way: recording of all branches.
         path: path of the branch in the graph.
-        role: role of the open turn, or None.
         scopes: names of the open scopes, outermost first.
         expressions: nodes, symbols and images in the order in which they were added, in SGLang's form.
         symbols: symbol of each variable, by name.
         states: states of forks and of called programs.
     """
 
-    __slots__ = ("_marks", "expressions", "path", "role", "scopes", "states", "symbols", "way")
+    __slots__ = ("_marks", "expressions", "path", "scopes", "states", "symbols", "way")
 
     def __init__(self, run: Run, way: WayRecording, path: Path = ()) -> None:
         super().__init__(run)
@@ -224,9 +225,8 @@ class Recorder(Player):
         self.expressions: list[Expression] = []
         self.symbols: dict[str, SglVariable] = {}
         self.states: list[ProgramState] = []
-        self.role: str | None = None
         self.scopes: tuple[str, ...] = ()
-        self._marks: list[tuple[BranchMark, str | None, tuple[str, ...]]] = []
+        self._marks: list[tuple[BranchMark, tuple[str, ...]]] = []
 
     def called(self, run: Run, program: str) -> Recorder:
         """Recorder of a program that the branch's body runs by itself."""
@@ -239,13 +239,16 @@ class Recorder(Player):
         return super().read(nothing, where)
 
     def go_back(self, mark: BranchMark) -> None:
-        i = [each for each, *_ in self._marks].index(mark)
+        i = [each for each, _ in self._marks].index(mark)
         self._add(Rollback(mark=i, where=user_location()), None)
-        _, self.role, self.scopes = self._marks[i]
+        assert mark.position is not None
+        self.transcript.go_back(mark.position)
+        self.scopes = self._marks[i][1]
 
     def add_value(self, symbol: Symbol, where: Location | None) -> None:
         """Records the value of a symbol as text."""
         self._add(Value(where=where), symbol, (self.way.use(symbol, "text"),))
+        self.transcript.append_text(_UNKNOWN_TEXT)
 
     def add_image(self, image: SglImage, where: Location | None) -> None:
         source = image.path
@@ -276,18 +279,25 @@ class Recorder(Player):
                 i = self._add(node, node)
                 for number, child in enumerate(children):
                     assert isinstance(child, Recorder)
-                    child.path = (*self.path, i, number)
+                    child.path, child.scopes, child.symbols = (*self.path, i, number), self.scopes, dict(self.symbols)
                     child.expressions.append(SglGetForkItem(number))
+                    self.transcript.fork(child.transcript)
             case JoinOp(node, children):
                 paths = tuple(child.path for child in children if isinstance(child, Recorder))
                 self._add(node, node, joins=paths)
+                if node.mode == "concate_and_append":
+                    self.transcript.append_text(_UNKNOWN_TEXT)
             case MarkOp(mark):
                 self._add(Mark(where=user_location()), None)
-                self._marks.append((mark, self.role, self.scopes))
-            case TurnBegin() | TurnEnd():
-                record = _replace(op, role=way.plain(op.role))
-                self._add(record, op)
-                self.role = record.role if isinstance(op, TurnBegin) else None
+                mark.position = self.transcript.place()
+                self._marks.append((mark, self.scopes))
+            case TurnBegin():
+                turn = _replace(op, role=way.plain(op.role))
+                self._add(turn, op)
+                self.transcript.begin_turn(turn)
+            case TurnEnd():
+                self._add(_replace(op, role=way.plain(op.role)), op)
+                self.transcript.end_turn(op)
             case _:
                 self._add(op, op, way.uses(op.constraint, "constraint") if isinstance(op, GrammarBegin) else ())
 
@@ -304,7 +314,7 @@ class Recorder(Player):
         Args:
             expression: the node as the state shows it, or None if it does not.
         """
-        i = self.way.add(GraphNode(node, self.path, self.role, self.scopes, uses, tools, joins))
+        i = self.way.add(GraphNode(node, self.path, self.transcript.role, self.scopes, uses, tools, joins))
         if expression is not None:
             self.expressions.append(expression)
         return i
@@ -317,13 +327,16 @@ class Recorder(Player):
             elif part:
                 text = node if part == node.text else _replace(node, text=part)
                 self._add(text, text)
+                self.transcript.append_text(text)
 
     def _add_answer(self, op: GenOp | SelectOp) -> None:
         way, node, own = self.way, op.node, op.expression
         record, uses = self._gen(op) if isinstance(op, GenOp) else self._select(op.node)
         tools = tuple(own.tools.tools) if isinstance(own, SglGen) and own.tools is not None else ()
         i = self._add(_replace(record, name=node.name and way.plain(node.name)), node, uses, tools)
-        way.recording.answers[i] = own
+        if isinstance(self.backend, TracedBackend):
+            way.recording.answers.setdefault(i, TracedAnswer(own, self.transcript.prompt()))
+        self.transcript.append_text(_UNKNOWN_TEXT)
         name = node.name or f"{'gen' if isinstance(node, Gen) else 'select'}_{len(self.symbols)}"
         choices = own.choices if isinstance(own, SglSelect) and own.multi is None and not uses else ()
         self.symbols[name] = way.variable(name, node, i, choices)
@@ -362,10 +375,7 @@ class RecordingBranch(Branch):
     player: Recorder
 
     def _forked(self) -> Recorder:
-        player = self.player
-        child = Recorder(self.run, player.way)
-        child.symbols, child.role, child.scopes = dict(player.symbols), player.role, player.scopes
-        return child
+        return Recorder(self.run, self.player.way)
 
     def submit_part(self, part: Expression, where: Location | None) -> None:
         if isinstance(part, Symbol):

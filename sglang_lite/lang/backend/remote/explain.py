@@ -19,30 +19,20 @@ from sglang_lite.lang.backend.planning import AnswerSource, RunFacts
 from sglang_lite.lang.backend.remote.shared_call import SharedCall
 from sglang_lite.lang.backend.remote.turns import from_start, turn_text
 from sglang_lite.lang.expressions import NUMBER_STOPS, SglGen, SglSelect, example_choices, number_as_regex
-from sglang_lite.program.graph import Call, GraphNode, GraphRecord, Picture, Value
+from sglang_lite.program.graph import GraphNode, GraphRecord, Picture
 from sglang_lite.program.nodes import (
-    Fork,
     Gen,
     GrammarBegin,
-    Join,
-    Mark,
-    Path,
-    Rollback,
     Select,
-    Text,
-    TurnBegin,
-    TurnEnd,
 )
 from sglang_lite.protocol import (
     CapabilityError,
     Continuation,
     Delta,
     Generation,
-    Message,
     Number,
     Prompt,
     SamplingParams,
-    Span,
     TraceError,
     Unset,
     Usage,
@@ -144,7 +134,7 @@ def explain(
     name: str,
     model: str,
     graph: GraphRecord,
-    answers: Mapping[int, SglGen | SglSelect],
+    answers: Mapping[int, TracedAnswer],
     *,
     params: SamplingParams,
     retries: int,
@@ -156,21 +146,17 @@ def explain(
     Args:
         name: name of the backend, as the explanation shows it.
         model: name of the model, for the price.
-        answers: expressions of the generations and selections, by the nodes' ids.
+        answers: generations and selections of the trace, by the nodes' ids.
         params: sampling parameters of the run, for nodes that don't set them.
         retries: number of retries of the run, for nodes that don't set it.
         count: function that counts the tokens of a text, or None for a quarter of its characters.
         price: function that returns the dollars for a call's usage, or None for no prices.
     """
     count = count or (lambda text: math.ceil(len(text) / CHARACTERS_A_TOKEN))
-    nodes: dict[int, ExplainedNode] = {}  # nodes that several ways share are explained once
-    for way in graph.ways:
-        reader = _Reader(backend, answers, params, retries, count)
-        for i in way.nodes:
-            explained = reader.read(i, graph.nodes[i])
-            if explained is not None and i not in nodes:
-                nodes[i] = replace(explained, price=_priced(explained, model, price))
-    return Explanation(name, tuple(nodes[i] for i in sorted(nodes)), graph.complete)
+    explainer = _Explainer(backend, params, retries, count)
+    nodes = [explainer.explain(node, answers.get(i)) for i, node in enumerate(graph.nodes)]
+    priced = (replace(node, price=_priced(node, model, price)) for node in nodes if node is not None)
+    return Explanation(name, tuple(priced), graph.complete)
 
 
 def _priced(node: ExplainedNode, model: str, price: Price | None) -> tuple[float, float] | None:
@@ -182,105 +168,39 @@ def _priced(node: ExplainedNode, model: str, price: Price | None) -> tuple[float
     return None if lowest is None or highest is None else (lowest * node.calls[0], highest * node.calls[1])
 
 
-# ------------------------------------------------------------------------------------------------ where nodes stand
-
-
-_UNKNOWN_TEXT = "…"  # stands for text that is known only in a run
-
-
-@dataclass(slots=True)
-class _BranchState:
-    """State of a branch before a node: the parts of a prompt at this place.
-
-    Attributes:
-        text: rendered text.
-        messages: finished turns.
-        role: role of the open turn, or None.
-        partial: text of the open turn.
-    """
-
-    text: str = ""
-    messages: tuple[Message, ...] = ()
-    role: str | None = None
-    partial: str = ""
-
-    def add(self, text: str) -> None:
-        self.text += text
-        if self.role is not None:
-            self.partial += text
-
-    @property
-    def prompt(self) -> Prompt:
-        return Prompt((Span(self.text),), self.messages, self.role, self.partial)
-
-
-class _Reader:
-    """Reader of the nodes of one way through the body."""
+class _Explainer:
+    """Explains nodes, in the order of the body."""
 
     def __init__(
-        self,
-        backend: RemoteBackend,
-        answers: Mapping[int, SglGen | SglSelect],
-        params: SamplingParams,
-        retries: int,
-        count: Callable[[str], int],
+        self, backend: RemoteBackend, params: SamplingParams, retries: int, count: Callable[[str], int]
     ) -> None:
-        self._backend, self._answers, self._params = backend, answers, params
-        self._retries, self._count = retries, count
-        self._places: dict[Path, _BranchState] = {(): _BranchState()}
-        self._forks: dict[int, _BranchState] = {}
-        self._marks: dict[Path, list[_BranchState]] = {}
+        self._backend, self._params, self._retries, self._count = backend, params, retries, count
         self._shared: set[SharedCall] = set()  # shared calls that were counted
 
-    def read(self, i: int, node: GraphNode) -> ExplainedNode | None:
-        """Applies the next node to the state of its branch. Returns its explanation if the backend is involved, else
-        None."""
-        here = self._place(node.path)
+    def explain(self, node: GraphNode, answer: TracedAnswer | None) -> ExplainedNode | None:
+        """Explanation of a node, or None if the backend is not involved."""
         match node.node:
-            case TurnBegin(role):
-                here.role, here.partial = role, ""
-            case TurnEnd(role):
-                here.messages += (Message(role, (here.partial,)),)
-                here.role = None
-            case Text(text):
-                here.add(text)
-            case Value() | Call():
-                here.add(_UNKNOWN_TEXT)
-            case Fork():
-                self._forks[i] = replace(here)
             case GrammarBegin() if Continuation not in self._backend.capabilities.constraints:
                 return ExplainedNode("grammar", None, node.where, "refused", refusal="a grammar over several nodes")
             case Picture() if not self._backend.capabilities.images:
                 return ExplainedNode("image", None, node.where, "refused", refusal="images")
             case Gen() | Select() as request:
-                found = self._explained(request, node, here, self._answers[i])
-                here.add(_UNKNOWN_TEXT)
-                return found
-            case Mark():
-                self._marks.setdefault(node.path, []).append(replace(here))
-            case Rollback(mark=mark):
-                self._places[node.path] = replace(self._marks[node.path][mark])
-            case Join(mode=mode) if mode != "gather_variable":
-                here.add(_UNKNOWN_TEXT)
+                assert answer is not None
+                return self._explained(request, node, answer.prompt, answer.expression)
         return None
 
-    def _place(self, path: Path) -> _BranchState:
-        if path not in self._places:
-            self._places[path] = replace(self._forks.get(path[-2], _BranchState()))  # a called program starts empty
-        return self._places[path]
-
     def _explained(
-        self, request: Gen | Select, node: GraphNode, here: _BranchState, own: SglGen | SglSelect
+        self, request: Gen | Select, node: GraphNode, prompt: Prompt, own: SglGen | SglSelect
     ) -> ExplainedNode:
         kind: Literal["gen", "select"] = "gen" if isinstance(request, Gen) else "select"
-        plain = ExplainedNode(kind, node.name, node.where, "refused", prompt_tokens=self._count(here.text))
+        plain = ExplainedNode(kind, node.name, node.where, "refused", prompt_tokens=self._count(prompt.text))
         if isinstance(own, SglGen) and own.options is not None and own.options.backend is not None:
             warning = "another backend answers this node: explain the program with that one"
             return replace(plain, mode="native", rung="another backend", warnings=(warning,))
         if any(use.into == "constraint" for use in node.uses):
             return replace(plain, refusal="its constraint is only known when the program runs: give the argument")
         turn, place = (own.source.plan, own.source.place) if isinstance(own.source, PlannedTurn) else (None, 0)
-        refusal = self._refusal(here, turn)
+        refusal = self._refusal(prompt, turn)
         demands = self._demands(request, own)
         found = self._backend.rung(demands)
         if isinstance(request, Select) and request.method == "unconditional_likelihood_normalized":
@@ -300,7 +220,7 @@ class _Reader:
         if isinstance(request, Select) and request.method is None:
             explained = replace(explained, calls=(found.calls[0], found.calls[1] * len(request.choices)))
         if turn is not None:
-            explained = self._in_turn(explained, turn, place, here)
+            explained = self._in_turn(explained, turn, place, prompt)
         best, worst = explained.calls
         if isinstance(own.source, SharedCall):
             best = 0 if own.source in self._shared else best
@@ -310,14 +230,14 @@ class _Reader:
             return replace(explained, calls=(0, worst * tries))  # the turn's first node brings its first answer
         return replace(explained, calls=(best, worst * (1 + tries)))
 
-    def _refusal(self, here: _BranchState, turn: TurnPlan | None) -> str | None:
+    def _refusal(self, prompt: Prompt, turn: TurnPlan | None) -> str | None:
         """Reason why a node's prompt or its turn is refused, or None if both are accepted."""
         if turn is not None and turn.refusal is not None:
             _, feature, instead = turn.refusal
             return f"{feature}. {instead}"
         shown_whole = turn is None or turn.strategy == "ahead"
         try:
-            self._backend.check_prompt(here.prompt if shown_whole else from_start(here.prompt))
+            self._backend.check_prompt(prompt if shown_whole else from_start(prompt))
         except CapabilityError as error:
             return f"{error.message} {error.hint}"
         return None
@@ -327,16 +247,16 @@ class _Reader:
         options = own.options if isinstance(own, SglGen) else None
         return self._retries if options is None or options.retries is None else options.retries
 
-    def _in_turn(self, node: ExplainedNode, turn: TurnPlan, place: int, here: _BranchState) -> ExplainedNode:
+    def _in_turn(self, node: ExplainedNode, turn: TurnPlan, place: int, prompt: Prompt) -> ExplainedNode:
         """Explanation of a node that shares its turn with others, or follows text in it (docs/backends.md, "Several
         generations in a turn")."""
         own = node.calls[1]
         if turn.strategy == "text":
-            whole = turn_text((here.partial, *turn.fields))
+            whole = turn_text((prompt.partial, *turn.fields))
             rung = self._backend.rung(Demands("gen", turn.common_params or SamplingParams(), whole))
             worst = rung.calls[1] if isinstance(rung, Rung) else own
             return replace(node, rung="turn", calls=(int(not place), worst))
-        if not place and not turn.ahead and not here.partial.strip():
+        if not place and not turn.ahead and not prompt.partial.strip():
             return node  # the first node of the turn, whose call brings nothing else
         more = (turn.asks_to_continue + turn.ahead + (not place)) if turn.ahead else 1
         mode = "emulated" if turn.asks_to_continue else node.mode
@@ -372,6 +292,19 @@ def _row(node: ExplainedNode) -> tuple[str, ...]:
 
 def _line(node: ExplainedNode) -> str:
     return "?" if node.where is None else f"{PurePath(node.where.file).name}:{node.where.line}"
+
+
+@dataclass(frozen=True, slots=True)
+class TracedAnswer:
+    """Generation or selection of a trace.
+
+    Attributes:
+        expression: the user's expression.
+        prompt: prompt before it, with "…" for text that only a run has.
+    """
+
+    expression: SglGen | SglSelect
+    prompt: Prompt
 
 
 class PlannedTurn(AnswerSource):
