@@ -278,7 +278,6 @@ def _read_lines(
                 problem = "the line before it was changed after it was recorded"
                 raise files.fault(path, number, problem, "/data/after", _AGAIN)
             case RecordedCall() as call if head is not None:
-                _check(path, number, call)
                 calls.append(call)
             case RecordingEnd() as end if head is not None:
                 if end.calls == len(calls) and next(lines, None) is None:
@@ -297,17 +296,6 @@ def _read_lines(
             hint="Use Replay(path, partial=True) for the calls that are complete.",
         )
     return head, calls
-
-
-def _check(path: files.AnyPath, number: int, call: RecordedCall) -> None:
-    """Raises WireError if a call's answers are not of the kind that its request asks for."""
-    answers = [each.event for each in call.events if not isinstance(each.event, Delta)]
-    expected = Selection if call.request.choices is not None else Generation
-    if not all(isinstance(each, expected) for each in answers) or (
-        call.error is None and (not answers or (expected is Selection and len(answers) > 1))
-    ):
-        problem = f"its answers are not those of a {expected.__name__.lower()}"
-        raise files.fault(path, number, problem, "/data/events", _AGAIN)
 
 
 def _template(template: RecordedTemplate | None) -> TurnTemplate | None:
