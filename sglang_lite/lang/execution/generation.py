@@ -20,7 +20,6 @@ from sglang_lite.lang.concurrency.pool import in_pool
 from sglang_lite.lang.execution import blocking_hooks
 from sglang_lite.lang.execution.answer_streams import AnswerStream
 from sglang_lite.lang.execution.budget import max_generation_usage
-from sglang_lite.lang.execution.kept import Question
 from sglang_lite.lang.execution.operations import AnswerOp, GenOp, Op
 from sglang_lite.lang.execution.repair_prompt import repaired, shows
 from sglang_lite.lang.execution.retries import attempts, check_value, limit
@@ -292,7 +291,7 @@ def _events(
         params = msgspec.structs.replace(params, seed=reseeded(params.seed, attempt))
     prompt, constraint = partial(_prompt, player, op, options, attempt), partial(_constraint, player, op)
     if player.run.kept is not None:
-        kept = player.run.kept.generations(op, lambda: Question.of(prompt()).of_generation(op, constraint()))
+        kept = player.run.kept.generations(op, player.transcript)
         if kept:
             return _replayed(kept)
     repairs = bool(attempt) and shows(options, op)

@@ -7,63 +7,70 @@ parameters and the constraint, or the choices and the method of choosing.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from sglang_lite.lang.concurrency.variables import Variable
-from sglang_lite.protocol import Constraint, Generation, Image, ParameterError, Prompt, Selection, TraceNode, Usage
+from sglang_lite.lang.execution.operations import AnswerOp, GenOp, SelectOp
+from sglang_lite.protocol import (
+    Constraint,
+    Continuation,
+    Generation,
+    Image,
+    ParameterError,
+    Selection,
+    TraceNode,
+    Usage,
+)
 
 if TYPE_CHECKING:
-    from sglang_lite.lang.execution.operations import AnswerOp, GenOp, SelectOp
+    from sglang_lite.lang.execution.transcript import Transcript
 
 
 class Question:
-    """Prompt so far, from which questions are digested.
+    """Text before a node, from which the node's question is digested.
 
     Attributes:
+        grammar: open grammar, and its text so far; None if no grammar is open.
         hashed: SHA-256 of the text so far.
     """
 
-    def __init__(self, text: str = "", images: Iterable[Image] = ()) -> None:
-        self.hashed = hashlib.sha256(text.encode("utf-8", "surrogatepass"))
-        self._images = [*images]
+    def __init__(
+        self, text: str = "", images: Iterable[Image] = (), grammar: tuple[Constraint, str] | None = None
+    ) -> None:
+        self.grammar = grammar
+        self.hashed, self._images = hashlib.sha256(text.encode("utf-8", "surrogatepass")), [*images]
 
     @classmethod
-    def of(cls, prompt: Prompt) -> Question:
-        return cls(prompt.text, prompt.images)
+    def of(cls, transcript: Transcript) -> Question:
+        walk = transcript.matcher
+        return cls(transcript.text(), transcript.images, None if walk is None else (walk.constraint, walk.text))
 
     def copy(self) -> Question:
-        other = Question(images=self._images)
+        other = Question(images=self._images, grammar=self.grammar)
         other.hashed = self.hashed.copy()
         return other
 
     def add(self, text: str, images: Iterable[Image] = ()) -> None:
         self.hashed.update(text.encode("utf-8", "surrogatepass"))
         self._images += images
+        if self.grammar is not None:
+            self.grammar = self.grammar[0], self.grammar[1] + text
 
-    def of_generation(self, op: GenOp, constraint: Constraint | None) -> str:
-        """Digest of a generation's question.
-
-        Args:
-            constraint: constraint of the node, within the open grammar.
-        """
-        tools = op.expression.tools
-        shown = () if tools is None or not op.shows_tools else (tools.shown,)
-        return self._digest(op.node.params, constraint, *shown)
-
-    def of_selection(self, op: SelectOp, grammar: tuple[Constraint, str] | None) -> str:
-        """Digest of a selection's question.
-
-        Args:
-            grammar: open grammar and its text so far, or None.
-        """
-        own = op.expression
-        return self._digest(own.choices, own.multi, type(own.choices_method).__qualname__, op.node.temperature, grammar)
-
-    def _digest(self, *about: object) -> str:
+    def asked_by(self, op: AnswerOp) -> str:
+        """Digest of a node's question: of the text, and of what the node asks for."""
+        about: tuple[object, ...] = ()
+        if isinstance(op, GenOp):
+            tools, constraint = op.expression.tools, op.node.constraint
+            if self.grammar is not None:
+                constraint = Continuation(*self.grammar, constraint)
+            about = (op.node.params, constraint, *((tools.shown,) if tools is not None and op.shows_tools else ()))
+        elif isinstance(op, SelectOp):
+            own, method = op.expression, type(op.expression.choices_method).__qualname__
+            about = own.choices, own.multi, method, op.node.temperature, self.grammar
         found = self.hashed.copy()
         found.update(repr((self._images, about)).encode("utf-8", "surrogatepass"))
         return found.hexdigest()
@@ -103,36 +110,36 @@ class Kept:
         error = variable.error()
         self.taken.set(True, error if isinstance(error, ParameterError) else None)
 
-    def generations(self, op: GenOp, question: Callable[[], str]) -> list[Generation]:
+    def generations(self, op: GenOp, transcript: Transcript) -> list[Generation]:
         """Samples that a generation keeps; empty if it has to be asked for. A kept answer costs nothing.
 
         Args:
-            question: returns the node's question.
+            transcript: text before the node.
         """
-        found = [each for each in self._kept(op, question) if isinstance(each, Generation)]
+        found = [each for each in self._kept(op, transcript) if isinstance(each, Generation)]
         return [msgspec.structs.replace(each, usage=Usage()) for each in found]
 
-    def selection(self, op: SelectOp, choices: Sequence[str], question: Callable[[], str]) -> Selection | None:
+    def selection(self, op: SelectOp, choices: Sequence[str], transcript: Transcript) -> Selection | None:
         """Next selection that the caller gives to a node or that it keeps; None if it has to be asked for.
 
         Args:
             choices: choices of this step.
-            question: returns the node's question.
+            transcript: text before the node.
 
         Raises:
             ParameterError: the caller's value is not possible.
         """
         if self.gives(op):
             return self._next_given(op, choices)
-        saved = next(self._kept(op, question), None)
+        saved = next(self._kept(op, transcript), None)
         return msgspec.structs.replace(saved, usage=Usage()) if isinstance(saved, Selection) else None
 
-    def _kept(self, op: AnswerOp, question: Callable[[], str]) -> Iterator[Generation | Selection]:
+    def _kept(self, op: AnswerOp, transcript: Transcript) -> Iterator[Generation | Selection]:
         """Answers that a node has not taken yet. Its question is compared when it asks for the first time: what it asks
         for later follows from its first answer."""
         node = op.variable.node
         if node not in self._steps:
-            saved = self.answers.get((node, question()))
+            saved = self.answers.get((node, Question.of(transcript).asked_by(op)))
             self._steps[node] = iter(() if saved is None else saved.results)
         return self._steps[node]
 

@@ -14,7 +14,6 @@ from sglang_lite.lang.concurrency.pool import in_pool
 from sglang_lite.lang.execution import blocking_hooks
 from sglang_lite.lang.execution.budget import max_selection_usage
 from sglang_lite.lang.execution.generation import set_asked_node
-from sglang_lite.lang.execution.kept import Question
 from sglang_lite.lang.execution.operations import SelectOp
 from sglang_lite.lang.execution.retries import attempts
 from sglang_lite.lang.expressions import only_picks
@@ -116,11 +115,7 @@ async def _retried(player: Player, op: SelectOp, ask: Callable[[int], Awaitable[
 async def _answer(player: Player, op: SelectOp, texts: Sequence[str], seed: int | Unset) -> Selection:
     """Scores of choices with the decision by them: those that the run has kept, or new ones."""
     if player.run.kept is not None:
-        walk = player.transcript.matcher
-        grammar = None if walk is None else (walk.constraint, walk.text)
-        kept = player.run.kept.selection(
-            op, texts, lambda: Question.of(player.transcript.prompt()).of_selection(op, grammar)
-        )
+        kept = player.run.kept.selection(op, texts, player.transcript)
         if kept is not None:
             return kept
     return _decided(op, await _score(player, op, texts), texts, seed)

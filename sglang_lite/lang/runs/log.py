@@ -13,18 +13,7 @@ from sglang_lite.lang.execution.kept import Question
 from sglang_lite.lang.execution.operations import AnswerOp, ForkOp, GenOp, JoinOp, MarkOp, Op, ScopeOp, SelectOp
 from sglang_lite.lang.runs.trace import Trace
 from sglang_lite.program.nodes import GrammarBegin, GrammarEnd, ImagePart, ScopeBegin, Text, TurnBegin, TurnEnd
-from sglang_lite.protocol import (
-    Attempt,
-    Constraint,
-    Continuation,
-    Generation,
-    Image,
-    Location,
-    Selection,
-    SglError,
-    TraceHead,
-    TraceNode,
-)
+from sglang_lite.protocol import Attempt, Generation, Image, Location, Selection, SglError, TraceHead, TraceNode
 
 if TYPE_CHECKING:
     from sglang_lite.lang.execution.player import Player
@@ -36,21 +25,14 @@ class _TextSoFar:
 
     Attributes:
         question: the text, to which a node at this place adds its question.
-        grammar: open grammar, and its text so far; None if no grammar is open.
         unknown: texts whose cache status is not known yet.
     """
 
     question: Question = field(default_factory=Question)
-    grammar: tuple[Constraint, str] | None = None
     unknown: list[_Draft] = field(default_factory=list)
 
     def copy(self) -> _TextSoFar:
-        return _TextSoFar(self.question.copy(), self.grammar, list(self.unknown))
-
-    def add(self, text: str, images: Sequence[Image] = ()) -> None:
-        self.question.add(text, images)
-        if self.grammar is not None:
-            self.grammar = self.grammar[0], self.grammar[1] + text
+        return _TextSoFar(self.question.copy(), list(self.unknown))
 
 
 @dataclass(slots=True)
@@ -154,50 +136,38 @@ class _Reader:
                 self._mark(op)
             case GrammarBegin():
                 self._add("grammar_begin", None)
-                self._text.grammar = op.constraint, ""
+                self._text.question.grammar = op.constraint, ""
             case GrammarEnd():
                 self._add("grammar_end", None)
-                self._text.grammar = None
+                self._text.question.grammar = None
 
     def _add(self, kind: str, where: Location | None, images: Sequence[Image] = (), **fields: Any) -> _Draft:
         fields = {"start": self._now, "end": self._now, "error": None, "rejected": self._rejected, **fields}
         place = len(self.drafts)
         draft = _Draft({"kind": kind, "path": self._path, "place": place, "where": where and where.names, **fields})
         self.drafts.append(draft)
-        self._text.add(fields.get("text", ""), images)
+        self._text.question.add(fields.get("text", ""), images)
         self._now = max(self._now, fields["end"])
         return draft
 
     def _generation(self, op: GenOp) -> None:
-        record = op.variable.record
-        found = () if record is None else tuple(record) if isinstance(record, list) else (record,)
-        text, forced = "", tuple[tuple[int, int], ...]()
-        own_backend = op.expression.options is not None and op.expression.options.backend is not None
-        constraint = op.node.constraint
-        if self._text.grammar is not None:
-            constraint = Continuation(*self._text.grammar, constraint)
-        asked = "" if own_backend else self._text.question.of_generation(op, constraint)
+        found, text, forced = _results(op), "", tuple[tuple[int, int], ...]()
         if found:
-            first = found[0]
-            text = "".join(span.text for span in first.spans) if first.spans and not own_backend else first.text
+            spans = () if _has_own_backend(op) else found[0].spans
+            text = "".join(span.text for span in spans) if spans else found[0].text
             forced = _forced(found[0], len(text))
             if not op.has_own_prompt:
                 self._learn(found[0])
-        self._answered("gen", op, found, asked, text=text, forced=forced)
+        self._answered("gen", op, found, text=text, forced=forced)
 
     def _selection(self, op: SelectOp) -> None:
-        record, found, text = op.variable.record, tuple[Selection, ...](), ""
-        if isinstance(record, list):
-            assert op.expression.multi is not None
-            found, text = tuple(record), op.expression.multi.separator.join(op.variable.result())
-        elif record is not None:
-            found, text = (record,), record.picked
-        asked = self._text.question.of_selection(op, self._text.grammar)
+        found, multi, text = _results(op), op.expression.multi, ""
         if found:
             self._learn(found[0])
-        self._answered("select", op, found, asked, text=text)
+            text = found[0].picked if multi is None else multi.separator.join(op.variable.result())
+        self._answered("select", op, found, text=text)
 
-    def _answered(self, kind: str, op: AnswerOp, found: tuple[Any, ...], asked: str, **fields: Any) -> None:
+    def _answered(self, kind: str, op: AnswerOp, found: tuple[Any, ...], **fields: Any) -> None:
         error = op.variable.error()
         end = max(op.ended - self._started, self._now) if op.ended else self._now
         start = end
@@ -220,7 +190,7 @@ class _Reader:
             attempts=tuple(Attempt(_told(each.error), each.answers) for each in attempts),
             error=None if error is None else _told(error),
             node=op.variable.node if op.in_body else "",
-            asked=asked if op.in_body else "",
+            asked="" if not op.in_body or _has_own_backend(op) else self._text.question.asked_by(op),
             **fields,
         )
 
@@ -260,6 +230,16 @@ class _Reader:
             draft.cached = cached if draft.cached is None else min(draft.cached, cached)
             uncached = max(uncached - length, 0)
         self._text.unknown = []
+
+
+def _has_own_backend(op: AnswerOp) -> bool:
+    return isinstance(op, GenOp) and op.expression.options is not None and op.expression.options.backend is not None
+
+
+def _results(op: AnswerOp) -> tuple[Any, ...]:
+    """Samples of a generation, or steps of a selection; empty if it has failed."""
+    record = op.variable.record
+    return () if record is None else tuple(record) if isinstance(record, list) else (record,)
 
 
 def _forced(generation: Generation, length: int) -> tuple[tuple[int, int], ...]:
