@@ -11,38 +11,26 @@ import msgspec
 from sglang_lite.protocol import CapabilityError, ParameterError
 from sglang_lite.protocol.anything import Json
 from sglang_lite.server.fields import DECISIONS_NEUTRAL, Fields
+from sglang_lite.server.openai.responses_items import ContentPart, InputText, Refusal
 
 MOST_CHOICES = 255
 _JSON_BYTES, _JSON_DEPTH, _JSON_VALUES = 2**18, 32, 10_000  # limits of an input part that is JSON
 
 
-class _Part(msgspec.Struct, kw_only=True, tag_field="type", forbid_unknown_fields=True):
-    pass
-
-
-class InputText(_Part, tag="input_text"):
-    text: str
-    prompt_cache_breakpoint: dict[str, Any] | None = None  # ignored: every prefix is cached
-
-
-class InputImage(_Part, tag="input_image"):
+class InputImage(ContentPart, tag="input_image"):
     image_url: str
     detail: str | None = None
     prompt_cache_breakpoint: dict[str, Any] | None = None
 
 
-class InputJson(_Part, tag="input_json"):
+class InputJson(ContentPart, tag="input_json"):
     data: dict[str, Any] | list[dict[str, Any]]
 
 
-class OutputText(_Part, tag="output_text"):
+class OutputText(ContentPart, tag="output_text"):
     text: str
     annotations: list[Any] | None = None  # of an earlier answer, returned by the client unchanged
     logprobs: list[Any] | None = None
-
-
-class Refusal(_Part, tag="refusal"):
-    refusal: str
 
 
 Parts: TypeAlias = list[InputText | InputImage | InputJson | OutputText | Refusal]
@@ -195,7 +183,7 @@ def _function(item: InputCall | InputCustomCall, where: str) -> dict[str, Any]:
     return {"name": item.name, "arguments": arguments}
 
 
-def _text(content: str | Sequence[_Part], where: str) -> str:
+def _text(content: str | Sequence[ContentPart], where: str) -> str:
     if isinstance(content, str):
         return content
     texts = []

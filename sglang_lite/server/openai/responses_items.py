@@ -16,31 +16,31 @@ from sglang_lite.server.http.body import convert
 Item: TypeAlias = dict[str, Any]
 
 
-class _Part(msgspec.Struct, kw_only=True, tag_field="type", forbid_unknown_fields=True):
-    pass
+class ContentPart(msgspec.Struct, kw_only=True, tag_field="type", forbid_unknown_fields=True):
+    """Part of a message's content."""
 
 
-class InputText(_Part, tag="input_text"):
+class InputText(ContentPart, tag="input_text"):
     text: str
     prompt_cache_breakpoint: dict[str, Any] | None = None  # ignored: every prefix is cached
 
 
-class OutputText(_Part, tag="output_text"):
+class OutputText(ContentPart, tag="output_text"):
     text: str
     annotations: list[Any] | None = None  # of an earlier answer, returned by the client unchanged
     logprobs: list[Any] | None = None
     parsed: Any = None
 
 
-class Refusal(_Part, tag="refusal"):
+class Refusal(ContentPart, tag="refusal"):
     refusal: str
 
 
-class SummaryText(_Part, tag="summary_text"):
+class SummaryText(ContentPart, tag="summary_text"):
     text: str
 
 
-class ReasoningText(_Part, tag="reasoning_text"):
+class ReasoningText(ContentPart, tag="reasoning_text"):
     text: str
 
 
