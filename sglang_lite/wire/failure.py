@@ -10,17 +10,9 @@ from sglang_lite.protocol.results import Failure as Failure
 from sglang_lite.wire.limits import LIMITS
 from sglang_lite.wire.plain_data import is_plain
 
-ERRORS: Final = {
-    kind.__name__: kind
-    for kind in (
-        SglError, errors.BackendError, errors.BatchError, errors.BudgetError, errors.CapabilityError,
-        errors.CompileError, errors.ConstraintError, errors.DownloadError, errors.EngineClosedError,
-        errors.ModelError, errors.OverloadedError, errors.ParameterError, errors.ProgramError, errors.RefusalError,
-        errors.RequestAbortedError, errors.RequestTimeoutError, errors.TemplateError, errors.TraceError,
-        errors.UnknownVariableError, errors.ValueValidationError,
-        WireError,
-    )
-}  # fmt: skip
+ERRORS: Final[dict[str, type[SglError]]] = {
+    name: kind for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, SglError)
+}
 _OWN: Final[dict[type[SglError], dict[str, bool]]] = {  # members that a class adds, and whether they are required
     errors.ParameterError: {"parameter": True},
     errors.CapabilityError: {"parameter": False},

@@ -34,27 +34,14 @@ class PlayedData(Record, frozen=True):
     event: Delta | Generation | Selection | Failure
 
 
-# Types that may be sent, by name.
+# Types that may be sent, by name: all records of these modules.
 TYPES: Final[dict[str, type[Record]]] = {
     kind.__name__: kind
-    for kind in (
-        sampling.SamplingParams,
-        constraints.Choices, constraints.Continuation, constraints.Ebnf, constraints.InOrder, constraints.JsonSchema,
-        constraints.Lark, constraints.Number, constraints.OneOf, constraints.Regex, constraints.Repeated,
-        constraints.StructuralTag, constraints.Tag, constraints.TaggedObject, constraints.Tags,
-        prompt.Image, prompt.Message, prompt.Prompt, prompt.PromptTools, prompt.Span,
-        results.ChoiceScore, Delta, Generation, Played, results.ProgramResult, Selection, results.TokenLogprob,
-        results.Usage, recording.RecordedCall, recording.RecordedEvent, recording.RecordedRequest,
-        recording.RecordedTemplate, recording.RecordingEnd, recording.RecordingHead,
-        saved.CheckpointHead, saved.CheckpointRow, saved.SavedPiece, saved.SavedRun, saved.SavedSamples,
-        saved.SavedVariable, trace.Attempt, trace.CacheMiss, trace.TraceHead, trace.TraceNode,
-        graph.Branching, graph.Call, graph.Change, graph.GraphNode, graph.GraphRecord, graph.Picture, graph.Problem,
-        graph.Use, graph.Value, graph.Way,
-        nodes.Fork, nodes.Gen, nodes.GrammarBegin,
-        nodes.GrammarEnd, nodes.ImagePart, nodes.Join, nodes.Mark, nodes.Program, nodes.Rollback,
-        nodes.ScopeBegin, nodes.ScopeEnd, nodes.Select, nodes.Text, nodes.TurnBegin, nodes.TurnEnd,
-    )
-}  # fmt: skip
+    for home in (sampling, constraints, prompt, results, recording, saved, trace, graph, nodes)
+    for kind in vars(home).values()
+    if isinstance(kind, type) and issubclass(kind, Record) and kind.__module__ == home.__name__
+    if kind not in (nodes.BaseNode, Failure)
+}
 _READ: Final[dict[str, type[Record]]] = {**TYPES, "Played": PlayedData, "Error": Failure}
 _DATA: Final = b',"data":'
 _PREFIXES: Final = {
