@@ -37,13 +37,14 @@ def failure(path: AnyPath, what: str, error: OSError) -> ParameterError:
     return ParameterError("path", f"{os.fspath(path)!r} can't be {what}: {error.strerror or error}.")
 
 
-def message(path: AnyPath, number: int, line: bytes) -> wire.Message:
-    """Record in a line of a file. Raises WireError if it is not a message, or has another version of the format."""
+def message(path: AnyPath, number: int, line: bytes, hint: str) -> wire.Message:
+    """Record in a line of a file. Raises WireError if it is not a message, or has another version of the format; with
+    `hint` unless the error has its own."""
     try:
         return wire.decode(line.removesuffix(b"\n"))
     except WireError as error:
         reason = error.message.removeprefix("wire: ").rpartition(" (at ")[0]
-        raise fault(path, number, reason, error.pointer, error.hint) from None
+        raise fault(path, number, reason, error.pointer, error.hint or hint) from None
 
 
 def fault(path: AnyPath, number: int, problem: str, pointer: str = "", hint: str = "") -> WireError:

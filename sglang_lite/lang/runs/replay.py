@@ -40,7 +40,7 @@ from sglang_lite.text.chat_template import JinjaTemplate, TurnTemplate
 from sglang_lite.wire.failure import as_error
 
 _LONGEST_LINE = wire.LIMITS.bytes
-_AGAIN = "Was that written by sgl.record(path)? Record it again."
+_AGAIN = "Was that written by sgl.record(path), in this version? If not, record it again."
 _SHOWN = 40  # characters shown on each side of a difference
 
 
@@ -271,7 +271,7 @@ def _read_lines(
     for number, line in enumerate(lines, 1):
         if not line.endswith(b"\n") and len(line) <= _LONGEST_LINE:
             break  # the recording was interrupted while this line was written
-        match files.message(path, number, line):
+        match files.message(path, number, line, _AGAIN):
             case RecordingHead() as head if number == 1:
                 pass
             case RecordedCall() | RecordingEnd() as record if number > 1 and record.after != after:

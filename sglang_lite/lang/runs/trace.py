@@ -71,7 +71,7 @@ class Trace:
         """
         head, nodes = None, list[TraceNode]()
         for number, line in enumerate(io.BytesIO(files.read(path)), 1):
-            record = files.message(path, number, line)
+            record = files.message(path, number, line, _SAVED)
             if number == 1 and isinstance(record, TraceHead):
                 head = record
             elif number > 1 and isinstance(record, TraceNode):

@@ -302,7 +302,7 @@ def test_a_file_that_was_changed_is_refused_with_its_line(file):
         b"".join(whole.splitlines(True)[:2] + whole.splitlines(True)[3:]): "line 3: the line before",
         whole + b"{}\n": "the recording has 5 calls",
         b"": "empty",
-        b"<html>\n": "line 1",
+        b"<html>\n": "record it again",
         whole.replace(b"RecordingHead", b"Usage", 1): "line 1",
         b"\n".join(whole.splitlines()[1:]): "line 1: a RecordedCall is not the head",
     }
