@@ -22,18 +22,18 @@ from sglang_lite.lang.execution.branch import Branch, raised_at
 from sglang_lite.lang.execution.run import Run, RunSettings, current_run
 from sglang_lite.lang.expressions import BaseProgram
 from sglang_lite.lang.state import ProgramState, ProgramStateGroup, in_event_loop, user_location
-from sglang_lite.lang.symbolic.graph import Graph, changed, graph_of, way_of
+from sglang_lite.lang.symbolic.graph import Graph, changed, graph_of
 from sglang_lite.lang.symbolic.recorder import (
     MAX_NODES,
     CutError,
     EndlessError,
     Recorder,
-    Recording,
-    RecordingBranch,
-    WayRecording,
+    TracedBranch,
+    TracedGraph,
+    TracedWay,
     is_limit,
 )
-from sglang_lite.lang.symbolic.symbols import SglArgument, SglVariable, Symbol, origin, recording, refuse
+from sglang_lite.lang.symbolic.symbols import SglArgument, SglVariable, refuse, traced_way
 from sglang_lite.lang.symbolic.traced_planner import TracedPlanner
 from sglang_lite.lang.unawaited import must_await
 from sglang_lite.program.graph import Call
@@ -72,7 +72,7 @@ class TracerProgramState(ProgramState):
         complete: whether all ways through the body were followed.
     """
 
-    branch: RecordingBranch
+    branch: TracedBranch
 
     def __init__(
         self, branch: Branch, program: BaseProgram | None = None, arguments: Mapping[str, UserValue] | None = None
@@ -106,7 +106,7 @@ class TracerProgramState(ProgramState):
     @property
     def answers(self) -> Mapping[int, TracedAnswer]:
         """Generations and selections of a trace for `explain`, by the ids of their nodes in the graph."""
-        return self.branch.player.way.recording.answers
+        return self.branch.player.way.graph.answers
 
     def call(self, program: UserValue, *args: UserValue, **kwargs: UserValue) -> UserValue:
         if not isinstance(program, BaseProgram):
@@ -142,11 +142,12 @@ class TracerProgramState(ProgramState):
         """
         if self._program is None:
             raise ProgramError("only the state that trace() returned has a graph.", where=user_location())
-        first = self.branch.player.way
-        again = _tracer(self._program, self.arguments, self.branch.backend, first.forced)
+        ways = [path.state.branch.player.way for path in self.paths]
+        graph = graph_of(self._program, self.arguments, ways, complete=self.complete)
+        again = _tracer(self._program, self.arguments, self.branch.backend, ways[0].forced)
         with contextlib.suppress(CutError, Exception):  # errors were handled in the first run
             _run_traced(self._program, again)
-        return changed(_graph(self._program, self), _graph(self._program, again))
+        return changed(graph, graph_of(self._program, {}, [again.branch.player.way], complete=False))
 
     def flatten_nodes(self) -> list[Expression]:
         """Nodes of the state, with lists of expressions replaced by their parts."""
@@ -166,18 +167,6 @@ def _lines(state: TracerProgramState, indent: str) -> list[str]:
     return lines + [line for child in state.child_states for line in _lines(child, indent + "  ")]
 
 
-def _graph(program: BaseProgram, state: TracerProgramState) -> Graph:
-    """Graph of a trace, without the texts that change."""
-    ways = [
-        way_of(path.state.branch.player.way, path.error, cut=path.cut, returns=path.state.ret_value is not None)
-        for path in state.paths
-    ]
-    symbols = {name: value for name, value in state.arguments.items() if isinstance(value, Symbol)}
-    names = tuple(name for name, value in symbols.items() if origin(value).name == name)
-    recording = state.branch.player.way.recording
-    return graph_of(program.name, names, recording, ways, program.func, complete=state.complete)
-
-
 async def _at_once(state: TracerProgramState) -> TracerProgramState:
     return state
 
@@ -188,16 +177,16 @@ class TracingScope:
 
     def __init__(self, tracer_state: TracerProgramState) -> None:
         self.tracer_state = tracer_state
-        self._tokens: tuple[Token[TracingScope | None], Token[WayRecording | None]] | None = None
+        self._tokens: tuple[Token[TracingScope | None], Token[TracedWay | None]] | None = None
 
     def __enter__(self) -> TracingScope:
-        self._tokens = _scope.set(self), recording.set(self.tracer_state.branch.player.way)
+        self._tokens = _scope.set(self), traced_way.set(self.tracer_state.branch.player.way)
         return self
 
     def __exit__(self, *_: object) -> None:
         assert self._tokens is not None
         _scope.reset(self._tokens[0])
-        recording.reset(self._tokens[1])
+        traced_way.reset(self._tokens[1])
 
     @staticmethod
     def get_current_scope() -> TracingScope | None:
@@ -269,20 +258,19 @@ def explored(
     the first outcome of each decision, and the outcomes of earlier decisions are varied before those of later ones."""
     waiting: deque[tuple[int, ...]] = deque([()])
     paths: list[TracedPath] = []
-    recording = Recording()
+    graph = TracedGraph()
     left = MAX_NODES
     while waiting and len(paths) < most and left > 0:
         forced = waiting.popleft()
-        state = _tracer(program, arguments, backend, forced, recording)
-        error, cut = None, False
+        state = _tracer(program, arguments, backend, forced, graph)
+        way = state.branch.player.way
         try:
             _run_traced(program, state)
         except CutError:
-            cut = True
+            way.cut = True
         except Exception as raised:  # raised by the user's body: the result of this way
-            error = raised
-        paths.append(TracedPath(state, error, cut))
-        way = state.branch.player.way
+            way.error = raised
+        paths.append(TracedPath(state, way.error, way.cut))
         left -= len(way.ids)
         for i, decision in enumerate(way.decisions()[len(forced) :], len(forced)):
             others = ((*way.outcomes[:i], other) for other in range(1, len(decision.outcomes)))
@@ -308,10 +296,10 @@ def _tracer(
     arguments: Mapping[str, UserValue],
     backend: BaseBackend | None,
     forced: tuple[int, ...] | None = None,
-    recording: Recording | None = None,
+    graph: TracedGraph | None = None,
     only: tuple[type[BaseNode], ...] | None = None,
 ) -> TracerProgramState:
-    """State with which a program's body is traced. Arguments as for `explored` and `WayRecording`."""
+    """State with which a program's body is traced. Arguments as for `explored` and `TracedWay`."""
     parameters = program.signature.parameters.values()
     names = [p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     bound = {**arguments, **{name: SglArgument(name) for name in names if name not in arguments}}
@@ -325,9 +313,9 @@ def _tracer(
     run = Run(chosen, RunSettings(), is_async=program.is_async, new_state=TracerProgramState)
     planner = TracedPlanner(chosen) if isinstance(chosen, TracedBackend) else None
     if scope is None or outer is None:
-        recorder = Recorder(run, WayRecording(recording or Recording(), forced, only))
-        return TracerProgramState(RecordingBranch(recorder, planner=planner), program, bound)
-    inner = RecordingBranch(outer.player.called(run, program.name), planner=planner)
+        recorder = Recorder(run, TracedWay(graph or TracedGraph(), forced, only))
+        return TracerProgramState(TracedBranch(recorder, planner=planner), program, bound)
+    inner = TracedBranch(outer.player.called(run, program.name), planner=planner)
     state = TracerProgramState(inner, arguments=bound)
     scope.add_child_state(state)
     return state
@@ -340,6 +328,8 @@ def _run_traced(program: BaseProgram, state: TracerProgramState) -> None:
         with TracingScope(state):
             result = program.func(state, **state.arguments)
             state.ret_value = awaited(result) if program.is_async else result
+        if not inside:
+            state.branch.player.way.returns = state.ret_value is not None
     except RecursionError as error:
         if inside:
             raise

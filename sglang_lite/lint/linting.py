@@ -145,7 +145,7 @@ def _report(
     findings = dict.fromkeys((*graph.check(), *_tools(graph, backend)))
     for number, other in enumerate(others, 2):
         for finding in msgspec.structs.replace(other, changes=()).check():
-            if not any(_same(finding, each) for each in findings):
+            if not any((finding.code, finding.where) == (each.code, each.where) for each in findings):
                 findings[msgspec.structs.replace(finding, message=f"{finding.message} (row {number})")] = None
     shared = None
     if counter is not None:
@@ -163,10 +163,6 @@ def _again(graph: Graph) -> Graph:
         text = msgspec.structs.replace(nodes[change.node].node, text=change.second)
         nodes[change.node] = msgspec.structs.replace(nodes[change.node], node=text)
     return msgspec.structs.replace(graph, nodes=tuple(nodes))
-
-
-def _same(one: Finding, other: Finding) -> bool:
-    return (one.code, one.where) == (other.code, other.where)
 
 
 def _graph(

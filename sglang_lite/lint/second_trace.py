@@ -50,21 +50,13 @@ def traced_later(
         environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         command = [sys.executable, "-c", _COMMAND, str(file), folder]
         try:
-            _arguments(folder).write_text(json.dumps([arguments, template]))
+            Path(folder, "arguments").write_text(json.dumps([arguments, template]))
             subprocess.run(
                 command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, timeout=_PATIENCE, check=True
             )
-            return {name: Graph.from_json(_answer(folder, name).read_bytes()) for name in arguments}
+            return {name: Graph.from_json(Path(folder, f"{name}.json").read_bytes()) for name in arguments}
         except (OSError, subprocess.SubprocessError, SglError):
             return {}
-
-
-def _answer(folder: str, name: str) -> Path:
-    return Path(folder, f"{name}.json")
-
-
-def _arguments(folder: str) -> Path:
-    return Path(folder, "arguments")
 
 
 def main(file: str, folder: str) -> None:
@@ -73,12 +65,12 @@ def main(file: str, folder: str) -> None:
 
     _put_clocks_ahead()
     module = load(Path(file))
-    arguments, template = json.loads(_arguments(folder).read_text())
+    arguments, template = json.loads(Path(folder, "arguments").read_text())
     backend = backend_with(template)
     for name, row in arguments.items():
         program = programs_in(module, name)[name]
         state = explored(program, {**program.bind_arguments, **row}, backend, 1)
-        _answer(folder, name).write_bytes(state.graph().to_json())
+        Path(folder, f"{name}.json").write_bytes(state.graph().to_json())
 
 
 def _put_clocks_ahead() -> None:

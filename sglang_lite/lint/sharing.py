@@ -8,9 +8,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+import msgspec
+
 from sglang_lite.program.graph import GraphNode, GraphRecord, Value
 from sglang_lite.program.nodes import Gen, Select, Text, TurnBegin, TurnEnd
-from sglang_lite.program.prefixes import PrefixTree, TokenCounter, common_length, prefix_tree, replaced
+from sglang_lite.program.prefixes import PrefixTree, TokenCounter, common_length, prefix_tree
 from sglang_lite.protocol import Location
 
 LEAST_GAIN: Final = 32  # minimum number of tokens that a move must save in each run
@@ -130,7 +132,7 @@ def _nodes(graph: GraphRecord) -> list[GraphNode]:
 
 def _shape(node: GraphNode) -> tuple[object, ...]:
     kind = "Text" if isinstance(node.node, Value) else node.kind
-    return kind, node.path, None if node.where is None else node.where.line
+    return kind, node.path, node.line
 
 
 def _regions(graphs: Sequence[GraphRecord]) -> Iterator[list[_Line]]:
@@ -141,7 +143,7 @@ def _regions(graphs: Sequence[GraphRecord]) -> Iterator[list[_Line]]:
         places = [at for at, node in enumerate(nodes) if node.path == path]
         plain = {at for i, at in enumerate(places) if _is_plain(nodes, places, i)}
         lines: list[_Line] = []
-        keys = [(at in plain, _number(nodes[at])) for at in places]
+        keys = [(at in plain, nodes[at].line) for at in places]
         for number, pairs in itertools.groupby(zip(keys, places), lambda pair: pair[0]):
             line_places = tuple(at for _, at in pairs)
             if not number[0] or _elsewhere(nodes, line_places, plain):
@@ -149,8 +151,7 @@ def _regions(graphs: Sequence[GraphRecord]) -> Iterator[list[_Line]]:
                     yield lines
                 lines = []
             else:
-                own = any(len(set(map(_said, columns[at]))) > 1 or _is_open(nodes[at]) for at in line_places)
-                lines.append(_Line(number[1], line_places, own))
+                lines.append(_Line(number[1], line_places, any(_differs(columns[at]) for at in line_places)))
         if lines:
             yield lines
 
@@ -166,20 +167,15 @@ def _is_plain(nodes: Sequence[GraphNode], places: Sequence[int], i: int) -> bool
 
 def _elsewhere(nodes: Sequence[GraphNode], line_places: Sequence[int], inside: set[int]) -> bool:
     """Returns True if a line has other nodes than these texts: the line can't be moved as a whole then."""
-    number, path = _number(nodes[line_places[0]]), nodes[line_places[0]].path
-    return any(_number(node) == number and node.path == path and at not in inside for at, node in enumerate(nodes))
+    first = nodes[line_places[0]]
+    return any(
+        node.line == first.line and node.path == first.path and at not in inside for at, node in enumerate(nodes)
+    )
 
 
-def _number(node: GraphNode) -> int:
-    return node.where.line if node.where is not None else 0
-
-
-def _said(node: GraphNode) -> str:
-    return getattr(node.node, "text", "")
-
-
-def _is_open(node: GraphNode) -> bool:
-    return isinstance(node.node, Value)
+def _differs(column: Sequence[GraphNode]) -> bool:
+    """Returns True if a text differs from run to run. An open value is one that does."""
+    return isinstance(column[0].node, Value) or len({getattr(node.node, "text", "") for node in column}) > 1
 
 
 def _moved(graph: GraphRecord, line: _Line, above: _Line) -> GraphRecord:
@@ -187,7 +183,8 @@ def _moved(graph: GraphRecord, line: _Line, above: _Line) -> GraphRecord:
     moved = [order[at] for at in line.places]
     rest = [i for at, i in enumerate(order) if at not in line.places]
     at = rest.index(order[above.places[0]])
-    return replaced(graph, [*rest[:at], *moved, *rest[at:]])
+    way = msgspec.structs.replace(graph.ways[0], nodes=(*rest[:at], *moved, *rest[at:]))
+    return msgspec.structs.replace(graph, ways=(way,))
 
 
 @dataclass(frozen=True, slots=True)

@@ -113,6 +113,11 @@ class GraphNode(Record, frozen=True):
         return self.node.where
 
     @property
+    def line(self) -> int:
+        """Number of that line, or 0 if unknown."""
+        return 0 if self.where is None else self.where.line
+
+    @property
     def name(self) -> str | None:
         """Name of the variable that the node makes, or None."""
         return self.node.name if isinstance(self.node, Gen | Select | ScopeEnd) else None

@@ -11,8 +11,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol, TypeAlias
 
-import msgspec
-
 from sglang_lite.program.graph import GraphNode, GraphRecord, Picture, Value
 from sglang_lite.program.nodes import Fork, Gen, Join, Mark, Path, Rollback, Select, Text
 from sglang_lite.protocol import Span
@@ -206,9 +204,3 @@ def _built(prompts: Sequence[list[int]], start: int, counter: TokenCounter, dept
     groups = itertools.groupby(longer, lambda prompt: prompt[end])
     after = () if depth == _DEEPEST else tuple(_built(list(each), end, counter, depth + 1) for _, each in groups)
     return Prefix(text[:1000], tokens, len(prompts), after)
-
-
-def replaced(graph: GraphRecord, order: Sequence[int]) -> GraphRecord:
-    """Graph with the nodes of its first way in another order."""
-    way = msgspec.structs.replace(graph.ways[0], nodes=tuple(order))
-    return msgspec.structs.replace(graph, ways=(way,))

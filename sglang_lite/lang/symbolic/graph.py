@@ -1,9 +1,9 @@
-"""Graph of a program, made from the recording of its traces. Its checks are in graph_checks.py."""
+"""Graph of a program, made from its traces. Its checks are in graph_checks.py."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 import msgspec
@@ -12,8 +12,10 @@ from sglang_lite import wire
 from sglang_lite.errors import SglError
 from sglang_lite.lang.backend.base_backend import BaseBackend
 from sglang_lite.lang.execution.branch import raised_at
+from sglang_lite.lang.expressions import BaseProgram
 from sglang_lite.lang.symbolic.graph_checks import Finding, check
-from sglang_lite.lang.symbolic.recorder import Recording, WayRecording, is_limit
+from sglang_lite.lang.symbolic.recorder import TracedWay, is_limit
+from sglang_lite.lang.symbolic.symbols import Symbol, origin
 from sglang_lite.lang.symbolic.unreached import unreached
 from sglang_lite.program import drawing
 from sglang_lite.program.graph import Change, GraphRecord, Problem, Way
@@ -99,44 +101,31 @@ def _fields(graph: GraphRecord) -> tuple[Any, ...]:
 
 
 def graph_of(
-    program: str,
-    arguments: tuple[str, ...],
-    recording: Recording,
-    ways: Sequence[Way],
-    body: Callable[..., UserValue],
-    *,
-    complete: bool,
+    program: BaseProgram, arguments: Mapping[str, UserValue], ways: Sequence[TracedWay], *, complete: bool
 ) -> Graph:
-    """Graph of the ways that a recording contains.
+    """Graph of ways through a program's body.
 
     Args:
-        program: name of the program.
-        arguments: names of the arguments that were not given.
-        body: body of the program.
+        arguments: arguments of the body, some of which may be symbols.
         complete: whether `ways` are all ways.
     """
-    nodes = recording.nodes
-    read = recording.read.union(use.source for node in nodes for use in node.uses if use.source is not None)
+    traced, found = ways[0].graph, tuple(map(_way, ways))
+    symbols = [(name, value) for name, value in arguments.items() if isinstance(value, Symbol)]
+    names = tuple(name for name, value in symbols if origin(value).name == name)
+    read = traced.read.union(use.source for node in traced.nodes for use in node.uses if use.source is not None)
     never: list[Location] = []
     if complete:
-        reached = [node.where for node in nodes] + [way.problem.where for way in ways if way.problem is not None]
-        never = unreached(body, reached, recording.question_lines)
+        failed = [way.problem.where for way in found if way.problem is not None]
+        never = unreached(program.func, [node.where for node in traced.nodes] + failed, traced.question_lines)
     return Graph(
-        program, arguments, tuple(nodes), tuple(ways), complete, tuple(sorted(read)), unreached=tuple(never)
+        program.name, names, tuple(traced.nodes), found, complete, tuple(sorted(read)), unreached=tuple(never)
     )  # fmt: skip
 
 
-def way_of(recorded: WayRecording, error: Exception | None, *, cut: bool, returns: bool) -> Way:
-    """Way through a body, as data.
-
-    Args:
-        error: exception that the body raised, or None.
-        cut: whether the way was not followed to its end.
-        returns: whether the body returned a value.
-    """
-    ended: Literal["returned", "raised", "cut"] = "cut" if cut else "raised" if error is not None else "returned"
-    problem = None if error is None else _problem(error)
-    return Way(tuple(recorded.ids), recorded.outcomes, ended, problem, returns)
+def _way(way: TracedWay) -> Way:
+    ended: Literal["returned", "raised", "cut"] = "cut" if way.cut else "returned" if way.error is None else "raised"
+    problem = None if way.error is None else _problem(way.error)
+    return Way(tuple(way.ids), way.outcomes, ended, problem, way.returns)
 
 
 def _problem(error: Exception) -> Problem:

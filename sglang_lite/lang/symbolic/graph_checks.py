@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Final
 
 from sglang_lite.constraints.language import language_of
 from sglang_lite.constraints.matching import may_contain
@@ -16,26 +15,12 @@ from sglang_lite.program.prefixes import common_length
 from sglang_lite.protocol import CapabilityError, Constraint, ConstraintError, Continuation, Location, Number, Unset
 from sglang_lite.protocol.record import Record
 
-# Codes of findings, each with a short description.
-CODES: Final = {
-    "unknown-variable": "a variable is read before it is set",
-    "error": "the body fails on a way that it can take",
-    "unread-variable": "a variable is set, but can never be read",
-    "unreachable": "no way through the body reaches a line that adds to the program",
-    "stop-never-comes": "a constraint forbids a stop string",
-    "hidden-tools": "a model does not see the tools of a generation, or only as text",
-    "refused": "a backend refuses a node, or a constraint can't be enforced",
-    "changing-text": "a text changes with every run, and so does the prompt after it",
-    "move-up": "text that all rows share comes after text that they don't share",
-    "low-sharing": "fewer prompt tokens than wanted come from the cache",
-}
-
 
 class Finding(Record, frozen=True):
     """Fault of a program.
 
     Attributes:
-        code: kind of the fault, a key of CODES.
+        code: kind of the fault (docs/graph.md lists them).
         message: description of the fault.
         where: line of the user's code, or None if unknown.
         advice: suggested correction.
@@ -111,9 +96,9 @@ def _replaced(nodes: Sequence[tuple[int, GraphNode]], read: set[int]) -> Iterato
             continue
         before, other = last.get((node.path, node.name), (i, node))
         last[node.path, node.name] = i, node
-        if before not in read and _line(other) != _line(node):  # in a loop the text alone may be wanted
+        if before not in read and other.line != node.line:  # in a loop the text alone may be wanted
             yield Finding(
-                "unread-variable", f"{node.name!r} is replaced (line {_line(node)}) before it is read.",
+                "unread-variable", f"{node.name!r} is replaced (line {node.line}) before it is read.",
                 other.where, "Give one of the two another name.",
             )  # fmt: skip
 
@@ -131,10 +116,6 @@ def _lost(nodes: Sequence[tuple[int, GraphNode]], read: set[int]) -> Iterator[Fi
                 "unread-variable", f"{node.name!r} can't be read: its branch is neither joined nor read from.",
                 node.where, "Call join() on the fork's group, or read it from the branch.",
             )  # fmt: skip
-
-
-def _line(node: GraphNode) -> int:
-    return node.where.line if node.where is not None else 0
 
 
 def _unreached(graph: GraphRecord) -> Iterator[Finding]:

@@ -66,9 +66,9 @@ def is_limit(error: BaseException) -> bool:
     return isinstance(error, TraceError) and not isinstance(error, EndlessError)
 
 
-class Recording:
-    """Nodes that the ways through a body have added. Ways share their nodes up to the first decision in which they
-    differ.
+class TracedGraph:
+    """Graph under construction: the nodes that the ways through a body have added. Ways share their nodes up to the
+    first decision in which they differ.
 
     Attributes:
         nodes: nodes; their indices are their ids.
@@ -97,11 +97,11 @@ class Recording:
         return i
 
 
-class WayRecording:
-    """Nodes of one way through a body, including those of programs that the body calls.
+class TracedWay:
+    """One way through a body, including the programs that the body calls.
 
     Args:
-        recording: recording of all ways.
+        graph: nodes of all ways.
         forced: outcomes of the first decisions; later decisions take their first outcome. None if the trace does not
             explore.
         only: types of the main branch's nodes; the first node of another type ends the trace. None for no end.
@@ -111,19 +111,24 @@ class WayRecording:
         outcomes: outcomes of the decisions so far.
         marks: symbols by the marks that stand for them in texts.
         equal_values: values that symbols are known to be equal to on this way, by key of the symbol.
+        error: exception that the body raised, or None.
+        cut: whether the way was not followed to its end, as it has too many decisions.
+        returns: whether the body returned a value.
     """
 
     def __init__(
         self,
-        recording: Recording,
+        graph: TracedGraph,
         forced: tuple[int, ...] | None = None,
         only: tuple[type[BaseNode], ...] | None = None,
     ) -> None:
-        self.recording, self.forced, self._only = recording, forced, only
+        self.graph, self.forced, self._only = graph, forced, only
         self.ids: list[int] = []
         self.outcomes: tuple[int, ...] = ()
         self.marks: dict[str, Symbol] = {}
         self.equal_values: dict[Any, object] = {}
+        self.error: Exception | None = None
+        self.cut = self.returns = False
         self._known: dict[Any, int] = {}  # outcomes of questions, by their key
         self._sources: dict[int, int] = {}  # ids of the nodes that make values, by the `id` of the node
         self._place = 0  # number of nodes since the last decision
@@ -137,7 +142,7 @@ class WayRecording:
             self._only = ()  # of the blocks that the error leaves nothing is recorded either
             raise CutError
         with self._lock:
-            i = self.recording.add(node, self.outcomes, self._place)
+            i = self.graph.add(node, self.outcomes, self._place)
             self.ids.append(i)
             self._place += 1
         return i
@@ -156,7 +161,7 @@ class WayRecording:
         """Index of a decision's outcome in this trace; the same question always has the same answer. Raises CutError if
         the way has too many decisions."""
         if (where := user_location()) is not None:
-            self.recording.question_lines.add(where)
+            self.graph.question_lines.add(where)
         if key in self._known:
             self._step()
             return self._known[key]
@@ -171,7 +176,7 @@ class WayRecording:
 
     def decisions(self) -> list[Branching]:
         """Decisions so far, in order."""
-        nodes = (self.recording.nodes[i].node for i in self.ids)
+        nodes = (self.graph.nodes[i].node for i in self.ids)
         return [node for node in nodes if isinstance(node, Branching)]
 
     def variable(self, name: str, node: BaseNode, i: int, choices: tuple[str, ...] = ()) -> SglVariable:
@@ -183,7 +188,7 @@ class WayRecording:
         """Notes that the body has read a variable."""
         for each in value if isinstance(value, list) else (value,):
             if isinstance(each, Symbol) and (source := self._sources.get(id(origin(each).source))) is not None:
-                self.recording.read.add(source)
+                self.graph.read.add(source)
 
     def use(self, symbol: Symbol, into: str) -> Use:
         of = origin(symbol)
@@ -209,7 +214,7 @@ class Recorder(Player):
     """Player that records the operations of a branch instead of playing them.
 
     Attributes:
-        way: recording of all branches.
+        way: nodes of all branches.
         path: path of the branch in the graph.
         scopes: names of the open scopes, outermost first.
         expressions: nodes, symbols and images in the order in which they were added, in SGLang's form.
@@ -219,7 +224,7 @@ class Recorder(Player):
 
     __slots__ = ("_marks", "expressions", "path", "scopes", "states", "symbols", "way")
 
-    def __init__(self, run: Run, way: WayRecording, path: Path = ()) -> None:
+    def __init__(self, run: Run, way: TracedWay, path: Path = ()) -> None:
         super().__init__(run)
         self.way, self.path = way, path
         self.expressions: list[Expression] = []
@@ -335,7 +340,7 @@ class Recorder(Player):
         tools = tuple(own.tools.tools) if isinstance(own, SglGen) and own.tools is not None else ()
         i = self._add(_replace(record, name=node.name and way.plain(node.name)), node, uses, tools)
         if isinstance(self.backend, TracedBackend):
-            way.recording.answers.setdefault(i, TracedAnswer(own, self.transcript.prompt()))
+            way.graph.answers.setdefault(i, TracedAnswer(own, self.transcript.prompt()))
         self.transcript.append_text(_UNKNOWN_TEXT)
         name = node.name or f"{'gen' if isinstance(node, Gen) else 'select'}_{len(self.symbols)}"
         choices = own.choices if isinstance(own, SglSelect) and own.multi is None and not uses else ()
@@ -366,7 +371,7 @@ class Recorder(Player):
         return _replace(node, choices=tuple(map(self.way.plain, given)), seed=UNSET), uses
 
 
-class RecordingBranch(Branch):
+class TracedBranch(Branch):
     """Branch of a trace. Makes and checks nodes as in a run, except for what only a run knows: symbols, images, and
     text in a grammar."""
 

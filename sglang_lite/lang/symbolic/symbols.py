@@ -23,10 +23,10 @@ from sglang_lite.protocol.anything import UserValue
 from sglang_lite.protocol.sampling import Deferred
 
 if TYPE_CHECKING:
-    from sglang_lite.lang.symbolic.recorder import WayRecording
+    from sglang_lite.lang.symbolic.recorder import TracedWay
 
 # Way that is being traced in this context.
-recording: ContextVar[WayRecording | None] = ContextVar("sglang_lite_recording", default=None)
+traced_way: ContextVar[TracedWay | None] = ContextVar("sglang_lite_traced_way", default=None)
 MARK: Final = re.compile("(\ue002[0-9]+\ue003)")  # stands for a symbol in a text that is not added to a state yet
 _numbers = itertools.count()
 
@@ -57,7 +57,7 @@ class _RuntimeAttribute:
         self._name = name
 
     def __get__(self, symbol: Symbol, owner: type[Symbol]) -> Any:
-        return getattr(symbol, f"_{self._name}") if recording.get() is None else symbol.__getattr__(self._name)
+        return getattr(symbol, f"_{self._name}") if traced_way.get() is None else symbol.__getattr__(self._name)
 
 
 class Symbol(Expression, Deferred):
@@ -104,11 +104,11 @@ class Symbol(Expression, Deferred):
     def __str__(self) -> str:
         """Mark that stands for the symbol in texts of a body that is being traced, until the text is added to a
         state."""
-        record = recording.get()
-        if record is None:
+        way = traced_way.get()
+        if way is None:
             return repr(self)
         self._mark = self._mark or f"\ue002{next(_numbers)}\ue003"
-        record.marks[self._mark] = self
+        way.marks[self._mark] = self
         return self._mark
 
     def __refuse__(self, what: str, kind: type[TraceError] = TraceError) -> NoReturn:
@@ -119,30 +119,30 @@ class Symbol(Expression, Deferred):
 
     # Questions, which are decisions if the trace explores.
 
-    def _exploring(self) -> WayRecording | None:
-        record = recording.get()
-        return None if record is None or record.forced is None else record
+    def _exploring(self) -> TracedWay | None:
+        way = traced_way.get()
+        return None if way is None or way.forced is None else way
 
     def _key(self) -> tuple[Any, ...]:
         return self._name, id(self._origin.source)
 
-    def _choice(self, record: WayRecording) -> str | None:
+    def _choice(self, way: TracedWay) -> str | None:
         """Choice that a selection has made on this path, or None for the value of another node."""
         choices = self._choices if isinstance(self, SglVariable) else ()
         if not choices:
             return None
-        return choices[record.decide(self, "", choices, (*self._key(), "choice"))]
+        return choices[way.decide(self, "", choices, (*self._key(), "choice"))]
 
     def _ask(self, what: str, question: str, answer: Callable[[Any], Any]) -> bool:
         """Answer to a yes-or-no question. For the value of a selection it follows from the choice; for other values
         both answers are explored."""
-        record = self._exploring()
-        if record is None:
+        way = self._exploring()
+        if way is None:
             self.__refuse__(what)
-        choice = self._choice(record)
+        choice = self._choice(way)
         if choice is not None:
             return bool(answer(choice))
-        return not record.decide(self, question, ("True", "False"), (*self._key(), question))
+        return not way.decide(self, question, ("True", "False"), (*self._key(), question))
 
     def __bool__(self) -> bool:
         return self._ask("tell whether it is true", "", bool)
@@ -152,12 +152,12 @@ class Symbol(Expression, Deferred):
             return True
         if isinstance(other, Symbol):
             return self.__refuse__("compare it")
-        record, key = self._exploring(), self._key()
-        if record is not None and key in record.equal_values:
-            return bool(record.equal_values[key] == other)
+        way, key = self._exploring(), self._key()
+        if way is not None and key in way.equal_values:
+            return bool(way.equal_values[key] == other)
         same = self._ask("compare it", f"== {other!r:.60}", lambda value: value == other)
-        if same and record is not None:
-            record.equal_values[key] = other
+        if same and way is not None:
+            way.equal_values[key] = other
         return same
 
     def _compare(self, compare: Callable[[Any, Any], Any], sign: str, other: object) -> bool:
@@ -169,8 +169,8 @@ class Symbol(Expression, Deferred):
         return self._ask("tell what is in it", f"contains {item!r:.60}", lambda value: item in value)
 
     def __hash__(self) -> int:
-        record = self._exploring()
-        choice = None if record is None else self._choice(record)
+        way = self._exploring()
+        choice = None if way is None else self._choice(way)
         return self.__refuse__("look it up", _UnhashableError) if choice is None else hash(choice)
 
     # Questions that no path can answer.
