@@ -6,18 +6,18 @@ from __future__ import annotations
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 from sglang_lite import Engine
 from sglang_lite.engine.core import OpenProgram
 from sglang_lite.program.nodes import Gen, Node, Text
 from sglang_lite.protocol import (
     CapabilityError,
-    Constraint,
     Delta,
     EngineClosedError,
     Generation,
@@ -26,25 +26,18 @@ from sglang_lite.protocol import (
     ProgramSink,
     RequestAbortedError,
     SamplingParams,
-    Selection,
-    SglError,
     Span,
     Usage,
 )
-from sglang_lite.protocol.anything import Json
+from sglang_lite.runtime.calls import Call, FlushCache, R, Stats, UpdateWeights
 from sglang_lite.runtime.config import Capacity, EngineConfig, Sizes
+from sglang_lite.runtime.core.flushes import Flushes
 from sglang_lite.runtime.core.open_requests import OpenRequests, Ticket
-from sglang_lite.runtime.core.submission import GenerateRequest, ProgramRequest, SelectRequest
-from sglang_lite.runtime.embedding.request import EncodeRequest, not_an_encoder_error
+from sglang_lite.runtime.core.submission import GenerateRequest, OpenRequest, ProgramRequest, Submission
 from sglang_lite.runtime.model_files import open_model_files
 from sglang_lite.runtime.models.resolve import resolve
-from sglang_lite.runtime.output_builder import Sink
 from sglang_lite.runtime.resolved_params import resolve_params
 
-if TYPE_CHECKING:
-    from sglang_lite.runtime.structured_output.base import CompiledGrammar
-
-E = TypeVar("E")
 _TOKEN = 7  # id of every token
 
 
@@ -58,6 +51,7 @@ class ScriptedCore:
     """
 
     responds = True  # unlike a process that is stopped
+    encoder = None
 
     def __init__(self, model: str, step_s: float, write: Callable[[], str] = "a ".__str__) -> None:
         self.config = EngineConfig(model=model)
@@ -68,39 +62,37 @@ class ScriptedCore:
         self.description = f"a script of {step_s * 1000:g} ms a step"
         self.steps = 0
         self._step_s, self._write = step_s, write
-        self._requests = OpenRequests(1 << 20)
+        self.open_requests = OpenRequests(1 << 20)
         self._lock = threading.Condition()
         self._open: list[_Running] = []
-        self._flushes: dict[Callable[[], object], None] = {}
+        self._flushes = Flushes(lambda: threading.current_thread() is self._thread)
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="sglang_lite-script", daemon=True)
         self._thread.start()
 
     # ------------------------------------------------------------------------------------------- submitting
 
-    encoder = None
-
-    def encode(self, _: EncodeRequest) -> NoReturn:
-        raise not_an_encoder_error(self.model_name)
-
-    def submit(self, request: GenerateRequest, sink: Sink) -> Ticket:
+    def submit(
+        self, request: Submission, sink: Callable[[Any], None], flush: Callable[[], object] | None = None
+    ) -> Ticket:  # each kind of submission has its own events
         request.check()
-        params = resolve_params(request.params, self.vocab_size)
-        return self._begin(_Generating(sink, request.params, params.max_tokens, stream=request.stream))
-
-    def run_program(self, request: ProgramRequest, sink: ProgramSink) -> Ticket:
-        request.check()
-        _check_nodes(request.program.nodes)
-        playing = _Playing(sink, request.program.nodes, self.vocab_size, stream=request.stream, closed=True)
-        return self._begin(playing)
-
-    def submit_select(self, request: SelectRequest, sink: Callable[[Selection | SglError], None]) -> Ticket:
+        sink = self._flushes.with_flush(sink, flush)
+        match request:
+            case GenerateRequest():
+                params = resolve_params(request.params, self.vocab_size)
+                return self._begin(_Generating(sink, request.params, params.max_tokens, stream=request.stream))
+            case ProgramRequest():
+                _check_nodes(request.program.nodes)
+                return self._begin(
+                    _Playing(sink, request.program.nodes, self.vocab_size, stream=request.stream, closed=True)
+                )
         raise CapabilityError("a script scores nothing.")
 
     def open_program(
-        self, sink: ProgramSink, *, stream: bool = False, namespace: str = "", priority: int = 0
+        self, request: OpenRequest, sink: ProgramSink, flush: Callable[[], object] | None = None
     ) -> OpenProgram:
-        playing = _Playing(sink, (), self.vocab_size, stream=stream, closed=False)
+        sink = self._flushes.with_flush(sink, flush)
+        playing = _Playing(sink, (), self.vocab_size, stream=request.stream, closed=False)
         return _Growing(playing, self._begin(playing))
 
     def _begin(self, running: _Running) -> Ticket:
@@ -137,46 +129,37 @@ class ScriptedCore:
                 with self._lock:
                     gone = set(map(id, ended))
                     self._open = [row for row in self._open if id(row) not in gone]
-            flushes, self._flushes = self._flushes, {}
-            for flush in flushes:
-                flush()
+            self._flushes.flush()
         for row in self._open:
             row.sink(EngineClosedError("the engine was closed before the request finished."))
 
-    def with_flush(self, sink: Callable[[E], object], flush: Callable[[], object] | None) -> Callable[[E], None]:
-        def tell(event: E) -> None:
-            sink(event)
-            if flush is None:
-                return
-            if threading.current_thread() is self._thread:
-                self._flushes[flush] = None
-            else:
-                flush()
-
-        return tell
-
     # ---------------------------------------------------------------------------------- the rest of a core
 
-    def abort(self, rid: str) -> None:
-        self._requests.ticket(rid).abort()
+    @property
+    def builder(self) -> NoReturn:
+        raise CapabilityError("a script checks no requests.")
 
-    def compile_grammar(self, constraint: Constraint) -> CompiledGrammar:
-        raise CapabilityError("a script keeps no constraints.")
-
-    def validated_prompt_ids(self, request: GenerateRequest) -> Sequence[int]:
-        return self.tokenizer.encode(request.prompt) if isinstance(request.prompt, str) else []
-
-    def wait_for_room(self, call: Callable[[], object], count: int, *, first: bool = False) -> None:
-        self._requests.wait_for_room(call, count, first=first)
-
-    def cancel_wait(self, call: Callable[[], object]) -> None:
-        self._requests.leave(call)
-
-    def submit_when_room(self, submit: Callable[[], Ticket], count: int) -> Awaitable[Ticket]:
-        return self._requests.admitted(submit, count)
+    def ask(self, call: Call[R]) -> Future[R]:
+        answer: Future[Any] = Future()
+        match call:
+            case UpdateWeights():
+                version = call.version or self.config.weight_version
+                self.config = replace(self.config, model=call.path, weight_version=version)
+                answer.set_result(call.path)
+            case FlushCache():
+                answer.set_result(0)
+            case Stats():
+                counts = {"running": len(self._open), "waiting": 0, "total_tokens": 1 << 20, "free_tokens": 1 << 20}
+                answer.set_result({**counts, "steps": self.steps})
+            case _:
+                raise CapabilityError("a script can't do that.")
+        return answer
 
     def call_soon(self, call: Callable[[], object]) -> None:
         call()
+
+    def check_process(self) -> None:
+        pass
 
     def check_open(self) -> None:
         if self._closed:
@@ -184,22 +167,6 @@ class ScriptedCore:
 
     def check_wait(self, name: str) -> None:
         self.check_open()
-
-    def update_weights(self, path: str, version: str | None = None) -> None:
-        self.config = replace(self.config, model=path, weight_version=version or self.config.weight_version)
-
-    def start_profile(self, folder: str, *, with_stack: bool = False, record_shapes: bool = False) -> None:
-        raise CapabilityError("a script has no profile.")
-
-    def stop_profile(self) -> str:
-        raise CapabilityError("a script has no profile.")
-
-    def flush_cache(self) -> int:
-        return 0
-
-    def stats(self) -> dict[str, Json]:
-        return {"running": len(self._open), "waiting": 0, "total_tokens": 1 << 20, "free_tokens": 1 << 20,
-                "steps": self.steps}  # fmt: skip
 
     def close(self) -> None:
         with self._lock:

@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
-
-from sglang_lite.protocol import Constraint, ProgramSink, Selection, SglError
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+    from concurrent.futures import Future
 
     from sglang_lite.program.nodes import Node, Path
+    from sglang_lite.protocol import ProgramSink
+    from sglang_lite.runtime.calls import Call, R
     from sglang_lite.runtime.config import Capacity, EngineConfig
-    from sglang_lite.runtime.core.open_requests import Ticket
-    from sglang_lite.runtime.core.submission import GenerateRequest, ProgramRequest, SelectRequest
-    from sglang_lite.runtime.embedding.request import EncodeRequest
+    from sglang_lite.runtime.core.open_requests import OpenRequests, Ticket
+    from sglang_lite.runtime.core.request_builder import RequestBuilder
+    from sglang_lite.runtime.core.submission import OpenRequest, Submission
     from sglang_lite.runtime.embedding.spec import EncoderSpec
-    from sglang_lite.runtime.output_builder import Sink
-    from sglang_lite.runtime.structured_output.base import CompiledGrammar
     from sglang_lite.runtime.tokens.tokenizer import Tokenizer
-
-E = TypeVar("E")
 
 
 class OpenProgram(Protocol):
@@ -36,7 +30,7 @@ class OpenProgram(Protocol):
 
 class Core(Protocol):
     """Core of an engine: `EngineCore` or `EmbeddingCore` in this process, or `CoreClient` for another process. `Engine`
-    documents the calls."""
+    documents the submissions, and the calls of the table (runtime/calls.py), which `ask` answers."""
 
     @property
     def config(self) -> EngineConfig: ...
@@ -50,32 +44,25 @@ class Core(Protocol):
     def capacity(self) -> Capacity: ...
     @property
     def description(self) -> str: ...
-
     @property
     def encoder(self) -> EncoderSpec | None: ...
-
-    def encode(self, request: EncodeRequest) -> Future[NDArray[np.float32]]: ...
-    def submit(self, request: GenerateRequest, sink: Sink) -> Ticket: ...
-    def submit_select(self, request: SelectRequest, sink: Callable[[Selection | SglError], None]) -> Ticket: ...
-    def open_program(
-        self, sink: ProgramSink, *, stream: bool = False, namespace: str = "", priority: int = 0
-    ) -> OpenProgram: ...
-    def run_program(self, request: ProgramRequest, sink: ProgramSink) -> Ticket: ...
-    def abort(self, rid: str) -> None: ...
-    def compile_grammar(self, constraint: Constraint) -> CompiledGrammar: ...
-    def validated_prompt_ids(self, request: GenerateRequest) -> Sequence[int]: ...
-    def with_flush(self, sink: Callable[[E], object], flush: Callable[[], object] | None) -> Callable[[E], None]: ...
-    def wait_for_room(self, call: Callable[[], object], count: int, *, first: bool = False) -> None: ...
-    def cancel_wait(self, call: Callable[[], object]) -> None: ...
-    def submit_when_room(self, submit: Callable[[], Ticket], count: int) -> Awaitable[Ticket]: ...
-    def call_soon(self, call: Callable[[], object]) -> None: ...
+    @property
+    def builder(self) -> RequestBuilder: ...
+    @property
+    def open_requests(self) -> OpenRequests: ...
     @property
     def responds(self) -> bool: ...  # False while its process is stopped or swapped out
-    def check_open(self) -> None: ...
-    def check_wait(self, name: str) -> None: ...
-    def update_weights(self, path: str, version: str | None = None) -> None: ...
-    def flush_cache(self) -> int: ...
-    def start_profile(self, folder: str, *, with_stack: bool = False, record_shapes: bool = False) -> None: ...
-    def stop_profile(self) -> str: ...
-    def stats(self) -> dict[str, Any]: ...  # counts are int, seconds float
+
+    def submit(
+        self, request: Submission, sink: Callable[[Any], None], flush: Callable[[], object] | None = None
+    ) -> Ticket: ...  # each kind of submission has its own events
+    def open_program(
+        self, request: OpenRequest, sink: ProgramSink, flush: Callable[[], object] | None = None
+    ) -> OpenProgram: ...
+    def ask(self, call: Call[R]) -> Future[R]: ...
+
+    def call_soon(self, call: Callable[[], object], /) -> None: ...  # on the thread of the sinks; takes no lock
+    def check_process(self) -> None: ...  # raises EngineClosedError in a forked copy
+    def check_open(self) -> None: ...  # raises EngineClosedError, also if the engine is closed
+    def check_wait(self, name: str, /) -> None: ...  # raises BackendError, too, on the thread of the sinks
     def close(self) -> None: ...

@@ -17,14 +17,12 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
-from copy import copy
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,23 +31,19 @@ from sglang_lite.engine import spawned_process, switch_interval
 from sglang_lite.engine.engine_process import EngineProcess
 from sglang_lite.engine.frames import (
     Abort,
-    Ask,
     AskReply,
     Close,
-    Command,
     Drop,
     Encode,
     Extend,
     Failed,
     Log,
-    Open,
-    Play,
     Progress,
     Ready,
     Report,
     RequestEvent,
-    Score,
     Submit,
+    Submitted,
     error_of,
     frame,
     reports,
@@ -59,7 +53,6 @@ from sglang_lite.engine.signs_of_life import LOOK_S
 from sglang_lite.program.nodes import Gen, Node
 from sglang_lite.program.nodes import Path as BranchPath
 from sglang_lite.protocol import (
-    Constraint,
     EngineClosedError,
     ParameterError,
     ProgramSink,
@@ -67,15 +60,17 @@ from sglang_lite.protocol import (
     SglError,
 )
 from sglang_lite.runtime import startup_messages
+from sglang_lite.runtime.calls import Call, CompileGrammar, R, UpdateWeights
 from sglang_lite.runtime.config import Capacity, EngineConfig, Sizes
 from sglang_lite.runtime.core.inbox import forked_copy_error, self_wait_error
 from sglang_lite.runtime.core.open_requests import OpenRequests, Ticket
 from sglang_lite.runtime.core.request_builder import RequestBuilder
 from sglang_lite.runtime.core.submission import (
     GenerateRequest,
+    OpenRequest,
     ProgramRequest,
     SelectRequest,
-    check_kind,
+    Submission,
     check_nodes,
     check_priority,
 )
@@ -94,7 +89,6 @@ if TYPE_CHECKING:
     from sglang_lite.runtime.structured_output.compiler import Compiler
 
 logger = logging.getLogger("sglang_lite")
-E = TypeVar("E")
 
 MOST_RESTARTS = 3  # per RESTART_WINDOW_S
 RESTART_WINDOW_S = 300.0
@@ -118,6 +112,8 @@ class CoreClient:
         tokenizer, vocab_size: tokenizer and vocabulary size of the model.
         capacity: limits of the engine: rows, tokens per step, pages, context length.
         description: one line about the model and its capacity.
+        builder: checks of requests, and their tokens.
+        open_requests: requests and programs that have not ended.
 
     Raises:
         SglError: the process, or the engine in it, can't be started.
@@ -151,11 +147,11 @@ class CoreClient:
         self.model_name, self.vocab_size, self.description = ready.model_name, ready.vocab_size, ready.description
         self._eos_ids = frozenset(ready.eos_ids)
         self.capacity = Capacity(Sizes(*ready.sizes), ready.context_length, ready.pages, ready.longest)
-        self._builder = RequestBuilder(
+        self.builder = RequestBuilder(
             ready.model_name, self.tokenizer, ready.vocab_size, self._eos_ids, ready.longest, config.seed,
             all_special=config.special_tokens_in_roles,
         )  # fmt: skip
-        self._requests = OpenRequests(config.max_queued + ready.sizes[0])
+        self.open_requests = OpenRequests(config.max_queued + ready.sizes[0])
 
     def _listen(self) -> None:
         reader = self._submissions.reader = threading.Thread(
@@ -165,89 +161,91 @@ class CoreClient:
 
     # ----------------------------------------------------------------------------------------- submissions
 
-    def submit(self, request: GenerateRequest, sink: Sink) -> Ticket:
-        """Starts a generation: see `Engine.submit`."""
+    def submit(
+        self, request: Submission, sink: Callable[[Any], None], flush: Callable[[], object] | None = None
+    ) -> Ticket:  # each kind of submission has its own events
+        """Starts a generation, a selection or a whole program: see `Engine.submit`, `submit_select` and
+        `run_program`."""
         self.check_open()
         request.check()
-        ids = self._builder.prompt_ids(request.prompt)
-        params = self._builder.resolved(request.params)
-        tokens = self._builder.tokens(ids, params)
-        output = self._builder.output(request.output_ids, len(tokens), params)
+        return self._submit_by_kind[type(request)](self, request, self._submissions.flushes.with_flush(sink, flush))
+
+    def _generate(self, request: GenerateRequest, sink: Sink) -> Ticket:
+        ids = self.builder.prompt_ids(request.prompt)
+        params = self.builder.resolved(request.params)
+        tokens = self.builder.tokens(ids, params)
+        output = self.builder.output(request.output_ids, len(tokens), params)
         processor = None if request.logit_processor is None else _import_name(request.logit_processor)
         number = next(self._ids)
         entry = OpenSubmission(params.n)
         ticket = Ticket(partial(self._abort, number), lambda: entry.cached)
         message = Submit(
-            number, tokens.tobytes(), request.params, request.constraint, request.stream, request.namespace,
-            request.priority, processor, output.tobytes(),
+            tokens.tobytes(), request.params, request.constraint, request.stream, request.namespace, request.priority,
+            processor, output.tobytes(),
         )  # fmt: skip
-        self._begin(message, entry, lambda: self._requests.track(sink, params.n, request.rid, ticket))
+        self._begin(number, message, entry, lambda: self.open_requests.track(sink, params.n, request.rid, ticket))
         return ticket
 
-    def submit_select(self, request: SelectRequest, sink: Callable[[Selection | SglError], None]) -> Ticket:
-        """Scores choices: see `Engine.submit_select`."""
-        self.check_open()
-        request.check()
-        self._builder.check_images(request.prompt)
+    def _select(self, request: SelectRequest, sink: Callable[[Selection | SglError], None]) -> Ticket:
+        self.builder.check_images(request.prompt)
+        return self._submit_whole(request, sink)
+
+    def _play(self, request: ProgramRequest, sink: ProgramSink) -> Ticket:
+        check_priority(request.priority, self.config.policy)
+        self.builder.check_images(request.prompt)
+        for error in self.builder.refused(request.program.nodes).values():
+            raise error
+        return self._submit_whole(request, sink)
+
+    def _submit_whole(self, request: SelectRequest | ProgramRequest, sink: Callable[[Any], None]) -> Ticket:
         number = next(self._ids)
-        message = Score(number, request.prompt, tuple(request.choices), request.unconditional, request.namespace)
-        self._begin(message, OpenSubmission(), lambda: self._requests.track(sink))
+        self._begin(number, request, OpenSubmission(), lambda: self.open_requests.track(sink))
         return Ticket(partial(self._abort, number))
 
+    _submit_by_kind: ClassVar[Mapping[type[Submission], Callable[..., Ticket]]] = {
+        GenerateRequest: _generate,
+        SelectRequest: _select,
+        ProgramRequest: _play,
+    }
+
     def open_program(
-        self, sink: ProgramSink, *, stream: bool = False, namespace: str = "", priority: int = 0
+        self, request: OpenRequest, sink: ProgramSink, flush: Callable[[], object] | None = None
     ) -> _OpenProgram:
         """Opens a program: see `Engine.open_program`."""
         self.check_open()
-        check_kind("namespace", namespace, str)
-        check_priority(priority, self.config.policy)
-        number = next(self._ids)
-        self._begin(Open(number, stream, namespace, priority), OpenSubmission(), lambda: sink)
+        request.check(self.config.policy)
+        number, sink = next(self._ids), self._submissions.flushes.with_flush(sink, flush)
+        self._begin(number, request, OpenSubmission(), lambda: sink)
         return _OpenProgram(self, number)
-
-    def run_program(self, request: ProgramRequest, sink: ProgramSink) -> Ticket:
-        """Plays a complete program: see `Engine.run_program`."""
-        self.check_open()
-        request.check()
-        check_priority(request.priority, self.config.policy)
-        self._builder.check_images(request.prompt)
-        for error in self._builder.refused(request.program.nodes).values():
-            raise error
-        number = next(self._ids)
-        message = Play(number, request.prompt, request.program, request.stream, request.namespace, request.priority)
-        self._begin(message, OpenSubmission(), lambda: self._requests.track(sink))
-        return Ticket(partial(self._abort, number))
 
     def extend(self, number: int, path: BranchPath, nodes: Sequence[Node]) -> None:
         """Adds nodes to a branch of an open program: see `EngineProgram.extend`."""
         self.check_open()
         check_nodes(nodes, path)
-        refused = {i: error for i, error in self._builder.refused(nodes).items() if isinstance(nodes[i], Gen)}
+        refused = {i: error for i, error in self.builder.refused(nodes).items() if isinstance(nodes[i], Gen)}
         if refused:  # parameters of refused nodes may have any type, and may not be serialisable
             nodes = [_without_params(node) if i in refused else node for i, node in enumerate(nodes)]
-        self.send(Extend(number, path, tuple(nodes), {i: as_failure(error) for i, error in refused.items()}))
+        self.send(number, Extend(path, tuple(nodes), {i: as_failure(error) for i, error in refused.items()}))
 
-    def encode(self, request: EncodeRequest) -> Future[NDArray[np.float32]]:
-        """Future of the numbers that an embedding or classification model computes for texts: float32 [N, width]."""
+    # ---------------------------------------------------------------------------------- calls with one answer
+
+    def ask(self, call: Call[R]) -> Future[R]:
+        """Future of the answer to a call: see `EngineCore.ask`."""
         self.check_open()
+        answer = self._answers.get(type(call))
+        future: Future[R] = self._ask(call) if answer is None else answer(self, call)
+        return future
+
+    def _encode(self, request: EncodeRequest) -> Future[NDArray[np.float32]]:
         encoder = self.encoder
         if encoder is None:
             raise not_an_encoder_error(self.model_name)
-        number = next(self._ids)
-        data = frame([Encode(number, request.ids.tobytes(), request.types.tobytes(), request.lengths.tobytes())])
-        vectors: Future[NDArray[np.float32]] = Future()
-        self._call(number, data).add_done_callback(partial(_as_vectors, vectors, encoder.width))
-        return vectors
+        answer = self._ask(Encode(request.ids.tobytes(), request.types.tobytes(), request.lengths.tobytes()))
+        return _then(answer, lambda data: np.frombuffer(data, np.float32).reshape(-1, encoder.width))
 
-    def abort(self, rid: str) -> None:
-        """Aborts the request with the name `rid`: see `Engine.abort`."""
-        self._check_process()
-        self._requests.ticket(rid).abort()
-
-    def compile_grammar(self, constraint: Constraint) -> CompiledGrammar:
-        """Compiles a constraint in both processes: see `Engine.compile_grammar`."""
+    def _compile(self, call: CompileGrammar) -> Future[CompiledGrammar]:
+        """Compiles in both processes. The one of the engine begins when the caller's has succeeded."""
         self._check_generates()
-        self.check_wait("compile_grammar")
         from sglang_lite.runtime.structured_output.compiler import Compiler  # imports a grammar engine
 
         with self._lock:
@@ -256,46 +254,38 @@ class CoreClient:
                     self.tokenizer, self.vocab_size, self._eos_ids, 1, backend=self.config.constraint_backend,
                     timeout_s=self.config.compile_timeout_s, memory_mb=self.config.compile_memory_mb,
                 )  # fmt: skip
-        try:
-            compiled = self._compiler.request(constraint).result()
-        except SglError as error:
-            raise copy(error) from error
-        self._call_method("compile", constraint=constraint)
-        return compiled
+        compiled = self._compiler.request(call.constraint).result()
+        return _then(self._ask(call), lambda _: compiled)
 
-    def validated_prompt_ids(self, request: GenerateRequest) -> Sequence[int]:
-        """Token ids of a request's prompt. Raises ParameterError if the request could not be run."""
-        ids, params = self._builder.prompt_ids(request.prompt), self._builder.resolved(request.params)
-        self._builder.output(request.output_ids, len(self._builder.tokens(ids, params)), params)
-        return ids
+    def _update_weights(self, call: UpdateWeights) -> Future[str]:
+        path = call.path
+        version = self.config.weight_version if call.version is None else call.version
+        config = replace(self.config, model=path, revision=None, weight_version=version)
+        absolute = os.path.abspath(path) if os.path.exists(path) else path  # the process may be in another folder
+        folder = resolve(absolute, None)
 
-    def with_flush(self, sink: Callable[[E], object], flush: Callable[[], object] | None) -> Callable[[E], None]:
-        """Sink that also calls `flush`: once for all events that arrive in one frame."""
-        return self._submissions.with_flush(sink, flush)
+        def updated(name: str) -> str:
+            self.model_name = path if name == absolute else name
+            self.config, self._path = config, folder
+            return self.model_name
 
-    # ----------------------------------------------------------------------------------- waiting for room
+        return _then(self._ask(UpdateWeights(absolute, version)), updated)
 
-    def wait_for_room(self, call: Callable[[], object], count: int, *, first: bool = False) -> None:
-        """Calls back when there is room for more requests: see `OpenRequests.wait_for_room`."""
-        self._requests.wait_for_room(call, count, first=first)
+    _answers: ClassVar[Mapping[type[Call[Any]], Callable[..., Future[Any]]]] = {
+        EncodeRequest: _encode,
+        CompileGrammar: _compile,
+        UpdateWeights: _update_weights,
+    }
 
-    def cancel_wait(self, call: Callable[[], object]) -> None:
-        """Withdraws a callback that waits for room: see `OpenRequests.leave`."""
-        self._requests.leave(call)
-
-    def submit_when_room(self, submit: Callable[[], Ticket], count: int) -> Awaitable[Ticket]:
-        """Submits as soon as there is room: see `OpenRequests.admitted`."""
-        return self._requests.admitted(submit, count)
+    # --------------------------------------------------------------------------------- state of the engine
 
     def call_soon(self, call: Callable[[], object]) -> None:
         """Calls back on the reader's thread after the next frame. Takes no lock."""
         self._submissions.call_soon(call)
 
-    # --------------------------------------------------------------------------------- state of the engine
-
     def check_open(self) -> None:
         """Raises EngineClosedError if the engine is closed, has died, or belongs to another process."""
-        self._check_process()
+        self.check_process()
         if self._closed:
             hint = "Make a new one: sgl.Engine(…)." if self._why_closed == _CLOSED else ""
             raise EngineClosedError(self._why_closed, hint=hint)
@@ -315,45 +305,15 @@ class CoreClient:
             BackendError: the method was called on the thread that reads the engine's events, and would wait for itself.
             EngineClosedError: as `check_open`.
         """
-        self._check_process()
+        self.check_process()
         if threading.current_thread() is self._submissions.reader:
             raise self_wait_error(name)
         self.check_open()
 
-    def _check_process(self) -> None:
+    def check_process(self) -> None:
+        """Raises EngineClosedError in a forked copy of the process that made this object."""
         if os.getpid() != self._home:
             raise forked_copy_error(self._home)
-
-    def update_weights(self, path: str, version: str | None = None) -> None:
-        """Replaces the weights between two steps: see `Engine.update_weights`."""
-        self.check_wait("update_weights")
-        version = self.config.weight_version if version is None else version
-        config = replace(self.config, model=path, revision=None, weight_version=version)
-        absolute = os.path.abspath(path) if os.path.exists(path) else path  # the process may be in another folder
-        name = self._call_method("update_weights", path=absolute)
-        self.model_name = path if name == absolute else name
-        self.config, self._path = config, resolve(absolute, None)
-
-    def start_profile(self, folder: str, *, with_stack: bool = False, record_shapes: bool = False) -> None:
-        """Starts a profile: see `Engine.start_profile`."""
-        self.check_wait("start_profile")
-        options = {"with_stack": with_stack, "record_shapes": record_shapes}
-        self._call_method("start_profile", path=folder, options=options)
-
-    def stop_profile(self) -> str:
-        """Ends the profile: see `Engine.stop_profile`."""
-        self.check_wait("stop_profile")
-        return str(self._call_method("stop_profile"))
-
-    def flush_cache(self) -> int:
-        """Drops every cached prefix that no request is using; returns the number of tokens that were freed."""
-        self.check_wait("flush_cache")
-        return int(self._call_method("flush_cache"))
-
-    def stats(self) -> dict[str, Any]:  # counts are int, seconds float
-        """Counts, taken between two steps: see `Engine.stats`."""
-        self.check_wait("stats")
-        return dict(self._call_method("stats"))
 
     def close(self, patience_s: float | None = None) -> None:
         """Ends the process. In a forked copy, only marks this object as closed: the process belongs to the original.
@@ -380,7 +340,7 @@ class CoreClient:
     # ---------------------------------------------------------------------------------------------- sending
 
     def _begin(
-        self, message: Submit | Score | Open | Play, entry: OpenSubmission, counted: Callable[[], Callable[[Any], None]]
+        self, number: int, request: Submitted, entry: OpenSubmission, counted: Callable[[], Callable[[Any], None]]
     ) -> None:
         """Registers and sends a submission, whose events follow until its last one.
 
@@ -388,38 +348,28 @@ class CoreClient:
             counted: function that counts the submission as open, and returns its sink.
         """
         self._check_generates()
-        data = frame([message])
+        data = frame([(number, request)])
         with self._lock:
             self.check_open()
             entry.sink, entry.process = counted(), self._process
-            self._submissions.add(message.id, entry)
+            self._submissions.add(number, entry)
             _send_to(self._process, data)
 
-    def send(self, message: Command) -> None:
+    def send(self, number: int, message: Extend | Drop | Close | Abort) -> None:
         """Sends a message of an open submission, unless that has ended. Sends nothing from a forked copy."""
         if os.getpid() != self._home:
             return
-        data = frame([message])
+        data = frame([(number, message)])
         with self._lock:
-            if (entry := self._submissions.get(message.id)) is not None:
+            if (entry := self._submissions.get(number)) is not None:
                 _send_to(entry.process, data)
 
     def _abort(self, number: int) -> None:
-        self.send(Abort(number))
+        self.send(number, Abort())
 
-    def _call_method(
-        self,
-        what: Any,
-        *,
-        path: str = "",
-        constraint: Constraint | None = None,
-        options: Mapping[str, bool] = MappingProxyType({}),
-    ) -> Any:
+    def _ask(self, call: Any) -> Future[Any]:  # any of `Asked`; each has its own type of answer
         number = next(self._ids)
-        return self._call(number, frame([Ask(number, what, path, constraint, dict(options))])).result()
-
-    def _call(self, number: int, data: bytes) -> Future[Any]:
-        """Sends a frame with a call, and returns the future of its one answer."""
+        data = frame([(number, call)])
         with self._lock:
             self.check_open()
             future = self._submissions.register_call(number, self._process)
@@ -514,13 +464,13 @@ class _OpenProgram:
         self._core.extend(self._number, path, nodes)
 
     def drop(self, path: BranchPath) -> None:
-        self._core.send(Drop(self._number, path))
+        self._core.send(self._number, Drop(path))
 
     def close(self) -> None:
-        self._core.send(Close(self._number))
+        self._core.send(self._number, Close())
 
     def abort(self) -> None:
-        self._core.send(Abort(self._number))
+        self._core.send(self._number, Abort())
 
 
 def _send_to(process: EngineProcess, data: bytes) -> None:
@@ -536,13 +486,21 @@ def encoder_and_tokenizer(config: EngineConfig, path: Path) -> tuple[EncoderSpec
     return None, open_model_files(path, config.model_impl, tokenizer=not config.skip_tokenizer_init).tokenizer
 
 
-def _as_vectors(vectors: Future[NDArray[np.float32]], width: int, answer: Future[bytes]) -> None:
-    error = answer.exception()
-    with contextlib.suppress(InvalidStateError):  # the future was cancelled
-        if error is not None:
-            vectors.set_exception(error)
-        else:
-            vectors.set_result(np.frombuffer(answer.result(), np.float32).reshape(-1, width))
+def _then(future: Future[Any], convert: Callable[[Any], R]) -> Future[R]:
+    """Future of a converted result. The conversion runs before anybody sees the result."""
+    converted: Future[R] = Future()
+
+    def settle(_: object) -> None:
+        with contextlib.suppress(InvalidStateError):  # the future was cancelled
+            try:
+                result = convert(future.result())
+            except Exception as error:
+                converted.set_exception(error)
+            else:
+                converted.set_result(result)
+
+    future.add_done_callback(settle)
+    return converted
 
 
 def _without_params(node: Node) -> Gen:

@@ -201,7 +201,7 @@ def _read(
     if not requests:
         given: Any = texts
         requests = tokenised(engine.tokenizer, _spec(engine), given, truncate=truncate, field=field, prompt=prompt)
-    futures = [engine.core.encode(request) for request in requests]
+    futures = [engine.core.ask(request) for request in requests]
     try:
         found = [future.result() for future in futures]
     except BaseException:

@@ -7,6 +7,7 @@ import time
 import weakref
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
+from copy import copy
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
@@ -28,8 +29,24 @@ from sglang_lite.protocol import (
     SglError,
 )
 from sglang_lite.runtime import startup_messages
+from sglang_lite.runtime.calls import (
+    Call,
+    CompileGrammar,
+    FlushCache,
+    R,
+    StartProfile,
+    Stats,
+    StopProfile,
+    UpdateWeights,
+)
 from sglang_lite.runtime.config import EngineConfig, takes_fields
-from sglang_lite.runtime.core.submission import GenerateRequest, ProgramRequest, SelectRequest, check_priority
+from sglang_lite.runtime.core.submission import (
+    GenerateRequest,
+    OpenRequest,
+    ProgramRequest,
+    SelectRequest,
+    check_priority,
+)
 from sglang_lite.runtime.embedding.spec import is_encoder
 from sglang_lite.runtime.installed import check_installed
 from sglang_lite.runtime.models.resolve import resolve
@@ -161,7 +178,7 @@ class Engine:
         request = GenerateRequest(
             prompt, params, constraint, stream, namespace, priority, logit_processor, rid, output_ids
         )  # fmt: skip
-        return self.core.submit(request, self.core.with_flush(sink, flush))
+        return self.core.submit(request, sink, flush)
 
     def complete(
         self,
@@ -182,7 +199,7 @@ class Engine:
         Raises:
             SglError: as `submit`; OverloadedError only if `count` exceeds the engine's limit.
         """
-        return self.core.submit_when_room(submit, count)
+        return self.core.open_requests.admitted(submit, count)
 
     def compile_grammar(self, constraint: Constraint) -> CompiledGrammar:
         """Compiles a constraint, so that later requests find it ready. May take seconds.
@@ -191,7 +208,11 @@ class Engine:
             ConstraintError: the constraint can't be enforced.
             EngineClosedError: the engine is closed.
         """
-        return self.core.compile_grammar(constraint)
+        try:
+            compiled: CompiledGrammar = self._answer(CompileGrammar(constraint))
+        except SglError as error:  # may be raised for several callers
+            raise copy(error) from error
+        return compiled
 
     # ----------------------------------------------------------------------------------------- selection
 
@@ -217,8 +238,7 @@ class Engine:
         Raises:
             ParameterError, OverloadedError, EngineClosedError: as `submit`.
         """
-        request = SelectRequest(prompt, choices, unconditional, namespace)
-        return self.core.submit_select(request, self.core.with_flush(sink, flush))
+        return self.core.submit(SelectRequest(prompt, choices, unconditional, namespace), sink, flush)
 
     def select(self, prompt: Prompt | str, choices: Sequence[str], *, unconditional: bool = False) -> Selection:
         """Scores choices as `submit_select` does, and waits for the result."""
@@ -253,8 +273,7 @@ class Engine:
             EngineClosedError: the engine is closed.
             ParameterError: a priority was given, and the engine's policy isn't "priority".
         """
-        sink = self.core.with_flush(sink, flush)
-        return self.core.open_program(sink, stream=stream, namespace=namespace, priority=priority)
+        return self.core.open_program(OpenRequest(stream, namespace, priority), sink, flush)
 
     def run_program(
         self,
@@ -275,8 +294,7 @@ class Engine:
         Raises:
             ParameterError, OverloadedError, EngineClosedError: as `submit`.
         """
-        sink = sink if flush is None else self.core.with_flush(sink, flush)
-        return self.core.run_program(ProgramRequest(prompt, program, stream, namespace, priority), sink)
+        return self.core.submit(ProgramRequest(prompt, program, stream, namespace, priority), sink, flush)
 
     def play(self, prompt: Prompt | str, program: Program) -> tuple[ProgramResult, list[Played]]:
         """Plays a program as `run_program` does, and waits for its result and the events of its nodes."""
@@ -296,7 +314,8 @@ class Engine:
         Raises:
             ParameterError: no waiting or running request has this name.
         """
-        self.core.abort(rid)
+        self.core.check_process()  # before a lock is taken
+        self.core.open_requests.ticket(rid).abort()
 
     # ----------------------------------------------------------------------------------- the engine itself
 
@@ -341,7 +360,7 @@ class Engine:
             ModelError: the checkpoint can't be read, or has another architecture; the engine continues with the old
                 weights.
         """
-        self.core.update_weights(path, weight_version)
+        self._answer(UpdateWeights(path, weight_version))
 
     def chat_template(self) -> JinjaTemplate | None:
         """Chat template that the engine was given, or else the model's own one; None if there is neither."""
@@ -371,8 +390,7 @@ class Engine:
         Raises:
             ParameterError: a profile is running already, or the folder can't be written.
         """
-        folder = os.path.abspath(output_dir)
-        self.core.start_profile(folder, with_stack=with_stack, record_shapes=record_shapes)
+        self._answer(StartProfile(os.path.abspath(output_dir), with_stack, record_shapes))
 
     def stop_profile(self) -> str:
         """Ends the profile, and returns the path of its trace, which chrome://tracing and Perfetto show.
@@ -380,11 +398,11 @@ class Engine:
         Raises:
             ParameterError: no profile is running.
         """
-        return self.core.stop_profile()
+        return self._answer(StopProfile())
 
     def flush_cache(self) -> int:
         """Drops every cached prefix that no request is using; returns the number of tokens that were freed."""
-        return self.core.flush_cache()
+        return self._answer(FlushCache())
 
     def stats(self) -> dict[str, Any]:  # counts are int, seconds float
         """Counts, taken between two steps: requests waiting and running; tokens cached and free; steps; calls so far
@@ -392,7 +410,11 @@ class Engine:
         on disk. For the last 4,096 steps with grammars: median, 99th percentile and maximum of the seconds that their
         masks took and that the device waited for masks (measured in one step of eight; on a CPU in every step). And the
         number of rows that were postponed by a step because their masks took too long."""
-        return self.core.stats()
+        return self._answer(Stats())
+
+    def _answer(self, call: Call[R]) -> R:
+        self.core.check_wait(str(call.__struct_config__.tag))
+        return self.core.ask(call).result()
 
     def close(self) -> None:
         """Stops the engine and frees its memory; requests that have not ended fail with EngineClosedError. May be

@@ -35,7 +35,7 @@ class EngineProcess:
     """
 
     def __init__(self, config: EngineConfig, path: Path) -> None:
-        start = frame([Start(0, asdict(config), os.fspath(path), os.getpid())])
+        start = frame([(0, Start(asdict(config), os.fspath(path), os.getpid()))])
         self.child = SpawnedProcess(
             "sglang_lite.engine.child.main", "the engine's process",
             config.model, config.device, config.compile_processes,

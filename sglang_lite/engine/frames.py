@@ -1,7 +1,9 @@
 """Messages between an engine's handle and its process, and the frames that carry them.
 
 A frame is the length of its content (4 bytes, big-endian), then the content: a list of messages in msgpack, at most
-`MOST_BYTES`. Records in messages have the form of `sglang_lite.wire`. Both ends belong to one installation, and one has
+`MOST_BYTES`. A message to the engine is a pair: the number of a submission or call, and a record. Submissions and calls
+cross as the records that a core takes (runtime/core/submission.py, runtime/calls.py), except for those with arrays and
+functions. Records in messages have the form of `sglang_lite.wire`. Both ends belong to one installation, and one has
 started the other: the content is checked for types and size, but not scanned like data from strangers. Nothing is
 unpickled.
 """
@@ -10,14 +12,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Final, Literal, TypeAlias, get_args
+from typing import Any, Final, TypeAlias, get_args
 
 import msgspec
 
 from sglang_lite.errors import BackendError, Location, ParameterError, SglError
-from sglang_lite.program.nodes import Node, Path, Program
-from sglang_lite.protocol import Constraint, Delta, Generation, Prompt, SamplingParams, Selection
+from sglang_lite.program.nodes import Node, Path
+from sglang_lite.protocol import Constraint, Delta, Generation, SamplingParams, Selection
+from sglang_lite.runtime.calls import CompileGrammar, FlushCache, StartProfile, Stats, StopProfile, UpdateWeights
+from sglang_lite.runtime.core.submission import OpenRequest, ProgramRequest, SelectRequest
 from sglang_lite.wire.failure import Failure, as_error, as_failure
 from sglang_lite.wire.messages import location_from, location_names
 
@@ -26,25 +29,23 @@ HEADER: Final = 4  # bytes
 
 
 class _Message(msgspec.Struct, frozen=True, array_like=True):
-    """Message of a frame, encoded as a list that begins with the tag of its type."""
+    """Record of a message, encoded as a list that begins with the tag of its type."""
 
 
 # --------------------------------------------------------------------------------- messages to the engine
 
 
 class Start(_Message, frozen=True, tag="start"):
-    """First message to the process: the fields of an EngineConfig and the folder of its model. `id` is 0."""
+    """First message to the process: the fields of an EngineConfig and the folder of its model."""
 
-    id: int
     config: dict[str, Any]
     model_path: str
     handle: int  # process id of the handle
 
 
 class Submit(_Message, frozen=True, tag="submit"):
-    """Generation: see `Engine.submit`. `ids` and `output_ids` are int32 token ids; `processor` is "module:name"."""
+    """GenerateRequest. `ids` and `output_ids` are int32 token ids; `processor` is "module:name"."""
 
-    id: int
     ids: bytes
     params: SamplingParams
     constraint: Constraint | None
@@ -55,50 +56,17 @@ class Submit(_Message, frozen=True, tag="submit"):
     output_ids: bytes = b""
 
 
-class Score(_Message, frozen=True, tag="score"):
-    """Choices to score: see `Engine.submit_select`."""
-
-    id: int
-    prompt: Prompt | str
-    choices: tuple[str, ...]
-    unconditional: bool
-    namespace: str
-
-
 class Encode(_Message, frozen=True, tag="encode"):
-    """Texts to embed or classify: see `Core.encode`. All fields but `id` are int32 arrays. Answered by one
-    `AskReply`."""
+    """EncodeRequest. All fields are int32 arrays."""
 
-    id: int
     ids: bytes
     types: bytes
     lengths: bytes
 
 
-class Open(_Message, frozen=True, tag="open"):
-    """Start of a program that will be extended: see `Engine.open_program`."""
-
-    id: int
-    stream: bool
-    namespace: str
-    priority: int = 0
-
-
-class Play(_Message, frozen=True, tag="play"):
-    """Complete program: see `Engine.run_program`."""
-
-    id: int
-    prompt: Prompt | str
-    program: Program
-    stream: bool
-    namespace: str
-    priority: int = 0
-
-
 class Extend(_Message, frozen=True, tag="extend"):
     """More nodes for a branch of an open program. `refused`: failures of nodes by index, see `EngineProgram.extend`."""
 
-    id: int
     path: Path
     nodes: tuple[Node, ...]
     refused: dict[int, Failure] = {}
@@ -107,33 +75,21 @@ class Extend(_Message, frozen=True, tag="extend"):
 class Drop(_Message, frozen=True, tag="drop"):
     """Branch of an open program that its caller has abandoned."""
 
-    id: int
     path: Path
 
 
 class Close(_Message, frozen=True, tag="close"):
     """Notice that an open program receives no more nodes."""
 
-    id: int
-
 
 class Abort(_Message, frozen=True, tag="abort"):
     """Request to abort a submission."""
 
-    id: int
 
-
-class Ask(_Message, frozen=True, tag="ask"):
-    """Call with exactly one answer, an `AskReply`."""
-
-    id: int
-    what: Literal["stats", "flush_cache", "update_weights", "compile", "start_profile", "stop_profile"]
-    path: str = ""
-    constraint: Constraint | None = None
-    options: dict[str, bool] = {}
-
-
-Command: TypeAlias = Start | Submit | Score | Encode | Open | Play | Extend | Drop | Close | Abort | Ask
+Submitted: TypeAlias = Submit | SelectRequest | ProgramRequest | OpenRequest
+Asked: TypeAlias = Encode | CompileGrammar | UpdateWeights | FlushCache | Stats | StartProfile | StopProfile
+Request: TypeAlias = Start | Submitted | Extend | Drop | Close | Abort | Asked
+Command: TypeAlias = tuple[int, Request]
 
 
 # ------------------------------------------------------------------------------- messages from the engine
@@ -188,7 +144,7 @@ class RequestEvent(_Message, frozen=True, tag="told"):
 
 
 class AskReply(_Message, frozen=True, tag="answer"):
-    """Answer to an `Ask` or `Encode`."""
+    """Answer to a call."""
 
     id: int
     value: Any = None
@@ -216,8 +172,8 @@ def _hook(value: object) -> Any:
 
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=_hook)
-_FIELDS = {str(kind.__struct_config__.tag): kind.__struct_fields__ for kind in get_args(Command)}
-_PLACE = re.compile(r"\[(\d+)\](.*)`")  # path of a value in a message: index of its field, and the rest
+_FIELDS = {str(kind.__struct_config__.tag): kind.__struct_fields__ for kind in get_args(Request)}
+_PLACE = re.compile(r"\[1\]\[(\d+)\](.*)`")  # path of a value in a message: index of its field, and the rest
 _commands = msgspec.msgpack.Decoder(list[Command], dec_hook=location_from)
 _reports = msgspec.msgpack.Decoder(list[Report], dec_hook=location_from)
 
@@ -232,7 +188,9 @@ def frame(messages: Sequence[Command] | Sequence[Report]) -> bytes:
     try:
         _encoder.encode_into(messages, data, HEADER)
     except UnicodeEncodeError:
-        parameter = "request" if isinstance(messages[0], Submit | Ask) else "prompt"  # neither has a prompt as text
+        sent = messages[0]
+        as_text = isinstance(sent, tuple) and isinstance(sent[1], SelectRequest | ProgramRequest | Extend)
+        parameter = "prompt" if as_text else "request"
         raise ParameterError(parameter, "is no valid Unicode: it has unpaired surrogates.") from None
     except (TypeError, OverflowError, RecursionError) as error:
         raise ParameterError(
@@ -248,35 +206,28 @@ def frame(messages: Sequence[Command] | Sequence[Report]) -> bytes:
     return bytes(data)
 
 
-@dataclass(frozen=True, slots=True)
-class Unreadable:
-    """Message that could not be decoded, because its sender's caller passed values of wrong types."""
-
-    id: int
-    error: ParameterError
-
-
-def commands(content: memoryview) -> Sequence[Command | Unreadable]:
-    """Messages of a frame to the engine. Raises msgspec.MsgspecError if the content can't be decoded."""
+def commands(content: memoryview) -> Sequence[Command | tuple[int, ParameterError]]:
+    """Messages of a frame to the engine. One whose sender's caller passed values of wrong types has an error in the
+    place of its record. Raises msgspec.MsgspecError if the content can't be decoded."""
     try:
         return _commands.decode(content)
     except msgspec.ValidationError:
         return [_command(message) for message in msgspec.msgpack.decode(content, type=list[Any])]
 
 
-def _command(message: Any) -> Command | Unreadable:  # a list of any values
+def _command(message: Any) -> Command | tuple[int, ParameterError]:  # a list of any values
     try:
         found: Command = msgspec.convert(message, Command, dec_hook=location_from)
         return found
     except msgspec.ValidationError as error:
         match message:
-            case [str(tag), int(number), *_]:
-                return Unreadable(number, _type_error(tag, error))
-        raise  # without an id there is no caller to report the error to
+            case [int(number), [str(tag), *_]]:
+                return number, _type_error(tag, error)
+        raise  # without a number there is no caller to report the error to
 
 
 def _type_error(tag: str, error: msgspec.ValidationError) -> ParameterError:
-    """Error for a value of a wrong type, with the field of the message and the path in it."""
+    """Error for a value of a wrong type, with its field of the record and the path in it."""
     problem, _, path = str(error).partition(" - at `$")
     place = _PLACE.match(path)
     fields = ("tag", *_FIELDS.get(tag, ()))

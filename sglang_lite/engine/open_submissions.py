@@ -9,16 +9,16 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from copy import copy
-from typing import Any, TypeVar
+from typing import Any
 
 from sglang_lite.engine.engine_process import EngineProcess
 from sglang_lite.engine.frames import AskReply, Ended, RequestEvent, error_of
 from sglang_lite.protocol import Delta, Played, ProgramResult, SglError
 from sglang_lite.protocol.anything import Json
+from sglang_lite.runtime.core.flushes import Flushes
 from sglang_lite.wire.failure import Failure
 
 logger = logging.getLogger("sglang_lite")
-E = TypeVar("E")
 
 
 class OpenSubmission:
@@ -44,6 +44,7 @@ class OpenSubmissions:
         lock: lock of the open submissions and of sending, so that frames are sent whole and in the order of their
             numbers.
         reader: thread that calls the sinks.
+        flushes: callbacks to call once for all events of a frame.
     """
 
     def __init__(self, abort: Callable[[int], object]) -> None:
@@ -52,7 +53,7 @@ class OpenSubmissions:
         self.reader = threading.current_thread()  # until the reader's thread exists
         self._open: dict[int, OpenSubmission] = {}
         self._calls: dict[int, tuple[EngineProcess, Future[Any]]] = {}
-        self._flushes: dict[Callable[[], object], None] = {}  # in call order; called after each frame, each once
+        self.flushes = Flushes(lambda: threading.current_thread() is self.reader)
         self._late: deque[Callable[[], object]] = deque()
 
     # -------------------------------------------------------------------------------- called on any thread
@@ -69,20 +70,6 @@ class OpenSubmissions:
         future: Future[Any] = Future()
         self._calls[number] = (process, future)
         return future
-
-    def with_flush(self, sink: Callable[[E], object], flush: Callable[[], object] | None) -> Callable[[E], None]:
-        """Sink that also calls `flush`: once for all events that arrive in one frame."""
-
-        def sink_and_flush(event: E) -> None:
-            sink(event)
-            if flush is None:
-                return
-            if threading.current_thread() is self.reader:
-                self._flushes[flush] = None
-            else:
-                flush()
-
-        return sink_and_flush
 
     def call_soon(self, call: Callable[[], object]) -> None:
         """Calls back on the reader's thread after the next frame. Takes no lock."""
@@ -140,13 +127,7 @@ class OpenSubmissions:
 
     def flush(self) -> None:
         """Calls the flushes of the sinks that were called since the last time, and the callbacks of `call_soon`."""
-        flushes, self._flushes = self._flushes, {}
-        for flush in flushes:
-            try:
-                flush()
-            except Exception:  # an event loop that was closed, for example
-                with contextlib.suppress(Exception):  # the caller's logging handlers may raise
-                    logger.exception("the reader of an engine's events could not be woken")
+        self.flushes.flush()
         while self._late:
             try:
                 self._late.popleft()()

@@ -27,7 +27,7 @@ from sglang_lite.protocol import (
     SglError,
 )
 from sglang_lite.protocol.anything import Json
-from sglang_lite.runtime.core.submission import GenerateRequest, ProgramRequest
+from sglang_lite.runtime.core.submission import GenerateRequest
 from sglang_lite.runtime.output_builder import Event
 from sglang_lite.server.sglang.request import NativeRequest
 from sglang_lite.server.sglang.run import NativeRun
@@ -201,10 +201,9 @@ class AsyncEngine:
         """
         events: _EventQueue[ProgramEvent] = _EventQueue(self._relay)
         run = partial(
-            self.engine.core.run_program,
-            ProgramRequest(prompt, program, stream, namespace, priority),
-            self.engine.core.with_flush(events.put, self._relay.flush),
-        )
+            self.engine.run_program, prompt, program, sink=events.put, flush=self._relay.flush, stream=stream,
+            namespace=namespace, priority=priority,
+        )  # fmt: skip
         with self._ends(await _submitted(run, _length(prompt))) as submitted:
             async with contextlib.aclosing(self._played(events, submitted, timeout_s)) as played:
                 async for batch in played:

@@ -7,20 +7,7 @@ import pytest
 
 import sglang_lite as sgl
 from sglang_lite.engine import frames
-from sglang_lite.engine.frames import (
-    HEADER,
-    Abort,
-    Ask,
-    AskReply,
-    Command,
-    Extend,
-    Log,
-    Open,
-    Play,
-    RequestEvent,
-    Score,
-    Unreadable,
-)
+from sglang_lite.engine.frames import HEADER, Abort, AskReply, Command, Extend, Log, RequestEvent
 from sglang_lite.errors import Location
 from sglang_lite.program.nodes import Fork, Gen, Program, Text
 from sglang_lite.protocol import (
@@ -33,6 +20,8 @@ from sglang_lite.protocol import (
     SamplingParams,
     Usage,
 )
+from sglang_lite.runtime.calls import CompileGrammar, StartProfile, Stats
+from sglang_lite.runtime.core.submission import OpenRequest, ProgramRequest, SelectRequest
 
 
 def crossed(message, read=frames.commands):
@@ -52,12 +41,14 @@ def aborted():
 
 WHERE = Location.named("prog.py", 7, "program")
 COMMANDS = [
-    Ask(3, "compile", constraint=JsonSchema('{"type": "integer"}')),
-    Score(4, "a", ("b", "é"), True, "x"),
-    Open(5, True, ""),
-    Play(6, "a", Program((Text("b"), Gen("c", SamplingParams(max_tokens=3), where=WHERE))), False, ""),
-    Extend(7, (0, 1), (Fork(((Gen("d"),), (Text("e"),))),), {0: frames.failure_of(ParameterError("n", "bad."))}),
-    Abort(2**40),
+    (3, CompileGrammar(JsonSchema('{"type": "integer"}'))),
+    (4, SelectRequest("a", ("b", "é"), True, "x")),
+    (5, OpenRequest(True)),
+    (6, ProgramRequest("a", Program((Text("b"), Gen("c", SamplingParams(max_tokens=3), where=WHERE))))),
+    (7, Extend((0, 1), (Fork(((Gen("d"),), (Text("e"),))),), {0: frames.failure_of(ParameterError("n", "bad."))})),
+    (8, StartProfile("folder", with_stack=True, record_shapes=False)),
+    (9, Stats()),
+    (2**40, Abort()),
 ]
 REPORTS = [
     RequestEvent(1, Delta("a", (1,), (), 2), 5, (0,), "x"),
@@ -68,7 +59,7 @@ REPORTS = [
 ]
 
 
-@pytest.mark.parametrize("message", COMMANDS, ids=lambda m: type(m).__name__)
+@pytest.mark.parametrize("message", COMMANDS, ids=lambda m: type(m[1]).__name__)
 def test_commands_cross_whole(message):
     assert as_text(crossed(message)) == as_text(message)
 
@@ -94,29 +85,31 @@ def test_what_holds_itself_is_refused():
 def test_a_message_larger_than_a_frame_is_refused(monkeypatch):
     monkeypatch.setattr(frames, "MOST_BYTES", 1000)
     with pytest.raises(ParameterError, match=r"at most 1,000 fit .* Send fewer texts or nodes"):
-        frames.frame([Score(4, "a" * 1000, ("b",), True, "x")])
+        frames.frame([(4, SelectRequest("a" * 1000, ("b",)))])
 
 
 def test_a_message_of_wrong_types_fails_alone():
     wrong: Any = (7,)
-    commands: list[Command] = [Open(1, True, ""), Score(2, "a", wrong, False, ""), Abort(3)]
+    commands: list[Command] = [(1, OpenRequest(True)), (2, SelectRequest("a", wrong)), (3, Abort())]
     data = frames.frame(commands)
     first, bad, last = frames.commands(memoryview(data)[HEADER:])
-    assert (first, last) == (Open(1, True, ""), Abort(3))
-    assert isinstance(bad, Unreadable)
-    assert bad.id == 2
-    assert str(bad.error).startswith("choices[0]: expected `str`, got `int`.")
+    assert [first, last] == [commands[0], commands[2]]
+    number, error = bad
+    assert number == 2
+    assert isinstance(error, ParameterError)
+    assert str(error).startswith("choices[0]: expected `str`, got `int`.")
 
 
 def test_a_wrong_type_is_named_by_its_place_in_the_request():
     for message, parameter in (
-        (["extend", 1, [], [{"kind": "Gen", "name": 3}]], "nodes[0].name"),
-        (["open", 1, "yes", ""], "stream"),
-        (["open", 1], "request"),
+        (["extend", [], [{"kind": "Gen", "name": 3}]], "nodes[0].name"),
+        (["open", "yes", ""], "stream"),
+        (["drop"], "request"),
     ):
-        (bad,) = frames.commands(memoryview(msgspec.msgpack.encode([message])))
-        assert isinstance(bad, Unreadable)
-        assert bad.error.parameter == parameter, bad.error
+        ((number, error),) = frames.commands(memoryview(msgspec.msgpack.encode([(1, message)])))
+        assert number == 1
+        assert isinstance(error, ParameterError)
+        assert error.parameter == parameter, error
 
 
 @pytest.mark.parametrize("content", [b"", b"\xc1", b"\x93\x01", b"\x01", b"\x91\x01", b"\x91\x90", b"\x91\x91\xa1x"])

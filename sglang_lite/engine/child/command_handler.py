@@ -1,7 +1,7 @@
 """The engine's process: runs the commands of the handle at the other end of a socket, and exits when the handle does.
 
 The main thread loads the model and runs the step loop. One thread reads commands, and never waits for the loop; one
-writes (outgoing.py); one answers calls that wait.
+writes (outgoing.py).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import threading
 import time
 from array import array
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -24,14 +24,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from sglang_lite.engine.child.outgoing import Outgoing
 from sglang_lite.engine.child.stalls import watch_steps
 from sglang_lite.engine.connection import BrokenFrameError, Connection
 from sglang_lite.engine.frames import (
     Abort,
-    Ask,
     AskReply,
     Close,
     Command,
@@ -41,15 +39,11 @@ from sglang_lite.engine.frames import (
     Extend,
     Failed,
     Log,
-    Open,
-    Play,
     Progress,
     Ready,
     RequestEvent,
-    Score,
     Start,
     Submit,
-    Unreadable,
     commands,
     error_of,
     failure_of,
@@ -66,10 +60,11 @@ from sglang_lite.protocol import (
     Selection,
     SglError,
 )
+from sglang_lite.runtime.calls import Call, CompileGrammar
 from sglang_lite.runtime.compile_process import CompileProcess
 from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.core.open_requests import Ticket
-from sglang_lite.runtime.core.submission import GenerateRequest, ProgramRequest, SelectRequest
+from sglang_lite.runtime.core.submission import GenerateRequest, OpenRequest, ProgramRequest, SelectRequest, Submission
 from sglang_lite.runtime.embedding.request import EncodeRequest
 from sglang_lite.runtime.resolved_params import LogitProcessor
 from sglang_lite.wire.failure import Failure
@@ -78,7 +73,6 @@ if TYPE_CHECKING:
     from sglang_lite.runtime.core.embedding_core import EmbeddingCore
     from sglang_lite.runtime.core.engine_core import EngineCore
     from sglang_lite.runtime.core.engine_program import EngineProgram
-    from sglang_lite.runtime.structured_output.base import CompiledGrammar
 
 logger = logging.getLogger("sglang_lite")
 
@@ -100,8 +94,8 @@ def serve(descriptor: int, compiler: CompileProcess | None) -> None:
     sys.setswitchinterval(SHORT_S)  # the loop and the reader of commands take turns
     connection = Connection(socket.socket(fileno=descriptor))
     frames = connection.frames()
-    messages = iter(_messages(frames))
-    start = next(messages, None)
+    messages = _messages(frames)
+    _, start = next(messages, (0, None))
     if not isinstance(start, Start):
         os._exit(0)
     outgoing = Outgoing(connection, start.config["stream_interval_s"])
@@ -128,7 +122,7 @@ def serve(descriptor: int, compiler: CompileProcess | None) -> None:
     os._exit(1)
 
 
-def _messages(frames: Iterable[memoryview]) -> Iterator[Command | Unreadable]:
+def _messages(frames: Iterable[memoryview]) -> Iterator[Command | tuple[int, ParameterError]]:
     """Yields commands until the connection is closed, and then ends this process at once, since nobody waits for
     results."""
     try:
@@ -205,16 +199,18 @@ class _Submission:
 
     Args:
         number: the handle's number of the submission, in all its events.
-        expected_ends: number of last events: one, or one for each sample.
+        request: what is submitted.
 
     Attributes:
+        expected_ends: number of last events that have not come: one, or one for each sample.
         ticket: ticket since the submission was accepted; None while it waits for room.
         retry: callback that submits again when the engine has room.
         aborted: True if the handle has aborted the submission.
     """
 
-    def __init__(self, number: int, expected_ends: int = 1) -> None:
-        self.number, self.expected_ends = number, expected_ends
+    def __init__(self, number: int, request: Submission | OpenRequest) -> None:
+        self.number, self.request = number, request
+        self.expected_ends = request.samples if isinstance(request, GenerateRequest) else 1
         self.ticket: Ticket | None = None
         self.retry: Callable[[], object]
         self.aborted = False
@@ -237,50 +233,32 @@ class CommandHandler:
         self._core: Any = None  # an EngineCore or EmbeddingCore; each refuses calls that it doesn't support
         self._open: dict[int, _Submission] = {}
         self._programs: dict[int, EngineProgram] = {}
-        self._calls = ThreadPoolExecutor(1, "sglang_lite-calls")
 
     def begin(self, core: EngineCore | EmbeddingCore) -> None:
         """Sets the core, and starts the execution of commands, which may have arrived before."""
         self._core = core
         self._ready.set()
 
-    def read(self, messages: Iterator[Command | Unreadable]) -> None:
+    def read(self, messages: Iterator[Command | tuple[int, ParameterError]]) -> None:
         """Executes all commands. Runs on a thread of its own."""
-        for message in messages:
+        for number, message in messages:
             self._ready.wait()
-            assert self._core is not None
             try:
-                self._execute(message, self._core)
+                self._execute(number, message)
             except Exception as error:  # any error: only the caller of the command is affected
-                self._fail(message.id, error)
+                self._fail(number, error)
 
-    def _execute(self, message: Any, core: EngineCore) -> None:  # any Command
-        program = self._programs.get(message.id)
+    def _execute(self, number: int, message: Any) -> None:  # any record of a Command, or an error in its place
+        program = self._programs.get(number)
         match message:
             case Submit():
-                request = _request(message)
-                self._admit(core, _Submission(message.id, request.samples), partial(core.submit, request))
-            case Score():
-                select_request = SelectRequest(
-                    message.prompt, message.choices, message.unconditional, message.namespace
-                )
-                self._admit(core, _Submission(message.id), partial(core.submit_select, select_request))
-            case Play():
-                program_request = ProgramRequest(
-                    message.prompt, message.program, message.stream, message.namespace, message.priority
-                )
-                self._admit(core, _Submission(message.id), partial(core.run_program, program_request))
-            case Encode():
-                texts: Future[NDArray[np.float32]] = core.encode(
-                    EncodeRequest(*(np.frombuffer(a, np.int32) for a in (message.ids, message.types, message.lengths)))
-                )
-                texts.add_done_callback(partial(self._encoded, message.id))
-            case Open():
-                submission = self._open[message.id] = _Submission(message.id)
-                self._programs[message.id] = core.open_program(
-                    self._sink(core, submission),
-                    stream=message.stream, namespace=message.namespace, priority=message.priority,
-                )  # fmt: skip
+                self._admit(_Submission(number, _request(message)))
+            case SelectRequest() | ProgramRequest():
+                self._admit(_Submission(number, message))
+            case OpenRequest():
+                submission = self._open[number] = _Submission(number, message)
+                sink = partial(self._deliver, submission)
+                self._programs[number] = self._core.open_program(message, sink, self._outgoing.flush)
             case Extend() if program is not None:
                 program.extend(message.path, message.nodes, {i: _refusal(of) for i, of in message.refused.items()})
             case Drop() if program is not None:
@@ -289,67 +267,72 @@ class CommandHandler:
                 program.close()
             case Abort() if program is not None:
                 program.abort()
-            case Abort():
-                found = self._open.get(message.id)
-                if found is not None:
-                    self._abort(core, found)
-            case Unreadable():
-                raise message.error
-            case Ask():
-                self._calls.submit(self._answer, message, core)
+            case Abort() if number in self._open:
+                self._abort(self._open[number])
+            case Encode():
+                arrays = (np.frombuffer(data, np.int32) for data in (message.ids, message.types, message.lengths))
+                self._ask(number, EncodeRequest(*arrays))
+            case Call():
+                self._ask(number, message)
+            case ParameterError():
+                raise message
+
+    def _ask(self, number: int, call: Call[Any]) -> None:
+        self._core.ask(call).add_done_callback(partial(self._answer, number, call))
+
+    def _answer(self, number: int, call: Call[Any], answer: Future[Any]) -> None:
+        try:
+            value = answer.result()
+        except Exception as error:
+            self._outgoing.post(AskReply(number, failure=failure_of(error)))
+            return
+        match call:
+            case EncodeRequest():
+                value = value.tobytes()
+            case CompileGrammar():
+                value = None  # the handle has compiled its own
+        self._outgoing.post(AskReply(number, value))
 
     # -------------------------------------------------------------------------------------- submissions
 
-    def _admit(
-        self, core: EngineCore, submission: _Submission, submit: Callable[[Callable[[Any], None]], Ticket]
-    ) -> None:
+    def _admit(self, submission: _Submission) -> None:
         """Submits when the engine has room. The handle counts its own submissions, but programs take room only here."""
         self._open[submission.number] = submission
-        submission.retry = partial(self._retry, core, submission, submit)
-        self._submit_or_wait(core, submission, submit, first=False)
+        submission.retry = partial(self._retry, submission)
+        self._submit_or_wait(submission, first=False)
 
-    def _retry(
-        self, core: EngineCore, submission: _Submission, submit: Callable[[Callable[[Any], None]], Ticket]
-    ) -> None:
+    def _retry(self, submission: _Submission) -> None:
         if submission.aborted:
-            core.cancel_wait(submission.retry)
+            self._core.open_requests.leave(submission.retry)
             return
         try:
-            self._submit_or_wait(core, submission, submit, first=True)
+            self._submit_or_wait(submission, first=True)
         except SglError as error:
             self._fail(submission.number, error)
 
-    def _submit_or_wait(
-        self,
-        core: EngineCore,
-        submission: _Submission,
-        submit: Callable[[Callable[[Any], None]], Ticket],
-        *,
-        first: bool,
-    ) -> None:
+    def _submit_or_wait(self, submission: _Submission, *, first: bool) -> None:
         """Submits, or waits for room. May run on the loop's thread while the reader's thread aborts the submission:
         each thread writes its attribute (`ticket`, `aborted`) before it reads the other's, so that at least one of them
         sees the abort."""
+        room = self._core.open_requests
         try:
-            submission.ticket = submit(self._sink(core, submission))
+            sink = partial(self._deliver, submission)
+            submission.ticket = ticket = self._core.submit(submission.request, sink, self._outgoing.flush)
         except OverloadedError:
-            core.wait_for_room(submission.retry, submission.expected_ends, first=first)
+            room.wait_for_room(submission.retry, submission.expected_ends, first=first)
             if submission.aborted:
-                core.cancel_wait(submission.retry)
+                room.leave(submission.retry)
             return
         if submission.aborted:
-            submission.ticket.abort()
+            ticket.abort()
 
-    def _abort(self, core: EngineCore, submission: _Submission) -> None:
+    def _abort(self, submission: _Submission) -> None:
         submission.aborted = True  # before reading the ticket: see `_submit_or_wait`
         if submission.ticket is not None:
             submission.ticket.abort()
         else:  # the submission waits for room
             self._fail(submission.number, RequestAbortedError("the request was aborted."))
-            core.cancel_wait(submission.retry)
-
-    def _sink(self, core: EngineCore, submission: _Submission) -> Callable[[Any], None]:
-        return core.with_flush(partial(self._deliver, submission), self._outgoing.flush)
+            self._core.open_requests.leave(submission.retry)
 
     def _deliver(
         self, submission: _Submission, event: Delta | Generation | Selection | Played | ProgramResult | SglError
@@ -371,43 +354,6 @@ class CommandHandler:
         if program is not None:
             program.abort()
         self._outgoing.post(RequestEvent(number, failure_of(error), ends=True))
-
-    # --------------------------------------------------------------------------------------------- calls
-
-    def _answer(self, message: Ask, core: EngineCore) -> None:
-        value: object = None
-        try:
-            match message.what:
-                case "stats":
-                    value = core.stats()
-                case "flush_cache":
-                    value = core.flush_cache()
-                case "update_weights":
-                    core.update_weights(message.path)
-                    value = core.model_name
-                case "start_profile":
-                    core.start_profile(message.path, **message.options)
-                case "stop_profile":
-                    value = core.stop_profile()
-                case "compile":  # compilation may be slow, and other calls don't wait for it
-                    assert message.constraint is not None
-                    compiled = core.compiler.request(message.constraint)
-                    compiled.add_done_callback(partial(self._compiled, message.id))
-                    return
-        except Exception as error:
-            self._outgoing.post(AskReply(message.id, failure=failure_of(error)))
-        else:
-            self._outgoing.post(AskReply(message.id, value))
-
-    def _encoded(self, number: int, texts: Future[NDArray[np.float32]]) -> None:
-        if error := texts.exception():
-            self._outgoing.post(AskReply(number, failure=failure_of(error)))
-        else:
-            self._outgoing.post(AskReply(number, texts.result().tobytes()))
-
-    def _compiled(self, number: int, compiled: Future[CompiledGrammar]) -> None:
-        error = compiled.exception()
-        self._outgoing.post(AskReply(number, failure=None if error is None else failure_of(error)))
 
 
 def _as_data(event: Delta | Generation | Selection | ProgramResult | SglError) -> Any:  # in the form of RequestEvent

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from typing import Any, NoReturn, TypeVar
+from typing import Any, ClassVar, NoReturn
 
-from sglang_lite.protocol import CapabilityError, OverloadedError
+from sglang_lite.protocol import CapabilityError
+from sglang_lite.runtime.calls import Call, CompileGrammar, FlushCache, R, Stats
 from sglang_lite.runtime.config import Capacity, EngineConfig, Sizes
 from sglang_lite.runtime.core.embedding_loop import EmbeddingLoop, Vectors
+from sglang_lite.runtime.core.open_requests import OpenRequests
 from sglang_lite.runtime.embedding.load import LoadedEncoder
 from sglang_lite.runtime.embedding.request import EncodeRequest, not_a_generator_error
 
-E = TypeVar("E")
 _STEP_TOKENS = {"cpu": 4096, "cuda": 65_536}
 
 
@@ -40,77 +41,52 @@ class EmbeddingCore:
         self.capacity = Capacity(Sizes(config.max_queued, tokens, 1), limit, 0, limit)
         kind = str(loaded.model.dtype).removeprefix("torch.")
         self.description = f"{loaded.name} on {self.device}, {kind}, reads texts of {limit:,} tokens"
+        self.open_requests = OpenRequests(config.max_queued)
         self.loop = EmbeddingLoop(loaded.model, tokens)
-        self._lock = threading.Lock()
-        self._requests = 0  # number that have not ended; guarded by the lock
+        inbox = self.loop.inbox
+        self.check_process, self.check_open, self.check_wait = inbox.check_process, inbox.check_open, inbox.check_wait
+        self.call_soon = inbox.post_lock_free
 
-    def encode(self, request: EncodeRequest) -> Future[Vectors]:
-        """Encodes texts. The future's result is float32 [N, width].
+    @property
+    def builder(self) -> NoReturn:
+        """Raises CapabilityError, as the model generates no text; so do `submit` and `open_program`."""
+        raise not_a_generator_error(self.model_name)
+
+    def submit(self, *_: object) -> NoReturn:
+        raise not_a_generator_error(self.model_name)
+
+    open_program = submit
+
+    def ask(self, call: Call[R]) -> Future[R]:
+        """Future of the answer to a call.
 
         Raises:
             OverloadedError: too many requests are waiting.
             EngineClosedError: the engine is closed.
+            CapabilityError: the call is for a model that generates text.
         """
         self.check_open()
-        with self._lock:
-            if self._requests >= self.config.max_queued:
-                raise OverloadedError(f"{self._requests:,} requests wait.", hint="Try again later.")
-            self._requests += 1
+        if type(call) is CompileGrammar:
+            raise not_a_generator_error(self.model_name)
+        if type(call) not in self._answers:
+            raise CapabilityError("an engine of an embedding model can't do that.", hint="Start another engine.")
+        return self._answers[type(call)](self, call)
+
+    def _encode(self, request: EncodeRequest) -> Future[Vectors]:
+        self.open_requests.acquire()
         try:
             found = self.loop.submit(request)
         except BaseException:
-            self._ended()
+            self.open_requests.release()
             raise
-        found.add_done_callback(self._ended)
+        found.add_done_callback(lambda _: self.open_requests.release())
         return found
 
-    def _ended(self, _: object = None) -> None:
-        with self._lock:
-            self._requests -= 1
+    def _flush_cache(self, _: FlushCache) -> Future[int]:
+        return self.loop.inbox.ask(int)  # an encoder has no cache
 
-    def with_flush(self, sink: Callable[[E], object], flush: Callable[[], object] | None) -> Callable[[E], None]:
-        """Sink that calls `flush` after each event."""
-
-        def send(event: E) -> None:
-            sink(event)
-            if flush is not None:
-                flush()
-
-        return send
-
-    def _refuse(self, *_: object, **__: object) -> NoReturn:
-        raise not_a_generator_error(self.model_name)
-
-    submit = submit_select = open_program = run_program = compile_grammar = validated_prompt_ids = _refuse
-    wait_for_room = cancel_wait = submit_when_room = abort = _refuse
-
-    def _refuse_here(self, *_: object, **__: object) -> NoReturn:
-        raise CapabilityError("an engine of an embedding model can't do that.", hint="Start another engine.")
-
-    update_weights = start_profile = stop_profile = _refuse_here
-
-    def call_soon(self, call: Callable[[], object]) -> None:
-        """Schedules a call on the loop's thread; drops it if the loop has ended. Takes no lock."""
-        self.loop.inbox.post_lock_free(call)
-
-    def check_open(self) -> None:
-        """Raises EngineClosedError if the engine is closed, or belongs to another process (after a fork)."""
-        self.loop.inbox.check_open()
-
-    def check_wait(self, name: str) -> None:
-        """Raises BackendError if `name` is called on the loop's own thread, which it would wait for; EngineClosedError
-        as `check_open`."""
-        self.loop.inbox.check_wait(name)
-
-    def flush_cache(self) -> int:
-        """Number of freed tokens: always 0, as an encoder has no cache."""
-        self.check_open()
-        return 0
-
-    def stats(self) -> dict[str, Any]:  # counts are int, seconds float
-        """Counters, read between two steps; see `Engine.stats`."""
-        self.check_wait("stats")
-        return self.loop.inbox.call(self._count)
+    def _stats(self, _: Stats) -> Future[dict[str, Any]]:
+        return self.loop.inbox.ask(self._count)
 
     def _count(self) -> dict[str, Any]:
         loop = self.loop
@@ -118,6 +94,12 @@ class EmbeddingCore:
             "waiting": loop.waiting, "running": 0, "cached_tokens": 0, "free_tokens": 0, "total_tokens": 0,
             "steps": loop.steps, "requests_submitted": loop.requests, "texts": loop.texts, "tokens": loop.tokens,
         }  # fmt: skip
+
+    _answers: ClassVar[Mapping[type[Call[Any]], Callable[..., Future[Any]]]] = {
+        EncodeRequest: _encode,
+        FlushCache: _flush_cache,
+        Stats: _stats,
+    }
 
     def close(self) -> None:
         """Ends the loop. In a forked copy it ends nothing, as the loop runs in the other process."""

@@ -1,7 +1,7 @@
 """The engine's core: the parts that run requests, and the methods that any thread may call. None of them waits for a
 generation.
 
-Their arguments and results are records and callbacks only, so a handle in another process can offer the same methods.
+Their arguments and results are records and callbacks only, so the core of another process can offer the same methods.
 """
 
 from __future__ import annotations
@@ -9,17 +9,16 @@ from __future__ import annotations
 import math
 import os
 import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from copy import copy
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import Any, ClassVar
 
 import msgspec
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from sglang_lite.protocol import (
     BackendError,
@@ -32,6 +31,16 @@ from sglang_lite.protocol import (
     Selection,
     SglError,
 )
+from sglang_lite.runtime.calls import (
+    Call,
+    CompileGrammar,
+    FlushCache,
+    R,
+    StartProfile,
+    Stats,
+    StopProfile,
+    UpdateWeights,
+)
 from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.core.capacity import capacity_of
 from sglang_lite.runtime.core.choice_scoring import ChoiceScoring
@@ -43,12 +52,13 @@ from sglang_lite.runtime.core.request_builder import RequestBuilder
 from sglang_lite.runtime.core.step_loop import StepLoop
 from sglang_lite.runtime.core.submission import (
     GenerateRequest,
+    OpenRequest,
     ProgramRequest,
     SelectRequest,
-    check_kind,
+    Submission,
     check_priority,
 )
-from sglang_lite.runtime.embedding.request import EncodeRequest, not_an_encoder_error
+from sglang_lite.runtime.embedding.request import not_an_encoder_error
 from sglang_lite.runtime.embedding.spec import EncoderSpec
 from sglang_lite.runtime.executor import make_runner
 from sglang_lite.runtime.executor.sampler import SamplingTable
@@ -65,7 +75,6 @@ from sglang_lite.runtime.structured_output.base import CompiledGrammar
 from sglang_lite.runtime.structured_output.compiler import Compiler
 from sglang_lite.runtime.structured_output.mask_filler import MaskFiller
 
-E = TypeVar("E")
 _MASK_THREADS = 4  # more are not faster, and hold up the loop's thread
 _STEP_COST = 16  # tokens, on a CPU; not measured on a GPU, where they are nearly free
 _ENCODE_THREADS = 4  # number of texts that are tokenised at the same time
@@ -89,7 +98,10 @@ class EngineCore:
         description: one line that describes the engine, for its start message.
         thread: thread that the core was made on, and that runs its loop.
         loop: step loop that runs the requests.
-        runner, scheduler, compiler, builder, open_requests: internal parts, for tests and measurements.
+        builder: checks of requests, and their tokens.
+        open_requests: requests and programs that have not ended.
+        check_process, check_open, check_wait, call_soon: see `Core` in engine/core.py.
+        runner, scheduler, compiler: internal parts, for tests and measurements.
 
     Raises:
         ParameterError, ModelError: the memory is too small for the model with this configuration.
@@ -151,13 +163,22 @@ class EngineCore:
             step_cost=_STEP_COST if loaded.model.device.type == "cpu" else math.inf,
         )  # fmt: skip
         self._profile: Profile | None = None
+        inbox = self.loop.inbox
+        self.check_process, self.check_open, self.check_wait = inbox.check_process, inbox.check_open, inbox.check_wait
+        self.call_soon = inbox.post_lock_free
 
     # ------------------------------------------------------------------------------- what can be submitted
 
-    def submit(self, request: GenerateRequest, sink: Sink) -> Ticket:
-        """Submits a generation; see `Engine.submit`."""
+    def submit(
+        self, request: Submission, sink: Callable[[Any], None], flush: Callable[[], object] | None = None
+    ) -> Ticket:  # each kind of submission has its own events
+        """Submits a generation, a selection or a whole program; see `Engine.submit`, `submit_select` and
+        `run_program`."""
         self.check_open()
         request.check()
+        return self._submit_by_kind[type(request)](self, request, self.loop.flushes.with_flush(sink, flush))
+
+    def _submit_generation(self, request: GenerateRequest, sink: Sink) -> Ticket:
         ids = self.builder.prompt_ids(request.prompt)
         params = self.builder.resolved(request.params)
         requests = self.builder.build(
@@ -176,10 +197,7 @@ class EngineCore:
             compiled.add_done_callback(partial(_start_constrained, self._parts, requests, request.constraint))
         return ticket
 
-    def submit_select(self, request: SelectRequest, sink: Callable[[Selection | SglError], None]) -> Ticket:
-        """Submits the scoring of choices; see `Engine.submit_select`."""
-        self.check_open()
-        request.check()
+    def _submit_selection(self, request: SelectRequest, sink: Callable[[Selection | SglError], None]) -> Ticket:
         log = self.builder.log(request.prompt)
         special = isinstance(request.prompt, str) or request.prompt.role is None  # in a turn, choices are its content
         scoring = ChoiceScoring(self._parts, self.open_requests.track(sink))
@@ -197,22 +215,7 @@ class EngineCore:
             raise
         return Ticket(scoring.abort)
 
-    def open_program(
-        self, sink: ProgramSink, *, stream: bool = False, namespace: str = "", priority: int = 0
-    ) -> EngineProgram:
-        """Opens a program that can be extended; see `Engine.open_program`."""
-        self.check_open()
-        check_kind("namespace", namespace, str)
-        check_priority(priority, self.config.policy)
-        self.open_requests.count("programs_opened")
-        return EngineProgram(
-            self._parts, self.builder.log(""), sink, stream=stream, namespace=namespace, priority=priority
-        )
-
-    def run_program(self, request: ProgramRequest, sink: ProgramSink) -> Ticket:
-        """Plays a whole program; see `Engine.run_program`."""
-        self.check_open()
-        request.check()
+    def _submit_program(self, request: ProgramRequest, sink: ProgramSink) -> Ticket:
         check_priority(request.priority, self.config.policy)
         log = self.builder.log(request.prompt)
         program = EngineProgram(
@@ -228,101 +231,72 @@ class EngineCore:
         self.open_requests.count("programs_opened")
         return Ticket(program.abort)
 
-    def encode(self, _: EncodeRequest) -> Future[NDArray[np.float32]]:
-        """Raises CapabilityError, as the model generates text."""
-        raise not_an_encoder_error(self.model_name)
+    _submit_by_kind: ClassVar[Mapping[type[Submission], Callable[..., Ticket]]] = {
+        GenerateRequest: _submit_generation,
+        SelectRequest: _submit_selection,
+        ProgramRequest: _submit_program,
+    }
 
-    def abort(self, rid: str) -> None:
-        """Aborts the request with this name; see `Engine.abort`."""
-        self.loop.inbox.check_process()
-        self.open_requests.ticket(rid).abort()
-
-    def compile_grammar(self, constraint: Constraint) -> CompiledGrammar:
-        """Compiles a constraint; see `Engine.compile_grammar`."""
+    def open_program(
+        self, request: OpenRequest, sink: ProgramSink, flush: Callable[[], object] | None = None
+    ) -> EngineProgram:
+        """Opens a program that can be extended; see `Engine.open_program`."""
         self.check_open()
-        try:
-            return self.compiler.request(constraint).result()
-        except SglError as error:
-            raise copy(error) from error
+        request.check(self.config.policy)
+        self.open_requests.count("programs_opened")
+        return EngineProgram(
+            self._parts, self.builder.log(""), self.loop.flushes.with_flush(sink, flush),
+            stream=request.stream, namespace=request.namespace, priority=request.priority,
+        )  # fmt: skip
 
-    def validated_prompt_ids(self, request: GenerateRequest) -> Sequence[int]:
-        """Token ids of a prompt, after all checks that `submit` would make.
+    # ----------------------------------------------------------------------------- calls with one answer
+
+    def ask(self, call: Call[R]) -> Future[R]:
+        """Future of the answer to a call; the methods of `Engine` document them.
 
         Raises:
-            ParameterError: the request is not valid.
+            EngineClosedError: the engine is closed.
+            CapabilityError: the call is for a model that embeds or classifies texts.
         """
-        ids, params = self.builder.prompt_ids(request.prompt), self.builder.resolved(request.params)
-        self.builder.output(request.output_ids, len(self.builder.tokens(ids, params)), params)
-        return ids
+        self.check_open()
+        if type(call) not in self._answers:
+            raise not_an_encoder_error(self.model_name)
+        return self._answers[type(call)](self, call)
 
-    def with_flush(self, sink: Callable[[E], object], flush: Callable[[], object] | None) -> Callable[[E], None]:
-        """Sink that calls `flush` once after each step that has sent events to it."""
-        return self.loop.flushes.with_flush(sink, flush)
+    def _compile(self, call: CompileGrammar) -> Future[CompiledGrammar]:
+        return self.compiler.request(call.constraint)
 
-    # -------------------------------------------------------------------------------------- room for more
+    def _update_weights(self, call: UpdateWeights) -> Future[str]:
+        version = self.config.weight_version if call.version is None else call.version
+        config = replace(self.config, model=call.path, revision=None, weight_version=version)
 
-    def wait_for_room(self, call: Callable[[], object], count: int, *, first: bool = False) -> None:
-        """Calls back when the engine has room, as `OpenRequests.wait_for_room`."""
-        self.open_requests.wait_for_room(call, count, first=first)
-
-    def cancel_wait(self, call: Callable[[], object]) -> None:
-        """Gives up a place in the queue for room, as `OpenRequests.leave`."""
-        self.open_requests.leave(call)
-
-    def submit_when_room(self, submit: Callable[[], Ticket], count: int) -> Awaitable[Ticket]:
-        """Submits as soon as the engine has room, as `OpenRequests.admitted`."""
-        return self.open_requests.admitted(submit, count)
-
-    def call_soon(self, call: Callable[[], object]) -> None:
-        """Schedules a call on the loop's thread; drops it if the loop has ended. Takes no lock."""
-        self.loop.inbox.post_lock_free(call)
-
-    # ----------------------------------------------------------------------------------- the engine itself
-
-    def check_open(self) -> None:
-        """Raises EngineClosedError if the engine is closed, or belongs to another process (after a fork)."""
-        self.loop.inbox.check_open()
-
-    def check_wait(self, name: str) -> None:
-        """Raises BackendError if `name` is called on the loop's own thread, which it would wait for; EngineClosedError
-        as `check_open`."""
-        self.loop.inbox.check_wait(name)
-
-    def update_weights(self, path: str, version: str | None = None) -> None:
-        """Replaces the weights between two steps; see `Engine.update_weights`."""
-        self.check_wait("update_weights")
-        version = self.config.weight_version if version is None else version
-        config = replace(self.config, model=path, revision=None, weight_version=version)
-        location = resolve(path, None)
-
-        def update() -> None:
+        def update(location: Path) -> str:
             loaded = load_same_architecture(config, location, self.runner.model)
             self.runner.replace(loaded.model)
             for request in list(self.scheduler.running()):
                 self.scheduler.retract(request)
             self.scheduler.flush()
             self.config, self.model_name = config, loaded.name
+            return loaded.name
 
-        self.loop.inbox.call(update)
+        def find_and_update() -> str:
+            location = resolve(call.path, None)  # may download it
+            return self.loop.inbox.call(partial(update, location))
 
-    def start_profile(self, folder: str, *, with_stack: bool = False, record_shapes: bool = False) -> None:
-        """Starts a profile; see `Engine.start_profile`."""
-        self.check_wait("start_profile")
+        return self._encoder.submit(find_and_update)
 
+    def _start_profile(self, call: StartProfile) -> Future[None]:
         def start() -> None:
             if self._profile is not None:
                 raise ParameterError("profile", "one is already being recorded.", hint="Call stop_profile first.")
             device = torch.device(self.runner.model.device)
-            profile = Profile(folder, device, with_stack=with_stack, record_shapes=record_shapes)
+            profile = Profile(call.folder, device, with_stack=call.with_stack, record_shapes=call.record_shapes)
             profile.start()
             self._profile, self.loop.span = profile, profile.span
 
-        self.loop.inbox.call(start)
+        return self.loop.inbox.ask(start)
 
-    def stop_profile(self) -> str:
-        """Ends the profile, and returns the path of its trace; see `Engine.stop_profile`."""
-        self.check_wait("stop_profile")
-
+    def _stop_profile(self, _: StopProfile) -> Future[str]:
         def stop() -> Profile:
             profile, self._profile = self._profile, None
             if profile is None:
@@ -331,17 +305,13 @@ class EngineCore:
             profile.stop()
             return profile
 
-        return self.loop.inbox.call(stop).write()
+        return self._encoder.submit(lambda: self.loop.inbox.call(stop).write())
 
-    def flush_cache(self) -> int:
-        """Evicts every cached prefix that no request is using. Returns the number of tokens freed."""
-        self.check_wait("flush_cache")
-        return self.loop.inbox.call(self.scheduler.flush) * self.scheduler.store.page_size
+    def _flush_cache(self, _: FlushCache) -> Future[int]:
+        return self.loop.inbox.ask(lambda: self.scheduler.flush() * self.scheduler.store.page_size)
 
-    def stats(self) -> dict[str, Any]:  # counts are int, seconds float
-        """Counters, read between two steps; see `Engine.stats`."""
-        self.check_wait("stats")
-        return self.loop.inbox.call(self._count)
+    def _stats(self, _: Stats) -> Future[dict[str, Any]]:
+        return self.loop.inbox.ask(self._count)
 
     def _count(self) -> dict[str, Any]:
         scheduler, store = self.scheduler, self.scheduler.store
@@ -360,6 +330,15 @@ class EngineCore:
             **self.loop.mask_waits.summary("mask_wait"),
             "late_masks": self.loop.late_masks,
         }
+
+    _answers: ClassVar[Mapping[type[Call[Any]], Callable[..., Future[Any]]]] = {
+        CompileGrammar: _compile,
+        UpdateWeights: _update_weights,
+        StartProfile: _start_profile,
+        StopProfile: _stop_profile,
+        FlushCache: _flush_cache,
+        Stats: _stats,
+    }
 
     def close(self) -> None:
         """Ends the loop, the compiler and the tokenisation threads. In a forked copy it ends nothing, as they run in

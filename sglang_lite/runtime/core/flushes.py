@@ -2,36 +2,35 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable
 from typing import TypeVar
-
-from sglang_lite.runtime.core.inbox import Inbox
 
 logger = logging.getLogger("sglang_lite")
 E = TypeVar("E")
 
 
 class Flushes:
-    """Flush callbacks to call after the current step.
+    """Flush callbacks to call after the current step, or after the current frame of an engine's process.
 
     Args:
-        inbox: inbox of the loop that sends the events.
+        runs_here: function that tells whether the calling thread is the one that sends the events and calls `flush`.
     """
 
-    def __init__(self, inbox: Inbox) -> None:
-        self._inbox = inbox
+    def __init__(self, runs_here: Callable[[], bool]) -> None:
+        self._runs_here = runs_here
         self._flushes: dict[Callable[[], object], None] = {}  # ordered set
 
-    def with_flush(self, sink: Callable[[E], object], flush: Callable[[], object] | None) -> Callable[[E], None]:
-        """Sink that calls `flush` once after each step that has sent events to it; at once for events sent on other
-        threads."""
+    def with_flush(self, sink: Callable[[E], None], flush: Callable[[], object] | None) -> Callable[[E], None]:
+        """Sink that calls `flush`, if any, once after each step that has sent events to it; at once for events sent on
+        other threads."""
+        if flush is None:
+            return sink
 
         def send(event: E) -> None:
             sink(event)
-            if flush is None:
-                return
-            if self._inbox.runs_here:
+            if self._runs_here():
                 self._flushes[flush] = None
             else:
                 flush()
@@ -39,10 +38,11 @@ class Flushes:
         return send
 
     def flush(self) -> None:
-        """Calls the flush callbacks of this step. On the loop's thread."""
+        """Calls the flush callbacks of this step. On the thread that sends the events."""
         flushes, self._flushes = self._flushes, {}
         for flush in flushes:
             try:
                 flush()
             except Exception:  # raised by the caller's code: its event loop is closed, for example
-                logger.exception("the reader of a step's events could not be woken")
+                with contextlib.suppress(Exception):  # the caller's logging handlers may raise
+                    logger.exception("the reader of an engine's events could not be woken")

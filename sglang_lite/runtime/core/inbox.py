@@ -128,8 +128,8 @@ class Inbox:
         self._commands.put(command)
         self._interrupt()
 
-    def call(self, command: Callable[[], T]) -> T:
-        """Runs a command on the loop's thread, waits for it and returns its result or raises its exception.
+    def ask(self, command: Callable[[], T]) -> Future[T]:
+        """Queues a command to run on the loop's thread, and returns the future of its result.
 
         Raises:
             EngineClosedError: the loop has ended, or this process is a forked copy.
@@ -143,7 +143,11 @@ class Inbox:
                 future.set_exception(error)
 
         self.post(run)
-        return future.result()
+        return future
+
+    def call(self, command: Callable[[], T]) -> T:
+        """Runs a command as `ask` does, waits for it and returns its result or raises its exception."""
+        return self.ask(command).result()
 
     def post_if_open(self, command: Callable[[], object]) -> None:
         """Posts a command as `post`, but does nothing if the loop has ended."""
@@ -170,7 +174,6 @@ class Inbox:
         """Makes the calling thread the one that runs the commands."""
         self._thread = threading.get_ident()
 
-    @property
     def runs_here(self) -> bool:
         """True if called on the loop's thread, and the loop has not ended."""
         return threading.get_ident() == self._thread and not self._ended

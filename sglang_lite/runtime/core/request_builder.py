@@ -11,6 +11,7 @@ import secrets
 import struct
 from array import array
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +25,9 @@ from sglang_lite.runtime.request import Request
 from sglang_lite.runtime.resolved_params import ResolvedParams, resolve_params, shown
 from sglang_lite.runtime.tokens.token_log import TokenLog
 from sglang_lite.runtime.tokens.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from sglang_lite.runtime.core.submission import GenerateRequest
 
 
 class RequestBuilder:
@@ -74,6 +78,12 @@ class RequestBuilder:
         else:
             raise ParameterError("prompt", f"{type(prompt).__name__} is neither text nor a list of token ids.")
         _check_not_empty(ids)
+        return ids
+
+    def validated_ids(self, request: GenerateRequest) -> Sequence[int]:
+        """Token ids of a request's prompt. Raises ParameterError if the request could not be run."""
+        ids, params = self.prompt_ids(request.prompt), self.resolved(request.params)
+        self.output(request.output_ids, len(self.tokens(ids, params)), params)
         return ids
 
     def log(self, prompt: Prompt | str) -> TokenLog:

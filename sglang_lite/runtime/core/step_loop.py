@@ -127,7 +127,7 @@ class StepLoop:
         self.span: Callable[[str], AbstractContextManager[object]] = _no_span  # marks parts of a step in a profile
         self.late_masks = 0  # number of rows that continued a step later because their masks were late
         self.inbox = Inbox(filler.interrupt)
-        self.flushes = Flushes(self.inbox)
+        self.flushes = Flushes(self.inbox.runs_here)
         self.runner, self._sampling, self._filler = runner, sampling, filler
         self._eos_ids, self._overlap, self.jump = eos_ids, overlap, jump
         self._in_flight: _InFlight | None = None

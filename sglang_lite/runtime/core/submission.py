@@ -1,10 +1,13 @@
-"""Records of submissions to an engine: generations, selections and programs."""
+"""Submissions to an engine, whose events go to a sink: generations, selections and programs. Calls with one answer are
+in runtime/calls.py."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import get_args
+from typing import TypeAlias, get_args
+
+import msgspec
 
 from sglang_lite.program.nodes import BaseNode, Node, Path, Program
 from sglang_lite.protocol import Constraint, OverloadedError, ParameterError, Prompt, SamplingParams, Unset
@@ -40,8 +43,7 @@ class GenerateRequest:
         return 1 if isinstance(self.params.n, Unset) else self.params.n
 
 
-@dataclass(frozen=True, slots=True)
-class SelectRequest:
+class SelectRequest(msgspec.Struct, frozen=True, array_like=True, tag="select"):
     """Choices to score; the fields are the parameters of `Engine.submit_select`."""
 
     prompt: Prompt | str
@@ -60,8 +62,7 @@ class SelectRequest:
             raise no_choices_error()
 
 
-@dataclass(frozen=True, slots=True)
-class ProgramRequest:
+class ProgramRequest(msgspec.Struct, frozen=True, array_like=True, tag="play"):
     """A whole program to play; the fields are the parameters of `Engine.run_program`."""
 
     prompt: Prompt | str
@@ -84,6 +85,22 @@ class ProgramRequest:
         check_nodes(self.program.nodes)
         if len(self.program.nodes) > MOST_QUEUED:
             raise too_many_error()
+
+
+Submission: TypeAlias = GenerateRequest | SelectRequest | ProgramRequest  # what has all its parts
+
+
+class OpenRequest(msgspec.Struct, frozen=True, array_like=True, tag="open"):
+    """A program that will be extended; the fields are the parameters of `Engine.open_program`."""
+
+    stream: bool = False
+    namespace: str = ""
+    priority: int = 0
+
+    def check(self, policy: str) -> None:
+        """Raises ParameterError if a field has the wrong type, or the engine's policy knows no priorities."""
+        check_kind("namespace", self.namespace, str)
+        check_priority(self.priority, policy)
 
 
 def check_nodes(nodes: Sequence[Node], path: Path = ()) -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from sglang_lite.protocol import CapabilityError, ParameterError
+from sglang_lite.runtime.calls import Call
 from sglang_lite.runtime.embedding.spec import EncoderSpec
 from sglang_lite.runtime.resolved_params import shown
 
@@ -20,9 +20,8 @@ if TYPE_CHECKING:
 EncoderInput: TypeAlias = str | tuple[str, str] | Sequence[int]  # a text, a pair of texts, or token ids
 
 
-@dataclass(frozen=True, slots=True)
-class EncodeRequest:
-    """Texts to be read, as concatenated tokens.
+class EncodeRequest(Call["NDArray[np.float32]"], frozen=True, eq=False, tag="encode"):
+    """Texts to be read, as concatenated tokens. Answered by the model's numbers for them, float32 [N, width].
 
     Attributes:
         ids: int32 [T], tokens of all texts.

@@ -51,7 +51,7 @@ class NativeRun:
         in_list = request.is_list and request.stream
         for number, call in enumerate(request.calls):
             try:
-                ids = engine.validated_prompt_ids(call)
+                ids = engine.builder.validated_ids(call)
             except SglError as error:
                 error.add_note(f"in prompt {number} of {len(request.calls)}")
                 raise
@@ -73,14 +73,13 @@ class NativeRun:
         while self._waiting:
             first, call = self._waiting[0]
             try:
-                sink = self._engine.with_flush(partial(_post, self._post, first), self._flush)
-                ticket = self._engine.submit(call, sink)
+                ticket = self._engine.submit(call, partial(_post, self._post, first), self._flush)
             except OverloadedError:
                 if self._running:
                     return
                 first = self._call is not None
                 self._call = partial(self._post, None)
-                self._engine.wait_for_room(self._call, call.samples, first=first)
+                self._engine.open_requests.wait_for_room(self._call, call.samples, first=first)
                 return
             except SglError:
                 self.abort()
@@ -145,7 +144,7 @@ class NativeRun:
         self._waiting.clear()
         call, self._call = self._call, None
         if call is not None:
-            self._engine.cancel_wait(call)
+            self._engine.open_requests.leave(call)
         for answer, ticket in zip(self._answers, self._tickets):
             if ticket is not None and answer.outcome is None:
                 ticket.abort()

@@ -14,7 +14,7 @@ from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.core.open_requests import Ticket
 from tests.engine import processes
 
-START = frame([Start(0, asdict(EngineConfig()), "/nowhere", os.getpid())])
+START = frame([(0, Start(asdict(EngineConfig()), "/nowhere", os.getpid()))])
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def test_rubbish_ends_it(process, name, started):
 
 @pytest.mark.slow
 @pytest.mark.sampled(2)
-@pytest.mark.parametrize("sent", [b"", b"\x00", START[:3], START[:-1], START, START + frame([Abort(1)])[:-1]])
+@pytest.mark.parametrize("sent", [b"", b"\x00", START[:3], START[:-1], START, START + frame([(1, Abort())])[:-1]])
 def test_a_line_that_is_closed_ends_it_in_the_middle_of_a_frame_too(process, sent):
     if sent:
         process.connection.send(sent)
@@ -64,14 +64,14 @@ def test_a_line_that_is_closed_ends_it_in_the_middle_of_a_frame_too(process, sen
 
 
 def test_what_is_no_start_ends_it(process):
-    process.connection.send(frame([Abort(1)]))
+    process.connection.send(frame([(1, Abort())]))
     processes.ended(process.pid)
     assert "ended with status 0" in process.end()
 
 
 def test_a_start_by_a_process_that_is_gone_ends_it(process):
     """The line may be held open by a forked copy."""
-    process.connection.send(frame([Start(0, asdict(EngineConfig()), "/nowhere", 2**22 + 1)]))
+    process.connection.send(frame([(0, Start(asdict(EngineConfig()), "/nowhere", 2**22 + 1))]))
     processes.ended(process.pid)
     assert "ended with status 0" in process.end()
 
@@ -95,10 +95,11 @@ class FullCore:
         self.waits, self.submitting, self.told = threading.Event(), threading.Event(), threading.Event()
         self.waiting, self.ended = [], []
 
-    def with_flush(self, sink, flush):
-        return sink
+    @property
+    def open_requests(self):
+        return self
 
-    def submit(self, asked, sink):
+    def submit(self, asked, sink, flush):
         self.asked += 1
         if self.asked == 2:
             self.submitting.set()
@@ -111,7 +112,7 @@ class FullCore:
         self.waiting.append(call)
         self.waits.set()
 
-    def cancel_wait(self, call):
+    def leave(self, call):
         self.waiting = [each for each in self.waiting if each is not call]
 
 
@@ -135,9 +136,9 @@ def test_an_abort_that_comes_while_room_is_given_ends_what_gets_it(room):
     served = CommandHandler(outgoing)  # type: ignore[arg-type]  # it is told, and sends nothing
 
     def messages():
-        yield Submit(1, b"\x05\x00\x00\x00", SamplingParams(), None, False, "", 0, None)
+        yield 1, Submit(b"\x05\x00\x00\x00", SamplingParams(), None, False, "", 0, None)
         assert core.submitting.wait(60)
-        yield Abort(1)
+        yield 1, Abort()
         core.told.set()
 
     served.begin(core)  # type: ignore[arg-type]  # it has what is called here

@@ -1,0 +1,50 @@
+"""The table of an engine's calls that have one answer: a record for each, with the type of its answer.
+
+The cores answer them (`EngineCore.ask`), messages carry them to an engine's process as they are (engine/frames.py), and
+the methods of `Engine` document them. Submissions, whose events go to a sink, are in core/submission.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from sglang_lite.protocol import Constraint
+
+R = TypeVar("R")
+
+
+class Call(msgspec.Struct, Generic[R], frozen=True, array_like=True):
+    """Call whose answer is an R. The tag is the name of the method of `Engine`."""
+
+
+class CompileGrammar(Call[Any], frozen=True, tag="compile_grammar"):
+    """Answered by the CompiledGrammar, which doesn't leave its process."""
+
+    constraint: Constraint
+
+
+class UpdateWeights(Call[str], frozen=True, tag="update_weights"):
+    """Answered by the new name of the model."""
+
+    path: str
+    version: str | None
+
+
+class FlushCache(Call[int], frozen=True, tag="flush_cache"):
+    """Answered by the number of tokens that were freed."""
+
+
+class Stats(Call[dict[str, Any]], frozen=True, tag="stats"):
+    """Answered by counts (int) and seconds (float)."""
+
+
+class StartProfile(Call[None], frozen=True, tag="start_profile"):
+    folder: str
+    with_stack: bool
+    record_shapes: bool
+
+
+class StopProfile(Call[str], frozen=True, tag="stop_profile"):
+    """Answered by the path of the trace."""
