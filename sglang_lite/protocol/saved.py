@@ -74,7 +74,7 @@ class SavedRun(Record, frozen=True):
         turn: role of the open turn and the index of its first piece, or None.
         variables: values of the variables in the order in which they were set, including those that were replaced; the
             one with the name "" is the return value of the body.
-        answers: generations and selections of the program's body.
+        answers: generations and selections of the program's body, with what a rerun needs of them.
         usage: usage of the whole run.
         format: version of this record's meaning; earlier ones can't be read any more.
     """

@@ -66,8 +66,12 @@ def trace_of(player: Player) -> Trace:
 
 
 def answers_of(player: Player) -> list[TraceNode]:
-    """Generations and selections of the program's body in a branch and in the branches forked from it."""
-    return [node for node in trace_of(player).nodes if node.node]
+    """Generations and selections of the program's body in a branch and in the branches forked from it: what a rerun
+    needs of them, without times, lines of code, and errors, which may have secrets."""
+    nodes = (each for each in trace_of(player).nodes if each.node)
+    return [
+        TraceNode(each.kind, name=each.name, results=each.results, node=each.node, asked=each.asked) for each in nodes
+    ]
 
 
 def _drafts(player: Player) -> Iterator[_Draft]:

@@ -436,3 +436,17 @@ def test_what_is_no_file_is_told(tmp_path):
             sgl.load(path)  # type: ignore[arg-type] # wrong on purpose
     with pytest.raises(sgl.ParameterError, match=r"path: .* can't be read: Is a directory"):
         sgl.load(tmp_path)
+
+
+def test_a_file_has_neither_lines_of_code_nor_errors_of_attempts(tmp_path):
+    @sgl.function
+    def number(s):
+        s += sgl.gen("n", check=lambda text: text == "4", retries=1, temperature=0.5)
+
+    state = number.run(backend=sgl.ScriptedBackend({"": ["1", "4"]}))
+    (node,) = state.trace().nodes
+    assert len(node.attempts) == 1
+    state.save(tmp_path / "state.json")
+    content = (tmp_path / "state.json").read_text()
+    assert __file__ not in content
+    assert "attempts" not in content
