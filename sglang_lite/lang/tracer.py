@@ -150,8 +150,8 @@ class TracerProgramState(ProgramState):
         return changed(graph, graph_of(self._program, {}, [again.branch.player.way], complete=False))
 
     def flatten_nodes(self) -> list[Expression]:
-        """Nodes of the state, with lists of expressions replaced by their parts."""
-        return [part for node in self.nodes for part in node.walk()]
+        """Nodes of the state, as a new list: none of them contains others."""
+        return list(self.nodes)
 
     def print_graph_dfs(self) -> None:
         """Prints one node per line, with branches indented."""

@@ -359,6 +359,36 @@ def test_nested_programs_are_inlined_where_added_and_children_where_read():
     assert [shown(child)[0] for child in state.child_states] == ["Text('sub k')", "Text('sub ')"]
 
 
+def test_a_called_program_has_the_template_of_its_callers_backend_and_may_have_settings_of_a_run():
+    class Plain(sgl.ScriptedBackend):
+        def get_chat_template(self):
+            from sglang_lite.lang.chat_template import get_chat_template
+
+            return get_chat_template("vicuna_v1.1")
+
+    @sgl.function
+    def asks(s, word):
+        s += sgl.user(word) + sgl.assistant(sgl.gen("answer"))
+
+    def body(s):
+        s += asks("hi", temperature=0)["answer"]
+
+    state = trace(body, backend=Plain())
+    texts = [node.text for node in state.child_states[0].nodes if isinstance(node, Text)]
+    assert "USER:" in texts
+    assert "<|im_start|>user\n" not in texts
+
+
+def test_an_argument_is_no_variable_as_in_a_run():
+    with pytest.raises(sgl.UnknownVariableError, match="no variable 'x'"):
+        trace(lambda s, x: s["x"])
+
+
+def test_a_symbol_beside_a_generation_with_reasoning():
+    state = trace(lambda s, x: s.__iadd__(sgl.separate_reasoning(f"{x}" + sgl.gen("r") + x, "qwen3")))
+    assert shown(state) == ["Argument(name='x')", "Gen('r')", "Argument(name='x')"]
+
+
 def test_the_graph_prints_branches_indented(capsys):
     def body(s):
         fork = s.fork(1)

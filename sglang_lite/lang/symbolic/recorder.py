@@ -194,16 +194,12 @@ class TracedWay:
         of = origin(symbol)
         return Use(of.name, of.parts, into, self._sources.get(id(of.source)))
 
-    def symbols_in(self, value: object) -> list[Symbol]:
-        """Symbols that a value is, or contains as their marks."""
-        if isinstance(value, Symbol):
-            return [value]
-        text = value if isinstance(value, str) else msgspec.json.encode(value, enc_hook=str).decode()
-        return [self.marks[mark] for mark in MARK.findall(text) if mark in self.marks]
-
     def uses(self, value: object, into: str) -> tuple[Use, ...]:
-        """Uses of the symbols in a value."""
-        return tuple(self.use(each, into) for each in self.symbols_in(value))
+        """Uses of the symbols that a value is, or contains as their marks."""
+        if isinstance(value, Symbol):
+            return (self.use(value, into),)
+        text = value if isinstance(value, str) else msgspec.json.encode(value, enc_hook=str).decode()
+        return tuple(self.use(self.marks[mark], into) for mark in MARK.findall(text) if mark in self.marks)
 
     def plain(self, text: str) -> str:
         """Text with its symbols replaced by their expressions in braces."""

@@ -13,6 +13,7 @@ import operator
 import re
 from collections.abc import Callable
 from contextvars import ContextVar
+from functools import partialmethod
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
 
 from sglang_lite.lang.state import user_location
@@ -165,6 +166,11 @@ class Symbol(Expression, Deferred):
             self.__refuse__("compare it")
         return self._ask("compare it", f"{sign} {other!r:.60}", lambda value: compare(value, other))
 
+    __lt__ = partialmethod(_compare, operator.lt, "<")
+    __le__ = partialmethod(_compare, operator.le, "<=")
+    __gt__ = partialmethod(_compare, operator.gt, ">")
+    __ge__ = partialmethod(_compare, operator.ge, ">=")
+
     def __contains__(self, item: object) -> bool:
         return self._ask("tell what is in it", f"contains {item!r:.60}", lambda value: item in value)
 
@@ -197,14 +203,6 @@ class Symbol(Expression, Deferred):
         self.__refuse__("turn it into a number")
 
     __index__ = __float__ = __int__
-
-
-def _comparing(compare: Callable[[Any, Any], Any], sign: str) -> Callable[[Symbol, object], bool]:
-    return lambda self, other: self._compare(compare, sign, other)
-
-
-for _name, _sign in (("lt", "<"), ("le", "<="), ("gt", ">"), ("ge", ">=")):
-    setattr(Symbol, f"__{_name}__", _comparing(getattr(operator, _name), _sign))
 
 
 def _calculating(self: Symbol, *_: object) -> NoReturn:
