@@ -69,7 +69,7 @@ if TYPE_CHECKING:
         video,
     )
     from sglang_lite.lang.backend.anthropic import Anthropic
-    from sglang_lite.lang.backend.base_backend import BaseBackend
+    from sglang_lite.lang.backend.base import Backend as BaseBackend  # so all backends are
     from sglang_lite.lang.backend.crusoe import Crusoe
     from sglang_lite.lang.backend.http.rate_limit import RateLimit
     from sglang_lite.lang.backend.litellm import LiteLLM

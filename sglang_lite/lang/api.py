@@ -13,7 +13,7 @@ from sglang_lite.constraints.python_types.value_type import ValueType, number_te
 from sglang_lite.constraints.schema import json_schema as checked_schema
 from sglang_lite.errors import with_article
 from sglang_lite.lang.argument_names import explains_wrong_arguments
-from sglang_lite.lang.backend.default import BackendLike, as_backend
+from sglang_lite.lang.backend.default import BackendLike, as_backend, given_backend
 from sglang_lite.lang.checks import check_limits
 from sglang_lite.lang.expressions import (
     DTYPES,
@@ -63,7 +63,7 @@ def function(
 def set_default_backend(backend: BackendLike | None) -> None:
     """Sets the backend of programs that are run without one: an Engine or a BaseBackend, or None for the default
     engine."""
-    global_config.default_backend = None if backend is None else as_backend(backend)
+    global_config.default_backend = None if backend is None else given_backend(backend)
 
 
 def flush_cache(backend: BackendLike | None = None) -> bool:

@@ -12,7 +12,7 @@ from functools import partial
 from threading import Thread
 from types import TracebackType
 
-from sglang_lite.lang.backend.base_backend import BaseBackend
+from sglang_lite.lang.backend.base import Backend
 from sglang_lite.lang.concurrency.variables import Variable
 from sglang_lite.lang.execution.branch import Branch
 from sglang_lite.lang.execution.kept import Kept
@@ -52,7 +52,7 @@ class BodyRun:
         program: BaseProgram,
         args: Sequence[UserValue],
         kwargs: dict[str, UserValue],
-        backend: BaseBackend,
+        backend: Backend,
         settings: RunSettings,
         kept: Kept | None = None,
     ) -> None:
@@ -66,9 +66,9 @@ class BodyRun:
             run.state = weakref.ref(self.state)
         if outer is not None:
             outer.register_inner(branch)
-        if "begin_run" in backend.hooks:
-            backend.begin_run(partial(_wait_for, weakref.ref(branch.player)))
-        branch.call_hook("begin_program")
+        if backend.on_run is not None:
+            backend.on_run(partial(_wait_for, weakref.ref(branch.player)))
+        branch.tell("begin_program")
 
     def __enter__(self) -> None:
         run = self._branch.run

@@ -372,7 +372,9 @@ class SglFunction(BaseProgram):
         chosen = backend_for(backend)
         prefix = extract_prefix_by_tracing(self, chosen)
         if len(prefix) > 64:
-            chosen.cache_prefix(prefix)
+            cache: Callable[[str], object] | None = getattr(chosen, "cache_prefix", None)
+            if cache is not None:
+                cache(prefix)
 
     def prepared(
         self,

@@ -1,12 +1,12 @@
 """States, their executor and `cache_program`, at SGLang's module path."""
 
-from sglang_lite.lang.backend.base_backend import BaseBackend
-from sglang_lite.lang.execution.stream_executor import StreamExecutor as StreamExecutor
+from sglang_lite.compat.sglang.stream_executor import StreamExecutor as StreamExecutor
+from sglang_lite.lang.backend.base import Backend
 from sglang_lite.lang.function import SglFunction
 from sglang_lite.lang.state import ProgramState as ProgramState
 from sglang_lite.lang.state import ProgramStateGroup as ProgramStateGroup
 
 
-def cache_program(program: SglFunction, backend: BaseBackend) -> None:
+def cache_program(program: SglFunction, backend: Backend) -> None:
     """Lets a backend cache the constant text that a program starts with; the same as `program.cache(backend)`."""
     program.cache(backend)

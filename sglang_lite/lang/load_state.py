@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable
 
-from sglang_lite.lang.backend.base_backend import BaseBackend
+from sglang_lite.lang.backend.base import Backend
 from sglang_lite.lang.backend.default import BackendLike, as_backend
 from sglang_lite.lang.expressions import BaseProgram
 from sglang_lite.lang.runs.saving import AbsentBackend, check_program, classes, read
@@ -56,4 +56,4 @@ def load(
 
 def finished(saved: SavedRun) -> ProgramState:
     """State of a run that another process, or an earlier one, has finished: it can be read."""
-    return ProgramState.from_saved(saved, BaseBackend(), import_by_name, None)
+    return ProgramState.from_saved(saved, Backend(), import_by_name, None)

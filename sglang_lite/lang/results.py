@@ -7,6 +7,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from sglang_lite.protocol import CapabilityError, Delta, Generation, Image, Message, Selection, TokenLogprob, Usage
 from sglang_lite.protocol.anything import Json
 
@@ -56,6 +58,12 @@ def _generation(g: Generation) -> dict[str, Any]:
 def with_warnings(meta: Mapping[str, Json], *warnings: str) -> dict[str, Json]:
     """Metadata with more warnings, which tell what differs from the request."""
     return {**meta, **({"warnings": [*meta.get("warnings", ()), *warnings]} if warnings else {})}
+
+
+class DeltaWithMeta(Delta, frozen=True):
+    """Piece of a stream with metadata in SGLang's form."""
+
+    meta: dict[str, Json] = msgspec.field(default_factory=dict)
 
 
 def delta_meta(delta: Delta) -> dict[str, Json]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from itertools import compress
 from operator import is_not
 
-from sglang_lite.lang.backend.base_backend import BaseBackend
+from sglang_lite.lang.backend.base import Backend
 from sglang_lite.lang.backend.default import backend_for
 from sglang_lite.lang.checks import check_flags, check_limits, check_whole
 from sglang_lite.lang.execution.budget import Budget
@@ -38,7 +38,7 @@ def inherit(options: dict[str, UserValue]) -> None:
         options["seed"] = outer.inner_seed()
 
 
-def backend_of(options: Mapping[str, UserValue]) -> BaseBackend:
+def backend_of(options: Mapping[str, UserValue]) -> Backend:
     """Backend of a run: the given one, else the enclosing run's, else the default."""
     outer = current_run.get()
     given = options["backend"]

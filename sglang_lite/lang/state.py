@@ -12,7 +12,7 @@ from sglang_lite import wire
 from sglang_lite.constraints.coerce import ConstraintLike, as_constraint, check_syntax
 from sglang_lite.lang import text_streams
 from sglang_lite.lang.argument_names import AttributeHints, explains_wrong_arguments
-from sglang_lite.lang.backend.base_backend import BaseBackend
+from sglang_lite.lang.backend.base import Backend
 from sglang_lite.lang.checks import check_whole
 from sglang_lite.lang.concurrency.variables import Variable
 from sglang_lite.lang.execution.branch import Branch
@@ -28,7 +28,6 @@ from sglang_lite.lang.execution.reading import (
     whole_text,
 )
 from sglang_lite.lang.execution.run import current_run
-from sglang_lite.lang.execution.stream_executor import StreamExecutor
 from sglang_lite.lang.expressions import BaseProgram
 from sglang_lite.lang.results import meta_info, probabilities, usages_of
 from sglang_lite.lang.runs import files
@@ -74,6 +73,7 @@ from sglang_lite.protocol.anything import Json, UserValue
 from sglang_lite.protocol.saved import SavedRun
 
 if TYPE_CHECKING:
+    from sglang_lite.compat.sglang.stream_executor import StreamExecutor
     from sglang_lite.lang.trace import Trace
 
 
@@ -101,6 +101,8 @@ class ProgramState(AttributeHints):
     @property
     def stream_executor(self) -> StreamExecutor:
         """Branch of the state, with the interface of SGLang's StreamExecutor."""
+        from sglang_lite.compat.sglang.stream_executor import StreamExecutor
+
         return StreamExecutor(self.branch.player)
 
     # ------------------------------------------------------------------------------------------ writing
@@ -446,7 +448,7 @@ class ProgramState(AttributeHints):
 
     @classmethod
     def from_saved(
-        cls, saved: SavedRun, backend: BaseBackend, find: Callable[[str], UserValue], program: BaseProgram | None
+        cls, saved: SavedRun, backend: Backend, find: Callable[[str], UserValue], program: BaseProgram | None
     ) -> ProgramState:
         """State made from a saved run; arguments as for `branch_of`."""
         branch, ret_value = branch_of(saved, backend, find, program)

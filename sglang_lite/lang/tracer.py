@@ -13,7 +13,8 @@ from contextvars import ContextVar, Token, copy_context
 from dataclasses import dataclass
 from typing import NoReturn
 
-from sglang_lite.lang.backend.base_backend import ALL_CONSTRAINTS, BaseBackend, Capabilities
+from sglang_lite.lang.backend.base import ALL_CONSTRAINTS, Backend
+from sglang_lite.lang.backend.capabilities import Capabilities
 from sglang_lite.lang.backend.default import BackendLike, as_backend
 from sglang_lite.lang.backend.remote.explain import TracedAnswer, TracedBackend
 from sglang_lite.lang.chat_template import get_chat_template
@@ -215,7 +216,7 @@ class TracedPath:
 
 
 def trace_program(
-    program: BaseProgram, arguments: dict[str, UserValue], backend: BaseBackend | None, explore: int | None = None
+    program: BaseProgram, arguments: dict[str, UserValue], backend: Backend | None, explore: int | None = None
 ) -> TracerProgramState:
     """Traces a program and returns the state of the first way through its body.
 
@@ -252,7 +253,7 @@ def trace_call(program: BaseProgram, args: Sequence[UserValue], kwargs: dict[str
 
 
 def explored(
-    program: BaseProgram, arguments: dict[str, UserValue], backend: BaseBackend | None, most: int
+    program: BaseProgram, arguments: dict[str, UserValue], backend: Backend | None, most: int
 ) -> TracerProgramState:
     """State of the first of at most `most` ways through a body, which are followed breadth-first: the first way takes
     the first outcome of each decision, and the outcomes of earlier decisions are varied before those of later ones."""
@@ -294,7 +295,7 @@ def extract_prefix_by_tracing(program: BaseProgram, backend: BackendLike | None)
 def _tracer(
     program: BaseProgram,
     arguments: Mapping[str, UserValue],
-    backend: BaseBackend | None,
+    backend: Backend | None,
     forced: tuple[int, ...] | None = None,
     graph: TracedGraph | None = None,
     only: tuple[type[BaseNode], ...] | None = None,
@@ -349,7 +350,7 @@ def awaited(body: Coroutine[object, object, UserValue]) -> UserValue:
         return beside.submit(copy_context().run, asyncio.run, body).result()
 
 
-class NoBackend(BaseBackend):
+class NoBackend(Backend):
     """Backend of traces without a backend: has a chat template and supports all constraints, but can't run programs.
 
     Args:

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from sglang_lite.lang.backend.base_backend import BaseBackend
+from sglang_lite.lang.backend.base import Backend
 from sglang_lite.lang.backend.rendering import shows_tools
 from sglang_lite.lang.function import SglFunction
 from sglang_lite.lang.symbolic.graph import Graph, changed
@@ -80,7 +80,7 @@ def lint(
     return reports
 
 
-def _tools(graph: Graph, backend: BaseBackend) -> Iterator[Finding]:
+def _tools(graph: Graph, backend: Backend) -> Iterator[Finding]:
     """Yields findings for tools that the model's chat template has no place for."""
     template = backend.get_chat_template()
     if not isinstance(template, JinjaTemplate) or shows_tools(template, family_of(template.source)):
@@ -133,7 +133,7 @@ def _report(
     arguments: Sequence[dict[str, Any]],
     later: Graph | None,
     counter: TokenCounter | None,
-    backend: BaseBackend,
+    backend: Backend,
 ) -> Report:
     first_row = arguments[0] if arguments else dict(program.bind_arguments)
     graph, notes = _graph(program, first_row, backend, MOST_WAYS)
@@ -165,9 +165,7 @@ def _again(graph: Graph) -> Graph:
     return msgspec.structs.replace(graph, nodes=tuple(nodes))
 
 
-def _graph(
-    program: SglFunction, arguments: dict[str, Any], backend: BaseBackend, max_ways: int
-) -> tuple[Graph, list[str]]:
+def _graph(program: SglFunction, arguments: dict[str, Any], backend: Backend, max_ways: int) -> tuple[Graph, list[str]]:
     """Graph of a program, as far as it can be followed, and notes on what was not followed."""
     state = explored(program, arguments, backend, max_ways)
     errors = [path.error for path in state.paths if path.error is not None]

@@ -177,10 +177,6 @@ class Slow(LocalBackend):
         async for event in super().agenerate(*args, **options):
             yield event
 
-    @property
-    def hooks(self):
-        return super().hooks - {"open_program"}
-
 
 CONSTRAINTS: dict[str, Constraint] = {
     "words": WORDS,

@@ -1,15 +1,18 @@
 """Backends with SGLang's blocking hooks: called on few threads, failing where they are read, never blocking others."""
 
 import asyncio
+import inspect
 import threading
 
 import pytest
 
 import sglang_lite as sgl
+from sglang_lite.lang.backend.base import Backend
 from sglang_lite.lang.choices import ChoicesDecision
 from sglang_lite.lang.concurrency.pool import ThreadPool
 from sglang_lite.protocol import Generation
 from tests.lang.fakes import line_here, within
+from tests.waiting import until
 
 
 class Echo(sgl.BaseBackend):
@@ -97,6 +100,42 @@ def test_a_subclass_of_a_native_backend_may_put_hooks_over_it():
             return "from the hook", {}
 
     assert run("x", sgl.gen("a"), backend=Over(default="from the script"))["a"] == "from the hook"
+
+
+def test_all_backends_are_instances_of_the_class_with_hooks_but_show_none():
+    scripted = sgl.ScriptedBackend()
+    assert isinstance(scripted, sgl.BaseBackend)
+    assert issubclass(sgl.OpenAI, sgl.BaseBackend)
+    assert not isinstance("scripted", sgl.BaseBackend)
+    assert not isinstance(scripted, Echo)
+    assert {"generate", "select", "begin_program", "fork_program", "cache_prefix"}.isdisjoint(dir(scripted))
+
+
+def test_an_interface_can_be_held_in_a_head():
+    own = {name: value for name, value in vars(Backend).items() if not name.startswith("_")}
+    assert len([name for name, value in own.items() if inspect.isfunction(value)]) <= 15
+
+
+def test_a_backend_is_told_of_events_and_answers_by_itself():
+    class Told(sgl.ScriptedBackend):
+        def fork_program(self, src, dst, position_ids_offset=None):
+            events.append((src.text_, len(dst)))
+
+        def end_program(self, s):
+            events.append(s.text_)
+
+    @sgl.function
+    def program(s):
+        s += "x"
+        s.fork(2).join()
+        s += sgl.gen("a")
+
+    events, backend = [], Told(default="y")
+    state = program.run(backend=backend)
+    state.sync()
+    until(lambda: len(events) == 2)
+    assert (state["a"], events) == ("y", [("x", 2), "xy"])
+    assert state.stream_executor.backend is backend
 
 
 def test_a_hook_sees_turns_images_parameters_and_template_as_sglangs_do():

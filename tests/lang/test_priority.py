@@ -116,7 +116,7 @@ def test_what_runs_again_is_one_program_of_the_same_priority(engine):
 def test_it_goes_over_http(engine):
     with serving(engine) as url:
         remote = sgl.RuntimeEndpoint(url, retries=0)
-        assert remote.takes_priority
+        assert remote.capabilities.priority
         assert program.run(backend=remote, priority=2)["a"] is not None
         assert program.run_batch([{}], backend=remote, priority=2)[0]["a"] is not None
         remote.shutdown()

@@ -1,13 +1,15 @@
-"""Capabilities of a backend with its model, which every node is checked against before it is queued."""
+"""Capabilities of a backend with its model, and the demands of a node, which are checked against them before it is
+queued."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Literal, TypeAlias
 
 from sglang_lite.protocol import (
     Choices,
+    Constraint,
     Continuation,
     Ebnf,
     InOrder,
@@ -17,6 +19,7 @@ from sglang_lite.protocol import (
     OneOf,
     Regex,
     Repeated,
+    SamplingParams,
     StructuralTag,
     TaggedObject,
 )
@@ -84,6 +87,9 @@ class Capabilities:
         images: True if the model accepts images.
         turns: rules for turns with several generations, for a backend that is called generation by generation; None if
             each one is asked for as if it stood alone.
+        priority: True if programs may have a priority.
+        reads_prompts: True if answers depend on the prompt that is given. SGLang's hooks look at the branch itself, so
+            that they can't be recorded, shown a repair, or asked in a rerun.
         caches_prompts: True if a provider caches prompts, so that a prompt with the same beginning is cheaper once the
             first token of an answer has arrived.
     """
@@ -96,7 +102,28 @@ class Capabilities:
     prefill: bool = True
     images: bool = False
     turns: TurnRules | None = None
+    priority: bool = False
+    reads_prompts: bool = True
     caches_prompts: bool = False
 
 
 EVERYTHING = Capabilities()
+
+
+@dataclass(frozen=True, slots=True)
+class Demands:
+    """Demands that a node makes of a backend.
+
+    Attributes:
+        kind: "gen", or "select" for one of the choices.
+        params: parameters that are set.
+        constraint: constraint on the text; for a selection, its choices, or None if they are not known yet.
+        scores: True if the choices' probabilities are needed.
+        effort: amount of reasoning, or None for the model's default.
+    """
+
+    kind: Literal["gen", "select"] = "gen"
+    params: SamplingParams = field(default_factory=SamplingParams)
+    constraint: Constraint | None = None
+    scores: bool = False
+    effort: str | None = None

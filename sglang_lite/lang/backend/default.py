@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from typing import TYPE_CHECKING, TypeAlias, TypeGuard
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
-from sglang_lite.lang.backend.base_backend import BaseBackend
+from sglang_lite.lang.backend.base import EVENTS, Backend
 from sglang_lite.lang.global_config import global_config
 from sglang_lite.protocol import ParameterError
 
@@ -17,9 +18,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger("sglang_lite")
 _starting = threading.Lock()
 if TYPE_CHECKING:
-    BackendLike: TypeAlias = BaseBackend | Engine | Runtime
+    BackendLike: TypeAlias = Backend | Engine | Runtime
 else:
-    BackendLike = BaseBackend  # for `typing.get_type_hints`: the language imports no engine
+    BackendLike = Backend  # for `typing.get_type_hints`: the language imports no engine
 
 
 def _forget() -> None:
@@ -30,20 +31,41 @@ def _forget() -> None:
 os.register_at_fork(after_in_child=_forget)  # a thread that the fork did not copy may hold the lock
 
 
-def as_backend(value: object) -> BaseBackend:
+# Names of SGLang's hooks, which only backends of users have.
+_HOOKS = ("generate", "generate_stream", "select", *EVENTS)
+
+
+def as_backend(value: object) -> Backend:
+    """Converts a user's value to a backend that programs run on: as `given_backend`, with an adapter for SGLang's
+    hooks."""
+    backend = value if isinstance(value, Backend) else given_backend(value)
+    kind: Any = type(backend)  # mypy takes no type for hashable
+    if not _may_have_hooks(kind):
+        return backend
+    from sglang_lite.compat.sglang.hooks import adapted
+
+    return adapted(backend)
+
+
+@lru_cache(maxsize=1024)
+def _may_have_hooks(kind: type) -> bool:
+    return any(hasattr(kind, hook) for hook in _HOOKS)
+
+
+def given_backend(value: object) -> Backend:
     """Converts a user's value to a backend: a backend, an engine, or a server that was started (Runtime).
 
     Raises:
         ParameterError: the value is none of these.
     """
-    if isinstance(value, BaseBackend):
+    if isinstance(value, Backend):
         return value
     if is_engine(value):
         from sglang_lite.lang.backend.local import LocalBackend
 
         return LocalBackend(value)
     endpoint = getattr(value, "endpoint", None)  # attribute of a Runtime
-    if isinstance(endpoint, BaseBackend):
+    if isinstance(endpoint, Backend):
         return endpoint
     hint = "Give an sgl.Engine or a BaseBackend."
     if isinstance(value, str):
@@ -61,7 +83,7 @@ def is_engine(value: object) -> TypeGuard[Engine]:
     return any(kind.__module__ == "sglang_lite.engine.engine" for kind in type(value).__mro__)
 
 
-def backend_for(value: object = None) -> BaseBackend:
+def backend_for(value: object = None) -> Backend:
     """Backend for a user's value. Without a value, the default backend; if none is set, the default engine, which is
     started on first use."""
     if value is not None:

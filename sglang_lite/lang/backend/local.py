@@ -8,7 +8,8 @@ from collections.abc import AsyncGenerator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from sglang_lite.lang.backend.base_backend import ALL_CONSTRAINTS, BaseBackend, Capabilities
+from sglang_lite.lang.backend.base import ALL_CONSTRAINTS, Backend
+from sglang_lite.lang.backend.capabilities import Capabilities
 from sglang_lite.lang.backend.rendering import with_tools
 from sglang_lite.lang.backend.token_counts import TokenUsage
 from sglang_lite.lang.concurrency.loop import executor, running_mailbox
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from sglang_lite.lang.execution.push_down import ProgramAtBackend
 
 
-class LocalBackend(BaseBackend):
+class LocalBackend(Backend):
     """Backend that runs programs on an engine.
 
     Args:
@@ -42,7 +43,7 @@ class LocalBackend(BaseBackend):
         token_usage: tokens used so far, as `prompt_tokens` and `completion_tokens`; `reset()` sets them to 0.
     """
 
-    capabilities = Capabilities(ALL_CONSTRAINTS)
+    capabilities = Capabilities(ALL_CONSTRAINTS, priority=True)
     enforces = True
 
     def __init__(self, engine: Engine) -> None:
@@ -106,10 +107,6 @@ class LocalBackend(BaseBackend):
         sink = partial(mailbox.enqueue, self.token_usage.counted(sink))
         return self.engine.open_program(sink=sink, flush=mailbox.wake, stream=stream, priority=priority)
 
-    @property
-    def takes_priority(self) -> bool:
-        return True
-
     def get_model_name(self) -> str:
         return self.engine.model_name
 
@@ -123,6 +120,7 @@ class LocalBackend(BaseBackend):
             self.chat_template = self.engine.chat_template() or self._registered()
         return self.chat_template
 
+    @property
     def tokenizer_digest(self) -> str:
         return self.engine.tokenizer.digest
 

@@ -1,5 +1,5 @@
-"""Interface of planners: what a backend that is called generation by generation knows of a run, so that one call may
-bring several answers, or one generation may wait for another's."""
+"""Interface of planners, and what else a backend that is called generation by generation knows of a run: so one call
+may bring several answers, or one generation wait for another's."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,10 @@ from sglang_lite.program.nodes import Expression
 from sglang_lite.protocol import Constraint, Delta, Generation, Location, Prompt, SamplingParams, Selection
 
 if TYPE_CHECKING:
-    from sglang_lite.lang.backend.base_backend import BaseBackend
+    from sglang_lite.lang.backend.base import Backend
+
+# True while a selection needs the scores of its choices.
+scores_needed: ContextVar[bool] = ContextVar("sglang_lite_scores_needed", default=False)
 
 # Drafts end below this rate of hits, after at least this number of generations.
 _LEAST_SEEN, _LEAST_RATE = 32, 0.5
@@ -98,7 +102,7 @@ class AnswerSource(ABC):
     @abstractmethod
     def agenerate(
         self,
-        backend: BaseBackend,
+        backend: Backend,
         prompt: Prompt,
         params: SamplingParams,
         constraint: Constraint | None,
@@ -107,7 +111,7 @@ class AnswerSource(ABC):
     ) -> AsyncGenerator[Delta | Generation, None]:
         """Yields the events of the generation, as `backend.agenerate` would."""
 
-    async def aselect(self, backend: BaseBackend, prompt: Prompt, choices: Sequence[str]) -> Selection:
+    async def aselect(self, backend: Backend, prompt: Prompt, choices: Sequence[str]) -> Selection:
         """Answer of the selection, as `backend.aselect` would return it."""
         return await backend.aselect(prompt, choices, unconditional=False)
 

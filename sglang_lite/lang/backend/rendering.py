@@ -99,7 +99,7 @@ def shows_tools(template: TurnTemplate | None, family: str | None) -> bool:
     the tools, and results are turns of the user.
 
     Args:
-        family: format of calls, as `BaseBackend.tool_family` returns it.
+        family: format of calls, as `Backend.tool_family` returns it.
     """
     return family is not None and isinstance(template, JinjaTemplate) and "tools" in template.variables
 

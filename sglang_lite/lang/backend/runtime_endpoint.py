@@ -8,13 +8,13 @@ import importlib
 import json
 import secrets
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from sglang_lite.lang.argument_names import explains_wrong_arguments
-from sglang_lite.lang.backend.base_backend import ALL_CONSTRAINTS, BaseBackend, Capabilities
+from sglang_lite.lang.backend.base import ALL_CONSTRAINTS, Backend
+from sglang_lite.lang.backend.capabilities import Capabilities
 from sglang_lite.lang.backend.http.client import RETRYABLE_ERRORS, Retries, ServerClient
 from sglang_lite.lang.backend.http.native_protocol import (
     NATIVE,
@@ -58,7 +58,7 @@ _SCORED = {"max_new_tokens": 0, "temperature": 0}
 _CHECK = "Check what listens at base_url."
 
 
-class RuntimeEndpoint(BaseBackend):
+class RuntimeEndpoint(Backend):
     """Backend for a server that speaks SGLang's native protocol. A server of this package receives whole programs, and
     a stream that breaks off continues from the same place.
 
@@ -111,7 +111,9 @@ class RuntimeEndpoint(BaseBackend):
         self.capabilities = Capabilities(
             ALL_CONSTRAINTS if self._own_info.get("records") or self._behind_gateway else NATIVE.constraints,
             images=images,
+            priority=bool(self._own_info.get("program_priority")),
         )
+        self.plays_programs = self.plays_programs and self._programs
         if chat_template_name is not None:
             self.chat_template = get_chat_template(chat_template_name)
 
@@ -258,22 +260,12 @@ class RuntimeEndpoint(BaseBackend):
 
     # ---------------------------------------------------------------------------------------------- programs
 
-    @cached_property
-    def plays_programs(self) -> bool:
-        """True if the server plays whole programs, and no subclass overrides the hooks for single nodes."""
-        hooks = ("agenerate", "aselect", "generate", "generate_stream", "select")
-        own = any(getattr(type(self), hook) is not getattr(RuntimeEndpoint, hook) for hook in hooks)
-        return self._programs and not own
-
     def open_program(self, sink: ProgramSink, *, stream: bool, priority: int = 0) -> ProgramAtBackend:
         return RemoteProgram(self._server, self.token_usage.counted(sink), stream=stream, priority=priority)
 
-    @property
-    def takes_priority(self) -> bool:
-        return bool(self._own_info.get("program_priority"))
-
     # --------------------------------------------------------------------------------------------- the server
 
+    @property
     def tokenizer_digest(self) -> str | None:
         return self._own_info.get("tokenizer_digest")
 

@@ -14,7 +14,8 @@ from sglang_lite.constraints.free_numbers import first_number
 from sglang_lite.constraints.matching import validate
 from sglang_lite.constraints.random_texts import sample
 from sglang_lite.lang.argument_names import explains_wrong_arguments
-from sglang_lite.lang.backend.base_backend import ALL_CONSTRAINTS, BaseBackend, Capabilities
+from sglang_lite.lang.backend.base import ALL_CONSTRAINTS, Backend
+from sglang_lite.lang.backend.capabilities import Capabilities
 from sglang_lite.lang.backend.token_counts import TokenUsage
 from sglang_lite.lang.chat_template import get_chat_template
 from sglang_lite.protocol import (
@@ -85,7 +86,7 @@ class Rules:
         return answer(call) if callable(answer) else answer
 
 
-class ScriptedBackend(BaseBackend):
+class ScriptedBackend(Backend):
     """Backend for tests that answers from a script, without a model.
 
     Args:

@@ -36,7 +36,7 @@ class Cluster(Protocol):
     """Engines on other machines that run the items of a batch, described by `sglang_lite.ray.RayOptions`."""
 
     def identity(self) -> object:
-        """Data that identifies what the answers depend on, like `BaseBackend.identity`."""
+        """Data that identifies what the answers depend on, like `Backend.identity`."""
 
     def rows(self, given: UserValue) -> UserValue:
         """Items of a batch as a list, from what the user passed."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from sglang_lite.lang.execution.operations import GenOp
-from sglang_lite.lang.results import delta_meta, joined_meta
+from sglang_lite.lang.results import DeltaWithMeta, delta_meta, joined_meta
 from sglang_lite.protocol import Delta, Generation
 from sglang_lite.protocol.anything import Json
 from sglang_lite.text.reasoning import ReasoningParser
@@ -28,6 +28,8 @@ class AnswerStream:
 
     def delta(self, delta: Delta) -> None:
         """Shows a piece, with cumulative counts of tokens and log-probabilities, as in SGLang's streams."""
+        if isinstance(delta, DeltaWithMeta):
+            return self.piece(delta.text, delta.meta)
         self._ids += len(delta.token_ids)
         self._logprobs += len(delta.logprobs)
         meta = delta_meta(delta)
@@ -38,7 +40,7 @@ class AnswerStream:
             meta["completion_tokens"] = tokens
         if delta.reasoning:
             self._think(delta.reasoning)
-        self.piece(delta.text, meta)
+        return self.piece(delta.text, meta)
 
     def _think(self, thought: str) -> None:
         """Shows reasoning that the backend reports apart from the text; the text then contains none, so it is not

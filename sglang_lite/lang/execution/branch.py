@@ -6,22 +6,23 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from operator import attrgetter
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from sglang_lite.constraints.free_numbers import TERMINATORS
 from sglang_lite.errors import with_article
-from sglang_lite.lang.backend.base_backend import EVERYTHING, BaseBackend
+from sglang_lite.lang.backend.base import Backend, refusal
+from sglang_lite.lang.backend.capabilities import EVERYTHING, Demands
 from sglang_lite.lang.backend.planning import Planner
 from sglang_lite.lang.concurrency.variables import TextLog, Variable, located
 from sglang_lite.lang.execution.operations import (
     BranchMark,
     BranchSnapshot,
+    EventOp,
     ForkOp,
     GenOp,
-    HookOp,
     JoinOp,
     MarkOp,
     Op,
@@ -33,7 +34,6 @@ from sglang_lite.lang.execution.push_down import PushedBranch
 from sglang_lite.lang.execution.reading import added, when_finished
 from sglang_lite.lang.execution.repair_prompt import check_repair
 from sglang_lite.lang.execution.run import Run
-from sglang_lite.lang.execution.stream_executor import StreamExecutor
 from sglang_lite.lang.execution.transcript import Piece
 from sglang_lite.lang.expressions import (
     NUMBER_STOPS,
@@ -68,6 +68,7 @@ from sglang_lite.program.nodes import (
 from sglang_lite.program.seeds import derived_seed
 from sglang_lite.protocol import (
     UNSET,
+    Choices,
     Constraint,
     Continuation,
     Image,
@@ -83,14 +84,11 @@ from sglang_lite.protocol import (
     Unset,
 )
 from sglang_lite.protocol.anything import UserValue
-from sglang_lite.protocol.sampling import NO_PARAMS, PARAMETERS, merge
+from sglang_lite.protocol.sampling import NO_PARAMS, merge
 from sglang_lite.text.reasoning import with_reasoning
 
 if TYPE_CHECKING:
     from sglang_lite.constraints.byte_matcher import ByteMatcher
-
-_UNKNOWN_TO_HOOKS = tuple(parameter.name for parameter in PARAMETERS if "hooks" not in parameter.places)
-_unknown_to_hooks = attrgetter(*_UNKNOWN_TO_HOOKS)
 
 
 def _turn(role: str) -> str:
@@ -205,8 +203,8 @@ class Branch:
         if self._grammar is not None:
             raise ProgramError("a grammar is already open.", hint="Combine the two into one grammar.", where=where)
         if Continuation not in self.backend.capabilities.constraints:
-            raise self.backend.refusal(
-                node, "a grammar over several nodes", "Write all of it with one gen(constraint=…).", where
+            raise refusal(
+                self.backend, node, "a grammar over several nodes", "Write all of it with one gen(constraint=…).", where
             )
         self._matcher = ByteMatcher(node.constraint)
         self._grammar = node.constraint
@@ -224,9 +222,9 @@ class Branch:
         node = own.node
         if self._grammar is not None and own.multi is not None:
             raise ProgramError("select(multi=…) can't be part of a grammar.", hint="Select one by one.", where=where)
-        self.backend.check_selection(
-            own, example_choices(own.choices, own.multi), scores=not only_picks(own), where=where
-        )
+        texts = example_choices(own.choices, own.multi)
+        choices = Choices(texts) if isinstance(texts, tuple) else None  # a symbol, in a trace
+        self.backend.check(own, Demands("select", constraint=choices, scores=not only_picks(own)), where)
         self._matcher = None
         variable = self._declare(node.name, self.next_node(), where)
         held = own.multi is not None or self.run.settings.retries or self.run.kept is not None
@@ -258,15 +256,11 @@ class Branch:
         params = self._params(own.node, stops, path)
         whole = constraint if self._grammar is None else Continuation(self._grammar, part=constraint)
         if whole is not None or backend.capabilities is not EVERYTHING:
-            backend.check(own, params, whole, where)
+            backend.check(own, Demands("gen", params, whole), where)
         if options is not None and options.repair:
             if self._grammar is not None:
                 raise ProgramError("repair can't be part of a grammar.", hint="Leave it out.", where=where)
             check_repair(own, backend, self.run.settings.retries, self._role and self._role[0], params, where)
-        if backend.blocking and params is not NO_PARAMS:
-            for field, value in zip(_UNKNOWN_TO_HOOKS, _unknown_to_hooks(params)):
-                if value is not UNSET:
-                    raise backend.refusal(own, field, "SGLang's blocking hooks have no such parameter.", where)
         kind = None if own.value_type is None else own.value_type.annotation
         thoughts = None
         if reasoning is not None:
@@ -295,11 +289,11 @@ class Branch:
         if self._grammar is not None:
             raise ProgramError("an image can't be part of a grammar.", hint="Add it before.", where=where)
         if not self.backend.capabilities.images:
-            raise self.backend.refusal("image", "images", "Describe what it shows, or use another backend.", where)
+            raise refusal(self.backend, "image", "images", "Describe what it shows, or use another backend.", where)
         token = getattr(self.run.template, "image_token", "")
         for image in images:
             self._put(ImagePart(image, token, where=where))
-        self.call_hook("fill_image")
+        self.tell("fill_image")
 
     def _declare(self, name: str | None, node: str, where: Location | None, kind: Any = None) -> Variable:
         variable = Variable(where, self.run.made)
@@ -361,10 +355,9 @@ class Branch:
         self.copy_state_to(children)
         players = [child.player for child in children]
         if size > 1:
-            self.call_hook("commit_lazy_operations")
+            self.tell("commit_lazy_operations")
         self._put(ForkOp(Fork(((),) * size, where=where), players))
-        if "fork_program" in self.backend.hooks:
-            self.call_hook("fork_program", [StreamExecutor(player) for player in players], None)
+        self.tell("fork_program", players)
         return children
 
     def _forked(self) -> Player:
@@ -401,15 +394,16 @@ class Branch:
             before = [{"role": role, "content": ""} for role in self._turns]
             self._role = turn[0], self.run.template.get_prefix_and_suffix(turn[0], before)[1]
 
-    def continue_on(self, backend: BaseBackend) -> None:
+    def continue_on(self, backend: Backend) -> None:
         """Makes another backend play everything that is added from now on; as `Player.continue_on`."""
         self.backend, self.planner = backend, self.run.planner(backend)
         self.player.continue_on(backend)
 
-    def call_hook(self, hook: str, *args: object) -> None:
-        """Calls a hook of the backend, if it defines the hook, after everything queued before has been played."""
-        if hook in self.backend.hooks:
-            self._put(HookOp(hook, (StreamExecutor(self.player), *args)))
+    def tell(self, event: str, children: Sequence[Player] = ()) -> None:
+        """Tells the backend's listener of an event, if it listens, after everything queued before has been played."""
+        listener = self.backend.listener
+        if listener is not None and event in listener.events:
+            self._put(EventOp(event, listener.threads, partial(listener.call, event, self.player, children)))
 
     def join(self, children: list[Branch], mode: JoinMode, where: Location | None) -> None:
         """Ends forked branches. With mode "concate_and_append", appends the texts that they have added until now."""
@@ -448,7 +442,7 @@ class Branch:
         if self.names.awaited or self.player.children or self.player.log is not None:
             for player in self.player.tree():
                 player.declare_no_more()
-        self.call_hook("end_program")
+        self.tell("end_program")
 
     def abandon(self, error: BaseException) -> None:
         """Stops all branches because the body has raised `error`. The body's caller receives the error, except in a

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
-from sglang_lite.lang.backend.base_backend import BaseBackend
+from sglang_lite.lang.backend.base import Backend
 from sglang_lite.lang.backend.token_counts import (
     beyond,
     estimated_tokens,
@@ -68,7 +68,7 @@ class Budget:
         """Budget with the same limits and no usage."""
         return Budget(self.max_cost, self.max_total_tokens)
 
-    def check(self, backend: BaseBackend) -> None:
+    def check(self, backend: Backend) -> None:
         """Raises ParameterError if a cost limit is set and the price of the backend's model is not known."""
         if self.max_cost is not None and backend.cost(Usage(1, 0, 1)) is None:
             raise ParameterError(
@@ -111,7 +111,7 @@ class Budget:
             self._tokens += used.prompt_tokens + used.completion_tokens
             self._tokens -= reserved.prompt_tokens + reserved.completion_tokens
 
-    def _cost_of(self, backend: BaseBackend, usage: Usage, otherwise: float) -> float:
+    def _cost_of(self, backend: Backend, usage: Usage, otherwise: float) -> float:
         """Cost of a usage in dollars. If the price of cached tokens is not known, cached tokens are priced as uncached;
         if the model has no price, returns `otherwise`."""
         if self.max_cost is None:
@@ -134,7 +134,7 @@ class NodeAccount:
         used: usages that count when the call has ended.
     """
 
-    def __init__(self, backend: BaseBackend, reserved: Usage) -> None:
+    def __init__(self, backend: Backend, reserved: Usage) -> None:
         self.backend, self.reserved = backend, reserved
         self.used: list[Usage] = []
 
@@ -177,7 +177,7 @@ def _over(limit: str, problem: str) -> BudgetError:
     )
 
 
-def max_generation_usage(backend: BaseBackend, prompt: Prompt, params: SamplingParams) -> Usage:
+def max_generation_usage(backend: Backend, prompt: Prompt, params: SamplingParams) -> Usage:
     """Upper estimate of a generation's usage.
 
     Raises:
@@ -193,7 +193,7 @@ def max_generation_usage(backend: BaseBackend, prompt: Prompt, params: SamplingP
     return Usage(estimated_tokens(prompt, backend.tokenizer), 0, longest * samples)
 
 
-def max_selection_usage(backend: BaseBackend, prompt: Prompt, choices: Sequence[str]) -> Usage:
+def max_selection_usage(backend: Backend, prompt: Prompt, choices: Sequence[str]) -> Usage:
     """Upper estimate of a selection's usage."""
     longest = max((tokens_of(choice, backend.tokenizer) for choice in choices), default=0)
     return Usage(estimated_tokens(prompt, backend.tokenizer), 0, longest + _AROUND_A_CHOICE)

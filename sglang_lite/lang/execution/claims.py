@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from sglang_lite.lang.execution.operations import BranchMark, HookOp, MarkOp, Op
+from sglang_lite.lang.execution.operations import BranchMark, EventOp, MarkOp, Op
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +40,6 @@ def removal(mark: BranchMark | None, ops: Sequence[Op | None], claims: Mapping[i
     last = {id(op) for level, op in claims.items() if level < depth}
     claimed = max((i for i, op in enumerate(ops, 1) if id(op) in last), default=0) if last else 0
     end = max(before, claimed, 1) - 1
-    hooks = [op for op in queue[end:] if isinstance(op, HookOp)]
-    removed = [op for op in queue[end:] if not isinstance(op, HookOp)]
+    hooks = [op for op in queue[end:] if isinstance(op, EventOp)]
+    removed = [op for op in queue[end:] if not isinstance(op, EventOp)]
     return Removal(deque((*queue[:end], *hooks)), removed, claimed > before)

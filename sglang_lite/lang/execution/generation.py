@@ -12,15 +12,12 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 import msgspec
 
 from sglang_lite.constraints.matching import validate
-from sglang_lite.lang.backend.base_backend import BaseBackend
-from sglang_lite.lang.backend.node_context import current_node_var
+from sglang_lite.lang.backend.base import Backend, name_of
 from sglang_lite.lang.backend.rendering import rerender
 from sglang_lite.lang.backend.token_counts import NOT_CREDIBLE
-from sglang_lite.lang.concurrency.pool import in_pool
-from sglang_lite.lang.execution import blocking_hooks
 from sglang_lite.lang.execution.answer_streams import AnswerStream
 from sglang_lite.lang.execution.budget import max_generation_usage
-from sglang_lite.lang.execution.operations import AnswerOp, GenOp, Op
+from sglang_lite.lang.execution.operations import GenOp, Op, asked, on_pool
 from sglang_lite.lang.execution.repair_prompt import repaired, shows
 from sglang_lite.lang.execution.retries import attempts, check_value, limit
 from sglang_lite.lang.execution.transcript import Reasoned
@@ -31,7 +28,6 @@ from sglang_lite.protocol import (
     UNSET,
     Constraint,
     Continuation,
-    Delta,
     Generation,
     JsonSchema,
     ParameterError,
@@ -54,6 +50,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("sglang_lite")
 _NO_OPTIONS = GenOptions()
+_UNREAD = Prompt((Span(""),))  # for backends that look at the branch itself
 _index, _text = attrgetter("index"), attrgetter("text")
 _OF_LOGPROBS = ("top_logprobs_num", "token_ids_logprob", "return_text_in_logprobs")
 _of_logprobs, _NO_LOGPROBS = attrgetter(*_OF_LOGPROBS), (UNSET, UNSET, UNSET)
@@ -63,27 +60,25 @@ _STOPS = ("stop", "stop_token_ids", "stop_regex")
 def generate_immediately(player: Player, op: GenOp) -> bool:
     """Plays a generation if the backend can answer without waiting. Returns False if it has to wait."""
     backend = player.backend
-    if not backend.answers_now or player.transcript.log is not None or not player.run.plain:
+    if not backend.answers_now or (backend.pool is not None and on_pool.get() is not player):
         return False
-    if op.expression.options is not None and _decides(op.expression.options):
+    if player.transcript.log is not None or not player.run.plain:
         return False
-    if op.expression.source is not None:
+    if op.expression.source is not None or (op.expression.options is not None and _decides(op.expression.options)):
         return False
-    set_asked_node(player, op)
-    prompt = _prompt(player, op, op.expression.options or _NO_OPTIONS, 0)
-    generations = backend.answer_now(prompt, op.node.params, _constraint(player, op))
+    reads = backend.capabilities.reads_prompts
+    prompt = _prompt(player, op, op.expression.options or _NO_OPTIONS, 0) if reads else _UNREAD
+    token = asked.set((player, op))
+    try:
+        generations = backend.answer_now(prompt, op.node.params, _constraint(player, op))
+    finally:
+        asked.reset(token)
     if generations is None:
         return False
     if not backend.enforces and op.node.constraint is not None:
         _validate_unenforced(player, op, generations)
     _accept(player, op, generations, _checked(player, op, generations))
     return True
-
-
-def set_asked_node(player: Player, op: AnswerOp) -> None:
-    """Sets the context variable from which a backend learns which node asks."""
-    called = player.run.called
-    current_node_var.set(("" if called is None else called.program.name, op.variable.node, op.node.name))
 
 
 def _decides(options: GenOptions) -> bool:
@@ -216,17 +211,6 @@ async def _generate_in_attempts(player: Player, op: GenOp) -> None:
     _accept(player, op, generations, values)
 
 
-def generate(player: Player, op: GenOp) -> None:
-    """Blocking form of `agenerate`, run on a thread of the backend's pool, for blocking hooks and nodes that wait for
-    nothing else."""
-    show = AnswerStream(player, op, None) if player.transcript.log is not None else None
-    generations = blocking_hooks.generate(player.backend, player, op, None if show is None else show.piece)
-    _validate_unenforced(player, op, generations)
-    if show is not None:
-        show.end(generations[0])
-    _accept(player, op, generations, _checked(player, op, generations))
-
-
 async def _ask(player: Player, op: GenOp, options: GenOptions, attempt: int, *, live: bool) -> list[Generation]:
     """Makes one attempt, within the budgets. Returns the samples, in order."""
     backend = player.backend if options.backend is None else options.backend
@@ -247,7 +231,7 @@ async def _call(player: Player, op: GenOp, options: GenOptions, attempt: int, *,
     """Asks the backend once. Returns the samples, in order."""
     backend = player.backend if options.backend is None else options.backend
     show = AnswerStream(player, op, options.reasoning) if live and player.transcript.log is not None else None
-    events = _events(backend, player, op, options, attempt, show)
+    events = _events(backend, player, op, options, attempt)
     done: list[Generation] = []
     try:
         async for event in events:  # to its end: only the generator itself, or cancellation, ends it earlier
@@ -262,7 +246,7 @@ async def _call(player: Player, op: GenOp, options: GenOptions, attempt: int, *,
         done.sort(key=_index)
     if not done:
         raise ProgramError(
-            f"{type(backend).__name__} ended without an answer.", hint="Its `agenerate` must yield a Generation."
+            f"{name_of(backend)} ended without an answer.", hint="Its `agenerate` must yield a Generation."
         )
     if not backend.enforces and op.node.constraint is not None:
         try:
@@ -277,15 +261,14 @@ async def _call(player: Player, op: GenOp, options: GenOptions, attempt: int, *,
 
 
 def _events(
-    backend: BaseBackend,
+    backend: Backend,
     player: Player,
     op: GenOp,
     options: GenOptions,
     attempt: int,
-    show: AnswerStream | None,
 ) -> AsyncGenerator[Any, None]:
-    """Events of an answer, from the first that has it: the run before, the handed-over program, blocking hooks, the
-    expression's source, or the backend."""
+    """Events of an answer, from the first that has it: the run before, the handed-over program, the expression's
+    source, or the backend."""
     params = op.node.params
     if attempt and not isinstance(params.seed, Unset):  # the same seed would give the same answer
         params = msgspec.structs.replace(params, seed=reseeded(params.seed, attempt))
@@ -299,9 +282,7 @@ def _events(
         first = op.pushed_node if not attempt else None
         pushed, place = first or (player.pushed, player.pushed.gen(op, params, player.transcript.pieces))
         return pushed.answers(place, params.samples)
-    if backend.blocking:
-        return _from_hooks(backend, player, op, show)
-    set_asked_node(player, op)
+    asked.set((player, op))
     source, stream = op.expression.source, player.transcript.log is not None
     if source is not None:
         return source.agenerate(backend, prompt(), params, constraint(), stream=stream)
@@ -474,12 +455,3 @@ def _without_logprobs(params: SamplingParams) -> list[str]:
 def _warned(op: GenOp, generation: Generation, warning: str) -> Generation:
     _log.warning("%s [%s]", warning, op.node.where)
     return msgspec.structs.replace(generation, meta=with_warnings(generation.meta, warning))
-
-
-async def _from_hooks(
-    backend: BaseBackend, player: Player, op: GenOp, show: AnswerStream | None
-) -> AsyncGenerator[Delta | Generation, None]:
-    for event in await in_pool(
-        backend.pool, partial(blocking_hooks.generate, backend, player, op, None if show is None else show.piece)
-    ):
-        yield event

@@ -6,7 +6,17 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from sglang_lite.lang.execution import generation, selection
-from sglang_lite.lang.execution.operations import ForkOp, GenOp, HookOp, JoinOp, MarkOp, ReadOp, ScopeOp, SelectOp
+from sglang_lite.lang.execution.operations import (
+    EventOp,
+    ForkOp,
+    GenOp,
+    JoinOp,
+    MarkOp,
+    ReadOp,
+    ScopeOp,
+    SelectOp,
+    on_pool,
+)
 from sglang_lite.lang.execution.transcript import Transcript
 from sglang_lite.program.nodes import GrammarBegin, GrammarEnd, ImagePart, ScopeBegin, TurnBegin, TurnEnd
 
@@ -26,6 +36,13 @@ def _fork(player: Player, op: ForkOp) -> bool:
     for child in op.children:
         player.transcript.fork(child.transcript)
         child.begin()
+    return True
+
+
+def _tell(player: Player, op: EventOp) -> bool:
+    if on_pool.get() is not player:
+        return False
+    op.call()
     return True
 
 
@@ -77,5 +94,5 @@ IMMEDIATE: dict[type, Callable[[Player, Any], bool]] = {
     JoinOp: _join,
     ReadOp: _read,
     MarkOp: _mark,
-    HookOp: lambda player, op: False,
+    EventOp: _tell,
 }

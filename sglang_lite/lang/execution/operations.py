@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import msgspec
 
 from sglang_lite.errors import Origin, SglError
+from sglang_lite.lang.concurrency.pool import ThreadPool
 from sglang_lite.lang.concurrency.variables import Variable
 from sglang_lite.lang.expressions import SglGen, SglSelect
 from sglang_lite.program import nodes
@@ -134,17 +136,17 @@ class ReadOp:
 
 
 @dataclass(slots=True)
-class HookOp:
-    """Calls a hook that the backend defines, on the backend's thread pool, as hooks may block. Not a node, like
-    ReadOp."""
+class EventOp:
+    """Tells the backend's listener of an event, on the listener's threads, as it may block. Not a node, like ReadOp."""
 
-    hook: str
-    args: tuple[Any, ...]
+    event: str
+    pool: ThreadPool
+    call: Callable[[], object]
 
 
 Op: TypeAlias = (
     Text | ImagePart | TurnBegin | TurnEnd | GrammarBegin | GrammarEnd | GenOp | SelectOp
-    | ScopeOp | ForkOp | JoinOp | MarkOp | ReadOp | HookOp
+    | ScopeOp | ForkOp | JoinOp | MarkOp | ReadOp | EventOp
 )  # fmt: skip
 
 
@@ -173,3 +175,33 @@ class BranchSnapshot:
     role: tuple[str, str] | None
     grammar: Constraint | None
     matcher: ByteMatcher | None
+
+
+# Branch that is played on this thread, of its backend's pool.
+on_pool: ContextVar[Player | None] = ContextVar("sglang_lite_on_pool", default=None)
+# Branch and operation that a backend is asked for in this context.
+asked: ContextVar[tuple[Player, AnswerOp]] = ContextVar("sglang_lite_asked")
+
+
+class NodeIdentity(NamedTuple):
+    """Identity of a node in a run.
+
+    Attributes:
+        program: name of the program, or "" outside a program.
+        place: path of the node in the program's tree; equal in all runs that reach the node the same way.
+        name: name of the node's variable, or None.
+    """
+
+    program: str = ""
+    place: str = ""
+    name: str | None = None
+
+
+def current_node() -> NodeIdentity:
+    """Identity of the node whose call runs in this context; an empty NodeIdentity outside of a call."""
+    found = asked.get(None)
+    if found is None:
+        return NodeIdentity()
+    player, op = found
+    called = player.run.called
+    return NodeIdentity("" if called is None else called.program.name, op.variable.node, op.node.name)

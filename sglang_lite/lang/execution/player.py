@@ -1,8 +1,8 @@
 """Playing of a branch: its operations in order, one after another, on whichever thread can play the current one.
 
 Text and turns are played at once, on the thread that submits them; operations that wait for a backend are played on the
-executor loop (concurrency/loop.py), or on the backend's thread pool if its hooks block. The thread that plays a branch
-owns it: one thread at any time, with handover under the branch's lock.
+executor loop (concurrency/loop.py). The thread that plays a branch owns it: one thread at any time, with handover under
+the branch's lock.
 
 A branch that fails stays failed: all queued and later operations fail with the same error, and none of them waits.
 """
@@ -19,24 +19,25 @@ from dataclasses import replace
 from functools import partial
 from typing import NoReturn, TypeGuard
 
-from sglang_lite.lang.backend.base_backend import BaseBackend
+from sglang_lite.lang.backend.base import Backend
 from sglang_lite.lang.concurrency.loop import executor
 from sglang_lite.lang.concurrency.variables import TextLog, Variable, located
 from sglang_lite.lang.execution import generation
-from sglang_lite.lang.execution.awaited import call_hook, has_to_wait, needs_loop, play_awaited, play_blocking
+from sglang_lite.lang.execution.awaited import has_to_wait, play_awaited
 from sglang_lite.lang.execution.claims import removal
 from sglang_lite.lang.execution.immediate import IMMEDIATE
 from sglang_lite.lang.execution.names import Names
 from sglang_lite.lang.execution.operations import (
     AnswerOp,
     BranchMark,
+    EventOp,
     ForkOp,
     GenOp,
-    HookOp,
     MarkOp,
     Op,
     ReadOp,
     ScopeOp,
+    on_pool,
 )
 from sglang_lite.lang.execution.push_down import NodeEvents, PushedBranch
 from sglang_lite.lang.execution.reading import unknown
@@ -110,7 +111,7 @@ class Player:
         with self._lock:
             failure = self._failure
             if failure is None:
-                if self.pushed is not None and type(op) not in (ReadOp, HookOp):
+                if self.pushed is not None and type(op) not in (ReadOp, EventOp):
                     self._push(op)
                 if self._current is not None:
                     if self._queue is _NO_QUEUE:
@@ -142,7 +143,7 @@ class Player:
         self.later = TextLog()
         self.put(ReadOp(Variable(), partial(_log_text, self.later)))
 
-    def continue_on(self, backend: BaseBackend) -> None:
+    def continue_on(self, backend: Backend) -> None:
         """Makes another backend play everything added from now on, in a new program. Requires `at_rest`."""
         self.backend, self.pushed = backend, self.run.pushed()
         if self.pushed is not None:
@@ -264,8 +265,8 @@ class Player:
         if self.run.body_open and current_run.get() is not self.run:
             self.stopped = self.stopped or error
         with self._lock:
-            # Only the hook for the end of the program is left.
-            ending = isinstance(self._current, HookOp) and self._current.hook == "end_program"
+            # Only the event of the program's end is left.
+            ending = isinstance(self._current, EventOp) and self._current.event == "end_program"
             busy = (self._current is not None and not ending) or (self.log is not None and not self.log.closed)
         if busy or self.stopped:
             self._abort(error)
@@ -284,8 +285,8 @@ class Player:
         _begin(op)
         if generation.is_only_answered(op, self):
             executor().post(self._await, op)
-        elif self.backend.blocking and not needs_loop(self, op):
-            self.backend.pool.submit(partial(self.run.context.copy().run, self._play_blocking, op))
+        elif self.backend.pool is not None and self._goes_to_pool(op):
+            self.backend.pool.submit(partial(self.run.context.copy().run, self._play_on_pool, op))
         else:
             executor().post(self._start, op)
 
@@ -327,7 +328,7 @@ class Player:
 
     def _play_after(self, op: Op) -> Op | None:
         """`_advance`, beginning with the operation behind `op`."""
-        if not isinstance(op, HookOp):
+        if not isinstance(op, EventOp):
             self.played.append(op)
         following = self._next(op)
         return None if following is None else self._advance(following)
@@ -380,23 +381,22 @@ class Player:
         if self._waiting is task:
             self._waiting = None
 
-    def _play_blocking(self, op: Op) -> None:
-        """Plays the branch from an operation that has to wait, on a thread of the backend's pool."""
+    def _goes_to_pool(self, op: Op) -> bool:
+        """Returns True if the backend answers an operation on its threads: nobody follows the text, and no attempts or
+        limits are set."""
+        return isinstance(op, AnswerOp | EventOp) and self.backend.answers_now and self.log is None and self.run.plain
+
+    def _play_on_pool(self, op: Op) -> None:
+        """Plays the branch from an operation on, on a thread of the backend's pool, where its answers may block."""
         current_run.set(self.run)
-        while self._current is op:
-            try:
-                play_blocking(self, op)
-                following = self._play_after(op)
-            except BaseException as error:  # as in _play
-                self.fail(error, op)
-                return
-            if following is None:
-                return
-            if needs_loop(self, following):
-                self._dispatch(following)
-                return
-            op = following
-            _begin(op)
+        on_pool.set(self)
+        try:
+            following = self._advance(op)
+        except BaseException:  # the branch has failed with it; no SystemExit of a backend may end this thread
+            return
+        if following is not None:
+            _begin(following)
+            executor().post(self._start, following)
 
     def fail(self, error: BaseException, op: Op | None = None) -> asyncio.Task[None] | NodeEvents | None:
         """Fails the branch and all its queued operations, or continues with a queued rollback that takes the failed
@@ -428,7 +428,7 @@ class Player:
                     self.pushed.drop()
                 self._failure = failure
             waiting, self._waiting = self._waiting, None
-        if at is not None and not isinstance(at, HookOp):  # a hook has been called already
+        if at is not None and not isinstance(at, EventOp):  # the listener has been told already
             pending.insert(0, at)
             if isinstance(at, AnswerOp):
                 at.ended = time.perf_counter()
@@ -481,11 +481,11 @@ def _goes_back(op: Op) -> TypeGuard[MarkOp]:
     return isinstance(op, MarkOp) and op.back and op.mark.position is not None
 
 
-def _call_last_hook(backend: BaseBackend, op: HookOp) -> None:
+def _tell_last(op: EventOp) -> None:
     try:
-        call_hook(backend, op)
+        op.call()
     except Exception:  # the program has already failed, with another error
-        logger.exception("%s of %s failed", op.hook, type(backend).__name__)
+        logger.exception("%s failed", op.event)
 
 
 def _fail_op(op: Op, failure: SglError) -> None:
@@ -493,10 +493,9 @@ def _fail_op(op: Op, failure: SglError) -> None:
         for child in op.children:
             child.failure_reported = True  # the parent reports the failure
             child.fail(failure)
-    elif isinstance(op, HookOp):
-        if op.hook == "end_program":  # a failed program has ended, too
-            backend = op.args[0].backend
-            backend.pool.submit(partial(_call_last_hook, backend, op))
+    elif isinstance(op, EventOp):
+        if op.event == "end_program":  # a failed program has ended, too
+            op.pool.submit(partial(_tell_last, op))
     elif isinstance(op, AnswerOp | ReadOp | ScopeOp):
         op.variable.fail(failure)
         if isinstance(op, GenOp) and op.thoughts is not None:

@@ -24,14 +24,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from sglang_lite.lang.backend.base_backend import priority_keywords
 from sglang_lite.lang.concurrency.loop import executor
 from sglang_lite.lang.concurrency.variables import resolve
 from sglang_lite.lang.execution.operations import (
     BranchMark,
+    EventOp,
     ForkOp,
     GenOp,
-    HookOp,
     JoinOp,
     MarkOp,
     Op,
@@ -58,7 +57,13 @@ from sglang_lite.protocol import (
 from sglang_lite.protocol.anything import UserValue
 
 if TYPE_CHECKING:
-    from sglang_lite.lang.backend.base_backend import BaseBackend
+    from sglang_lite.lang.backend.base import Backend
+
+
+def priority_keywords(priority: int) -> dict[str, int]:
+    """Keyword arguments for a priority: empty if it is 0, so that backends without priorities need no parameter for
+    it."""
+    return {"priority": priority} if priority else {}
 
 
 class ProgramAtBackend(Protocol):
@@ -91,7 +96,7 @@ class PushedProgram:
         closed: True if no more nodes are accepted; later nodes need a new program.
     """
 
-    def __init__(self, backend: BaseBackend, *, stream: bool, priority: int = 0, asks: bool = True) -> None:
+    def __init__(self, backend: Backend, *, stream: bool, priority: int = 0, asks: bool = True) -> None:
         self.backend, self.stream, self.priority, self.asks = backend, stream, priority, asks
         self.lock = threading.RLock()
         self.closed = False
@@ -366,7 +371,7 @@ class PushedBranch:
                     self.held = op
             case ScopeOp():
                 self._put(op.node)
-            case ReadOp() | HookOp():
+            case ReadOp() | EventOp():
                 pass
             case node:
                 self._put(node)

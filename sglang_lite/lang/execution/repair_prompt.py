@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sglang_lite.lang.backend.base_backend import BaseBackend
+from sglang_lite.lang.backend.base import Backend, refusal
 from sglang_lite.lang.backend.remote.turns import with_user_reply
 from sglang_lite.lang.execution.operations import FailedAttempt, GenOp
 from sglang_lite.lang.expressions import GenOptions, SglGen
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def check_repair(
-    own: SglGen, backend: BaseBackend, retries: int, role: str | None, params: SamplingParams, where: Location | None
+    own: SglGen, backend: Backend, retries: int, role: str | None, params: SamplingParams, where: Location | None
 ) -> None:
     """Refuses a generation whose failed answer could not be shown to the model.
 
@@ -42,11 +42,11 @@ def check_repair(
         raise ParameterError("repair", "it has no effect with retries=0.", hint=hint, where=where)
     if params.samples > 1:
         raise ParameterError("repair", "it works with one sample only.", hint="Leave n out.", where=where)
-    if backend.blocking:
-        raise backend.refusal(own, "repair with SGLang's blocking hooks", "Leave it out, or write agenerate.", where)
+    if not backend.capabilities.reads_prompts:
+        raise refusal(backend, own, "repair with SGLang's blocking hooks", "Leave it out, or write agenerate.", where)
     if role != "assistant":
         instead = "Write turns: s += sgl.user(…), then s += sgl.assistant(sgl.gen(…))."
-        raise backend.refusal(own, "repair outside an assistant's turn", instead, where)
+        raise refusal(backend, own, "repair outside an assistant's turn", instead, where)
 
 
 def answer_to_show(refused: FailedAttempt) -> str | None:

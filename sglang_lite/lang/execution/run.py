@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from sglang_lite.lang.backend.base_backend import BaseBackend
+from sglang_lite.lang.backend.base import Backend, name_of
 from sglang_lite.lang.backend.planning import Planner, RunFacts
 from sglang_lite.lang.concurrency.loop import forks
 from sglang_lite.lang.execution.budget import Budget, NodeAccount
@@ -71,12 +71,13 @@ class RunSettings:
     budget: Budget | None = None
     use_thread: bool = True
 
-    def check_priority(self, backend: BaseBackend) -> None:
+    def check_priority(self, backend: Backend) -> None:
         """Raises CapabilityError if a priority is set, but the run is not handed over to a backend that accepts
         priorities."""
-        if self.priority and not (self.push_down and backend.plays_programs and backend.takes_priority):
+        takes = self.push_down and backend.plays_programs and backend.capabilities.priority
+        if self.priority and not takes:
             raise CapabilityError(
-                f"{type(backend).__name__} accepts no priority for this run.",
+                f"{name_of(backend)} accepts no priority for this run.",
                 hint="Leave priority out, or run the whole program on an engine or a server of this package.",
                 parameter="priority",
             )
@@ -130,7 +131,7 @@ class Run:
 
     def __init__(
         self,
-        backend: BaseBackend,
+        backend: Backend,
         settings: RunSettings,
         *,
         is_async: bool = False,
@@ -176,7 +177,7 @@ class Run:
         settings, asks = self.settings, self.kept is None
         return PushedBranch(PushedProgram(self.backend, stream=settings.stream, priority=settings.priority, asks=asks))
 
-    def planner(self, backend: BaseBackend) -> Planner | None:
+    def planner(self, backend: Backend) -> Planner | None:
         """Planner of the main branch's calls on a backend, or None if each node is asked for by itself."""
         drafts = None if self.called is None else self.called.program.api_drafts
         shares = self.settings.seed is None and not self.budgets
@@ -196,7 +197,7 @@ class Run:
         return self._template
 
     @contextlib.contextmanager
-    def within_budget(self, backend: BaseBackend, max_usage: Callable[[], Usage]) -> Iterator[NodeAccount | None]:
+    def within_budget(self, backend: Backend, max_usage: Callable[[], Usage]) -> Iterator[NodeAccount | None]:
         """Reserves a call with all budgets; the call is made in the `with` block. Yields its account, or None without
         budgets.
 

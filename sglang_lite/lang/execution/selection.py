@@ -8,13 +8,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from sglang_lite.lang.backend.node_context import scores_needed
+from sglang_lite.lang.backend.planning import scores_needed
 from sglang_lite.lang.backend.token_counts import NOT_CREDIBLE
-from sglang_lite.lang.concurrency.pool import in_pool
-from sglang_lite.lang.execution import blocking_hooks
 from sglang_lite.lang.execution.budget import max_selection_usage
-from sglang_lite.lang.execution.generation import set_asked_node
-from sglang_lite.lang.execution.operations import SelectOp
+from sglang_lite.lang.execution.operations import SelectOp, asked, on_pool
 from sglang_lite.lang.execution.retries import attempts
 from sglang_lite.lang.expressions import only_picks
 from sglang_lite.lang.results import with_warnings
@@ -31,57 +28,43 @@ _T = TypeVar("_T")
 
 def select_immediately(player: Player, op: SelectOp) -> bool:
     """Plays a selection if the backend can score it without waiting. Returns False if it has to wait."""
-    if (
-        not player.backend.answers_now
-        or op.expression.multi is not None
-        or player.transcript.log is not None
-        or not player.run.plain
-    ):
+    backend = player.backend
+    if not backend.answers_now or (backend.pool is not None and on_pool.get() is not player):
         return False
-    if op.expression.source is not None:
+    if player.transcript.log is not None or not player.run.plain:
+        return False
+    if op.expression.source is not None or op.expression.multi is not None:
         return False
     unconditional = op.expression.choices_method.requires_unconditional_logprobs
-    _set_asked_selection(player, op)
-    selection = player.backend.select_now(
-        player.transcript.prompt(), _choices(player, op.node), unconditional=unconditional
-    )
+    scores_needed.set(not only_picks(op.expression))
+    token = asked.set((player, op))
+    try:
+        prompt, choices = player.transcript.prompt(), _choices(player, op.node)
+        selection = backend.select_now(prompt, choices, unconditional=unconditional)
+    finally:
+        asked.reset(token)
     if selection is None:
         return False
-    _picked(player, op, _decided(op, selection, op.node.choices, op.node.seed))
+    _picked(player, op, _decided(player, op, selection, op.node.choices, op.node.seed))
     return True
-
-
-def _set_asked_selection(player: Player, op: SelectOp) -> None:
-    """Sets the context variables from which a backend learns which node asks, and whether it needs scores."""
-    set_asked_node(player, op)
-    scores_needed.set(not only_picks(op.expression))
 
 
 async def aselect(player: Player, op: SelectOp) -> None:
     """Plays a selection: one choice, or several with `select(multi=…)`."""
-    backend = player.backend
     if player.pushed is not None:
         player.pushed.note_start(op, player.transcript.pieces)
-    if backend.blocking:
-        _picked(player, op, await _retried(player, op, lambda _: _by_hook(player, op)))
-    elif op.expression.multi is None:
+    if op.expression.multi is None:
         _picked(player, op, await _answer(player, op, _choices(player, op.node), op.node.seed))
     else:
         await _select_several(player, op)
 
 
-async def _by_hook(player: Player, op: SelectOp) -> Selection:
-    prompt, choices = player.transcript.prompt(), op.node.choices
-    most = partial(max_selection_usage, player.backend, prompt, choices)
-    with player.run.within_budget(player.backend, most) as account:
-        selection: Selection = await in_pool(player.backend.pool, partial(blocking_hooks.select, player, op))
-        if account is not None and not account.answered((), prompt, ()):  # the hook reports no usage
-            return msgspec.structs.replace(selection, meta=with_warnings(selection.meta, NOT_CREDIBLE))
-        return selection
-
-
-def _decided(op: SelectOp, selection: Selection, choices: Sequence[str], seed: int | Unset) -> Selection:
+def _decided(
+    player: Player, op: SelectOp, selection: Selection, choices: Sequence[str], seed: int | Unset
+) -> Selection:
     """Selection with the decision by its scores, and the metadata of the method that decided."""
+    if not player.backend.capabilities.reads_prompts:  # it has decided by the method
+        return selection
     decision = decide(selection, choices, op.expression.choices_method, op.node.temperature, seed)
     meta = {**selection.meta, **(decision.meta_info or {})}
     return msgspec.structs.replace(selection, picked=decision.decision, meta=meta)
@@ -118,13 +101,14 @@ async def _answer(player: Player, op: SelectOp, texts: Sequence[str], seed: int 
         kept = player.run.kept.selection(op, texts, player.transcript)
         if kept is not None:
             return kept
-    return _decided(op, await _score(player, op, texts), texts, seed)
+    return _decided(player, op, await _score(player, op, texts), texts, seed)
 
 
 async def _score(player: Player, op: SelectOp, texts: Sequence[str]) -> Selection:
     unconditional = op.expression.choices_method.requires_unconditional_logprobs
     if player.pushed is None:
-        _set_asked_selection(player, op)
+        asked.set((player, op))
+        scores_needed.set(not only_picks(op.expression))
         return await _retried(player, op, partial(_select_once, player, op, texts, unconditional=unconditional))
 
     async def ask(_: int) -> Selection:
@@ -183,11 +167,6 @@ async def _select_several(player: Player, op: SelectOp) -> None:
         chosen.append(selection.picked.removeprefix(before))
         remaining.remove(chosen[-1])
     _chosen(player, op, selections, multi.separator.join(chosen), chosen)
-
-
-def select(player: Player, op: SelectOp) -> None:
-    """Blocking form of `aselect`, for blocking hooks, on a thread of the backend's pool."""
-    _picked(player, op, blocking_hooks.select(player, op))
 
 
 def _picked(player: Player, op: SelectOp, selection: Selection) -> None:

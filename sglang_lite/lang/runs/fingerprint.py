@@ -29,7 +29,7 @@ from types import (
 )
 from typing import Any
 
-from sglang_lite.lang.backend.base_backend import BaseBackend
+from sglang_lite.lang.backend.base import Backend
 from sglang_lite.lang.backend.default import as_backend, is_engine
 from sglang_lite.lang.expressions import BaseProgram
 from sglang_lite.lang.tracebacks import LIBRARIES
@@ -118,7 +118,7 @@ class Fingerprint:
                 yield value.__name__
             case type():
                 yield self._class(value)
-            case BaseBackend():
+            case Backend():
                 yield self._value(value.identity())
             case MethodType() | classmethod() | staticmethod():
                 yield self._value(value.__func__)

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from sglang_lite.lang.backend.base import name_of
 from sglang_lite.lang.execution.kept import Question
 from sglang_lite.lang.execution.operations import AnswerOp, ForkOp, GenOp, JoinOp, MarkOp, Op, ScopeOp, SelectOp
 from sglang_lite.lang.runs.trace import Trace
@@ -61,7 +62,7 @@ def trace_of(player: Player) -> Trace:
     nodes = [draft.record() for draft in list(_drafts(player))]
     seconds = max((node.end for node in nodes), default=0.0)
     started = time.time() - (time.perf_counter() - run.account.started)
-    head = TraceHead(len(nodes), seconds, run.backend.trace_name, run.backend.get_model_name(), started)
+    head = TraceHead(len(nodes), seconds, name_of(run.backend), run.backend.get_model_name(), started)
     return Trace(head, tuple(nodes))
 
 

@@ -14,11 +14,13 @@ from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 import msgspec
 
 from sglang_lite import wire
-from sglang_lite.lang.backend.base_backend import BaseBackend
+from sglang_lite.lang.backend.base import Backend, name_of, refusal
 from sglang_lite.lang.backend.default import BackendLike, backend_for
 from sglang_lite.lang.backend.delegating_backend import DelegatingBackend
-from sglang_lite.lang.backend.node_context import current_node
+from sglang_lite.lang.backend.planning import Planner, RunFacts
+from sglang_lite.lang.backend.remote.planner import CallPlanner
 from sglang_lite.lang.chat_template import ChatTemplate, ChatTemplateStyle
+from sglang_lite.lang.execution.operations import current_node
 from sglang_lite.lang.runs import files
 from sglang_lite.protocol import (
     BackendError,
@@ -66,15 +68,16 @@ class Recording(DelegatingBackend):
         CapabilityError: the backend has SGLang's blocking hooks, which receive the state instead of a request.
     """
 
-    def __init__(self, path: files.AnyPath, backend: BaseBackend) -> None:
+    def __init__(self, path: files.AnyPath, backend: Backend) -> None:
         super().__init__(backend)
-        if backend.blocking:
-            raise backend.refusal(
-                "record", "recording with SGLang's blocking hooks", "Write agenerate and aselect.", None
+        if not backend.capabilities.reads_prompts:
+            raise refusal(
+                backend, "record", "recording with SGLang's blocking hooks", "Write agenerate and aselect.", None
             )
         self.enforces = backend.enforces
         self._numbers, self._lock, self._after, self._calls = itertools.count(), threading.Lock(), "", 0
         self._runs: list[Callable[[], object]] = []  # each waits for a run on this backend
+        self.on_run = self._runs.append
         self._secrets = [
             value for name, value in os.environ.items() if _SECRETS.search(name) and len(value) >= _SHORTEST_SECRET
         ]
@@ -86,11 +89,14 @@ class Recording(DelegatingBackend):
         turns = () if rules is None else (rules.begun_turns, rules.begun_constrained, rules.enforces_grammars)
         self._write(
             RecordingHead(
-                backend.trace_name, backend.get_model_name(), backend.enforces,
+                name_of(backend), backend.get_model_name(), backend.enforces,
                 _template(backend.get_chat_template()), backend.tool_family(), time.time(),
                 tuple(sorted(kind.__name__ for kind in backend.capabilities.constraints)), *turns,
             )
         )  # fmt: skip
+
+    def planner(self, run: RunFacts) -> Planner | None:
+        return None if self.capabilities.turns is None else CallPlanner(self, run)
 
     def __enter__(self) -> Recording:
         return self
@@ -100,9 +106,6 @@ class Recording(DelegatingBackend):
             for wait in self._runs:
                 wait()
         self.close()
-
-    def begin_run(self, wait: Callable[[], object]) -> None:
-        self._runs.append(wait)
 
     def close(self) -> None:
         """Completes the file without waiting for calls in progress. Further calls are refused."""

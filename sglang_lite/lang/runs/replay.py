@@ -13,12 +13,12 @@ import msgspec
 
 from sglang_lite import wire
 from sglang_lite.lang.argument_names import explains_wrong_arguments
-from sglang_lite.lang.backend.base_backend import ALL_CONSTRAINTS, BaseBackend, Capabilities
-from sglang_lite.lang.backend.capabilities import TurnRules
-from sglang_lite.lang.backend.node_context import NodeIdentity, current_node
+from sglang_lite.lang.backend.base import ALL_CONSTRAINTS, Backend
+from sglang_lite.lang.backend.capabilities import Capabilities, Demands, TurnRules
 from sglang_lite.lang.backend.planning import Planner, RunFacts
 from sglang_lite.lang.backend.remote.planner import CallPlanner
 from sglang_lite.lang.chat_template import ChatTemplate, ChatTemplateStyle
+from sglang_lite.lang.execution.operations import NodeIdentity, current_node
 from sglang_lite.lang.runs import files
 from sglang_lite.lang.runs.recording import digest_of, recorded_prompt, request_key
 from sglang_lite.program.prefixes import common_length
@@ -44,7 +44,7 @@ _AGAIN = "Was that written by sgl.record(path), in this version? If not, record 
 _SHOWN = 40  # characters shown on each side of a difference
 
 
-class Replay(BaseBackend):
+class Replay(Backend):
     """Backend that repeats the answers of a recorded run (`sgl.record`): no network, no key, no SDK.
 
     Args:
@@ -86,6 +86,7 @@ class Replay(BaseBackend):
         rules = None if begun is None else TurnRules(begun, constrained or begun, self._head.texts)
         self.capabilities = Capabilities(constraints, images=True, turns=rules)
         self.enforces = self._head.enforces and not self._by_node
+        self.trace_name = self._head.backend
         self.chat_template = chat_template or _template(self._head.template)
         self._lock = threading.Lock()
         self._of_request: defaultdict[bytes, deque[RecordedCall]] = defaultdict(deque)
@@ -101,19 +102,13 @@ class Replay(BaseBackend):
     def left(self) -> int:
         return len(self._calls) - len(self._used)
 
-    @property
-    def trace_name(self) -> str:
-        return self._head.backend
-
     def get_model_name(self) -> str:
         return self._head.model
 
     def planner(self, run: RunFacts) -> Planner | None:
         return None if self.capabilities.turns is None else CallPlanner(self, run)
 
-    def check(
-        self, node: object, params: SamplingParams, constraint: Constraint | None, where: Location | None
-    ) -> None:
+    def check(self, node: object, demands: Demands, where: Location | None) -> None:
         """Refuses nothing: a request that was not recorded fails when it is made."""
 
     def tool_family(self) -> str | None:

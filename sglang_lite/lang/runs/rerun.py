@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+from sglang_lite.lang.backend.base import refusal
 from sglang_lite.lang.execution.branch import Branch
 from sglang_lite.lang.execution.kept import Kept
 from sglang_lite.lang.execution.reading import when_finished
@@ -23,8 +24,8 @@ def run_again(branch: Branch, at: str, value: str | None) -> UserValue:
             hint="Load it with sgl.load(path, program); its run's arguments must be plain data.",
             where=user_location(),
         )  # fmt: skip
-    if run.backend.blocking:
-        raise run.backend.refusal("rerun", "running a state again", "Run the program instead.", user_location())
+    if not run.backend.capabilities.reads_prompts:
+        raise refusal(run.backend, "rerun", "running a state again", "Run the program instead.", user_location())
     if branch.path:
         raise ProgramError(
             "a branch of a fork can't run again by itself.", hint="Run the state of the whole program again.",

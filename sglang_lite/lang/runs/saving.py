@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import msgspec
 
 from sglang_lite import wire
-from sglang_lite.lang.backend.base_backend import BaseBackend
+from sglang_lite.lang.backend.base import Backend
 from sglang_lite.lang.concurrency.variables import Variable
 from sglang_lite.lang.execution.branch import Branch
 from sglang_lite.lang.execution.player import Player
@@ -41,7 +41,7 @@ _NOT_SAVED = f"Was that written by state.save(path)? {_OTHER}"
 _PLAIN_TYPES = (int, tuple, set, frozenset, dict, datetime.date, datetime.datetime, datetime.time, ToolCall)
 
 
-class AbsentBackend(BaseBackend):
+class AbsentBackend(Backend):
     """Backend of a state that was loaded without a backend. Running a node raises CapabilityError."""
 
     def get_chat_template(self) -> NoReturn:
@@ -89,7 +89,7 @@ def saved_run(branch: Branch, ret_value: object, *, again: bool = True) -> Saved
         branch=branch.path,
         nodes=branch.node_count,
         model=run.backend.get_model_name(),
-        tokenizer=run.backend.tokenizer_digest(),
+        tokenizer=run.backend.tokenizer_digest,
         pieces=tuple(_piece(piece) for piece in transcript.pieces),
         messages=tuple(transcript.messages),
         turn=transcript.turn,
@@ -161,7 +161,7 @@ def _result(record: Any, *, whole: bool) -> SavedResult | None:
 
 
 def branch_of(
-    saved: SavedRun, backend: BaseBackend, find: Callable[[str], UserValue], program: BaseProgram | None
+    saved: SavedRun, backend: Backend, find: Callable[[str], UserValue], program: BaseProgram | None
 ) -> tuple[Branch, UserValue]:
     """Branch of a saved run, with nothing left to play, and the body's return value.
 
@@ -219,9 +219,9 @@ def run_until(saved: SavedRun, name: str, index: int) -> SavedRun:
     )  # fmt: skip
 
 
-def same_tokens(saved: SavedRun, backend: BaseBackend) -> bool:
+def same_tokens(saved: SavedRun, backend: Backend) -> bool:
     """Returns True if the token ids of a saved run are those of the backend's tokenizer."""
-    return saved.tokenizer is not None and saved.tokenizer == backend.tokenizer_digest()
+    return saved.tokenizer is not None and saved.tokenizer == backend.tokenizer_digest
 
 
 def _unsaved(piece: SavedPiece, *, same_tokens: bool) -> Piece:

@@ -10,7 +10,7 @@ import msgspec
 
 from sglang_lite import wire
 from sglang_lite.errors import SglError
-from sglang_lite.lang.backend.base_backend import BaseBackend
+from sglang_lite.lang.backend.base import Backend
 from sglang_lite.lang.execution.branch import raised_at
 from sglang_lite.lang.expressions import BaseProgram
 from sglang_lite.lang.symbolic.graph_checks import Finding, check
@@ -47,7 +47,7 @@ class Graph(GraphRecord, frozen=True):
         """Graph in Graphviz's DOT language."""
         return drawing.as_dot(self)
 
-    def check(self, backend: BaseBackend | None = None) -> tuple[Finding, ...]:
+    def check(self, backend: Backend | None = None) -> tuple[Finding, ...]:
         """Faults that can be found without a run, in the order of lines (listed in docs/graph.md).
 
         Args:

@@ -6,13 +6,23 @@ from collections.abc import Iterator, Sequence
 
 from sglang_lite.constraints.language import language_of
 from sglang_lite.constraints.matching import may_contain
-from sglang_lite.lang.backend.base_backend import BaseBackend
+from sglang_lite.lang.backend.base import Backend, refusal
+from sglang_lite.lang.backend.capabilities import Demands
 from sglang_lite.lang.expressions import number_as_regex
 from sglang_lite.program.drawing import label
 from sglang_lite.program.graph import GraphNode, GraphRecord, Way
 from sglang_lite.program.nodes import Fork, Gen, GrammarBegin, Path, Rollback, Select, Text
 from sglang_lite.program.prefixes import common_length
-from sglang_lite.protocol import CapabilityError, Constraint, ConstraintError, Continuation, Location, Number, Unset
+from sglang_lite.protocol import (
+    CapabilityError,
+    Choices,
+    Constraint,
+    ConstraintError,
+    Continuation,
+    Location,
+    Number,
+    Unset,
+)
 from sglang_lite.protocol.record import Record
 
 
@@ -36,7 +46,7 @@ class Finding(Record, frozen=True):
         return f"{place}{self.code}: {self.message}{' ' + self.advice if self.advice else ''}"
 
 
-def check(graph: GraphRecord, backend: BaseBackend | None) -> tuple[Finding, ...]:
+def check(graph: GraphRecord, backend: Backend | None) -> tuple[Finding, ...]:
     """Findings of all checks, without duplicates, in the order of lines.
 
     Args:
@@ -143,7 +153,7 @@ def _stops(graph: GraphRecord) -> Iterator[Finding]:
                 )  # fmt: skip
 
 
-def _refused(graph: GraphRecord, backend: BaseBackend | None) -> Iterator[Finding]:
+def _refused(graph: GraphRecord, backend: Backend | None) -> Iterator[Finding]:
     for node in graph.nodes:
         try:
             if backend is not None:
@@ -155,7 +165,7 @@ def _refused(graph: GraphRecord, backend: BaseBackend | None) -> Iterator[Findin
             yield Finding("refused", error.message, node.where, error.hint)
 
 
-def _ask(backend: BaseBackend, node: GraphNode) -> None:
+def _ask(backend: Backend, node: GraphNode) -> None:
     """Raises CapabilityError if the backend does not support the node."""
     can, record = backend.capabilities, node.node
     match record:
@@ -163,16 +173,17 @@ def _ask(backend: BaseBackend, node: GraphNode) -> None:
             constraint: Constraint | None = record.constraint
             if isinstance(constraint, Number) and Number not in can.constraints:
                 constraint = number_as_regex(constraint)
-            backend.check(record, record.params, constraint, record.where)
+            backend.check(record, Demands("gen", record.params, constraint), record.where)
         case Select():
             scores = bool(record.temperature) or record.method != "token_length_normalized"
-            backend.check_selection(record, record.choices or ("a", "b"), scores=scores, where=record.where)
+            choices = Choices(record.choices or ("a", "b"))
+            backend.check(record, Demands("select", constraint=choices, scores=scores), record.where)
         case GrammarBegin():
             if Continuation not in can.constraints:
                 instead = "Write all of it with one gen(constraint=…)."
-                raise backend.refusal(record, "a grammar over several nodes", instead, record.where)
+                raise refusal(backend, record, "a grammar over several nodes", instead, record.where)
         case _ if type(record).__name__ in ("ImagePart", "Picture") and not can.images:
-            raise backend.refusal(record, "images", "Describe what it shows, or use another backend.", node.where)
+            raise refusal(backend, record, "images", "Describe what it shows, or use another backend.", node.where)
 
 
 def _tools(graph: GraphRecord) -> Iterator[Finding]:

@@ -13,9 +13,9 @@ from sglang_lite.lang.concurrency.variables import Variable
 from sglang_lite.lang.execution.branch import Branch
 from sglang_lite.lang.execution.operations import (
     BranchMark,
+    EventOp,
     ForkOp,
     GenOp,
-    HookOp,
     JoinOp,
     MarkOp,
     Op,
@@ -261,7 +261,7 @@ class Recorder(Player):
         match op:
             case ReadOp():
                 op.variable.set(None)
-            case HookOp():
+            case EventOp():
                 pass
             case Text():
                 self._add_text(op)

@@ -8,6 +8,7 @@ from openai_answers import said
 
 import sglang_lite as sgl
 from sglang_lite.lang.backend.anthropic import Anthropic
+from sglang_lite.lang.backend.capabilities import Demands
 from sglang_lite.lang.backend.ladder.rung import Rung
 from sglang_lite.lang.backend.remote.backend import RemoteBackend
 from sglang_lite.protocol import Prompt, Regex
@@ -97,7 +98,7 @@ def test_a_profile_with_grammars_on_a_backend_without_such_a_request_refuses_the
 def test_a_completions_model_with_a_servers_profile_keeps_no_constraint(openai):
     backend = openai("local", profile="vllm", api="completions")
     with pytest.raises(sgl.CapabilityError, match="a regex"):
-        backend.check("node", sgl.OpenAI.select_params, Regex("a"), None)
+        backend.check("node", Demands("gen", sgl.OpenAI.select_params, Regex("a")), None)
 
 
 def test_a_subclass_without_calls_says_so(connected):

@@ -23,9 +23,9 @@ from pydantic import BaseModel
 
 import sglang_lite as sgl
 from sglang_lite.lang.backend.anthropic import Anthropic
-from sglang_lite.lang.backend.capabilities import Capabilities
+from sglang_lite.lang.backend.capabilities import Capabilities, Demands
 from sglang_lite.lang.backend.ladder.choose import choose_rung, kinds_served
-from sglang_lite.lang.backend.ladder.rung import POLICIES, Demands, Refusal
+from sglang_lite.lang.backend.ladder.rung import POLICIES, Refusal
 from sglang_lite.lang.backend.openai import OpenAI
 from sglang_lite.lang.backend.profiles.prices import price as known_price
 from sglang_lite.lang.backend.profiles.profile import profile_by_name, profiles, providers

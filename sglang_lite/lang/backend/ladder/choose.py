@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from sglang_lite.lang.backend.capabilities import CONSTRAINT_NAMES, BegunTurns, Capabilities, TurnRules
+from sglang_lite.lang.backend.capabilities import CONSTRAINT_NAMES, BegunTurns, Capabilities, Demands, TurnRules
 from sglang_lite.lang.backend.ladder.native_rungs import native_rungs
 from sglang_lite.lang.backend.ladder.object_constraints import NUMBER_FORMS, json_form
-from sglang_lite.lang.backend.ladder.rung import REPAIRS, Demands, Policy, Refusal, Rung
+from sglang_lite.lang.backend.ladder.rung import REPAIRS, Policy, Refusal, Rung
 from sglang_lite.lang.backend.profiles.profile import Profile
 from sglang_lite.lang.expressions import NUMBER_STOPS
 from sglang_lite.protocol import (

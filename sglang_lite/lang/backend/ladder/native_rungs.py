@@ -14,8 +14,9 @@ from sglang_lite.constraints.emit.regex import to_rust
 from sglang_lite.constraints.free_numbers import PATTERNS
 from sglang_lite.constraints.language import language_of
 from sglang_lite.constraints.syntax.regex import parse
+from sglang_lite.lang.backend.capabilities import Demands
 from sglang_lite.lang.backend.ladder.object_constraints import json_form
-from sglang_lite.lang.backend.ladder.rung import Demands, Refusal, Rung
+from sglang_lite.lang.backend.ladder.rung import Refusal, Rung
 from sglang_lite.lang.backend.ladder.schema_fit import Fit, fitted
 from sglang_lite.lang.backend.profiles.profile import Profile
 from sglang_lite.protocol import (

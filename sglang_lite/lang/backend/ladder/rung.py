@@ -1,14 +1,13 @@
-"""Records of the ladder: the demands of a node, the way in which it is served, and the reason for a refusal."""
+"""Records of the ladder: the way in which a node is served, and the reason for a refusal."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
 
 from sglang_lite.lang.backend.ladder.object_constraints import JsonForm
 from sglang_lite.lang.backend.ladder.schema_fit import Fit
 from sglang_lite.lang.backend.profiles.profile import ApiName
-from sglang_lite.protocol import Constraint, SamplingParams
 
 Policy: TypeAlias = Literal["strict", "emulate", "warn"]
 POLICIES: Final = ("strict", "emulate", "warn")
@@ -71,22 +70,3 @@ class Refusal:
     feature: str
     instead: str
     reasons: tuple[tuple[str, str], ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Demands:
-    """Demands that a node makes of a backend.
-
-    Attributes:
-        kind: "gen", or "select" for one of the choices.
-        params: parameters that are set.
-        constraint: constraint on the text.
-        scores: True if the choices' probabilities are needed.
-        effort: amount of reasoning, or None for the model's default.
-    """
-
-    kind: Literal["gen", "select"] = "gen"
-    params: SamplingParams = field(default_factory=SamplingParams)
-    constraint: Constraint | None = None
-    scores: bool = False
-    effort: str | None = None

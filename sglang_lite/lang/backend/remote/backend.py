@@ -15,12 +15,12 @@ import msgspec
 from sglang_lite.errors import Origin
 from sglang_lite.lang.backend.apis.api import Api, ApiRequest, Target
 from sglang_lite.lang.backend.apis.provider_items import ProviderItems
-from sglang_lite.lang.backend.base_backend import BaseBackend, Capabilities
+from sglang_lite.lang.backend.base import Backend, refusal
+from sglang_lite.lang.backend.capabilities import Capabilities, Demands
 from sglang_lite.lang.backend.http.rate_limit import RateLimit
-from sglang_lite.lang.backend.ladder.choose import capabilities_of, choose_rung
-from sglang_lite.lang.backend.ladder.rung import POLICIES, Demands, Policy, Refusal, Rung
-from sglang_lite.lang.backend.node_context import scores_needed
-from sglang_lite.lang.backend.planning import Planner, RunFacts
+from sglang_lite.lang.backend.ladder.choose import ANY_CHOICE, capabilities_of, choose_rung
+from sglang_lite.lang.backend.ladder.rung import POLICIES, Policy, Refusal, Rung
+from sglang_lite.lang.backend.planning import Planner, RunFacts, scores_needed
 from sglang_lite.lang.backend.profiles.prices import price as known_price
 from sglang_lite.lang.backend.profiles.profile import Profile, check_model_name
 from sglang_lite.lang.backend.remote.client import ApiClient
@@ -54,7 +54,7 @@ _SAMPLED = ("chat", "completions")  # APIs whose samples are whole turns; the re
 _Answer = TypeVar("_Answer", Generation, Selection)
 
 
-class RemoteBackend(BaseBackend):
+class RemoteBackend(Backend):
     """Base class of backends on a provider's SDK.
 
     Args:
@@ -192,17 +192,13 @@ class RemoteBackend(BaseBackend):
         """Rung on which a node is served, or the reason why it is refused."""
         return choose_rung(self.profile, self.policy, replace(demands, effort=self.reasoning_effort))
 
-    def check(
-        self, node: object, params: SamplingParams, constraint: Constraint | None, where: Location | None
-    ) -> None:
-        found = self.rung(Demands("gen", params, constraint))
+    def check(self, node: object, demands: Demands, where: Location | None) -> None:
+        if demands.kind == "select":
+            choices = demands.constraint if isinstance(demands.constraint, Choices) else ANY_CHOICE
+            demands = self.selection(choices.options, scores=demands.scores)
+        found = self.rung(demands)
         if isinstance(found, Refusal):
-            raise self.refusal(node, found.feature, found.instead, where)
-
-    def check_selection(self, node: object, choices: Sequence[str], *, scores: bool, where: Location | None) -> None:
-        found = self.rung(self.selection(choices, scores=scores))
-        if isinstance(found, Refusal):
-            raise self.refusal(node, found.feature, found.instead, where)
+            raise refusal(self, node, found.feature, found.instead, where)
 
     def shares_prompt_cost(self, params: SamplingParams, constraint: Constraint | None, count: int) -> bool:
         """True if one call for `count` samples is worthwhile, because the provider charges for their prompt only

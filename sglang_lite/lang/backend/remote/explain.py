@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 import msgspec
 
 from sglang_lite.errors import Location
-from sglang_lite.lang.backend.base_backend import ALL_CONSTRAINTS, BaseBackend
-from sglang_lite.lang.backend.capabilities import Capabilities
-from sglang_lite.lang.backend.ladder.rung import Demands, Refusal, Rung
+from sglang_lite.lang.backend.base import ALL_CONSTRAINTS, Backend
+from sglang_lite.lang.backend.capabilities import Capabilities, Demands
+from sglang_lite.lang.backend.ladder.rung import Refusal, Rung
 from sglang_lite.lang.backend.planning import AnswerSource, RunFacts
 from sglang_lite.lang.backend.remote.shared_call import SharedCall
 from sglang_lite.lang.backend.remote.turns import from_start, turn_text
@@ -322,7 +322,7 @@ class PlannedTurn(AnswerSource):
         raise TraceError("a trace has no answers.")
 
 
-class TracedBackend(BaseBackend):
+class TracedBackend(Backend):
     """Backend that plays nothing. Roles are rendered by the template of the backend in question.
 
     Args:

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 import msgspec
 
 from sglang_lite.lang.argument_names import explains_wrong_arguments
-from sglang_lite.lang.backend.base_backend import BaseBackend
-from sglang_lite.lang.backend.capabilities import Capabilities, TurnRules, common_rules
+from sglang_lite.lang.backend.base import Backend, name_of
+from sglang_lite.lang.backend.capabilities import Capabilities, Demands, TurnRules, common_rules
 from sglang_lite.lang.backend.default import BackendLike, as_backend
 from sglang_lite.lang.backend.planning import Planner, RunFacts
 from sglang_lite.lang.backend.remote.planner import CallPlanner
@@ -33,7 +33,7 @@ _Answer = TypeVar("_Answer", Generation, Selection)
 _CONTINUES = TurnRules("continued", "continued")  # rules of a backend that has none: it continues any text
 
 
-class Fallback(BaseBackend):
+class Fallback(Backend):
     """Backend that tries several backends in order. Each node is sent to the first one. If that fails with an error
     that may pass (`error.retryable`: overloaded, timed out, unreachable, disconnected) before any part of an answer was
     shown, the next one is asked. A refusal, a bad request and an invalid value are raised at once. The metadata of a
@@ -55,10 +55,10 @@ class Fallback(BaseBackend):
             raise ParameterError("backends", "give a list of at least two backends.")
         self.backends = tuple(map(as_backend, backends))
         for backend in self.backends:
-            if backend.blocking:
+            if not backend.capabilities.reads_prompts:
                 raise ParameterError(
                     "backends",
-                    f"{type(backend).__name__} has SGLang's blocking hooks.",
+                    f"{name_of(backend)} has SGLang's blocking hooks.",
                     hint="Write agenerate and aselect.",
                 )
         self.chat_template = self.backends[0].get_chat_template()
@@ -74,15 +74,9 @@ class Fallback(BaseBackend):
     def identity(self) -> tuple[Json, ...]:
         return *super().identity(), *(backend.identity() for backend in self.backends)
 
-    def check(
-        self, node: object, params: SamplingParams, constraint: Constraint | None, where: Location | None
-    ) -> None:
+    def check(self, node: object, demands: Demands, where: Location | None) -> None:
         for backend in self.backends:
-            backend.check(node, params, constraint, where)
-
-    def check_selection(self, node: object, choices: Sequence[str], *, scores: bool, where: Location | None) -> None:
-        for backend in self.backends:
-            backend.check_selection(node, choices, scores=scores, where=where)
+            backend.check(node, demands, where)
 
     async def agenerate(
         self, prompt: Prompt, params: SamplingParams, constraint: Constraint | None, *, stream: bool
@@ -120,25 +114,25 @@ class Fallback(BaseBackend):
             backend.shutdown()
 
     @staticmethod
-    def _failed(failed: list[tuple[str, str]], backend: BaseBackend, error: BackendError) -> None:
+    def _failed(failed: list[tuple[str, str]], backend: Backend, error: BackendError) -> None:
         failed.append((_name(backend), str(error)))
         if error.usage is not None:
             note_unreported(error.usage)  # the answer will carry only its own
 
-    def _prompt(self, prompt: Prompt, backend: BaseBackend) -> Prompt:
+    def _prompt(self, prompt: Prompt, backend: Backend) -> Prompt:
         """Prompt as rendered by a backend's own chat template."""
         return (
             prompt if backend is self.backends[0] else rerender(prompt, backend.get_chat_template(), self.chat_template)
         )
 
-    def _from(self, backend: BaseBackend, answer: _Answer, failed: Sequence[Any]) -> _Answer:
+    def _from(self, backend: Backend, answer: _Answer, failed: Sequence[Any]) -> _Answer:
         known = {"failed": tuple(failed)} if failed else {}
         meta = {**answer.meta, "backend": _name(backend), **known}
         return msgspec.structs.replace(answer, meta=meta)
 
 
-def _name(backend: BaseBackend) -> str:
-    return f"{type(backend).__name__}({backend.get_model_name()!r})"
+def _name(backend: Backend) -> str:
+    return f"{name_of(backend)}({backend.get_model_name()!r})"
 
 
 def _shared(each: Sequence[Capabilities]) -> Capabilities:

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 
 from sglang_lite.lang.backend.apis.prompt_cache import MIN_PREFIX_CHARS
-from sglang_lite.lang.backend.base_backend import BaseBackend
+from sglang_lite.lang.backend.base import Backend
 from sglang_lite.lang.backend.planning import AnswerSource, Planner, RunFacts
 from sglang_lite.lang.backend.remote.shared_call import SharesCost, shared
 from sglang_lite.lang.backend.remote.turn import turns_of
@@ -70,7 +70,7 @@ class BehindGate(AnswerSource):
 
     async def agenerate(
         self,
-        backend: BaseBackend,
+        backend: Backend,
         prompt: Prompt,
         params: SamplingParams,
         constraint: Constraint | None,
@@ -100,7 +100,7 @@ class CallPlanner(Planner):
 
     def __init__(
         self,
-        backend: BaseBackend,
+        backend: Backend,
         run: RunFacts,
         shares_cost: SharesCost | None = None,
         gate: FirstTokenGate | None = None,

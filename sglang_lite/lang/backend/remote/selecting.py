@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from sglang_lite.lang.backend.base_backend import only_answer
-from sglang_lite.lang.backend.ladder.rung import Demands, Rung
+from sglang_lite.lang.backend.base import only_answer
+from sglang_lite.lang.backend.capabilities import Demands
+from sglang_lite.lang.backend.ladder.rung import Rung
 from sglang_lite.lang.backend.remote.serving import serve, with_rung, with_words
 from sglang_lite.lang.backend.token_counts import Tokenizer
 from sglang_lite.lang.results import with_warnings

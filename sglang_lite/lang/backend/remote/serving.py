@@ -15,7 +15,7 @@ from sglang_lite.constraints.language import language_of
 from sglang_lite.constraints.matching import validate
 from sglang_lite.errors import Origin
 from sglang_lite.lang.backend.apis.api import GrammarTool, JsonFormat, JsonTool, OwnField, Shape, Tool, Tools
-from sglang_lite.lang.backend.base_backend import only_answer
+from sglang_lite.lang.backend.base import only_answer
 from sglang_lite.lang.backend.ladder.object_constraints import unwrap
 from sglang_lite.lang.backend.ladder.rung import REPAIRS, Rung
 from sglang_lite.lang.backend.token_counts import note_unreported

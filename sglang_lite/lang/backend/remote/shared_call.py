@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from sglang_lite.lang.backend.base_backend import BaseBackend
+from sglang_lite.lang.backend.base import Backend
 from sglang_lite.lang.backend.planning import AnswerSource
 from sglang_lite.lang.expressions import SglGen, is_constant
 from sglang_lite.program.nodes import Expression, Expressions
@@ -66,7 +66,7 @@ class SharedCall(AnswerSource):
 
     async def agenerate(
         self,
-        backend: BaseBackend,
+        backend: Backend,
         prompt: Prompt,
         params: SamplingParams,
         constraint: Constraint | None,
@@ -86,7 +86,7 @@ class SharedCall(AnswerSource):
             yield event
 
     async def _call(
-        self, backend: BaseBackend, made: asyncio.Future[list[Generation]], *, stream: bool
+        self, backend: Backend, made: asyncio.Future[list[Generation]], *, stream: bool
     ) -> AsyncGenerator[Delta | Generation, None]:
         prompt, params, constraint = self._key
         samples: list[Generation] = []

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import msgspec
 
 from sglang_lite.constraints.matching import validate
-from sglang_lite.lang.backend.base_backend import BaseBackend, only_answer
+from sglang_lite.lang.backend.base import Backend, only_answer, refusal
 from sglang_lite.lang.backend.planning import AnswerSource
 from sglang_lite.lang.backend.remote.turn_match import TurnHole, TurnPart, UnstoppedAnswer, read
 from sglang_lite.lang.backend.remote.turn_plan import Generated, TurnContext, TurnPlan, plan, stops_of
@@ -49,7 +49,7 @@ def turns_of(parts: Sequence[Expression], setting: TurnContext) -> dict[int, Tur
     found: dict[int, TurnPlace] = {}
     for i, (planned, place) in plan(parts, setting).items():
         if planned.refusal is not None:
-            raise setting.backend.refusal(*planned.refusal, setting.where)
+            raise refusal(setting.backend, *planned.refusal, setting.where)
         turn = turns.setdefault(id(planned), Turn(planned, setting))
         found[i] = TurnPlace(turn, place)
     return found
@@ -77,10 +77,10 @@ class Turn:
         self._messages: tuple[Message, ...] | None = None  # turns before this one, as the first prompt has them
 
     async def answers(
-        self, place: int, backend: BaseBackend, prompt: Prompt, params: SamplingParams, constraint: Constraint | None,
+        self, place: int, backend: Backend, prompt: Prompt, params: SamplingParams, constraint: Constraint | None,
         *, stream: bool,
     ) -> AsyncGenerator[Delta | Generation, None]:  # fmt: skip
-        """Yields the events of the generation at index `place`, as `BaseBackend.agenerate` does. A later attempt makes
+        """Yields the events of the generation at index `place`, as `Backend.agenerate` does. A later attempt makes
         its own call, and answers known ahead are dropped."""
         found = await self._planned_answer(place, backend, prompt, params)
         if found is not None:
@@ -91,8 +91,8 @@ class Turn:
             async for event in backend.agenerate(prompt, params, constraint, stream=stream):
                 yield self._with_wasted(event) if isinstance(event, Generation) else event
 
-    async def selection(self, place: int, backend: BaseBackend, prompt: Prompt, choices: Sequence[str]) -> Selection:
-        """Answer of the selection at index `place`, as `BaseBackend.aselect` returns it."""
+    async def selection(self, place: int, backend: Backend, prompt: Prompt, choices: Sequence[str]) -> Selection:
+        """Answer of the selection at index `place`, as `Backend.aselect` returns it."""
         found = await self._planned_answer(place, backend, prompt, self._plan.common_params or SamplingParams())
         if found is not None:
             return Selection((), found.usage, found.text, found.meta)
@@ -102,7 +102,7 @@ class Turn:
         return msgspec.structs.replace(picked, usage=total.usage, meta=total.meta)
 
     async def _planned_answer(
-        self, place: int, backend: BaseBackend, prompt: Prompt, params: SamplingParams
+        self, place: int, backend: Backend, prompt: Prompt, params: SamplingParams
     ) -> Generation | None:
         """Answer for the generation at index `place`, from an earlier call or from a shared call made now; None if it
         needs a call of its own."""
@@ -116,7 +116,7 @@ class Turn:
             await self._look_ahead(place, backend, prompt, params)
         return self._answers.pop(place, None)
 
-    async def _look_ahead(self, place: int, backend: BaseBackend, prompt: Prompt, params: SamplingParams) -> None:
+    async def _look_ahead(self, place: int, backend: Backend, prompt: Prompt, params: SamplingParams) -> None:
         """Makes a call that may bring this generation and later ones of the turn."""
         if self._plan.strategy == "text":
             await self._ask_text(place, backend, prompt, params)
@@ -133,7 +133,7 @@ class Turn:
             self._ahead = await self._ask_ahead(place, parts, backend, request, params, turn_start)
 
     async def _ask_ahead(
-        self, place: int, parts: Sequence[TurnPart], backend: BaseBackend, prompt: Prompt, params: SamplingParams,
+        self, place: int, parts: Sequence[TurnPart], backend: Backend, prompt: Prompt, params: SamplingParams,
         turn_start: str,
     ) -> bool:  # fmt: skip
         """Asks for the rest of a turn, without the stops of its generations, and keeps the values found in the answer.
@@ -169,7 +169,7 @@ class Turn:
             self._wasted.append(response)
         return found > 0
 
-    async def _ask_text(self, place: int, backend: BaseBackend, prompt: Prompt, params: SamplingParams) -> None:
+    async def _ask_text(self, place: int, backend: Backend, prompt: Prompt, params: SamplingParams) -> None:
         """Asks for the turn as one text under a grammar, and finds the generations from `place` on in it.
 
         Raises:
@@ -195,7 +195,7 @@ class Turn:
             self._answers[place + i] = msgspec.structs.replace(response, text=value.text, usage=usage, meta=meta)
 
     async def _ask_to_continue(
-        self, backend: BaseBackend, prompt: Prompt, params: SamplingParams, constraint: Constraint | None
+        self, backend: Backend, prompt: Prompt, params: SamplingParams, constraint: Constraint | None
     ) -> Generation:
         """Answer of a call that shows the model the begun turn and asks it to continue.
 
@@ -247,7 +247,7 @@ class TurnPlace(AnswerSource):
 
     def agenerate(
         self,
-        backend: BaseBackend,
+        backend: Backend,
         prompt: Prompt,
         params: SamplingParams,
         constraint: Constraint | None,
@@ -256,7 +256,7 @@ class TurnPlace(AnswerSource):
     ) -> AsyncGenerator[Delta | Generation, None]:
         return self._turn.answers(self._index, backend, prompt, params, constraint, stream=stream)
 
-    async def aselect(self, backend: BaseBackend, prompt: Prompt, choices: Sequence[str]) -> Selection:
+    async def aselect(self, backend: Backend, prompt: Prompt, choices: Sequence[str]) -> Selection:
         return await self._turn.selection(self._index, backend, prompt, choices)
 
 
@@ -288,5 +288,5 @@ def _with_thrown_away(usage: Usage, tokens: int) -> Usage:
     return msgspec.structs.replace(usage, thrown_away_tokens=usage.thrown_away_tokens + tokens)
 
 
-def _template(backend: BaseBackend) -> Any:
+def _template(backend: Backend) -> Any:
     return backend.get_chat_template()

@@ -13,7 +13,8 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from sglang_lite.lang.backend.base_backend import BaseBackend
+from sglang_lite.lang.backend.base import Backend
+from sglang_lite.lang.backend.capabilities import Demands
 from sglang_lite.lang.backend.planning import RunFacts
 from sglang_lite.lang.backend.remote.turns import turn_text
 from sglang_lite.lang.expressions import GenOptions, SglGen, SglSelect, only_picks
@@ -95,7 +96,7 @@ class TurnContext:
         where: line of the statement.
     """
 
-    backend: BaseBackend
+    backend: Backend
     role: str | None
     run: RunFacts
     where: Location | None
@@ -241,7 +242,7 @@ def _takes_text(fields: Sequence[str | Constraint | None], span: TurnSpan, setti
         return False
     try:
         params = msgspec.structs.replace(setting.run.params, stop=UNSET)
-        setting.backend.check(span.generated[0], params, whole, setting.where)
+        setting.backend.check(span.generated[0], Demands("gen", params, whole), setting.where)
     except CapabilityError:
         return False
     return True

@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Callable, Iterator, MutableMapping
 from typing import TYPE_CHECKING, Any
 
-from sglang_lite.lang.backend.base_backend import BaseBackend
+from sglang_lite.lang.backend.base import Backend
 from sglang_lite.lang.concurrency.variables import Variable
 from sglang_lite.lang.execution.reading import all_messages, error_of, find_variable, nothing, whole_text
 from sglang_lite.lang.expressions import SglSamplingParams
@@ -95,8 +95,10 @@ class StreamExecutor:
         return self._player.sid
 
     @property
-    def backend(self) -> BaseBackend:
-        return self._player.backend
+    def backend(self) -> Backend:
+        """Backend as the user knows it."""
+        backend = self._player.backend
+        return getattr(backend, "hooked", backend)
 
     @property
     def text_(self) -> str:

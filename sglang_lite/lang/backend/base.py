@@ -1,0 +1,242 @@
+"""Interface between the interpreter and the implementations that generate text."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from sglang_lite.lang.backend.capabilities import CONSTRAINT_NAMES, EVERYTHING, Capabilities, Demands
+from sglang_lite.lang.backend.profiles.prices import Price, find_price
+from sglang_lite.lang.concurrency.pool import ThreadPool
+from sglang_lite.protocol import (
+    CapabilityError,
+    Constraint,
+    Delta,
+    Generation,
+    Location,
+    ProgramSink,
+    Prompt,
+    SamplingParams,
+    Selection,
+    Usage,
+)
+from sglang_lite.protocol.anything import Json
+from sglang_lite.protocol.sampling import given_values
+from sglang_lite.text.chat_template import TurnTemplate
+
+if TYPE_CHECKING:
+    from sglang_lite.lang.backend.planning import Planner, RunFacts
+    from sglang_lite.lang.backend.token_counts import Tokenizer
+    from sglang_lite.lang.execution.push_down import ProgramAtBackend
+
+ALL_CONSTRAINTS = frozenset(CONSTRAINT_NAMES)
+# Events of a branch, under SGLang's names. "commit_lazy_operations" comes before a fork.
+EVENTS = ("begin_program", "end_program", "commit_lazy_operations", "fork_program", "fill_image")
+# Methods by which a class can answer in another way than by `agenerate` and `aselect`.
+_WAYS = {"answers_now": ("answer_now", "select_now"), "plays_programs": ("open_program",)}
+
+
+class Listener(ABC):
+    """Listener to events of a run's branches, which is told of each when everything before it has been played.
+
+    Attributes:
+        events: names of the events that it is told of, of `EVENTS`.
+        threads: threads that tell it.
+    """
+
+    events: frozenset[str]
+    threads: ThreadPool
+
+    @abstractmethod
+    def call(self, event: str, branch: Any, children: Sequence[Any]) -> None:  # players, of a package above
+        """Tells it of an event of a branch. May block.
+
+        Args:
+            children: branches that were forked.
+        """
+
+
+class Backend:
+    """Base class of backends. A subclass defines `agenerate` and `aselect`, and more if it can do more.
+
+    Attributes:
+        capabilities: features that the backend supports with its model.
+        enforces: True if answers satisfy their constraints or an error is raised. If False, every answer is validated
+            against its constraint.
+        chat_template: template that renders turns as text, or None.
+        unset_max_tokens: token limit of a generation that sets no `max_tokens`, or None if the backend sets none.
+        price: price of the model's tokens, which overrides the price table.
+        tokenizer: tokenizer of the model, with which budgets count what a server does not report; None if unknown.
+        trace_name: name in messages and in the trace of a run; "" for the name of the class.
+        on_run: called when a run begins, with a function that blocks until everything that was added to the run so far
+            has been played; or None.
+        pool: threads on which `answer_now` and `select_now` are called, because they block; None if they return at
+            once.
+        listener: listener to the events of branches, or None.
+        answers_now, plays_programs: True if `answer_now` and `select_now`, or `open_program`, are used: defined by the
+            class, and not by a base of the one that defines `agenerate` or `aselect`.
+    """
+
+    capabilities: Capabilities = EVERYTHING
+    enforces = False
+    chat_template: TurnTemplate | None = None
+    unset_max_tokens: int | None = 128
+    price: Price | None = None
+    tokenizer: Tokenizer | None = None
+    trace_name = ""
+    on_run: Callable[[Callable[[], object]], object] | None = None
+    pool: ThreadPool | None = None
+    listener: Listener | None = None
+    answers_now: bool = False
+    plays_programs: bool = False
+
+    def __init_subclass__(cls, **keywords: object) -> None:
+        super().__init_subclass__(**keywords)
+        own = vars(cls).keys()
+        for way, methods in _WAYS.items():
+            if not own.isdisjoint(methods):
+                setattr(cls, way, True)
+            elif "agenerate" in own or "aselect" in own:
+                setattr(cls, way, False)
+
+    # ---------------------------------------------------------------------------------------------- answers
+
+    def agenerate(
+        self, prompt: Prompt, params: SamplingParams, constraint: Constraint | None, *, stream: bool
+    ) -> AsyncGenerator[Delta | Generation, None]:
+        """Generates `params.n` continuations of the prompt. Yields deltas if `stream`, and a Generation at the end of
+        each sample."""
+        raise CapabilityError(f"{type(self).__name__} can't generate: it has neither agenerate nor generate.")
+
+    async def aselect(self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool) -> Selection:
+        """Scores the choices as continuations of the prompt and, if `unconditional`, also without the prompt."""
+        raise CapabilityError(f"{type(self).__name__} can't select: it has neither aselect nor select.")
+
+    def answer_now(
+        self, prompt: Prompt, params: SamplingParams, constraint: Constraint | None
+    ) -> Sequence[Generation] | None:
+        """Returns the answer if it is available without waiting (from a script, a recording or a cache), or None to
+        call `agenerate`.
+
+        Runs on the thread that adds the node, so that no work moves between threads, or on a thread of `pool`.
+        """
+        return None
+
+    def select_now(self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool) -> Selection | None:
+        """Returns the selection if it is available without waiting, or None to call `aselect`. Called like
+        `answer_now`."""
+        return None
+
+    def open_program(self, sink: ProgramSink, *, stream: bool, priority: int = 0) -> ProgramAtBackend:
+        """Opens a program, to which a run adds its nodes while earlier ones are played. A backend that defines this
+        method receives whole runs; other backends receive one call per node.
+
+        Args:
+            sink: callback for the events of the nodes and, last, for the end of the program. Call it on the executor
+                loop: `executor().post(sink, event)` of sglang_lite.lang.concurrency.loop.
+            stream: whether to deliver deltas.
+            priority: priority of the program; only passed to backends with the capability.
+        """
+        raise CapabilityError(f"{type(self).__name__} can't play programs.")
+
+    # ---------------------------------------------------------------------------------------------- planning
+
+    def planner(self, run: RunFacts) -> Planner | None:
+        """Planner of the calls of a run's main branch, or None if each node is asked for as if it stood alone."""
+        return None
+
+    def check(self, node: object, demands: Demands, where: Location | None) -> None:
+        """Refuses a node that the backend can't honour.
+
+        Raises:
+            CapabilityError: the backend does not support the constraint, a parameter or the selection. The message
+                names the node, the model and alternatives.
+        """
+        can, constraint = self.capabilities, demands.constraint
+        if demands.kind == "select":
+            if not can.select:
+                raise refusal(self, node, "select", "Generate text and compare, or use another backend.", where)
+            if demands.scores and not can.scores:
+                instead = "Leave them out: it picks a choice without scores."
+                raise refusal(self, node, "choices_method, temperature or multi", instead, where)
+            return
+        if constraint is not None and type(constraint) not in can.constraints:
+            raise refusal(self, node, CONSTRAINT_NAMES[type(constraint)], _kinds(can.constraints), where)
+        for name in given_values(demands.params) if can.params is not None else ():
+            if can.params is not None and name not in can.params:
+                takes = f"It accepts: {', '.join(sorted(can.params)) or 'no parameters'}."
+                instead = f"Leave it out, or use another backend for this node: gen(backend=…). {takes}"
+                raise refusal(self, node, name, instead, where)
+
+    # ------------------------------------------------------------------------------------------- the model
+
+    def get_model_name(self) -> str:
+        return type(self).__name__
+
+    def get_chat_template(self) -> TurnTemplate | None:
+        """Template that renders turns as text, or None if the model has none."""
+        return self.chat_template
+
+    def tool_family(self) -> str | None:
+        """Format in which the model writes tool calls (a name of text.tool_formats), or None for one JSON object."""
+        return None
+
+    @property
+    def tokenizer_digest(self) -> str | None:
+        """Digest of the model's tokenizer, or None if unknown. Token ids mean the same on backends with equal
+        digests."""
+        return None
+
+    def identity(self) -> tuple[Json, ...]:
+        """Plain data, equal in every process, that answers depend on besides the prompt and its parameters. A
+        checkpoint of a batch is valid only for backends with the same identity."""
+        kind, template = type(self), self.get_chat_template()
+        how = None if template is None else getattr(template, "source", template.name)
+        return f"{kind.__module__}.{kind.__qualname__}", self.get_model_name(), how
+
+    def cost(self, usage: Usage) -> float | None:
+        """Cost of one call's usage in US dollars, or None if unknown."""
+        price = self.price or find_price(self.get_model_name())
+        return None if price is None else price.of(usage)
+
+    # ------------------------------------------------------------------------------------------ the server
+
+    def flush_cache(self) -> bool | None:
+        """Drops cached prefixes. Returns None if the backend has no cache."""
+        return None
+
+    def get_server_info(self) -> dict[str, Json] | None:
+        """Information on the server behind the backend, or None if unknown."""
+        return None
+
+    def shutdown(self) -> None:
+        """Frees the resources of the backend."""
+
+
+def name_of(backend: Backend) -> str:
+    """Name of a backend in messages and traces."""
+    return backend.trace_name or type(backend).__name__
+
+
+def refusal(backend: Backend, node: object, feature: str, instead: str, where: Location | None) -> CapabilityError:
+    """Error for a feature that a backend does not support.
+
+    Args:
+        instead: advice on what to do instead.
+    """
+    name = f"{name_of(backend)}({backend.get_model_name()!r})"
+    return CapabilityError(f"{node!r}: {name} can't honour {feature}.", hint=instead, where=where)
+
+
+async def only_answer(events: AsyncIterable[Delta | Generation]) -> Generation:
+    """Single sample of a generation, without its deltas."""
+    (answer,) = [event async for event in events if isinstance(event, Generation)]
+    return answer
+
+
+def _kinds(kinds: frozenset[type]) -> str:
+    if not kinds:
+        return "Leave the constraint out, or use another backend for this node: gen(backend=…)."
+    enforced = ", ".join(sorted(CONSTRAINT_NAMES[kind] for kind in kinds))
+    return f"It enforces: {enforced}. Or use another backend for this node: gen(backend=…)."
