@@ -143,11 +143,11 @@ class ShortRunner:
         self._runner, self._fails = runner, fails
         self.allocate_masks = runner.allocate_masks
 
-    def forward(self, batch):
-        self._where = self._fails(batch)
+    def forward(self, record):
+        self._where = self._fails(record)
         if self._where == "forward":
             raise torch.OutOfMemoryError(NO_MEMORY)
-        return self._runner.forward(batch)
+        return self._runner.forward(record)
 
     def sample(self, *arguments):
         if self._where == "sample":
@@ -182,7 +182,7 @@ class SteppedEngine(Engine):
     Args:
         retract_every: steps after which some running request is put back.
         model: a LoadedModel other than the scripted one.
-        fails: of a batch, where in its step memory ends: "forward", "sample" or "read"; None for nowhere.
+        fails: of a record, where in its step memory ends: "forward", "sample" or "read"; None for nowhere.
         **config: of EngineConfig.
     """
 

@@ -61,7 +61,6 @@ from sglang_lite.runtime.core.submission import (
 from sglang_lite.runtime.embedding.request import not_an_encoder_error
 from sglang_lite.runtime.embedding.spec import EncoderSpec
 from sglang_lite.runtime.executor import make_runner
-from sglang_lite.runtime.executor.sampler import SamplingTable
 from sglang_lite.runtime.kv_cache.eviction_policy import EVICTION
 from sglang_lite.runtime.kv_cache.prefix_cache import PrefixCache
 from sglang_lite.runtime.load_model import LoadedModel, load_same_architecture
@@ -128,7 +127,6 @@ class EngineCore:
             priority=EVICTION[config.eviction],
             reveal_others=config.explain_cache_misses is not False,
         )
-        sampling = SamplingTable(sizes.max_running)
         threads = min(config.threads or os.cpu_count() or 1, _MASK_THREADS)
         self.compiler = Compiler(
             loaded.tokenizer, loaded.vocab_size, loaded.eos_ids, threads, backend=config.constraint_backend,
@@ -141,12 +139,10 @@ class EngineCore:
             pace=StepPace(sizes.step_tokens) if loaded.model.device.type == "cpu" else None,
         )  # fmt: skip
         try:
-            self.runner = make_runner(
-                loaded.model, store.table, sampling, pages, sizes, config, loaded.compiling, self.compiler.is_busy
-            )
+            self.runner = make_runner(loaded.model, self.capacity, config, loaded.compiling, self.compiler.is_busy)
             wait(warming)
             self.loop = StepLoop(
-                self.scheduler, self.runner, sampling, loaded.eos_ids, loaded.vocab_size, MaskFiller(threads),
+                self.scheduler, self.runner, loaded.eos_ids, loaded.vocab_size, MaskFiller(threads),
                 overlap=config.overlap, jump=config.jump_forward == "safe", stream_interval_s=config.stream_interval_s,
             )  # fmt: skip
         except BaseException:

@@ -30,7 +30,8 @@ from sglang_lite.runtime.core.token_watch import DRAWS, GRAMMAR, STOPS, TEXT, To
 from sglang_lite.runtime.executor import memory_shortage
 from sglang_lite.runtime.executor.logit_adjustments import DrawAdjustments
 from sglang_lite.runtime.executor.model_runner import LaunchedForward, ModelRunner, PendingTokens
-from sglang_lite.runtime.executor.sampler import Masks, Sampled, SamplingTable
+from sglang_lite.runtime.executor.sampler import Masks, Sampled
+from sglang_lite.runtime.executor.step_record import StepWriter
 from sglang_lite.runtime.output_builder import Finish
 from sglang_lite.runtime.request import Request, State
 from sglang_lite.runtime.scheduler.batch import Batch
@@ -60,11 +61,13 @@ class _Launched:
     """A step whose forward pass has been launched.
 
     Attributes:
+        batch: its rows.
         forward: the runner's handle of the forward pass.
         completed_rows: rows whose prompts are complete after this step.
         patience: maximum time that its draws may wait for masks, in seconds.
     """
 
+    batch: Batch
     forward: LaunchedForward
     completed_rows: list[int]
     patience: float
@@ -94,7 +97,6 @@ class StepLoop:
     Args:
         scheduler: queues and KV cache; used by this loop alone.
         runner: runner of batches on the model.
-        sampling: sampling parameters by slot; filled here, read by the runner.
         eos_ids: tokens that may end a generation.
         vocab_size: size of the vocabulary, for grammar masks.
         filler: threads that make grammar masks.
@@ -110,7 +112,6 @@ class StepLoop:
         self,
         scheduler: Scheduler,
         runner: ModelRunner,
-        sampling: SamplingTable,
         eos_ids: frozenset[int],
         vocab_size: int,
         filler: MaskFiller,
@@ -128,7 +129,8 @@ class StepLoop:
         self.late_masks = 0  # number of rows that continued a step later because their masks were late
         self.inbox = Inbox(filler.interrupt)
         self.flushes = Flushes(self.inbox.runs_here)
-        self.runner, self._sampling, self._filler = runner, sampling, filler
+        self.runner, self._filler = runner, filler
+        self._writer = StepWriter(scheduler.store.table)
         self._eos_ids, self._overlap, self.jump = eos_ids, overlap, jump
         self._in_flight: _InFlight | None = None
         slots = len(scheduler.store.table.length)
@@ -262,6 +264,7 @@ class StepLoop:
             if not memory_shortage.is_shortage(error):
                 raise
         memory_shortage.release_cached()
+        self._writer.forget()
         self.scheduler.store.settle(self.scheduler.store.step)  # its launched work runs before any later step
         if not self.scheduler.isolated:
             logger.warning("%s The rows of the step are tried one by one.", shortage)
@@ -278,14 +281,13 @@ class StepLoop:
     def _launch(self, batch: Batch) -> _Launched:
         self.steps += 1
         for request in batch.started:
-            self._sampling.set(request.slot, request.params, request.seed)
             self._watch.begin(request)
         began = time.perf_counter()
         with self.span(_kind(batch)):
-            forward = self.runner.forward(batch)
+            forward = self.runner.forward(self._writer.write(batch))
         took = time.perf_counter() - began
         patience = max(min(took, self.scheduler.remaining_s(batch, took), _MAX_PATIENCE), _PATIENCE)
-        return _Launched(forward, self.scheduler.record_launch(batch), patience)
+        return _Launched(batch, forward, self.scheduler.record_launch(batch), patience)
 
     def _settle_before(self) -> None:
         """Reads the tokens of the step in flight, if any."""
@@ -296,7 +298,7 @@ class StepLoop:
     def _make_masks(self, step: _Launched) -> _Masked:
         """Makes the masks of the rows that a step draws for. Rows whose masks are late are left out: their last token
         is computed again in the next step."""
-        batch = step.forward.batch
+        batch = step.batch
         rows = (batch.draws & self.scheduler.live(batch)).nonzero()[0]
         watched = (self.scheduler.store.table.watched[batch.slots[rows]] >= GRAMMAR).nonzero()[0].tolist()
         matchers: list[Matcher] = []
@@ -329,7 +331,7 @@ class StepLoop:
         return _Masked(rows, Masks(words, which), filling)
 
     def _draw(self, step: _Launched, masked: _Masked) -> None:
-        batch = step.forward.batch
+        batch = step.batch
         pending = self.runner.sample(step.forward, masked.rows, self._special(batch, masked.rows), masked.masks)
         self.scheduler.count_draws(batch.slots[masked.rows])
         self._in_flight = _InFlight(step, masked, pending)
@@ -352,7 +354,7 @@ class StepLoop:
         """Reads the results of a step: appends the drawn tokens, and looks at those that may end a request or that a
         stream needs. Skips rows whose request has changed since the step was planned."""
         scheduler, step, rows = self.scheduler, before.step, before.masked.rows
-        batch = step.forward.batch
+        batch = step.batch
         sampled = before.pending.read()
         if before.masked.filling:
             self.mask_times.add(before.masked.filling)

@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from sglang_lite.runtime.config import EngineConfig, Sizes
+from sglang_lite.runtime.config import Capacity, EngineConfig
 from sglang_lite.runtime.executor.cpu_runner import CpuRunner
 from sglang_lite.runtime.executor.model_runner import ModelRunner
-from sglang_lite.runtime.executor.sampler import SamplingTable
-from sglang_lite.runtime.kv_cache.slot_table import SlotTable
+from sglang_lite.runtime.executor.step_record import SlotPages
 from sglang_lite.runtime.models.model import Model, is_fused
 
 if TYPE_CHECKING:
@@ -23,10 +22,7 @@ if TYPE_CHECKING:
 
 def make_runner(
     model: Model,
-    table: SlotTable,
-    sampling: SamplingTable,
-    pages: int,
-    sizes: Sizes,
+    capacity: Capacity,
     config: EngineConfig,
     compiling: BackgroundCompilation | None = None,
     cores_contended: Callable[[], bool] | None = None,
@@ -35,19 +31,18 @@ def make_runner(
 
     Args:
         model: model to run; a fused one gets a `GpuRunner`, any other a `CpuRunner`.
-        table: slot table that batches refer to.
-        sampling: sampling parameters by slot.
-        pages: number of pages in the KV pool.
-        sizes: maximum numbers of rows and tokens of a step, and the page size.
+        capacity: numbers of slots and pages, and maximum numbers of tokens.
         config: attention backend, CUDA graphs and numerical settings.
         compiling: background compilation of the model's kernels; the warm-up waits for each kernel that it launches.
         cores_contended: callback that returns True if other work of the engine needs a CPU core. Ignored unless torch's
             threads use all cores of the process, and in deterministic mode.
     """
+    sizes, pages = capacity.sizes, capacity.pages
+    slot_pages = SlotPages(sizes.max_running, capacity.longest, sizes.page_size)
     if not is_fused(model):
         has_all = torch.get_num_threads() >= len(os.sched_getaffinity(0)) if sys.platform == "linux" else False
         return CpuRunner(
-            model, table, sampling, pages * sizes.page_size, one_by_one=config.deterministic,
+            model, slot_pages, capacity.tokens, one_by_one=config.deterministic,
             original_logprobs=config.original_logprobs,
             cores_contended=cores_contended if has_all and not config.deterministic else None,
         )  # fmt: skip
@@ -56,7 +51,7 @@ def make_runner(
 
     sizes_to_capture = graph_sizes(sizes.max_running) if config.cuda_graphs and model.device.type == "cuda" else ()
     runner = GpuRunner(
-        model, table, sampling, pages, sizes.step_tokens, config.attention_backend, sizes_to_capture,
+        model, slot_pages, pages, sizes.step_tokens, config.attention_backend, sizes_to_capture,
         original_logprobs=config.original_logprobs,
     )  # fmt: skip
     if model.device.type == "cuda":

@@ -32,12 +32,11 @@ from sglang_lite.runtime import kernels
 from sglang_lite.runtime.compile_process import MARKS, CompileProcess, mark_of
 from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.executor.gpu_runner import GpuRunner
-from sglang_lite.runtime.executor.sampler import SamplingTable
+from sglang_lite.runtime.executor.step_record import SlotPages
 from sglang_lite.runtime.kernels.cache import prepare_cache
 from sglang_lite.runtime.kernels.device_properties import DeviceProperties, properties_of
 from sglang_lite.runtime.kernels.kv_cache import KVScales
 from sglang_lite.runtime.kernels.variants import Variant, collecting_variants, compile_driver, waiting_for_variants
-from sglang_lite.runtime.kv_cache.slot_table import SlotTable
 from sglang_lite.runtime.models.gpu_decoder import GpuDecoder
 from sglang_lite.runtime.models.precision import Precision
 from sglang_lite.runtime.models.spec import ModelSpec
@@ -97,10 +96,8 @@ def collect_variants(
         if runner.precision.cache.itemsize == 1:
             planes = [planes[0].heads for planes in spec.kv_layout.layers]
             model.kv_scales = KVScales(*(tuple(torch.empty(n, device=nowhere) for n in planes) for _ in "kv"))
-        table = SlotTable(runner.max_running, runner.longest, runner.page_size)
-        GpuRunner(
-            model, table, SamplingTable(runner.max_running), pages, runner.step_tokens, runner.attention
-        ).warm_up()  # fmt: skip
+        slot_pages = SlotPages(runner.max_running, runner.longest, runner.page_size)
+        GpuRunner(model, slot_pages, pages, runner.step_tokens, runner.attention).warm_up()
 
 
 class _ShapeOnlyProducts(TorchFunctionMode):

@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from sglang_lite.runtime.executor.prefix_groups import MIN_SAVED_TOKENS, find_groups
+from sglang_lite.runtime.executor.step_record import SlotPages, StepRecord
 from sglang_lite.runtime.kernels.attention_metadata import (
     AttentionPlan,
     DecodeGroup,
@@ -17,8 +18,6 @@ from sglang_lite.runtime.kernels.attention_metadata import (
     ExtendRow,
 )
 from sglang_lite.runtime.kv_cache.pages import Ints
-from sglang_lite.runtime.kv_cache.slot_table import SlotTable
-from sglang_lite.runtime.scheduler.batch import Batch
 
 # Padding tokens that a group of decoding rows may read in vain: about the cost of one more group.
 _PADDING = 512
@@ -29,7 +28,7 @@ _MAX_DECODED_READS = 128
 
 @dataclass(frozen=True, slots=True)
 class CpuInputs:
-    """Inputs of the model on a CPU for one batch.
+    """Inputs of the model on a CPU for one record.
 
     Attributes:
         ids, positions: int64 [T], row after row.
@@ -43,42 +42,37 @@ class CpuInputs:
     last: torch.Tensor
 
 
-def build_cpu_inputs(batch: Batch, table: SlotTable, last_tokens: Ints, *, one_by_one: bool = False) -> CpuInputs:
-    """Returns the model's inputs for a batch.
+def build_cpu_inputs(record: StepRecord, table: SlotPages, last_tokens: Ints, *, one_by_one: bool = False) -> CpuInputs:
+    """Returns the model's inputs for a step.
 
     Args:
-        batch: rows of the step.
-        table: slot table that the batch refers to.
+        record: the step.
+        table: pages of the slots.
         last_tokens: int32 [slots], last drawn token of each slot.
-        one_by_one: whether to compute each token's attention separately, so that it doesn't depend on the batch.
+        one_by_one: whether to compute each token's attention separately, so that it doesn't depend on the record.
     """
-    counts = batch.ends - batch.starts
-    last = np.cumsum(counts) - 1
-    rows = np.repeat(np.arange(len(counts)), counts)
-    positions = np.arange(len(rows)) - np.repeat(last + 1 - counts, counts) + np.repeat(batch.starts, counts)
-    slots = batch.slots[rows]
-    size = table.page_size
-    ids = table.tokens[slots, positions]
-    ids[last[batch.pending]] = last_tokens[batch.slots[batch.pending]]
+    counts, last = record.ends - record.starts, record.last
+    positions, slots, size = record.positions.astype(np.int64), record.token_slots, table.page_size
+    ids = np.where(record.ids < 0, last_tokens[slots], record.ids)
     store_at = table.pages[slots, positions // size].astype(np.int64) * size + positions % size
     first = last + 1 - counts
     lengths = positions + 1  # number of tokens that each token attends to
     groups: tuple[ExtendGroup, ...] = ()
     grouped = np.zeros(len(counts), dtype=bool)
     if not one_by_one:
-        groups, grouped = _groups(batch, table, first, last)
+        groups, grouped = _groups(record, table, first, last)
     # A batch of one decoding row is faster as an extend row than as a group.
-    singles = np.arange(batch.singles if batch.singles > 1 and not one_by_one else 0)
+    singles = np.arange(record.singles if record.singles > 1 and not one_by_one else 0)
     extends = [
-        ExtendRow(int(first[i]), int(last[i]) + 1, _read_at(table, batch.slots[i], batch.ends[i]))
+        ExtendRow(int(first[i]), int(last[i]) + 1, _read_at(table, record.slots[i], record.ends[i]))
         for i in range(len(singles), len(counts))
         if not grouped[i]
     ]
     decode_groups: list[slice | NDArray[np.int64]] = []
     if one_by_one:
-        separate, extends = list(range(len(rows))), []  # every token becomes an extend row
+        separate, extends = list(range(len(ids))), []  # every token becomes an extend row
     else:
-        short_rows = {} if len(batch.slots) == 1 else _short_rows(extends)
+        short_rows = {} if len(record.slots) == 1 else _short_rows(extends)
         extends = [row for row in extends if row.start not in short_rows]
         at = np.concatenate([singles[~grouped[singles]], *(np.arange(start, end) for start, end in short_rows.items())])
         separate, decode_groups = _by_length(at, lengths[at])
@@ -104,28 +98,28 @@ def _short_rows(extends: list[ExtendRow]) -> dict[int, int]:
 
 
 def _groups(
-    batch: Batch, table: SlotTable, first: Ints, last: Ints
+    record: StepRecord, table: SlotPages, first: Ints, last: Ints
 ) -> tuple[tuple[ExtendGroup, ...], NDArray[np.bool_]]:
     """Returns groups of rows that begin in the same pages and save enough reads, and bool [rows], True for the rows in
     a group.
 
     Args:
-        first, last: index of each row's first and last token in the batch.
+        first, last: index of each row's first and last token in the record.
     """
     grouped = np.zeros(len(first), dtype=bool)
-    shareable_pages = batch.starts // table.page_size
+    shareable_pages = record.starts // table.page_size
     if len(shareable_pages) < 2 or int(shareable_pages.sum()) * table.page_size < MIN_SAVED_TOKENS:
         return (), grouped
     groups = []
-    for group in find_groups(table.pages[batch.slots, : int(shareable_pages.max())], shareable_pages):
+    for group in find_groups(table.pages[record.slots, : int(shareable_pages.max())], shareable_pages):
         shared = group.pages * table.page_size
-        for rows in _of_one_size(group.rows, last + 1 - first, batch.ends - shared, shared):
+        for rows in _of_one_size(group.rows, last + 1 - first, record.ends - shared, shared):
             if (len(rows) - 1) * shared < MIN_SAVED_TOKENS:
                 continue
             grouped[rows] = True
             groups.append(ExtendGroup.of(
                 tuple(
-                    ExtendRow(int(first[i]), int(last[i]) + 1, _read_at(table, batch.slots[i], batch.ends[i]))
+                    ExtendRow(int(first[i]), int(last[i]) + 1, _read_at(table, record.slots[i], record.ends[i]))
                     for i in rows
                 ),
                 shared,
@@ -138,8 +132,8 @@ def _of_one_size(rows: Ints, counts: Ints, own: Ints, shared: int) -> list[list[
 
     Args:
         rows: rows of the group.
-        counts: number of new tokens, of all rows of the batch.
-        own: number of tokens after the shared prefix that the row reads, of all rows of the batch.
+        counts: number of new tokens, of all rows of the record.
+        own: number of tokens after the shared prefix that the row reads, of all rows of the record.
         shared: number of tokens in the shared prefix.
     """
     found: list[list[int]] = []
@@ -157,7 +151,7 @@ def _of_one_size(rows: Ints, counts: Ints, own: Ints, shared: int) -> list[list[
     return [sorted(each) for each in found]
 
 
-def _read_at(table: SlotTable, slot: int, length: int) -> torch.Tensor | slice:
+def _read_at(table: SlotPages, slot: int, length: int) -> torch.Tensor | slice:
     """Returns the token slots of the first `length` tokens of a slot: a slice if they are contiguous and in order."""
     slots = table.token_slots(int(slot), 0, int(length))
     first, count = int(slots[0]), len(slots)
@@ -173,7 +167,7 @@ def _by_length(tokens: NDArray[np.int64], lengths: Ints) -> tuple[list[int], lis
     expensive.
 
     Args:
-        tokens: indices of tokens of the batch.
+        tokens: indices of tokens of the record.
         lengths: number of tokens that each token attends to.
     """
     if len(tokens) == 1:
@@ -197,12 +191,12 @@ def _by_length(tokens: NDArray[np.int64], lengths: Ints) -> tuple[list[int], lis
 
 
 def _decode_group(
-    table: SlotTable, tokens: slice | NDArray[np.int64], in_slots: Ints, lengths: NDArray[np.int64]
+    table: SlotPages, tokens: slice | NDArray[np.int64], in_slots: Ints, lengths: NDArray[np.int64]
 ) -> DecodeGroup:
     """Returns the group of tokens that are computed together.
 
     Args:
-        tokens: indices of the tokens in the batch.
+        tokens: indices of the tokens in the record.
         in_slots: slot of each token.
         lengths: number of tokens of its slot that each token attends to.
     """

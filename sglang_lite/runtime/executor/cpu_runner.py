@@ -14,10 +14,9 @@ from sglang_lite.runtime.executor.cpu_inputs import build_cpu_inputs
 from sglang_lite.runtime.executor.logit_adjustments import DrawAdjustments
 from sglang_lite.runtime.executor.prompt_logprobs import PromptLogprobs, score
 from sglang_lite.runtime.executor.sampler import Masks, Sampled, SamplingTable, sample
+from sglang_lite.runtime.executor.step_record import SlotPages, StepRecord
 from sglang_lite.runtime.kv_cache.pages import Ints
-from sglang_lite.runtime.kv_cache.slot_table import SlotTable
 from sglang_lite.runtime.models.model import Model
-from sglang_lite.runtime.scheduler.batch import Batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,25 +24,24 @@ class CpuForward:
     """Forward that has been computed.
 
     Attributes:
-        batch: batch that was run.
-        hidden: hidden states [T, hidden_size] of the batch's tokens.
+        record: step that was run.
+        hidden: hidden states [T, hidden_size] of the step's tokens.
         last: int64 [rows], index of each row's last token.
-        scored: log-probabilities of prompt tokens, by row of the batch.
+        scored: log-probabilities of prompt tokens, by row of the step.
     """
 
-    batch: Batch
+    record: StepRecord
     hidden: torch.Tensor
     last: torch.Tensor
     scored: dict[int, PromptLogprobs]
 
 
 class CpuRunner:
-    """Runner of batches by torch operations, a `ModelRunner`; the forward is complete when `forward` returns.
+    """Runner of steps by torch operations, a `ModelRunner`; the forward is complete when `forward` returns.
 
     Args:
         model: model to run.
-        table: slot table that batches refer to.
-        sampling: sampling parameters by slot.
+        pages: pages of the slots, of which there are none yet.
         cache_slots: size of the KV cache in tokens.
         one_by_one: whether to compute each token's attention separately, so that it doesn't depend on the batch.
         original_logprobs: whether log-probabilities are those before adjustments of the logits, as in `sampler.sample`.
@@ -54,8 +52,7 @@ class CpuRunner:
     def __init__(
         self,
         model: Model,
-        table: SlotTable,
-        sampling: SamplingTable,
+        pages: SlotPages,
         cache_slots: int,
         *,
         one_by_one: bool = False,
@@ -63,10 +60,11 @@ class CpuRunner:
         cores_contended: Callable[[], bool] | None = None,
     ) -> None:
         self._cores_contended = cores_contended
-        self._model, self._table, self._sampling = model, table, sampling
+        slots = len(pages.pages)
+        self._model, self._pages, self._sampling = model, pages, SamplingTable(slots)
         self._cache = model.allocate_cache(cache_slots)
         self._one_by_one, self._original_logprobs = one_by_one, original_logprobs
-        self._last_tokens: Ints = np.zeros(len(table.length), dtype=np.int32)  # last drawn token of each slot
+        self._last_tokens: Ints = np.zeros(slots, dtype=np.int32)  # last drawn token of each slot
 
     @property
     def model(self) -> Model:
@@ -80,15 +78,17 @@ class CpuRunner:
         """Frees the memory of the model and the cache. No method may be called afterwards."""
         del self._model, self._cache
 
-    def forward(self, batch: Batch) -> CpuForward:
-        """Computes the forward of the batch's tokens."""
-        with torch.inference_mode(), self._team(batch):
-            if len(batch.copies[0]):
-                self._model.copy_slots(self._cache, *(torch.from_numpy(at.astype(np.int64)) for at in batch.copies))
-            inputs = build_cpu_inputs(batch, self._table, self._last_tokens, one_by_one=self._one_by_one)
+    def forward(self, record: StepRecord) -> CpuForward:
+        """Computes the forward of a step."""
+        self._pages.update(record)
+        self._sampling.set(record.started, record.sampling)
+        with torch.inference_mode(), self._team(record):
+            if record.copies.shape[1]:
+                self._model.copy_slots(self._cache, *torch.from_numpy(record.copies.astype(np.int64)))
+            inputs = build_cpu_inputs(record, self._pages, self._last_tokens, one_by_one=self._one_by_one)
             hidden = self._model.forward(inputs.ids, inputs.positions, inputs.plan, self._cache)
-            scored = score(self._model, self._table, batch, inputs.last.tolist(), hidden)
-        return CpuForward(batch, hidden, inputs.last, scored)
+            scored = score(self._model, record, inputs.last.numpy(), hidden)
+        return CpuForward(record, hidden, inputs.last, scored)
 
     def allocate_masks(self, rows: int, words: int) -> NDArray[np.int32]:
         """Allocates int32 [rows, words] for the token masks of a step."""
@@ -105,25 +105,26 @@ class CpuRunner:
 
         Args:
             forward: forward that computed the rows' hidden states.
-            rows: indices of rows of the batch.
+            rows: indices of rows of the step.
             adjustments: adjustments of draws that the sampling table doesn't cover, by index into `rows`.
             masks: token masks of the rows that have a grammar; None if no row has one.
         """
         if not len(rows):
             return Sampled((), {})
-        slots = forward.batch.slots[rows]
-        with torch.inference_mode(), self._team(forward.batch):
+        record = forward.record
+        slots = record.slots[rows]
+        with torch.inference_mode(), self._team(record):
             logits = self._model.logits(forward.hidden[forward.last[torch.from_numpy(rows)]])
             sampled = sample(
-                logits, self._sampling, slots, forward.batch.ends[rows], adjustments, masks,
+                logits, self._sampling, slots, record.ends[rows], adjustments, masks,
                 original_logprobs=self._original_logprobs,
             )  # fmt: skip
         self._last_tokens[slots] = sampled.tokens
         return sampled
 
-    def _team(self, batch: Batch) -> AbstractContextManager[None]:
+    def _team(self, record: StepRecord) -> AbstractContextManager[None]:
         """Context that sets the number of threads for the computations of a step."""
-        leaves_one = self._cores_contended is not None and batch.streams > 0 and self._cores_contended()
+        leaves_one = self._cores_contended is not None and record.streams > 0 and self._cores_contended()
         return _one_thread_fewer() if leaves_one else nullcontext()
 
 

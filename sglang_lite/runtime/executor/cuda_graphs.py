@@ -13,8 +13,8 @@ from sglang_lite.runtime.executor.gpu_inputs import GpuInputs
 from sglang_lite.runtime.executor.gpu_slots import GpuSlots
 from sglang_lite.runtime.executor.prefix_groups import MAX_CHUNKS, SharedPrefixArrays
 from sglang_lite.runtime.executor.staging import Staging, aligned
+from sglang_lite.runtime.executor.step_record import StepRecord
 from sglang_lite.runtime.kernels.attention_metadata import DevicePlan, SharedPrefixes
-from sglang_lite.runtime.scheduler.batch import Batch
 
 # Writes the logits [R, vocab_size] of a plan's tokens into the last argument: of the tokens at the indices [R] in the
 # second argument, or of all tokens if it is None.
@@ -78,22 +78,20 @@ class CudaGraphs:
         """Returns the number of rows of the smallest graph that fits `rows` rows, or `rows` if no graph does."""
         return min((size for size in self.sizes if size >= rows), default=rows)
 
-    def can_run(self, batch: Batch) -> bool:
-        """True if a graph can run the batch, provided that all its tokens are decoded. Graphs return the logits of last
-        tokens only, so rows whose prompt is scored can't run."""
-        scored = any(request.score_from is not None for request in batch.requests[batch.decoding :])
-        return not scored and self.padded_rows(len(batch.slots)) in self.sizes
+    def can_run(self, record: StepRecord) -> bool:
+        """True if a graph can run the step, provided that all its tokens are decoded. Graphs return the logits of last
+        tokens only, so a step that scores prompts can't run."""
+        return not record.scores and self.padded_rows(len(record.slots)) in self.sizes
 
-    def find(self, compute: Compute, batch: Batch, inputs: GpuInputs, shared: bool) -> CapturedGraph | None:
-        """Returns the graph that runs the batch, captured if necessary, or None if not all tokens are decoded.
+    def find(self, compute: Compute, inputs: GpuInputs, shared: bool) -> CapturedGraph | None:
+        """Returns the graph that runs a step, captured if necessary, or None if not all tokens are decoded.
 
         Args:
             compute: function to capture. Used only to capture a graph.
-            batch: batch that `can_run`.
-            inputs: inputs of the batch.
+            inputs: inputs of a step that `can_run`.
             shared: whether rows share prefixes.
         """
-        tokens, rows = len(inputs.ids), len(batch.slots)
+        tokens, rows = len(inputs.ids), len(inputs.last)
         if inputs.decoding < tokens:
             return None
         size, multi_token_rows = self.padded_rows(rows), tokens > rows
@@ -182,7 +180,7 @@ class CapturedGraph:
         """Launches the step. Returns the logits [rows, vocab_size], valid until any graph runs again.
 
         Args:
-            inputs: inputs of the batch, with at most as many tokens as were captured.
+            inputs: inputs of the step, with at most as many tokens as were captured.
             shared: prefixes that rows share; None if the graph was captured without.
         """
         real, stride = len(inputs.ids), self.static.shape[1]

@@ -1,4 +1,4 @@
-"""Inputs of a batch as host arrays for a device plan."""
+"""Inputs of a step as host arrays for a device plan."""
 
 from __future__ import annotations
 
@@ -6,23 +6,22 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from sglang_lite.runtime.executor.step_record import StepRecord
 from sglang_lite.runtime.kv_cache.pages import Ints
-from sglang_lite.runtime.kv_cache.slot_table import SlotTable
-from sglang_lite.runtime.scheduler.batch import Batch
 
 BLOCK_SIZES = (16, 64, 128)  # queries that a program of prefill_attention can have
 
 
 @dataclass(frozen=True, slots=True)
 class GpuInputs:
-    """Batch in the order of a device plan, as host arrays.
+    """Tokens of a step in the order of a device plan, as host arrays.
 
     Attributes:
         ids, slots, positions: int32 [T], as in DevicePlan.
         blocks: int32 [blocks, 4], as in DevicePlan.
         block_size: maximum number of tokens in a block.
-        last: int64 [rows], index of each row's last token.
-        decoding: number of tokens at the start of the batch that are decoded: each attends to its slot's stored tokens
+        last: int32 [rows], index of each row's last token.
+        decoding: number of tokens at the start of the step that are decoded: each attends to its slot's stored tokens
             up to itself.
         longest_uncached: as in DevicePlan.
     """
@@ -38,9 +37,9 @@ class GpuInputs:
 
 
 def build_gpu_inputs(
-    batch: Batch, table: SlotTable, max_decoded_tokens: int, *, max_token_reads: int, queries_per_read: int
+    record: StepRecord, max_decoded_tokens: int, *, max_token_reads: int, queries_per_read: int
 ) -> GpuInputs:
-    """Returns the inputs of a batch: decoded tokens first, then the tokens of all other rows in blocks.
+    """Returns the inputs of a step: decoded tokens first, then the tokens of all other rows in blocks.
 
     A row with several tokens (a short prompt, or tokens that a grammar forces) can be computed as that many decoding
     rows of one slot: all keys and values of a layer are stored before attention, and no token sees beyond its own
@@ -48,55 +47,45 @@ def build_gpu_inputs(
     few new ones are read by more programs than in blocks.
 
     Args:
-        batch: rows of the step.
-        table: slot table that the batch refers to.
+        record: the step.
         max_decoded_tokens: maximum number of tokens decoded in one step.
         max_token_reads: maximum number of token reads by decoded rows with several tokens; 0 if the step can't be
             captured.
         queries_per_read: number of tokens of a row with more than MAX_DECODED_ROW_TOKENS tokens that read the tokens
             before them at once.
     """
-    counts = batch.ends - batch.starts
-    last = np.cumsum(counts) - 1
-    if batch.singles == len(counts):
-        slots, positions = batch.slots, batch.starts
-        ids = np.where(batch.pending, -1, table.tokens[slots, positions]).astype(np.int32)
+    counts, last = record.ends - record.starts, record.last
+    ids, slots, positions = record.ids, record.token_slots, record.positions
+    if record.singles == len(counts):
         return GpuInputs(ids, slots, positions, _NO_BLOCKS, BLOCK_SIZES[0], last, len(counts))
-    rows = np.repeat(np.arange(len(counts)), counts)
-    positions = (np.arange(len(rows)) - np.repeat(last + 1 - counts, counts) + np.repeat(batch.starts, counts)).astype(
-        np.int32
-    )
-    slots = batch.slots[rows]
-    ids = table.tokens[slots, positions]
-    ids[last[batch.pending]] = -1
     longest = int(counts.max())
     max_tokens = max_decoded_tokens if longest <= _SHORT_ROW_TOKENS else min(_MAX_LONG_ROW_TOKENS, max_decoded_tokens)
-    if len(rows) <= max_tokens and (
-        longest <= MAX_DECODED_ROW_TOKENS or _token_reads(batch, queries_per_read) <= max_token_reads
+    if len(ids) <= max_tokens and (
+        longest <= MAX_DECODED_ROW_TOKENS or _token_reads(record, queries_per_read) <= max_token_reads
     ):
-        return GpuInputs(ids, slots, positions, _NO_BLOCKS, BLOCK_SIZES[0], last, len(rows))
+        return GpuInputs(ids, slots, positions, _NO_BLOCKS, BLOCK_SIZES[0], last, len(ids))
     size = next((size for size in BLOCK_SIZES if longest <= size), BLOCK_SIZES[-1])
     blocks: list[tuple[int, int, int, int]] = []
-    for i in range(batch.singles, len(counts)):
+    for i in range(record.singles, len(counts)):
         first, count, slot, start = (
             int(last[i] + 1 - counts[i]),
             int(counts[i]),
-            int(batch.slots[i]),
-            int(batch.starts[i]),
+            int(record.slots[i]),
+            int(record.starts[i]),
         )
         blocks += [(first + at, min(size, count - at), slot, start + at) for at in range(0, count, size)]
     blocks.sort(key=lambda b: -b[3])  # blocks that read most tokens first
-    longest_uncached = 0 if batch.starts[batch.singles :].any() else longest
+    longest_uncached = 0 if record.starts[record.singles :].any() else longest
     return GpuInputs(
-        ids, slots, positions, np.array(blocks, dtype=np.int32), size, last, batch.singles, longest_uncached
+        ids, slots, positions, np.array(blocks, dtype=np.int32), size, last, record.singles, longest_uncached
     )
 
 
-def _token_reads(batch: Batch, queries_per_read: int) -> int:
+def _token_reads(record: StepRecord, queries_per_read: int) -> int:
     """Returns the number of token reads if rows with several tokens are decoded: each token reads its row's new
     tokens up to itself, and all tokens before these, which a row with more than MAX_DECODED_ROW_TOKENS tokens reads
     once for `queries_per_read` tokens."""
-    starts, ends = batch.starts[batch.singles :].astype(np.int64), batch.ends[batch.singles :]
+    starts, ends = record.starts[record.singles :].astype(np.int64), record.ends[record.singles :]
     counts = ends - starts
     before = np.where(counts > MAX_DECODED_ROW_TOKENS, -(-counts // queries_per_read), counts) * starts
     return int((counts * (counts + 1) // 2 + before).sum())

@@ -34,11 +34,11 @@ from sglang_lite.runtime.executor.prompt_logprobs import FIRST_ROWS, PromptLogpr
 from sglang_lite.runtime.executor.sampler import (
     Masks,
     Sampled,
-    SamplingTable,
     draw_logprobs,
     token_logprob,
 )
 from sglang_lite.runtime.executor.staging import Staging, make_event
+from sglang_lite.runtime.executor.step_record import SAMPLING, SlotPages, StepRecord
 from sglang_lite.runtime.kernels import sampling as draws
 from sglang_lite.runtime.kernels.attention_metadata import DevicePlan, SharedPrefixes
 from sglang_lite.runtime.kernels.device_properties import properties_of
@@ -47,14 +47,11 @@ from sglang_lite.runtime.kernels.page_table import update_pages
 from sglang_lite.runtime.kernels.prefix_attention import block_queries, hopper_prefix_module
 from sglang_lite.runtime.kernels.sampling import draw
 from sglang_lite.runtime.kv_cache.pages import Ints
-from sglang_lite.runtime.kv_cache.slot_table import SlotTable
 from sglang_lite.runtime.models.model import DeviceModel, Model, is_fused
 from sglang_lite.runtime.models.spec import AttentionSpec, LatentSpec
-from sglang_lite.runtime.request import WatchedTokens, not_finite
+from sglang_lite.runtime.request import not_finite
 from sglang_lite.runtime.resolved_params import resolve_params
-from sglang_lite.runtime.scheduler.batch import Batch
 
-_TEXT = int(WatchedTokens.TEXT)  # as int: comparing an array with a member of an enumeration is slow
 _EVENT_RING_SIZE = 8  # events in the ring: a measured step uses two until its tokens are read
 # One in this many steps with masks measures how long the device waits for them: recording events takes the host as long
 # as a launch.
@@ -67,16 +64,16 @@ class GpuForward:
     """Forward that has been launched.
 
     Attributes:
-        batch: batch that the forward computes.
+        record: step that the forward computes.
         hidden: hidden states [T, hidden_size]; None if a captured graph computed the logits.
         logits: logits [rows, vocab_size] of all rows; None if no captured graph computed them.
-        last: int64 [rows], index of each row's last token.
-        scored: log-probabilities of prompt tokens, by row of the batch.
+        last: int32 [rows], index of each row's last token.
+        scored: log-probabilities of prompt tokens, by row of the step.
         graph: captured decoding graph that ran, or None.
         done: event after the forward, or None. Recorded only in some steps whose draws may wait for masks.
     """
 
-    batch: Batch
+    record: StepRecord
     hidden: torch.Tensor | None
     logits: torch.Tensor | None
     last: Ints
@@ -128,12 +125,11 @@ class GpuPendingTokens:
 
 
 class GpuRunner:
-    """Runner of batches by fused kernels, a `ModelRunner`.
+    """Runner of steps by fused kernels, a `ModelRunner`.
 
     Args:
         model: model to run.
-        table: slot table that batches refer to.
-        sampling: sampling parameters by slot.
+        slot_pages: pages of the slots, of which there are none yet.
         pages: number of pages in the KV pool; the cache has one more, the dummy page for padding.
         step_tokens: maximum number of tokens in a step.
         attention: name of the attention backend, or "auto".
@@ -149,8 +145,7 @@ class GpuRunner:
     def __init__(
         self,
         model: DeviceModel,
-        table: SlotTable,
-        sampling: SamplingTable,
+        slot_pages: SlotPages,
         pages: int,
         step_tokens: int,
         attention: str = "auto",
@@ -158,11 +153,11 @@ class GpuRunner:
         *,
         original_logprobs: bool = False,
     ) -> None:
-        self._model, self._table = model, table
+        self._model, self._slot_pages, self._longest = model, slot_pages, slot_pages.longest
         self._original_logprobs = original_logprobs
         self._device = device = model.device
-        slots, heads = len(table.length), model.attentions[0]
-        self._cache = model.allocate_cache((pages + 1) * table.page_size)
+        slots, page_size, heads = len(slot_pages.pages), slot_pages.page_size, model.attentions[0]
+        self._cache = model.allocate_cache((pages + 1) * page_size)
         self._copy = KVCopy(self._cache)
         self._max_decoded_tokens = 2 * slots
         # One latent counts as one KV head for every four query heads.
@@ -177,8 +172,8 @@ class GpuRunner:
         self._tokens = torch.empty(
             _MAX_CAPTURED_DRAWS, dtype=torch.int32, device=None if cuda else device, pin_memory=cuda
         )
-        self._slots = GpuSlots(table, sampling, pages, self._staging, device)
-        self._dummy_token = pages * table.page_size  # first token slot of the dummy page
+        self._slots = GpuSlots(slot_pages, pages, self._staging, device)
+        self._dummy_token = pages * page_size  # first token slot of the dummy page
         self._event_ring = cycle([make_event(timed=True) for _ in range(_EVENT_RING_SIZE if cuda else 0)])
         self._masked_steps = 0  # number of steps whose draws may wait for masks
         self._prefixes: PrefixGroups | None = None
@@ -188,24 +183,24 @@ class GpuRunner:
         captured = self._attention.capturable and model.uncapturable is None
         self.graphs = CudaGraphs(
             graphs if captured else (), self._max_decoded_tokens, self._slots, self._staging,
-            page_size=table.page_size, extra_items=self._target_chunks, vocab_size=model.vocab_size,
+            page_size=page_size, extra_items=self._target_chunks, vocab_size=model.vocab_size,
             dtype=model.precision.compute,
         )  # fmt: skip
         max_captured = captured_tokens(model, step_tokens) if self.graphs.sizes else 0
-        self.prompts = PrefillGraphs(max_captured, self._slots, self._staging, table.page_size, self.graphs.record)
+        self.prompts = PrefillGraphs(max_captured, self._slots, self._staging, page_size, self.graphs.record)
 
     def _find_prefixes(self, heads: AttentionSpec | LatentSpec) -> PrefixGroups:
         group, precision = heads.heads // heads.kv_heads, self._model.precision
         queries = block_queries(group, precision.compute.itemsize)
         if isinstance(heads, LatentSpec):
-            return PrefixGroups(self._table, self._target_chunks, queries // group, LATENT_SAVING_FACTOR)
-        properties, page_size = properties_of(self._device), self._table.page_size
+            return PrefixGroups(self._slot_pages, self._target_chunks, queries // group, LATENT_SAVING_FACTOR)
+        properties, page_size = properties_of(self._device), self._slot_pages.page_size
         hopper = hopper_prefix_module(
             properties, heads.key_size, precision.compute, precision.cache, page_size, heads.softcap
         )
         if hopper is None:
-            return PrefixGroups(self._table, self._target_chunks, queries // group)
-        return PrefixGroups(self._table, hopper.programs(properties, heads.kv_heads), hopper.MAX_QUERIES // group)
+            return PrefixGroups(self._slot_pages, self._target_chunks, queries // group)
+        return PrefixGroups(self._slot_pages, hopper.programs(properties, heads.kv_heads), hopper.MAX_QUERIES // group)
 
     @property
     def model(self) -> DeviceModel:
@@ -230,37 +225,37 @@ class GpuRunner:
     # ---------------------------------------------------------------------------------------------- steps
 
     @torch.inference_mode()
-    def forward(self, batch: Batch) -> GpuForward:
-        """Launches the forward of the batch's tokens."""
-        captured, prefixes = self.graphs.can_run(batch), self._prefixes
+    def forward(self, record: StepRecord) -> GpuForward:
+        """Launches the forward of a step."""
+        captured, prefixes = self.graphs.can_run(record), self._prefixes
         inputs = build_gpu_inputs(
-            batch, self._table, self._max_decoded_tokens, max_token_reads=self._max_token_reads if captured else 0,
+            record, self._max_decoded_tokens, max_token_reads=self._max_token_reads if captured else 0,
             queries_per_read=1 if prefixes is None else prefixes.rows_per_block,
         )  # fmt: skip
-        if len(batch.copies[0]):
-            self._copy(*(torch.from_numpy(at.astype(np.int64)).to(self._device) for at in batch.copies))
-        self._slots.send_changes(batch)
-        multi_token_rows = inputs.decoding > batch.singles
+        if record.copies.shape[1]:
+            self._copy(*torch.from_numpy(record.copies.astype(np.int64)).to(self._device))
+        self._slots.update(record)
+        multi_token_rows = inputs.decoding > record.singles
         shared = (
             None
             if prefixes is None
-            else prefixes.find(batch, self.graphs.padded_rows, multi_token_rows=multi_token_rows)
+            else prefixes.find(record, self.graphs.padded_rows, multi_token_rows=multi_token_rows)
         )
-        graph = self.graphs.find(self._compute, batch, inputs, shared is not None) if captured else None
+        graph = self.graphs.find(self._compute, inputs, shared is not None) if captured else None
         if graph is not None:
             logits = graph.run(inputs, shared)
             if graph.draws is None:
                 self._capture_draws(graph)
-            return GpuForward(batch, None, logits, inputs.last, {}, graph, self._forward_event(batch))
+            return GpuForward(record, None, logits, inputs.last, {}, graph, self._forward_event(record))
         prefilled = self.prompts.run(self._run, inputs) if shared is None else None
-        hidden, last = prefilled or (self._run(self._plan(batch, inputs, shared)), inputs.last)
-        scored = score(self._model, self._table, batch, last.tolist(), hidden, self._staging.fetch)
-        return GpuForward(batch, hidden, None, last, scored, None, self._forward_event(batch))
+        hidden, last = prefilled or (self._run(self._plan(inputs, shared)), inputs.last)
+        scored = score(self._model, record, last, hidden, self._staging.fetch)
+        return GpuForward(record, hidden, None, last, scored, None, self._forward_event(record))
 
-    def _forward_event(self, batch: Batch) -> torch.cuda.Event | None:
+    def _forward_event(self, record: StepRecord) -> torch.cuda.Event | None:
         """Records an event after the forward in some of the steps that have a row whose new tokens the host must check,
         as these may wait for masks. Returns None in all other steps."""
-        if self._device.type != "cuda" or not (self._table.watched[batch.slots] >= _TEXT).any():
+        if self._device.type != "cuda" or not record.watched:
             return None
         self._masked_steps += 1
         return self._record_event() if self._masked_steps % _MEASURE_EVERY == 1 else None
@@ -281,24 +276,24 @@ class GpuRunner:
         """Launches the draws of the next tokens of some rows. Arguments as for `ModelRunner.sample`."""
         if not len(rows):
             return Sampled((), {})
-        batch, graph = forward.batch, forward.graph
+        record, graph = forward.record, forward.graph
         waiting = None if masks is None or forward.done is None else (forward.done, self._record_event())
-        whole = graph is not None and graph.plan.separate and len(rows) == len(batch.slots)
+        whole = graph is not None and graph.plan.separate and len(rows) == len(record.slots)
         if not whole or graph is None or graph.draws is None or adjustments:
             return self._draw_each(forward, rows, adjustments, masks, waiting)
         if masks is not None:
             self._masks.send(masks, len(graph.logits))
         graph.draws[masks is not None].replay()
         tokens, done = self._tokens[: len(rows)], self._staging.record_event()
-        return GpuPendingTokens(tokens, done, batch.ends[rows], {}, masks, {}, {}, waiting)
+        return GpuPendingTokens(tokens, done, record.ends[rows], {}, masks, {}, {}, waiting)
 
     def _draw_each(
         self, forward: GpuForward, rows: NDArray[np.int64], adjustments: dict[int, DrawAdjustments],
         masks: Masks | None, waiting: tuple[torch.cuda.Event, torch.cuda.Event] | None,
     ) -> GpuPendingTokens:  # fmt: skip
         """Implements `sample` without captured draws."""
-        batch, logits = forward.batch, self._logits_of(forward, rows)
-        slots, positions = batch.slots[rows], batch.ends[rows]
+        record, logits = forward.record, self._logits_of(forward, rows)
+        slots, positions = record.slots[rows], record.ends[rows]
         reported = [i for i, row in adjustments.items() if row.params.return_logprob]
         logprobs: dict[int, torch.Tensor] = {}
         errors: dict[int, SglError] = {}
@@ -333,7 +328,7 @@ class GpuRunner:
         if forward.logits is None:
             assert forward.hidden is not None
             return self._model.raw_logits(forward.hidden[self._staging.send(forward.last[rows].astype(np.int32))])
-        if len(rows) == len(forward.batch.slots):
+        if len(rows) == len(forward.record.slots):
             return forward.logits[: len(rows)]
         return forward.logits[self._staging.send(rows.astype(np.int32))]
 
@@ -400,7 +395,7 @@ class GpuRunner:
         last = torch.tensor([page_table.numel() - 1], dtype=torch.int32, device=self._device)
         update_pages(page_table, last, page_table.view(-1)[-1:].clone())
         # Blocks come last, as their kernels take longest to compile.
-        longest = self._table.tokens.shape[1] - 1  # learned position embeddings end there
+        longest = self._longest  # learned position embeddings end there
         for block in BLOCK_SIZES:
             count = min(block, longest)
             self._warm_up_step(count, decoding=0, blocks=[(0, count, self._slots.dummy, 0)], block_size=block)
@@ -419,8 +414,8 @@ class GpuRunner:
             self._model.vocab_size,
         )  # fmt: skip
         slots, row = np.zeros(1, dtype=np.int32), np.zeros(1, dtype=np.int64)
-        count = min(FIRST_ROWS, self._table.tokens.shape[1] - 1)
-        tokens = self._table.tokens[0, :count]
+        count = min(FIRST_ROWS, self._longest)
+        tokens = np.zeros(count, dtype=np.int32)
         adjustments = {0: DrawAdjustments(everything, tokens, prompt_len=0, banned=(0,))}
         self._masks = DeviceMasks(self._device, 1, -(-self._model.vocab_size // 32))
         masks = Masks(self._masks.words, slots)
@@ -430,8 +425,8 @@ class GpuRunner:
             self.sample(forward, row, {}).read()
             self.sample(forward, row, adjustments, masks).read()
         prompt = _one_row(slots, 0, count)
-        inputs = build_gpu_inputs(prompt, self._table, self._max_decoded_tokens, max_token_reads=0, queries_per_read=1)
-        rows = [TokensToScore(1, tokens, self._run(self._plan(prompt, inputs, None)))]
+        inputs = build_gpu_inputs(prompt, self._max_decoded_tokens, max_token_reads=0, queries_per_read=1)
+        rows = [TokensToScore(1, tokens, self._run(self._plan(inputs, None)))]
         score_rows(self._model, rows, 2, (0,), self._staging.fetch)[0].read()
 
     @torch.inference_mode()
@@ -470,7 +465,7 @@ class GpuRunner:
             positions=zeros(count) if decoding else torch.arange(count, dtype=torch.int32).to(self._device),
             last_tokens=self._slots.last_tokens,
             page_table=self._slots.page_table,
-            page_size=self._table.page_size,
+            page_size=self._slot_pages.page_size,
             decoding=decoding,
             shared=shared,
             blocks=torch.tensor(blocks, dtype=torch.int32, device=self._device).view(-1, 4),
@@ -479,7 +474,7 @@ class GpuRunner:
         if decoding and not shares:
             self._run(replace(plan, separate=True))  # as in graphs whose rows have one token each
         if blocks:
-            self._run(replace(plan, longest_uncached=self._table.tokens.shape[1]))
+            self._run(replace(plan, longest_uncached=self._longest + 1))
         hidden = self._run(plan)
         for rows in _doubled(min(count, self._slots.dummy)):
             logits = self._model.raw_logits(hidden[:rows])
@@ -493,7 +488,7 @@ class GpuRunner:
                     masks=mask, mask_rows=which, softcap=cap,
                 )  # fmt: skip
 
-    def _plan(self, batch: Batch, inputs: GpuInputs, shared: SharedPrefixArrays | None) -> DevicePlan:
+    def _plan(self, inputs: GpuInputs, shared: SharedPrefixArrays | None) -> DevicePlan:
         count = inputs.decoding
         ids, slots, positions, blocks = self._staging.send_all(
             inputs.ids, inputs.slots, inputs.positions, inputs.blocks.reshape(-1)
@@ -504,7 +499,7 @@ class GpuRunner:
             positions=positions,
             last_tokens=self._slots.last_tokens,
             page_table=self._slots.page_table,
-            page_size=self._table.page_size,
+            page_size=self._slot_pages.page_size,
             decoding=count,
             shared=None if shared is None else self._send_shared(shared, count),
             blocks=blocks.view(-1, 4),
@@ -520,13 +515,15 @@ class GpuRunner:
         return SharedPrefixes(lengths, chunks, order, items.view(-1, 6), MAX_CHUNKS)
 
 
-def _one_row(slots: Ints, start: int, end: int) -> Batch:
-    """Returns a batch of one row with no request: tokens `start` to `end` of one slot."""
+def _one_row(slots: Ints, start: int, end: int) -> StepRecord:
+    """Returns a step of one row: tokens `start` to `end` of one slot, with id 0."""
     single, nothing = int(end - start == 1), np.zeros(0, dtype=np.int32)
-    return Batch(
-        step=0, requests=(), slots=slots, epochs=slots, starts=np.array([start], dtype=np.int32),
-        ends=np.array([end], dtype=np.int32), decoding=single, singles=single, draws=np.ones(1, dtype=bool),
-        pending=np.zeros(1, dtype=bool), started=(), copies=(nothing, nothing),
+    return StepRecord(
+        step=0, slots=slots, epochs=slots, starts=np.array([start], dtype=np.int32),
+        ends=np.array([end], dtype=np.int32), decoding=single, singles=single,
+        ids=np.zeros(end - start, dtype=np.int32), positions=np.arange(start, end, dtype=np.int32),
+        copies=np.zeros((2, 0), dtype=np.int32), page_places=nothing, pages=nothing, started=nothing,
+        sampling=np.zeros(0, dtype=SAMPLING),
     )  # fmt: skip
 
 

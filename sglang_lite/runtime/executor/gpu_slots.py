@@ -1,4 +1,4 @@
-"""State of slots on the device; only changes are copied to it."""
+"""State of slots on the device, as the records of steps change it."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ import torch
 
 from sglang_lite.runtime.executor.sampler import SamplingTable
 from sglang_lite.runtime.executor.staging import Staging
+from sglang_lite.runtime.executor.step_record import SlotPages, StepRecord
 from sglang_lite.runtime.kernels.page_table import update_pages
 from sglang_lite.runtime.kernels.sampling import DeviceSampling
 from sglang_lite.runtime.kv_cache.pages import Ints
-from sglang_lite.runtime.kv_cache.slot_table import SlotTable
-from sglang_lite.runtime.scheduler.batch import Batch
 
 
 class GpuSlots:
@@ -20,8 +19,7 @@ class GpuSlots:
     The last row is the dummy slot: rows that pad a graph read and write the dummy page.
 
     Args:
-        table: slot table on the host that batches refer to.
-        sampling: sampling parameters by slot, on the host.
+        pages: pages of the slots on the host, of which there are none yet.
         dummy_page: page of the dummy slot.
         staging: copies to the device.
         device: device of the state.
@@ -33,38 +31,30 @@ class GpuSlots:
         sampling: sampling parameters by slot, on the device.
     """
 
-    def __init__(
-        self, table: SlotTable, sampling: SamplingTable, dummy_page: int, staging: Staging, device: torch.device
-    ) -> None:
-        self._table, self._sampling, self._staging = table, sampling, staging
-        self.dummy = slots = len(table.length)
-        per_slot = table.pages.shape[1]
+    def __init__(self, pages: SlotPages, dummy_page: int, staging: Staging, device: torch.device) -> None:
+        self.dummy = slots = len(pages.pages)
+        self._pages, self._sampling, self._staging = pages, SamplingTable(slots), staging
+        per_slot = pages.pages.shape[1]
         self.page_table = torch.zeros((slots + 1, per_slot), dtype=torch.int32, device=device)
         self.page_table[slots] = dummy_page
-        self._sent: Ints = np.zeros((slots, per_slot), dtype=np.int32)  # host copy of the device's page table
         self.last_tokens = torch.zeros(slots + 1, dtype=torch.int32, device=device)
         self._parameters = torch.zeros(6 * (slots + 1), dtype=torch.int32, device=device)
         self.sampling = _views(self._parameters, slots + 1)
 
-    def send_changes(self, batch: Batch) -> None:
-        """Copies changes of the page table and the sampling parameters of the batch's slots to the device."""
-        table = self._table
-        if batch.started:
+    def update(self, record: StepRecord) -> None:
+        """Takes over the changes of a record, on the host and on the device."""
+        if len(record.started):
+            self._sampling.set(record.started, record.sampling)
             self._parameters.copy_(self._staging.send(_packed(self._sampling)), non_blocking=True)
-        max_pages = int(table.held[batch.slots].max())
-        now: Ints = table.pages[batch.slots, :max_pages]
-        row, page = (now != self._sent[batch.slots, :max_pages]).nonzero()
-        if len(row):
-            values = now[row, page]
-            at = batch.slots[row] * table.pages.shape[1] + page
-            update_pages(self.page_table, *self._staging.send_all(at.astype(np.int32), values))
-            self._sent[batch.slots[row], page] = values  # only after the copy, which may run out of memory
+        if len(record.pages):
+            self._pages.update(record)
+            update_pages(self.page_table, *self._staging.send_all(record.page_places, record.pages))
 
 
 def _packed(sampling: SamplingTable) -> Ints:
     """Returns the sampling parameters of all slots and of the dummy slot in one int32 array, in the layout of
     `_views`."""
-    seed = sampling.seed.view(np.int32).reshape(-1, 2)
+    seed = np.ascontiguousarray(sampling.seed).view(np.int32).reshape(-1, 2)
     floats = (np.where(sampling.greedy, np.float32(0), sampling.temperature), sampling.top_p, sampling.min_p)
     rows = [column.astype(np.float32).view(np.int32) for column in floats]
     rows.append(sampling.top_k.astype(np.int32))

@@ -10,20 +10,16 @@ from numpy.typing import NDArray
 from sglang_lite.runtime.executor.logit_adjustments import DrawAdjustments
 from sglang_lite.runtime.executor.prompt_logprobs import PromptLogprobs
 from sglang_lite.runtime.executor.sampler import Masks, Sampled
+from sglang_lite.runtime.executor.step_record import StepRecord
 from sglang_lite.runtime.models.model import Model
-from sglang_lite.runtime.scheduler.batch import Batch
 
 
 class LaunchedForward(Protocol):
     """Forward that has been launched and may still be running.
 
     Attributes:
-        batch: batch that the forward computes.
-        scored: log-probabilities of prompt tokens that the forward computes, by row of the batch.
+        scored: log-probabilities of prompt tokens that the forward computes, by row of the step.
     """
-
-    @property
-    def batch(self) -> Batch: ...
 
     @property
     def scored(self) -> dict[int, PromptLogprobs]: ...
@@ -44,8 +40,9 @@ class ModelRunner(Protocol):
     @property
     def model(self) -> Model: ...
 
-    def forward(self, batch: Batch) -> LaunchedForward:
-        """Launches the forward of the batch's tokens and stores their keys and values."""
+    def forward(self, record: StepRecord) -> LaunchedForward:
+        """Launches the forward of a step and stores the keys and values of its tokens. All that the runner knows about
+        slots are the records so far."""
         ...
 
     def allocate_masks(self, rows: int, words: int) -> NDArray[np.int32]:
@@ -64,7 +61,7 @@ class ModelRunner(Protocol):
 
         Args:
             forward: forward that computes the rows' logits.
-            rows: indices [R] of rows of the batch.
+            rows: indices [R] of rows of the step.
             adjustments: adjustments of draws that the sampling table doesn't cover, by index into `rows`.
             masks: token masks of the rows that have a grammar; None if no row has one.
         """

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from sglang_lite.runtime.executor.gpu_inputs import MAX_DECODED_ROW_TOKENS
+from sglang_lite.runtime.executor.step_record import SlotPages, StepRecord
 from sglang_lite.runtime.kv_cache.pages import Ints
-from sglang_lite.runtime.kv_cache.slot_table import SlotTable
-from sglang_lite.runtime.scheduler.batch import Batch
 
 # Minimum number of token reads that a group must save to pay for the extra kernel.
 MIN_SAVED_TOKENS = 4096
@@ -133,48 +132,48 @@ def _split_groups(
 
 
 class PrefixGroups:
-    """Shared prefixes of successive batches.
+    """Shared prefixes of successive steps.
 
     Args:
-        table: slot table that batches refer to.
+        table: pages of the slots.
         target_chunks: number of chunks that keep the device busy; more only increase the cost of merging.
         rows_per_block: maximum number of rows of a program.
         min_saving_factor: as for `split_shared_prefixes`.
     """
 
-    def __init__(self, table: SlotTable, target_chunks: int, rows_per_block: int, min_saving_factor: int = 1) -> None:
+    def __init__(self, table: SlotPages, target_chunks: int, rows_per_block: int, min_saving_factor: int = 1) -> None:
         self._table, self._target_chunks, self.rows_per_block, self._min_saving_factor = (
             table,
             target_chunks,
             rows_per_block,
             min_saving_factor,
         )
-        self._key: bytes = b""  # identifies the rows of the previous batch
+        self._key: bytes = b""  # identifies the rows of the previous step
         self._groups: list[Group] = []
         self._prefixes: SharedPrefixArrays | None = None
 
     def find(
-        self, batch: Batch, padded_rows: Callable[[int], int], *, multi_token_rows: bool
+        self, record: StepRecord, padded_rows: Callable[[int], int], *, multi_token_rows: bool
     ) -> SharedPrefixArrays | None:
-        """Returns the work on prefixes that the batch's decoding rows share, or None. Groups are searched again only if
+        """Returns the work on prefixes that a step's decoding rows share, or None. Groups are searched again only if
         the decoding rows have changed.
 
         Args:
-            batch: batch of the step.
+            record: the step.
             padded_rows: function that returns the number of rows of the graph that runs a given number.
             multi_token_rows: whether rows with several tokens are decoded, too. The tokens of each share what precedes
                 them.
         """
-        count = batch.singles
-        slots = batch.slots[:count]
-        key = slots.tobytes() + batch.epochs[:count].tobytes()
+        count = record.singles
+        slots = record.slots[:count]
+        key = slots.tobytes() + record.epochs[:count].tobytes()
         if key != self._key:
             self._key = key
-            self._groups = self._find_groups(slots, batch.starts[:count]) if count > 1 else []
+            self._groups = self._find_groups(slots, record.starts[:count]) if count > 1 else []
             self._prefixes = self._split(self._groups, slots, padded_rows(count))
         if not multi_token_rows:
             return self._prefixes
-        own, rows = self._groups_of_rows(batch)
+        own, rows = self._groups_of_rows(record)
         return self._split([*self._groups, *own], rows, len(rows)) if own else self._prefixes
 
     def _split(self, groups: list[Group], slots: Ints, spare_items: int) -> SharedPrefixArrays | None:
@@ -191,16 +190,17 @@ class PrefixGroups:
         groups = find_groups(table.pages[slots, : int(shareable_pages.max())], shareable_pages)
         return [group for group in groups if _pays(group, table.page_size, self._min_saving_factor)]
 
-    def _groups_of_rows(self, batch: Batch) -> tuple[list[Group], Ints]:
+    def _groups_of_rows(self, record: StepRecord) -> tuple[list[Group], Ints]:
         """Returns a group for each row with more than MAX_DECODED_ROW_TOKENS tokens that is worth it, and the slot of
-        each token of the batch."""
-        counts = batch.ends - batch.starts
+        each token of the step."""
+        counts = record.ends - record.starts
         first = np.cumsum(counts) - counts
         groups = [
             Group(
-                np.arange(first[i], first[i] + counts[i], dtype=np.int32), int(batch.starts[i]) // self._table.page_size
+                np.arange(first[i], first[i] + counts[i], dtype=np.int32),
+                int(record.starts[i]) // self._table.page_size,
             )
             for i in np.flatnonzero(counts > MAX_DECODED_ROW_TOKENS)
         ]
         own = [group for group in groups if _pays(group, self._table.page_size, self._min_saving_factor)]
-        return own, np.repeat(batch.slots, counts)
+        return own, record.token_slots

@@ -11,8 +11,8 @@ import torch
 from numpy.typing import NDArray
 
 from sglang_lite.protocol import TokenLogprob
-from sglang_lite.runtime.kv_cache.slot_table import SlotTable
-from sglang_lite.runtime.scheduler.batch import Batch
+from sglang_lite.runtime.executor.step_record import StepRecord
+from sglang_lite.runtime.kv_cache.pages import Ints
 
 LOGITS_AT_ONCE = 1 << 24  # most logits in memory at once; `kv_pool_size` reserves memory for them
 FIRST_ROWS = 64  # rows of the first piece, whose logits show the size of the vocabulary
@@ -68,9 +68,8 @@ class PromptLogprobs:
 
 def score(
     model: HasLogits,
-    table: SlotTable,
-    batch: Batch,
-    last: Sequence[int],
+    record: StepRecord,
+    last: Ints,
     hidden: torch.Tensor,
     fetch: CopyToHost = lambda tensor: (tensor, None),
 ) -> dict[int, PromptLogprobs]:
@@ -78,31 +77,25 @@ def score(
 
     Args:
         model: model whose head computes the logits.
-        table: slot table that the batch refers to.
-        batch: batch of the step.
-        last: index of each row's last token.
-        hidden: hidden states [T, hidden_size] of the batch's tokens.
+        record: the step.
+        last: index of each row's last token among the hidden states [R].
+        hidden: hidden states [T, hidden_size] of the step's tokens.
         fetch: function that starts copying a tensor to the host.
 
     Returns:
         Scored tokens by row, without rows that have none.
     """
     alike: dict[_Reported, dict[int, TokensToScore]] = {}
-    for i, request in enumerate(batch.requests):
-        if request.score_from is None:
-            continue
-        start, end = int(batch.starts[i]), int(batch.ends[i])
-        first = max(request.score_from, start + 1)  # the state at p - 1 predicts the token at p
-        stop = min(end + 1, request.prompt_len)
-        if first >= stop:
-            continue
-        offset = last[i] + 1 - end  # index that position 0 of the row would have in the batch
-        states = hidden[offset + first - 1 : offset + stop - 1]
-        reported = (request.params.top_logprobs_num, request.params.token_ids_logprob)
-        alike.setdefault(reported, {})[i] = TokensToScore(first, table.tokens[batch.slots[i], first:stop], states)
+    for each in record.scores:
+        # The state at p - 1 predicts the token at p, and position 0 would be at -offset.
+        offset = int(record.ends[each.row]) - int(last[each.row]) - 1
+        at = each.first - 1 - offset
+        states = hidden[at : at + len(each.tokens)]
+        rows = alike.setdefault((each.tops, each.requested), {})
+        rows[each.row] = TokensToScore(each.first, each.tokens, states)
     scored: dict[int, PromptLogprobs] = {}
-    for (tops, requested), rows in alike.items():
-        scored.update(zip(rows, score_rows(model, list(rows.values()), tops, requested, fetch)))
+    for (tops, requested), together in alike.items():
+        scored.update(zip(together, score_rows(model, list(together.values()), tops, requested, fetch)))
     return scored
 
 

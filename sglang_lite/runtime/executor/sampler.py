@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from sglang_lite.protocol import ModelError, SglError, TokenLogprob
 from sglang_lite.runtime.executor.logit_adjustments import DrawAdjustments, adjust_logits
+from sglang_lite.runtime.executor.step_record import SAMPLING
 from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.random_uniforms import uniforms
 from sglang_lite.runtime.request import not_finite
@@ -31,20 +32,15 @@ class SamplingTable:
     """
 
     def __init__(self, slots: int) -> None:
-        self.greedy = np.ones(slots, dtype=bool)
-        self.temperature = np.ones(slots, dtype=np.float32)
-        self.top_p = np.ones(slots, dtype=np.float32)
-        self.top_k = np.zeros(slots, dtype=np.int64)
-        self.min_p = np.zeros(slots, dtype=np.float32)
-        self.seed = np.zeros(slots, dtype=np.uint64)
+        rows = np.zeros(slots, dtype=SAMPLING)
+        self._rows = rows
+        self.greedy, self.seed, self.top_k = rows["greedy"], rows["seed"], rows["top_k"]
+        self.temperature, self.top_p, self.min_p = rows["temperature"], rows["top_p"], rows["min_p"]
+        self.greedy[:] = self.temperature[:] = self.top_p[:] = 1
 
-    def set(self, slot: int, params: ResolvedParams, seed: int) -> None:
-        self.greedy[slot] = params.greedy
-        self.temperature[slot] = params.temperature
-        self.top_p[slot] = params.top_p
-        self.top_k[slot] = max(params.top_k, 0)
-        self.min_p[slot] = params.min_p
-        self.seed[slot] = seed % 2**64
+    def set(self, slots: Ints, rows: NDArray[np.void]) -> None:
+        """Sets the parameters, SAMPLING [S], of slots [S]."""
+        self._rows[slots] = rows
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ def now_and_then(engine, seed=0):
     """Somewhere in every third step of several rows, or so."""
     draw = random.Random(seed)
 
-    def fails(batch):
+    def fails(record):
         if engine[0].scheduler.isolated or draw.random() > 0.3:
             return None
         return draw.choice(["forward", "sample", "read"])
@@ -60,7 +60,7 @@ def test_nothing_is_lost_when_memory_ends_now_and_then(overlap, cached):
 def test_steps_that_never_fit_together_are_run_one_by_one(overlap):
     """There is room for 40 tokens in a step."""
     engine = engine_that(
-        lambda _: lambda batch: "forward" if batch.tokens > 40 else None,
+        lambda _: lambda record: "forward" if len(record.ids) > 40 else None,
         overlap=overlap, prefix_cache=False, step_tokens=100, max_running=8,
     )  # fmt: skip
     started = [engine.start(prompt, params) for prompt, params in REQUESTS]
@@ -79,10 +79,14 @@ def test_steps_that_never_fit_together_are_run_one_by_one(overlap):
 
 def test_what_fails_alone_fails_alone():
     broken = [7] * 9
-    engine = engine_that(
-        lambda _: lambda batch: "sample" if any(list(r.tokens[:9]) == broken for r in batch.requests) else None,
-        max_running=8,
-    )
+
+    def fails(engine):
+        def has_it(request, record):
+            return request.slot in record.slots and list(request.tokens[:9]) == broken
+
+        return lambda record: "sample" if any(has_it(r, record) for r in engine[0].scheduler.running()) else None
+
+    engine = engine_that(fails, max_running=8)
     started = [engine.start(prompt, params) for prompt, params in REQUESTS[:6]]
     _, events = engine.start(broken, SamplingParams(max_tokens=3))
     started += [engine.start(prompt, params) for prompt, params in REQUESTS[6:]]
@@ -100,7 +104,7 @@ def test_prompt_log_probabilities_are_those_of_enough_memory():
     params = SamplingParams(max_tokens=4, temperature=0, return_logprob=True, logprob_start_len=2, top_logprobs_num=2)
     asked = [[random.Random(i).randrange(1, VOCAB) for _ in range(60)] for i in range(6)]
     found = []
-    for fails in (lambda _: lambda batch: None, now_and_then):
+    for fails in (lambda _: lambda record: None, now_and_then):
         engine = engine_that(fails, step_tokens=50, max_running=4)
         started = [engine.start(prompt, params) for prompt in asked]
         engine.drain()
@@ -123,7 +127,7 @@ def test_programs_forks_and_selects(seed):
         )
     )
     played = []
-    for fails in (lambda _: lambda batch: None, lambda found: now_and_then(found, seed)):
+    for fails in (lambda _: lambda record: None, lambda found: now_and_then(found, seed)):
         engine = engine_that(fails, max_running=6, page_size=4)
         brought = [[], []]
         for start, events in zip(("ab", "abc"), brought):

@@ -8,7 +8,7 @@ from sglang_lite.runtime.executor.cpu_inputs import build_cpu_inputs
 from sglang_lite.runtime.kernels.kv_cache import KVCache
 from sglang_lite.runtime.kernels.reference.attention import attention
 from sglang_lite.runtime.kv_cache.slot_table import SlotTable
-from sglang_lite.runtime.scheduler.batch import Batch
+from tests.runtime.executor.records import step
 
 HEADS, KV_HEADS, DIM = 6, 2, 16
 DICE = np.random.default_rng(0)
@@ -31,14 +31,8 @@ def planned(lengths, page_size, new=1, **options):
     order = np.random.default_rng(1).permutation(len(lengths) * pages)
     table.pages[:, :pages] = order.reshape(len(lengths), pages)
     ends = np.array(lengths, dtype=np.int32)
-    rows, nothing = len(lengths), np.zeros(0, dtype=np.int32)
-    starts = ends - new
-    batch = Batch(
-        step=0, requests=(), slots=np.arange(rows, dtype=np.int32), epochs=table.epoch[:rows], starts=starts, ends=ends,
-        decoding=0, singles=int((ends - starts == 1).sum()), draws=np.ones(rows, dtype=bool),
-        pending=np.zeros(rows, dtype=bool), started=(), copies=(nothing, nothing),
-    )  # fmt: skip
-    return build_cpu_inputs(batch, table, np.zeros(rows, dtype=np.int32), **options), len(order) * page_size
+    record, known = step(table, ends - new, ends)
+    return build_cpu_inputs(record, known, np.zeros(len(lengths), dtype=np.int32), **options), len(order) * page_size
 
 
 @pytest.mark.parametrize("options", [{}, {"window": 40}, {"softcap": 20.0}], ids=str)

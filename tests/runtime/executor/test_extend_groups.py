@@ -1,7 +1,5 @@
 """Rows that begin in the same pages are read once on a CPU, too, and see what they see alone."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
@@ -14,8 +12,8 @@ from sglang_lite.runtime.kernels.attention_metadata import AttentionPlan, Extend
 from sglang_lite.runtime.kernels.kv_cache import KVCache, KVScales
 from sglang_lite.runtime.kernels.reference.attention import attention
 from sglang_lite.runtime.kv_cache.slot_table import SlotTable
-from sglang_lite.runtime.scheduler.batch import Batch
 from tests.engine.conftest import SETTINGS
+from tests.runtime.executor.records import step
 
 SHARED, HEADS, KV_HEADS, DIM = 700, 6, 2, 16
 
@@ -71,14 +69,11 @@ def test_a_long_row_sees_what_it_sees_in_single_precision(monkeypatch, new, leng
     assert (seen - expected).norm(dim=(1, 2)).le(1e-2 * expected.norm(dim=(1, 2))).all()
 
 
-def batch(table, lengths, new, page_size):
-    rows = len(lengths)
+def planned(table, lengths, new, singles=0, **options):
+    """Inputs of a step in which each row has so many new tokens."""
     ends = np.array(lengths, dtype=np.int32)
-    false, nothing = np.zeros(rows, dtype=bool), np.zeros(0, dtype=np.int32)
-    return Batch(
-        step=0, requests=(), slots=np.arange(rows, dtype=np.int32), epochs=table.epoch[:rows], starts=ends - new, ends=ends,
-        decoding=0, singles=0, draws=false, pending=false, started=(), copies=(nothing, nothing),
-    )  # fmt: skip
+    record, pages = step(table, ends - new, ends, singles)
+    return build_cpu_inputs(record, pages, np.zeros(len(ends), dtype=np.int32), **options)
 
 
 @pytest.mark.parametrize("page_size", [1, 16])
@@ -90,14 +85,13 @@ def test_groups_are_rows_that_share_enough(page_size):
     shared = 2560 // page_size
     table.pages[2:5, :shared] = table.pages[1, :shared]
     table.pages[5, :10] = table.pages[0, :10]  # too little
-    drawn = np.zeros(6, dtype=np.int32)
-    found = build_cpu_inputs(batch(table, [2900] * 6, 4, page_size), table, drawn)
+    found = planned(table, [2900] * 6, 4)
     (group,) = found.plan.groups
     assert group.length == 2560
     assert [(row.start, row.end) for row in group.rows] == [(4, 8), (8, 12), (12, 16), (16, 20)]
     assert group.rows == found.plan.extends[-4:]
-    assert not build_cpu_inputs(batch(table, [2900] * 6, 4, page_size), table, drawn, one_by_one=True).plan.groups
-    assert not build_cpu_inputs(batch(table, [2900] * 2, 4, page_size), table, drawn).plan.groups
+    assert not planned(table, [2900] * 6, 4, one_by_one=True).plan.groups
+    assert not planned(table, [2900] * 2, 4).plan.groups
 
 
 @pytest.mark.parametrize("page_size", [1, 16])
@@ -107,9 +101,7 @@ def test_decoding_rows_that_share_enough_are_a_group_and_see_what_they_see_alone
     pages, shared = -(-3000 // page_size), 2560 // page_size
     table.pages[:, :pages] = np.random.default_rng(0).permutation(len(lengths) * pages).reshape(len(lengths), pages)
     table.pages[1:4, :shared] = table.pages[0, :shared]
-    drawn = np.zeros(len(lengths), dtype=np.int32)
-    decoding = replace(batch(table, lengths, 1, page_size), singles=len(lengths))
-    found, alone = (build_cpu_inputs(decoding, table, drawn, one_by_one=each).plan for each in (False, True))
+    found, alone = (planned(table, lengths, 1, len(lengths), one_by_one=each).plan for each in (False, True))
     (group,) = found.groups
     assert (group.length, group.tokens.tolist()) == (2560, [0, 1, 2, 3])
     assert not found.decode
@@ -132,8 +124,7 @@ def test_rows_of_very_different_sizes_are_no_group():
     table = SlotTable(len(ends), 1000, 1)
     table.pages[:, :1000] = np.arange(len(ends) * 1000).reshape(len(ends), 1000)
     table.pages[1:, :390] = table.pages[0, :390]
-    mixed = replace(batch(table, ends, 1, 1), starts=starts)
-    (group,) = build_cpu_inputs(mixed, table, np.zeros(len(ends), dtype=np.int32)).plan.groups
+    (group,) = planned(table, ends, ends - starts).plan.groups
     assert [row.end - row.start for row in group.rows] == [1] * 12
     assert group.own.shape == (12, 21)
 

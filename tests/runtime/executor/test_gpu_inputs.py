@@ -6,23 +6,16 @@ import pytest
 from sglang_lite.runtime.executor.gpu_inputs import build_gpu_inputs
 from sglang_lite.runtime.executor.prefix_groups import PrefixGroups
 from sglang_lite.runtime.kv_cache.slot_table import SlotTable
-from sglang_lite.runtime.scheduler.batch import Batch
+from tests.runtime.executor.records import step
 
 MOST = 512
 TABLE = SlotTable(9, 20_000, 16)
 TABLE.tokens[:] = np.arange(TABLE.tokens.size).reshape(TABLE.tokens.shape)
 
 
-def batch(*rows):
-    """A batch of rows [start, end], those with one token first."""
-    starts, ends = np.array(rows, dtype=np.int32).T
-    slots, singles = np.arange(len(rows), dtype=np.int32), int((ends - starts == 1).sum())
-    nothing = np.zeros(0, dtype=np.int32)
-    return Batch(
-        step=0, requests=(), slots=slots, epochs=slots, starts=starts, ends=ends, decoding=singles, singles=singles,
-        draws=np.ones(len(rows), dtype=bool), pending=np.zeros(len(rows), dtype=bool), started=(),
-        copies=(nothing, nothing),
-    )  # fmt: skip
+def steps(*rows):
+    """A step of rows [start, end], those with one token first; and the pages of its slots."""
+    return step(TABLE, *np.array(rows, dtype=np.int32).T)
 
 
 @pytest.mark.parametrize(
@@ -48,9 +41,7 @@ def batch(*rows):
     ],
 )
 def test_short_prompts_are_decoded_where_they_read_little(rows, max_token_reads, queries_per_read, decoded):
-    inputs = build_gpu_inputs(
-        batch(*rows), TABLE, MOST, max_token_reads=max_token_reads, queries_per_read=queries_per_read
-    )
+    inputs = build_gpu_inputs(steps(*rows)[0], MOST, max_token_reads=max_token_reads, queries_per_read=queries_per_read)
     assert inputs.decoding == (len(inputs.ids) if decoded else sum(end - start == 1 for start, end in rows))
     assert bool(len(inputs.blocks)) != decoded
     expected = [(slot, position) for slot, (start, end) in enumerate(rows) for position in range(start, end)]
@@ -59,7 +50,8 @@ def test_short_prompts_are_decoded_where_they_read_little(rows, max_token_reads,
 
 
 def test_tokens_of_a_decoded_row_share_the_full_pages_before_them():
-    groups, rows = PrefixGroups(TABLE, 4, 8), batch((7000, 7001), (1000, 1010), (2009, 2029), (0, 30))
+    rows, pages = steps((7000, 7001), (1000, 1010), (2009, 2029), (0, 30))
+    groups = PrefixGroups(pages, 4, 8)
     found = groups.find(rows, int, multi_token_rows=True)
     assert found.lengths.tolist() == [0] * 11 + [2000] * 20 + [0] * 30  # ten tokens are too few, the last have nothing
     assert found.order.tolist() == [*range(11, 31)]

@@ -129,8 +129,8 @@ def test_the_engine_serves_on_when_memory_ends(of_head):
         runner, forward = engine.core.runner, engine.core.runner.forward
         runner.prompts.max_tokens = 0  # graphs have their memory
 
-        def short(batch):
-            if len(batch.requests) > 1 and not engine.core.scheduler.isolated and draw.random() < 0.2:
+        def short(record):
+            if len(record.slots) > 1 and not engine.core.scheduler.isolated and draw.random() < 0.2:
                 torch.cuda.empty_cache()
                 taken = []
                 size = torch.cuda.mem_get_info()[0]
@@ -140,11 +140,11 @@ def test_the_engine_serves_on_when_memory_ends(of_head):
                     except torch.OutOfMemoryError:
                         size //= 2
                 try:
-                    return forward(batch)
+                    return forward(record)
                 except torch.OutOfMemoryError:
-                    happened.append(batch.tokens)
+                    happened.append(len(record.ids))
                     raise
-            return forward(batch)
+            return forward(record)
 
         draw = random.Random(0)
         runner.forward = short  # type: ignore[method-assign]  # memory ends in it
@@ -169,9 +169,14 @@ def test_one_that_needs_more_than_there_is_fails_alone(of_head):
     folder, _ = of_head(64)
     with sgl.Engine(model=folder, max_total_tokens=4096, step_tokens=512, dtype="float32", in_process=True) as engine:
         runner, forward = engine.core.runner, engine.core.runner.forward
-        runner.forward = lambda batch: (  # type: ignore[assignment, method-assign]  # memory ends before
-            torch.empty(1 << 50, device="cuda") if any(len(r.tokens) == 777 for r in batch.requests) else forward(batch)  # type: ignore[return-value]  # the tensor never is
-        )
+        running = engine.core.scheduler.running
+
+        def short(record):
+            if any(len(request.tokens) == 777 and request.slot in record.slots for request in running()):
+                torch.empty(1 << 50, device="cuda")
+            return forward(record)
+
+        runner.forward = short  # type: ignore[method-assign]  # memory ends in it
         good, bad = prompts(3), prompts(1, prefix=776, own=1)
         first, error, *others = answers(engine, [good[0], *bad, *good[1:]], greedy())
         assert isinstance(error, OverloadedError)

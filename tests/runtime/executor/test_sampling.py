@@ -15,6 +15,7 @@ from sglang_lite.protocol import Delta, Generation, SamplingParams, Span
 from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.executor.logit_adjustments import DrawAdjustments, adjust_logits
 from sglang_lite.runtime.executor.sampler import Masks, SamplingTable, sample
+from sglang_lite.runtime.executor.step_record import SAMPLING, sampling_row
 from sglang_lite.runtime.load_model import load_model, pick_device
 from sglang_lite.runtime.models.layers.linear import Bf16Linear, DenseLinear
 from sglang_lite.runtime.random_uniforms import sample_seed, uniforms
@@ -24,6 +25,11 @@ from tests.runtime.models.tiny import VOCAB, randomise, save
 from tests.runtime.scripted import CHAT
 
 pytestmark = pytest.mark.slow
+
+
+def set_row(table, params, seed):
+    """Sets the parameters of slot 0."""
+    table.set(np.zeros(1, dtype=np.int32), np.array([sampling_row(params, seed)], dtype=SAMPLING))
 
 
 def greedy(**options):
@@ -82,7 +88,7 @@ def test_frequencies_are_the_probabilities():
         ({"top_p": 0.75, "top_k": 3, "min_p": 0.1}, 3),
     ):
         table = SamplingTable(1)
-        table.set(0, resolve_params(SamplingParams(**options), 5), seed=1)
+        set_row(table, resolve_params(SamplingParams(**options), 5), 1)
         slots = np.zeros(n, dtype=np.int32)
         drawn = sample(probs.log().repeat(n, 1), table, slots, np.arange(n, dtype=np.int32), {}).tokens
         frequencies = torch.bincount(torch.tensor(drawn), minlength=5) / n
@@ -114,7 +120,7 @@ def test_filters_keep_the_tokens_that_a_sort_of_the_vocabulary_keeps(size):
             "min_p": float(random.choice([0, 0.05, 0.5, 1])),
         }
         table, n = SamplingTable(1), 40
-        table.set(0, resolve_params(SamplingParams(**options), size), seed=int(random.integers(2**32)))
+        set_row(table, resolve_params(SamplingParams(**options), size), int(random.integers(2**32)))
         row = torch.from_numpy(logits).float().unsqueeze(0)
         positions, slots = np.arange(n, dtype=np.int32), np.zeros(n, dtype=np.int32)
         mass = sorted_filters(row.softmax(-1)[0], max(options["top_k"], 0), *table_filters(table)).double().cumsum(-1)
@@ -443,7 +449,7 @@ def test_a_constraint_leaves_log_probabilities_of_what_it_allows():
         SamplingParams(temperature=0.5, return_logprob=True, token_ids_logprob=(0, 1, 2, 3), seed=1), 4
     )
     table = SamplingTable(1)
-    table.set(0, params, seed=1)
+    set_row(table, params, 1)
     at = np.zeros(1, dtype=np.int32)
     adjustments = {0: DrawAdjustments(params, at, 1)}
     masks = Masks(np.array([[0b0101]], dtype=np.int32), at)

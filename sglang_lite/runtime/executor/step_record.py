@@ -1,0 +1,241 @@
+"""A step as a record: everything that a device needs for the forward of a step, as plain arrays.
+
+The step loop writes records from its slot table, and a runner executes them. A runner knows slots by records alone, so
+that the same records, executed in the same order, give the same state on any device: in another process, on several
+devices at once, or from a file.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from sglang_lite.runtime.kv_cache.pages import Ints
+from sglang_lite.runtime.kv_cache.slot_table import SlotTable
+from sglang_lite.runtime.request import Request, WatchedTokens
+from sglang_lite.runtime.resolved_params import ResolvedParams
+from sglang_lite.runtime.scheduler.batch import Batch
+
+_TEXT = int(WatchedTokens.TEXT)  # as int: comparing an array with a member of an enumeration is slow
+
+# Parameters that every draw needs, of one slot.
+SAMPLING = np.dtype([
+    ("seed", np.uint64), ("top_k", np.int64), ("temperature", np.float32), ("top_p", np.float32), ("min_p", np.float32),
+    ("greedy", np.bool_),
+])  # fmt: skip
+
+
+_NO_SAMPLING: NDArray[np.void] = np.zeros(0, dtype=SAMPLING)
+_NOTHING: Ints = np.zeros(0, dtype=np.int32)
+_NO_COPIES: Ints = np.zeros((2, 0), dtype=np.int32)
+
+
+def sampling_row(params: ResolvedParams, seed: int) -> tuple[int, int, float, float, float, bool]:
+    """One element of an array of SAMPLING."""
+    return seed % 2**64, max(params.top_k, 0), params.temperature, params.top_p, params.min_p, params.greedy
+
+
+class PromptScores(msgspec.Struct, frozen=True):
+    """Prompt tokens whose log-probabilities a step computes.
+
+    Attributes:
+        row: row of the step.
+        first: position of the first token.
+        tokens: ids of the tokens, int32 [N].
+        tops: number of likeliest tokens that are reported at each position.
+        requested: ids whose log-probabilities are reported at each position.
+    """
+
+    row: int
+    first: int
+    tokens: Ints
+    tops: int
+    requested: tuple[int, ...]
+
+
+class StepRecord(msgspec.Struct, frozen=True):
+    """Forward of one step. Rows are in the order of `Batch`: R rows with T tokens.
+
+    Attributes:
+        step: number of the step.
+        slots: int32 [R], slot of each row.
+        epochs: int32 [R], changed whenever a slot gets another sequence.
+        starts, ends: int32 [R], positions start … end-1 to compute, per row.
+        decoding: number of decoding rows.
+        singles: number of rows that compute one token, including the decoding rows.
+        ids: int32 [T], row after row; -1 for the token that was drawn last in the row's slot.
+        positions: int32 [T].
+        copies: int32 [2, C], source and destination token slots to copy before anything else.
+        page_places: int32 [K], places in the page table [slots, pages of a slot], flattened, that have changed.
+        pages: int32 [K], their pages.
+        started: int32 [S], slots whose sampling parameters have changed.
+        sampling: SAMPLING [S], these parameters.
+        scores: prompt tokens to score.
+        streams: number of decoding rows of requests that stream.
+        watched: True if the host looks at new tokens of a row, so that the draws may have to wait for its masks.
+    """
+
+    step: int
+    slots: Ints
+    epochs: Ints
+    starts: Ints
+    ends: Ints
+    decoding: int
+    singles: int
+    ids: Ints
+    positions: Ints
+    copies: Ints
+    page_places: Ints
+    pages: Ints
+    started: Ints
+    sampling: NDArray[np.void]
+    scores: tuple[PromptScores, ...] = ()
+    streams: int = 0
+    watched: bool = False
+
+    @property
+    def token_slots(self) -> Ints:
+        """Slot of each token, int32 [T]."""
+        return self.slots if len(self.ids) == len(self.slots) else np.repeat(self.slots, self.ends - self.starts)
+
+    @property
+    def last(self) -> Ints:
+        """Index of each row's last token, int32 [R]."""
+        return np.cumsum(self.ends - self.starts, dtype=np.int32) - np.int32(1)
+
+
+class SlotPages:
+    """Pages of each slot, as the records so far have given them.
+
+    Args:
+        slots: maximum number of running requests.
+        longest: longest sequence in tokens.
+        page_size: tokens in a page.
+
+    Attributes:
+        longest, page_size: as the arguments.
+        pages: int32 [slots, pages of longest + 1 tokens].
+    """
+
+    def __init__(self, slots: int, longest: int, page_size: int) -> None:
+        self.longest, self.page_size = longest, page_size
+        self.pages: Ints = np.zeros((slots, -(-(longest + 1) // page_size)), dtype=np.int32)
+
+    def update(self, record: StepRecord) -> None:
+        """Takes over the changes of a record."""
+        self.pages.reshape(-1)[record.page_places] = record.pages
+
+    def token_slots(self, slot: int, start: int, end: int) -> Ints:
+        """Token slots of positions start … end-1 in the KV cache."""
+        positions = np.arange(start, end, dtype=np.int32)
+        slots: Ints = self.pages[slot, positions // self.page_size] * self.page_size + positions % self.page_size
+        return slots
+
+
+class StepWriter:
+    """Writer of the records of successive steps; a record has only what has changed since the one before.
+
+    Args:
+        table: slot table that batches refer to.
+    """
+
+    def __init__(self, table: SlotTable) -> None:
+        self._table = table
+        self._written: Ints = np.zeros_like(table.pages)  # pages as the records so far have given them
+
+    def forget(self) -> None:
+        """Makes the next records repeat all pages, as a record was not executed completely."""
+        self._written.fill(-1)
+
+    def write(self, batch: Batch) -> StepRecord:
+        """Record of a batch."""
+        table, slots, started = self._table, batch.slots, batch.started
+        if batch.singles == len(slots):
+            positions = batch.starts
+            ids = np.where(batch.pending, -1, table.tokens[slots, positions]).astype(np.int32)
+        else:
+            counts = batch.ends - batch.starts
+            last = np.cumsum(counts) - 1
+            rows = np.repeat(np.arange(len(counts)), counts)
+            offsets = np.repeat(batch.starts + counts - 1 - last, counts)
+            positions = (np.arange(len(rows)) + offsets).astype(np.int32)
+            ids = table.tokens[slots[rows], positions]
+            ids[last[batch.pending]] = -1
+        held = int(table.held[slots].max())
+        now: Ints = table.pages[slots, :held]
+        row, page = (now != self._written[slots, :held]).nonzero()
+        page_places = pages = _NOTHING
+        if len(row):
+            pages = now[row, page]
+            page_places = slots[row] * np.int32(table.pages.shape[1]) + page.astype(np.int32)
+            self._written.reshape(-1)[page_places] = pages
+        return StepRecord(
+            step=batch.step,
+            slots=slots,
+            epochs=batch.epochs,
+            starts=batch.starts,
+            ends=batch.ends,
+            decoding=batch.decoding,
+            singles=batch.singles,
+            ids=ids,
+            positions=positions,
+            copies=np.stack(batch.copies).astype(np.int32) if len(batch.copies[0]) else _NO_COPIES,
+            page_places=page_places,
+            pages=pages,
+            started=np.array([each.slot for each in started], dtype=np.int32) if started else _NOTHING,
+            sampling=_sampling(started) if started else _NO_SAMPLING,
+            scores=tuple(self._scores(batch)) if batch.decoding < len(slots) else (),
+            streams=batch.streams,
+            watched=bool((table.watched[slots] >= _TEXT).any()),
+        )
+
+    def _scores(self, batch: Batch) -> Iterator[PromptScores]:
+        """Prompt tokens to score that the step's hidden states predict. Rows that decode have none."""
+        for i, request in enumerate(batch.requests[batch.decoding :], batch.decoding):
+            if request.score_from is not None:
+                first = max(request.score_from, int(batch.starts[i]) + 1)  # the state at p - 1 predicts the token at p
+                stop = min(int(batch.ends[i]) + 1, request.prompt_len)
+                if first < stop:
+                    yield _scores(request, i, first, self._table.tokens[batch.slots[i], first:stop])
+
+
+def _sampling(requests: Sequence[Request]) -> NDArray[np.void]:
+    return np.array([sampling_row(each.params, each.seed) for each in requests], dtype=SAMPLING)
+
+
+def _scores(request: Request, row: int, first: int, tokens: Ints) -> PromptScores:
+    params = request.params
+    return PromptScores(row, first, tokens.copy(), params.top_logprobs_num, params.token_ids_logprob)
+
+
+# --------------------------------------------------------------------------------------------------------- files
+
+
+def save_records(path: str | os.PathLike[str], records: Sequence[StepRecord]) -> None:
+    """Writes records of successive steps to a file, to be executed again elsewhere."""
+    with open(path, "wb") as file:
+        file.write(_ENCODER.encode(records))
+
+
+def load_records(path: str | os.PathLike[str]) -> list[StepRecord]:
+    """Reads records that `save_records` wrote."""
+    with open(path, "rb") as file:
+        return _DECODER.decode(file.read())
+
+
+def _encoded(array: object) -> object:
+    assert isinstance(array, np.ndarray)
+    return array.shape, array.tobytes()
+
+
+def _decoded(kind: type, data: tuple[list[int], bytes]) -> NDArray[np.generic]:
+    shape, content = data
+    return np.frombuffer(content, dtype=SAMPLING if kind == NDArray[np.void] else np.int32).reshape(shape)
+
+
+_ENCODER = msgspec.msgpack.Encoder(enc_hook=_encoded)
+_DECODER = msgspec.msgpack.Decoder(list[StepRecord], dec_hook=_decoded)
