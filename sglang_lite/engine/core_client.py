@@ -44,7 +44,6 @@ from sglang_lite.engine.frames import (
     RequestEvent,
     Submit,
     Submitted,
-    error_of,
     frame,
     reports,
 )
@@ -82,7 +81,7 @@ from sglang_lite.runtime.models.resolve import resolve
 from sglang_lite.runtime.output_builder import Sink
 from sglang_lite.runtime.resolved_params import LogitProcessor, shown
 from sglang_lite.runtime.tokens.tokenizer import Tokenizer
-from sglang_lite.wire.failure import as_failure
+from sglang_lite.wire.failure import as_error, as_failure
 
 if TYPE_CHECKING:
     from sglang_lite.runtime.structured_output.base import CompiledGrammar
@@ -246,6 +245,7 @@ class CoreClient:
     def _compile(self, call: CompileGrammar) -> Future[CompiledGrammar]:
         """Compiles in both processes. The one of the engine begins when the caller's has succeeded."""
         self._check_generates()
+        self.check_wait("compile_grammar")
         from sglang_lite.runtime.structured_output.compiler import Compiler  # imports a grammar engine
 
         with self._lock:
@@ -422,7 +422,7 @@ class CoreClient:
             case Ready():
                 process.ready.set_result(message)
             case Failed():
-                process.failure = error_of(message.failure)
+                process.failure = as_error(message.failure)
                 process.child.connection.close()
 
     def _on_death(self, process: EngineProcess, why: str) -> None:

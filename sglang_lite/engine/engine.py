@@ -209,7 +209,7 @@ class Engine:
             EngineClosedError: the engine is closed.
         """
         try:
-            compiled: CompiledGrammar = self._answer(CompileGrammar(constraint))
+            compiled: CompiledGrammar = self.core.ask(CompileGrammar(constraint)).result()
         except SglError as error:  # may be raised for several callers
             raise copy(error) from error
         return compiled

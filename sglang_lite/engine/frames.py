@@ -21,7 +21,7 @@ from sglang_lite.program.nodes import Node, Path
 from sglang_lite.protocol import Constraint, Delta, Generation, SamplingParams, Selection
 from sglang_lite.runtime.calls import CompileGrammar, FlushCache, StartProfile, Stats, StopProfile, UpdateWeights
 from sglang_lite.runtime.core.submission import OpenRequest, ProgramRequest, SelectRequest
-from sglang_lite.wire.failure import Failure, as_error, as_failure
+from sglang_lite.wire.failure import Failure, as_failure
 from sglang_lite.wire.messages import location_from, location_names
 
 MOST_BYTES: Final = 1 << 28
@@ -244,8 +244,3 @@ def reports(content: memoryview) -> list[Report]:
 def failure_of(error: BaseException) -> Failure:
     """Serialisable form of an error; an error that isn't an SglError becomes a BackendError."""
     return as_failure(error if isinstance(error, SglError) else BackendError(f"{type(error).__name__}: {error}"))
-
-
-def error_of(failure: Failure) -> SglError:
-    """Error that its serialised form describes."""
-    return as_error(failure)

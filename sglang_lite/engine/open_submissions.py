@@ -12,11 +12,11 @@ from copy import copy
 from typing import Any
 
 from sglang_lite.engine.engine_process import EngineProcess
-from sglang_lite.engine.frames import AskReply, Ended, RequestEvent, error_of
+from sglang_lite.engine.frames import AskReply, Ended, RequestEvent
 from sglang_lite.protocol import Delta, Played, ProgramResult, SglError
 from sglang_lite.protocol.anything import Json
 from sglang_lite.runtime.core.flushes import Flushes
-from sglang_lite.wire.failure import Failure
+from sglang_lite.wire.failure import Failure, as_error
 
 logger = logging.getLogger("sglang_lite")
 
@@ -83,7 +83,7 @@ class OpenSubmissions:
         if message.failure is None:
             future.set_result(message.value)
         else:
-            future.set_exception(error_of(message.failure))
+            future.set_exception(as_error(message.failure))
 
     def deliver(self, message: RequestEvent) -> None:
         """Passes an event to the sink of its submission."""
@@ -91,12 +91,12 @@ class OpenSubmissions:
         if entry is None:  # the submission was aborted, or its sink has failed
             _, future = self._calls.pop(message.id, (None, None))
             if future is not None and isinstance(message.event, Failure):  # the call could not be decoded
-                future.set_exception(error_of(message.event))
+                future.set_exception(as_error(message.event))
             return
         entry.cached = max(entry.cached, message.cached)
         event: Any = message.event
         if isinstance(event, Failure):
-            event = error_of(event)
+            event = as_error(event)
         elif isinstance(event, Ended):
             event = ProgramResult(event.text)
         if message.path is not None:

@@ -13,7 +13,7 @@ from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 from sglang_lite.engine.core import OpenProgram
 from sglang_lite.engine.engine import Engine
-from sglang_lite.program.nodes import Path, Program
+from sglang_lite.program.nodes import Path
 from sglang_lite.protocol import (
     Delta,
     Generation,
@@ -27,7 +27,14 @@ from sglang_lite.protocol import (
     SglError,
 )
 from sglang_lite.protocol.anything import Json
-from sglang_lite.runtime.core.submission import GenerateRequest
+from sglang_lite.runtime.core.open_requests import Ticket
+from sglang_lite.runtime.core.submission import (
+    GenerateRequest,
+    OpenRequest,
+    ProgramRequest,
+    SelectRequest,
+    Submission,
+)
 from sglang_lite.runtime.output_builder import Event
 from sglang_lite.server.sglang.request import NativeRequest
 from sglang_lite.server.sglang.run import NativeRun
@@ -102,13 +109,8 @@ class AsyncEngine:
             SglError: as `Engine.submit`, or the request's last event.
         """
         events: _EventQueue[Event] = _EventQueue(self._relay)
-        submit = partial(
-            self.engine.submit, request.prompt, request.params, request.constraint, sink=events.put,
-            flush=self._relay.flush, stream=request.stream, namespace=request.namespace, priority=request.priority,
-            logit_processor=request.logit_processor, rid=request.rid, output_ids=request.output_ids,
-        )  # fmt: skip
         remaining = request.samples
-        with self._ends(await _submitted(submit, _length(request.prompt)), (request.rid,)):
+        with self._ends(await self._submit(request, events), (request.rid,)):
             while remaining:
                 batch: list[Delta | Generation] = []
                 failed: SglError | None = None
@@ -163,32 +165,21 @@ class AsyncEngine:
                 results = running.results()
                 yield results if request.is_list else [results]
 
-    async def select(self, prompt: Prompt | str, choices: Sequence[str], *, unconditional: bool = False) -> Selection:
+    async def select(self, request: SelectRequest) -> Selection:
         """Scores choices.
 
         Raises:
             SglError: as `Engine.submit_select`, or the request's last event.
         """
         events: _EventQueue[Selection | SglError] = _EventQueue(self._relay)
-        submit = partial(
-            self.engine.submit_select, prompt, choices, sink=events.put, flush=self._relay.flush,
-            unconditional=unconditional,
-        )  # fmt: skip
-        with self._ends(await _submitted(submit, _length(prompt))):
+        with self._ends(await self._submit(request, events)):
             (event,) = await events.take()
         if isinstance(event, SglError):
             raise event
         return event
 
     async def play(
-        self,
-        prompt: Prompt | str,
-        program: Program,
-        *,
-        stream: bool = False,
-        namespace: str = "",
-        priority: int = 0,
-        timeout_s: float | None = None,
+        self, request: ProgramRequest, timeout_s: float | None = None
     ) -> AsyncGenerator[list[ProgramEvent], None]:
         """Plays a complete program and yields its events as they arrive; the last one is a ProgramResult or an
         SglError. Closing the generator before its end aborts the program.
@@ -200,23 +191,13 @@ class AsyncEngine:
             SglError: as `Engine.run_program`.
         """
         events: _EventQueue[ProgramEvent] = _EventQueue(self._relay)
-        run = partial(
-            self.engine.run_program, prompt, program, sink=events.put, flush=self._relay.flush, stream=stream,
-            namespace=namespace, priority=priority,
-        )  # fmt: skip
-        with self._ends(await _submitted(run, _length(prompt))) as submitted:
+        with self._ends(await self._submit(request, events)) as submitted:
             async with contextlib.aclosing(self._played(events, submitted, timeout_s)) as played:
                 async for batch in played:
                     yield batch
 
     async def open_program(
-        self,
-        begin: Callable[[OpenProgram], object],
-        *,
-        stream: bool = False,
-        namespace: str = "",
-        priority: int = 0,
-        timeout_s: float | None = None,
+        self, request: OpenRequest, begin: Callable[[OpenProgram], object], timeout_s: float | None = None
     ) -> AsyncGenerator[list[ProgramEvent], None]:
         """Opens a program, and yields an empty list and then its events, as `play` does.
 
@@ -224,14 +205,15 @@ class AsyncEngine:
             begin: function that receives the open program; the program may be extended until it has ended.
         """
         events: _EventQueue[ProgramEvent] = _EventQueue(self._relay)
-        program = self.engine.open_program(
-            sink=events.put, flush=self._relay.flush, stream=stream, namespace=namespace, priority=priority
-        )
-        with self._ends(program):
+        with self._ends(self.engine.core.open_program(request, events.put, self._relay.flush)) as program:
             begin(program)
             async with contextlib.aclosing(self._played(events, program, timeout_s, opened=True)) as played:
                 async for batch in played:
                     yield batch
+
+    async def _submit(self, request: Submission, events: _EventQueue[Any]) -> Ticket:
+        submit = partial(self.engine.core.submit, request, events.put, self._relay.flush)
+        return await _submitted(submit, _length(request.prompt))
 
     async def _played(
         self, events: _EventQueue[ProgramEvent], submitted: Abortable, timeout_s: float | None, *, opened: bool = False

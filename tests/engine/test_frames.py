@@ -22,6 +22,7 @@ from sglang_lite.protocol import (
 )
 from sglang_lite.runtime.calls import CompileGrammar, StartProfile, Stats
 from sglang_lite.runtime.core.submission import OpenRequest, ProgramRequest, SelectRequest
+from sglang_lite.wire.failure import as_error
 
 
 def crossed(message, read=frames.commands):
@@ -132,11 +133,11 @@ def test_rubbish_is_said_to_be_none(content):
 def test_errors_cross_with_what_they_have(error):
     error.where = WHERE
     error.add_note("noted")
-    found = frames.error_of(frames.failure_of(error))
+    found = as_error(frames.failure_of(error))
     assert (type(found), str(found), vars(found)) == (type(error), str(error), vars(error))
 
 
 def test_errors_of_others_cross_as_a_backends():
-    found = frames.error_of(frames.failure_of(LookupError("gone")))
+    found = as_error(frames.failure_of(LookupError("gone")))
     assert type(found) is BackendError
     assert str(found) == "LookupError: gone"

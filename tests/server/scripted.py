@@ -24,6 +24,7 @@ class Scripted:
         self._finish, self._matched = finish, matched
         self.asked: list = []  # the prompt, parameters and constraint of each request
         self.submitted: list[Answer] = []
+        self.core = _Core(engine.core, self._submit)
 
     def __getattr__(self, name):
         return getattr(self._engine, name)
@@ -31,17 +32,17 @@ class Scripted:
     def chat_template(self):
         return self._template
 
-    def submit(self, prompt, params, constraint=None, *, sink, flush=None, stream=False, rid=None, **_):
-        self.asked.append((prompt, params, constraint))
+    def _submit(self, request, sink, flush):
+        self.asked.append((request.prompt, request.params, request.constraint))
         text = "".join(piece for piece in self._said if isinstance(piece, str))
         usage = Usage(prompt_tokens=9, cached_tokens=4, completion_tokens=len(self._said))
         whole = Generation(text, finish_reason=self._finish, matched=self._matched, usage=usage)
         events = [Delta(piece) if isinstance(piece, str) else piece for piece in self._said]
         if not self._endless and not isinstance(events[-1], SglError):
             events.append(whole)
-        if not stream:
+        if not request.stream:
             events = [event for event in events if not isinstance(event, Delta)]
-        answer = Answer(sink, flush, events, rid)
+        answer = Answer(sink, flush, events, request.rid)
         self.submitted.append(answer)
         answer.begin()
         return answer
@@ -52,6 +53,16 @@ class Scripted:
     def close(self):
         for answer in self.submitted:
             answer.end(EngineClosedError("it was closed."))
+
+
+class _Core:
+    """A core whose submissions are taken by a function."""
+
+    def __init__(self, core, submit):
+        self._core, self.submit = core, submit
+
+    def __getattr__(self, name):
+        return getattr(self._core, name)
 
 
 class Answer:

@@ -7,18 +7,18 @@ import pytest
 
 from sglang_lite import Engine
 from sglang_lite.protocol import Delta, OverloadedError, SamplingParams
-from sglang_lite.runtime.core.submission import GenerateRequest
+from sglang_lite.runtime.core.submission import GenerateRequest, OpenRequest
 from sglang_lite.server.async_engine import AsyncEngine, with_first_event
 
 
 class Failing:
     """Engine whose request says two words and fails, all before the loop looks."""
 
-    def __init__(self):
-        self.requests = []
+    @property
+    def core(self):
+        return self
 
-    def submit(self, *prompt, sink, flush, **fields):
-        self.requests.append(GenerateRequest(*prompt, **fields))
+    def submit(self, request, sink, flush):
         for event in (Delta("a "), Delta("b"), OverloadedError("no room")):
             sink(event)
         flush()
@@ -41,27 +41,16 @@ def test_text_that_comes_with_an_error_comes_before_it():
     assert [event.text for event in asyncio.run(main())] == ["a b"]
 
 
-def test_a_request_is_submitted_with_all_its_fields():
-    engine = Failing()
-    request = GenerateRequest(
-        "x", SamplingParams(), None, True, "a namespace", 2, lambda ids, logits: logits, "rid", output_ids=(5, 6)
-    )
-
-    async def main():
-        with pytest.raises(OverloadedError):
-            async for _ in AsyncEngine(cast(Engine, engine)).generate(request):
-                pass
-
-    asyncio.run(main())
-    assert engine.requests == [request]
-
-
 class Opening:
     """Engine that opens a program, which says nothing."""
 
     aborted = False
 
-    def open_program(self, **_):
+    @property
+    def core(self):
+        return self
+
+    def open_program(self, *_):
         return self
 
     def abort(self):
@@ -77,7 +66,7 @@ def test_the_time_of_a_program_that_grows_begins_before_anybody_reads(monkeypatc
             return Timer()
 
         monkeypatch.setattr(asyncio.get_running_loop(), "call_later", later)
-        events = AsyncEngine(cast(Engine, engine)).open_program(lambda program: None, timeout_s=60)
+        events = AsyncEngine(cast(Engine, engine)).open_program(OpenRequest(), lambda program: None, timeout_s=60)
         assert await anext(events) == []
         ((seconds, end),) = timers
         assert (seconds, engine.aborted) == (60, False)

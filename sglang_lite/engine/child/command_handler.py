@@ -45,7 +45,6 @@ from sglang_lite.engine.frames import (
     Start,
     Submit,
     commands,
-    error_of,
     failure_of,
 )
 from sglang_lite.engine.switch_interval import SHORT_S
@@ -67,7 +66,7 @@ from sglang_lite.runtime.core.open_requests import Ticket
 from sglang_lite.runtime.core.submission import GenerateRequest, OpenRequest, ProgramRequest, SelectRequest, Submission
 from sglang_lite.runtime.embedding.request import EncodeRequest
 from sglang_lite.runtime.resolved_params import LogitProcessor
-from sglang_lite.wire.failure import Failure
+from sglang_lite.wire.failure import Failure, as_error
 
 if TYPE_CHECKING:
     from sglang_lite.runtime.core.embedding_core import EmbeddingCore
@@ -363,7 +362,7 @@ def _as_data(event: Delta | Generation | Selection | ProgramResult | SglError) -
 
 
 def _refusal(failure: Failure) -> ParameterError:
-    error = error_of(failure)
+    error = as_error(failure)
     assert isinstance(error, ParameterError)
     return error
 

@@ -86,14 +86,11 @@ class EmbeddingCore:
         return self.loop.inbox.ask(int)  # an encoder has no cache
 
     def _stats(self, _: Stats) -> Future[dict[str, Any]]:
-        return self.loop.inbox.ask(self._count)
-
-    def _count(self) -> dict[str, Any]:
         loop = self.loop
-        return {
+        return loop.inbox.ask(lambda: {
             "waiting": loop.waiting, "running": 0, "cached_tokens": 0, "free_tokens": 0, "total_tokens": 0,
             "steps": loop.steps, "requests_submitted": loop.requests, "texts": loop.texts, "tokens": loop.tokens,
-        }  # fmt: skip
+        })  # fmt: skip
 
     _answers: ClassVar[Mapping[type[Call[Any]], Callable[..., Future[Any]]]] = {
         EncodeRequest: _encode,

@@ -153,9 +153,10 @@ class EngineCore:
             all_special=config.special_tokens_in_roles, paced=config.stream_interval_s > 0,
         )  # fmt: skip
         self.open_requests = OpenRequests(config.max_queued + sizes.max_running)
-        self._encoder = encoder or ThreadPoolExecutor(_ENCODE_THREADS, "sglang_lite-encode")
+        encoder = encoder or ThreadPoolExecutor(_ENCODE_THREADS, "sglang_lite-encode")
+        self._calls = ThreadPoolExecutor(1, "sglang_lite-calls")  # for calls that wait for the loop, or for files
         self._parts = EngineParts(
-            self.loop, self.builder, self.open_requests, self.compiler, self._encoder, self.tokenizer,
+            self.loop, self.builder, self.open_requests, self.compiler, encoder, self.tokenizer,
             step_cost=_STEP_COST if loaded.model.device.type == "cpu" else math.inf,
         )  # fmt: skip
         self._profile: Profile | None = None
@@ -275,11 +276,7 @@ class EngineCore:
             self.config, self.model_name = config, loaded.name
             return loaded.name
 
-        def find_and_update() -> str:
-            location = resolve(call.path, None)  # may download it
-            return self.loop.inbox.call(partial(update, location))
-
-        return self._encoder.submit(find_and_update)
+        return self._calls.submit(lambda: self.loop.inbox.call(partial(update, resolve(call.path, None))))
 
     def _start_profile(self, call: StartProfile) -> Future[None]:
         def start() -> None:
@@ -301,31 +298,31 @@ class EngineCore:
             profile.stop()
             return profile
 
-        return self._encoder.submit(lambda: self.loop.inbox.call(stop).write())
+        return self._calls.submit(lambda: self.loop.inbox.call(stop).write())
 
     def _flush_cache(self, _: FlushCache) -> Future[int]:
         return self.loop.inbox.ask(lambda: self.scheduler.flush() * self.scheduler.store.page_size)
 
     def _stats(self, _: Stats) -> Future[dict[str, Any]]:
-        return self.loop.inbox.ask(self._count)
+        def count() -> dict[str, Any]:
+            scheduler, store = self.scheduler, self.scheduler.store
+            return {
+                "waiting": len(scheduler.waiting),
+                "running": len(scheduler.prefilling) + len(scheduler.decoding),
+                "cached_tokens": store.tree.pages * store.page_size,
+                "free_tokens": (store.pool.free + store.pool.quarantined) * store.page_size,  # neither has an owner
+                "total_tokens": store.pool.total * store.page_size,
+                "steps": self.loop.steps,
+                **self.open_requests.counts(),
+                "grammars_compiled": self.compiler.misses,
+                "grammars_cached": self.compiler.hits,
+                "grammars_from_disk": self.compiler.disk_hits,
+                **self.loop.mask_times.summary("mask"),
+                **self.loop.mask_waits.summary("mask_wait"),
+                "late_masks": self.loop.late_masks,
+            }
 
-    def _count(self) -> dict[str, Any]:
-        scheduler, store = self.scheduler, self.scheduler.store
-        return {
-            "waiting": len(scheduler.waiting),
-            "running": len(scheduler.prefilling) + len(scheduler.decoding),
-            "cached_tokens": store.tree.pages * store.page_size,
-            "free_tokens": (store.pool.free + store.pool.quarantined) * store.page_size,  # neither has an owner
-            "total_tokens": store.pool.total * store.page_size,
-            "steps": self.loop.steps,
-            **self.open_requests.counts(),
-            "grammars_compiled": self.compiler.misses,
-            "grammars_cached": self.compiler.hits,
-            "grammars_from_disk": self.compiler.disk_hits,
-            **self.loop.mask_times.summary("mask"),
-            **self.loop.mask_waits.summary("mask_wait"),
-            "late_masks": self.loop.late_masks,
-        }
+        return self.loop.inbox.ask(count)
 
     _answers: ClassVar[Mapping[type[Call[Any]], Callable[..., Future[Any]]]] = {
         CompileGrammar: _compile,
@@ -343,7 +340,8 @@ class EngineCore:
         if self.loop.inbox.is_copy:
             return
         self.compiler.close()
-        self._encoder.shutdown()
+        self._parts.encoder.shutdown()
+        self._calls.shutdown(wait=False)
         self.loop.inbox.close()
         if threading.current_thread() is not self.thread:
             self.thread.join()

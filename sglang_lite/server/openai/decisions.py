@@ -34,7 +34,7 @@ from sglang_lite.protocol import (
     Usage,
 )
 from sglang_lite.random_ids import random_id
-from sglang_lite.runtime.core.submission import GenerateRequest
+from sglang_lite.runtime.core.submission import GenerateRequest, ProgramRequest
 from sglang_lite.server.openai.decisions_request import (
     DECISIONS,
     ChoiceQuestion,
@@ -170,7 +170,7 @@ async def _selections(
     places = list(wave)
     program = Program((Fork(tuple(template.branch(wave[i]) for i in places)),))
     found: dict[int, Selection] = {}
-    async with contextlib.aclosing(service.async_engine.play(template.prompt, program)) as events:
+    async with contextlib.aclosing(service.async_engine.play(ProgramRequest(template.prompt, program))) as events:
         async for batch in events:
             for event in batch:
                 if isinstance(event, SglError):

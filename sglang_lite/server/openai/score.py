@@ -10,6 +10,7 @@ from starlette.responses import Response
 
 from sglang_lite.engine import embedding
 from sglang_lite.protocol import ParameterError
+from sglang_lite.runtime.core.submission import SelectRequest
 from sglang_lite.server.fields import GATEWAY_NEUTRAL, Fields
 from sglang_lite.server.routes import HttpRequest, Route, answer, read_record
 from sglang_lite.server.service import Service
@@ -86,7 +87,7 @@ async def _continuations(service: Service, body: ScoreRequest) -> Response:
     texts = body.continuations
     if not texts or not all(texts) or len(texts) > _MOST_TEXTS:
         raise ParameterError("continuations", f"Give 1 to {_MOST_TEXTS:,} texts, none of them empty.")
-    selection = await service.async_engine.select(body.prompt or "", texts)
+    selection = await service.async_engine.select(SelectRequest(body.prompt or "", texts))
     scores = [
         {
             "index": i,

@@ -29,6 +29,7 @@ from sglang_lite.protocol import (
 )
 from sglang_lite.protocol.anything import Json
 from sglang_lite.random_ids import random_id
+from sglang_lite.runtime.core.submission import OpenRequest, ProgramRequest
 from sglang_lite.runtime.resolved_params import resolve_params
 from sglang_lite.server.async_engine import ProgramEvent, with_first_event
 from sglang_lite.server.errors import NotFoundError, content_of, headers_of, status_of
@@ -286,10 +287,8 @@ async def played(service: Service, call: HttpRequest, request: ParsedProgram) ->
     if request.open:
         events = _open_events(service, call, request)
     else:
-        events = service.async_engine.play(
-            request.prompt, request.program, stream=request.stream, namespace=request.namespace,
-            priority=request.priority, timeout_s=request.seconds,
-        )  # fmt: skip
+        whole = ProgramRequest(request.prompt, request.program, request.stream, request.namespace, request.priority)
+        events = service.async_engine.play(whole, request.seconds)
     if request.open or request.stream:
         events = await with_first_event(events)
         return EventStream(_stream(events, call), events, {PROGRAM_ID: request.id})
@@ -413,10 +412,8 @@ async def _open_events(
         if request.close:
             program.close()
 
-    events = service.async_engine.open_program(
-        begin,
-        stream=request.stream, namespace=request.namespace, priority=request.priority, timeout_s=request.seconds,
-    )  # fmt: skip
+    opened = OpenRequest(request.stream, request.namespace, request.priority)
+    events = service.async_engine.open_program(opened, begin, request.seconds)
     try:
         async with contextlib.aclosing(events):
             async for batch in events:

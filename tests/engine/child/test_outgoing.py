@@ -8,8 +8,9 @@ import pytest
 from sglang_lite.engine import frames
 from sglang_lite.engine.child.outgoing import MOST_LOGS, Outgoing
 from sglang_lite.engine.connection import Connection
-from sglang_lite.engine.frames import AskReply, Log, RequestEvent, error_of
+from sglang_lite.engine.frames import AskReply, Log, RequestEvent
 from sglang_lite.protocol import Delta, Generation, ParameterError, TokenLogprob
+from sglang_lite.wire.failure import as_error
 
 
 class Line:
@@ -116,13 +117,13 @@ def test_what_is_too_large_fails_alone(line, monkeypatch):
     outgoing.post(AskReply(51, object()))
     *told, large, odd = messages(line, outgoing)
     assert [t.id for t in told] == list(range(40))
-    bad = error_of(told.pop(20).event)
+    bad = as_error(told.pop(20).event)
     assert isinstance(bad, ParameterError)
     assert "at most 2,000 fit" in str(bad)
     assert all(t.event == Generation("x" * 100) for t in told)
     assert (large.id, odd.id) == (50, 51)
-    assert isinstance(error_of(large.failure), ParameterError)
-    assert isinstance(error_of(odd.failure), ParameterError)
+    assert isinstance(as_error(large.failure), ParameterError)
+    assert isinstance(as_error(odd.failure), ParameterError)
 
 
 def test_a_reader_that_is_gone_stops_nobody():
