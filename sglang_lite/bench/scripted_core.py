@@ -5,13 +5,12 @@ from __future__ import annotations
 
 import threading
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from sglang_lite import Engine
 from sglang_lite.engine.core import OpenProgram
@@ -25,7 +24,6 @@ from sglang_lite.protocol import (
     ProgramResult,
     ProgramSink,
     RequestAbortedError,
-    SamplingParams,
     Span,
     Usage,
 )
@@ -33,6 +31,7 @@ from sglang_lite.runtime.calls import Call, FlushCache, R, Stats, UpdateWeights
 from sglang_lite.runtime.config import Capacity, EngineConfig, Sizes
 from sglang_lite.runtime.core.flushes import Flushes
 from sglang_lite.runtime.core.open_requests import OpenRequests, Ticket
+from sglang_lite.runtime.core.request_builder import RequestBuilder
 from sglang_lite.runtime.core.submission import GenerateRequest, OpenRequest, ProgramRequest, Submission
 from sglang_lite.runtime.model_files import open_model_files
 from sglang_lite.runtime.models.resolve import resolve
@@ -62,9 +61,10 @@ class ScriptedCore:
         self.description = f"a script of {step_s * 1000:g} ms a step"
         self.steps = 0
         self._step_s, self._write = step_s, write
+        self.builder = RequestBuilder(model, self.tokenizer, self.vocab_size, frozenset(), 1 << 20, None)
         self.open_requests = OpenRequests(1 << 20)
         self._lock = threading.Condition()
-        self._open: list[_Running] = []
+        self._open: list[_Generating | _Playing] = []
         self._flushes = Flushes(lambda: threading.current_thread() is self._thread)
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="sglang_lite-script", daemon=True)
@@ -79,8 +79,8 @@ class ScriptedCore:
         sink = self._flushes.with_flush(sink, flush)
         match request:
             case GenerateRequest():
-                params = resolve_params(request.params, self.vocab_size)
-                return self._begin(_Generating(sink, request.params, params.max_tokens, stream=request.stream))
+                count = self.builder.resolved(request.params).max_tokens
+                return self._begin(_Generating(sink, count, request.stream))
             case ProgramRequest():
                 _check_nodes(request.program.nodes)
                 return self._begin(
@@ -95,14 +95,14 @@ class ScriptedCore:
         playing = _Playing(sink, (), self.vocab_size, stream=request.stream, closed=False)
         return _Growing(playing, self._begin(playing))
 
-    def _begin(self, running: _Running) -> Ticket:
+    def _begin(self, running: _Generating | _Playing) -> Ticket:
         self.check_open()
         with self._lock:
             self._open.append(running)
             self._lock.notify()
         return Ticket(partial(self._abort, running))
 
-    def _abort(self, running: _Running) -> None:
+    def _abort(self, running: _Generating | _Playing) -> None:
         with self._lock:
             if running not in self._open:
                 return
@@ -134,10 +134,6 @@ class ScriptedCore:
             row.sink(EngineClosedError("the engine was closed before the request finished."))
 
     # ---------------------------------------------------------------------------------- the rest of a core
-
-    @property
-    def builder(self) -> NoReturn:
-        raise CapabilityError("a script checks no requests.")
 
     def ask(self, call: Call[R]) -> Future[R]:
         answer: Future[Any] = Future()
@@ -182,39 +178,25 @@ def scripted_engine(model: str, step_s: float, write: Callable[[], str] = "a "._
     return engine
 
 
-class _Running(ABC):
-    """Open request."""
-
-    sink: Callable[[Any], None]
-
-    @abstractmethod
-    def step(self, token: str) -> bool:
-        """Takes a token. Returns True if that was the last one."""
-
-
 @dataclass(eq=False)
-class _Generating(_Running):
+class _Generating:
     sink: Callable[[Any], None]
-    params: SamplingParams
     left: int
     stream: bool
     text: str = ""
     count: int = 0
 
     def step(self, token: str) -> bool:
+        """Takes a token. Returns True if that was the last one."""
         self.left -= 1
         self.count += 1
         self.text += token
         if self.stream:
             self.sink(Delta(token, (_TOKEN,)))
         if self.left <= 0:
-            self.sink(self.generation())
+            ids, usage = (_TOKEN,) * self.count, Usage(prompt_tokens=1, completion_tokens=self.count)
+            self.sink(Generation(self.text, ids, (Span(self.text, ids),), "length", usage=usage))
         return self.left <= 0
-
-    def generation(self) -> Generation:
-        ids = (_TOKEN,) * self.count
-        usage = Usage(prompt_tokens=1, completion_tokens=self.count)
-        return Generation(self.text, ids, (Span(self.text, ids),), "length", usage=usage)
 
 
 class _Growing:
@@ -239,7 +221,7 @@ class _Growing:
         self.abort()
 
 
-class _Playing(_Running):
+class _Playing:
     """Program that is played. More `nodes` may be added until it is `closed`."""
 
     def __init__(
@@ -266,7 +248,7 @@ class _Playing(_Running):
             if isinstance(node, Gen):
                 tell = partial(self._tell, self._at, node.name)
                 count = resolve_params(node.params, self._vocab_size).max_tokens
-                self._now = _Generating(tell, node.params, count, self._stream)
+                self._now = _Generating(tell, count, self._stream)
             else:
                 assert isinstance(node, Text)
                 self._text += node.text

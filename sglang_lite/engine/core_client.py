@@ -60,7 +60,7 @@ from sglang_lite.protocol import (
 )
 from sglang_lite.runtime import startup_messages
 from sglang_lite.runtime.calls import Call, CompileGrammar, R, UpdateWeights
-from sglang_lite.runtime.config import Capacity, EngineConfig, Sizes
+from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.core.inbox import forked_copy_error, self_wait_error
 from sglang_lite.runtime.core.open_requests import OpenRequests, Ticket
 from sglang_lite.runtime.core.request_builder import RequestBuilder
@@ -145,12 +145,12 @@ class CoreClient:
         config = self.config
         self.model_name, self.vocab_size, self.description = ready.model_name, ready.vocab_size, ready.description
         self._eos_ids = frozenset(ready.eos_ids)
-        self.capacity = Capacity(Sizes(*ready.sizes), ready.context_length, ready.pages, ready.longest)
+        self.capacity = capacity = ready.capacity
         self.builder = RequestBuilder(
-            ready.model_name, self.tokenizer, ready.vocab_size, self._eos_ids, ready.longest, config.seed,
+            ready.model_name, self.tokenizer, ready.vocab_size, self._eos_ids, capacity.longest, config.seed,
             all_special=config.special_tokens_in_roles,
         )  # fmt: skip
-        self.open_requests = OpenRequests(config.max_queued + ready.sizes[0])
+        self.open_requests = OpenRequests(config.max_queued + capacity.sizes.max_running)
 
     def _listen(self) -> None:
         reader = self._submissions.reader = threading.Thread(

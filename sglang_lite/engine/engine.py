@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
 from copy import copy
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
 
@@ -190,8 +191,8 @@ class Engine:
         self.core.check_wait("complete")
         if isinstance(params.n, int) and params.n > 1:
             raise ParameterError("n", "complete gives one generation.", hint="Use generate or submit.")
-        future: Future[Generation] = Future()
-        return _result(future, self.submit(prompt, params, constraint, sink=_into(future)))
+        found: Generation = _last_event(partial(self.submit, prompt, params, constraint))
+        return found
 
     def submit_when_room(self, submit: Callable[[], Ticket], count: int) -> Awaitable[Ticket]:
         """Submits as soon as there is room for `count` requests, and returns the result of `submit()`.
@@ -243,8 +244,8 @@ class Engine:
     def select(self, prompt: Prompt | str, choices: Sequence[str], *, unconditional: bool = False) -> Selection:
         """Scores choices as `submit_select` does, and waits for the result."""
         self.core.check_wait("select")
-        future: Future[Selection] = Future()
-        return _result(future, self.submit_select(prompt, choices, sink=_into(future), unconditional=unconditional))
+        found: Selection = _last_event(partial(self.submit_select, prompt, choices, unconditional=unconditional))
+        return found
 
     # ------------------------------------------------------------------------------------------ programs
 
@@ -300,12 +301,8 @@ class Engine:
         """Plays a program as `run_program` does, and waits for its result and the events of its nodes."""
         self.core.check_wait("play")
         played: list[Played] = []
-        future: Future[ProgramResult] = Future()
-        settle = _into(future)
-        ticket = self.run_program(
-            prompt, program, sink=lambda e: played.append(e) if isinstance(e, Played) else settle(e)
-        )
-        return _result(future, ticket), played
+        found: ProgramResult = _last_event(partial(self.run_program, prompt, program), played.append)
+        return found, played
 
     def abort(self, rid: str) -> None:
         """Ends the request with this name with RequestAbortedError, whose `partial` is the result up to then. A call of
@@ -448,22 +445,22 @@ def _started(engine: Engine, config: EngineConfig, path: Path) -> Core:
     return core
 
 
-def _result(future: Future[T], ticket: Ticket) -> T:
-    """Result of a submission, which is aborted if the waiting thread is interrupted."""
+def _last_event(submit: Callable[..., Ticket], also: Callable[[Played], object] = lambda _: None) -> Any:
+    """Last event of a submission, which is aborted if the waiting thread is interrupted. Events before the last one go
+    to `also`."""
+    future: Future[Any] = Future()
+
+    def sink(event: object) -> None:
+        if isinstance(event, SglError):
+            future.set_exception(event)
+        elif isinstance(event, Played):
+            also(event)
+        else:
+            future.set_result(event)
+
+    ticket = submit(sink=sink)
     try:
         return future.result()
     except KeyboardInterrupt:
         ticket.abort()
         raise
-
-
-def _into(future: Future[Any]) -> Callable[[Any], None]:  # each kind of result has its own last event
-    """Sink that settles a future with the last event."""
-
-    def sink(event: object) -> None:
-        if isinstance(event, SglError):
-            future.set_exception(event)
-        elif isinstance(event, Generation | Selection | ProgramResult):
-            future.set_result(event)
-
-    return sink

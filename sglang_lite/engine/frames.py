@@ -20,6 +20,7 @@ from sglang_lite.errors import BackendError, Location, ParameterError, SglError
 from sglang_lite.program.nodes import Node, Path
 from sglang_lite.protocol import Constraint, Delta, Generation, SamplingParams, Selection
 from sglang_lite.runtime.calls import CompileGrammar, FlushCache, StartProfile, Stats, StopProfile, UpdateWeights
+from sglang_lite.runtime.config import Capacity
 from sglang_lite.runtime.core.submission import OpenRequest, ProgramRequest, SelectRequest
 from sglang_lite.wire.failure import Failure, as_failure
 from sglang_lite.wire.messages import location_from, location_names
@@ -109,10 +110,7 @@ class Ready(_Message, frozen=True, tag="ready"):
     vocab_size: int
     eos_ids: tuple[int, ...]
     description: str
-    sizes: tuple[int, int, int]
-    context_length: int
-    pages: int
-    longest: int
+    capacity: Capacity
 
 
 class Failed(_Message, frozen=True, tag="failed"):

@@ -108,7 +108,7 @@ def serve(descriptor: int, compiler: CompileProcess | None) -> None:
         outgoing.post(Failed(failure_of(error)))
         threading.Event().wait()  # the handle closes the connection when it has read the message
         raise AssertionError from error
-    outgoing.post(_ready(core))
+    outgoing.post(Ready(core.model_name, core.vocab_size, tuple(core.eos_ids), core.description, core.capacity))
     if core.device.type == "cpu":
         sys.setswitchinterval(_TURN_S)
     handler.begin(core)
@@ -182,15 +182,6 @@ def _loaded(start: Start, outgoing: Outgoing, compiler: CompileProcess | None) -
     finally:
         if compiler is not None:
             compiler.end()
-
-
-def _ready(core: EngineCore | EmbeddingCore) -> Ready:
-    capacity = core.capacity
-    sizes = (capacity.sizes.max_running, capacity.sizes.step_tokens, capacity.sizes.page_size)
-    return Ready(
-        core.model_name, core.vocab_size, tuple(core.eos_ids), core.description, sizes, capacity.context_length,
-        capacity.pages, capacity.longest,
-    )  # fmt: skip
 
 
 class _Submission:
