@@ -25,7 +25,7 @@ from statistics import median
 from typing import Any
 
 import sglang_lite as sgl
-from sglang_lite.lang.execution.run_usage import RunUsage
+from sglang_lite.lang.execution.budget import RunUsage
 from sglang_lite.lang.trace import Trace, as_html
 from sglang_lite.runtime.kv_cache.prefix_cache import PrefixCache
 from sglang_lite.runtime.output_builder import OutputBuilder

@@ -12,8 +12,7 @@ import msgspec
 
 from sglang_lite.lang.argument_names import explains_wrong_arguments
 from sglang_lite.lang.backend.apis.api import Api, Target
-from sglang_lite.lang.backend.apis.openai_chat import CHAT, parse_usage
-from sglang_lite.lang.backend.apis.openai_completions import COMPLETIONS
+from sglang_lite.lang.backend.apis.openai_chat import CHAT, COMPLETIONS, parse_usage
 from sglang_lite.lang.backend.apis.openai_responses import RESPONSES, input_items
 from sglang_lite.lang.backend.capabilities import Capabilities
 from sglang_lite.lang.backend.http.rate_limit import RateLimit

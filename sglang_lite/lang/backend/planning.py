@@ -9,13 +9,11 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
+from sglang_lite.lang.backend.base import Backend, only_answer
 from sglang_lite.program.nodes import Expression
 from sglang_lite.protocol import Constraint, Delta, Generation, Location, Prompt, SamplingParams, Selection
-
-if TYPE_CHECKING:
-    from sglang_lite.lang.backend.base import Backend
+from sglang_lite.protocol.sampling import NO_PARAMS
 
 # True while a selection needs the scores of its choices.
 scores_needed: ContextVar[bool] = ContextVar("sglang_lite_scores_needed", default=False)
@@ -86,6 +84,29 @@ class RunFacts:
         return cls(params, drafts, drafts.on, shares)
 
 
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Question that a node asks a backend: the arguments of `Backend.agenerate`."""
+
+    backend: Backend
+    prompt: Prompt
+    params: SamplingParams = NO_PARAMS
+    constraint: Constraint | None = None
+    stream: bool = False
+
+    def events(self) -> AsyncGenerator[Delta | Generation, None]:
+        """Asks for the generation, and yields its events."""
+        return self.backend.agenerate(self.prompt, self.params, self.constraint, stream=self.stream)
+
+    async def answer(self, prompt: Prompt, params: SamplingParams, constraint: Constraint | None = None) -> Generation:
+        """Only sample of another question of the same backend."""
+        return await only_answer(self.backend.agenerate(prompt, params, constraint, stream=False))
+
+    async def selection(self, choices: Sequence[str]) -> Selection:
+        """Asks for a selection."""
+        return await self.backend.aselect(self.prompt, choices, unconditional=False)
+
+
 class AnswerSource(ABC):
     """Source of a node's answer in place of a call of its own. Used on the executor loop."""
 
@@ -100,20 +121,12 @@ class AnswerSource(ABC):
         yield
 
     @abstractmethod
-    def agenerate(
-        self,
-        backend: Backend,
-        prompt: Prompt,
-        params: SamplingParams,
-        constraint: Constraint | None,
-        *,
-        stream: bool,
-    ) -> AsyncGenerator[Delta | Generation, None]:
-        """Yields the events of the generation, as `backend.agenerate` would."""
+    def agenerate(self, ask: Ask) -> AsyncGenerator[Delta | Generation, None]:
+        """Yields the events of the generation, as `ask.events()` would."""
 
-    async def aselect(self, backend: Backend, prompt: Prompt, choices: Sequence[str]) -> Selection:
-        """Answer of the selection, as `backend.aselect` would return it."""
-        return await backend.aselect(prompt, choices, unconditional=False)
+    async def aselect(self, ask: Ask, choices: Sequence[str]) -> Selection:
+        """Answer of the selection, as `ask.selection(choices)` would return it."""
+        return await ask.selection(choices)
 
 
 class Planner(ABC):

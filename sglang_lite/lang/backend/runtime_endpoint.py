@@ -29,10 +29,9 @@ from sglang_lite.lang.backend.http.program import RemoteProgram, play_single_nod
 from sglang_lite.lang.backend.http.server_process import ServerProcess
 from sglang_lite.lang.backend.rendering import with_tools
 from sglang_lite.lang.backend.token_counts import TokenUsage
-from sglang_lite.lang.backend.unsent import unsent
 from sglang_lite.lang.chat_template import get_chat_template, get_chat_template_by_model_path
 from sglang_lite.lang.concurrency.loop import executor
-from sglang_lite.lang.results import with_warnings
+from sglang_lite.lang.results import unsent, with_warnings
 from sglang_lite.program.nodes import Gen, Node, Select
 from sglang_lite.protocol import (
     BackendError,

@@ -18,9 +18,8 @@ import msgspec
 from sglang_lite.lang.backend.base import Backend, name_of
 from sglang_lite.lang.backend.planning import Planner, RunFacts
 from sglang_lite.lang.concurrency.loop import forks
-from sglang_lite.lang.execution.budget import Budget, NodeAccount
+from sglang_lite.lang.execution.budget import Budget, NodeAccount, RunUsage
 from sglang_lite.lang.execution.push_down import PushedBranch, PushedProgram
-from sglang_lite.lang.execution.run_usage import RunUsage
 from sglang_lite.lang.expressions import BaseProgram
 from sglang_lite.program.seeds import derived_seed
 from sglang_lite.protocol import (

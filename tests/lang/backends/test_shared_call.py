@@ -71,6 +71,18 @@ def test_a_call_without_an_answer_is_an_error_of_the_program():
         program.run(backend=Silent())["name"]
 
 
+def test_branches_that_wait_for_the_first_token_of_one_share_its_call(server, backend):
+    @sgl.function
+    def program(s):
+        s += sgl.user("A name. " * 600)  # so long that the provider's cache is worth a wait
+        forks = s.fork(4)
+        one_statement(forks)
+        forks.join()
+
+    assert sorted(program.run(backend=backend)["name"]) == ["name0", "name1", "name2", "name3"]
+    assert [request.body["n"] for request in server.requests] == [4]
+
+
 def test_text_that_all_branches_are_added_does_not_tell_them_apart(server, backend):
     def add(forks):
         forks += sgl.assistant("Which?")

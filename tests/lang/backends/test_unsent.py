@@ -11,8 +11,8 @@ from google.oauth2.credentials import Credentials
 import sglang_lite as sgl
 from sglang_lite.lang.backend.anthropic import Anthropic
 from sglang_lite.lang.backend.openai import OpenAI
-from sglang_lite.lang.backend.unsent import WARNINGS
 from sglang_lite.lang.backend.vertexai import VertexAI
+from sglang_lite.lang.results import WARNINGS
 from sglang_lite.testing import ServerForTests
 from tests.lang.backends.native_server import DONE, NativeServer, event
 

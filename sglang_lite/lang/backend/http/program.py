@@ -163,20 +163,13 @@ class RemoteProgram:
             body["close"] = True
         if self._priority:
             body["priority"] = self._priority
-        events = self._server.stream_events("/program", body, self._began if grows else None)
-        async with contextlib.aclosing(events) as datas:
-            async for data in datas:
-                event = _event(self._server, data)
+        datas = self._server.stream_events("/program", body, self._began if grows else None)
+        async with contextlib.aclosing(self._delivered.news_in(self._server, datas, self._retries)) as events:
+            async for event in events:
                 if isinstance(event, Played):
-                    for news in self._delivered.news(event, deltas=True):
-                        self._retries.progressed()
-                        self._sink(news)
-                elif isinstance(event, RETRYABLE_ERRORS):
-                    raise event
-                elif isinstance(event, ProgramResult | SglError):
+                    self._sink(event)
+                else:
                     self._end(event)
-                    return
-        raise BackendError("the program's stream ended before the program did.", hint="Check what listens at base_url.")
 
     def _all_before_drop(self) -> dict[Path, Sequence[Node]]:
         """Nodes for the first request: all, or if a branch was dropped already, those before that. Items for further
@@ -261,21 +254,15 @@ async def play_single_node(
     while True:
         delivered.begin()
         try:
-            async with contextlib.aclosing(server.stream_events(path, body)) as datas:
-                async for data in datas:
-                    event = _event(server, data)
-                    if isinstance(event, ProgramResult):
+            datas = server.stream_events(path, body)
+            async with contextlib.aclosing(delivered.news_in(server, datas, retries, deltas=stream)) as events:
+                async for played in events:
+                    if isinstance(played, ProgramResult):
                         return
+                    event = played if isinstance(played, SglError) else played.event
                     if isinstance(event, SglError):
                         raise event
-                    for news in delivered.news(event, deltas=stream) if isinstance(event, Played) else ():
-                        retries.progressed()
-                        if isinstance(news.event, SglError):
-                            raise news.event
-                        yield news.event
-            raise BackendError(
-                "the program's stream ended before the program did.", hint="Check what listens at base_url."
-            )
+                    yield event
         except RETRYABLE_ERRORS as error:
             await retries.pause(error)
 
@@ -294,7 +281,29 @@ class _DeliveredEvents:
         self._finished_now: Counter[Path] = Counter()
         self._texts_now: dict[tuple[Path, int], str] = {}
 
-    def news(self, played: Played, *, deltas: bool) -> Iterable[Played]:
+    async def news_in(
+        self, server: ServerClient, datas: AsyncGenerator[str, None], retries: Retries, *, deltas: bool = True
+    ) -> AsyncGenerator[Played | ProgramResult | SglError, None]:
+        """Yields what is new in the events of a program's stream, and last the end of the program.
+
+        Raises:
+            BackendError: the stream ended before the program did, or an error allows another try.
+        """
+        async with contextlib.aclosing(datas):
+            async for data in datas:
+                event = _event(server, data)
+                if isinstance(event, Played):
+                    for news in self._news(event, deltas=deltas):
+                        retries.progressed()
+                        yield news
+                elif isinstance(event, RETRYABLE_ERRORS):
+                    raise event
+                elif isinstance(event, ProgramResult | SglError):
+                    yield event
+                    return
+        raise BackendError("the program's stream ended before the program did.", hint="Check what listens at base_url.")
+
+    def _news(self, played: Played, *, deltas: bool) -> Iterable[Played]:
         """Yields the part of an event that was not delivered yet."""
         event = played.event
         if not isinstance(event, Delta):
@@ -325,12 +334,7 @@ def _event(server: ServerClient, data: str) -> ProgramEvent | Usage:
 
 
 def _as_data(nodes: Sequence[Node]) -> Any:  # plain data
-    return _program_data(Program(tuple(nodes)))["nodes"]
-
-
-def _program_data(program: Program) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(wire.encode(program))["data"]
-    return found
+    return json.loads(wire.encode(Program(tuple(nodes))))["data"]["nodes"]
 
 
 def _seeded(node: Node) -> Node:

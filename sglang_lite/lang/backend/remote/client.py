@@ -35,8 +35,7 @@ from sglang_lite.lang.backend.token_counts import (
     tokens_of,
     unreported_usages,
 )
-from sglang_lite.lang.backend.unsent import unsent
-from sglang_lite.lang.results import with_warnings
+from sglang_lite.lang.results import unsent, with_warnings
 from sglang_lite.protocol import BackendError, Delta, Generation, SglError, Unset, Usage, ValueValidationError
 from sglang_lite.text.tool_use import answer_object, call_object, calls_object
 

@@ -10,13 +10,13 @@ from dataclasses import replace
 
 from sglang_lite.lang.backend.apis.prompt_cache import MIN_PREFIX_CHARS
 from sglang_lite.lang.backend.base import Backend
-from sglang_lite.lang.backend.planning import AnswerSource, Planner, RunFacts
+from sglang_lite.lang.backend.planning import AnswerSource, Ask, Planner, RunFacts
 from sglang_lite.lang.backend.remote.shared_call import SharesCost, shared
 from sglang_lite.lang.backend.remote.turn import turns_of
 from sglang_lite.lang.backend.remote.turn_plan import TurnContext
 from sglang_lite.lang.expressions import SglGen, SglSelect
 from sglang_lite.program.nodes import Expression
-from sglang_lite.protocol import Constraint, Delta, Generation, Location, Prompt, SamplingParams
+from sglang_lite.protocol import Delta, Generation, Location
 
 LEAST_BRANCHES = 4
 
@@ -68,20 +68,10 @@ class BehindGate(AnswerSource):
             if self._leads:  # on failure, too
                 self._gate.open()
 
-    async def agenerate(
-        self,
-        backend: Backend,
-        prompt: Prompt,
-        params: SamplingParams,
-        constraint: Constraint | None,
-        *,
-        stream: bool,
-    ) -> AsyncGenerator[Delta | Generation, None]:
-        stream = stream or self._leads  # for its first token
-        if self.source is None:
-            events = backend.agenerate(prompt, params, constraint, stream=stream)
-        else:
-            events = self.source.agenerate(backend, prompt, params, constraint, stream=stream)
+    async def agenerate(self, ask: Ask) -> AsyncGenerator[Delta | Generation, None]:
+        if self._leads:  # for its first token
+            ask = replace(ask, stream=True)
+        events = ask.events() if self.source is None else self.source.agenerate(ask)
         async for event in events:
             if self._leads:
                 self._gate.open()

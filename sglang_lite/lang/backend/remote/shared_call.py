@@ -5,15 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import msgspec
 
-from sglang_lite.lang.backend.base import Backend
-from sglang_lite.lang.backend.planning import AnswerSource
+from sglang_lite.lang.backend.planning import AnswerSource, Ask
 from sglang_lite.lang.expressions import SglGen, is_constant
 from sglang_lite.program.nodes import Expression, Expressions
-from sglang_lite.protocol import Constraint, Delta, Generation, Prompt, SamplingParams, Unset
+from sglang_lite.protocol import Constraint, Delta, Generation, SamplingParams, Unset
 from sglang_lite.protocol.sampling import merge
 
 SharesCost: TypeAlias = Callable[[SamplingParams, Constraint | None, int], bool]  # a backend's `shares_prompt_cost`
@@ -57,43 +56,33 @@ class SharedCall(AnswerSource):
         size: number of branches.
     """
 
-    __slots__ = ("_key", "_samples", "size")
+    __slots__ = ("_ask", "_samples", "size")
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self._key: tuple[Any, ...] = ()  # prompt, parameters and constraint of the shared call
+        self._ask: Ask | None = None  # question of the shared call
         self._samples: asyncio.Future[list[Generation]] | None = None  # samples that no branch has taken yet
 
-    async def agenerate(
-        self,
-        backend: Backend,
-        prompt: Prompt,
-        params: SamplingParams,
-        constraint: Constraint | None,
-        *,
-        stream: bool,
-    ) -> AsyncGenerator[Delta | Generation, None]:
+    async def agenerate(self, ask: Ask) -> AsyncGenerator[Delta | Generation, None]:
         if self._samples is None:
-            self._key, self._samples = (prompt, params, constraint), asyncio.get_running_loop().create_future()
-            async for event in self._call(backend, self._samples, stream=stream):
+            self._ask, self._samples = ask, asyncio.get_running_loop().create_future()
+            async for event in self._call(ask, self._samples):
                 yield event
             return
-        samples = await asyncio.shield(self._samples) if self._key == (prompt, params, constraint) else []
+        alike = self._ask is not None and replace(ask, stream=self._ask.stream) == self._ask
+        samples = await asyncio.shield(self._samples) if alike else []
         if samples:
             yield samples.pop(0)
             return
-        async for event in backend.agenerate(prompt, params, constraint, stream=stream):
+        async for event in ask.events():
             yield event
 
-    async def _call(
-        self, backend: Backend, made: asyncio.Future[list[Generation]], *, stream: bool
-    ) -> AsyncGenerator[Delta | Generation, None]:
-        prompt, params, constraint = self._key
+    async def _call(self, ask: Ask, made: asyncio.Future[list[Generation]]) -> AsyncGenerator[Delta | Generation, None]:
         samples: list[Generation] = []
         others: list[Generation] = []
         try:
-            several = msgspec.structs.replace(params, n=self.size)
-            async for event in backend.agenerate(prompt, several, constraint, stream=stream):
+            several = replace(ask, params=msgspec.structs.replace(ask.params, n=self.size))
+            async for event in several.events():
                 if isinstance(event, Generation):
                     samples.append(event)
                 elif not event.index:

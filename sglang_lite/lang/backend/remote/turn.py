@@ -4,14 +4,15 @@ brought for other generations than its own (see turn_plan.py)."""
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
 import msgspec
 
 from sglang_lite.constraints.matching import validate
-from sglang_lite.lang.backend.base import Backend, only_answer, refusal
-from sglang_lite.lang.backend.planning import AnswerSource
+from sglang_lite.lang.backend.base import refusal
+from sglang_lite.lang.backend.planning import AnswerSource, Ask
 from sglang_lite.lang.backend.remote.turn_match import TurnHole, TurnPart, UnstoppedAnswer, read
 from sglang_lite.lang.backend.remote.turn_plan import Generated, TurnContext, TurnPlan, plan, stops_of
 from sglang_lite.lang.backend.remote.turns import from_start, turn_text, unrepeated, with_continue_request
@@ -20,7 +21,6 @@ from sglang_lite.program.nodes import Expression
 from sglang_lite.protocol import (
     UNSET,
     BackendError,
-    Constraint,
     Delta,
     Generation,
     Message,
@@ -32,7 +32,7 @@ from sglang_lite.protocol import (
     ValueValidationError,
     total_usage,
 )
-from sglang_lite.protocol.sampling import merge
+from sglang_lite.protocol.sampling import NO_PARAMS, merge
 
 _NOT_ASKED = {"calls": 0, "cost": 0.0}  # metadata of an answer that another generation's call has brought
 _BESIDE = 16  # tokens of the constant text beside a value, at most
@@ -76,66 +76,63 @@ class Turn:
         self._asked: set[int] = set()  # indices of the generations that were asked for
         self._messages: tuple[Message, ...] | None = None  # turns before this one, as the first prompt has them
 
-    async def answers(
-        self, place: int, backend: Backend, prompt: Prompt, params: SamplingParams, constraint: Constraint | None,
-        *, stream: bool,
-    ) -> AsyncGenerator[Delta | Generation, None]:  # fmt: skip
-        """Yields the events of the generation at index `place`, as `Backend.agenerate` does. A later attempt makes
-        its own call, and answers known ahead are dropped."""
-        found = await self._planned_answer(place, backend, prompt, params)
+    async def answers(self, place: int, ask: Ask) -> AsyncGenerator[Delta | Generation, None]:
+        """Yields the events of the generation at index `place`. A later attempt makes its own call, and answers known
+        ahead are dropped."""
+        found = await self._planned_answer(place, ask)
         if found is not None:
             yield found
-        elif self._plan.asks_to_continue and prompt.partial.strip():
-            yield self._with_wasted(await self._ask_to_continue(backend, prompt, params, constraint))
+        elif self._plan.asks_to_continue and ask.prompt.partial.strip():
+            yield self._with_wasted(await self._ask_to_continue(ask))
         else:
-            async for event in backend.agenerate(prompt, params, constraint, stream=stream):
+            async for event in ask.events():
                 yield self._with_wasted(event) if isinstance(event, Generation) else event
 
-    async def selection(self, place: int, backend: Backend, prompt: Prompt, choices: Sequence[str]) -> Selection:
-        """Answer of the selection at index `place`, as `Backend.aselect` returns it."""
-        found = await self._planned_answer(place, backend, prompt, self._plan.common_params or SamplingParams())
+    async def selection(self, place: int, ask: Ask, choices: Sequence[str]) -> Selection:
+        """Answer of the selection at index `place`."""
+        found = await self._planned_answer(place, replace(ask, params=self._plan.common_params or NO_PARAMS))
         if found is not None:
             return Selection((), found.usage, found.text, found.meta)
-        request = with_continue_request(prompt, _template(backend)) if self._plan.asks_to_continue else prompt
-        picked = await backend.aselect(request, choices, unconditional=False)
+        picked = await replace(ask, prompt=self._request(ask)).selection(choices)
         total = self._with_wasted(Generation("", usage=picked.usage, meta=picked.meta))
         return msgspec.structs.replace(picked, usage=total.usage, meta=total.meta)
 
-    async def _planned_answer(
-        self, place: int, backend: Backend, prompt: Prompt, params: SamplingParams
-    ) -> Generation | None:
+    def _request(self, ask: Ask) -> Prompt:
+        """Prompt that makes the model continue the turn."""
+        template: Any = ask.backend.get_chat_template()
+        return with_continue_request(ask.prompt, template) if self._plan.asks_to_continue else ask.prompt
+
+    async def _planned_answer(self, place: int, ask: Ask) -> Generation | None:
         """Answer for the generation at index `place`, from an earlier call or from a shared call made now; None if it
         needs a call of its own."""
         if place in self._asked:  # a later attempt, so what is known ahead may not fit
             self._answers, self._ahead = {}, False
         self._asked.add(place)
-        self._messages = prompt.messages if self._messages is None else self._messages
-        if prompt.messages != self._messages:  # the model is shown its refused answer
+        self._messages = ask.prompt.messages if self._messages is None else self._messages
+        if ask.prompt.messages != self._messages:  # the model is shown its refused answer
             return None
         if place not in self._answers:
-            await self._look_ahead(place, backend, prompt, params)
+            await self._look_ahead(place, ask)
         return self._answers.pop(place, None)
 
-    async def _look_ahead(self, place: int, backend: Backend, prompt: Prompt, params: SamplingParams) -> None:
+    async def _look_ahead(self, place: int, ask: Ask) -> None:
         """Makes a call that may bring this generation and later ones of the turn."""
         if self._plan.strategy == "text":
-            await self._ask_text(place, backend, prompt, params)
+            await self._ask_text(place, ask)
         if not self._ahead:
             return
-        turn_start = prompt.partial if self._plan.asks_to_continue else ""
+        turn_start = ask.prompt.partial if self._plan.asks_to_continue else ""
         if turn_start.strip() and place == 0 and self._plan.span.begins:
             parts = (turn_start, *self._parts[self._places[0] :])
-            if await self._ask_ahead(place, parts, backend, from_start(prompt), params, ""):
+            if await self._ask_ahead(place, parts, ask, from_start(ask.prompt), ""):
                 return
         if len(self._places) - place > 1:
-            request = with_continue_request(prompt, _template(backend)) if self._plan.asks_to_continue else prompt
             parts = self._parts[self._places[place] :]
-            self._ahead = await self._ask_ahead(place, parts, backend, request, params, turn_start)
+            self._ahead = await self._ask_ahead(place, parts, ask, self._request(ask), turn_start)
 
     async def _ask_ahead(
-        self, place: int, parts: Sequence[TurnPart], backend: Backend, prompt: Prompt, params: SamplingParams,
-        turn_start: str,
-    ) -> bool:  # fmt: skip
+        self, place: int, parts: Sequence[TurnPart], ask: Ask, prompt: Prompt, turn_start: str
+    ) -> bool:
         """Asks for the rest of a turn, without the stops of its generations, and keeps the values found in the answer.
         Returns False if the answer does not contain the generation at `place`.
 
@@ -143,8 +140,8 @@ class Turn:
             turn_start: text of the turn so far, which the model may repeat at the beginning of its answer.
         """
         assert self._drafts is not None
-        free = msgspec.structs.replace(params, stop=self._plan.stops or UNSET, max_tokens=self._drafts.tokens)
-        response = await only_answer(backend.agenerate(prompt, free, None, stream=False))
+        free = msgspec.structs.replace(ask.params, stop=self._plan.stops or UNSET, max_tokens=self._drafts.tokens)
+        response = await ask.answer(prompt, free)
         tokens = tuple(entry.text or "" for entry in response.output_logprobs)
         text = unrepeated(turn_start, response.text) if turn_start else response.text
         answer = UnstoppedAnswer(text, response.finish_reason == "stop", response.usage.completion_tokens, tokens)
@@ -169,20 +166,21 @@ class Turn:
             self._wasted.append(response)
         return found > 0
 
-    async def _ask_text(self, place: int, backend: Backend, prompt: Prompt, params: SamplingParams) -> None:
+    async def _ask_text(self, place: int, ask: Ask) -> None:
         """Asks for the turn as one text under a grammar, and finds the generations from `place` on in it.
 
         Raises:
             ValueValidationError: the text can't be split into the generations.
         """
-        whole = turn_text((prompt.partial, *self._plan.fields[self._places[place] :]))
+        begun = ask.prompt.partial
+        whole = turn_text((begun, *self._plan.fields[self._places[place] :]))
         assert whole is not None  # plans by text are only made of parts that fit into one
         limits = [p.max_tokens for p in self._parts[self._places[place] :] if isinstance(p, TurnHole)]
         total = sum(each or 0 for each in limits) + _BESIDE * len(limits)
-        params = msgspec.structs.replace(params, stop=UNSET, max_tokens=UNSET if None in limits else total)
-        response = await only_answer(backend.agenerate(from_start(prompt), params, whole, stream=False))
+        params = msgspec.structs.replace(ask.params, stop=UNSET, max_tokens=UNSET if None in limits else total)
+        response = await ask.answer(from_start(ask.prompt), params, whole)
         remaining = self._parts[self._places[place] : self._places[-1] + 1]
-        parts = [part for part in (prompt.partial, *remaining) if part != ""]
+        parts = [part for part in (begun, *remaining) if part != ""]
         values = read(UnstoppedAnswer(response.text, True, response.usage.completion_tokens), parts).values
         if len(values) < len(self._places) - place:
             error = ValueValidationError("the turn's text could not be split into its generations.", text=response.text)
@@ -194,29 +192,27 @@ class Turn:
             meta = {**response.meta, **(_NOT_ASKED if i else {}), "turn": turn}
             self._answers[place + i] = msgspec.structs.replace(response, text=value.text, usage=usage, meta=meta)
 
-    async def _ask_to_continue(
-        self, backend: Backend, prompt: Prompt, params: SamplingParams, constraint: Constraint | None
-    ) -> Generation:
+    async def _ask_to_continue(self, ask: Ask) -> Generation:
         """Answer of a call that shows the model the begun turn and asks it to continue.
 
         Raises:
             BackendError: the model only repeated the begun turn.
         """
-        turn_start = prompt.partial
-        request = with_continue_request(prompt, _template(backend))
-        response = await only_answer(backend.agenerate(request, params, constraint, stream=False))
-        if constraint is not None:
+        turn_start, request = ask.prompt.partial, self._request(ask)
+        response = await ask.answer(request, ask.params, ask.constraint)
+        if ask.constraint is not None:
             return msgspec.structs.replace(response, meta={**response.meta, "turn": {"by": "asked"}})
         text = unrepeated(turn_start, response.text)
         if not text.strip() and response.text.strip():  # a stop ended the answer within the repeated text
             self._wasted.append(response)
-            free = msgspec.structs.replace(params, stop=self._plan.stops or UNSET)
-            response = await only_answer(backend.agenerate(request, free, None, stream=False))
-            hole = TurnHole(() if isinstance(params.stop, Unset) else params.stop)
+            response = await ask.answer(request, msgspec.structs.replace(ask.params, stop=self._plan.stops or UNSET))
+            hole = TurnHole(() if isinstance(ask.params.stop, Unset) else ask.params.stop)
             answer = UnstoppedAnswer(unrepeated(turn_start, response.text), True, response.usage.completion_tokens)
             values = read(answer, (hole,)).values
             if not values:
-                raise BackendError(f"{backend.get_model_name()} did not continue {turn_start[-60:]!r}: it repeated it.")
+                raise BackendError(
+                    f"{ask.backend.get_model_name()} did not continue {turn_start[-60:]!r}: it repeated it."
+                )
             text, response = values[0].text, msgspec.structs.replace(response, matched=values[0].matched)
         return msgspec.structs.replace(response, text=text, meta={**response.meta, "turn": {"by": "asked"}})
 
@@ -245,19 +241,11 @@ class TurnPlace(AnswerSource):
     def __init__(self, turn: Turn, index: int) -> None:
         self._turn, self._index = turn, index
 
-    def agenerate(
-        self,
-        backend: Backend,
-        prompt: Prompt,
-        params: SamplingParams,
-        constraint: Constraint | None,
-        *,
-        stream: bool,
-    ) -> AsyncGenerator[Delta | Generation, None]:
-        return self._turn.answers(self._index, backend, prompt, params, constraint, stream=stream)
+    def agenerate(self, ask: Ask) -> AsyncGenerator[Delta | Generation, None]:
+        return self._turn.answers(self._index, ask)
 
-    async def aselect(self, backend: Backend, prompt: Prompt, choices: Sequence[str]) -> Selection:
-        return await self._turn.selection(self._index, backend, prompt, choices)
+    async def aselect(self, ask: Ask, choices: Sequence[str]) -> Selection:
+        return await self._turn.selection(self._index, ask, choices)
 
 
 def _hole(gen: Generated, outer: SamplingParams) -> TurnHole:
@@ -286,7 +274,3 @@ def _fits(gen: SglGen, text: str) -> bool:
 def _with_thrown_away(usage: Usage, tokens: int) -> Usage:
     """Usage with `tokens` more tokens that were generated in vain."""
     return msgspec.structs.replace(usage, thrown_away_tokens=usage.thrown_away_tokens + tokens)
-
-
-def _template(backend: Backend) -> Any:
-    return backend.get_chat_template()
