@@ -15,7 +15,7 @@ def classify(s, word):
 def main() -> None:
     states = classify.run_batch([{"word": word} for word in WORDS], progress_bar=True)
     for word, state in zip(WORDS, states, strict=True):
-        print(f"{word:8}{state['kind']}  ({state.probs('kind')[state['kind']]:.0%})")
+        print(f"{word:8}{state['kind']}  ({state.selection('kind').probs[state['kind']]:.0%})")
     usages = [state.usage() for state in states]
     cached, prompt = sum(u.cached_tokens for u in usages), sum(u.prompt_tokens for u in usages)
     print(f"{cached} of {prompt} prompt tokens came from the cache")

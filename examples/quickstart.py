@@ -59,7 +59,7 @@ def main() -> None:
     for review in ("A wonderful film, I laughed a lot.", "Boring, and far too long."):
         state = sentiment.run(review)
         runs.append(state)
-        shares = ", ".join(f"{choice.strip()} {p:.0%}" for choice, p in state.probs("label").items())
+        shares = ", ".join(f"{choice.strip()} {p:.0%}" for choice, p in state.selection("label").probs.items())
         print(f"    {review!r} →{state['label']} ({shares})")
 
     print("(c) Extraction into a typed value")

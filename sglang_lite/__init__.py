@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from sglang_lite.version import __version__
 
 if TYPE_CHECKING:
-    from sglang_lite import grammar
+    from sglang_lite import errors, grammar, testing
     from sglang_lite.compat.sglang.engine import Engine
     from sglang_lite.constraints.coerce import Grammar
     from sglang_lite.errors import (
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
         RequestTimeoutError,
         SglError,
         TemplateError,
+        ToolError,
         TraceError,
         UnknownVariableError,
         ValueValidationError,
@@ -84,14 +85,13 @@ if TYPE_CHECKING:
         token_length_normalized,
         unconditional_likelihood_normalized,
     )
-    from sglang_lite.lang.expressions import Multi
     from sglang_lite.lang.global_config import global_config
     from sglang_lite.lang.load_state import load
     from sglang_lite.lang.runs.recording import record
     from sglang_lite.lang.runs.replay import Replay
     from sglang_lite.lang.state import ProgramState, ProgramStateGroup
     from sglang_lite.lang.symbolic.graph import Graph
-    from sglang_lite.lang.tools import ToolCall, ToolError
+    from sglang_lite.lang.tools import ToolCall
     from sglang_lite.protocol import Choices, Regex, SamplingParams
     from sglang_lite.runtime.config import EngineConfig
     from sglang_lite.srt.server_args import ServerArgs
@@ -102,8 +102,8 @@ _HOMES = {
     "errors": (
         "BackendError", "BatchError", "BudgetError", "CapabilityError", "CompileError", "ConstraintError",
         "DownloadError", "EngineClosedError", "ModelError", "OverloadedError", "ParameterError", "ProgramError",
-        "RefusalError", "RequestAbortedError", "RequestTimeoutError", "SglError", "TemplateError", "TraceError",
-        "UnknownVariableError", "ValueValidationError",
+        "RefusalError", "RequestAbortedError", "RequestTimeoutError", "SglError", "TemplateError", "ToolError",
+        "TraceError", "UnknownVariableError", "ValueValidationError",
     ),
     "lang.agent": ("use_tools",),
     "lang.api": (
@@ -127,12 +127,11 @@ _HOMES = {
     "lang.choices": (
         "greedy_token_selection", "token_length_normalized", "unconditional_likelihood_normalized",
     ),
-    "lang.expressions": ("Multi",),
     "lang.global_config": ("global_config",),
     "lang.load_state": ("load",),
     "lang.state": ("ProgramState", "ProgramStateGroup"),
     "lang.symbolic.graph": ("Graph",),
-    "lang.tools": ("ToolCall", "ToolError"),
+    "lang.tools": ("ToolCall",),
     "protocol": ("Choices", "Regex", "SamplingParams"),
     "runtime.config": ("EngineConfig",),
     "srt.server_args": ("ServerArgs",),
@@ -141,25 +140,31 @@ _HOMES = {
 }  # fmt: skip
 _HOME = {name: f"sglang_lite.{home}" for home, names in _HOMES.items() for name in names}
 
+_MODULES = ("errors", "grammar", "testing")
+# Modules whose names can be imported from here, but are not shown by `dir`: they are in sgl.errors and sgl.testing, and
+# `program.trace().graph()` returns a Graph.
+_NOT_SHOWN = ("errors", "lang.symbolic.graph", "testing.server")
+
 __all__ = [  # a literal, for type checkers
     "Anthropic", "BackendError", "BaseBackend", "BatchError", "BudgetError", "CapabilityError", "Choices",
     "CompileError", "ConstraintError", "Crusoe", "DownloadError", "Engine", "EngineClosedError", "EngineConfig",
-    "Fallback", "Grammar", "Graph", "LiteLLM", "ModelError", "Multi", "OpenAI", "OverloadedError", "ParameterError",
-    "Price", "ProgramError", "ProgramState", "ProgramStateGroup", "RateLimit", "RefusalError", "Regex", "Replay",
+    "Fallback", "Grammar", "Graph", "LiteLLM", "ModelError", "OpenAI", "OverloadedError", "ParameterError", "Price",
+    "ProgramError", "ProgramState", "ProgramStateGroup", "RateLimit", "RefusalError", "Regex", "Replay",
     "RequestAbortedError", "RequestTimeoutError", "Runtime", "RuntimeEndpoint", "SamplingParams", "ScriptedBackend",
     "ServerArgs", "SglError", "TemplateError", "ToolCall", "ToolError", "TraceError", "UnknownVariableError",
-    "ValueValidationError", "VertexAI",
-    "__version__", "assistant", "assistant_begin", "assistant_end", "flush_cache", "function", "gen", "gen_int",
-    "gen_string", "get_server_info", "global_config", "grammar", "greedy_token_selection", "image", "load", "price",
-    "record", "select", "separate_reasoning", "server_for_tests", "set_default_backend", "system", "system_begin",
-    "system_end", "token_length_normalized", "unconditional_likelihood_normalized", "use_tools", "user", "user_begin",
-    "user_end", "video",
+    "ValueValidationError", "VertexAI", "__version__", "assistant", "assistant_begin", "assistant_end", "errors",
+    "flush_cache", "function", "gen", "gen_int", "gen_string", "get_server_info", "global_config", "grammar",
+    "greedy_token_selection", "image", "load", "price", "record", "select", "separate_reasoning", "server_for_tests",
+    "set_default_backend", "system", "system_begin", "system_end", "testing", "token_length_normalized",
+    "unconditional_likelihood_normalized", "use_tools", "user", "user_begin", "user_end", "video",
 ]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:  # any object of the package
-    if name == "grammar":
-        return importlib.import_module("sglang_lite.grammar")
+    if name in _MODULES:
+        return importlib.import_module(f"sglang_lite.{name}")
+    if name == "Multi":
+        raise AttributeError("sgl.Multi is gone. Several choices are selected with select(…, multi=True).")
     if name not in _HOME:
         raise AttributeError(f"module 'sglang_lite' has no attribute {name!r}")
     value = getattr(importlib.import_module(_HOME[name]), name)
@@ -168,4 +173,5 @@ def __getattr__(name: str) -> Any:  # any object of the package
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    elsewhere = {name for home in _NOT_SHOWN for name in _HOMES[home]}
+    return sorted(set(__all__) - elsewhere)

@@ -230,6 +230,10 @@ class CompileError(TraceError):
     """Raised by `compile`: programs are no longer compiled."""
 
 
+class ToolError(ProgramError):
+    """Raised if a tool raises an exception (the `__cause__`), or if the model does not answer within `max_steps`."""
+
+
 class ValueValidationError(SglError, ValueError):
     """Raised if a generated text is not a value of the requested type.
 

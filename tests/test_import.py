@@ -65,13 +65,27 @@ def test_every_public_name_loads_and_is_what_type_checkers_see():
     tree = ast.parse(inspect.getsource(sgl))
     guarded = next(node for node in tree.body if isinstance(node, ast.If))
     imports = [node for node in ast.walk(guarded) if isinstance(node, ast.ImportFrom)]
-    typed = {alias.name: node.module for node in imports for alias in node.names}
+    typed = {alias.asname or alias.name: node.module for node in imports for alias in node.names}
     assert typed.keys() | {"__version__"} == set(sgl.__all__)
     assert len(sgl.__all__) == len(set(sgl.__all__))
-    assert set(sgl.__all__) <= set(dir(sgl))
+    del typed["BaseBackend"]  # for type checkers, all backends are; at run time it is SGLang's class
     for name, module in typed.items():
         assert module is not None
-        assert getattr(sgl, name) is getattr(importlib.import_module(module), name)
+        assert getattr(sgl, name) is (
+            importlib.import_module(f"{module}.{name}")
+            if module == "sglang_lite"
+            else getattr(importlib.import_module(module), name)
+        )
+
+
+def test_what_is_shown_is_short_and_errors_are_shown_in_their_module():
+    assert len(dir(sgl)) <= 55
+    assert set(dir(sgl)) <= set(sgl.__all__)
+    errors = {name for name in sgl.__all__ if name.endswith("Error")}
+    assert len(errors) == 21
+    assert all(getattr(sgl, name) is getattr(sgl.errors, name) for name in errors)
+    assert not errors & set(dir(sgl))
+    assert sgl.testing.server_for_tests is sgl.server_for_tests
 
 
 def test_types_of_public_functions_can_be_resolved():
@@ -82,3 +96,12 @@ def test_types_of_public_functions_can_be_resolved():
 def test_an_unknown_name_is_an_attribute_error():
     with pytest.raises(AttributeError, match="nonsense"):
         sgl.nonsense
+
+
+def test_a_name_that_is_gone_tells_what_to_write():
+    with pytest.raises(AttributeError, match=r"select\(…, multi=True\)"):
+        sgl.Multi
+    with pytest.raises(sgl.ParameterError, match=r"Use constraint=sgl.Grammar\(…\) here"):
+        sgl.gen("a", lark='start: "a"')  # type: ignore[call-arg]  # as is tested
+    with pytest.raises(AttributeError, match=r"s.selection\(name\).probs"):
+        sgl.function(lambda s: None).run(backend=sgl.ScriptedBackend()).probs("a")

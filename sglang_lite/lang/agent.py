@@ -13,8 +13,8 @@ from sglang_lite.lang.argument_names import no_such_argument
 from sglang_lite.lang.checks import check_whole
 from sglang_lite.lang.execution.reading import check_name
 from sglang_lite.lang.state import ProgramState, user_location
-from sglang_lite.lang.tools import ToolCall, ToolError, check_tools
-from sglang_lite.protocol import Location, ParameterError
+from sglang_lite.lang.tools import ToolCall, check_tools
+from sglang_lite.protocol import Location, ParameterError, ToolError
 from sglang_lite.protocol.anything import UserValue
 from sglang_lite.text.tool_use import result_text
 

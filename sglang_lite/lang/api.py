@@ -14,11 +14,10 @@ from sglang_lite.constraints.schema import json_schema as checked_schema
 from sglang_lite.errors import with_article
 from sglang_lite.lang.argument_names import explains_wrong_arguments
 from sglang_lite.lang.backend.default import BackendLike, as_backend, given_backend
-from sglang_lite.lang.checks import check_limits
+from sglang_lite.lang.checks import check_flags, check_limits
 from sglang_lite.lang.expressions import (
     DTYPES,
     GenOptions,
-    Multi,
     SglGen,
     SglImage,
     SglSelect,
@@ -37,7 +36,7 @@ from sglang_lite.program.choosing import (
     token_length_normalized,
 )
 from sglang_lite.program.nodes import Expression, Expressions, Gen, Select, TurnBegin, TurnEnd, as_expression
-from sglang_lite.protocol import Constraint, Ebnf, JsonSchema, Lark, Number, ParameterError, Regex
+from sglang_lite.protocol import Constraint, JsonSchema, Number, ParameterError, Regex
 from sglang_lite.protocol.anything import Json, UserValue
 from sglang_lite.protocol.sampling import Deferred
 from sglang_lite.text.reasoning import ReasoningParser
@@ -80,7 +79,7 @@ def get_server_info(backend: BackendLike | None = None) -> dict[str, Json] | Non
     return as_backend(chosen).get_server_info() if chosen is not None else None
 
 
-_KINDS = ("dtype", "choices", "regex", "json_schema", "type", "tools", "ebnf", "lark", "constraint")
+_KINDS = ("dtype", "choices", "regex", "json_schema", "type", "tools", "constraint")
 
 
 @explains_wrong_arguments
@@ -112,8 +111,6 @@ def gen(
     type: object = None,
     tools: Sequence[Callable[..., UserValue]] | None = None,
     tool_choice: str | Callable[..., UserValue] | None = None,
-    ebnf: str | None = None,
-    lark: str | None = None,
     constraint: ConstraintLike | None = None,
     seed: int | None = None,
     include_stop: bool | None = None,
@@ -171,8 +168,8 @@ def gen(
         tool_choice: "auto" (the default); "required", to call any of the tools; or a tool, or its name, to call it.
         parallel_tool_calls: whether several tools may be called at once (False). If True, the variable is a list of
             ToolCalls, in the model's order, or the answer's text.
-        ebnf, lark: a grammar that the text follows, in GBNF or in Lark's syntax.
-        constraint: any constraint, as in sgl.grammar.check: an sgl.Regex, sgl.Grammar or sgl.Choices, a schema …
+        constraint: any constraint, as in sgl.grammar.check: an sgl.Regex or sgl.Choices, a grammar in GBNF or in Lark's
+            syntax (sgl.Grammar), a schema …
         timeout: seconds after which an attempt, its check included, fails with RequestTimeoutError.
         retries: number of attempts after the first if the backend fails, the value is invalid or `check` refuses it
             (default: the run's number, which is 0 by default). Each starts from the text before the node, with a
@@ -193,9 +190,9 @@ def gen(
     """
     if name is not None and not isinstance(name, str):
         raise ParameterError("name", f"{name!r} is not a string.")
-    given = (dtype, choices, regex, json_schema, type, tools, ebnf, lark, constraint)
+    given = (dtype, choices, regex, json_schema, type, tools, constraint)
     free = dtype is None and choices is None and regex is None and json_schema is None and type is None
-    free = free and tools is None and ebnf is None and lark is None and constraint is None
+    free = free and tools is None and constraint is None
     kind = None if free else _only_kind(given)
     if tool_choice is not None and tools is None:
         raise ParameterError(
@@ -283,8 +280,8 @@ def _constraint_of(kind: str, value: Any) -> tuple[Constraint | None, ValueType 
     if isinstance(value, Deferred):  # a symbol of a trace: its mark stands for it in text
         value = f"{value}"
     if not isinstance(value, str):
-        raise ParameterError(kind, f"{value!r} is not a string.")
-    return check_syntax(_SYNTAXES[kind](value)), None
+        raise ParameterError("regex", f"{value!r} is not a string.")
+    return check_syntax(Regex(value)), None
 
 
 def _schema(value: Any) -> JsonSchema:
@@ -302,9 +299,6 @@ def _schema(value: Any) -> JsonSchema:
     if not isinstance(constraint, JsonSchema):
         raise ParameterError("json_schema", f"values of {value!r} are not written as JSON.", hint="Use type=.")
     return constraint
-
-
-_SYNTAXES: dict[str, Callable[[str], Constraint]] = {"regex": Regex, "ebnf": Ebnf, "lark": Lark}
 
 
 @explains_wrong_arguments
@@ -353,7 +347,7 @@ def select(
     temperature: float = 0.0,
     choices_method: ChoicesSamplingMethod | str = token_length_normalized,
     *,
-    multi: bool | Multi = False,
+    multi: bool = False,
 ) -> SglSelect:
     """Choice among texts, each of which the model scores as the continuation of the state's text.
 
@@ -365,7 +359,7 @@ def select(
             of the scores.
         choices_method: comparison of the scores, as a ChoicesSamplingMethod or its name ("greedy_token_selection" …).
         multi: whether to select several choices; the variable is then a list. Choices are added one by one, with ", "
-            between them, until a line end scores better; `Multi(separator, end)` sets these two texts.
+            between them, until a line end scores better.
 
     Raises:
         ParameterError: `choices` is empty or not a list of strings, or another parameter has an invalid value.
@@ -378,15 +372,13 @@ def select(
     real = isinstance(temperature, int | float) and not isinstance(temperature, bool)
     if not real or not 0 <= temperature < float("inf"):
         raise ParameterError("temperature", f"{temperature!r} is not a number of at least 0.")
-    several = (Multi() if multi else None) if isinstance(multi, bool) else multi
-    if several is not None and not isinstance(several, Multi):
-        raise ParameterError("multi", f"{multi!r:.60} is not True, False or a Multi.")
-    if several is not None and not isinstance(texts, Deferred) and (not all(texts) or len(set(texts)) < len(texts)):
+    check_flags(multi=multi)
+    if multi and not isinstance(texts, Deferred) and (not all(texts) or len(set(texts)) < len(texts)):
         raise ParameterError(
             "choices", "one is empty or given twice, but multi= takes each at most once.", hint="Remove it."
         )
     method = method_of(choices_method)
-    return SglSelect(Select(name, texts, name_of(method), float(temperature)), method, several)
+    return SglSelect(Select(name, texts, name_of(method), float(temperature)), method, multi)
 
 
 @explains_wrong_arguments

@@ -39,6 +39,8 @@ _ELSEWHERE = {
     "response_model": "type",
     "pattern": "regex",
     "grammar": "constraint",
+    "ebnf": "constraint=sgl.Grammar(…)",
+    "lark": "constraint=sgl.Grammar(…)",
     "options": "choices",
     "logprobs": "return_logprob",
     "top_logprobs": "top_logprobs_num",
@@ -149,9 +151,9 @@ def no_such_argument(called: str, unknown: str, known: Collection[str]) -> Param
 
 def nearest_name(unknown: str, known: Collection[str]) -> str:
     """Hint with the parameter that an unknown argument name probably means, or an empty string."""
-    here = _ELSEWHERE.get(unknown)
+    here, _, value = _ELSEWHERE.get(unknown, "").partition("=")
     if here in known:
-        return f"Use {here}= here."
+        return f"Use {here}={value} here."
     near = difflib.get_close_matches(unknown, known, n=1)
     return f"Did you mean {near[0]}=?" if near else ""
 
@@ -166,6 +168,8 @@ def name_meant(unknown: str, known: Collection[str]) -> str:
 def no_such_attribute(state: object, name: str) -> AttributeError:
     """Error of reading an attribute that a state does not have: explains that `gen`, `select` … are functions, and how
     to read a variable."""
+    if name == "probs":
+        return AttributeError("s.probs(name) is now s.selection(name).probs.", name=name, obj=state)
     if name in ("gen", "gen_int", "gen_string", "select", "image", "video"):
         return AttributeError(f"a state has no {name}. Write s += sgl.{name}(…).", name=name, obj=state)
     problem = f"{type(state).__name__!r} object has no attribute {name!r}. A variable is read as s[{name!r}]."

@@ -124,24 +124,14 @@ class SglGen(Expression):
         return f"Gen({self.node.name!r})"
 
 
-@dataclass(frozen=True, slots=True)
-class Multi:
-    """Form of a selection of several choices: they are added with `separator` between them, until `end` scores better
-    or all choices are taken."""
-
-    separator: str = ", "
-    end: str = "\n"
-
-    def __post_init__(self) -> None:
-        for name in ("separator", "end"):
-            if not isinstance(text := getattr(self, name), str) or not text:
-                raise ParameterError(name, f"{text!r} is not a non-empty string.")
+# Texts of a selection of several choices: between them, and the one that ends them if it scores better.
+MULTI_SEPARATOR, MULTI_END = ", ", "\n"
 
 
-def example_choices(choices: tuple[str, ...], multi: Multi | None) -> tuple[str, ...]:
+def example_choices(choices: tuple[str, ...], *, multi: bool) -> tuple[str, ...]:
     """Choices with which a backend checks that it can make a selection. For a selection of several choices, two
     examples that begin with the separator, as all answers after the first do."""
-    return choices if multi is None else (multi.separator + "a", multi.separator + "b")
+    return (MULTI_SEPARATOR + "a", MULTI_SEPARATOR + "b") if multi else choices
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,13 +141,13 @@ class SglSelect(Expression):
     Attributes:
         node: selection as data; its method is None if `choices_method` is not one of the built-in methods.
         choices_method: method that decides by the scores.
-        multi: form of a selection of several choices, or None for one choice.
+        multi: whether several choices are selected, until MULTI_END scores better or all are taken.
         source: as of SglGen.
     """
 
     node: Select
     choices_method: ChoicesSamplingMethod = token_length_normalized
-    multi: Multi | None = None
+    multi: bool = False
     source: AnswerSource | None = None
 
     @property
@@ -179,7 +169,7 @@ class SglSelect(Expression):
 def only_picks(select: SglSelect) -> bool:
     """True if a selection takes the model's best choice by the default method, so that the backend need not report
     scores."""
-    return select.multi is None and select.temperature == 0 and select.choices_method is token_length_normalized
+    return not select.multi and select.temperature == 0 and select.choices_method is token_length_normalized
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import base64
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
 
 from sglang_lite.protocol import (
-    CapabilityError,
     Delta,
     Generation,
     Image,
@@ -98,20 +96,6 @@ def _logprobs(kind: str, entries: Sequence[TokenLogprob]) -> dict[str, Any]:
     if any(e.ids for e in entries):
         meta[f"{kind}_token_ids_logprobs"] = [[list(t) for t in e.ids] for e in entries]
     return meta
-
-
-def probabilities(selection: Selection) -> dict[str, float]:
-    """Probability of each choice: the softmax of the choices' summed log-probabilities.
-
-    Raises:
-        CapabilityError: the backend reported no scores.
-    """
-    if not selection.scores:
-        raise CapabilityError("the backend reports no probabilities for a selection.")
-    totals = {s.text: sum(s.logprobs) for s in selection.scores}
-    top = max(totals.values())
-    weights = {text: math.exp(total - top) for text, total in totals.items()}
-    return {text: weight / sum(weights.values()) for text, weight in weights.items()}
 
 
 def usages_of(record: object) -> list[Usage]:

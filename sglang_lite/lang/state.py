@@ -29,7 +29,7 @@ from sglang_lite.lang.execution.reading import (
 )
 from sglang_lite.lang.execution.run import current_run
 from sglang_lite.lang.expressions import BaseProgram
-from sglang_lite.lang.results import meta_info, probabilities, usages_of
+from sglang_lite.lang.results import meta_info, usages_of
 from sglang_lite.lang.runs import files
 from sglang_lite.lang.runs.rerun import run_again
 from sglang_lite.lang.runs.saving import (
@@ -223,13 +223,9 @@ class ProgramState(AttributeHints):
         value = self[name]
         return _text_of(find_variable(self.branch.player, name).record, value)
 
-    def probs(self, name: str) -> dict[str, float]:
-        """Probability of each choice of a `select`: the softmax of the choices' summed log-probabilities. The decision
-        may be another than the largest: the default method, token_length_normalized, compares means per token."""
-        return probabilities(self.selection(name))
-
     def selection(self, name: str) -> Selection:
-        """Scores of a `select`: each choice with its tokens and their log-probabilities. `picked` is the decision."""
+        """Scores of a `select`: each choice with its tokens and their log-probabilities. `picked` is the decision,
+        `probs` are the choices' probabilities."""
         record = self._record(name)
         if not isinstance(record, Selection):
             raise ProgramError(f"{name!r} is not a selection.", hint=_NO_SELECTION, where=user_location())

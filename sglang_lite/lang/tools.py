@@ -23,8 +23,8 @@ from sglang_lite.protocol import (
     JsonSchema,
     Location,
     ParameterError,
-    ProgramError,
     PromptTools,
+    ToolError,
     ValueValidationError,
 )
 from sglang_lite.protocol.anything import Json, UserValue
@@ -35,10 +35,6 @@ from sglang_lite.text.tool_use import Function, arguments_schema, tool_use_schem
 
 if TYPE_CHECKING:
     from sglang_lite.lang.state import ProgramState
-
-
-class ToolError(ProgramError):
-    """Raised if a tool raises an exception (the `__cause__`), or if the model does not answer within `max_steps`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, TypeAlias
 
 import msgspec
 
-from sglang_lite.errors import SglError
+from sglang_lite.errors import CapabilityError, SglError
 from sglang_lite.protocol.prompt import Span
 from sglang_lite.protocol.record import Record, Variant
 
@@ -133,6 +134,21 @@ class Selection(Variant, frozen=True):
     usage: Usage = Usage()
     picked: str | None = None
     meta: Mapping[str, Any] = msgspec.field(default_factory=dict)
+
+    @property
+    def probs(self) -> dict[str, float]:
+        """Probability of each choice: the softmax of the choices' summed log-probabilities. The decision may be another
+        than the largest: the default method, token_length_normalized, compares means per token.
+
+        Raises:
+            CapabilityError: the backend reported no scores.
+        """
+        if not self.scores:
+            raise CapabilityError("the backend reports no probabilities for a selection.")
+        totals = {score.text: sum(score.logprobs) for score in self.scores}
+        top = max(totals.values())
+        weights = {text: math.exp(total - top) for text, total in totals.items()}
+        return {text: weight / sum(weights.values()) for text, weight in weights.items()}
 
 
 class Failure(Variant, frozen=True, tag="Error"):

@@ -12,7 +12,7 @@ ONE_BY_ONE = {
     "a schema of free-form objects": {"json_schema": '{"type": "object"}'},
     "a number (`type=int`)": {"type": int},
     "`regex`": {"regex": "[ab]+"},
-    "`ebnf`": {"ebnf": 'root ::= "a" | "(" root ")"'},
+    "a GBNF grammar": {"constraint": sgl.grammar.Ebnf('root ::= "a" | "(" root ")"')},
     "a Lark grammar": {"constraint": sgl.grammar.Lark('start: "a" | "(" start ")"')},
     "`max_tokens`": {"max_tokens": 3},
     "`temperature`": {"temperature": 0},

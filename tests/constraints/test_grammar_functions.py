@@ -127,8 +127,8 @@ def test_gen_takes_grammars_and_any_constraint():
 
     @sgl.function
     def program(s):
-        s += sgl.gen("e", ebnf='root ::= "yes" | "no"')
-        s += sgl.gen("l", lark='start: "a"+')
+        s += sgl.gen("e", constraint=sgl.Grammar('root ::= "yes" | "no"'))
+        s += sgl.gen("l", constraint=sgl.Grammar('start: "a"+'))
         s += sgl.gen("t", constraint=tag)
         s += sgl.gen("j", json_schema=g.json_schema({"type": "null"}, separators=(",", ":")))
 
@@ -137,24 +137,23 @@ def test_gen_takes_grammars_and_any_constraint():
     assert set(state["l"]) == {"a"}
     assert g.matches(tag, state["t"])
     assert state["j"] == "null"
-    assert sgl.gen("x", ebnf='root ::= "a"').node.constraint == Ebnf('root ::= "a"')
-    assert sgl.gen("x", lark='start: "a"').node.constraint == Lark('start: "a"')
+    assert sgl.gen("x", constraint=sgl.Grammar('root ::= "a"')).node.constraint == Ebnf('root ::= "a"')
+    assert sgl.gen("x", constraint=sgl.Grammar('start: "a"')).node.constraint == Lark('start: "a"')
 
 
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({"ebnf": "root ::= "}, None, None),
-        ({"ebnf": "root := 1"}, sgl.ConstraintError, "::= expected"),
-        ({"lark": "start: b"}, sgl.ConstraintError, "no rule 'b'"),
-        ({"ebnf": ""}, sgl.ConstraintError, r"(?s)the grammar is empty.*Begin with: root ::="),
+        ({"constraint": Ebnf("root ::= ")}, None, None),
+        ({"constraint": Ebnf("root := 1")}, sgl.ConstraintError, "::= expected"),
+        ({"constraint": Lark("start: b")}, sgl.ConstraintError, "no rule 'b'"),
+        ({"constraint": Ebnf("")}, sgl.ConstraintError, r"(?s)the grammar is empty.*Begin with: root ::="),
         ({"json_schema": [1]}, sgl.ParameterError, "json_schema: a list is not a schema. Give a dict"),
-        ({"ebnf": 3}, sgl.ParameterError, "is not a string"),
         ({"constraint": "a+"}, sgl.ConstraintError, r"'a\+' is text, not a constraint. Say what it is: sgl.Regex"),
         ({"constraint": sgl.Regex("a(")}, sgl.ConstraintError, "regex"),
         ({"constraint": sgl.Grammar("root ::= b")}, sgl.ConstraintError, "no rule 'b'"),
         ({"constraint": 3}, sgl.ConstraintError, "can't be generated"),
-        ({"ebnf": 'root ::= "a"', "regex": "a"}, sgl.ParameterError, "can't be combined"),
+        ({"constraint": Ebnf('root ::= "a"'), "regex": "a"}, sgl.ParameterError, "can't be combined"),
     ],
 )
 def test_broken_grammars_are_refused_where_they_are_written(arguments, error, message):
@@ -172,7 +171,7 @@ def test_a_backend_that_can_not_keep_a_grammar_refuses_it():
 
     @sgl.function
     def program(s):
-        s += sgl.gen("x", ebnf='root ::= "a"')
+        s += sgl.gen("x", constraint=sgl.Grammar('root ::= "a"'))
 
     with pytest.raises(sgl.CapabilityError, match="an EBNF grammar"):
         program.run(backend=Plain())["x"]

@@ -105,7 +105,7 @@ def test_a_variable_that_does_not_exist(only_error, stream):
     assert "no variable 'anwser'; it has: 'answer'" in str(error)
 
 
-@pytest.mark.parametrize("read", ["raw", "probs", "selection", "usage", "get_var", "text_iter"])
+@pytest.mark.parametrize("read", ["raw", "selection", "usage", "get_var", "text_iter"])
 def test_anything_about_a_variable_that_does_not_exist(only_error, read):
     def program(s):
         s += sgl.gen("a")

@@ -3,7 +3,6 @@
 import pytest
 
 import sglang_lite as sgl
-from sglang_lite.lang.results import probabilities
 from sglang_lite.program.choosing import decide
 from sglang_lite.protocol import CapabilityError, ChoiceScore, Selection
 
@@ -66,9 +65,9 @@ def selection(*sums):
 
 
 def test_probabilities_are_the_softmax_of_sums():
-    assert probabilities(selection(-1.0, -1.0)) == {"c0": 0.5, "c1": 0.5}
+    assert selection(-1.0, -1.0).probs == {"c0": 0.5, "c1": 0.5}
     with pytest.raises(CapabilityError):
-        probabilities(Selection(()))
+        Selection(()).probs
 
 
 @pytest.mark.parametrize("method", [sgl.token_length_normalized, sgl.greedy_token_selection])

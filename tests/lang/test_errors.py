@@ -208,7 +208,7 @@ def test_bad_parameters_of_select(temperature):
 
 def test_probabilities_only_of_a_selection():
     with pytest.raises(sgl.ProgramError, match=r"not a selection\. Only sgl\.select has .*return_logprob=True"):
-        run(lambda s: s.__iadd__(sgl.gen("a"))).probs("a")
+        run(lambda s: s.__iadd__(sgl.gen("a"))).selection("a").probs
 
 
 def test_arguments_that_do_not_fit_the_program():

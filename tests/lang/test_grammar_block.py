@@ -352,7 +352,7 @@ def test_choices_that_can_not_go_on_are_no_choices(tiny):
 
     for backend in (tiny, Slow(tiny), scripted(", ", "ab, ", "end.")):
         state = run(body, backend, seed=2)
-        assert list(state.probs("x")) == ["ab, ", "end"]
+        assert list(state.selection("x").probs) == ["ab, ", "end"]
         assert matches(WORDS, state.text())
 
 

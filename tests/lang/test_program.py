@@ -147,8 +147,8 @@ def test_select_by_name_and_through_gen():
     backend = sgl.ScriptedBackend({"sky is ": "blue", "grass is ": "green"})
     state = program.run(backend=backend, seed=3)
     assert (state["sky"], state["grass"]) == ("blue", "green")
-    assert state.probs("sky")["blue"] > 0.9
-    assert sum(state.probs("sky").values()) == pytest.approx(1)
+    assert state.selection("sky").probs["blue"] > 0.9
+    assert sum(state.selection("sky").probs.values()) == pytest.approx(1)
     assert "normalized_prompt_logprobs" in (state.get_meta_info("sky") or {})
     assert "greedy_logprob_matrix" in (state.get_meta_info("grass") or {})
     assert state.raw("sky") == "blue"

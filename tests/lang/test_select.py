@@ -56,10 +56,8 @@ def test_the_rules_report_what_they_compared():
 
 
 def test_probabilities_come_from_all_tokens_and_add_up_to_one():
-    probs = choose({"a": [(1, math.log(0.3), None)], "b": [(2, math.log(0.5), None), (3, math.log(0.2), None)]}).probs(
-        "word"
-    )
-    assert probs == {"a": pytest.approx(0.75), "b": pytest.approx(0.25)}
+    state = choose({"a": [(1, math.log(0.3), None)], "b": [(2, math.log(0.5), None), (3, math.log(0.2), None)]})
+    assert state.selection("word").probs == {"a": pytest.approx(0.75), "b": pytest.approx(0.25)}
 
 
 def test_every_score_can_be_looked_at():
@@ -165,13 +163,6 @@ def test_all_choices_may_be_taken():
     assert state.raw("pets") == ["dog", "cat", "owl"]
 
 
-def test_separator_and_end_are_ones_own():
-    best = {"Pets: ": "dog", "Pets: dog": " and cat", "Pets: dog and cat": "."}
-    state, _ = several(best, multi=sgl.Multi(separator=" and ", end="."))
-    assert state["pets"] == ["dog", "cat"]
-    assert state.text() == "Pets: dog and cat!"
-
-
 def test_several_choices_report_every_step():
     state, _ = several(ONE_BY_ONE, multi=True)
     assert [len(step["normalized_prompt_logprobs"]) for step in state.get_meta_info("pets")["samples"]] == [3, 3, 2]
@@ -272,7 +263,7 @@ def test_what_needs_scores_is_refused_where_there_are_none(options):
 def test_one_choice_is_still_scored():
     state = choose({"only": [(1, -2.0, None)]})
     assert state["word"] == "only"
-    assert state.probs("word") == {"only": 1.0}
+    assert state.selection("word").probs == {"only": 1.0}
 
 
 def test_choices_that_begin_alike_can_all_be_picked(engine):
@@ -284,5 +275,6 @@ def test_choices_that_begin_alike_can_all_be_picked(engine):
 
     state = program.run("The opposite of hot is", [" cold", " cold water", " warm"], backend=engine)
     assert state["a"] in (" cold", " cold water")
-    assert sum(state.probs("a").values()) == pytest.approx(1)
-    assert state.probs("a")[" cold"] > state.probs("a")[" cold water"]  # a text is at least as likely as a longer one
+    assert sum(state.selection("a").probs.values()) == pytest.approx(1)
+    probs = state.selection("a").probs
+    assert probs[" cold"] > probs[" cold water"]  # a text is at least as likely as a longer one

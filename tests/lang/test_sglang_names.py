@@ -174,8 +174,8 @@ def test_of_choices_that_are_there_twice_the_first_counts():
     state = run("a" + sgl.select("x", ["b", "c", "b"]), backend=sgl.ScriptedBackend(answers={"a": "b"}))
     assert state["x"] == "b"
     assert len(state.get_meta_info("x")["normalized_prompt_logprobs"]) == 3
-    assert state.probs("x").keys() == {"b", "c"}
-    assert sum(state.probs("x").values()) == pytest.approx(1)
+    assert state.selection("x").probs.keys() == {"b", "c"}
+    assert sum(state.selection("x").probs.values()) == pytest.approx(1)
 
 
 def test_of_several_answers_each_choice_is_taken_once():

@@ -47,6 +47,6 @@ def test_a_selection_has_probabilities(backend):
         s += sgl.assistant(sgl.select("pet", ["dog", "cat"], temperature=1.0))
 
     state = program.run(backend=backend, seed=1)
-    assert sum(state.probs("pet").values()) == pytest.approx(1)
+    assert sum(state.selection("pet").probs.values()) == pytest.approx(1)
     assert state["pet"] in ("dog", "cat")
     assert state.get_meta_info("pet")["rung"] == "decisions"

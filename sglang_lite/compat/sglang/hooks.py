@@ -194,8 +194,8 @@ class HookBackend(DelegatingBackend, Listener):
 
     def check(self, node: object, demands: Demands, where: Location | None) -> None:
         if demands.kind == "select":
-            if self._selects and isinstance(node, SglSelect) and node.multi is not None:
-                raise refusal(self, node, "select(multi=…)", "It picks without scores: select one by one.", where)
+            if self._selects and isinstance(node, SglSelect) and node.multi:
+                raise refusal(self, node, "select(multi=True)", "It picks without scores: select one by one.", where)
         elif self._generates:
             for name in given_values(demands.params):
                 if name not in _KNOWN_TO_HOOKS:

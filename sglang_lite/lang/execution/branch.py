@@ -220,14 +220,14 @@ class Branch:
 
     def _select(self, own: SglSelect, where: Location | None) -> SelectOp:
         node = own.node
-        if self._grammar is not None and own.multi is not None:
-            raise ProgramError("select(multi=…) can't be part of a grammar.", hint="Select one by one.", where=where)
-        texts = example_choices(own.choices, own.multi)
+        if self._grammar is not None and own.multi:
+            raise ProgramError("select(multi=True) can't be part of a grammar.", hint="Select one by one.", where=where)
+        texts = example_choices(own.choices, multi=own.multi)
         choices = Choices(texts) if isinstance(texts, tuple) else None  # a symbol, in a trace
         self.backend.check(own, Demands("select", constraint=choices, scores=not only_picks(own)), where)
         self._matcher = None
         variable = self._declare(node.name, self.next_node(), where)
-        held = own.multi is not None or self.run.settings.retries or self.run.kept is not None
+        held = own.multi or self.run.settings.retries or self.run.kept is not None
         node = msgspec.structs.replace(
             node, method=None if held else node.method, seed=self.seed_of(variable.node), special=self._role is None,
             where=where,

@@ -28,6 +28,7 @@ from sglang_lite.protocol import (
 
 if TYPE_CHECKING:
     from sglang_lite.lang.execution.transcript import Transcript
+from sglang_lite.lang.expressions import MULTI_END, MULTI_SEPARATOR
 
 
 class Question:
@@ -146,23 +147,21 @@ class Kept:
     def _next_given(self, op: SelectOp, choices: Sequence[str]) -> Selection:
         assert self.value is not None
         if self._given is None:
-            multi = op.expression.multi
-            parts = [self.value] if multi is None else _parts(self.value, op.node.choices, multi.separator)
-            before, last = ("", []) if multi is None else (multi.separator, [multi.end])
-            self._given = iter([*parts[:1], *(before + part for part in parts[1:]), *last])
+            first, *others = _parts(self.value, op.node.choices) if op.expression.multi else [self.value]
+            self._given = iter([first, *(MULTI_SEPARATOR + each for each in others), MULTI_END])
         picked = next(self._given)
         if picked not in choices:
             raise ParameterError("value", f"{self.value!r:.60} is not one of the choices {list(choices)!r:.200}.")
         return Selection((), picked=picked)
 
 
-def _parts(text: str, choices: Sequence[str], separator: str) -> list[str]:
+def _parts(text: str, choices: Sequence[str]) -> list[str]:
     """Different choices that a text consists of, with the separator between them; the text itself if it does not."""
     for choice in choices:
-        if text.startswith(choice + separator):
+        if text.startswith(choice + MULTI_SEPARATOR):
             others = [*choices]
             others.remove(choice)
-            rest = _parts(text.removeprefix(choice + separator), others, separator)
+            rest = _parts(text.removeprefix(choice + MULTI_SEPARATOR), others)
             if rest[-1] in others:
                 return [choice, *rest]
     return [text]

@@ -13,7 +13,7 @@ from sglang_lite.lang.backend.token_counts import NOT_CREDIBLE
 from sglang_lite.lang.execution.budget import max_selection_usage
 from sglang_lite.lang.execution.operations import SelectOp, asked, on_pool
 from sglang_lite.lang.execution.retries import attempts
-from sglang_lite.lang.expressions import only_picks
+from sglang_lite.lang.expressions import MULTI_END, MULTI_SEPARATOR, only_picks
 from sglang_lite.lang.results import with_warnings
 from sglang_lite.program.choosing import decide
 from sglang_lite.program.nodes import Select
@@ -33,7 +33,7 @@ def select_immediately(player: Player, op: SelectOp) -> bool:
         return False
     if player.transcript.log is not None or not player.run.plain:
         return False
-    if op.expression.source is not None or op.expression.multi is not None:
+    if op.expression.source is not None or op.expression.multi:
         return False
     unconditional = op.expression.choices_method.requires_unconditional_logprobs
     scores_needed.set(not only_picks(op.expression))
@@ -50,13 +50,13 @@ def select_immediately(player: Player, op: SelectOp) -> bool:
 
 
 async def aselect(player: Player, op: SelectOp) -> None:
-    """Plays a selection: one choice, or several with `select(multi=…)`."""
+    """Plays a selection: one choice, or several with `select(multi=True)`."""
     if player.pushed is not None:
         player.pushed.note_start(op, player.transcript.pieces)
-    if op.expression.multi is None:
-        _picked(player, op, await _answer(player, op, _choices(player, op.node), op.node.seed))
-    else:
+    if op.expression.multi:
         await _select_several(player, op)
+    else:
+        _picked(player, op, await _answer(player, op, _choices(player, op.node), op.node.seed))
 
 
 def _decided(
@@ -149,24 +149,22 @@ async def _select_once(
 
 
 async def _select_several(player: Player, op: SelectOp) -> None:
-    node, multi = op.node, op.expression.multi
-    assert multi is not None
-    remaining, chosen, selections = list(node.choices), list[str](), list[Selection]()
+    remaining, chosen, selections = list(op.node.choices), list[str](), list[Selection]()
     while remaining:
-        before = multi.separator if chosen else ""
-        texts = [before + choice for choice in remaining] + ([multi.end] if chosen else [])
-        selection = await _answer(player, op, texts, reseeded(node.seed, len(chosen)))
+        before = MULTI_SEPARATOR if chosen else ""
+        texts = [before + choice for choice in remaining] + ([MULTI_END] if chosen else [])
+        selection = await _answer(player, op, texts, reseeded(op.node.seed, len(chosen)))
         if not player.is_current(op):  # as in _accept
             return
         selections.append(selection)
         assert selection.picked is not None
-        if selection.picked == multi.end:
+        if selection.picked == MULTI_END:
             break
         player.transcript.append_choice(selection.picked)
         op.mark = None  # the mark was before the text of this choice
         chosen.append(selection.picked.removeprefix(before))
         remaining.remove(chosen[-1])
-    _chosen(player, op, selections, multi.separator.join(chosen), chosen)
+    _chosen(player, op, selections, MULTI_SEPARATOR.join(chosen), chosen)
 
 
 def _picked(player: Player, op: SelectOp, selection: Selection) -> None:

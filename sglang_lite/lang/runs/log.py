@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from sglang_lite.lang.backend.base import name_of
 from sglang_lite.lang.execution.kept import Question
 from sglang_lite.lang.execution.operations import AnswerOp, ForkOp, GenOp, JoinOp, MarkOp, Op, ScopeOp, SelectOp
+from sglang_lite.lang.expressions import MULTI_SEPARATOR
 from sglang_lite.lang.runs.trace import Trace
 from sglang_lite.program.nodes import GrammarBegin, GrammarEnd, ImagePart, ScopeBegin, Text, TurnBegin, TurnEnd
 from sglang_lite.protocol import Attempt, Generation, Image, Location, Selection, SglError, TraceHead, TraceNode
@@ -166,10 +167,10 @@ class _Reader:
         self._answered("gen", op, found, text=text, forced=forced)
 
     def _selection(self, op: SelectOp) -> None:
-        found, multi, text = _results(op), op.expression.multi, ""
+        found, text = _results(op), ""
         if found:
             self._learn(found[0])
-            text = found[0].picked if multi is None else multi.separator.join(op.variable.result())
+            text = MULTI_SEPARATOR.join(op.variable.result()) if op.expression.multi else found[0].picked
         self._answered("select", op, found, text=text)
 
     def _answered(self, kind: str, op: AnswerOp, found: tuple[Any, ...], **fields: Any) -> None:

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from sglang_lite.lang.results import probabilities
 from sglang_lite.protocol import CacheMiss, Generation, Selection, TraceNode
 
 if TYPE_CHECKING:
@@ -181,7 +180,7 @@ def _choices(results: Sequence[Generation | Selection]) -> list[tuple[str, float
     found: list[tuple[str, float]] = []
     for result in results:
         if isinstance(result, Selection) and result.scores and all(score.logprobs for score in result.scores):
-            found += [(_valid(text[:200]), share) for text, share in probabilities(result).items()]
+            found += [(_valid(text[:200]), share) for text, share in result.probs.items()]
     return found
 
 

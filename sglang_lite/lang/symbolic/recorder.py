@@ -339,7 +339,7 @@ class Recorder(Player):
             way.graph.answers.setdefault(i, TracedAnswer(own, self.transcript.prompt()))
         self.transcript.append_text(_UNKNOWN_TEXT)
         name = node.name or f"{'gen' if isinstance(node, Gen) else 'select'}_{len(self.symbols)}"
-        choices = own.choices if isinstance(own, SglSelect) and own.multi is None and not uses else ()
+        choices = own.choices if isinstance(own, SglSelect) and not own.multi and not uses else ()
         self.symbols[name] = way.variable(name, node, i, choices)
         op.variable.set(self.symbols[name])
         if isinstance(op, GenOp) and op.thoughts is not None:

@@ -6,7 +6,7 @@ from tests.conformance.case import Case
 
 @sgl.function
 def program(s):
-    s += "> " + sgl.gen("x", lark='start: "x"~1..3 ("y" | "z")') + " end"
+    s += "> " + sgl.gen("x", constraint=sgl.Grammar('start: "x"~1..3 ("y" | "z")')) + " end"
 
 
 CASE = Case(program, {"> ": "xxz"}, text="> xxz end", variables={"x": "xxz"}, blocking=False, programs=1)

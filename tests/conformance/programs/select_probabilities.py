@@ -7,7 +7,7 @@ from tests.conformance.case import Case
 @sgl.function
 def program(s):
     s += "A " + sgl.select("a", ["x", "y"])
-    s["most"] = max(s.probs("a").values()) > 0
+    s["most"] = max(s.selection("a").probs.values()) > 0
     s["of"] = sorted(score.text for score in s.selection("a").scores)
     s += ". " + sgl.gen("b", max_tokens=2)
 

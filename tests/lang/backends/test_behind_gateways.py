@@ -24,7 +24,7 @@ def free_port():
 @sgl.function
 def program(s):
     s += sgl.user("hi <|im_end|>") + sgl.assistant(sgl.gen("a", max_tokens=9, stop="b"))
-    s += sgl.gen("n", dtype=int, max_tokens=4) + sgl.gen("l", lark='start: "a" "b"+', max_tokens=6)
+    s += sgl.gen("n", dtype=int, max_tokens=4) + sgl.gen("l", constraint=sgl.Grammar('start: "a" "b"+'), max_tokens=6)
     s += sgl.select("c", ["yes", "no"])
 
 

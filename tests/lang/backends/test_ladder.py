@@ -169,11 +169,16 @@ def asked_with(openai, api, profile, answer, **options):
     [
         ("vllm", dict(regex="[ab]+"), "ab", {"structured_outputs": {"regex": "[ab]+"}}),
         ("vllm", dict(constraint=Choices(("x", "y"))), "y", {"structured_outputs": {"choice": ["x", "y"]}}),
-        ("vllm", dict(ebnf='root ::= "a"'), "a", {"structured_outputs": {"grammar": 'root ::= "a"'}}),
+        (
+            "vllm",
+            dict(constraint=sgl.Grammar('root ::= "a"')),
+            "a",
+            {"structured_outputs": {"grammar": 'root ::= "a"'}},
+        ),
         ("vllm", dict(json_schema='{"type": "null"}'), "null", {"structured_outputs": {"json": {"type": "null"}}}),
         ("sglang", dict(regex="[ab]+"), "ab", {"regex": "[ab]+"}),
-        ("sglang", dict(ebnf='root ::= "a"'), "a", {"ebnf": 'root ::= "a"'}),
-        ("llamacpp", dict(ebnf='root ::= "a"'), "a", {"grammar": 'root ::= "a"'}),
+        ("sglang", dict(constraint=sgl.Grammar('root ::= "a"')), "a", {"ebnf": 'root ::= "a"'}),
+        ("llamacpp", dict(constraint=sgl.Grammar('root ::= "a"')), "a", {"grammar": 'root ::= "a"'}),
     ],
 )
 def test_a_dialects_own_field_is_sent(api, openai, profile, options, answer, fields):
@@ -276,7 +281,7 @@ def test_decisions_give_probabilities():
     assert path == "/v1/decisions"
     assert body["questions"][0]["choices"] == [{"value": "dog"}, {"value": "cat"}]
     assert body["input"] == [{"role": "user", "content": "Which?"}]
-    assert state.probs("pet") == pytest.approx({"dog": 0.25, "cat": 0.75})
+    assert state.selection("pet").probs == pytest.approx({"dog": 0.25, "cat": 0.75})
     meta = state.get_meta_info("pet")
     assert (meta["rung"], meta["prompt_tokens"]) == ("decisions", 9)
     assert meta["normalized_prompt_logprobs"] == pytest.approx([math.log(0.25), math.log(0.75)])

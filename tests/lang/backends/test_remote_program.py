@@ -249,7 +249,7 @@ def test_behind_a_gateway_that_forwards_no_other_fields_a_node_is_a_program_of_c
 
     @sgl.function
     def program(s):
-        s += "A" + sgl.gen("x", max_tokens=2) + "B" + sgl.gen("y", lark='start: "ab"')
+        s += "A" + sgl.gen("x", max_tokens=2) + "B" + sgl.gen("y", constraint=sgl.Grammar('start: "ab"'))
 
     state = program.run(backend=backend, stream=True)
     assert list(state.text_iter()) == ["A", "he", "llo", "B", "ab"]

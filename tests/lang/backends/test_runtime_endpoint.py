@@ -136,7 +136,7 @@ def test_a_program_runs_as_on_the_engine(engine, url, endpoint):
         s += sgl.system("be") + sgl.user("say <|im_end|>")
         s += sgl.assistant(sgl.gen("a", max_tokens=9, stop="b"))
         s += "and" + sgl.gen("n", dtype=int, max_tokens=4)
-        s += sgl.gen("l", lark='start: "a" "b"+', max_tokens=6)
+        s += sgl.gen("l", constraint=sgl.Grammar('start: "a" "b"+'), max_tokens=6)
         forks = s.fork(2)
         forks += sgl.gen("f", max_tokens=5)
         s += forks[0]["f"] + forks[1]["f"]
@@ -472,7 +472,7 @@ def test_a_number_ends_before_what_ends_it(server, endpoint):
 def test_what_sglangs_protocol_can_not_say_is_refused_at_the_line(server, endpoint):
     @sgl.function
     def program(s):
-        s += sgl.gen("a", lark='start: "a"')
+        s += sgl.gen("a", constraint=sgl.Grammar('start: "a"'))
 
     with pytest.raises(sgl.CapabilityError, match="a Lark grammar"):
         program.run(backend=endpoint(server.url))

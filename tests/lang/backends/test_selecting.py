@@ -33,7 +33,7 @@ def test_one_token_tells_the_scores(api, openai):
     state = choose.run(backend=openai())
     assert state["pet"] == "cat"
     assert state.get_meta_info("pet")["normalized_prompt_logprobs"] == pytest.approx([math.log(0.2), math.log(0.6)])
-    assert state.probs("pet") == pytest.approx({"dog": 0.25, "cat": 0.75})
+    assert state.selection("pet").probs == pytest.approx({"dog": 0.25, "cat": 0.75})
     assert (api.last["max_completion_tokens"], api.last["logprobs"], api.last["top_logprobs"]) == (1, True, 20)
     assert api.last["messages"][-1]["content"].endswith('nothing else:\n["dog", "cat"]')
     assert "response_format" not in api.last

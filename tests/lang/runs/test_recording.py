@@ -59,7 +59,7 @@ def test_a_run_replays_with_the_same_text_values_and_usage(file):
         again = story.run(backend=replay)
         assert again.text() == first.text()
         assert again["part"] == first["part"] == ["One.", "Two.", "Three."]
-        assert again.probs("sad") == first.probs("sad")
+        assert again.selection("sad").probs == first.selection("sad").probs
     one, other = again.usage(), first.usage()
     assert (one.prompt_tokens, one.completion_tokens) == (other.prompt_tokens, other.completion_tokens)
     assert replay.left == 0

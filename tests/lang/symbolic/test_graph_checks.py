@@ -95,7 +95,9 @@ def test_a_stop_that_its_constraint_forbids():
     def body(s):
         s += sgl.gen("a", regex="[a-z]+", stop=["\n", "b"])
         s += sgl.gen("b", json_schema={"type": "integer"}, stop="x")
-        s += sgl.gen("c", ebnf='root ::= "a" | "(" root ")"', stop="x")  # no regular language: not told
+        s += sgl.gen(
+            "c", constraint=sgl.Grammar('root ::= "a" | "(" root ")"'), stop="x"
+        )  # no regular language: not told
         with s.user():  # whose template has a stop of its own
             s += sgl.gen("d", regex="[a-z]+")
 

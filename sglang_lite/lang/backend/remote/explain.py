@@ -265,9 +265,9 @@ class _Explainer:
     def _demands(self, request: Gen | Select, own: SglGen | SglSelect) -> Demands:
         """Demands that the language would make of the backend for a node."""
         if isinstance(request, Select):
-            multi = own.multi if isinstance(own, SglSelect) else None
-            scores = bool(request.temperature) or request.method != "token_length_normalized" or multi is not None
-            return self._backend.selection(example_choices(request.choices or ("a", "b"), multi), scores=scores)
+            multi = isinstance(own, SglSelect) and own.multi
+            scores = bool(request.temperature) or request.method != "token_length_normalized" or multi
+            return self._backend.selection(example_choices(request.choices or ("a", "b"), multi=multi), scores=scores)
         params, constraint = msgspec.structs.replace(self._params, **given_values(request.params)), request.constraint
         if isinstance(constraint, Number) and Number not in self._backend.capabilities.constraints:
             stops = () if isinstance(params.stop, Unset) else params.stop
