@@ -1,1 +1,1 @@
-"""Compatibility with the names of other packages. Imported only by the modules at those packages' module paths."""
+"""Compatibility with other packages. Imported by the modules at those packages' module paths, and lazily by name."""

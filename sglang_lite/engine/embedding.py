@@ -6,7 +6,7 @@ numpy is imported inside functions, because an engine's process is started befor
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from sglang_lite.protocol import CapabilityError, ParameterError
@@ -29,35 +29,21 @@ if TYPE_CHECKING:
     from sglang_lite.runtime.tokens.tokenizer import Tokenizer
 
 _TEXTS = 4096  # most texts in one message to the engine's process
+Numbers: TypeAlias = "tuple[NDArray[np.float32], list[int]]"  # of texts [N, width], and the tokens of each text
 Texts: TypeAlias = str | Sequence[int] | Sequence[str | Sequence[int]]  # one or several, each a text or token ids
 
 
-def encoded(
-    engine: Engine,
-    prompt: Texts,
-    dimensions: int | None = None,
-    *,
-    prompt_name: str | None = None,
-    truncate: bool = False,
-    field: str = "prompt",
-) -> Any:  # as of `encode`
-    """Embeddings in the form of `encode`, with the caller's own name (`field`) of the prompt in messages."""
+def native(compute: Callable[[Any], Numbers], prompt: Texts) -> Any:  # a dictionary, or a list: by the prompt
+    """Numbers of texts in SGLang's form, that of `sgl.Engine.encode`. The outputs of a reward model take the place of
+    vectors there.
+
+    Args:
+        compute: `embeddings` or `label_numbers` with all arguments but the texts.
+    """
     texts, single = several(prompt)
     started = time.perf_counter()
-    found = embeddings(engine, texts, dimensions, prompt_name=prompt_name, truncate=truncate, field=field)
-    return _native(*found, time.perf_counter() - started, single=single)
-
-
-def rewarded(engine: Engine, prompt: Texts, *, truncate: bool = False, field: str = "prompt") -> Any:  # as of `encode`
-    """Results of `reward` in the form of `encode`, as SGLang returns them: the numbers of a text take the place of its
-    vector."""
-    texts, single = several(prompt)
-    started = time.perf_counter()
-    found = label_numbers(engine, texts, plain=True, truncate=truncate, field=field)
-    return _native(*found, time.perf_counter() - started, single=single)
-
-
-def _native(vectors: NDArray[np.float32], tokens: Sequence[int], seconds: float, *, single: bool) -> Any:
+    vectors, tokens = compute(texts)
+    seconds = time.perf_counter() - started
     found = [
         {
             "embedding": vector,
@@ -79,7 +65,7 @@ def embeddings(
     prompt_name: str | None = None,
     truncate: bool = False,
     field: str = "prompt",
-) -> tuple[NDArray[np.float32], list[int]]:
+) -> Numbers:
     """Embeddings of texts, float32 [N, dimensions], and the number of tokens of each text.
 
     Args:
@@ -116,7 +102,7 @@ def prompt_named(spec: EncoderSpec, name: str | None) -> str:
 
 def pair_scores(
     engine: Engine, pairs: Sequence[tuple[str, str]], *, truncate: bool = False, field: str = "pairs"
-) -> tuple[NDArray[np.float32], list[int]]:
+) -> Numbers:
     """Scores of pairs, float32 [N], and the number of tokens of each pair. Raises the errors of `score_pairs`."""
     classifier = _classifier(engine)
     _check_several(pairs, field)
@@ -140,7 +126,7 @@ def classes(
 
 def label_numbers(
     engine: Engine, texts: Sequence[EncoderInput], *, plain: bool, truncate: bool = False, field: str = "prompt"
-) -> tuple[NDArray[np.float32], list[int]]:
+) -> Numbers:
     """Outputs of a classifier for texts, float32 [N, labels], and the number of tokens of each text.
 
     Args:
@@ -192,7 +178,7 @@ def _classifier(engine: Engine) -> Classifier:
 def _read(
     engine: Engine, texts: Sequence[EncoderInput] | Sequence[EncodeRequest], *, truncate: bool, field: str,
     prompt: str = "",
-) -> tuple[NDArray[np.float32], list[int]]:  # fmt: skip
+) -> Numbers:  # fmt: skip
     """Outputs of the model for texts or pairs, float32 [N, width], and the number of tokens of each."""
     import numpy as np
 

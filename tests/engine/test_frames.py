@@ -1,6 +1,7 @@
 """Messages that cross: what has no form as data is refused, what can't be read fails alone."""
 
-from typing import Any
+import inspect
+from typing import Any, get_args
 
 import msgspec
 import pytest
@@ -58,6 +59,11 @@ REPORTS = [
     AskReply(2, {"steps": 3, "s": 0.5}),
     Log("sglang_lite", 20, "é"),
 ]
+
+
+def test_every_call_that_crosses_is_a_method_that_is_documented():
+    for kind in get_args(frames.Asked):
+        assert inspect.getdoc(getattr(sgl.Engine, str(kind.__struct_config__.tag)))
 
 
 @pytest.mark.parametrize("message", COMMANDS, ids=lambda m: type(m[1]).__name__)

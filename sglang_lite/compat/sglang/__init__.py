@@ -1,2 +1,1 @@
-"""Helpers that SGLang's users import and that nothing else here needs. Modules at SGLang's module paths re-export
-them."""
+"""SGLang's offline engine, its hooks of backends, and helpers that its users import and nothing else here needs."""

@@ -7,6 +7,7 @@ import inspect
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from sglang_lite.compat.sglang import offline
@@ -190,7 +191,8 @@ class Engine(base.Engine):
             ParameterError: the list is empty, a text is empty or too long, or `dimensions` exceeds the model's.
             EngineClosedError: the engine is closed.
         """
-        return embedding.encoded(self, prompt, dimensions, prompt_name=prompt_name, truncate=truncate)
+        options: dict[str, Any] = {"dimensions": dimensions, "prompt_name": prompt_name, "truncate": truncate}
+        return embedding.native(partial(embedding.embeddings, self, **options), prompt)
 
     def score_pairs(self, pairs: Sequence[tuple[str, str]], *, truncate: bool = False) -> list[float]:
         """Scores of pairs of texts (a query and a document) by a cross-encoder: between 0 and 1, or unbounded if the

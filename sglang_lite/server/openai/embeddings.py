@@ -104,26 +104,22 @@ async def encode(service: Service, call: HttpRequest) -> Response:
         )
     spec = service.engine.core.encoder
     if spec is None or spec.classifier is None:
-        compute = partial(embedding.encoded, dimensions=body.dimensions, prompt_name=body.prompt_name)
-        return await sglang_answer(service, body, compute)
+        options: dict[str, Any] = {"dimensions": body.dimensions, "prompt_name": body.prompt_name}
+        return await sglang_answer(service, body, partial(embedding.embeddings, service.engine, **options))
     for name in ("dimensions", "prompt_name"):
         if getattr(body, name) is not None:
             raise ParameterError(
                 name, f"{service.model_name} gives a number for each label, not vectors. Leave it out."
             )
-    return await sglang_answer(service, body, embedding.rewarded)
+    return await sglang_answer(service, body, partial(embedding.label_numbers, service.engine, plain=True))
 
 
-async def sglang_answer(
-    service: Service,
-    body: NativeTexts,
-    compute: Callable[..., Any],  # a dictionary, or a list of them
-) -> Response:
-    """Response in SGLang's form, from `embedding.encoded` or `rewarded`."""
+async def sglang_answer(service: Service, body: NativeTexts, compute: Callable[..., embedding.Numbers]) -> Response:
+    """Response in SGLang's form, from `embedding.embeddings` or `label_numbers` with their other arguments."""
     field = "input_ids" if body.text is None else "text"
     given: Any = getattr(body, field)
     texts_of(given, field)
-    ask = partial(compute, service.engine, given, truncate=body.truncate, field=field)
+    ask = partial(embedding.native, partial(compute, truncate=body.truncate, field=field), given)
     return answer(await service.call_engine(ask, at_most_s=LONGEST_S))
 
 

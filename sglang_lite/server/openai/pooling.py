@@ -77,7 +77,7 @@ async def classify(service: Service, call: HttpRequest) -> Response:
         )
     if given[0] in ("text", "input_ids"):
         _check_template(body)
-        return await sglang_answer(service, body, embedding.rewarded)
+        return await sglang_answer(service, body, partial(embedding.label_numbers, service.engine, plain=True))
     texts, field = _readable(service, body, ids)
     compute = partial(embedding.classes, service.engine, texts, truncate=body.truncate, field=field)
     found, tokens = await service.call_engine(compute, at_most_s=LONGEST_S)
