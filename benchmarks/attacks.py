@@ -154,7 +154,7 @@ def main(arguments: list[str] | None = None) -> None:
     sys.path.insert(0, str(Path(__file__).parent.parent))
     from machine import describe  # here, since attackers need none of it and would start late
 
-    from sglang_lite.lang.backend.http.server_process import ServerProcess
+    from sglang_lite.compat.sglang.server_process import ServerProcess
     from sglang_lite.runtime.config import DEFAULT_MODEL
 
     print(describe())

@@ -33,7 +33,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from machine import describe
 
-from sglang_lite.lang.backend.http.server_process import ServerProcess
+from sglang_lite.compat.sglang.server_process import ServerProcess
 from sglang_lite.runtime.config import DEFAULT_MODEL
 from sglang_lite.server.app import ROUTES
 

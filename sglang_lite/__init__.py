@@ -22,6 +22,7 @@ from sglang_lite.version import __version__
 if TYPE_CHECKING:
     from sglang_lite import errors, grammar, testing
     from sglang_lite.compat.sglang.engine import Engine
+    from sglang_lite.compat.sglang.runtime import Runtime
     from sglang_lite.constraints.coerce import Grammar
     from sglang_lite.errors import (
         BackendError,
@@ -72,12 +73,12 @@ if TYPE_CHECKING:
     from sglang_lite.lang.backend.anthropic import Anthropic
     from sglang_lite.lang.backend.base import Backend as BaseBackend  # so all backends are
     from sglang_lite.lang.backend.crusoe import Crusoe
+    from sglang_lite.lang.backend.http.endpoint import RuntimeEndpoint
     from sglang_lite.lang.backend.http.rate_limit import RateLimit
     from sglang_lite.lang.backend.litellm import LiteLLM
     from sglang_lite.lang.backend.openai import OpenAI
     from sglang_lite.lang.backend.profiles.prices import Price, price
     from sglang_lite.lang.backend.remote.fallback import Fallback
-    from sglang_lite.lang.backend.runtime_endpoint import Runtime, RuntimeEndpoint
     from sglang_lite.lang.backend.scripted import ScriptedBackend
     from sglang_lite.lang.backend.vertexai import VertexAI
     from sglang_lite.lang.choices import (
@@ -122,7 +123,7 @@ _HOMES = {
     "lang.runs.recording": ("record",),
     "lang.runs.replay": ("Replay",),
     "lang.backend.http.rate_limit": ("RateLimit",),
-    "lang.backend.runtime_endpoint": ("Runtime", "RuntimeEndpoint"),
+    "lang.backend.http.endpoint": ("RuntimeEndpoint",),
     "lang.backend.scripted": ("ScriptedBackend",),
     "lang.choices": (
         "greedy_token_selection", "token_length_normalized", "unconditional_likelihood_normalized",
@@ -136,6 +137,7 @@ _HOMES = {
     "runtime.config": ("EngineConfig",),
     "srt.server_args": ("ServerArgs",),
     "compat.sglang.engine": ("Engine",),
+    "compat.sglang.runtime": ("Runtime",),
     "testing.server": ("server_for_tests",),
 }  # fmt: skip
 _HOME = {name: f"sglang_lite.{home}" for home, names in _HOMES.items() for name in names}

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import sglang_lite as sgl
-from sglang_lite.lang.backend.http.server_process import flags_of
+from sglang_lite.compat.sglang.server_process import flags_of
 from tests.children import send
 from tests.engine.processes import MARK, ended, gone
 

@@ -1,0 +1,325 @@
+"""Backend for a server of this package or of SGLang."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import secrets
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from sglang_lite.lang.argument_names import explains_wrong_arguments
+from sglang_lite.lang.backend.base import ALL_CONSTRAINTS, Backend
+from sglang_lite.lang.backend.capabilities import Capabilities
+from sglang_lite.lang.backend.http.client import RETRYABLE_ERRORS, Retries, ServerClient
+from sglang_lite.lang.backend.http.native_protocol import (
+    NATIVE,
+    SampleStream,
+    parse_choice_score,
+    parse_generation,
+    parse_unconditional,
+    request_body,
+    usage_from_meta,
+)
+from sglang_lite.lang.backend.http.program import RemoteProgram, play_single_node
+from sglang_lite.lang.backend.rendering import with_tools
+from sglang_lite.lang.backend.token_counts import TokenUsage
+from sglang_lite.lang.chat_template import get_chat_template, get_chat_template_by_model_path
+from sglang_lite.lang.concurrency.loop import executor
+from sglang_lite.lang.results import unsent, with_warnings
+from sglang_lite.program.nodes import Gen, Node, Select
+from sglang_lite.protocol import (
+    BackendError,
+    Constraint,
+    Delta,
+    Generation,
+    ProgramSink,
+    Prompt,
+    SamplingParams,
+    Selection,
+    SglError,
+    TemplateError,
+    Usage,
+)
+from sglang_lite.protocol.anything import Json
+from sglang_lite.text.chat_template import JinjaTemplate, TurnTemplate
+from sglang_lite.text.tool_formats import family_of
+
+if TYPE_CHECKING:
+    from sglang_lite.lang.execution.push_down import ProgramAtBackend
+
+_SCORED = {"max_new_tokens": 0, "temperature": 0}
+_CHECK = "Check what listens at base_url."
+
+
+class RuntimeEndpoint(Backend):
+    """Backend for a server that speaks SGLang's native protocol. A server of this package receives whole programs, and
+    a stream that breaks off continues from the same place.
+
+    Args:
+        base_url: address of the server.
+        api_key: key that is sent with each request, if given.
+        verify: TLS verification: False for none, or the path of a file of certificate authorities.
+        chat_template_name: name of a registered template; None for the model's own, or the one that its name suggests.
+        timeout: longest wait for the next bytes of an answer, in seconds; None for no limit.
+        retries: attempts after the first, if a connection is lost, with growing pauses; the count starts again whenever
+            data arrives.
+
+    Attributes:
+        model_info: description of the model by the server.
+        token_usage: tokens used so far, but for batches that the server plays, as `prompt_tokens` and
+            `completion_tokens`; `reset()` sets them to 0.
+
+    Raises:
+        BackendError: the server can't be reached, or refuses.
+        ParameterError: the address is not valid.
+        TemplateError: no template has this name.
+    """
+
+    @explains_wrong_arguments
+    def __init__(
+        self,
+        base_url: str,
+        api_key: str | None = None,
+        verify: bool | str | None = None,
+        chat_template_name: str | None = None,
+        *,
+        timeout: float | None = None,
+        retries: int = 8,
+    ) -> None:
+        super().__init__()
+        self.base_url = base_url
+        self._server = ServerClient(base_url, api_key, verify, timeout, retries)
+        self.model_info = _object(self._server.request_blocking("GET", "/get_model_info").content)
+        self.token_usage = TokenUsage()
+        info = self._server_info()
+        ours = info.get("sglang_lite", self.model_info.get("sglang_lite"))
+        self._own_info: Mapping[str, Any] = ours if isinstance(ours, dict) else {}
+        # A gateway that answers /server_info by itself (sglang-router) forwards only fields that it knows, except in
+        # /v1/completions: there nodes are sent as programs.
+        self._behind_gateway = bool(self._own_info) and "sglang_lite" not in info
+        self._incremental = bool({**self._own_info, **info}.get("incremental_streaming_output"))
+        self._programs = bool(self._own_info.get("program")) and self._server.status("GET", "/program") == 405
+        self.enforces = bool(self._own_info)
+        images = bool(self.model_info.get("has_image_understanding"))
+        self.capabilities = Capabilities(
+            ALL_CONSTRAINTS if self._own_info.get("records") or self._behind_gateway else NATIVE.constraints,
+            images=images,
+            priority=bool(self._own_info.get("program_priority")),
+        )
+        self.plays_programs = self.plays_programs and self._programs
+        if chat_template_name is not None:
+            self.chat_template = get_chat_template(chat_template_name)
+
+    @property
+    def endpoint(self) -> RuntimeEndpoint:
+        """Backend itself, as SGLang's `Runtime` has its backend there."""
+        return self
+
+    def _server_info(self) -> dict[str, Any]:
+        """Settings and counts of the server; {} if it reports none."""
+        for path in ("/server_info", "/get_server_info"):  # older servers, and gateways, have only the second
+            with contextlib.suppress(SglError):
+                return _object(self._server.request_blocking("GET", path).content)
+        return {}
+
+    # ------------------------------------------------------------------------------------------- generations
+
+    async def agenerate(
+        self, prompt: Prompt, params: SamplingParams, constraint: Constraint | None, *, stream: bool
+    ) -> AsyncGenerator[Delta | Generation, None]:
+        if prompt.tools is not None:
+            own = self._own_info
+            control = own.get("control_texts") or [*(own.get("special_tokens") or {}).values()]
+            prompt = with_tools(prompt, self.get_chat_template(), control)
+        if self._behind_gateway:
+            async with contextlib.aclosing(
+                self._play_single_node(prompt, Gen(None, params, constraint), stream=stream)
+            ) as events:
+                async for event in events:
+                    assert not isinstance(event, Selection)
+                    yield event
+            return
+        body = request_body(prompt, params, constraint, records=bool(self._own_info.get("records")))
+        if self._own_info:
+            body["sampling_params"].setdefault("sampling_seed", secrets.randbits(63))
+        count = params.samples
+        if stream:
+            async with contextlib.aclosing(self._streamed(body, count, constraint)) as events:
+                async for event in events:
+                    yield self._warned(event, params) if isinstance(event, Generation) else event
+            return
+        answer = await self._server.post("/generate", body)
+        answers = answer if isinstance(answer, list) else [answer]
+        if len(answers) != count:
+            raise BackendError(f"{self.base_url} returned {len(answers)} answers for {count} samples.", hint=_CHECK)
+        for index, each in enumerate(answers):
+            generation = parse_generation(each, constraint, index)
+            self.token_usage.add(generation.usage)
+            yield self._warned(generation, params)
+
+    def _warned(self, answer: Generation, params: SamplingParams) -> Generation:
+        """Answer with a warning for what the server left out."""
+        missing = [] if self._own_info else unsent(answer, params, answer.usage)
+        return msgspec.structs.replace(answer, meta=with_warnings(answer.meta, *missing)) if missing else answer
+
+    async def _streamed(
+        self, body: Mapping[str, Any], count: int, constraint: Constraint | None
+    ) -> AsyncGenerator[Delta | Generation, None]:
+        """Yields the events of a generation, over as many connections as it takes."""
+        samples = [SampleStream(index, constraint, incremental=self._incremental) for index in range(count)]
+        retries, continued_ids = Retries(self._server), list[int]()
+        while True:
+            request = {**body, "stream": True, **({"output_ids": continued_ids} if continued_ids else {})}
+            try:
+                async with contextlib.aclosing(self._server.stream_json("/generate", request)) as answers:
+                    async for answer in answers:
+                        index = answer.get("index", 0)
+                        if not isinstance(index, int) or not 0 <= index < count:
+                            problem = f"returned an answer with the index {index!r:.60} for {count} samples."
+                            raise BackendError(f"{self.base_url} {problem}", hint=_CHECK)
+                        if samples[index].ended:
+                            continue
+                        for event in samples[index].feed(answer):
+                            retries.progressed()
+                            if isinstance(event, Generation):
+                                self.token_usage.add(event.usage)
+                            yield event
+                if all(sample.ended for sample in samples):
+                    return
+                problem = "the stream ended before the answer was complete."
+                raise BackendError(f"{self.base_url}: {problem}", hint=_CHECK)
+            except RETRYABLE_ERRORS as error:
+                if all(sample.ended for sample in samples):  # only its last line is missing
+                    return
+                if not self._own_info.get("output_ids") and any(sample.ids for sample in samples):
+                    raise
+                await retries.pause(error)
+            # One sample is continued. Several can't be, but are generated again with the same result.
+            continues = count == 1
+            continued_ids = [i for sample in samples for i in sample.reconnect(continues=continues)]
+
+    async def _play_single_node(
+        self, prompt: Prompt, node: Node, *, stream: bool = False
+    ) -> AsyncGenerator[Delta | Generation | Selection, None]:
+        """Yields the events of a program of one node."""
+        model = None if self._programs else self.get_model_name()
+        async with contextlib.aclosing(
+            play_single_node(self._server, prompt, node, stream=stream, model=model)
+        ) as events:
+            async for event in events:
+                if not isinstance(event, Delta):
+                    self.token_usage.add(event.usage)
+                yield event
+
+    # -------------------------------------------------------------------------------------------- selections
+
+    async def aselect(self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool) -> Selection:
+        if self._own_info.get("program") or self._behind_gateway:
+            special = prompt.role is None  # in a turn, the choices are content
+            node = Select(None, tuple(choices), None, unconditional=unconditional, special=special)
+            async with contextlib.aclosing(self._play_single_node(prompt, node)) as events:
+                async for event in events:
+                    assert isinstance(event, Selection)
+                    return event
+            raise BackendError(f"{self.base_url} returned no scores.", hint=_CHECK)
+        text = prompt.text
+        prefilled = await self._server.post("/generate", {"text": text, "sampling_params": {"max_new_tokens": 0}})
+        prompt_tokens = usage_from_meta(prefilled["meta_info"]).prompt_tokens
+        start = max(prompt_tokens - 2, 0)
+        request = {
+            "text": [text + choice for choice in choices], "sampling_params": _SCORED, "return_logprob": True,
+            "return_text_in_logprobs": True, "logprob_start_len": start,
+        }  # fmt: skip
+        answers = await self._server.post("/generate", request)
+        before = 0 if all(choices) else 1  # an empty choice has no token, so the prompt's last one is scored
+        scores = [
+            parse_choice_score(choice, each, start, prompt_tokens, before) for choice, each in zip(choices, answers)
+        ]
+        if unconditional:
+            alone = {
+                "input_ids": [list(score.token_ids) for score in scores], "sampling_params": _SCORED,
+                "return_logprob": True, "logprob_start_len": 0,
+            }  # fmt: skip
+            found = await self._server.post("/generate", alone)
+            scores = [msgspec.structs.replace(s, unconditional=parse_unconditional(f)) for s, f in zip(scores, found)]
+        usages = [usage_from_meta(each["meta_info"]) for each in answers]
+        usage = Usage(
+            prompt_tokens=sum(each.prompt_tokens for each in usages),
+            cached_tokens=sum(each.cached_tokens for each in usages),
+            total_s=max((each.total_s for each in usages), default=0.0),
+        )
+        self.token_usage.add(usage)
+        return Selection(tuple(scores), usage)
+
+    # ---------------------------------------------------------------------------------------------- programs
+
+    def open_program(self, sink: ProgramSink, *, stream: bool, priority: int = 0) -> ProgramAtBackend:
+        return RemoteProgram(self._server, self.token_usage.counted(sink), stream=stream, priority=priority)
+
+    # --------------------------------------------------------------------------------------------- the server
+
+    @property
+    def tokenizer_digest(self) -> str | None:
+        return self._own_info.get("tokenizer_digest")
+
+    def get_model_name(self) -> str:
+        return str(self.model_info.get("model_path", "?"))
+
+    def identity(self) -> tuple[Json, ...]:
+        return *super().identity(), self.base_url
+
+    def get_chat_template(self) -> TurnTemplate | None:
+        if self.chat_template is None:
+            source = self._own_info.get("chat_template")
+            if isinstance(source, str):
+                self.chat_template = JinjaTemplate(source, self._own_info.get("special_tokens"))
+            else:
+                with contextlib.suppress(TemplateError):
+                    self.chat_template = get_chat_template_by_model_path(self.get_model_name())
+        return self.chat_template
+
+    def tool_family(self) -> str | None:
+        template = self.get_chat_template()
+        return family_of(template.source) if isinstance(template, JinjaTemplate) else None
+
+    def flush_cache(self) -> bool:
+        self._server.request_blocking("POST", "/flush_cache")
+        return True
+
+    def get_server_info(self) -> dict[str, Json]:
+        return self._server_info()
+
+    def cache_prefix(self, prefix_str: str) -> None:
+        self._server.request_blocking(
+            "POST", "/generate", {"text": prefix_str, "sampling_params": {"max_new_tokens": 0}}
+        )
+
+    def start_profile(self) -> None:
+        """Makes the server start to record a profile."""
+        self._server.request_blocking("POST", "/start_profile")
+
+    def stop_profile(self) -> None:
+        """Makes the server write the profile."""
+        self._server.request_blocking("POST", "/stop_profile")
+
+    def shutdown(self) -> None:
+        """Closes the connections; the next call opens new ones."""
+        asyncio.run_coroutine_threadsafe(self.aclose(), executor().loop).result()
+
+    async def aclose(self) -> None:
+        """Closes the connections of the running event loop. Programs use the connections of the executor loop."""
+        await self._server.close()
+
+
+def _object(data: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise BackendError(f"{data[:80]!r} is not the description of a server.", hint="Check what listens at base_url.")
+    return found
