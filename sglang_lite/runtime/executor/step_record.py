@@ -229,12 +229,13 @@ def load_records(path: str | os.PathLike[str]) -> list[StepRecord]:
 
 def _encoded(array: object) -> object:
     assert isinstance(array, np.ndarray)
-    return array.shape, array.tobytes()
+    sampling = array.dtype == SAMPLING
+    return sampling, array.shape, array.tobytes()
 
 
-def _decoded(kind: type, data: tuple[list[int], bytes]) -> NDArray[np.generic]:
-    shape, content = data
-    return np.frombuffer(content, dtype=SAMPLING if kind == NDArray[np.void] else np.int32).reshape(shape)
+def _decoded(_: type, data: tuple[bool, list[int], bytes]) -> NDArray[np.generic]:
+    sampling, shape, content = data
+    return np.frombuffer(content, dtype=SAMPLING if sampling else np.int32).reshape(shape)
 
 
 _ENCODER = msgspec.msgpack.Encoder(enc_hook=_encoded)
