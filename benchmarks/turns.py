@@ -21,7 +21,7 @@ from sglang_lite.lang.backend.base_backend import BaseBackend
 from sglang_lite.lang.backend.capabilities import Capabilities, TurnRules
 from sglang_lite.lang.backend.planning import RunFacts
 from sglang_lite.lang.backend.remote.planner import CallPlanner
-from sglang_lite.lang.backend.remote.turns import CONTINUE_PROMPT
+from sglang_lite.lang.backend.rendering import CONTINUE_PROMPT
 from sglang_lite.lang.chat_template import get_chat_template
 from sglang_lite.protocol import Constraint, Delta, Generation, Prompt, SamplingParams, Unset, Usage
 

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from sglang_lite.compat.sglang.stream_executor import StreamExecutor
-from sglang_lite.lang.backend.base import EVENTS, Backend, Listener, refusal
+from sglang_lite.lang.backend.base import EVENTS, Backend, Listener, ProgramAtBackend, refusal
 from sglang_lite.lang.backend.capabilities import Capabilities, Demands
 from sglang_lite.lang.backend.delegating_backend import DelegatingBackend
 from sglang_lite.lang.backend.planning import Planner, RunFacts
 from sglang_lite.lang.concurrency.loop import running_mailbox
 from sglang_lite.lang.concurrency.pool import ThreadPool, in_pool
 from sglang_lite.lang.execution.operations import SelectOp, asked
-from sglang_lite.lang.execution.push_down import ProgramAtBackend, priority_keywords
+from sglang_lite.lang.execution.push_down import priority_keywords
 from sglang_lite.lang.expressions import SglSamplingParams, SglSelect
 from sglang_lite.lang.results import DeltaWithMeta
 from sglang_lite.program.choosing import ChoicesDecision, ChoicesSamplingMethod, checked

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from sglang_lite.lang.backend.capabilities import CONSTRAINT_NAMES, EVERYTHING, Capabilities, Demands
 from sglang_lite.lang.backend.profiles.prices import Price, find_price
 from sglang_lite.lang.concurrency.pool import ThreadPool
+from sglang_lite.program.nodes import Node, Path
 from sglang_lite.protocol import (
     CapabilityError,
     Constraint,
@@ -28,13 +29,28 @@ from sglang_lite.text.chat_template import TurnTemplate
 if TYPE_CHECKING:
     from sglang_lite.lang.backend.planning import Planner, RunFacts
     from sglang_lite.lang.backend.token_counts import Tokenizer
-    from sglang_lite.lang.execution.push_down import ProgramAtBackend
 
 ALL_CONSTRAINTS = frozenset(CONSTRAINT_NAMES)
 # Events of a branch, under SGLang's names. "commit_lazy_operations" comes before a fork.
 EVENTS = ("begin_program", "end_program", "commit_lazy_operations", "fork_program", "fill_image")
 # Methods by which a class can answer in another way than by `agenerate` and `aselect`.
 _WAYS = {"answers_now": ("answer_now", "select_now"), "plays_programs": ("open_program",)}
+
+
+class ProgramAtBackend(Protocol):
+    """Program that is open at a backend. Its methods are thread-safe and don't block."""
+
+    def extend(self, path: Path, nodes: Sequence[Node]) -> None:
+        """Appends nodes to a branch. Raises SglError if the backend refuses the nodes."""
+        ...
+
+    def drop(self, path: Path) -> None:
+        """Cancels the queued and running nodes of a branch; a rollback continues from an earlier mark."""
+        ...
+
+    def close(self) -> None:
+        """Announces that no more nodes will come."""
+        ...
 
 
 class Listener(ABC):

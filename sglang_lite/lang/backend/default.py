@@ -13,7 +13,8 @@ from sglang_lite.lang.global_config import global_config
 from sglang_lite.protocol import ParameterError
 
 if TYPE_CHECKING:
-    from sglang_lite import Engine, Runtime
+    from sglang_lite.compat.sglang.runtime import Runtime
+    from sglang_lite.engine.engine import Engine
 
 logger = logging.getLogger("sglang_lite")
 _starting = threading.Lock()

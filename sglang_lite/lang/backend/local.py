@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from sglang_lite.lang.backend.base import ALL_CONSTRAINTS, Backend
+from sglang_lite.lang.backend.base import ALL_CONSTRAINTS, Backend, ProgramAtBackend
 from sglang_lite.lang.backend.capabilities import Capabilities
 from sglang_lite.lang.backend.rendering import with_tools
 from sglang_lite.lang.backend.token_counts import TokenUsage
@@ -30,7 +30,6 @@ from sglang_lite.text.tool_formats import family_of
 
 if TYPE_CHECKING:
     from sglang_lite.engine.engine import Engine
-    from sglang_lite.lang.execution.push_down import ProgramAtBackend
 
 
 class LocalBackend(Backend):

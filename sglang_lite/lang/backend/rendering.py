@@ -1,6 +1,6 @@
 """Prompts as chat templates render them: text outside the turns; the same conversation in another template; and the
 conversation with the model's tools, in the place that its template has for them, with calls and results as messages of
-their own."""
+their own. And prompts that make a model continue a turn, or begin it again."""
 
 from __future__ import annotations
 
@@ -18,6 +18,11 @@ from sglang_lite.text.chat_format import ChatFormat, Conversation, Tool, with_de
 from sglang_lite.text.chat_template import JinjaTemplate, TurnTemplate
 from sglang_lite.text.tool_calls import parse_answer
 from sglang_lite.text.tool_use import results_of
+
+CONTINUE_PROMPT = (
+    "Go on with your last message exactly where it ends. Write only what comes next: repeat nothing of it, and say "
+    "nothing about it."
+)
 
 
 def text_outside(prompt: Prompt, template: TurnTemplate | None) -> str:
@@ -230,3 +235,30 @@ def _with_ids(spans: Sequence[Span], written: Sequence[Span]) -> list[Span]:
                 rest[at:] = [Span(text[:start], special=special)]
                 break
     return [*rest, *known]
+
+
+def from_start(prompt: Prompt) -> Prompt:
+    """Prompt without the text in its open turn."""
+    text = prompt.text.removesuffix(prompt.partial)
+    return Prompt((Span(text),), prompt.messages, prompt.role, "", prompt.images)
+
+
+def with_continue_request(prompt: Prompt, template: TurnTemplate) -> Prompt:
+    """Prompt whose open turn is shown as finished, followed by the user's request to continue it. Unchanged if the open
+    turn is empty."""
+    return with_user_reply(prompt, "", CONTINUE_PROMPT, template) if prompt.partial.strip() else prompt
+
+
+def with_user_reply(prompt: Prompt, answer: str, words: str, template: TurnTemplate) -> Prompt:
+    """Prompt whose open turn, the assistant's, ends with an answer, followed by words of the user and a new turn of the
+    assistant."""
+    before = [{"role": message.role, "content": ""} for message in prompt.messages]
+    turns = Message("assistant", ((prompt.partial + answer).strip(),)), Message("user", (words,))
+    spans = [*prompt.spans, Span(answer, special=False), Span(template.get_prefix_and_suffix("assistant", before)[1])]
+    before.append({"role": "assistant", "content": ""})
+    start, end = template.get_prefix_and_suffix("user", before)
+    before.append({"role": "user", "content": ""})
+    spans += [Span(start), Span(words, special=False), Span(end)]
+    spans.append(Span(template.get_prefix_and_suffix("assistant", before)[0]))
+    shown_spans = tuple(span for span in spans if span.text)
+    return msgspec.structs.replace(prompt, spans=shown_spans, messages=(*prompt.messages, *turns), partial="")

@@ -20,10 +20,11 @@ from bisect import bisect
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 import msgspec
 
+from sglang_lite.lang.backend.base import Backend, ProgramAtBackend
 from sglang_lite.lang.concurrency.loop import executor
 from sglang_lite.lang.concurrency.variables import resolve
 from sglang_lite.lang.execution.operations import (
@@ -56,30 +57,11 @@ from sglang_lite.protocol import (
 )
 from sglang_lite.protocol.anything import UserValue
 
-if TYPE_CHECKING:
-    from sglang_lite.lang.backend.base import Backend
-
 
 def priority_keywords(priority: int) -> dict[str, int]:
     """Keyword arguments for a priority: empty if it is 0, so that backends without priorities need no parameter for
     it."""
     return {"priority": priority} if priority else {}
-
-
-class ProgramAtBackend(Protocol):
-    """Program that is open at a backend. Its methods are thread-safe and don't block."""
-
-    def extend(self, path: Path, nodes: Sequence[Node]) -> None:
-        """Appends nodes to a branch. Raises SglError if the backend refuses the nodes."""
-        ...
-
-    def drop(self, path: Path) -> None:
-        """Cancels the queued and running nodes of a branch; a rollback continues from an earlier mark."""
-        ...
-
-    def close(self) -> None:
-        """Announces that no more nodes will come."""
-        ...
 
 
 class PushedProgram:

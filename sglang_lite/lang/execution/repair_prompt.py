@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sglang_lite.lang.backend.base import Backend, refusal
-from sglang_lite.lang.backend.remote.turns import with_user_reply
+from sglang_lite.lang.backend.rendering import with_user_reply
 from sglang_lite.lang.execution.operations import FailedAttempt, GenOp
 from sglang_lite.lang.expressions import GenOptions, SglGen
 from sglang_lite.protocol import (

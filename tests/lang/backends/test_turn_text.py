@@ -4,7 +4,7 @@ import pytest
 from openai_answers import called, said
 
 import sglang_lite as sgl
-from sglang_lite.lang.backend.remote.turns import turn_text
+from sglang_lite.lang.backend.remote.turn_plan import turn_text
 from sglang_lite.protocol import Choices, Lark, Regex
 
 WORD = sgl.grammar.Lark("start: /[a-z]+/")

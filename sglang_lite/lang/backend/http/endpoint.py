@@ -7,12 +7,12 @@ import contextlib
 import json
 import secrets
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from sglang_lite.lang.argument_names import explains_wrong_arguments
-from sglang_lite.lang.backend.base import ALL_CONSTRAINTS, Backend
+from sglang_lite.lang.backend.base import ALL_CONSTRAINTS, Backend, ProgramAtBackend
 from sglang_lite.lang.backend.capabilities import Capabilities
 from sglang_lite.lang.backend.http.client import RETRYABLE_ERRORS, Retries, ServerClient
 from sglang_lite.lang.backend.http.native_protocol import (
@@ -47,9 +47,6 @@ from sglang_lite.protocol import (
 from sglang_lite.protocol.anything import Json
 from sglang_lite.text.chat_template import JinjaTemplate, TurnTemplate
 from sglang_lite.text.tool_formats import family_of
-
-if TYPE_CHECKING:
-    from sglang_lite.lang.execution.push_down import ProgramAtBackend
 
 _SCORED = {"max_new_tokens": 0, "temperature": 0}
 _CHECK = "Check what listens at base_url."

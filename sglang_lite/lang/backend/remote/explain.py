@@ -17,7 +17,8 @@ from sglang_lite.lang.backend.capabilities import Capabilities, Demands
 from sglang_lite.lang.backend.ladder.rung import Refusal, Rung
 from sglang_lite.lang.backend.planning import AnswerSource, RunFacts
 from sglang_lite.lang.backend.remote.shared_call import SharedCall
-from sglang_lite.lang.backend.remote.turns import from_start, turn_text
+from sglang_lite.lang.backend.remote.turn_plan import TurnPlan, turn_text
+from sglang_lite.lang.backend.rendering import from_start
 from sglang_lite.lang.expressions import NUMBER_STOPS, SglGen, SglSelect, example_choices, number_as_regex
 from sglang_lite.program.graph import GraphNode, GraphRecord, Picture
 from sglang_lite.program.nodes import (
@@ -42,7 +43,6 @@ from sglang_lite.protocol.sampling import given_values
 
 if TYPE_CHECKING:
     from sglang_lite.lang.backend.remote.backend import RemoteBackend
-    from sglang_lite.lang.backend.remote.turn_plan import TurnPlan
 
 
 Price: TypeAlias = Callable[[Usage, str], float | None]  # dollars for a call's usage on a model; None if unknown

@@ -13,9 +13,9 @@ import msgspec
 from sglang_lite.constraints.matching import validate
 from sglang_lite.lang.backend.base import refusal
 from sglang_lite.lang.backend.planning import AnswerSource, Ask
-from sglang_lite.lang.backend.remote.turn_match import TurnHole, TurnPart, UnstoppedAnswer, read
-from sglang_lite.lang.backend.remote.turn_plan import Generated, TurnContext, TurnPlan, plan, stops_of
-from sglang_lite.lang.backend.remote.turns import from_start, turn_text, unrepeated, with_continue_request
+from sglang_lite.lang.backend.remote.turn_match import TurnHole, TurnPart, UnstoppedAnswer, read, unrepeated
+from sglang_lite.lang.backend.remote.turn_plan import Generated, TurnContext, TurnPlan, plan, stops_of, turn_text
+from sglang_lite.lang.backend.rendering import from_start, with_continue_request
 from sglang_lite.lang.expressions import SglGen, SglSelect
 from sglang_lite.program.nodes import Expression
 from sglang_lite.protocol import (

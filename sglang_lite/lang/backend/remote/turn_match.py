@@ -213,3 +213,18 @@ def _unused(answer: UnstoppedAnswer, used: int) -> int:
     """Number of an answer's tokens outside the `used` characters."""
     length = len(answer.text)
     return round(answer.count * (length - used) / length) if length else answer.count
+
+
+def unrepeated(begun: str, text: str) -> str:
+    """Text that a model has added to a begun turn, without leading lines that repeat the turn."""
+    lines = begun.strip().split("\n")
+    start = len(text) - len(text.lstrip())
+    for first in range(len(lines)):
+        repeated = "\n".join(lines[first:]).strip()
+        if repeated and text.startswith(repeated, start):
+            rest = text[start + len(repeated) :]
+            if not (
+                repeated[-1].isalnum() and rest[:1].isalnum()
+            ):  # if not, the lines were the beginning of another word
+                return rest
+    return text

@@ -16,10 +16,19 @@ import msgspec
 from sglang_lite.lang.backend.base import Backend
 from sglang_lite.lang.backend.capabilities import Demands
 from sglang_lite.lang.backend.planning import RunFacts
-from sglang_lite.lang.backend.remote.turns import turn_text
 from sglang_lite.lang.expressions import GenOptions, SglGen, SglSelect, only_picks
 from sglang_lite.program.nodes import Expression, ScopeBegin, ScopeEnd, Text, TurnBegin, TurnEnd
-from sglang_lite.protocol import UNSET, CapabilityError, Choices, Constraint, Location, SamplingParams, Unset
+from sglang_lite.protocol import (
+    UNSET,
+    CapabilityError,
+    Choices,
+    Constraint,
+    InOrder,
+    Location,
+    OneOf,
+    SamplingParams,
+    Unset,
+)
 from sglang_lite.protocol.sampling import merge
 
 _OWN = ("stop", "max_tokens", "seed")  # parameters in which the generations of one call may differ
@@ -246,3 +255,22 @@ def _takes_text(fields: Sequence[str | Constraint | None], span: TurnSpan, setti
     except CapabilityError:
         return False
     return True
+
+
+def turn_text(parts: Sequence[str | Constraint | None]) -> Constraint | None:
+    """Constraint on a turn's text, up to its last generation: its constant text unchanged, and the generations'
+    constraints in between. None if a generation may be any text (None), or only blanks separate two generations, so
+    that the end of the first is unknown."""
+    found = list[Constraint]()
+    behind = False  # True after a generation, until text other than blanks follows
+    last = max(i for i, part in enumerate(parts) if not isinstance(part, str))
+    for part in parts[: last + 1]:
+        if isinstance(part, str):
+            found += [Choices((part,))] if part else []
+            behind = behind and not part.strip()
+        elif part is None or behind:
+            return None
+        else:
+            found.append(part)
+            behind = True
+    return OneOf((InOrder(tuple(found)),))  # every API with grammars supports OneOf
