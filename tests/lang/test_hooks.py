@@ -1,6 +1,7 @@
 """Backends with SGLang's blocking hooks: called on few threads, failing where they are read, never blocking others."""
 
 import asyncio
+import dataclasses
 import inspect
 import threading
 
@@ -136,6 +137,18 @@ def test_a_backend_is_told_of_events_and_answers_by_itself():
     until(lambda: len(events) == 2)
     assert (state["a"], events) == ("y", [("x", 2), "xy"])
     assert state.stream_executor.backend is backend
+
+
+def test_a_backend_with_hooks_may_be_a_record_of_its_own():
+    @dataclasses.dataclass(frozen=True)
+    class Says(sgl.BaseBackend):
+        text: str
+        listener: str = "the user's own"
+
+        def generate(self, s, sampling_params):
+            return self.text, {}
+
+    assert [run("x", sgl.gen("a"), backend=Says("hello"))["a"] for _ in range(2)] == ["hello"] * 2
 
 
 def test_a_hook_sees_turns_images_parameters_and_template_as_sglangs_do():

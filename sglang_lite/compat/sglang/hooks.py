@@ -10,7 +10,6 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
 
 from sglang_lite.compat.sglang.stream_executor import StreamExecutor
 from sglang_lite.lang.backend.base import EVENTS, Backend, Listener, ProgramAtBackend, refusal
@@ -142,18 +141,18 @@ def _depth(kind: type, *methods: str) -> int:
     return len(line) - next(defining, len(line))
 
 
-# Threads of each backend's hooks.
-_pools: WeakKeyDictionary[Backend, ThreadPool] = WeakKeyDictionary()
-
-
 def adapted(backend: Backend) -> Backend:
     """Backend that programs run on: the backend itself, or an adapter if it has hooks of SGLang's."""
     return HookBackend(backend) if hooks_of(backend) else backend
 
 
-def _new_pool(backend: Backend) -> ThreadPool:
-    size = getattr(backend, "max_threads", BaseBackend.max_threads)
-    return _pools.setdefault(backend, ThreadPool(size, "sglang_lite-hooks"))
+def _pool_of(backend: Backend) -> ThreadPool:
+    """Threads of a backend's hooks, which the backend keeps for all its runs."""
+    if backend.answer_pool is None:
+        size = getattr(backend, "max_threads", BaseBackend.max_threads)
+        vars(backend).setdefault("answer_pool", ThreadPool(size, "sglang_lite-hooks"))  # of two threads, the first
+    assert backend.answer_pool is not None
+    return backend.answer_pool
 
 
 @lru_cache(maxsize=64)
@@ -177,8 +176,8 @@ class HookBackend(DelegatingBackend, Listener):
         hooks = hooks_of(backend)
         self.hooked, self._generates, self._selects = backend, "generate" in hooks, "select" in hooks
         self.events = hooks & {*EVENTS}
-        self.listener, self.on_run = self if self.events else None, backend.on_run
-        self.pool = self.threads = _pools.get(backend) or _new_pool(backend)
+        self.event_listener, self.on_run = self if self.events else None, backend.on_run
+        self.answer_pool = self.threads = _pool_of(backend)
         if self._generates or self._selects:
             self.answers_now, self.plays_programs = True, False
             self.capabilities = _not_reading(backend.capabilities)

@@ -87,9 +87,9 @@ class Backend:
         trace_name: name in messages and in the trace of a run; "" for the name of the class.
         on_run: called when a run begins, with a function that blocks until everything that was added to the run so far
             has been played; or None.
-        pool: threads on which `answer_now` and `select_now` are called, because they block; None if they return at
-            once.
-        listener: listener to the events of branches, or None.
+        answer_pool: threads on which `answer_now` and `select_now` are called, because they block; None if they return
+            at once.
+        event_listener: listener to the events of branches, or None.
         answers_now, plays_programs: True if `answer_now` and `select_now`, or `open_program`, are used: defined by the
             class, and not by a base of the one that defines `agenerate` or `aselect`.
     """
@@ -102,8 +102,8 @@ class Backend:
     tokenizer: Tokenizer | None = None
     trace_name = ""
     on_run: Callable[[Callable[[], object]], object] | None = None
-    pool: ThreadPool | None = None
-    listener: Listener | None = None
+    answer_pool: ThreadPool | None = None
+    event_listener: Listener | None = None
     answers_now: bool = False
     plays_programs: bool = False
 
@@ -135,7 +135,7 @@ class Backend:
         """Returns the answer if it is available without waiting (from a script, a recording or a cache), or None to
         call `agenerate`.
 
-        Runs on the thread that adds the node, so that no work moves between threads, or on a thread of `pool`.
+        Runs on the thread that adds the node, so that no work moves between threads, or on a thread of `answer_pool`.
         """
         return None
 

@@ -401,7 +401,7 @@ class Branch:
 
     def tell(self, event: str, children: Sequence[Player] = ()) -> None:
         """Tells the backend's listener of an event, if it listens, after everything queued before has been played."""
-        listener = self.backend.listener
+        listener = self.backend.event_listener
         if listener is not None and event in listener.events:
             self._put(EventOp(event, listener.threads, partial(listener.call, event, self.player, children)))
 

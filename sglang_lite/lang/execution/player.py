@@ -285,8 +285,8 @@ class Player:
         _begin(op)
         if generation.is_only_answered(op, self):
             executor().post(self._await, op)
-        elif self.backend.pool is not None and self._goes_to_pool(op):
-            self.backend.pool.submit(partial(self.run.context.copy().run, self._play_on_pool, op))
+        elif self.backend.answer_pool is not None and self._goes_to_pool(op):
+            self.backend.answer_pool.submit(partial(self.run.context.copy().run, self._play_on_pool, op))
         else:
             executor().post(self._start, op)
 
