@@ -223,7 +223,10 @@ class CoreClient:
         check_nodes(nodes, path)
         refused = {i: error for i, error in self.builder.refused(nodes).items() if isinstance(nodes[i], Gen)}
         if refused:  # parameters of refused nodes may have any type, and may not be serialisable
-            nodes = [_without_params(node) if i in refused else node for i, node in enumerate(nodes)]
+            nodes = [
+                Gen(node.name, where=node.where) if isinstance(node, Gen) and i in refused else node
+                for i, node in enumerate(nodes)
+            ]
         self.send(number, Extend(path, tuple(nodes), {i: as_failure(error) for i, error in refused.items()}))
 
     # ---------------------------------------------------------------------------------- calls with one answer
@@ -501,11 +504,6 @@ def _then(future: Future[Any], convert: Callable[[Any], R]) -> Future[R]:
 
     future.add_done_callback(settle)
     return converted
-
-
-def _without_params(node: Node) -> Gen:
-    """Generation without parameters, which takes the place of a refused one."""
-    return Gen(node.name if isinstance(node, Gen) else None, where=node.where)
 
 
 def _import_name(processor: LogitProcessor) -> str:
