@@ -30,6 +30,7 @@ from sglang_lite.protocol import (
 from sglang_lite.runtime.calls import Call, FlushCache, R, Stats, UpdateWeights
 from sglang_lite.runtime.config import Capacity, EngineConfig, Sizes
 from sglang_lite.runtime.core.flushes import Flushes
+from sglang_lite.runtime.core.gate import CLOSED, Gate
 from sglang_lite.runtime.core.open_requests import OpenRequests, Ticket
 from sglang_lite.runtime.core.request_builder import RequestBuilder
 from sglang_lite.runtime.core.submission import GenerateRequest, OpenRequest, ProgramRequest, Submission
@@ -62,11 +63,10 @@ class ScriptedCore:
         self.steps = 0
         self._step_s, self._write = step_s, write
         self.builder = RequestBuilder(model, self.tokenizer, self.vocab_size, frozenset(), 1 << 20, None)
-        self.open_requests = OpenRequests(1 << 20)
+        self.open_requests, self.gate = OpenRequests(1 << 20), Gate()
         self._lock = threading.Condition()
         self._open: list[_Generating | _Playing] = []
         self._flushes = Flushes(lambda: threading.current_thread() is self._thread)
-        self._closed = False
         self._thread = threading.Thread(target=self._run, name="sglang_lite-script", daemon=True)
         self._thread.start()
 
@@ -96,7 +96,7 @@ class ScriptedCore:
         return _Growing(playing, self._begin(playing))
 
     def _begin(self, running: _Generating | _Playing) -> Ticket:
-        self.check_open()
+        self.gate.check_open()
         with self._lock:
             self._open.append(running)
             self._lock.notify()
@@ -115,10 +115,10 @@ class ScriptedCore:
         due = time.monotonic()
         while True:
             with self._lock:
-                while not self._open and not self._closed:
+                while not self._open and not self.gate.reason:
                     self._lock.wait()
                     due = time.monotonic()
-                if self._closed:
+                if self.gate.reason:
                     break
                 rows = list(self._open)
             due += self._step_s
@@ -154,19 +154,9 @@ class ScriptedCore:
     def call_soon(self, call: Callable[[], object]) -> None:
         call()
 
-    def check_process(self) -> None:
-        pass
-
-    def check_open(self) -> None:
-        if self._closed:
-            raise EngineClosedError("the engine is closed.")
-
-    def check_wait(self, name: str) -> None:
-        self.check_open()
-
     def close(self) -> None:
         with self._lock:
-            self._closed = True
+            self.gate.reason = CLOSED
             self._lock.notify()
         self._thread.join()
 

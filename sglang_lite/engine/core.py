@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from sglang_lite.protocol import ProgramSink
     from sglang_lite.runtime.calls import Call, R
     from sglang_lite.runtime.config import Capacity, EngineConfig
+    from sglang_lite.runtime.core.gate import Gate
     from sglang_lite.runtime.core.open_requests import OpenRequests, Ticket
     from sglang_lite.runtime.core.request_builder import RequestBuilder
     from sglang_lite.runtime.core.submission import OpenRequest, Submission
@@ -51,6 +52,8 @@ class Core(Protocol):
     @property
     def open_requests(self) -> OpenRequests: ...
     @property
+    def gate(self) -> Gate: ...
+    @property
     def responds(self) -> bool: ...  # False while its process is stopped or swapped out
 
     def submit(
@@ -62,7 +65,4 @@ class Core(Protocol):
     def ask(self, call: Call[R]) -> Future[R]: ...
 
     def call_soon(self, call: Callable[[], object], /) -> None: ...  # on the thread of the sinks; takes no lock
-    def check_process(self) -> None: ...  # raises EngineClosedError in a forked copy
-    def check_open(self) -> None: ...  # raises EngineClosedError, also if the engine is closed
-    def check_wait(self, name: str, /) -> None: ...  # raises BackendError, too, on the thread of the sinks
     def close(self) -> None: ...

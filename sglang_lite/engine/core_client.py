@@ -61,7 +61,7 @@ from sglang_lite.protocol import (
 from sglang_lite.runtime import startup_messages
 from sglang_lite.runtime.calls import Call, CompileGrammar, R, UpdateWeights
 from sglang_lite.runtime.config import EngineConfig
-from sglang_lite.runtime.core.inbox import forked_copy_error, self_wait_error
+from sglang_lite.runtime.core.gate import CLOSED, Gate
 from sglang_lite.runtime.core.open_requests import OpenRequests, Ticket
 from sglang_lite.runtime.core.request_builder import RequestBuilder
 from sglang_lite.runtime.core.submission import (
@@ -94,9 +94,6 @@ RESTART_WINDOW_S = 300.0
 _SPENT = f" {MOST_RESTARTS} restarts in five minutes are spent. Find the cause, then make a new engine: sgl.Engine(…)."
 
 
-_CLOSED = "the engine is closed."  # by its owner
-
-
 class CoreClient:
     """Client of an engine in another process: the `Core` that `Engine` uses by default.
 
@@ -113,6 +110,7 @@ class CoreClient:
         description: one line about the model and its capacity.
         builder: checks of requests, and their tokens.
         open_requests: requests and programs that have not ended.
+        gate: checks of callers.
 
     Raises:
         SglError: the process, or the engine in it, can't be started.
@@ -120,12 +118,10 @@ class CoreClient:
 
     def __init__(self, config: EngineConfig, path: Path, process: EngineProcess) -> None:
         self.config = config
-        self._home = os.getpid()
+        self.gate = Gate()
         self._ids = itertools.count(1)
         self._submissions = OpenSubmissions(self._abort)
         self._lock = self._submissions.lock
-        self._closed = False
-        self._why_closed = _CLOSED
         self._starts: deque[float] = deque()
         self._compiler: Compiler | None = None
         self._process = process
@@ -165,7 +161,7 @@ class CoreClient:
     ) -> Ticket:  # each kind of submission has its own events
         """Starts a generation, a selection or a whole program: see `Engine.submit`, `submit_select` and
         `run_program`."""
-        self.check_open()
+        self.gate.check_open()
         request.check()
         return self._submit_by_kind[type(request)](self, request, self._submissions.flushes.with_flush(sink, flush))
 
@@ -211,7 +207,7 @@ class CoreClient:
         self, request: OpenRequest, sink: ProgramSink, flush: Callable[[], object] | None = None
     ) -> _OpenProgram:
         """Opens a program: see `Engine.open_program`."""
-        self.check_open()
+        self.gate.check_open()
         request.check(self.config.policy)
         number, sink = next(self._ids), self._submissions.flushes.with_flush(sink, flush)
         self._begin(number, request, OpenSubmission(), lambda: sink)
@@ -219,7 +215,7 @@ class CoreClient:
 
     def extend(self, number: int, path: BranchPath, nodes: Sequence[Node]) -> None:
         """Adds nodes to a branch of an open program: see `EngineProgram.extend`."""
-        self.check_open()
+        self.gate.check_open()
         check_nodes(nodes, path)
         refused = {i: error for i, error in self.builder.refused(nodes).items() if isinstance(nodes[i], Gen)}
         if refused:  # parameters of refused nodes may have any type, and may not be serialisable
@@ -233,7 +229,7 @@ class CoreClient:
 
     def ask(self, call: Call[R]) -> Future[R]:
         """Future of the answer to a call: see `EngineCore.ask`."""
-        self.check_open()
+        self.gate.check_open()
         answer = self._answers.get(type(call))
         future: Future[R] = self._ask(call) if answer is None else answer(self, call)
         return future
@@ -248,7 +244,7 @@ class CoreClient:
     def _compile(self, call: CompileGrammar) -> Future[CompiledGrammar]:
         """Compiles in both processes. The one of the engine begins when the caller's has succeeded."""
         self._check_generates()
-        self.check_wait("compile_grammar")
+        self.gate.check_wait("compile_grammar")
         from sglang_lite.runtime.structured_output.compiler import Compiler  # imports a grammar engine
 
         with self._lock:
@@ -286,37 +282,10 @@ class CoreClient:
         """Calls back on the reader's thread after the next frame. Takes no lock."""
         self._submissions.call_soon(call)
 
-    def check_open(self) -> None:
-        """Raises EngineClosedError if the engine is closed, has died, or belongs to another process."""
-        self.check_process()
-        if self._closed:
-            hint = "Make a new one: sgl.Engine(…)." if self._why_closed == _CLOSED else ""
-            raise EngineClosedError(self._why_closed, hint=hint)
-
     @property
     def responds(self) -> bool:
         """False while the process is stopped or swapped out: see `SignsOfLife`."""
         return not self._process.signs.missing
-
-    def check_wait(self, name: str) -> None:
-        """Checks that the calling thread may wait for the engine.
-
-        Args:
-            name: name of the calling method, for messages.
-
-        Raises:
-            BackendError: the method was called on the thread that reads the engine's events, and would wait for itself.
-            EngineClosedError: as `check_open`.
-        """
-        self.check_process()
-        if threading.current_thread() is self._submissions.reader:
-            raise self_wait_error(name)
-        self.check_open()
-
-    def check_process(self) -> None:
-        """Raises EngineClosedError in a forked copy of the process that made this object."""
-        if os.getpid() != self._home:
-            raise forked_copy_error(self._home)
 
     def close(self, patience_s: float | None = None) -> None:
         """Ends the process. In a forked copy, only marks this object as closed: the process belongs to the original.
@@ -324,8 +293,8 @@ class CoreClient:
         Args:
             patience_s: seconds to wait for a sink that has not returned; None waits without limit.
         """
-        if os.getpid() != self._home:
-            self._closed, self._why_closed = True, _CLOSED
+        if self.gate.is_copy:
+            self.gate.reason = CLOSED
             return
         self.disconnect()
         if self._compiler is not None:
@@ -336,8 +305,8 @@ class CoreClient:
     def disconnect(self) -> None:
         """Makes the process end, so that open requests fail. Waits for nothing and takes no lock: a garbage collector
         may call it on a thread that holds any lock."""
-        if os.getpid() == self._home and not self._closed:
-            self._closed = True
+        if not self.gate.is_copy and not self.gate.reason:
+            self.gate.reason = CLOSED
             self._process.child.connection.close()
 
     # ---------------------------------------------------------------------------------------------- sending
@@ -353,14 +322,14 @@ class CoreClient:
         self._check_generates()
         data = frame([(number, request)])
         with self._lock:
-            self.check_open()
+            self.gate.check_open()
             entry.sink, entry.process = counted(), self._process
             self._submissions.add(number, entry)
             _send_to(self._process, data)
 
     def send(self, number: int, message: Extend | Drop | Close | Abort) -> None:
         """Sends a message of an open submission, unless that has ended. Sends nothing from a forked copy."""
-        if os.getpid() != self._home:
+        if self.gate.is_copy:
             return
         data = frame([(number, message)])
         with self._lock:
@@ -374,7 +343,7 @@ class CoreClient:
         number = next(self._ids)
         data = frame([(number, call)])
         with self._lock:
-            self.check_open()
+            self.gate.check_open()
             future = self._submissions.register_call(number, self._process)
             _send_to(self._process, data)
         return future
@@ -388,6 +357,7 @@ class CoreClient:
     def _read(self, process: EngineProcess) -> None:
         """Reads the frames of a process until it ends, and then fails everything that is open in it."""
         problem = ""
+        self.gate.claim()
         try:
             for content in process.child.connection.frames(process.signs.look, LOOK_S):
                 process.signs.seen()
@@ -397,17 +367,18 @@ class CoreClient:
         except Exception as error:  # any error: callers would otherwise wait for ever
             problem = f"sent what can't be read ({error!r}), and "
             process.child.kill()
-        closed = self._closed
+        closed = bool(self.gate.reason)
         ended = process.child.end()
         process.child.connection.release()
         startup_messages.move_bar(process.bar, 1, 1, self.config.log_level)
         if closed:
             self._submissions.fail(process, EngineClosedError("the engine was closed before the request finished."))
         elif process.failure is not None:
-            self._closed, self._why_closed = True, f"the engine could not be started: {process.failure}"
+            self.gate.reason = f"the engine could not be started: {process.failure}"
             self._submissions.fail(process, process.failure)
         else:
             self._on_death(process, f"the engine's process {problem}{ended}")
+        self.gate.release()
         if threading.current_thread() is self._submissions.reader:  # and not a later one, of a restarted process
             switch_interval.restore()
 
@@ -435,10 +406,9 @@ class CoreClient:
         with self._lock:
             ran = process.ready.done() or self._starts  # this process, or the one that it replaced
             if not (self.config.restart and ran and self._may_restart()):
-                self._closed, why = True, why + (_SPENT if len(self._starts) > MOST_RESTARTS else "")
-            self._why_closed = why
-            if not self._closed:
-                self._restart()
+                self.gate.reason = why = why + (_SPENT if len(self._starts) > MOST_RESTARTS else "")
+            elif not self.gate.reason:
+                self._restart(why)
         self._submissions.fail(process, EngineClosedError(why))
 
     def _may_restart(self) -> bool:
@@ -448,13 +418,13 @@ class CoreClient:
         self._starts.append(now)
         return len(self._starts) <= MOST_RESTARTS
 
-    def _restart(self) -> None:
+    def _restart(self, why: str) -> None:
         """Starts another process with the weights that were loaded last. New submissions wait until it is ready."""
         try:
             self._process = EngineProcess(self.config, self._path)
             self._listen()
         except Exception as error:  # any error: open submissions must still be failed
-            self._closed, self._why_closed = True, f"{self._why_closed} It could not be started again: {error}"
+            self.gate.reason = f"{why} It could not be started again: {error}"
 
 
 class _OpenProgram:

@@ -182,7 +182,7 @@ def _read(
     """Outputs of the model for texts or pairs, float32 [N, width], and the number of tokens of each."""
     import numpy as np
 
-    engine.core.check_wait("encode")
+    engine.core.gate.check_wait("encode")
     requests = [each for each in texts if isinstance(each, EncodeRequest)]
     if not requests:
         given: Any = texts

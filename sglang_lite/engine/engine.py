@@ -188,7 +188,7 @@ class Engine:
         constraint: Constraint | None = None,
     ) -> Generation:
         """Generates one sample as `submit` does, and waits for the result."""
-        self.core.check_wait("complete")
+        self.core.gate.check_wait("complete")
         if isinstance(params.n, int) and params.n > 1:
             raise ParameterError("n", "complete gives one generation.", hint="Use generate or submit.")
         found: Generation = _last_event(partial(self.submit, prompt, params, constraint))
@@ -243,7 +243,7 @@ class Engine:
 
     def select(self, prompt: Prompt | str, choices: Sequence[str], *, unconditional: bool = False) -> Selection:
         """Scores choices as `submit_select` does, and waits for the result."""
-        self.core.check_wait("select")
+        self.core.gate.check_wait("select")
         found: Selection = _last_event(partial(self.submit_select, prompt, choices, unconditional=unconditional))
         return found
 
@@ -299,7 +299,7 @@ class Engine:
 
     def play(self, prompt: Prompt | str, program: Program) -> tuple[ProgramResult, list[Played]]:
         """Plays a program as `run_program` does, and waits for its result and the events of its nodes."""
-        self.core.check_wait("play")
+        self.core.gate.check_wait("play")
         played: list[Played] = []
         found: ProgramResult = _last_event(partial(self.run_program, prompt, program), played.append)
         return found, played
@@ -311,7 +311,7 @@ class Engine:
         Raises:
             ParameterError: no waiting or running request has this name.
         """
-        self.core.check_process()  # before a lock is taken
+        self.core.gate.check_process()  # before a lock is taken
         self.core.open_requests.ticket(rid).abort()
 
     # ----------------------------------------------------------------------------------- the engine itself
@@ -410,7 +410,7 @@ class Engine:
         return self._answer(Stats())
 
     def _answer(self, call: Call[R]) -> R:
-        self.core.check_wait(str(call.__struct_config__.tag))
+        self.core.gate.check_wait(str(call.__struct_config__.tag))
         return self.core.ask(call).result()
 
     def close(self) -> None:

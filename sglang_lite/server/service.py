@@ -160,7 +160,7 @@ class Service:
     async def _warm_up(self) -> None:
         with contextlib.suppress(SglError):
             if self.engine.core.encoder is not None:
-                await self.call_engine(self.engine.core.check_open)
+                await self.call_engine(self.engine.core.gate.check_open)
                 self._first_token_at = time.monotonic()
                 return
             await self.async_engine.results(GenerateRequest([0], SamplingParams(max_tokens=1, ignore_eos=True)))
@@ -168,7 +168,7 @@ class Service:
 
     def check_health(self) -> None:
         """Raises EngineClosedError if the engine has died, or its loop doesn't respond."""
-        self.engine.core.check_open()
+        self.engine.core.gate.check_open()
         silent = time.monotonic() - self._last_reply
         if silent > self.settings.health_timeout_s or not self.engine.core.responds:
             raise EngineClosedError("the engine does not respond.")

@@ -96,14 +96,14 @@ class Engine(base.Engine):
                 and those of SGLang's that this engine doesn't support, are refused by name.
             BatchError: some requests of a batch failed; the error has the results of the successful ones.
         """
-        self.core.check_wait("generate")
+        self.core.gate.check_wait("generate")
         return offline.run(self.core, self._request(args, fields))
 
     @_takes(read_request)
     async def async_generate(self, *args: Any, **fields: Any) -> Any:  # as `generate`
         """Asynchronous form of `generate`, for asyncio; with `stream`, the awaited result is an asynchronous
         iterator."""
-        self.core.check_open()
+        self.core.gate.check_open()
         return await offline.async_run(self.core, self._request(args, fields))
 
     def _request(self, args: Sequence[Any], fields: Mapping[str, Any]) -> NativeRequest:
@@ -145,7 +145,7 @@ class Engine(base.Engine):
         Raises:
             ParameterError, OverloadedError, EngineClosedError: as `submit`.
         """
-        self.core.check_wait("score")
+        self.core.gate.check_wait("score")
         request = read_score(*args, **fields)
         if request.labels is None:
             return self.select(request.query, request.items).scores
@@ -155,7 +155,7 @@ class Engine(base.Engine):
     @_takes(read_score)
     async def async_score(self, *args: Any, **fields: Any) -> Any:  # as `score`
         """Asynchronous form of `score`, for asyncio."""
-        self.core.check_open()
+        self.core.gate.check_open()
         request = read_score(*args, **fields)
         if request.labels is None:
             return (await asyncio.to_thread(self.select, request.query, request.items)).scores

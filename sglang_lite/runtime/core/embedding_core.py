@@ -11,6 +11,7 @@ from sglang_lite.protocol import CapabilityError
 from sglang_lite.runtime.calls import Call, CompileGrammar, FlushCache, R, Stats
 from sglang_lite.runtime.config import Capacity, EngineConfig, Sizes
 from sglang_lite.runtime.core.embedding_loop import EmbeddingLoop, Vectors
+from sglang_lite.runtime.core.gate import CLOSED
 from sglang_lite.runtime.core.open_requests import OpenRequests
 from sglang_lite.runtime.embedding.load import LoadedEncoder
 from sglang_lite.runtime.embedding.request import EncodeRequest, not_a_generator_error
@@ -43,9 +44,7 @@ class EmbeddingCore:
         self.description = f"{loaded.name} on {self.device}, {kind}, reads texts of {limit:,} tokens"
         self.open_requests = OpenRequests(config.max_queued)
         self.loop = EmbeddingLoop(loaded.model, tokens)
-        inbox = self.loop.inbox
-        self.check_process, self.check_open, self.check_wait = inbox.check_process, inbox.check_open, inbox.check_wait
-        self.call_soon = inbox.post_lock_free
+        self.gate, self.call_soon = self.loop.inbox.gate, self.loop.inbox.post_lock_free
 
     @property
     def builder(self) -> NoReturn:
@@ -65,7 +64,7 @@ class EmbeddingCore:
             EngineClosedError: the engine is closed.
             CapabilityError: the call is for a model that generates text.
         """
-        self.check_open()
+        self.gate.check_open()
         if type(call) is CompileGrammar:
             raise not_a_generator_error(self.model_name)
         if type(call) not in self._answers:
@@ -100,8 +99,8 @@ class EmbeddingCore:
 
     def close(self) -> None:
         """Ends the loop. In a forked copy it ends nothing, as the loop runs in the other process."""
-        self.loop.inbox.shut()
-        if self.loop.inbox.is_copy:
+        self.gate.reason = CLOSED
+        if self.gate.is_copy:
             return
         self.loop.inbox.close()
         if threading.current_thread() is not self.thread:

@@ -86,7 +86,7 @@ class EmbeddingLoop:
     def run(self) -> None:
         """Runs the loop until its inbox is closed. Must be called once, on the thread that the encoder was loaded
         on."""
-        self.inbox.claim()
+        self.inbox.gate.claim()
         try:
             while not self.inbox.closing:
                 if not self._waiting:

@@ -46,6 +46,7 @@ from sglang_lite.runtime.core.capacity import capacity_of
 from sglang_lite.runtime.core.choice_scoring import ChoiceScoring
 from sglang_lite.runtime.core.engine_parts import EngineParts
 from sglang_lite.runtime.core.engine_program import EngineProgram
+from sglang_lite.runtime.core.gate import CLOSED
 from sglang_lite.runtime.core.open_requests import OpenRequests, Ticket
 from sglang_lite.runtime.core.profiling import Profile
 from sglang_lite.runtime.core.request_builder import RequestBuilder
@@ -99,7 +100,7 @@ class EngineCore:
         loop: step loop that runs the requests.
         builder: checks of requests, and their tokens.
         open_requests: requests and programs that have not ended.
-        check_process, check_open, check_wait, call_soon: see `Core` in engine/core.py.
+        gate, call_soon: see `Core` in engine/core.py.
         runner, scheduler, compiler: internal parts, for tests and measurements.
 
     Raises:
@@ -160,9 +161,7 @@ class EngineCore:
             step_cost=_STEP_COST if loaded.model.device.type == "cpu" else math.inf,
         )  # fmt: skip
         self._profile: Profile | None = None
-        inbox = self.loop.inbox
-        self.check_process, self.check_open, self.check_wait = inbox.check_process, inbox.check_open, inbox.check_wait
-        self.call_soon = inbox.post_lock_free
+        self.gate, self.call_soon = self.loop.inbox.gate, self.loop.inbox.post_lock_free
 
     # ------------------------------------------------------------------------------- what can be submitted
 
@@ -171,7 +170,7 @@ class EngineCore:
     ) -> Ticket:  # each kind of submission has its own events
         """Submits a generation, a selection or a whole program; see `Engine.submit`, `submit_select` and
         `run_program`."""
-        self.check_open()
+        self.gate.check_open()
         request.check()
         return self._submit_by_kind[type(request)](self, request, self.loop.flushes.with_flush(sink, flush))
 
@@ -238,7 +237,7 @@ class EngineCore:
         self, request: OpenRequest, sink: ProgramSink, flush: Callable[[], object] | None = None
     ) -> EngineProgram:
         """Opens a program that can be extended; see `Engine.open_program`."""
-        self.check_open()
+        self.gate.check_open()
         request.check(self.config.policy)
         self.open_requests.count("programs_opened")
         return EngineProgram(
@@ -255,7 +254,7 @@ class EngineCore:
             EngineClosedError: the engine is closed.
             CapabilityError: the call is for a model that embeds or classifies texts.
         """
-        self.check_open()
+        self.gate.check_open()
         if type(call) not in self._answers:
             raise not_an_encoder_error(self.model_name)
         return self._answers[type(call)](self, call)
@@ -336,8 +335,8 @@ class EngineCore:
     def close(self) -> None:
         """Ends the loop, the compiler and the tokenisation threads. In a forked copy it ends nothing, as they run in
         the other process."""
-        self.loop.inbox.shut()
-        if self.loop.inbox.is_copy:
+        self.gate.reason = CLOSED
+        if self.gate.is_copy:
             return
         self.compiler.close()
         self._parts.encoder.shutdown()

@@ -114,6 +114,6 @@ def _end_all() -> None:
     """Ends all loops before Python exits: Python kills daemon threads at any point, and inside torch's code this aborts
     the process."""
     for thread, loop in list(_running.items()):
-        if not loop.inbox.is_copy:
+        if not loop.inbox.gate.is_copy:
             loop.inbox.close()
             thread.join()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import queue
 import threading
 import time
@@ -13,27 +12,11 @@ from concurrent.futures import Future
 from functools import partial
 from typing import TypeVar
 
-from sglang_lite.protocol import BackendError, EngineClosedError
+from sglang_lite.protocol import EngineClosedError
+from sglang_lite.runtime.core.gate import CLOSED, Gate
 
 logger = logging.getLogger("sglang_lite")
 T = TypeVar("T")
-
-
-def forked_copy_error(process: int) -> EngineClosedError:
-    """Error for the use of an engine in a forked copy of its process."""
-    return EngineClosedError(
-        f"the engine belongs to process {process}, and this one ({os.getpid()}) is a forked copy of it.",
-        hint="Start an engine in this process (and make it the default backend here), or start processes with "
-        'multiprocessing\'s "spawn" method.',
-    )
-
-
-def self_wait_error(name: str) -> BackendError:
-    """Error for a call that would wait for the thread on which it was made."""
-    return BackendError(
-        f"{name} was called on the engine's own thread, by a logit processor or a sink, and waits for it.",
-        hint="Call it on another thread; submit() and its like don't wait.",
-    )
 
 
 def _run_logged(command: Callable[[], object]) -> None:
@@ -50,19 +33,18 @@ class Inbox:
         interrupt: function called after each new command, in case the loop waits for something else; must take no lock.
 
     Attributes:
+        gate: checks of callers, which refuse once the engine is being closed; the loop may still run then.
         closing: True once the loop is to end; used on its thread only.
         crash: exception that ended the loop, or None if it was closed.
     """
 
     def __init__(self, interrupt: Callable[[], object] = lambda: None) -> None:
+        self.gate = Gate()
         self.closing = False
         self.crash: BaseException | None = None
         self._commands: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         self._lock = threading.Lock()
-        self._shut = False
         self._ended = False  # accepts no more commands; guarded by the lock
-        self._process = os.getpid()
-        self._thread: int | None = None  # id of the thread that runs the commands
         self._interrupt = interrupt
 
     # ------------------------------------------------------------------------------------- any thread
@@ -71,57 +53,16 @@ class Inbox:
     def empty(self) -> bool:
         return self._commands.empty()
 
-    @property
-    def is_copy(self) -> bool:
-        """True if this process is a forked copy, which doesn't have the loop's thread."""
-        return os.getpid() != self._process
-
-    def check_process(self) -> None:
-        """Checks for a forked copy. Must be called before any lock is taken: in a copy, a lock may be held forever by a
-        thread that doesn't exist there.
-
-        Raises:
-            EngineClosedError: this process is a forked copy.
-        """
-        if self.is_copy:
-            raise forked_copy_error(self._process)
-
-    def check_open(self) -> None:
-        """Checks that submissions are accepted.
-
-        Raises:
-            EngineClosedError: the engine is closed, or this process is a forked copy.
-        """
-        self.check_process()
-        if self._shut:
-            raise EngineClosedError("the engine is closed.")
-
-    def check_wait(self, name: str) -> None:
-        """Checks that a blocking call may wait for the loop.
-
-        Raises:
-            BackendError: `name` was called on the loop's own thread, and would wait for itself.
-            EngineClosedError: the engine is closed, or this process is a forked copy.
-        """
-        self.check_process()
-        if threading.get_ident() == self._thread:
-            raise self_wait_error(name)
-        self.check_open()
-
-    def shut(self) -> None:
-        """Makes `check_open` refuse from now on; the loop continues to run."""
-        self._shut = True
-
     def post(self, command: Callable[[], object]) -> None:
         """Queues a command to run on the loop's thread.
 
         Raises:
             EngineClosedError: the loop has ended, or this process is a forked copy; nothing was posted.
         """
-        self.check_process()
+        self.gate.check_process()
         with self._lock:
             if self._ended:
-                raise EngineClosedError("the engine is closed.") from self.crash
+                raise EngineClosedError(CLOSED) from self.crash
             self._put(command)
 
     def _put(self, command: Callable[[], object]) -> None:
@@ -157,7 +98,7 @@ class Inbox:
     def post_lock_free(self, command: Callable[[], object]) -> None:
         """Posts a command without taking a lock, so that it may be called during garbage collection, whatever locks the
         thread holds. Exceptions of the command are logged."""
-        if not self.is_copy:
+        if not self.gate.is_copy:
             self._put(partial(_run_logged, command))
 
     def close(self) -> None:
@@ -169,14 +110,6 @@ class Inbox:
         self.closing = True
 
     # --------------------------------------------------------------------------------- the loop's thread
-
-    def claim(self) -> None:
-        """Makes the calling thread the one that runs the commands."""
-        self._thread = threading.get_ident()
-
-    def runs_here(self) -> bool:
-        """True if called on the loop's thread, and the loop has not ended."""
-        return threading.get_ident() == self._thread and not self._ended
 
     def wait(self, seconds: float | None = None) -> bool:
         """Waits for a command and runs it. Returns False if none came in time.
@@ -214,3 +147,4 @@ class Inbox:
         self.closing = True
         with self._lock:
             self._ended = True
+        self.gate.release()

@@ -128,7 +128,7 @@ class StepLoop:
         self.span: Callable[[str], AbstractContextManager[object]] = _no_span  # marks parts of a step in a profile
         self.late_masks = 0  # number of rows that continued a step later because their masks were late
         self.inbox = Inbox(filler.interrupt)
-        self.flushes = Flushes(self.inbox.runs_here)
+        self.flushes = Flushes(self.inbox.gate.on_own_thread)
         self.runner, self._filler = runner, filler
         self._writer = StepWriter(scheduler.store.table)
         self._eos_ids, self._overlap, self.jump = eos_ids, overlap, jump
@@ -160,7 +160,7 @@ class StepLoop:
     def run(self) -> None:
         """Runs the loop on the calling thread until its inbox is closed. Then every request that has not ended fails
         with EngineClosedError."""
-        self.inbox.claim()
+        self.inbox.gate.claim()
         this_thread.runs_engine = True
         try:
             while True:

@@ -1,0 +1,77 @@
+"""Checks of an engine's callers, which may be on any thread and in a forked copy of the engine's process."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+from sglang_lite.protocol import BackendError, EngineClosedError
+
+CLOSED = "the engine is closed."  # by its owner
+
+
+class Gate:
+    """Checks that an engine is open, belongs to the caller's process, and may be waited for on the caller's thread.
+
+    Takes no lock. Must be asked before any is taken: in a forked copy, a lock may be held forever by a thread that
+    doesn't exist there.
+
+    Attributes:
+        reason: why the engine is closed; "" while it is open.
+    """
+
+    def __init__(self) -> None:
+        self._process = os.getpid()
+        self._thread: int | None = None  # id of the engine's own thread, which calls the sinks
+        self.reason = ""
+
+    def claim(self) -> None:
+        """Makes the calling thread the engine's own."""
+        self._thread = threading.get_ident()
+
+    def release(self) -> None:
+        """Ends the claim of the calling thread, whose id another one may get."""
+        if self.on_own_thread():
+            self._thread = None
+
+    def on_own_thread(self) -> bool:
+        """True if the calling thread has claimed the gate."""
+        return threading.get_ident() == self._thread
+
+    @property
+    def is_copy(self) -> bool:
+        """True if this process is a forked copy of the engine's, which doesn't have its threads."""
+        return os.getpid() != self._process
+
+    def check_process(self) -> None:
+        """Raises EngineClosedError if this process is a forked copy."""
+        if self.is_copy:
+            raise EngineClosedError(
+                f"the engine belongs to process {self._process}, and this one ({os.getpid()}) is a forked copy of it.",
+                hint="Start an engine in this process (and make it the default backend here), or start processes with "
+                'multiprocessing\'s "spawn" method.',
+            )
+
+    def check_open(self) -> None:
+        """Raises EngineClosedError if the engine is closed, or this process is a forked copy."""
+        self.check_process()
+        if self.reason:
+            raise EngineClosedError(self.reason, hint="Make a new one: sgl.Engine(…)." if self.reason == CLOSED else "")
+
+    def check_wait(self, name: str) -> None:
+        """Checks that a blocking call may wait for the engine.
+
+        Args:
+            name: name of the call, for messages.
+
+        Raises:
+            BackendError: the call was made on the engine's own thread, and would wait for itself.
+            EngineClosedError: as `check_open`.
+        """
+        self.check_process()
+        if self.on_own_thread():
+            raise BackendError(
+                f"{name} was called on the engine's own thread, by a logit processor or a sink, and waits for it.",
+                hint="Call it on another thread; submit() and its like don't wait.",
+            )
+        self.check_open()
