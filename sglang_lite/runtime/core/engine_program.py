@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
 from functools import partial
 from types import MappingProxyType
 
@@ -14,7 +12,6 @@ from sglang_lite.program.nodes import Gen, GrammarBegin, GrammarEnd, Node, Path,
 from sglang_lite.program.play.branch import Ask
 from sglang_lite.program.play.player import Cancel, Ended, Failed, Forked, Idle, Player
 from sglang_lite.protocol import (
-    ConstraintError,
     Delta,
     EngineClosedError,
     Generation,
@@ -35,15 +32,15 @@ from sglang_lite.runtime.core.prepared_node import (
     EngineBranch,
     PreparedNode,
     check_params,
-    next_generation,
+    prepare_following,
     prepared,
 )
+from sglang_lite.runtime.core.program_room import ProgramRoom
 from sglang_lite.runtime.core.selection_job import SelectionJob
 from sglang_lite.runtime.core.submission import MOST_QUEUED, check_nodes, too_many_error
 from sglang_lite.runtime.core.token_text import OpenGrammar, TokenText
 from sglang_lite.runtime.request import Request
 from sglang_lite.runtime.schedule_hints import ScheduleHints
-from sglang_lite.runtime.structured_output.base import CompiledGrammar, Matcher
 from sglang_lite.runtime.tokens.token_log import TokenLog
 
 
@@ -81,9 +78,8 @@ class EngineProgram:
         self._performing = False
         self._jobs: dict[EngineAsk, GenerationJob | SelectionJob] = {}
         self._hints: dict[Path, ScheduleHints] = {}
-        self._holds_room = holds_room
-        self._waits_for_room = False
-        self._room_callback: Callable[[], None] = partial(parts.loop.inbox.post_if_open, self._try_room)
+        came = partial(parts.loop.inbox.post_if_open, self._try_room)
+        self._room = ProgramRoom(parts.open_requests, came, held=holds_room)
         self._without_room: list[EngineAsk] = []
 
     # ------------------------------------------------------------------------------------------ any thread
@@ -126,11 +122,11 @@ class EngineProgram:
         """Ends a branch that the caller has given up, from its next answer on; no more events of it are sent. What
         stands before is still played: the caller plays all but answers by itself, and may be ahead. A rollback can
         revive the branch."""
-        self.parts.loop.inbox.post_if_open(partial(self._drop, path))
+        self.parts.loop.inbox.post_if_open(partial(self._input, partial(self._player.drop, path)))
 
     def close(self) -> None:
         """Closes the program: no more nodes will be added."""
-        self.parts.loop.inbox.post_if_open(self._close)
+        self.parts.loop.inbox.post_if_open(partial(self._input, self._player.close))
 
     def abort(self) -> None:
         """Ends the program with RequestAbortedError, unless it has ended."""
@@ -201,12 +197,8 @@ class EngineProgram:
             self._look_ahead(branch.ask)
         self._perform()
 
-    def _drop(self, path: Path) -> None:
-        self._player.drop(path)
-        self._perform()
-
-    def _close(self) -> None:
-        self._player.close()
+    def _input(self, call: Callable[[], object]) -> None:
+        call()
         self._perform()
 
     def _fail(self, error: SglError) -> None:
@@ -242,9 +234,8 @@ class EngineProgram:
                     case Ended(error):
                         self._end(error)
         self._performing = False
-        if self._holds_room and not self._player.totals.asked:
-            self._holds_room = False
-            self.parts.open_requests.release()
+        if not self._player.totals.asked:
+            self._room.release()
         return following
 
     def _start(self, ask: EngineAsk, log: TokenLog | None = None) -> Request | None:
@@ -256,10 +247,10 @@ class EngineProgram:
         elif isinstance(node, GrammarEnd):
             grammar, text.grammar = text.grammar, None
             if grammar is not None and grammar.asked:
-                self.off_loop(partial(grammar.end, partial(self._grammar_ended, ask)))
+                self.off_loop(partial(grammar.end, partial(self._end_grammar, ask)))
             else:
                 self.answered(ask)
-        elif self._has_room():
+        elif self._room.acquire():
             if text.grammar is not None:
                 text.grammar.asked = True
             kind = GenerationJob if isinstance(node, Gen) else SelectionJob
@@ -292,7 +283,7 @@ class EngineProgram:
             else:
                 self.answered(ask)
 
-    def _grammar_ended(self, ask: EngineAsk, error: SglError | None) -> None:
+    def _end_grammar(self, ask: EngineAsk, error: SglError | None) -> None:
         if error is None:
             self.answered(ask)
         else:
@@ -301,46 +292,8 @@ class EngineProgram:
     def _look_ahead(self, ask: EngineAsk) -> None:
         """Starts to prepare the generation behind a running node, which may then continue in its slot."""
         job = self._jobs.get(ask)
-        if job is None or job.following is not None or (found := next_generation(ask)) is None:
-            return
-        entry, spans = found
-        job.following = entry
-        if spans:
-            entry.text, entry.ids = spans, self._encoded(spans)
-        in_grammar = ask.branch.text is None or ask.branch.text.grammar is not None
-        if entry.grammar is not None and not in_grammar:  # else the matcher has to advance over text yet unknown
-            entry.matcher = self._matcher(entry.grammar)
-
-    def _encoded(self, text: Sequence[Span]) -> Future[array[int]]:
-        """Tokenises text that follows generated tokens. The future's result is the text's token ids."""
-        try:
-            return self.parts.encoder.submit(self.parts.builder.log("").encode_after, text, first=False)
-        except RuntimeError as error:  # as in `off_loop`
-            failed: Future[array[int]] = Future()
-            failed.set_exception(error)
-            return failed
-
-    def _matcher(self, grammar: Future[CompiledGrammar]) -> Future[Matcher]:
-        """Makes a matcher of a grammar that may still be compiling. Runs on a tokenisation thread, as it may take
-        long."""
-        made: Future[Matcher] = Future()
-
-        def make() -> None:
-            try:
-                made.set_result(grammar.result().matcher())
-            except SglError as error:
-                made.set_exception(error)
-            except Exception as error:  # raised by a library; must not end the loop
-                made.set_exception(ConstraintError(f"no mask can be made: {error!r}"))
-
-        def compiled(_: object) -> None:
-            try:
-                self.parts.encoder.submit(make)
-            except RuntimeError:  # as in `off_loop`
-                made.set_exception(EngineClosedError("the engine is closed."))
-
-        grammar.add_done_callback(compiled)
-        return made
+        if job is not None and job.following is None:
+            job.following = prepare_following(ask, self.parts)
 
     def _hints_of(self, branch: EngineBranch) -> ScheduleHints:
         found = self._hints.get(branch.path)
@@ -348,54 +301,23 @@ class EngineProgram:
             found = self._hints[branch.path] = ScheduleHints(self, branch, self._priority)
         return found
 
-    # ------------------------------------------------------------------------------------------------- room
-
-    def _has_room(self) -> bool:
-        """Returns True if the program counts as an open request. If not, it queues for room, and starts what it needs
-        later."""
-        if not self._holds_room and not self._waits_for_room:
-            self._holds_room = self.parts.open_requests.try_acquire()
-            if not self._holds_room:
-                self._ask_for_room(first=False)
-        return self._holds_room
-
-    def _ask_for_room(self, *, first: bool) -> None:
-        self._waits_for_room = True
-        self.parts.open_requests.wait_for_room(self._room_callback, 1, first=first)
-
     def _try_room(self) -> None:
-        """Tries to count the program as open, after a notice of room. If the room is not needed any more, gives it up:
-        no other caller is notified before."""
-        asks, self._without_room, self._waits_for_room = self._without_room, [], False
-        asks = [ask for ask in asks if ask.is_current]
-        if not asks:
-            self.parts.open_requests.leave(self._room_callback)
-        elif self.parts.open_requests.try_acquire():
-            self._holds_room = True
+        """Starts what waits for room, after a notice of it."""
+        asks = [ask for ask in self._without_room if ask.is_current]
+        self._without_room = asks
+        if self._room.try_again(wanted=bool(asks)):
+            self._without_room = []
             for ask in asks:
                 self._start(ask)
-        else:
-            self._without_room = asks
-            self._ask_for_room(first=True)
         self._perform()
 
     def _end(self, error: SglError | None) -> None:
         text = self._player.main.text
         assert text is not None
-        if self._waits_for_room:
-            self._waits_for_room = False
-            self.parts.open_requests.leave(self._room_callback)
-        if self._holds_room:
-            self._holds_room = False
-            self.parts.open_requests.release()
+        self._room.end()
         sink, self._sink = self._sink, _ignore
-        # Breaks reference cycles, so that no garbage collection is needed.
-        self._hints, self._without_room, self._room_callback = {}, [], _nothing
+        self._hints, self._without_room = {}, []  # breaks reference cycles, so that no garbage collection is needed
         sink(error or ProgramResult("".join(span.text for span in text.added)))
-
-
-def _nothing() -> None:
-    """Does nothing, when room is available for a program that has ended."""
 
 
 def _ignore(event: object) -> None:

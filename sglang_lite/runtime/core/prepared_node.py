@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 from sglang_lite.program.nodes import Fork, Gen, GrammarBegin, GrammarEnd, Join, Node, Rollback, Select, Text
 from sglang_lite.program.play.branch import NOTHING_EXPECTED, Ask, Branch, QueuedNode
-from sglang_lite.protocol import ParameterError, Span
+from sglang_lite.protocol import ConstraintError, EngineClosedError, ParameterError, SglError, Span
 from sglang_lite.runtime.core.engine_parts import EngineParts
 from sglang_lite.runtime.core.token_text import TokenText
 from sglang_lite.runtime.resolved_params import ResolvedParams
@@ -70,7 +70,22 @@ def check_params(entries: Sequence[PreparedNode]) -> None:
             check_params(nodes)
 
 
-def next_generation(ask: EngineAsk) -> tuple[PreparedNode, list[Span]] | None:
+def prepare_following(ask: EngineAsk, parts: EngineParts) -> PreparedNode | None:
+    """Starts to prepare the generation behind a running node, so that it can continue in its slot at once. Returns it,
+    or None if something in between takes time."""
+    found = _next_generation(ask)
+    if found is None:
+        return None
+    entry, spans = found
+    if spans:
+        entry.text, entry.ids = spans, _encoded(spans, parts)
+    in_grammar = ask.branch.text is None or ask.branch.text.grammar is not None
+    if entry.grammar is not None and not in_grammar:  # else the matcher has to advance over text yet unknown
+        entry.matcher = _matcher(entry.grammar, parts)
+    return entry
+
+
+def _next_generation(ask: EngineAsk) -> tuple[PreparedNode, list[Span]] | None:
     """Generation that follows an asked node, if nothing in between takes time, and the text in between; the text is
     empty if it can't be predicted."""
     known = isinstance(ask.node, Gen) and not ask.node.held
@@ -88,3 +103,35 @@ def next_generation(ask: EngineAsk) -> tuple[PreparedNode, list[Span]] | None:
         ):
             return None
     return None
+
+
+def _encoded(text: Sequence[Span], parts: EngineParts) -> Future[array[int]]:
+    """Tokenises text that follows generated tokens."""
+    try:
+        return parts.encoder.submit(parts.builder.log("").encode_after, text, first=False)
+    except RuntimeError as error:  # the engine is closed
+        failed: Future[array[int]] = Future()
+        failed.set_exception(error)
+        return failed
+
+
+def _matcher(grammar: Future[CompiledGrammar], parts: EngineParts) -> Future[Matcher]:
+    """Makes a matcher of a grammar that may still be compiling. Runs on a tokenisation thread, as it may take long."""
+    made: Future[Matcher] = Future()
+
+    def make() -> None:
+        try:
+            made.set_result(grammar.result().matcher())
+        except SglError as error:
+            made.set_exception(error)
+        except Exception as error:  # raised by a library; must not end the loop
+            made.set_exception(ConstraintError(f"no mask can be made: {error!r}"))
+
+    def compiled(_: object) -> None:
+        try:
+            parts.encoder.submit(make)
+        except RuntimeError:
+            made.set_exception(EngineClosedError("the engine is closed."))
+
+    grammar.add_done_callback(compiled)
+    return made
