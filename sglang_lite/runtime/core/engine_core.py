@@ -318,7 +318,7 @@ class EngineCore:
                 "grammars_from_disk": self.compiler.disk_hits,
                 **self.loop.mask_times.summary("mask"),
                 **self.loop.mask_waits.summary("mask_wait"),
-                "late_masks": self.loop.late_masks,
+                "late_masks": self.loop.masks.late,
             }
 
         return self.loop.inbox.ask(count)

@@ -22,21 +22,20 @@ from sglang_lite.protocol import (
     OverloadedError,
     RequestAbortedError,
     SglError,
-    TokenLogprob,
 )
 from sglang_lite.runtime.core.flushes import Flushes
 from sglang_lite.runtime.core.inbox import Inbox
-from sglang_lite.runtime.core.token_watch import DRAWS, GRAMMAR, STOPS, TEXT, TokenWatch
+from sglang_lite.runtime.core.step_masks import MaskedRows, StepMasks
+from sglang_lite.runtime.core.token_reader import TokenReader
+from sglang_lite.runtime.core.token_watch import DRAWS, TokenWatch
 from sglang_lite.runtime.executor import memory_shortage
 from sglang_lite.runtime.executor.logit_adjustments import DrawAdjustments
 from sglang_lite.runtime.executor.model_runner import LaunchedForward, ModelRunner, PendingTokens
-from sglang_lite.runtime.executor.sampler import Masks, Sampled
 from sglang_lite.runtime.executor.step_record import StepWriter
 from sglang_lite.runtime.output_builder import Finish
 from sglang_lite.runtime.request import Request, State
 from sglang_lite.runtime.scheduler.batch import Batch
 from sglang_lite.runtime.scheduler.scheduler import ISOLATED_TOKENS, Scheduler
-from sglang_lite.runtime.structured_output.base import Matcher
 from sglang_lite.runtime.structured_output.mask_filler import MaskFiller
 from sglang_lite.runtime.structured_output.timings import Durations
 from sglang_lite.service_threads import this_thread
@@ -74,20 +73,11 @@ class _Launched:
 
 
 @dataclass(frozen=True, slots=True)
-class _Masked:
-    """Rows that a step draws tokens for, with their masks and the time that making them took, in seconds."""
-
-    rows: NDArray[np.int64]
-    masks: Masks | None
-    filling: float
-
-
-@dataclass(frozen=True, slots=True)
 class _InFlight:
     """A step whose draws have been launched, with its tokens, which may not have been computed yet."""
 
     step: _Launched
-    masked: _Masked
+    masked: MaskedRows
     pending: PendingTokens
 
 
@@ -105,7 +95,8 @@ class StepLoop:
         stream_interval_s: minimum time between two looks at tokens that only streams need, in seconds.
 
     Attributes:
-        scheduler, jump, runner: the arguments of these names.
+        scheduler, runner, jump: the arguments of these names.
+        masks: makes the masks of steps.
     """
 
     def __init__(
@@ -126,16 +117,17 @@ class StepLoop:
         self.mask_times = Durations()  # time to make the masks of a step
         self.mask_waits = Durations()  # part of that time, and of other work of the host, that the device waited for
         self.span: Callable[[str], AbstractContextManager[object]] = _no_span  # marks parts of a step in a profile
-        self.late_masks = 0  # number of rows that continued a step later because their masks were late
-        self.inbox = Inbox(filler.interrupt)
+        self.inbox = inbox = Inbox(filler.interrupt)
         self.flushes = Flushes(self.inbox.gate.on_own_thread)
-        self.runner, self._filler = runner, filler
+        self.runner = runner
         self._writer = StepWriter(scheduler.store.table)
         self._eos_ids, self._overlap, self.jump = eos_ids, overlap, jump
         self._in_flight: _InFlight | None = None
         slots = len(scheduler.store.table.length)
         self._watch = TokenWatch(scheduler.store.table, eos_ids, vocab_size, stream_interval_s=stream_interval_s)
-        self._masks = runner.allocate_masks(slots, -(-vocab_size // 32))  # of the step that is about to draw
+        self._reader = TokenReader(scheduler, self._watch, jump=jump)
+        words = runner.allocate_masks(slots, -(-vocab_size // 32))
+        self.masks = StepMasks(scheduler, filler, words, lambda: not inbox.empty)
 
     # ------------------------------------------------------------------------------------- any thread
 
@@ -185,8 +177,7 @@ class StepLoop:
             error.__cause__ = crash
             traceback.clear_frames(crash.__traceback__)  # so that a stored error keeps no tensors alive
         self._in_flight = None
-        self._masks = self._masks[:0].copy()  # on a GPU, releases pinned memory
-        self._filler.close()
+        self.masks.close()
         self.inbox.end()
         self.flushes.flush()
         for request in list(self.scheduler.requests()):
@@ -215,7 +206,7 @@ class StepLoop:
             self._end(request, closed, State.FAILED)
             return
         try:
-            self._begin(request)
+            self._reader.prepare(request)
         except SglError as error:
             self._end(request, error, State.FAILED)
             return
@@ -249,7 +240,8 @@ class StepLoop:
         began = time.perf_counter()
         step = self._launch(batch)
         self._settle_before()
-        masked = self._make_masks(step)
+        with self.span("masks"):
+            masked = self.masks.make(step.batch, step.patience)
         self._draw(step, masked)
         self.scheduler.record_duration(batch, time.perf_counter() - began)
         if not self._overlap or self.scheduler.isolated:
@@ -295,42 +287,7 @@ class StepLoop:
         if before is not None:
             self._settle(before)
 
-    def _make_masks(self, step: _Launched) -> _Masked:
-        """Makes the masks of the rows that a step draws for. Rows whose masks are late are left out: their last token
-        is computed again in the next step."""
-        batch = step.batch
-        rows = (batch.draws & self.scheduler.live(batch)).nonzero()[0]
-        watched = (self.scheduler.store.table.watched[batch.slots[rows]] >= GRAMMAR).nonzero()[0].tolist()
-        matchers: list[Matcher] = []
-        masked: list[int] = []
-        for i, row in zip(watched, rows[watched].tolist()):
-            matcher = batch.requests[row].output.matcher
-            if matcher is not None:
-                masked.append(i)
-                matchers.append(matcher)
-        if not matchers:
-            return _Masked(rows, None, 0.0)
-        words = self._masks[: len(matchers)]
-        began = time.perf_counter()
-        with self.span("masks"):
-            late = self._filler.fill(
-                matchers,
-                words,
-                patience=step.patience,
-                has_unmasked_rows=len(masked) < len(batch.slots),  # a chunk of a prompt is computed as well
-                has_other_work=lambda: not self.inbox.empty,
-            )
-        filling = time.perf_counter() - began
-        which = np.full(len(rows), -1, dtype=np.int32)
-        which[masked] = np.arange(len(masked))
-        if late:
-            behind = np.array(masked)[late]
-            self.late_masks += len(late)
-            self.scheduler.recompute_last(batch.slots[rows[behind]])
-            rows, which = np.delete(rows, behind), np.delete(which, behind)
-        return _Masked(rows, Masks(words, which), filling)
-
-    def _draw(self, step: _Launched, masked: _Masked) -> None:
+    def _draw(self, step: _Launched, masked: MaskedRows) -> None:
         batch = step.batch
         pending = self.runner.sample(step.forward, masked.rows, self._special(batch, masked.rows), masked.masks)
         self.scheduler.count_draws(batch.slots[masked.rows])
@@ -382,76 +339,11 @@ class StepLoop:
                     self._finish(request, request.ending)
         which = live[rows].nonzero()[0]
         if len(which):
-            self._take(batch, rows, which, sampled)
-
-    def _take(self, batch: Batch, rows: NDArray[np.int64], which: NDArray[np.int64], sampled: Sampled) -> None:
-        """Appends the tokens drawn for some rows, and processes those that the host must look at.
-
-        Args:
-            batch: batch of the step.
-            rows: indices into the batch of the rows with a draw, int64.
-            which: indices into `rows` of the draws to use, int64.
-            sampled: tokens of all draws, in the order of `rows`.
-        """
-        table = self.scheduler.store.table
-        slots, tokens = batch.slots[rows[which]], np.array(sampled.tokens, dtype=np.int32)[which]
-        self.scheduler.record_tokens(slots, tokens)
-        full = table.known[slots] >= table.limit[slots]
-        selected = self._watch.select_rows(slots, tokens, full)
-        for row, i, kind, token, at_end in zip(
-            rows[which[selected]].tolist(),
-            which[selected].tolist(),
-            table.watched[slots[selected]].tolist(),
-            tokens[selected].tolist(),
-            full[selected].tolist(),
-        ):
-            request = batch.requests[row]
-            try:
-                finish = self._process_token(request, kind, token, sampled.logprobs.get(i))
-                if finish is None and not at_end and self.jump and request.output.matcher is not None:
-                    finish, at_end = self._jump_forward(request)
-            except SglError as error:
-                self._end(request, error, State.FAILED)
-                continue
-            if finish is None and at_end:
-                finish = Finish("length", None)
-            if finish is not None:
-                self._finish(request, finish)
-
-    def _process_token(self, request: Request, kind: int, token: int, logprob: TokenLogprob | None) -> Finish | None:
-        if kind == GRAMMAR:
-            return request.output.advance_grammar(token)
-        if kind >= TEXT:
-            return request.output.process((token,), logprob)
-        table = self.scheduler.store.table
-        if kind == STOPS or table.paced[request.slot]:
-            known = table.tokens[request.slot, : table.known[request.slot]]
-            return request.output.process(request.undecoded_tokens(known), None)
-        return Finish("stop", token) if token in request.output.ends else None
-
-    def _begin(self, request: Request) -> None:
-        """Prepares a request's first step: appends the tokens that its grammar forces, and sets `ending` if nothing is
-        left to draw."""
-        if request.replayed_count:  # `Request.resume` has applied the grammar
-            request.output.send_replayed_text()
-        elif self.jump and request.output.matcher is not None:
-            tokens, request.ending = request.jump(request.limit - request.prompt_len)
-            if tokens:
-                request.tokens = np.concatenate((request.tokens, np.array(tokens, dtype=np.int32)))
-        if request.ending is not None:
-            request.limit = len(request.tokens)  # so that nothing is drawn
-        elif request.limit == len(request.tokens):
-            request.ending = Finish("length", None)
-
-    def _jump_forward(self, request: Request) -> tuple[Finish | None, bool]:
-        """Appends the tokens that the request's grammar forces. Returns the reason for the end, if any, and True if the
-        request has reached its maximum length."""
-        table, slot = self.scheduler.store.table, request.slot
-        room = int(table.limit[slot] - table.known[slot])
-        tokens, finish = request.jump(room)
-        if tokens:
-            self.scheduler.append(request, tokens)
-        return finish, len(tokens) >= room
+            for request, end in self._reader.read(batch, rows, which, sampled):
+                if isinstance(end, SglError):
+                    self._end(request, end, State.FAILED)
+                else:
+                    self._finish(request, end)
 
     def _finish(self, request: Request, finish: Finish) -> None:
         """Ends a request with its result, or starts the next request of its program in its slot."""
@@ -468,7 +360,7 @@ class StepLoop:
             self.scheduler.finish(request, State.FINISHED)
             return
         try:
-            self._begin(following)
+            self._reader.prepare(following)
         except SglError as error:
             self.scheduler.finish(request, State.FINISHED)
             self._end(following, error, State.FAILED)

@@ -103,7 +103,7 @@ def test_the_others_end_before_it_and_it_gets_what_it_would_have_got(settings, s
     expected = run(engine(), SlowEngine(), None, constrained, length)
     late = engine()
     assert run(late, SlowEngine(), slow_at, constrained, length) == expected
-    assert late.loop.late_masks > 0
+    assert late.loop.masks.late > 0
     late.check_empty()
 
 
@@ -112,7 +112,7 @@ def test_a_request_whose_mask_is_late_can_be_aborted_and_its_slot_used_again():
     _, free = engine.start([5, 6, 7], replace(PARAMS, max_tokens=40))
     slow, aborted = engine.start([5, 6, 8], PARAMS)
     engine.built[-1].output.matcher = Parity(grammars, 3)
-    while not engine.loop.late_masks:
+    while not engine.loop.masks.late:
         engine.step()
     slow.abort()
     _, events = engine.start([5, 6, 8], PARAMS)

@@ -1,0 +1,93 @@
+"""Token masks of a step: which rows it draws for, and what their grammars allow."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sglang_lite.runtime.core.token_watch import GRAMMAR
+from sglang_lite.runtime.executor.sampler import Masks
+from sglang_lite.runtime.scheduler.batch import Batch
+from sglang_lite.runtime.scheduler.scheduler import Scheduler
+from sglang_lite.runtime.structured_output.base import Matcher
+from sglang_lite.runtime.structured_output.mask_filler import MaskFiller
+
+
+@dataclass(frozen=True, slots=True)
+class MaskedRows:
+    """Rows that a step draws tokens for, with their masks and the time that making them took, in seconds."""
+
+    rows: NDArray[np.int64]
+    masks: Masks | None
+    filling: float
+
+
+class StepMasks:
+    """Makes the masks of steps, one step at a time.
+
+    Args:
+        scheduler: scheduler of the steps.
+        filler: threads that make masks.
+        words: int32 [slots, ceil(V / 32)], memory for the masks of the step that is about to draw.
+        has_other_work: whether the loop has other work while it waits for masks.
+
+    Attributes:
+        late: number of rows that continued a step later because their masks were late.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        filler: MaskFiller,
+        words: NDArray[np.int32],
+        has_other_work: Callable[[], bool],
+    ) -> None:
+        self._scheduler, self._filler, self._words, self._has_other_work = scheduler, filler, words, has_other_work
+        self.late = 0
+
+    def make(self, batch: Batch, patience: float) -> MaskedRows:
+        """Makes the masks of the rows that a step draws for. Rows whose masks are late are left out: their last token
+        is computed again in the next step.
+
+        Args:
+            batch: rows of the step.
+            patience: maximum time to wait for masks, in seconds.
+        """
+        rows = (batch.draws & self._scheduler.live(batch)).nonzero()[0]
+        watched = (self._scheduler.store.table.watched[batch.slots[rows]] >= GRAMMAR).nonzero()[0].tolist()
+        matchers: list[Matcher] = []
+        masked: list[int] = []
+        for i, row in zip(watched, rows[watched].tolist()):
+            matcher = batch.requests[row].output.matcher
+            if matcher is not None:
+                masked.append(i)
+                matchers.append(matcher)
+        if not matchers:
+            return MaskedRows(rows, None, 0.0)
+        words = self._words[: len(matchers)]
+        began = time.perf_counter()
+        late = self._filler.fill(
+            matchers,
+            words,
+            patience=patience,
+            has_unmasked_rows=len(masked) < len(batch.slots),  # a chunk of a prompt is computed as well
+            has_other_work=self._has_other_work,
+        )
+        filling = time.perf_counter() - began
+        which = np.full(len(rows), -1, dtype=np.int32)
+        which[masked] = np.arange(len(masked))
+        if late:
+            behind = np.array(masked)[late]
+            self.late += len(late)
+            self._scheduler.recompute_last(batch.slots[rows[behind]])
+            rows, which = np.delete(rows, behind), np.delete(which, behind)
+        return MaskedRows(rows, Masks(words, which), filling)
+
+    def close(self) -> None:
+        """Ends the threads, and releases the memory of the masks: on a GPU, it is pinned."""
+        self._words = self._words[:0].copy()
+        self._filler.close()

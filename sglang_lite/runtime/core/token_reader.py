@@ -1,0 +1,101 @@
+"""Reading of drawn tokens: which the host has to look at, and what they end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sglang_lite.protocol import SglError, TokenLogprob
+from sglang_lite.runtime.core.token_watch import GRAMMAR, STOPS, TEXT, TokenWatch
+from sglang_lite.runtime.executor.sampler import Sampled
+from sglang_lite.runtime.output_builder import Finish
+from sglang_lite.runtime.request import Request
+from sglang_lite.runtime.scheduler.batch import Batch
+from sglang_lite.runtime.scheduler.scheduler import Scheduler
+
+
+class TokenReader:
+    """Appends the tokens that steps draw to their requests.
+
+    Args:
+        scheduler: scheduler of the requests.
+        watch: which new tokens the host must look at.
+        jump: whether to append forced tokens of grammars as a whole.
+    """
+
+    def __init__(self, scheduler: Scheduler, watch: TokenWatch, *, jump: bool) -> None:
+        self._scheduler, self._watch, self._jump = scheduler, watch, jump
+
+    def prepare(self, request: Request) -> None:
+        """Prepares a request's first step: appends the tokens that its grammar forces, and sets `ending` if nothing is
+        left to draw."""
+        if request.replayed_count:  # `Request.resume` has applied the grammar
+            request.output.send_replayed_text()
+        elif self._jump and request.output.matcher is not None:
+            tokens, request.ending = request.jump(request.limit - request.prompt_len)
+            if tokens:
+                request.tokens = np.concatenate((request.tokens, np.array(tokens, dtype=np.int32)))
+        if request.ending is not None:
+            request.limit = len(request.tokens)  # so that nothing is drawn
+        elif request.limit == len(request.tokens):
+            request.ending = Finish("length", None)
+
+    def read(
+        self, batch: Batch, rows: NDArray[np.int64], which: NDArray[np.int64], sampled: Sampled
+    ) -> Iterator[tuple[Request, Finish | SglError]]:
+        """Appends the tokens drawn for some rows, and processes those that the host must look at. Yields the requests
+        that end with them, and how.
+
+        Args:
+            batch: batch of the step.
+            rows: indices into the batch of the rows with a draw, int64.
+            which: indices into `rows` of the draws to use, int64.
+            sampled: tokens of all draws, in the order of `rows`.
+        """
+        table = self._scheduler.store.table
+        slots, tokens = batch.slots[rows[which]], np.array(sampled.tokens, dtype=np.int32)[which]
+        self._scheduler.record_tokens(slots, tokens)
+        full = table.known[slots] >= table.limit[slots]
+        selected = self._watch.select_rows(slots, tokens, full)
+        for row, i, kind, token, at_end in zip(
+            rows[which[selected]].tolist(),
+            which[selected].tolist(),
+            table.watched[slots[selected]].tolist(),
+            tokens[selected].tolist(),
+            full[selected].tolist(),
+        ):
+            request = batch.requests[row]
+            try:
+                finish = self._process(request, kind, token, sampled.logprobs.get(i))
+                if finish is None and not at_end and self._jump and request.output.matcher is not None:
+                    finish, at_end = self._jump_forward(request)
+            except SglError as error:
+                yield request, error
+                continue
+            if finish is None and at_end:
+                finish = Finish("length", None)
+            if finish is not None:
+                yield request, finish
+
+    def _process(self, request: Request, kind: int, token: int, logprob: TokenLogprob | None) -> Finish | None:
+        if kind == GRAMMAR:
+            return request.output.advance_grammar(token)
+        if kind >= TEXT:
+            return request.output.process((token,), logprob)
+        table = self._scheduler.store.table
+        if kind == STOPS or table.paced[request.slot]:
+            known = table.tokens[request.slot, : table.known[request.slot]]
+            return request.output.process(request.undecoded_tokens(known), None)
+        return Finish("stop", token) if token in request.output.ends else None
+
+    def _jump_forward(self, request: Request) -> tuple[Finish | None, bool]:
+        """Appends the tokens that the request's grammar forces. Returns the reason for the end, if any, and True if the
+        request has reached its maximum length."""
+        table, slot = self._scheduler.store.table, request.slot
+        room = int(table.limit[slot] - table.known[slot])
+        tokens, finish = request.jump(room)
+        if tokens:
+            self._scheduler.append(request, tokens)
+        return finish, len(tokens) >= room
