@@ -45,7 +45,7 @@ class Gate:
 
     def check_process(self) -> None:
         """Raises EngineClosedError if this process is a forked copy."""
-        if self.is_copy:
+        if os.getpid() != self._process:  # not `is_copy`: asked twice a submission
             raise EngineClosedError(
                 f"the engine belongs to process {self._process}, and this one ({os.getpid()}) is a forked copy of it.",
                 hint="Start an engine in this process (and make it the default backend here), or start processes with "
