@@ -22,7 +22,7 @@ def test_the_server_says_that_it_is_ours(backend):
         ({"regex": "[ab]{3}"}, "regex"),
         ({"type": int}, "regex"),
         ({"constraint": sgl.grammar.Choices(("dog", "cat"))}, "regex"),
-        ({"ebnf": 'root ::= "a" | "b"'}, "ebnf"),
+        ({"constraint": sgl.grammar.Ebnf('root ::= "a" | "b"')}, "ebnf"),
         ({"constraint": sgl.grammar.Lark('start: "a" | "b"')}, "ebnf"),
         ({"type": bool}, "regex"),
         ({"json_schema": '{"enum": ["x", 2]}'}, "json_schema"),
