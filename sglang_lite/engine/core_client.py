@@ -467,7 +467,7 @@ def _then(future: Future[Any], convert: Callable[[Any], R]) -> Future[R]:
         with contextlib.suppress(InvalidStateError):  # the future was cancelled
             try:
                 result = convert(future.result())
-            except Exception as error:
+            except Exception as error:  # of any kind: it is the result
                 converted.set_exception(error)
             else:
                 converted.set_result(result)

@@ -273,7 +273,7 @@ class CommandHandler:
     def _answer(self, number: int, call: Call[Any], answer: Future[Any]) -> None:
         try:
             value = answer.result()
-        except Exception as error:
+        except Exception as error:  # of any kind: it is the answer
             self._outgoing.post(AskReply(number, failure=failure_of(error)))
             return
         match call:

@@ -217,23 +217,25 @@ class EngineProgram:
             return None
         following: Request | None = None
         self._performing = True
-        while effects := self._player.effects():
-            for effect in effects:
-                match effect:
-                    case Ask() if effect.is_current:
-                        following = self._start(effect, log) or following
-                    case Cancel(ask):
-                        self._give_up(ask)
-                    case Failed(path, name, error):
-                        self._sink(Played(path, name, error))
-                    case Forked(branch) if branch.returns and branch.text is not None:
-                        ids = np.array(branch.text.log.fixed, dtype=np.int32)
-                        self.parts.loop.scheduler.held_prefixes.want(self._hints_of(branch), ids, self.namespace)
-                    case Idle(branch) if not branch.returns and branch.path in self._hints:
-                        self.parts.loop.scheduler.held_prefixes.release(self._hints[branch.path])
-                    case Ended(error):
-                        self._end(error)
-        self._performing = False
+        try:
+            while effects := self._player.effects():
+                for effect in effects:
+                    match effect:
+                        case Ask() if effect.is_current:
+                            following = self._start(effect, log) or following
+                        case Cancel(ask):
+                            self._give_up(ask)
+                        case Failed(path, name, error):
+                            self._sink(Played(path, name, error))
+                        case Forked(branch) if branch.returns and branch.text is not None:
+                            ids = np.array(branch.text.log.fixed, dtype=np.int32)
+                            self.parts.loop.scheduler.held_prefixes.want(self._hints_of(branch), ids, self.namespace)
+                        case Idle(branch) if not branch.returns and branch.path in self._hints:
+                            self.parts.loop.scheduler.held_prefixes.release(self._hints[branch.path])
+                        case Ended(error):
+                            self._end(error)
+        finally:  # a sink may raise; the error that ends the engine must still reach this program
+            self._performing = False
         if not self._player.totals.asked:
             self._room.release()
         return following

@@ -5,7 +5,7 @@ import pytest
 import sglang_lite as sgl
 import sglang_lite.runtime.core.engine_program as module
 from sglang_lite.program.nodes import Fork, Gen, ImagePart, Join, Mark, Node, Program, Rollback, Text
-from sglang_lite.protocol import Generation, Image, ProgramResult
+from sglang_lite.protocol import Generation, Image, Played, ProgramResult
 from tests.runtime.core.test_engine_program import Opened, greedy, stepped
 
 pytestmark = pytest.mark.slow
@@ -200,3 +200,21 @@ def test_nothing_behind_an_answer_is_played_in_a_branch_that_was_dropped():
     program.add(SHORT, path=(4, 0))
     assert isinstance(program.close(), sgl.RequestAbortedError)
     assert [e.path for e in program.events[:-1] if isinstance(e.event, Generation)] == [(1, 0, 0)]
+
+
+def test_a_program_whose_sink_has_raised_can_still_end():
+    """As it must when that crashes the engine's loop: nobody would ever be told."""
+    engine, events = stepped(), []
+
+    def sink(event):
+        events.append(event)
+        if isinstance(event, Played) and isinstance(event.event, sgl.CapabilityError):
+            raise RuntimeError("the sink fails")
+
+    program = engine.open_program(sink=sink)
+    program.extend((), (Text("p"), Fork(((LONG,), (FAILS,)))))
+    with pytest.raises(RuntimeError, match="the sink fails"):
+        engine.drain()
+    program.abort()
+    engine.drain()
+    assert isinstance(events[-1], sgl.RequestAbortedError)
