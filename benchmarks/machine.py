@@ -11,7 +11,7 @@ from statistics import median
 
 import torch
 
-from sglang_lite.runtime.openmp import USERS_OWN
+from sglang_lite.runtime.host.openmp import USERS_OWN
 
 
 def describe(threads: int | None = None) -> str:

@@ -181,7 +181,7 @@ def _models(wrong: Callable[[str], NoReturn], options: argparse.Namespace) -> in
 
 def _describe(name: str, options: argparse.Namespace) -> int:
     """Prints how a model would run. Returns exit status 0 if the model is supported, else 1."""
-    from sglang_lite.runtime.installed import check_installed
+    from sglang_lite.runtime.host.installed import check_installed
 
     check_installed("a description")
     from sglang_lite.runtime.description import describe
@@ -247,7 +247,7 @@ def _bench(options: argparse.Namespace) -> int:
     if options.json is not None and (options.json.is_dir() or not options.json.parent.is_dir()):
         problem = "it is a folder" if options.json.is_dir() else f"there is no folder {options.json.parent}"
         raise ParameterError("--json", f"{options.json} can't be written: {problem}.")
-    from sglang_lite.runtime.installed import check_installed
+    from sglang_lite.runtime.host.installed import check_installed
 
     check_installed("a measurement")
     from sglang_lite.bench.report import report

@@ -272,7 +272,7 @@ def _tokens(model: str | Path | Engine | None) -> tuple[Tokenizer | None, int | 
         if not hasattr(model, "tokenizer"):
             raise ParameterError("model", f"{type(model).__name__} is not a name, a path or an Engine.")
         return model.tokenizer, model.vocab_size
-    from sglang_lite.runtime.installed import check_installed
+    from sglang_lite.runtime.host.installed import check_installed
     from sglang_lite.runtime.models.resolve import resolve
 
     check_installed("a model's tokenizer")

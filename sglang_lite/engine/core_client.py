@@ -58,7 +58,6 @@ from sglang_lite.protocol import (
     Selection,
     SglError,
 )
-from sglang_lite.runtime import startup_messages
 from sglang_lite.runtime.calls import Call, CompileGrammar, R, UpdateWeights
 from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.core.gate import CLOSED, Gate
@@ -76,6 +75,7 @@ from sglang_lite.runtime.core.submission import (
 from sglang_lite.runtime.embedding.request import EncodeRequest, not_a_generator_error, not_an_encoder_error
 from sglang_lite.runtime.embedding.spec import EncoderSpec, encoder_spec, is_encoder
 from sglang_lite.runtime.embedding.tokenizer import encoder_tokenizer
+from sglang_lite.runtime.host import startup_messages
 from sglang_lite.runtime.model_files import open_model_files
 from sglang_lite.runtime.models.resolve import resolve
 from sglang_lite.runtime.output_builder import Sink

@@ -29,7 +29,6 @@ from sglang_lite.protocol import (
     Selection,
     SglError,
 )
-from sglang_lite.runtime import startup_messages
 from sglang_lite.runtime.calls import (
     Call,
     CompileGrammar,
@@ -49,7 +48,8 @@ from sglang_lite.runtime.core.submission import (
     check_priority,
 )
 from sglang_lite.runtime.embedding.spec import is_encoder
-from sglang_lite.runtime.installed import check_installed
+from sglang_lite.runtime.host import startup_messages
+from sglang_lite.runtime.host.installed import check_installed
 from sglang_lite.runtime.models.resolve import resolve
 from sglang_lite.version import __version__
 

@@ -19,7 +19,7 @@ from functools import partial
 from sglang_lite.engine.connection import Connection
 from sglang_lite.import_paths import import_paths
 from sglang_lite.protocol import BackendError
-from sglang_lite.runtime.socket_pair import socket_pair
+from sglang_lite.runtime.host.socket_pair import socket_pair
 
 logger = logging.getLogger("sglang_lite.engine")
 

@@ -102,7 +102,7 @@ def _line(finding: Finding) -> int:
 def _counter(model: str | None) -> tuple[TokenCounter | None, str]:
     """Tokenizer of a model and "", or None and the reason why tokens can't be counted."""
     from sglang_lite.runtime.config import EngineConfig
-    from sglang_lite.runtime.installed import check_installed
+    from sglang_lite.runtime.host.installed import check_installed
     from sglang_lite.runtime.models.resolve import ALIASES, cache_folder, resolve
 
     if model is None:

@@ -13,7 +13,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from sglang_lite.runtime.socket_pair import socket_pair
+from sglang_lite.runtime.host.socket_pair import socket_pair
 
 logger = logging.getLogger("sglang_lite")
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import torch
 
 from sglang_lite.protocol import ModelError, ParameterError
-from sglang_lite.runtime import onednn
 from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.embedding.encoder import Encoder
 from sglang_lite.runtime.embedding.spec import EncoderSpec, encoder_spec
 from sglang_lite.runtime.embedding.tokenizer import encoder_tokenizer
+from sglang_lite.runtime.host import onednn
 from sglang_lite.runtime.models.memory_check import check_room, weight_bytes
 from sglang_lite.runtime.models.spec import ModelSpec
 from sglang_lite.runtime.models.weights.dummy import DummySource

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from sglang_lite.protocol import Constraint, ConstraintError, EngineClosedError
-from sglang_lite.runtime.socket_pair import socket_pair
+from sglang_lite.runtime.host.socket_pair import socket_pair
 from sglang_lite.runtime.structured_output.base import GrammarEngine, PreparedGrammar
 from sglang_lite.runtime.structured_output.fastest import fastest
 from sglang_lite.runtime.structured_output.registry import make_engine

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from sglang_lite.protocol import ParameterError
 from sglang_lite.protocol.anything import UserValue
-from sglang_lite.runtime import startup_messages
+from sglang_lite.runtime.host import startup_messages
 
 # Other names of fields: SGLang's older ones, and those of its flags.
 OTHER_NAMES: Mapping[str, str] = MappingProxyType({

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 import sglang_lite as sgl
-from sglang_lite.runtime import startup_messages
+from sglang_lite.runtime.host import startup_messages
 
 SMALL = {"max_total_tokens": 256, "context_length": 128}
 

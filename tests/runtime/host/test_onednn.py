@@ -12,7 +12,7 @@ import pytest
 CODE = """
 import ctypes, os
 import torch
-from sglang_lite.runtime import onednn
+from sglang_lite.runtime.host import onednn
 class Info(ctypes.Structure):
     _fields_ = [(name, ctypes.c_size_t) for name in "arena o s h hblkhd u f uordblks fordblks k".split()]
 library = ctypes.CDLL(None)
