@@ -34,7 +34,7 @@ from sglang_lite import Engine
 from sglang_lite.program.nodes import Gen, Text
 from sglang_lite.protocol import Played, SamplingParams
 from sglang_lite.runtime.executor import cpu_runner as runner_module
-from sglang_lite.runtime.load_model import LoadedModel
+from sglang_lite.runtime.loading.load_model import LoadedModel
 from sglang_lite.runtime.models.resolve import resolve
 from sglang_lite.runtime.models.weights.gguf_file import GgufFile
 from sglang_lite.runtime.tokens.from_gguf import tokenizer_from_gguf

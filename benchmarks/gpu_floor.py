@@ -29,7 +29,7 @@ import torch
 import sglang_lite as sgl
 from sglang_lite.bench.shapes import SHAPES, load_shape
 from sglang_lite.protocol import Constraint, Delta, Generation, JsonSchema, Regex, SamplingParams
-from sglang_lite.runtime.load_model import LoadedModel
+from sglang_lite.runtime.loading.load_model import LoadedModel
 from sglang_lite.runtime.tokens.from_folder import tokenizer_from_folder
 
 SCHEMA = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 9}, "age": {"type": "integer"}}}

@@ -19,7 +19,7 @@ from sglang_lite import Engine
 from sglang_lite.protocol import SamplingParams
 from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.kernels.attention_metadata import AttentionPlan, ExtendRow
-from sglang_lite.runtime.load_model import LoadedModel, load_model
+from sglang_lite.runtime.loading.load_model import LoadedModel, load_model
 from sglang_lite.runtime.models.resolve import resolve
 
 

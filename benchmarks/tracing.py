@@ -28,7 +28,7 @@ import sglang_lite as sgl
 from sglang_lite.lang.execution.budget import RunUsage
 from sglang_lite.lang.trace import Trace, as_html
 from sglang_lite.runtime.kv_cache.prefix_cache import PrefixCache
-from sglang_lite.runtime.output_builder import OutputBuilder
+from sglang_lite.runtime.requests.output_builder import OutputBuilder
 
 
 @sgl.function

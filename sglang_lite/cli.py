@@ -184,7 +184,7 @@ def _describe(name: str, options: argparse.Namespace) -> int:
     from sglang_lite.runtime.host.installed import check_installed
 
     check_installed("a description")
-    from sglang_lite.runtime.description import describe
+    from sglang_lite.runtime.loading.description import describe
 
     found = describe(name, options.revision)
     print(json.dumps(asdict(found)) if options.json else found.as_text())

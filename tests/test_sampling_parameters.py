@@ -16,7 +16,7 @@ from sglang_lite.lang.function import SglFunction
 from sglang_lite.lang.ir import SglArgument, SglSamplingParams
 from sglang_lite.protocol import SamplingParams
 from sglang_lite.protocol.sampling import PARAMETERS, UNSET, given_values, named
-from sglang_lite.runtime.resolved_params import ResolvedParams, resolve_params
+from sglang_lite.runtime.requests.resolved_params import ResolvedParams, resolve_params
 from sglang_lite.server.sglang.request import read_request, read_sampling
 
 DOCS = Path(__file__).parent.parent / "docs" / "sampling.md"

@@ -34,9 +34,9 @@ from sglang_lite.runtime.core.gate import CLOSED, Gate
 from sglang_lite.runtime.core.open_requests import OpenRequests, Ticket
 from sglang_lite.runtime.core.request_builder import RequestBuilder
 from sglang_lite.runtime.core.submission import GenerateRequest, OpenRequest, ProgramRequest, Submission
-from sglang_lite.runtime.model_files import open_model_files
+from sglang_lite.runtime.loading.model_files import open_model_files
 from sglang_lite.runtime.models.resolve import resolve
-from sglang_lite.runtime.resolved_params import resolve_params
+from sglang_lite.runtime.requests.resolved_params import resolve_params
 
 _TOKEN = 7  # id of every token
 

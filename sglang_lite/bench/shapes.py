@@ -12,7 +12,7 @@ from tokenizers import Regex, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
 from sglang_lite.runtime.config import EngineConfig
-from sglang_lite.runtime.load_model import LoadedModel, precision
+from sglang_lite.runtime.loading.load_model import LoadedModel, precision
 from sglang_lite.runtime.models.decoder import Decoder
 from sglang_lite.runtime.models.kv_scales import kv_scales
 from sglang_lite.runtime.models.read_config import spec_from_config

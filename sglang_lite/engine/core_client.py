@@ -49,6 +49,7 @@ from sglang_lite.engine.frames import (
 )
 from sglang_lite.engine.open_submissions import OpenSubmission, OpenSubmissions
 from sglang_lite.engine.signs_of_life import LOOK_S
+from sglang_lite.errors import shown
 from sglang_lite.program.nodes import Gen, Node
 from sglang_lite.program.nodes import Path as BranchPath
 from sglang_lite.protocol import (
@@ -76,10 +77,10 @@ from sglang_lite.runtime.embedding.request import EncodeRequest, not_a_generator
 from sglang_lite.runtime.embedding.spec import EncoderSpec, encoder_spec, is_encoder
 from sglang_lite.runtime.embedding.tokenizer import encoder_tokenizer
 from sglang_lite.runtime.host import startup_messages
-from sglang_lite.runtime.model_files import open_model_files
+from sglang_lite.runtime.loading.model_files import open_model_files
 from sglang_lite.runtime.models.resolve import resolve
-from sglang_lite.runtime.output_builder import Sink
-from sglang_lite.runtime.resolved_params import LogitProcessor, shown
+from sglang_lite.runtime.requests.output_builder import Sink
+from sglang_lite.runtime.requests.resolved_params import LogitProcessor
 from sglang_lite.runtime.tokens.tokenizer import Tokenizer
 from sglang_lite.wire.failure import as_error, as_failure
 

@@ -56,9 +56,9 @@ from sglang_lite.version import __version__
 if TYPE_CHECKING:
     from sglang_lite.engine.core import Core, OpenProgram
     from sglang_lite.runtime.core.open_requests import Ticket
-    from sglang_lite.runtime.load_model import LoadedModel
-    from sglang_lite.runtime.output_builder import Sink
-    from sglang_lite.runtime.resolved_params import LogitProcessor
+    from sglang_lite.runtime.loading.load_model import LoadedModel
+    from sglang_lite.runtime.requests.output_builder import Sink
+    from sglang_lite.runtime.requests.resolved_params import LogitProcessor
     from sglang_lite.runtime.structured_output.base import CompiledGrammar
     from sglang_lite.runtime.tokens.tokenizer import Tokenizer
     from sglang_lite.text.chat_template import JinjaTemplate
@@ -434,7 +434,7 @@ def _started(engine: Engine, config: EngineConfig, path: Path) -> Core:
         config = replace(config, in_process=True)
     if config.in_process:
         from sglang_lite.runtime.core import engine_thread  # imports torch
-        from sglang_lite.runtime.load_model import load
+        from sglang_lite.runtime.loading.load_model import load
 
         return engine_thread.start(engine, config, lambda: load(config, path))
     process = EngineProcess(config, path)

@@ -116,7 +116,7 @@ def _counter(model: str | None) -> tuple[TokenCounter | None, str]:
 
 @lru_cache(maxsize=1)
 def _tokenizer_at(path: Path) -> TokenCounter:
-    from sglang_lite.runtime.model_files import open_model_files
+    from sglang_lite.runtime.loading.model_files import open_model_files
 
     return open_model_files(path).tokenizer
 

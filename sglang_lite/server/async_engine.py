@@ -35,7 +35,7 @@ from sglang_lite.runtime.core.submission import (
     SelectRequest,
     Submission,
 )
-from sglang_lite.runtime.output_builder import Event
+from sglang_lite.runtime.requests.output_builder import Event
 from sglang_lite.server.sglang.request import NativeRequest
 from sglang_lite.server.sglang.run import NativeRun
 

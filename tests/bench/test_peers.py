@@ -21,7 +21,7 @@ from sglang_lite.bench.shapes import SHAPES, hf_config
 from sglang_lite.bench.start import Started
 from sglang_lite.bench.workloads import WORKLOADS, Workload
 from sglang_lite.cli import main
-from sglang_lite.runtime.load_model import LoadedModel, precision
+from sglang_lite.runtime.loading.load_model import LoadedModel, precision
 from sglang_lite.runtime.models.decoder import Decoder
 from sglang_lite.runtime.models.read_config import spec_from_config
 from sglang_lite.runtime.models.spec import AttentionSpec, DenseSpec

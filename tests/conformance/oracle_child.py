@@ -8,7 +8,7 @@ from sglang_lite.engine.child import main as first_steps
 
 
 def main(*arguments: Any) -> None:
-    from sglang_lite.runtime import load_model
+    from sglang_lite.runtime.loading import load_model
     from tests.conformance.oracle_model import model
 
     load_model.load = lambda *_: model()  # type: ignore[assignment]  # takes what the process gives

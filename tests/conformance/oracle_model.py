@@ -7,7 +7,7 @@ import torch
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 
-from sglang_lite.runtime.load_model import LoadedModel
+from sglang_lite.runtime.loading.load_model import LoadedModel
 from sglang_lite.runtime.tokens.tokenizer import Tokenizer
 from tests.conformance import oracle
 from tests.conformance.oracle import ALPHABET

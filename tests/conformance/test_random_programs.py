@@ -17,7 +17,7 @@ from sglang_lite import Engine
 from sglang_lite.lang.backend.local import LocalBackend
 from sglang_lite.lang.chat_template import get_chat_template
 from sglang_lite.protocol import SamplingParams
-from sglang_lite.runtime.load_model import LoadedModel
+from sglang_lite.runtime.loading.load_model import LoadedModel
 from sglang_lite.runtime.tokens.tokenizer import Tokenizer
 from tests.conformance.case import node_by_node
 from tests.conformance.random_programs import drawn, smaller

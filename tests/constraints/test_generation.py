@@ -17,7 +17,7 @@ from sglang_lite import Engine
 from sglang_lite.constraints.json_schema.normal_form import normalise
 from sglang_lite.constraints.schema import json_schema, parse_json
 from sglang_lite.protocol import Choices, ConstraintError, Generation, SamplingParams
-from sglang_lite.runtime.load_model import LoadedModel
+from sglang_lite.runtime.loading.load_model import LoadedModel
 from sglang_lite.runtime.tokens.tokenizer import Tokenizer
 from tests.constraints.random_schemas import schema
 from tests.runtime.scripted import ScriptedModel

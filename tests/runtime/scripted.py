@@ -20,8 +20,8 @@ from sglang_lite.protocol import Delta, Generation, SamplingParams, SglError
 from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.core.engine_core import EngineCore
 from sglang_lite.runtime.kv_cache.check import check_cache
-from sglang_lite.runtime.load_model import LoadedModel
-from sglang_lite.runtime.random_uniforms import uniforms
+from sglang_lite.runtime.loading.load_model import LoadedModel
+from sglang_lite.runtime.requests.random_uniforms import uniforms
 from sglang_lite.runtime.tokens.tokenizer import Tokenizer
 
 EOS = 0

@@ -15,7 +15,7 @@ from sglang_lite.server.sglang.run import NativeRun
 
 if TYPE_CHECKING:
     from sglang_lite.engine.core import Core
-    from sglang_lite.runtime.output_builder import Event
+    from sglang_lite.runtime.requests.output_builder import Event
 
 
 class Stream(Iterator[dict[str, Any]]):

@@ -60,12 +60,12 @@ from sglang_lite.protocol import (
     SglError,
 )
 from sglang_lite.runtime.calls import Call, CompileGrammar
-from sglang_lite.runtime.compile_process import CompileProcess
 from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.core.open_requests import Ticket
 from sglang_lite.runtime.core.submission import GenerateRequest, OpenRequest, ProgramRequest, SelectRequest, Submission
 from sglang_lite.runtime.embedding.request import EncodeRequest
-from sglang_lite.runtime.resolved_params import LogitProcessor
+from sglang_lite.runtime.kernels.compile_process import CompileProcess
+from sglang_lite.runtime.requests.resolved_params import LogitProcessor
 from sglang_lite.wire.failure import Failure, as_error
 
 if TYPE_CHECKING:
@@ -165,7 +165,7 @@ def _forward_logs(outgoing: Outgoing) -> None:
 
 def _loaded(start: Start, outgoing: Outgoing, compiler: CompileProcess | None) -> EngineCore | EmbeddingCore:
     from sglang_lite.runtime.core.engine_thread import build  # imports torch
-    from sglang_lite.runtime.load_model import load
+    from sglang_lite.runtime.loading.load_model import load
 
     gc.freeze()  # imported objects stay alive: a collector's pass over them would cost as much time as a step
     config = EngineConfig(**start.config)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sglang_lite.runtime.compile_process import start_early
+from sglang_lite.runtime.kernels.compile_process import start_early
 
 
 def main(descriptor: int, model: str, device: str, compile_processes: int | None) -> None:

@@ -10,7 +10,7 @@ from sglang_lite.protocol.sampling import named
 from sglang_lite.runtime.config import Capacity, EngineConfig
 from sglang_lite.runtime.executor import kv_pool_size
 from sglang_lite.runtime.host import openmp
-from sglang_lite.runtime.load_model import LoadedModel, longest_context
+from sglang_lite.runtime.loading.load_model import LoadedModel, longest_context
 from sglang_lite.runtime.models.memory_check import check_room
 from sglang_lite.runtime.models.model import is_fused
 

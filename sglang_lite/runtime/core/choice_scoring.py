@@ -19,9 +19,9 @@ from sglang_lite.protocol import (
     Usage,
 )
 from sglang_lite.runtime.core.engine_parts import EngineParts
-from sglang_lite.runtime.output_builder import Event
-from sglang_lite.runtime.request import Request
-from sglang_lite.runtime.schedule_hints import ScheduleHints
+from sglang_lite.runtime.requests.output_builder import Event
+from sglang_lite.runtime.requests.request import Request
+from sglang_lite.runtime.requests.schedule_hints import ScheduleHints
 from sglang_lite.runtime.tokens.token_log import TokenLog
 
 _SCORE = SamplingParams(max_tokens=0, return_logprob=True)

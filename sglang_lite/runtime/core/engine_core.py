@@ -64,10 +64,10 @@ from sglang_lite.runtime.embedding.spec import EncoderSpec
 from sglang_lite.runtime.executor import make_runner
 from sglang_lite.runtime.kv_cache.eviction_policy import EVICTION
 from sglang_lite.runtime.kv_cache.prefix_cache import PrefixCache
-from sglang_lite.runtime.load_model import LoadedModel, load_same_architecture
+from sglang_lite.runtime.loading.load_model import LoadedModel, load_same_architecture
 from sglang_lite.runtime.models.resolve import resolve
-from sglang_lite.runtime.output_builder import Event, Sink
-from sglang_lite.runtime.request import Request
+from sglang_lite.runtime.requests.output_builder import Event, Sink
+from sglang_lite.runtime.requests.request import Request
 from sglang_lite.runtime.scheduler.admission_order import POLICIES
 from sglang_lite.runtime.scheduler.scheduler import Scheduler
 from sglang_lite.runtime.scheduler.step_pace import StepPace

@@ -39,8 +39,8 @@ from sglang_lite.runtime.core.program_room import ProgramRoom
 from sglang_lite.runtime.core.selection_job import SelectionJob
 from sglang_lite.runtime.core.submission import MOST_QUEUED, check_nodes, too_many_error
 from sglang_lite.runtime.core.token_text import OpenGrammar, TokenText
-from sglang_lite.runtime.request import Request
-from sglang_lite.runtime.schedule_hints import ScheduleHints
+from sglang_lite.runtime.requests.request import Request
+from sglang_lite.runtime.requests.schedule_hints import ScheduleHints
 from sglang_lite.runtime.tokens.token_log import TokenLog
 
 

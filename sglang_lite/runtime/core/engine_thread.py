@@ -19,7 +19,7 @@ from sglang_lite.runtime.core.engine_core import EngineCore
 from sglang_lite.runtime.core.step_loop import StepLoop
 from sglang_lite.runtime.embedding.load import LoadedEncoder
 from sglang_lite.runtime.executor import memory_shortage
-from sglang_lite.runtime.load_model import LoadedModel
+from sglang_lite.runtime.loading.load_model import LoadedModel
 
 
 def start(

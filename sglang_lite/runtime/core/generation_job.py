@@ -12,10 +12,10 @@ from sglang_lite.program.nodes import Gen
 from sglang_lite.protocol import Generation, SglError, Span
 from sglang_lite.runtime.core.prepared_node import EngineAsk, PreparedNode
 from sglang_lite.runtime.core.token_text import OpenGrammar
-from sglang_lite.runtime.output_builder import Event
-from sglang_lite.runtime.request import Request
-from sglang_lite.runtime.resolved_params import ResolvedParams
-from sglang_lite.runtime.schedule_hints import ScheduleHints
+from sglang_lite.runtime.requests.output_builder import Event
+from sglang_lite.runtime.requests.request import Request
+from sglang_lite.runtime.requests.resolved_params import ResolvedParams
+from sglang_lite.runtime.requests.schedule_hints import ScheduleHints
 from sglang_lite.runtime.tokens.token_log import TokenLog
 
 if TYPE_CHECKING:

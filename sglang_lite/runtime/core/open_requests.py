@@ -10,8 +10,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
 
+from sglang_lite.errors import shown
 from sglang_lite.protocol import Delta, OverloadedError, ParameterError, Played
-from sglang_lite.runtime.resolved_params import shown
 
 logger = logging.getLogger("sglang_lite")
 _COUNTED = ("requests_submitted", "programs_opened", "programs_extended")

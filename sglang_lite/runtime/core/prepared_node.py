@@ -13,8 +13,8 @@ from sglang_lite.program.play.branch import NOTHING_EXPECTED, Ask, Branch, Queue
 from sglang_lite.protocol import ConstraintError, EngineClosedError, ParameterError, SglError, Span
 from sglang_lite.runtime.core.engine_parts import EngineParts
 from sglang_lite.runtime.core.token_text import TokenText
-from sglang_lite.runtime.resolved_params import ResolvedParams
-from sglang_lite.runtime.schedule_hints import expected_tokens
+from sglang_lite.runtime.requests.resolved_params import ResolvedParams
+from sglang_lite.runtime.requests.schedule_hints import expected_tokens
 from sglang_lite.runtime.structured_output.base import CompiledGrammar, Matcher
 
 

@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from sglang_lite.errors import shown
 from sglang_lite.program.nodes import Fork, Gen, Node
 from sglang_lite.protocol import ParameterError, Prompt, SamplingParams, Span
 from sglang_lite.runtime.kv_cache.pages import Ints
-from sglang_lite.runtime.output_builder import OutputBuilder, Sink
-from sglang_lite.runtime.random_uniforms import sample_seed
-from sglang_lite.runtime.request import Request
-from sglang_lite.runtime.resolved_params import ResolvedParams, resolve_params, shown
+from sglang_lite.runtime.requests.output_builder import OutputBuilder, Sink
+from sglang_lite.runtime.requests.random_uniforms import sample_seed
+from sglang_lite.runtime.requests.request import Request
+from sglang_lite.runtime.requests.resolved_params import ResolvedParams, resolve_params
 from sglang_lite.runtime.tokens.token_log import TokenLog
 from sglang_lite.runtime.tokens.tokenizer import Tokenizer
 

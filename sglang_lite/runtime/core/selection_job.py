@@ -13,7 +13,7 @@ from sglang_lite.runtime.core.choice_scoring import ChoiceScoring
 from sglang_lite.runtime.core.prepared_node import EngineAsk, PreparedNode
 from sglang_lite.runtime.core.submission import no_choices_error
 from sglang_lite.runtime.core.token_text import OpenGrammar
-from sglang_lite.runtime.schedule_hints import ScheduleHints
+from sglang_lite.runtime.requests.schedule_hints import ScheduleHints
 from sglang_lite.runtime.tokens.token_log import TokenLog
 
 if TYPE_CHECKING:

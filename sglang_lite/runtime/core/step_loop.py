@@ -32,8 +32,8 @@ from sglang_lite.runtime.executor import memory_shortage
 from sglang_lite.runtime.executor.logit_adjustments import DrawAdjustments
 from sglang_lite.runtime.executor.model_runner import LaunchedForward, ModelRunner, PendingTokens
 from sglang_lite.runtime.executor.step_record import StepWriter
-from sglang_lite.runtime.output_builder import Finish
-from sglang_lite.runtime.request import Request, State
+from sglang_lite.runtime.requests.output_builder import Finish
+from sglang_lite.runtime.requests.request import Request, State
 from sglang_lite.runtime.scheduler.batch import Batch
 from sglang_lite.runtime.scheduler.scheduler import ISOLATED_TOKENS, Scheduler
 from sglang_lite.runtime.structured_output.mask_filler import MaskFiller

@@ -9,9 +9,10 @@ from typing import TypeAlias, get_args
 
 import msgspec
 
+from sglang_lite.errors import shown
 from sglang_lite.program.nodes import BaseNode, Node, Path, Program
 from sglang_lite.protocol import Constraint, OverloadedError, ParameterError, Prompt, SamplingParams, Unset
-from sglang_lite.runtime.resolved_params import LogitProcessor, shown
+from sglang_lite.runtime.requests.resolved_params import LogitProcessor
 
 _CONSTRAINTS_OR_NONE = (type(None), *get_args(Constraint))
 MOST_QUEUED = 100_000  # nodes of one program that wait to be played

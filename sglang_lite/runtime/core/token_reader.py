@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from sglang_lite.protocol import SglError, TokenLogprob
 from sglang_lite.runtime.core.token_watch import GRAMMAR, STOPS, TEXT, TokenWatch
 from sglang_lite.runtime.executor.sampler import Sampled
-from sglang_lite.runtime.output_builder import Finish
-from sglang_lite.runtime.request import Request
+from sglang_lite.runtime.requests.output_builder import Finish
+from sglang_lite.runtime.requests.request import Request
 from sglang_lite.runtime.scheduler.batch import Batch
 from sglang_lite.runtime.scheduler.scheduler import Scheduler
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.kv_cache.slot_table import SlotTable
-from sglang_lite.runtime.request import Request, StreamPace, WatchedTokens
+from sglang_lite.runtime.requests.request import Request, StreamPace, WatchedTokens
 
 # Plain integers: comparing an array with a member of an enumeration is slow.
 _, STOPS, TEXT, GRAMMAR, DRAWS = map(int, WatchedTokens)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from sglang_lite.errors import shown
 from sglang_lite.protocol import CapabilityError, ParameterError
 from sglang_lite.runtime.calls import Call
 from sglang_lite.runtime.embedding.spec import EncoderSpec
-from sglang_lite.runtime.resolved_params import shown
 
 if TYPE_CHECKING:
     import numpy as np

@@ -29,11 +29,11 @@ from triton.runtime.cache import triton_key
 
 from sglang_lite.protocol import ParameterError
 from sglang_lite.runtime import kernels
-from sglang_lite.runtime.compile_process import MARKS, CompileProcess, mark_of
 from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.executor.gpu_runner import GpuRunner
 from sglang_lite.runtime.executor.step_record import SlotPages
 from sglang_lite.runtime.kernels.cache import prepare_cache
+from sglang_lite.runtime.kernels.compile_process import MARKS, CompileProcess, mark_of
 from sglang_lite.runtime.kernels.device_properties import DeviceProperties, properties_of
 from sglang_lite.runtime.kernels.kv_cache import KVScales
 from sglang_lite.runtime.kernels.variants import Variant, collecting_variants, compile_driver, waiting_for_variants

@@ -49,8 +49,8 @@ from sglang_lite.runtime.kernels.sampling import draw
 from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.models.model import DeviceModel, Model, is_fused
 from sglang_lite.runtime.models.spec import AttentionSpec, LatentSpec
-from sglang_lite.runtime.request import not_finite
-from sglang_lite.runtime.resolved_params import resolve_params
+from sglang_lite.runtime.requests.request import not_finite
+from sglang_lite.runtime.requests.resolved_params import resolve_params
 
 _EVENT_RING_SIZE = 8  # events in the ring: a measured step uses two until its tokens are read
 # One in this many steps with masks measures how long the device waits for them: recording events takes the host as long

@@ -14,7 +14,7 @@ import torch
 
 from sglang_lite.protocol import ProgramError, SglError
 from sglang_lite.runtime.kv_cache.pages import Ints
-from sglang_lite.runtime.resolved_params import LogitProcessor, ResolvedParams
+from sglang_lite.runtime.requests.resolved_params import LogitProcessor, ResolvedParams
 
 
 @dataclass(frozen=True, slots=True)

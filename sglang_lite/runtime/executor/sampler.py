@@ -16,9 +16,9 @@ from sglang_lite.protocol import ModelError, SglError, TokenLogprob
 from sglang_lite.runtime.executor.logit_adjustments import DrawAdjustments, adjust_logits
 from sglang_lite.runtime.executor.step_record import SAMPLING
 from sglang_lite.runtime.kv_cache.pages import Ints
-from sglang_lite.runtime.random_uniforms import uniforms
-from sglang_lite.runtime.request import not_finite
-from sglang_lite.runtime.resolved_params import ResolvedParams
+from sglang_lite.runtime.requests.random_uniforms import uniforms
+from sglang_lite.runtime.requests.request import not_finite
+from sglang_lite.runtime.requests.resolved_params import ResolvedParams
 
 _CANDIDATES = 4096  # tokens that top-p sorts first
 

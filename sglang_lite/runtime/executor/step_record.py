@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.kv_cache.slot_table import SlotTable
-from sglang_lite.runtime.request import Request, WatchedTokens
-from sglang_lite.runtime.resolved_params import ResolvedParams
+from sglang_lite.runtime.requests.request import Request, WatchedTokens
+from sglang_lite.runtime.requests.resolved_params import ResolvedParams
 from sglang_lite.runtime.scheduler.batch import Batch
 
 _TEXT = int(WatchedTokens.TEXT)  # as int: comparing an array with a member of an enumeration is slow

@@ -19,8 +19,8 @@ class SlotTable:
         known: number of tokens with known ids; `length` + 1 if the last token is only scored.
         computed: number of tokens with keys and values, including those of steps that are still running.
         limit: length at which the request ends.
-        watched: uint8; new tokens that the host must look at, as `WatchedTokens` of runtime/request.py.
-        paced: uint8; tokens to look at for a stream, as `StreamPace` of runtime/request.py.
+        watched: uint8; new tokens that the host must look at, as `WatchedTokens` of runtime/requests/request.py.
+        paced: uint8; tokens to look at for a stream, as `StreamPace` of runtime/requests/request.py.
         streamed: bool; True if the slot's request streams.
         epoch: counter that changes whenever the slot's request or its last tokens change, so that earlier launches for
             it are recognised.

@@ -7,7 +7,7 @@ from itertools import islice
 from typing import TypeAlias
 
 from sglang_lite.runtime.kv_cache.radix import RadixTree
-from sglang_lite.runtime.request import Request, State
+from sglang_lite.runtime.requests.request import Request, State
 
 Policy: TypeAlias = Callable[[Sequence[Request], RadixTree], Iterable[Request]]
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sglang_lite.runtime.kv_cache.pages import Ints
-from sglang_lite.runtime.request import Request
+from sglang_lite.runtime.requests.request import Request
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.kv_cache.prefix_cache import PrefixCache
 from sglang_lite.runtime.kv_cache.radix import PrefixLock
-from sglang_lite.runtime.schedule_hints import ScheduleHints
+from sglang_lite.runtime.requests.schedule_hints import ScheduleHints
 
 
 class HeldPrefixes:

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterable
 
 from sglang_lite.runtime.kv_cache.slot_table import SlotTable
-from sglang_lite.runtime.request import Request
+from sglang_lite.runtime.requests.request import Request
 
 
 class Isolation:

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.kv_cache.prefix_cache import PrefixCache
 from sglang_lite.runtime.kv_cache.slot_table import SlotTable
-from sglang_lite.runtime.request import Request, State, StreamPace
-from sglang_lite.runtime.schedule_hints import ScheduleHints
+from sglang_lite.runtime.requests.request import Request, State, StreamPace
+from sglang_lite.runtime.requests.schedule_hints import ScheduleHints
 from sglang_lite.runtime.scheduler.admission_order import Policy
 from sglang_lite.runtime.scheduler.batch import Batch
 from sglang_lite.runtime.scheduler.held_prefixes import HeldPrefixes

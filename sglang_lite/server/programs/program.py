@@ -30,7 +30,7 @@ from sglang_lite.protocol import (
 from sglang_lite.protocol.anything import Json
 from sglang_lite.random_ids import random_id
 from sglang_lite.runtime.core.submission import OpenRequest, ProgramRequest
-from sglang_lite.runtime.resolved_params import resolve_params
+from sglang_lite.runtime.requests.resolved_params import resolve_params
 from sglang_lite.server.async_engine import ProgramEvent, with_first_event
 from sglang_lite.server.errors import NotFoundError, content_of, headers_of, status_of
 from sglang_lite.server.fields import GATEWAY_NEUTRAL, Fields

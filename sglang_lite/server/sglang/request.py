@@ -14,7 +14,7 @@ from sglang_lite.protocol import Constraint, Ebnf, JsonSchema, ParameterError, R
 from sglang_lite.protocol.sampling import named, read_params
 from sglang_lite.random_ids import random_id
 from sglang_lite.runtime.core.submission import GenerateRequest
-from sglang_lite.runtime.resolved_params import LogitProcessor
+from sglang_lite.runtime.requests.resolved_params import LogitProcessor
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from sglang_lite.engine.core import Core
     from sglang_lite.runtime.core.open_requests import Ticket
     from sglang_lite.runtime.core.submission import GenerateRequest
-    from sglang_lite.runtime.output_builder import Event
+    from sglang_lite.runtime.requests.output_builder import Event
 
 Post: TypeAlias = "Callable[[tuple[int, Event] | None], object]"
 

@@ -12,7 +12,7 @@ import sglang_lite as sgl
 from sglang_lite.constraints.schema import json_schema
 from sglang_lite.program.nodes import Gen, Program, Text
 from sglang_lite.protocol import Choices, Generation, JsonSchema, Prompt, Regex, SamplingParams, Span
-from sglang_lite.runtime.load_model import LoadedModel
+from sglang_lite.runtime.loading.load_model import LoadedModel
 from sglang_lite.runtime.tokens.tokenizer import Tokenizer
 from tests.runtime.scripted import ScriptedModel, SteppedEngine, ended
 

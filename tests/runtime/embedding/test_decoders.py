@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer
 
 import sglang_lite as sgl
-from sglang_lite.runtime.model_files import open_model_files
+from sglang_lite.runtime.loading.model_files import open_model_files
 from tests.runtime.models.tiny import VOCAB, randomise, save
 
 TEXTS = ["the-sea", "a", "the-sea-is-green-and-deep", "cats", "the-sea-is-deeper", "dogs"]

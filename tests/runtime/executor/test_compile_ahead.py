@@ -14,10 +14,10 @@ import torch
 
 from sglang_lite import Engine
 from sglang_lite.protocol import ParameterError
-from sglang_lite.runtime import compile_process
-from sglang_lite.runtime.compile_process import CompileProcess, start_early
 from sglang_lite.runtime.executor import compile_ahead
 from sglang_lite.runtime.executor.compile_ahead import BackgroundCompilation, RunnerShape, collect_variants
+from sglang_lite.runtime.kernels import compile_process
+from sglang_lite.runtime.kernels.compile_process import CompileProcess, start_early
 from sglang_lite.runtime.kernels.device_properties import DeviceProperties
 from sglang_lite.runtime.models.precision import Precision
 from sglang_lite.runtime.models.spec import AttentionSpec, DenseSpec, LayerSpec, ModelSpec, RopeSpec

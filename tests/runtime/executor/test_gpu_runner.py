@@ -52,7 +52,7 @@ def on_cpu(folder):
 def device(request, folder, monkeypatch):
     """Makes engines that run fused kernels, with each backend of attention."""
     if not GPU:
-        monkeypatch.setattr("sglang_lite.runtime.load_model.Decoder", GpuDecoder)
+        monkeypatch.setattr("sglang_lite.runtime.loading.load_model.Decoder", GpuDecoder)
     opened = []
 
     def make(**settings):

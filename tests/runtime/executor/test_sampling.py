@@ -16,10 +16,10 @@ from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.executor.logit_adjustments import DrawAdjustments, adjust_logits
 from sglang_lite.runtime.executor.sampler import Masks, SamplingTable, sample
 from sglang_lite.runtime.executor.step_record import SAMPLING, sampling_row
-from sglang_lite.runtime.load_model import load_model, pick_device
+from sglang_lite.runtime.loading.load_model import load_model, pick_device
 from sglang_lite.runtime.models.layers.linear import Bf16Linear, DenseLinear
-from sglang_lite.runtime.random_uniforms import sample_seed, uniforms
-from sglang_lite.runtime.resolved_params import resolve_params
+from sglang_lite.runtime.requests.random_uniforms import sample_seed, uniforms
+from sglang_lite.runtime.requests.resolved_params import resolve_params
 from tests.runtime import scripted
 from tests.runtime.models.tiny import VOCAB, randomise, save
 from tests.runtime.scripted import CHAT
@@ -506,7 +506,7 @@ def test_in_float32_tokens_are_the_same_alone_in_a_batch_and_from_the_cache(wide
 
 
 def test_a_gpu_refuses_to_be_deterministic(monkeypatch):
-    monkeypatch.setattr("sglang_lite.runtime.load_model.why_no_gpu", lambda name: None)
+    monkeypatch.setattr("sglang_lite.runtime.loading.load_model.why_no_gpu", lambda name: None)
     with pytest.raises(sgl.ParameterError, match="deterministic: is for CPUs only"):
         pick_device(EngineConfig(device="cuda", deterministic=True))
 

@@ -39,9 +39,7 @@ def _needs_gnu_openmp():
 
 @pytest.mark.slow
 def test_threads_of_the_engine_soon_sleep_and_the_environment_stays():
-    code = (
-        "import os; before = dict(os.environ); import sglang_lite.runtime.load_model; assert dict(os.environ) == before"
-    )
+    code = "import os; before = dict(os.environ); import sglang_lite.runtime.loading.load_model; assert dict(os.environ) == before"
     assert spins(code) == SPINS
 
 

@@ -11,7 +11,7 @@ from sglang_lite.runtime.kernels.attention_metadata import AttentionPlan, Extend
 from sglang_lite.runtime.kernels.block_product import is_supported
 from sglang_lite.runtime.kernels.cpu_small_batch import SmallBatchOps
 from sglang_lite.runtime.kernels.cpu_small_batch_step import ThreadedSmallBatchOps
-from sglang_lite.runtime.load_model import load_model
+from sglang_lite.runtime.loading.load_model import load_model
 from sglang_lite.runtime.models import cpu_small_batch, decoder, reader
 from sglang_lite.runtime.models.layers import linear
 from sglang_lite.runtime.models.weights.source import Blocks

@@ -14,7 +14,7 @@ import sglang_lite as sgl
 from sglang_lite.protocol import ModelError, SamplingParams
 from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.kernels.attention_metadata import AttentionPlan, ExtendRow
-from sglang_lite.runtime.load_model import load_model
+from sglang_lite.runtime.loading.load_model import load_model
 from sglang_lite.runtime.models.decoder import Decoder
 from sglang_lite.runtime.models.gpu_decoder import GpuDecoder
 from sglang_lite.runtime.models.precision import Precision

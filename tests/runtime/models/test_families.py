@@ -256,7 +256,7 @@ def test_fused_kernels_give_the_same(family, attention, monkeypatch):
     # Longer than Phi's original context, as transformers then takes its long factors; else than a window and a step.
     batch = prompts(33, 36) if reference.config.model_type == "phi3" else prompts(14, 3)
     if not torch.cuda.is_available():
-        monkeypatch.setattr("sglang_lite.runtime.load_model.Decoder", GpuDecoder)
+        monkeypatch.setattr("sglang_lite.runtime.loading.load_model.Decoder", GpuDecoder)
     with engine(
         folder, step_tokens=10, page_size=4, max_total_tokens=1000, threads=1, attention_backend=attention
     ) as running:

@@ -10,9 +10,9 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 import sglang_lite as sgl
 from sglang_lite.protocol import SamplingParams
-from sglang_lite.runtime import load_model as load
 from sglang_lite.runtime.config import EngineConfig
-from sglang_lite.runtime.load_model import load_model
+from sglang_lite.runtime.loading import load_model as load
+from sglang_lite.runtime.loading.load_model import load_model
 from sglang_lite.runtime.models.gpu_decoder import GpuDecoder
 from sglang_lite.runtime.models.layers import linear
 from sglang_lite.runtime.models.layers.gpu_linear import Fp8Linear, GpuLinear

@@ -14,7 +14,7 @@ from transformers import Gemma3TextConfig, LlamaConfig, LlamaForCausalLM
 import sglang_lite as sgl
 from sglang_lite.protocol import ModelError, SamplingParams, SglError
 from sglang_lite.runtime.config import EngineConfig
-from sglang_lite.runtime.load_model import load_model
+from sglang_lite.runtime.loading.load_model import load_model
 from sglang_lite.runtime.models import config_fields
 from tests.runtime.models.tiny import randomise, tiny_tokenizer
 

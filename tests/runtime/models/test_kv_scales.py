@@ -8,8 +8,8 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 import sglang_lite as sgl
 from sglang_lite.protocol import SamplingParams
-from sglang_lite.runtime import load_model as load
 from sglang_lite.runtime.config import EngineConfig
+from sglang_lite.runtime.loading import load_model as load
 from sglang_lite.runtime.models.gpu_decoder import GpuDecoder
 from tests.runtime.kernels import BACKENDS, needs_kernels
 from tests.runtime.models.tiny import VOCAB, randomise, save

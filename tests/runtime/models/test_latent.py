@@ -14,7 +14,6 @@ from sglang_lite.bench.limits import Rates, lower_bound
 from sglang_lite.bench.shapes import SHAPES
 from sglang_lite.bench.workloads import Workload
 from sglang_lite.protocol import ModelError
-from sglang_lite.runtime import load_model as load_module
 from sglang_lite.runtime.attention import expanded
 from sglang_lite.runtime.attention import latent as attention_of_latents
 from sglang_lite.runtime.config import EngineConfig, Sizes
@@ -22,7 +21,8 @@ from sglang_lite.runtime.executor import kv_pool_size, prefix_groups
 from sglang_lite.runtime.kernels.attention_metadata import AttentionPlan, DecodeGroup, DecodeRows, ExtendRow
 from sglang_lite.runtime.kernels.kv_layout import KVLayout, Plane
 from sglang_lite.runtime.kernels.reference import prefill_attention_hopper
-from sglang_lite.runtime.load_model import load_model
+from sglang_lite.runtime.loading import load_model as load_module
+from sglang_lite.runtime.loading.load_model import load_model
 from sglang_lite.runtime.models.gpu_decoder import GpuDecoder
 from sglang_lite.runtime.models.layers import latent
 from sglang_lite.runtime.models.read_config import spec_from_config

@@ -13,7 +13,7 @@ import ctypes, gc, sys
 from pathlib import Path
 import gguf.quants, tokenizers, torch  # what they take is not the model's
 from sglang_lite.runtime.config import EngineConfig
-from sglang_lite.runtime.load_model import load_model
+from sglang_lite.runtime.loading.load_model import load_model
 
 def megabytes(field):
     return next(int(line.split()[1]) / 1024 for line in open("/proc/self/status") if line.startswith(field))

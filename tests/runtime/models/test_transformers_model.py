@@ -11,7 +11,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 import sglang_lite as sgl
 from sglang_lite.protocol import SamplingParams
 from sglang_lite.runtime.kernels.attention_metadata import AttentionPlan, DecodeGroup, DecodeRows, ExtendRow
-from sglang_lite.runtime.model_files import read_spec
+from sglang_lite.runtime.loading.model_files import read_spec
 from sglang_lite.runtime.models import transformers_model
 from tests.runtime.models.fallback_refused import NOT_MADE, REFUSED, of_this_version
 from tests.runtime.models.tiny import save

@@ -13,7 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import sglang_lite as sgl
 from sglang_lite.protocol import SamplingParams
 from sglang_lite.runtime.config import EngineConfig
-from sglang_lite.runtime.load_model import load_model
+from sglang_lite.runtime.loading.load_model import load_model
 from sglang_lite.runtime.models.spec import ModelSpec
 from sglang_lite.runtime.models.weights.gguf import GgufSource
 from sglang_lite.runtime.models.weights.gguf_file import SUPPORTED_TYPES, GgufFile

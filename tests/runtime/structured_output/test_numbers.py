@@ -14,8 +14,8 @@ import sglang_lite as sgl
 from sglang_lite.constraints.schema import json_schema
 from sglang_lite.program.nodes import Gen, GrammarBegin, GrammarEnd, Program, Text
 from sglang_lite.protocol import Continuation, Delta, Number, Played, Prompt, Regex, SamplingParams
-from sglang_lite.runtime.load_model import LoadedModel
-from sglang_lite.runtime.random_uniforms import sample_seed, uniforms
+from sglang_lite.runtime.loading.load_model import LoadedModel
+from sglang_lite.runtime.requests.random_uniforms import sample_seed, uniforms
 from sglang_lite.runtime.tokens.tokenizer import Tokenizer
 from tests.runtime.scripted import ScriptedModel, SteppedEngine, ended, hashes
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import regex
 
-from sglang_lite.errors import shown as shown
+from sglang_lite.errors import shown
 from sglang_lite.protocol import ParameterError, SamplingParams
 from sglang_lite.protocol.sampling import PARAMETERS, Parameter, given_values
 from sglang_lite.text.stop import compiled_stop

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from sglang_lite.protocol import ConstraintError, Delta, Generation, ParameterError, SglError, TokenLogprob, Usage
 from sglang_lite.runtime.kv_cache.cache_miss import Miss
-from sglang_lite.runtime.resolved_params import ResolvedParams
+from sglang_lite.runtime.requests.resolved_params import ResolvedParams
 from sglang_lite.runtime.structured_output.base import Matcher, NumberSoFar
 from sglang_lite.runtime.tokens.detokenize import IncrementalDecoder
 from sglang_lite.runtime.tokens.token_log import kept_spans

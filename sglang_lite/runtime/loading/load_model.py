@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 import torch
 
 from sglang_lite.protocol import ModelError, ParameterError
-from sglang_lite.runtime.compile_process import DRIVER, CompileProcess
 from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.embedding.load import LoadedEncoder, load_encoder
 from sglang_lite.runtime.embedding.spec import is_encoder
 from sglang_lite.runtime.host import onednn, startup_messages
-from sglang_lite.runtime.model_files import ModelFiles, open_model_files
+from sglang_lite.runtime.kernels.compile_process import DRIVER, CompileProcess
+from sglang_lite.runtime.loading.model_files import ModelFiles, open_model_files
 from sglang_lite.runtime.models.decoder import Decoder
 from sglang_lite.runtime.models.kv_scales import kv_scales
 from sglang_lite.runtime.models.memory_check import check_room, rotary_bytes, weight_bytes

@@ -14,9 +14,9 @@ from sglang_lite.protocol import Generation, ModelError, TokenLogprob, Usage
 from sglang_lite.runtime.kv_cache.cache_miss import Miss
 from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.kv_cache.prefix_cache import SlotHandle
-from sglang_lite.runtime.output_builder import Finish, OutputBuilder
-from sglang_lite.runtime.resolved_params import LogitProcessor, ResolvedParams
-from sglang_lite.runtime.schedule_hints import ScheduleHints
+from sglang_lite.runtime.requests.output_builder import Finish, OutputBuilder
+from sglang_lite.runtime.requests.resolved_params import LogitProcessor, ResolvedParams
+from sglang_lite.runtime.requests.schedule_hints import ScheduleHints
 from sglang_lite.runtime.structured_output.base import Matcher
 
 

@@ -26,7 +26,7 @@ from transformers import (
 
 import sglang_lite as sgl
 from sglang_lite.cli import main
-from sglang_lite.runtime.description import describe
+from sglang_lite.runtime.loading.description import describe
 from sglang_lite.runtime.models.layers.linear import block_library
 from tests.runtime.embedding.tiny import saved
 from tests.runtime.models.tiny import VOCAB, save

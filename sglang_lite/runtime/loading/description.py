@@ -18,8 +18,8 @@ from sglang_lite.runtime.embedding.load import encoder_dtype
 from sglang_lite.runtime.embedding.spec import BertSpec, EncoderSpec, encoder_spec, is_encoder
 from sglang_lite.runtime.embedding.tokenizer import encoder_tokenizer
 from sglang_lite.runtime.kernels.block_product import fits
-from sglang_lite.runtime.load_model import pick_device, precision
-from sglang_lite.runtime.model_files import open_model_files, read_spec
+from sglang_lite.runtime.loading.load_model import pick_device, precision
+from sglang_lite.runtime.loading.model_files import open_model_files, read_spec
 from sglang_lite.runtime.models.config_fields import read_json
 from sglang_lite.runtime.models.layers.linear import block_library
 from sglang_lite.runtime.models.parameters import head_name, parameters

@@ -7,7 +7,7 @@ from typing import Any
 from sglang_lite.program.nodes import Fork, Gen, Node, Select, Text
 from sglang_lite.program.play.branch import NOTHING_EXPECTED, Branch, ExpectedTokens
 from sglang_lite.protocol import Choices, Number
-from sglang_lite.runtime.resolved_params import ResolvedParams
+from sglang_lite.runtime.requests.resolved_params import ResolvedParams
 
 _BYTES_A_TOKEN = 4  # rough value for English; affects only the order of programs and the room kept for them
 _NUMBER = 32  # tokens; no number of a typed constraint is longer

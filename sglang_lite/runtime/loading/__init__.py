@@ -1,0 +1,1 @@
+"""Models by their path: their files, their description, and loading. Knows no request."""
