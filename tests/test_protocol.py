@@ -1,7 +1,9 @@
 """The error family says what, where and what to do."""
 
 import copy
+import gc
 import pickle
+import weakref
 
 import pytest
 
@@ -81,3 +83,12 @@ def test_records_can_be_copied_pickled_and_compared_and_not_changed(record):
     with pytest.raises(AttributeError):
         setattr(record, record.__struct_fields__[0], None)
     assert pickle.loads(pickle.dumps(protocol.UNSET)) is protocol.UNSET
+
+
+def test_an_error_that_leads_back_to_its_event_is_collected():
+    error = sgl.BackendError("no answer")
+    error.event = protocol.Played((0,), None, error)
+    seen = weakref.ref(error)
+    del error
+    gc.collect()
+    assert seen() is None

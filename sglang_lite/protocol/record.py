@@ -5,8 +5,14 @@ from __future__ import annotations
 import msgspec
 
 
-class Record(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True, repr_omit_defaults=True):
-    """Frozen record, which `sglang_lite.wire` encodes and decodes."""
+class Record(
+    msgspec.Struct, frozen=True, gc=False, omit_defaults=True, forbid_unknown_fields=True, repr_omit_defaults=True
+):
+    """Frozen record, which `sglang_lite.wire` encodes and decodes.
+
+    Records are made of data and of records that existed before them, so no cycle leads through one, and the garbage
+    collector need not visit them (`gc=False`). A record that holds an object which may lead back to it sets `gc=True`.
+    """
 
 
 class Variant(Record, frozen=True, tag_field="kind"):

@@ -168,7 +168,7 @@ class Failure(Variant, frozen=True, tag="Error"):
     limit: str | None = None
 
 
-class Played(Record, frozen=True):
+class Played(Record, frozen=True, gc=True):  # an error's traceback has frames, which may hold the event
     """Event of a running program.
 
     Attributes:
