@@ -58,7 +58,7 @@ def measure(overlap: bool, params: SamplingParams, stream: bool, rows: int, step
     for i in range(rows):
         engine.start([1 + i % 29, 1 + i // 29, *range(1, 30)], params, stream=stream)
     started = time.perf_counter()
-    while len(engine.scheduler.decoding) < rows:
+    while len(engine.scheduler.queues.decoding) < rows:
         engine.step()
     first = time.perf_counter() - started
     times = []

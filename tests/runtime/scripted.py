@@ -211,14 +211,14 @@ class SteppedEngine(Engine):
         self.loop.inbox.run()
         self.loop.step()
         if self._retract_every and self.loop.steps % self._retract_every == 0:
-            running = list(self.scheduler.running())
+            running = list(self.scheduler.queues.running())
             if len(running) > 1:
-                self.scheduler.retract(self._random.choice(running))
+                self.scheduler.retraction.retract(self._random.choice(running))
         self.check()
         return self.loop.busy or not self.loop.inbox.empty
 
     def check(self):
-        check_cache(self.store, [r.handle for r in self.scheduler.running()], self.scheduler.held_prefixes.locks)
+        check_cache(self.store, [r.handle for r in self.scheduler.queues.running()], self.scheduler.held_prefixes.locks)
 
     def drain(self, limit=100_000):
         for _ in range(limit):

@@ -269,8 +269,7 @@ class EngineCore:
         def update(location: Path) -> str:
             loaded = load_same_architecture(config, location, self.runner.model)
             self.runner.replace(loaded.model)
-            for request in list(self.scheduler.running()):
-                self.scheduler.retract(request)
+            self.scheduler.retraction.retract_all()
             self.scheduler.flush()
             self.config, self.model_name = config, loaded.name
             return loaded.name
@@ -306,8 +305,8 @@ class EngineCore:
         def count() -> dict[str, Any]:
             scheduler, store = self.scheduler, self.scheduler.store
             return {
-                "waiting": len(scheduler.waiting),
-                "running": len(scheduler.prefilling) + len(scheduler.decoding),
+                "waiting": len(scheduler.queues.waiting),
+                "running": len(scheduler.queues.prefilling) + len(scheduler.queues.decoding),
                 "cached_tokens": store.tree.pages * store.page_size,
                 "free_tokens": (store.pool.free + store.pool.quarantined) * store.page_size,  # neither has an owner
                 "total_tokens": store.pool.total * store.page_size,

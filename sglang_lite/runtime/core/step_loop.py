@@ -180,7 +180,7 @@ class StepLoop:
         self.masks.close()
         self.inbox.end()
         self.flushes.flush()
-        for request in list(self.scheduler.requests()):
+        for request in list(self.scheduler.queues):
             if not request.ended:
                 request.state = State.FAILED
                 request.output.send(error)
@@ -194,7 +194,7 @@ class StepLoop:
     @property
     def busy(self) -> bool:
         """True if the loop has work to do before the next command."""
-        return not self.scheduler.idle or self._in_flight is not None
+        return not self.scheduler.queues.idle or self._in_flight is not None
 
     def receive(self, request: Request) -> None:
         """Starts a request, as `submit` does, but on the loop's own thread."""
@@ -227,7 +227,7 @@ class StepLoop:
 
     def _plan(self) -> Batch | None:
         batch = self.scheduler.plan()
-        if batch is None and self._in_flight is None and not self.scheduler.idle and not self.scheduler.waits:
+        if batch is None and self._in_flight is None and not self.scheduler.queues.idle and not self.scheduler.waits:
             raise AssertionError("requests are waiting, nothing runs, and nothing can be admitted")
         return batch
 
@@ -262,7 +262,7 @@ class StepLoop:
             logger.warning("%s The rows of the step are tried one by one.", shortage)
             self.scheduler.isolate()
             return
-        for request in list(self.scheduler.running()):
+        for request in list(self.scheduler.queues.running()):
             failure = OverloadedError(
                 f"not enough memory for the request, alone and in pieces of {ISOLATED_TOKENS} tokens: {shortage}",
                 hint="Lower mem_fraction or max_total_tokens, which leaves more beside the KV pool, or end what else "

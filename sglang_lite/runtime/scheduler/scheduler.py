@@ -1,4 +1,4 @@
-"""Scheduler: admission, the batch of each step, and retraction.
+"""Scheduler: admission, and the batch of each step.
 
 Owns the queues and the KV cache, and is independent of models, text and threads: `plan` returns a batch, and the loop
 reports its results. A batch may be planned while the tokens of the step before are not known yet.
@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
-from itertools import chain
+from collections.abc import Iterable, Mapping
 from typing import TypeAlias
 
 import numpy as np
@@ -26,6 +24,8 @@ from sglang_lite.runtime.scheduler.batch import Batch
 from sglang_lite.runtime.scheduler.held_prefixes import HeldPrefixes
 from sglang_lite.runtime.scheduler.oom_isolation import Isolation
 from sglang_lite.runtime.scheduler.page_reserve import PageReserve
+from sglang_lite.runtime.scheduler.queues import Queues
+from sglang_lite.runtime.scheduler.retraction import Retraction, slots_of
 from sglang_lite.runtime.scheduler.step_pace import StepPace
 
 Row: TypeAlias = tuple[Request, int, int]  # request, start, end: positions start … end-1 are computed
@@ -39,8 +39,8 @@ ISOLATED_TOKENS = 512  # maximum number of tokens in a step of an isolated reque
 class Scheduler:
     """Queues of requests, and planner of each step's batch.
 
-    Every request fits the pool by itself (the engine refuses others), and if two compete for pages, the one admitted
-    first wins. So the oldest running request always advances, and all requests end.
+    Every request fits the pool by itself (the engine refuses others), and the oldest running request always advances
+    (retraction.py). So all requests end.
 
     Args:
         store: pages, slots and prefix tree.
@@ -51,8 +51,9 @@ class Scheduler:
         pace: limit for steps with streams; None if steps are short enough without.
 
     Attributes:
+        queues: requests that have not ended.
         held_prefixes: locked prefixes of programs.
-        waiting, prefilling, decoding: requests in these stages.
+        retraction: makes room for running requests.
     """
 
     def __init__(
@@ -73,54 +74,36 @@ class Scheduler:
         self._admissions = 0
         self._started: list[Request] = []
         self._isolation = Isolation()
-        self.waiting: deque[Request] = deque()
-        self.prefilling: list[Request] = []
-        self.decoding: list[Request] = []
-
-    @property
-    def idle(self) -> bool:
-        return not (self.waiting or self.prefilling or self.decoding)
-
-    @property
-    def running_any(self) -> bool:
-        return bool(self.prefilling or self.decoding)
+        self.queues = Queues(store)
+        self.retraction = Retraction(store, self.queues, self.held_prefixes, self._reserve)
 
     @property
     def waits(self) -> bool:
         """True if nothing runs because waiting requests may not yet evict held prefixes (for `PATIENCE` plans)."""
-        return not self.running_any and bool(self.waiting) and self._refused > 0
-
-    def requests(self) -> Iterator[Request]:
-        """All requests that have not ended."""
-        return chain(self.waiting, self.prefilling, self.decoding)
-
-    def running(self) -> Iterator[Request]:
-        return chain(self.prefilling, self.decoding)
+        return not self.queues.running_any and bool(self.queues.waiting) and self._refused > 0
 
     def add(self, request: Request) -> None:
-        request.move(State.WAITING)
-        self.waiting.append(request)
+        self.queues.wait(request)
 
     def plan(self) -> Batch | None:
         """Returns the batch of the next step, with its pages reserved, or None if nothing can run."""
         while self._isolation.advance(self.store.table):
-            for request in list(self.running()):  # the isolated request, or the one that continues in its slot
-                self.retract(request)
+            self.retraction.retract_all()  # the isolated request, or the one that continues in its slot
         self.held_prefixes.settle()
-        decoding = self._with_pages(self._in_turn(self._ready()))
+        decoding = self.retraction.with_next_pages(self._in_turn(self._ready()))
         self._reserve.decay()
         self._admit()
         budget = self._budget(decoding)
         table = self.store.table
         chunks: list[Row] = []
-        for request in list(self.prefilling):
+        for request in list(self.queues.prefilling):
             if request.state is not State.PREFILLING:
                 continue  # retracted to make room for a request before it
             start = int(table.computed[request.slot])
             end, cost = _reach(request, start, int(table.length[request.slot]), budget)
             if request.id == self._solo_request and start < request.prompt_len and end == table.length[request.slot]:
                 end = max(end - 1, start + 1)
-            if end > start and self._make_room(request, end):
+            if end > start and self.retraction.make_room(request, end):
                 chunks.append((request, start, end))
                 budget -= cost
         decoding = [r for r in decoding if r.state is State.DECODING]
@@ -155,9 +138,7 @@ class Scheduler:
             if batch.starts[row] < request.prompt_len:  # generated tokens are published when the request ends
                 self.store.publish(request.handle, all_but_last=request.may_recompute_last)
             if batch.ends[row] == table.length[request.slot]:
-                request.move(State.DECODING)
-                self.prefilling.remove(request)
-                self.decoding.append(request)
+                self.queues.decode(request)
                 complete.append(row)
         return complete
 
@@ -187,16 +168,15 @@ class Scheduler:
         table.tokens[slot, known : known + len(tokens)] = tokens
         table.known[slot] = table.length[slot] = known + len(tokens)
         table.epoch[slot] += 1
-        self.decoding.remove(request)
-        request.move(State.PREFILLING)
-        self.prefilling.append(request)
+        self.queues.leave_running(request)
+        self.queues.prefill(request)
 
     def finish(self, request: Request, end: State) -> None:
         """Removes a request, whose final state is `end`, from its queue, and frees its slot and pages."""
         if request.state in (State.WAITING, State.RETRACTED):
-            self.waiting.remove(request)
+            self.queues.waiting.remove(request)
         elif request.state is not State.COMPILING:
-            self._stop(request)
+            self.queues.stop(request)
             if end is State.FINISHED and request.hints is not None and request.hints.returns:
                 scored = request.score_from if request.limit == request.prompt_len else None
                 self.held_prefixes.want(request.hints, request.tokens[:scored], request.namespace)
@@ -210,11 +190,10 @@ class Scheduler:
         common = _common(table.tokens[slot, : table.known[slot]], tokens)
         if common < handle.owned_from * self.store.page_size:  # pages of the tree, which others may read, would change
             self.finish(request, State.FINISHED)
-            following.move(State.WAITING)
-            self.waiting.appendleft(following)
+            self.queues.wait_first(following, State.WAITING)
             return
         request.tokens = table.tokens[slot, : table.known[slot]].copy()
-        self._leave_running(request)
+        self.queues.leave_running(request)
         request.move(State.FINISHED)
         request.handle = None
         table.tokens[slot, common : len(tokens)] = tokens[common:]
@@ -236,34 +215,14 @@ class Scheduler:
         self.held_prefixes.clear()
         return self.store.flush()
 
-    def retract(self, request: Request) -> None:
-        """Moves a running request to the front of the waiting queue. Its prefix goes into the tree."""
-        self._stop(request)
-        request.move(State.RETRACTED)
-        self.waiting.appendleft(request)
-
     def isolate(self) -> None:
         """Retracts all running requests after an out-of-memory error, and runs them one by one."""
-        last_first = sorted(self.running(), key=lambda r: -r.admission)
-        for request in last_first:
-            self.retract(request)
-        self._isolation.begin(reversed(last_first))
+        self._isolation.begin(self.retraction.retract_all())
 
     @property
     def isolated(self) -> bool:
         """True while requests run one by one after an out-of-memory error."""
         return bool(self._isolation)
-
-    def _stop(self, request: Request) -> None:
-        self._leave_running(request)
-        assert request.handle is not None
-        slot = request.slot
-        request.tokens = self.store.table.tokens[slot, : self.store.table.known[slot]].copy()
-        self.store.release(request.handle)
-        request.handle = None
-
-    def _leave_running(self, request: Request) -> None:
-        (self.prefilling if request.state is State.PREFILLING else self.decoding).remove(request)
 
     def _batch(self, decoding: list[Request], chunks: list[Row]) -> Batch:
         self.store.step += 1
@@ -294,11 +253,11 @@ class Scheduler:
     def _ready(self) -> list[Request]:
         """Decoding requests that have a token to compute and have not reached their limit."""
         table = self.store.table
-        slots = _slots(self.decoding)
+        slots = slots_of(self.queues.decoding)
         waiting = table.length[slots] >= table.limit[slots]  # for the id of the last token
         if not waiting.any():
-            return list(self.decoding)
-        return [r for r, w in zip(self.decoding, waiting.tolist()) if not w]
+            return list(self.queues.decoding)
+        return [r for r, w in zip(self.queues.decoding, waiting.tolist()) if not w]
 
     def _in_turn(self, ready: list[Request]) -> list[Request]:
         """Every streaming request, and as many other ones as the time of a step allows, in turn."""
@@ -306,55 +265,25 @@ class Scheduler:
         if self._pace is None or not streams:
             return ready
         room = self._pace.room(streams)
-        chosen = [r for r in ready if not r.output.stream][: room // 2 if self.prefilling else room]
+        chosen = [r for r in ready if not r.output.stream][: room // 2 if self.queues.prefilling else room]
         served = {r.id for r in chosen}
-        self.decoding = [r for r in self.decoding if r.id not in served] + chosen
+        self.queues.move_back(chosen)
         return [r for r in ready if r.output.stream or r.id in served]
-
-    def _with_pages(self, decoding: list[Request]) -> list[Request]:
-        """Gives each request a page for its next token, if need be by retracting. Returns those that have one."""
-        table, size = self.store.table, self.store.page_size
-        slots = _slots(decoding)
-        short = slots[-(-table.length[slots] // size) > table.held[slots]]
-        if not len(short):
-            return decoding
-        pages = self.store.allocate(len(short))
-        if pages is not None:
-            table.pages[short, table.held[short]] = pages
-            table.held[short] += 1
-            return decoding
-        decoding.sort(key=lambda r: r.admission)
-        return [r for r in decoding if r.state is State.DECODING and self._make_room(r, int(table.length[r.slot]))]
-
-    def _make_room(self, request: Request, end: int) -> bool:
-        """Reserves pages up to `end`, also by retracting later requests. Returns False if the request has to wait."""
-        while not self.store.reserve(request.slot, end):
-            if self.store.will_have_pages(request.slot, end):
-                return False
-            if self.held_prefixes.give_way():
-                continue
-            last = max(self.running(), key=lambda r: r.admission)
-            if last is request:
-                return False
-            table, slots = self.store.table, _slots(self.decoding)
-            self._reserve.retracted(table.length[slots], table.limit[slots])
-            self.retract(last)
-        return True
 
     def _admit(self) -> None:
         """Admits waiting requests in the policy's order while slots and pages last."""
         store, table = self.store, self.store.table
-        if not self.waiting or not table.free:
+        if not self.queues.waiting or not table.free:
             return
         size = store.page_size
-        slots = _slots(self.running())
+        slots = slots_of(self.queues.running())
         growth = self._reserve.growth(table.length[slots], table.limit[slots])
         promised = int((-(-(table.length[slots] + growth) // size) - table.held[slots]).sum())
-        counted = {*self.held_prefixes, *(r.hints for r in self.running() if r.hints is not None)}
+        counted = {*self.held_prefixes, *(r.hints for r in self.queues.running() if r.hints is not None)}
         promised += sum(map(self.expected_pages, counted))
         admitted: list[Request] = []
-        prefilling = {r.slot: r for r in self.prefilling}
-        candidates = self._policy(self.waiting, store.tree)
+        prefilling = {r.slot: r for r in self.queues.prefilling}
+        candidates = self._policy(self.queues.waiting, store.tree)
         if self.isolated:
             candidates = [r for r in (self._isolation.next,) if r is not None and r.handle is None]
         for request in candidates:
@@ -373,7 +302,7 @@ class Scheduler:
                 expected = self.expected_pages(request.hints)
                 counted.add(request.hints)
             with store.tree.lock(match.node):  # so that its own prefix is not evicted to make room for it
-                busy = self.running_any or (len(self.held_prefixes) > 0 and self._refused <= PATIENCE)
+                busy = self.queues.running_any or (len(self.held_prefixes) > 0 and self._refused <= PATIENCE)
                 while (full := needed + expected > store.available - promised) and busy and self._release_held():
                     pass
                 if full and busy:
@@ -392,9 +321,9 @@ class Scheduler:
             prefilling[request.slot] = request
             admitted.append(request)
             promised += needed
-        self._leave_queue(admitted)
+        self.queues.leave_waiting(admitted)
         if self._last_alone:
-            alone = len(admitted) == 1 and [*self.requests()] == admitted and admitted[0].ending is None
+            alone = len(admitted) == 1 and [*self.queues] == admitted and admitted[0].ending is None
             self._solo_request = admitted[0].id if alone else -1
 
     def _start(self, request: Request) -> None:
@@ -405,8 +334,7 @@ class Scheduler:
         table.watched[slot] = request.watched
         table.paced[slot] = StreamPace.AT_ONCE if request.paced else StreamPace.NONE
         table.streamed[slot] = request.output.stream
-        request.move(State.PREFILLING)
-        self.prefilling.append(request)
+        self.queues.prefill(request)
         self._started.append(request)
         if request.hints is not None:
             self.held_prefixes.release(request.hints)
@@ -421,20 +349,6 @@ class Scheduler:
             return False
         self._refused += 1
         return self._refused > PATIENCE and self.held_prefixes.give_way()
-
-    def _leave_queue(self, admitted: list[Request]) -> None:
-        if not admitted:
-            return
-        gone = set(map(id, admitted))
-        if all(id(request) in gone for request, _ in zip(self.waiting, admitted)):  # the common case: the first ones
-            for _ in admitted:
-                self.waiting.popleft()
-            return
-        last = max(i for i, request in enumerate(self.waiting) if id(request) in gone)
-        for i, request in enumerate(self.waiting):
-            if i < last and id(request) not in gone:
-                request.passed_over += 1
-        self.waiting = deque(r for r in self.waiting if id(r) not in gone)
 
 
 def _reach(request: Request, start: int, length: int, budget: int) -> tuple[int, int]:
@@ -479,10 +393,6 @@ def _streams(table: SlotTable, decoding: Iterable[Request]) -> int:
     if not table.streamed.any():  # without a look at each
         return 0
     return sum(request.output.stream for request in decoding)
-
-
-def _slots(requests: object) -> Ints:
-    return np.array([r.slot for r in requests], dtype=np.int32)  # type: ignore[attr-defined]
 
 
 def _common(a: Ints, b: Ints) -> int:

@@ -526,7 +526,7 @@ def test_open_programs_that_are_idle_hold_nobody_up_and_hold_nothing():
             engine.drain()
     assert all(len(events) == 2 for events in found)  # the program itself, and what its generation brought
     engine.check_empty()
-    assert engine.scheduler.idle
+    assert engine.scheduler.queues.idle
     assert steps(engine) == steps(alone)
     for events in found:
         events[0].extend((), (Gen("b", greedy(2)),))

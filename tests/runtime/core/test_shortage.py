@@ -84,7 +84,7 @@ def test_what_fails_alone_fails_alone():
         def has_it(request, record):
             return request.slot in record.slots and list(request.tokens[:9]) == broken
 
-        return lambda record: "sample" if any(has_it(r, record) for r in engine[0].scheduler.running()) else None
+        return lambda record: "sample" if any(has_it(r, record) for r in engine[0].scheduler.queues.running()) else None
 
     engine = engine_that(fails, max_running=8)
     started = [engine.start(prompt, params) for prompt, params in REQUESTS[:6]]

@@ -73,11 +73,11 @@ class Scheduling(RuleBasedStateMachine):
     def abort_program(self, data):
         data.draw(st.sampled_from(self.programs))[0].abort()
 
-    @precondition(lambda self: len(list(self.engine.scheduler.running())) > 1)
+    @precondition(lambda self: len(list(self.engine.scheduler.queues.running())) > 1)
     @rule(data=st.data())
     def retract(self, data):
-        self.engine.scheduler.retract(
-            data.draw(st.sampled_from(sorted(self.engine.scheduler.running(), key=lambda r: r.id)))
+        self.engine.scheduler.retraction.retract(
+            data.draw(st.sampled_from(sorted(self.engine.scheduler.queues.running(), key=lambda r: r.id)))
         )
 
     @rule(where=st.lists(st.sampled_from(["forward", "sample", "read"]), min_size=1, max_size=2))

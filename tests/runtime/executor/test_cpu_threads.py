@@ -39,7 +39,7 @@ def threads_of_steps(monkeypatch, *, busy=True, stream=True, **config):
 
     engine = SteppedEngine(model=replace(loaded(), model=Noting()), **config)
     engine.start([1, 2, 3], LONG, stream=stream)
-    while not engine.scheduler.decoding:
+    while not engine.scheduler.queues.decoding:
         engine.step()
     for counts in vars(seen).values():
         counts.clear()

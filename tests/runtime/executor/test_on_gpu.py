@@ -169,7 +169,7 @@ def test_one_that_needs_more_than_there_is_fails_alone(of_head):
     folder, _ = of_head(64)
     with sgl.Engine(model=folder, max_total_tokens=4096, step_tokens=512, dtype="float32", in_process=True) as engine:
         runner, forward = engine.core.runner, engine.core.runner.forward
-        running = engine.core.scheduler.running
+        running = engine.core.scheduler.queues.running
 
         def short(record):
             if any(len(request.tokens) == 777 and request.slot in record.slots for request in running()):

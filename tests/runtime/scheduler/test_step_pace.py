@@ -30,7 +30,7 @@ def steps_with_a_prompt(*, stream, before=1, count=1):
     engine = SteppedEngine(max_running=64, max_total_tokens=16_384)
     for i in range(before):
         engine.start([1 + i % 20, 2, 3], LONG, stream=stream)
-    while len(engine.scheduler.decoding) < before:
+    while len(engine.scheduler.queues.decoding) < before:
         engine.step()
     engine.start([4] * 200, LONG)
     batches = planned(engine)
@@ -53,7 +53,7 @@ def test_prompts_and_rows_that_nobody_watches_share_what_is_left(untimed):
     engine.start([1, 2, 3], LONG, stream=True)
     for i in range(50):
         engine.start([1 + i % 20, 2, 3], LONG)
-    while len(engine.scheduler.decoding) < 51:
+    while len(engine.scheduler.queues.decoding) < 51:
         engine.step()
     engine.start([4] * 200, LONG)
     batches = planned(engine)
@@ -70,7 +70,7 @@ def test_rows_that_nobody_watches_take_turns_beside_a_stream(untimed):
     engine = SteppedEngine(max_running=64, max_total_tokens=16_384)
     events = [engine.start([1, 2, 3], LONG, stream=True)[1]]
     events += [engine.start([1 + i % 20, 2, 3], LONG)[1] for i in range(50)]
-    while len(engine.scheduler.decoding) < 51:
+    while len(engine.scheduler.queues.decoding) < 51:
         engine.step()
     batches = planned(engine)
     for _ in range(8):
@@ -131,7 +131,7 @@ def test_a_step_that_did_not_use_its_bound_does_not_raise_it():
 def test_what_follows_a_forward_has_the_rest_of_the_time_beside_a_stream(stream, left):
     engine = SteppedEngine(max_running=64, max_total_tokens=16_384)
     engine.start([1, 2, 3], LONG, stream=stream)
-    while not engine.scheduler.decoding:
+    while not engine.scheduler.queues.decoding:
         engine.step()
     batch = engine.scheduler.plan()
     assert batch is not None

@@ -1,0 +1,80 @@
+"""Retraction: if pages run short, the request that was admitted last gives up its slot and pages, and waits again.
+
+Its prefix goes into the prefix tree, and its output so far is part of what it computes next, so no token changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from sglang_lite.runtime.kv_cache.pages import Ints
+from sglang_lite.runtime.kv_cache.prefix_cache import PrefixCache
+from sglang_lite.runtime.requests.request import Request, State
+from sglang_lite.runtime.scheduler.held_prefixes import HeldPrefixes
+from sglang_lite.runtime.scheduler.page_reserve import PageReserve
+from sglang_lite.runtime.scheduler.queues import Queues
+
+
+class Retraction:
+    """Pages for running requests, if need be those of prefixes held for programs, then of requests admitted later.
+
+    Of two requests that compete for pages the one admitted first wins. So the oldest running request always advances.
+
+    Args:
+        store: pages, slots and prefix tree.
+        queues: requests, of which running ones may be retracted.
+        held_prefixes: prefixes that give way before any request does.
+        reserve: admission's estimate of growth, which a retraction corrects.
+    """
+
+    def __init__(self, store: PrefixCache, queues: Queues, held_prefixes: HeldPrefixes, reserve: PageReserve) -> None:
+        self._store, self._queues, self._held_prefixes, self._reserve = store, queues, held_prefixes, reserve
+
+    def retract(self, request: Request) -> None:
+        """Moves a running request to the front of the waiting queue. Its prefix goes into the tree."""
+        self._queues.stop(request)
+        self._queues.wait_first(request, State.RETRACTED)
+
+    def retract_all(self) -> list[Request]:
+        """Retracts all running requests. Returns them in the order of their admission, in which they wait."""
+        requests = sorted(self._queues.running(), key=lambda r: r.admission)
+        for request in reversed(requests):
+            self.retract(request)
+        return requests
+
+    def with_next_pages(self, decoding: list[Request]) -> list[Request]:
+        """Gives each request a page for its next token. Returns those that have one."""
+        table, size = self._store.table, self._store.page_size
+        slots = slots_of(decoding)
+        short = slots[-(-table.length[slots] // size) > table.held[slots]]
+        if not len(short):
+            return decoding
+        pages = self._store.allocate(len(short))
+        if pages is not None:
+            table.pages[short, table.held[short]] = pages
+            table.held[short] += 1
+            return decoding
+        decoding.sort(key=lambda r: r.admission)
+        return [r for r in decoding if r.state is State.DECODING and self.make_room(r, int(table.length[r.slot]))]
+
+    def make_room(self, request: Request, end: int) -> bool:
+        """Reserves pages for the first `end` tokens of a running request. Returns False if it has to wait."""
+        while not self._store.reserve(request.slot, end):
+            if self._store.will_have_pages(request.slot, end):  # in quarantine until a step has ended
+                return False
+            if self._held_prefixes.give_way():
+                continue
+            last = max(self._queues.running(), key=lambda r: r.admission)
+            if last is request:
+                return False
+            table, slots = self._store.table, slots_of(self._queues.decoding)
+            self._reserve.retracted(table.length[slots], table.limit[slots])
+            self.retract(last)
+        return True
+
+
+def slots_of(requests: Iterable[Request]) -> Ints:
+    """Slots of running requests, int32 [R]."""
+    return np.array([r.slot for r in requests], dtype=np.int32)
