@@ -21,7 +21,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import sglang_lite
 from sglang_lite.protocol import Constraint
 from sglang_lite.runtime.structured_output.base import PreparedGrammar
 from sglang_lite.runtime.structured_output.llguidance import Prepared
@@ -139,7 +138,7 @@ class _Unpickler(pickle.Unpickler):
 def _versions() -> str:
     """Versions of all libraries that compile grammars, and a hash of our own source, which changes between releases."""
     digest = hashlib.sha256()
-    package = Path(sglang_lite.__file__).parent
+    package = Path(__file__).parents[2]
     for path in sorted([*package.glob("constraints/**/*.py"), *package.glob("runtime/structured_output/*.py")]):
         digest.update(path.read_bytes())
     return f"{digest.hexdigest()} {[_version(name) for name in LIBRARIES]}"
