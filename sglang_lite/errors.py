@@ -6,10 +6,7 @@ import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import CodeType
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from sglang_lite.protocol.results import Generation, Usage
+from typing import Any
 
 
 def shown(value: object) -> str:
@@ -121,7 +118,7 @@ class SglError(Exception):
 
     retryable: bool = False
     origin: Origin | None = None
-    usage: Usage | None = None
+    usage: Any = None  # a protocol.Usage: records know errors, and errors no records
 
     def __init__(self, message: str, *, hint: str = "", where: Location | None = None) -> None:
         super().__init__(message)
@@ -291,7 +288,7 @@ class RequestAbortedError(BackendError):
         partial: result so far, with the finish reason "abort"; None if the request was not a single generation.
     """
 
-    partial: Generation | None = None
+    partial: Any = None  # a protocol.Generation, as above
 
 
 class OverloadedError(BackendError):
