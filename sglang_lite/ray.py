@@ -17,6 +17,7 @@ from typing import Any
 
 from sglang_lite.lang.batches.batch import BatchPlan, Item
 from sglang_lite.lang.batches.body_pool import Outcome, Report
+from sglang_lite.lang.expressions import BaseProgram
 from sglang_lite.lang.function import SglFunction
 from sglang_lite.lang.load_state import finished
 from sglang_lite.lang.runs.saving import saved_run
@@ -83,7 +84,7 @@ class RayOptions:
         """Items of a batch: the rows of a Ray Dataset, or other items unchanged."""
         return list(given.iter_rows()) if hasattr(given, "iter_rows") else given
 
-    def pool(self, program: SglFunction, plan: BatchPlan, report: Report, *, until_released: bool) -> ActorPool:
+    def pool(self, program: BaseProgram, plan: BatchPlan, report: Report, *, until_released: bool) -> ActorPool:
         """Pool of actors that run the items of a batch whose outcomes are not known yet.
 
         Raises:
@@ -124,7 +125,7 @@ class ActorPool:
     """
 
     def __init__(
-        self, options: RayOptions, program: SglFunction, plan: BatchPlan, report: Report, *, until_released: bool
+        self, options: RayOptions, program: BaseProgram, plan: BatchPlan, report: Report, *, until_released: bool
     ) -> None:
         self._options, self._program, self._plan, self._report, self._until_released = (
             options,

@@ -7,7 +7,7 @@ from __future__ import annotations
 import inspect
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -260,6 +260,15 @@ class BaseProgram(ABC):
     @abstractmethod
     async def arun(self, *args: UserValue, **kwargs: UserValue) -> UserValue:
         """Runs the program, for coroutines, and returns its state."""
+
+    @abstractmethod
+    def bound(self, args: Sequence[UserValue], kwargs: dict[str, UserValue], what: str) -> dict[str, UserValue]:
+        """Keyword arguments of a call, including those given with `bind`. Raises ParameterError, in which the call is
+        named `what`, if the arguments don't fit the program."""
+
+    @abstractmethod
+    def trace(self, **kwargs: UserValue) -> UserValue:
+        """Runs the body once without executing its nodes, and records them."""
 
     @abstractmethod
     def run_again(self, called: Any, run: Any, kept: Any) -> UserValue:  # types of modules that import this one

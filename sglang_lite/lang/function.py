@@ -398,8 +398,6 @@ class SglFunction(BaseProgram):
         return batch.plan_of(self, batch_kwargs, options, _RUN_DEFAULTS)
 
     def bound(self, args: Sequence[UserValue], kwargs: dict[str, UserValue], what: str) -> dict[str, UserValue]:
-        """Keyword arguments of a call, including arguments given with `bind`. Raises ParameterError, in which the call
-        is named `what`, if the arguments don't fit the program."""
         if self.bind_arguments:
             given = {k: v for k, v in self.bind_arguments.items() if k not in self.arg_names[: len(args)]}
             kwargs = {**given, **kwargs}

@@ -8,14 +8,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from sglang_lite.lang.body_run import checked_return_value
-from sglang_lite.lang.expressions import SglCall
+from sglang_lite.lang.expressions import BaseProgram, SglCall
 from sglang_lite.lang.state import ProgramState, user_location
 from sglang_lite.protocol import Location, ParameterError, ProgramError
 from sglang_lite.protocol.anything import UserValue
 
 if TYPE_CHECKING:
     from sglang_lite.lang.execution.branch import Branch
-    from sglang_lite.lang.function import SglFunction
 
 logger = logging.getLogger("sglang_lite")
 
@@ -51,7 +50,7 @@ class NestedCall(SglCall):
 
     __slots__ = ("_added", "_args", "_kwargs", "_program", "_state", "_unused")
 
-    def __init__(self, program: SglFunction, args: Sequence[UserValue], kwargs: dict[str, UserValue]) -> None:
+    def __init__(self, program: BaseProgram, args: Sequence[UserValue], kwargs: dict[str, UserValue]) -> None:
         self._program, self._args, self._kwargs = program, args, kwargs
         self._state: ProgramState | None = None
         self._added = False

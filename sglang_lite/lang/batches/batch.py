@@ -11,12 +11,13 @@ import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 from sglang_lite.lang.batches.body_pool import Outcome, Pool, PoolOnLoop, Report
 from sglang_lite.lang.checks import check_flags
 from sglang_lite.lang.execution.branch import raised_at
 from sglang_lite.lang.execution.run import RunSettings
+from sglang_lite.lang.expressions import BaseProgram
 from sglang_lite.lang.load_state import finished
 from sglang_lite.lang.run_options import backend_of, settings_of
 from sglang_lite.lang.runs.checkpoint import BatchFile, batch_parts
@@ -24,9 +25,6 @@ from sglang_lite.lang.runs.saving import saved_run
 from sglang_lite.lang.state import ProgramState, user_location
 from sglang_lite.protocol import BatchError, ParameterError, SglError
 from sglang_lite.protocol.anything import UserValue
-
-if TYPE_CHECKING:
-    from sglang_lite.lang.function import SglFunction
 
 OnError: TypeAlias = Literal["raise", "return", "skip"]
 Item: TypeAlias = "tuple[Sequence[Any], dict[str, Any]]"  # positional and keyword arguments of a run
@@ -41,7 +39,7 @@ class Cluster(Protocol):
     def rows(self, given: UserValue) -> UserValue:
         """Items of a batch as a list, from what the user passed."""
 
-    def pool(self, program: SglFunction, plan: BatchPlan, report: Report, *, until_released: bool) -> Pool:
+    def pool(self, program: BaseProgram, plan: BatchPlan, report: Report, *, until_released: bool) -> Pool:
         """Pool that runs the items without a known outcome."""
 
 
@@ -92,7 +90,7 @@ class BatchPlan:
 
 
 def plan_of(
-    program: SglFunction,
+    program: BaseProgram,
     batch_kwargs: Sequence[Mapping[str, UserValue] | Sequence[UserValue]],
     options: Mapping[str, UserValue],
     defaults: Mapping[str, UserValue],
@@ -157,7 +155,7 @@ def plan_of(
     )
 
 
-def _item(program: SglFunction, index: int, item: Mapping[str, Any] | Sequence[Any]) -> Item:
+def _item(program: BaseProgram, index: int, item: Mapping[str, Any] | Sequence[Any]) -> Item:
     """Positional and keyword arguments of an item, checked against the program's signature."""
     what = f"batch_kwargs[{index}]"
     if isinstance(item, Mapping):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -32,6 +32,7 @@ from sglang_lite.lang.backend.remote.selecting import select_by_rung
 from sglang_lite.lang.backend.remote.serving import serve, shape_of
 from sglang_lite.lang.backend.rendering import text_outside, with_tools
 from sglang_lite.lang.backend.token_counts import TokenUsage
+from sglang_lite.lang.expressions import BaseProgram
 from sglang_lite.protocol import (
     CapabilityError,
     Choices,
@@ -46,9 +47,6 @@ from sglang_lite.protocol import (
 )
 from sglang_lite.protocol.anything import Foreign, Json, UserValue
 from sglang_lite.text.chat_template import TurnTemplate
-
-if TYPE_CHECKING:
-    from sglang_lite.lang.function import SglFunction
 
 _SAMPLED = ("chat", "completions")  # APIs whose samples are whole turns; the rest also have items to send back
 _Answer = TypeVar("_Answer", Generation, Selection)
@@ -156,7 +154,7 @@ class RemoteBackend(Backend):
 
     def explain(
         self,
-        program: SglFunction,
+        program: BaseProgram,
         *,
         explore: int = 16,
         params: SamplingParams = SamplingParams(),
