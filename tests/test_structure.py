@@ -332,6 +332,32 @@ def test_no_object_reaches_into_another():
     assert {text.rpartition(".")[2] for _, _, text in found} == OTHERS_PRIVATE
 
 
+# Public names of classes that stand in more than one module: the reason. Torch twins of kernels may share any name.
+SHARED_NAMES = {
+    **dict.fromkeys(
+        ("Allowed", "AssistantMessage", "CustomTool", "FunctionTool", "InputImage", "OutputText", "StreamOptions",
+         "SystemMessage", "UserMessage"),
+        "providers' protocols name them",
+    ),
+    "Engine": "`sgl.Engine` is the engine with SGLang's methods",
+    "Request": "users of `testing` read it",
+    "ToolCall": "users read it, of a program and of `testing`",
+    **dict.fromkeys(("Branch", "Player"), "the language has its own, beside those of `program/play`"),
+}  # fmt: skip
+
+
+def test_a_public_name_of_a_class_stands_in_one_module():
+    modules = {}
+    for file in PACKAGE.rglob("*.py"):
+        if file.parent.name != "reference":
+            for node in statements(file):
+                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                    modules.setdefault(node.name, []).append(str(file.relative_to(PACKAGE)))
+    shared = {name: files for name, files in modules.items() if len(files) > 1}
+    assert {name: files for name, files in shared.items() if name not in SHARED_NAMES} == {}
+    assert shared.keys() == SHARED_NAMES.keys()
+
+
 # Records that are lists of fields and do nothing: the reason why they are long.
 MANY_FIELDS = {
     "ChatRequest": "the fields of OpenAI's protocol",

@@ -78,7 +78,7 @@ class Machine:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class BenchReport:
     """Complete measurement.
 
     Attributes:

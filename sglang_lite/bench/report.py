@@ -16,7 +16,7 @@ from sglang_lite import Engine
 from sglang_lite.bench.limits import lower_bound, measure
 from sglang_lite.bench.peers import PeerResults, installed, measure_peer
 from sglang_lite.bench.programs import PROGRAMS, run_as_program
-from sglang_lite.bench.records import Machine, Report, Row, Runs
+from sglang_lite.bench.records import BenchReport, Machine, Row, Runs
 from sglang_lite.bench.shapes import ON_CPUS, SHAPES, load_shape
 from sglang_lite.bench.start import first_token
 from sglang_lite.bench.workloads import WORKLOADS, Measured, Workload, run
@@ -53,7 +53,7 @@ def report(
         ours = {row.workload: (row.requests.median, math.nan if row.ideal is None else row.ideal) for row in rows}
         peers = compare(shape, ours, repeat, fp8=fp8)
     if file is not None:
-        Report(machine, tuple(rows), peers).save(file)
+        BenchReport(machine, tuple(rows), peers).save(file)
 
 
 def _ours(shape: str, names: Sequence[str], repeat: int, fp8: bool, model_impl: str) -> tuple[Machine, list[Row]]:

@@ -27,7 +27,7 @@ from sglang_lite.protocol import (
     Span,
     Usage,
 )
-from sglang_lite.runtime.calls import Call, FlushCache, R, Stats, UpdateWeights
+from sglang_lite.runtime.calls import EngineCall, FlushCache, R, Stats, UpdateWeights
 from sglang_lite.runtime.config import Capacity, EngineConfig, Sizes
 from sglang_lite.runtime.core.flushes import Flushes
 from sglang_lite.runtime.core.gate import CLOSED, Gate
@@ -135,7 +135,7 @@ class ScriptedCore:
 
     # ---------------------------------------------------------------------------------- the rest of a core
 
-    def ask(self, call: Call[R]) -> Future[R]:
+    def ask(self, call: EngineCall[R]) -> Future[R]:
         answer: Future[Any] = Future()
         match call:
             case UpdateWeights():

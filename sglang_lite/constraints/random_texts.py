@@ -10,7 +10,7 @@ import msgspec
 
 from sglang_lite.constraints.formal.automaton import DEAD, Automaton, automaton
 from sglang_lite.constraints.formal.grammars import referring_rules
-from sglang_lite.constraints.formal.nodes import Alternation, CharSet, Concat, Language, Node, Ref, Repeat, Text
+from sglang_lite.constraints.formal.nodes import Alternation, CharSet, Concat, Language, LiteralText, Node, Ref, Repeat
 from sglang_lite.constraints.json_schema.normal_form import normalise
 from sglang_lite.constraints.json_schema.wellformed import refuse_duplicate_names
 from sglang_lite.constraints.language import language_of
@@ -101,7 +101,7 @@ class _Sampler:
 
     def _piece(self, node: Node) -> str:
         match node:
-            case Text(text):
+            case LiteralText(text):
                 return text
             case CharSet():
                 return _character(node, self._random)

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
     from sglang_lite.program.nodes import Node, Path
     from sglang_lite.protocol import ProgramSink
-    from sglang_lite.runtime.calls import Call, R
+    from sglang_lite.runtime.calls import EngineCall, R
     from sglang_lite.runtime.config import Capacity, EngineConfig
     from sglang_lite.runtime.core.gate import Gate
     from sglang_lite.runtime.core.open_requests import OpenRequests, Ticket
@@ -62,7 +62,7 @@ class Core(Protocol):
     def open_program(
         self, request: OpenRequest, sink: ProgramSink, flush: Callable[[], object] | None = None
     ) -> OpenProgram: ...
-    def ask(self, call: Call[R]) -> Future[R]: ...
+    def ask(self, call: EngineCall[R]) -> Future[R]: ...
 
     def call_soon(self, call: Callable[[], object], /) -> None: ...  # on the thread of the sinks; takes no lock
     def close(self) -> None: ...

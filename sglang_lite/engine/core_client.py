@@ -33,15 +33,15 @@ from sglang_lite.engine.frames import (
     Abort,
     AskReply,
     Close,
-    Drop,
+    DropBranch,
     Encode,
     Extend,
-    Failed,
     Log,
     Progress,
     Ready,
     Report,
     RequestEvent,
+    StartFailed,
     Submit,
     Submitted,
     frame,
@@ -59,7 +59,7 @@ from sglang_lite.protocol import (
     Selection,
     SglError,
 )
-from sglang_lite.runtime.calls import Call, CompileGrammar, R, UpdateWeights
+from sglang_lite.runtime.calls import CompileGrammar, EngineCall, R, UpdateWeights
 from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.core.gate import CLOSED, Gate
 from sglang_lite.runtime.core.open_requests import OpenRequests, Ticket
@@ -228,7 +228,7 @@ class CoreClient:
 
     # ---------------------------------------------------------------------------------- calls with one answer
 
-    def ask(self, call: Call[R]) -> Future[R]:
+    def ask(self, call: EngineCall[R]) -> Future[R]:
         """Future of the answer to a call: see `EngineCore.ask`."""
         self.gate.check_open()
         answer = self._answers.get(type(call))
@@ -271,7 +271,7 @@ class CoreClient:
 
         return _then(self._ask(UpdateWeights(absolute, version)), updated)
 
-    _answers: ClassVar[Mapping[type[Call[Any]], Callable[..., Future[Any]]]] = {
+    _answers: ClassVar[Mapping[type[EngineCall[Any]], Callable[..., Future[Any]]]] = {
         EncodeRequest: _encode,
         CompileGrammar: _compile,
         UpdateWeights: _update_weights,
@@ -328,7 +328,7 @@ class CoreClient:
             self._submissions.add(number, entry)
             _send_to(self._process, data)
 
-    def send(self, number: int, message: Extend | Drop | Close | Abort) -> None:
+    def send(self, number: int, message: Extend | DropBranch | Close | Abort) -> None:
         """Sends a message of an open submission, unless that has ended. Sends nothing from a forked copy."""
         if self.gate.is_copy:
             return
@@ -396,7 +396,7 @@ class CoreClient:
                 process.bar = startup_messages.move_bar(process.bar, message.done, message.total, self.config.log_level)
             case Ready():
                 process.ready.set_result(message)
-            case Failed():
+            case StartFailed():
                 process.failure = as_error(message.failure)
                 process.child.connection.close()
 
@@ -438,7 +438,7 @@ class _OpenProgram:
         self._core.extend(self._number, path, nodes)
 
     def drop(self, path: BranchPath) -> None:
-        self._core.send(self._number, Drop(path))
+        self._core.send(self._number, DropBranch(path))
 
     def close(self) -> None:
         self._core.send(self._number, Close())

@@ -30,8 +30,8 @@ from sglang_lite.protocol import (
     SglError,
 )
 from sglang_lite.runtime.calls import (
-    Call,
     CompileGrammar,
+    EngineCall,
     FlushCache,
     R,
     StartProfile,
@@ -409,7 +409,7 @@ class Engine:
         number of rows that were postponed by a step because their masks took too long."""
         return self._answer(Stats())
 
-    def _answer(self, call: Call[R]) -> R:
+    def _answer(self, call: EngineCall[R]) -> R:
         self.core.gate.check_wait(str(call.__struct_config__.tag))
         return self.core.ask(call).result()
 

@@ -73,7 +73,7 @@ class Extend(_Message, frozen=True, tag="extend"):
     refused: dict[int, Failure] = {}
 
 
-class Drop(_Message, frozen=True, tag="drop"):
+class DropBranch(_Message, frozen=True, tag="drop"):
     """Branch of an open program that its caller has abandoned."""
 
     path: Path
@@ -89,7 +89,7 @@ class Abort(_Message, frozen=True, tag="abort"):
 
 Submitted: TypeAlias = Submit | SelectRequest | ProgramRequest | OpenRequest
 Asked: TypeAlias = Encode | CompileGrammar | UpdateWeights | FlushCache | Stats | StartProfile | StopProfile
-Request: TypeAlias = Start | Submitted | Extend | Drop | Close | Abort | Asked
+Request: TypeAlias = Start | Submitted | Extend | DropBranch | Close | Abort | Asked
 Command: TypeAlias = tuple[int, Request]
 
 
@@ -113,13 +113,13 @@ class Ready(_Message, frozen=True, tag="ready"):
     capacity: Capacity
 
 
-class Failed(_Message, frozen=True, tag="failed"):
+class StartFailed(_Message, frozen=True, tag="failed"):
     """Notice that the engine could not be started."""
 
     failure: Failure
 
 
-class Ended(msgspec.Struct, frozen=True, tag_field="kind", tag="Ended"):
+class ProgramEnded(msgspec.Struct, frozen=True, tag_field="kind", tag="Ended"):
     """End of a program, with its text."""
 
     text: str
@@ -134,7 +134,7 @@ class RequestEvent(_Message, frozen=True, tag="told"):
     """
 
     id: int
-    event: Delta | Generation | Selection | Failure | Ended
+    event: Delta | Generation | Selection | Failure | ProgramEnded
     cached: int = -1
     path: Path | None = None
     name: str | None = None
@@ -157,7 +157,7 @@ class Log(_Message, frozen=True, tag="log"):
     line: str
 
 
-Report: TypeAlias = Progress | Ready | Failed | RequestEvent | AskReply | Log
+Report: TypeAlias = Progress | Ready | StartFailed | RequestEvent | AskReply | Log
 
 
 # -------------------------------------------------------------------------------------------------- frames

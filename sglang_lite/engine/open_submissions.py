@@ -12,7 +12,7 @@ from copy import copy
 from typing import Any
 
 from sglang_lite.engine.engine_process import EngineProcess
-from sglang_lite.engine.frames import AskReply, Ended, RequestEvent
+from sglang_lite.engine.frames import AskReply, ProgramEnded, RequestEvent
 from sglang_lite.protocol import Delta, Played, ProgramResult, SglError
 from sglang_lite.protocol.anything import Json
 from sglang_lite.runtime.core.flushes import Flushes
@@ -97,7 +97,7 @@ class OpenSubmissions:
         event: Any = message.event
         if isinstance(event, Failure):
             event = as_error(event)
-        elif isinstance(event, Ended):
+        elif isinstance(event, ProgramEnded):
             event = ProgramResult(event.text)
         if message.path is not None:
             event = Played(message.path, message.name, event)

@@ -2,6 +2,6 @@
 share more. Depends on the language, and on the runtime for a model's tokenizer."""
 
 from sglang_lite.lint.linting import lint
-from sglang_lite.lint.report import Report
+from sglang_lite.lint.report import LintReport
 
-__all__ = ["Report", "lint"]
+__all__ = ["LintReport", "lint"]

@@ -17,7 +17,7 @@ from sglang_lite.lang.symbolic.graph_checks import Finding
 from sglang_lite.lang.symbolic.recorder import is_limit
 from sglang_lite.lang.tracer import explored
 from sglang_lite.lint.files import fitting, load, one_line, programs_in, rows_in
-from sglang_lite.lint.report import Prices, Report
+from sglang_lite.lint.report import LintReport, Prices
 from sglang_lite.lint.second_trace import Template, backend_with, traced_later
 from sglang_lite.lint.sharing import Sharing, sharing
 from sglang_lite.program.prefixes import TokenCounter
@@ -35,7 +35,7 @@ def lint(
     model: str | None = None,
     fail_under: float | None = None,
     prices: Prices | None = None,
-) -> list[Report]:
+) -> list[LintReport]:
     """Reports on the programs of a file, whose code is executed as by `import`.
 
     Args:
@@ -75,7 +75,7 @@ def lint(
         report = _report(name, program, arguments, later.get(name), counter, backend_with(template))
         notes = (*report.notes, *([missing] if missing else []))
         found = tuple(sorted((*report.findings, *_low(report.sharing, fail_under)), key=_line))
-        report = Report(report.program, report.rows, found, notes, report.sharing, prices or Prices())
+        report = LintReport(report.program, report.rows, found, notes, report.sharing, prices or Prices())
         reports.append(report)
     return reports
 
@@ -134,7 +134,7 @@ def _report(
     later: Graph | None,
     counter: TokenCounter | None,
     backend: Backend,
-) -> Report:
+) -> LintReport:
     first_row = arguments[0] if arguments else dict(program.bind_arguments)
     graph, notes = _graph(program, first_row, backend, MOST_WAYS)
     if later is None:
@@ -153,7 +153,7 @@ def _report(
         shared = sharing(graphs, counter, has_rows=bool(arguments))
         for move in shared.moves:
             findings[Finding("move-up", f"{move}.", move.where, "All rows have the same text there.")] = None
-    return Report(name, len(arguments), tuple(findings), tuple(notes), shared)
+    return LintReport(name, len(arguments), tuple(findings), tuple(notes), shared)
 
 
 def _again(graph: Graph) -> Graph:

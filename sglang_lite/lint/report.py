@@ -28,7 +28,7 @@ class Prices:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class LintReport:
     """Report on a program.
 
     Attributes:
@@ -48,14 +48,14 @@ class Report:
     prices: Prices = Prices()
 
 
-def written(reports: Sequence[Report], form: Format) -> str:
+def written(reports: Sequence[LintReport], form: Format) -> str:
     """Reports in a format, as text that ends with a line end."""
     if form == "text":
         return "\n".join(line for report in reports for line in _lines(report)) + "\n"
     return json.dumps({"programs": [_data(report) for report in reports]}, indent=2, ensure_ascii=False) + "\n"
 
 
-def _lines(report: Report) -> Iterator[str]:
+def _lines(report: LintReport) -> Iterator[str]:
     found = report.findings
     yield f"{report.program}: {len(found)} finding{'s' * (len(found) != 1)}"
     yield from (f"  {finding}" for finding in found)
@@ -92,7 +92,7 @@ def _costs(shared: Sharing, prices: Prices) -> dict[str, float]:
     return {"shared": with_cache / 1e6, "alone": tree.tokens * price / 1e6}
 
 
-def _data(report: Report) -> dict[str, Any]:
+def _data(report: LintReport) -> dict[str, Any]:
     data: dict[str, Any] = {
         "program": report.program,
         "rows": report.rows,

@@ -15,36 +15,36 @@ from sglang_lite.protocol import Constraint
 R = TypeVar("R")
 
 
-class Call(msgspec.Struct, Generic[R], frozen=True, array_like=True):
+class EngineCall(msgspec.Struct, Generic[R], frozen=True, array_like=True):
     """Call whose answer is an R. The tag is the name of the method of `Engine`."""
 
 
-class CompileGrammar(Call[Any], frozen=True, tag="compile_grammar"):
+class CompileGrammar(EngineCall[Any], frozen=True, tag="compile_grammar"):
     """Answered by the CompiledGrammar, which doesn't leave its process."""
 
     constraint: Constraint
 
 
-class UpdateWeights(Call[str], frozen=True, tag="update_weights"):
+class UpdateWeights(EngineCall[str], frozen=True, tag="update_weights"):
     """Answered by the new name of the model."""
 
     path: str
     version: str | None
 
 
-class FlushCache(Call[int], frozen=True, tag="flush_cache"):
+class FlushCache(EngineCall[int], frozen=True, tag="flush_cache"):
     """Answered by the number of tokens that were freed."""
 
 
-class Stats(Call[dict[str, Any]], frozen=True, tag="stats"):
+class Stats(EngineCall[dict[str, Any]], frozen=True, tag="stats"):
     """Answered by counts (int) and seconds (float)."""
 
 
-class StartProfile(Call[None], frozen=True, tag="start_profile"):
+class StartProfile(EngineCall[None], frozen=True, tag="start_profile"):
     folder: str
     with_stack: bool
     record_shapes: bool
 
 
-class StopProfile(Call[str], frozen=True, tag="stop_profile"):
+class StopProfile(EngineCall[str], frozen=True, tag="stop_profile"):
     """Answered by the path of the trace."""

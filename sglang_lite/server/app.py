@@ -26,7 +26,7 @@ from sglang_lite.server.http.sockets import bound
 from sglang_lite.server.http_server import HttpServer
 from sglang_lite.server.openai import chat, completions, decisions, embeddings, pooling, responses, score
 from sglang_lite.server.programs import program
-from sglang_lite.server.routes import Endpoint, Gate, HttpRequest, Route, answer, refusal, request_id_of
+from sglang_lite.server.routes import AccessControl, Endpoint, HttpRequest, Route, answer, refusal, request_id_of
 from sglang_lite.server.service import Service
 from sglang_lite.server.settings import ServerSettings, warn_if_exposed
 from sglang_lite.server.sglang import server_args
@@ -56,7 +56,7 @@ ROUTES: tuple[Route, ...] = (
 
 def application(engine: Engine, settings: ServerSettings) -> Starlette:
     """ASGI application that serves an engine."""
-    gate = Gate(settings)
+    gate = AccessControl(settings)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:

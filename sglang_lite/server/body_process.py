@@ -1,4 +1,4 @@
-"""A process that reads large bodies for a server: see body_pool.py."""
+"""A process that reads large bodies for a server: see reader_pool.py."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import time
 
 from sglang_lite.engine.connection import Connection
 from sglang_lite.protocol import BackendError, SglError
-from sglang_lite.server.body_pool import send
-from sglang_lite.server.reader import ModelFacts, Reader
+from sglang_lite.server.reader import ModelFacts, RequestReader
+from sglang_lite.server.reader_pool import send
 from sglang_lite.server.routes import BodyTask, HttpRequest
 
 logger = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ def main(descriptor: int, server: int) -> None:
     connection = Connection(socket.socket(fileno=descriptor))
     frames = connection.frames()
     facts: ModelFacts = pickle.loads(next(frames))
-    reader: Reader | None = None
+    reader: RequestReader | None = None
     for content in frames:
         task: BodyTask = pickle.loads(content)
         call = HttpRequest(task.data, {}, {}, {}, "", "", task.limits, [], task.reports)

@@ -32,7 +32,7 @@ _MOST_PARTS: Final = 1000  # chunks of a body; more need `_LEAST_PART` bytes on 
 _LEAST_PART: Final = 64
 
 
-class Connection(HttpToolsProtocol):
+class ClientConnection(HttpToolsProtocol):
     """Connection of a client, closed if the client exceeds a limit.
 
     Also notifies all of its open requests when its client disconnects (RFC 9112, 9.3.2). uvicorn notifies only the last

@@ -14,7 +14,7 @@ from typing import Any, Final
 import uvicorn
 from starlette.applications import Starlette
 
-from sglang_lite.server.connection import Connection
+from sglang_lite.server.connection import ClientConnection
 from sglang_lite.server.pacing import PacedConnection, Pacer
 from sglang_lite.server.service import Service
 from sglang_lite.server.settings import ServerSettings
@@ -37,7 +37,7 @@ class HttpServer(uvicorn.Server):
         pacer, clients = Pacer(), Counter[str]()
 
         def connection(**options: Any) -> PacedConnection:  # uvicorn's own
-            return PacedConnection(Connection(**options, settings=settings, clients=clients), pacer)
+            return PacedConnection(ClientConnection(**options, settings=settings, clients=clients), pacer)
 
         config = uvicorn.Config(
             app,

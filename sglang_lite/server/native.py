@@ -29,7 +29,7 @@ from sglang_lite.server.errors import content_of
 from sglang_lite.server.fields import NATIVE_NEUTRAL, NATIVE_REFUSED, PROFILE_REFUSED, Fields
 from sglang_lite.server.http.body import convert
 from sglang_lite.server.http.sse import DONE, EventStream, event
-from sglang_lite.server.reader import Reader
+from sglang_lite.server.reader import RequestReader
 from sglang_lite.server.routes import Handler, HttpRequest, Route, answer, read, read_record, with_priorities
 from sglang_lite.server.service import Service
 from sglang_lite.server.sglang.request import NativeRequest, read_request, without_logprobs
@@ -143,7 +143,7 @@ async def generate(service: Service, call: HttpRequest) -> Response:
     return answer(result if request.is_list else result[0])
 
 
-def _read_generate(reader: Reader, call: HttpRequest) -> NativeRequest:
+def _read_generate(reader: RequestReader, call: HttpRequest) -> NativeRequest:
     try:
         body = call.read(GENERATE)
     except ParameterError as error:
@@ -331,7 +331,7 @@ async def get_load(service: Service, _: HttpRequest) -> Response:
     return answer([load])
 
 
-def tokenize(reader: Reader, call: HttpRequest) -> tuple[str | None, bytes]:
+def tokenize(reader: RequestReader, call: HttpRequest) -> tuple[str | None, bytes]:
     """Token ids of text."""
     body = call.read(TOKENIZE)
     text = _one(body.prompt, body.text, "prompt")
@@ -345,7 +345,7 @@ def tokenize(reader: Reader, call: HttpRequest) -> tuple[str | None, bytes]:
     })  # fmt: skip
 
 
-def detokenize(reader: Reader, call: HttpRequest) -> tuple[str | None, bytes]:
+def detokenize(reader: RequestReader, call: HttpRequest) -> tuple[str | None, bytes]:
     """Text of token ids."""
     body = call.read(DETOKENIZE)
     tokens = _one(body.tokens, body.ids, "tokens")
@@ -362,14 +362,14 @@ def detokenize(reader: Reader, call: HttpRequest) -> tuple[str | None, bytes]:
     return body.model, msgspec.json.encode({"text": texts if nested else texts[0]})
 
 
-def separate_reasoning(_: Reader, call: HttpRequest) -> tuple[str | None, bytes]:
+def separate_reasoning(_: RequestReader, call: HttpRequest) -> tuple[str | None, bytes]:
     """Reasoning and text of an answer."""
     body = call.read(SEPARATE_REASONING)
     reasoning, text = ReasoningParser.split(body.reasoning_parser, body.text)
     return None, msgspec.json.encode({"reasoning_text": reasoning, "text": text})
 
 
-def parse_function_call(_: Reader, call: HttpRequest) -> tuple[str | None, bytes]:
+def parse_function_call(_: RequestReader, call: HttpRequest) -> tuple[str | None, bytes]:
     """Tool calls in an answer, and its other text."""
     body = call.read(PARSE_FUNCTION_CALL)
     found = parse_answer(body.tool_call_parser, body.text)
@@ -382,7 +382,7 @@ def parse_function_call(_: Reader, call: HttpRequest) -> tuple[str | None, bytes
     return None, msgspec.json.encode({"normal_text": found.content, "calls": calls})
 
 
-def _read_by(function: Callable[[Reader, HttpRequest], tuple[str | None, bytes]]) -> Handler:
+def _read_by(function: Callable[[RequestReader, HttpRequest], tuple[str | None, bytes]]) -> Handler:
     """Handler of requests that need no engine: a function makes JSON from the body alone, and also returns the name of
     the model, if any."""
 

@@ -1,5 +1,5 @@
 """Reading of requests: all that a body needs to become records, prompts and token ids, and nothing of an engine. So it
-can be done in another process (body_pool.py)."""
+can be done in another process (reader_pool.py)."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class ModelFacts:
             engine.core.capacity.longest, template, settings,
         )  # fmt: skip
 
-    def reader(self) -> Reader:
+    def reader(self) -> RequestReader:
         """Reader for a process without an engine; it tokenises prompts."""
         encoder, tokenizer = encoder_and_tokenizer(self.config, self.path)
 
@@ -71,13 +71,13 @@ class ModelFacts:
                 raise self.template
             return None if self.template is None else JinjaTemplate(self.template, tokenizer.special_tokens)
 
-        return Reader(
+        return RequestReader(
             tokenizer, encoder, template, self.settings, self.name, self.context_length, self.vocab_size,
             self.longest, all_special=self.config.special_tokens_in_roles, tokenises=True,
         )  # fmt: skip
 
 
-class Reader:
+class RequestReader:
     """Reader of requests for a model.
 
     Args:

@@ -35,7 +35,7 @@ from sglang_lite.server.errors import (
 from sglang_lite.server.fields import Fields
 from sglang_lite.server.http.body import parse_object, read_bytes
 from sglang_lite.server.http.disconnect import until_disconnected
-from sglang_lite.server.reader import Reader
+from sglang_lite.server.reader import RequestReader
 from sglang_lite.server.service import Service
 from sglang_lite.server.settings import ServerSettings
 from sglang_lite.wire.limits import Limits
@@ -124,7 +124,7 @@ async def read(
     size += len(call.data)
     if size > service.settings.large_body_kb * 1024:
         found: T
-        found, unused = await service.body_pool.read(BodyTask(function, call.data, call.limits, call.reports, more))
+        found, unused = await service.reader_pool.read(BodyTask(function, call.data, call.limits, call.reports, more))
         call.unused.extend(unused)
         return found
     if size > _SHORT:
@@ -137,7 +137,7 @@ async def read_record(service: Service, call: HttpRequest, fields: Fields[R]) ->
     return await read(service, call, _record, (fields,))
 
 
-def _record(_: Reader, call: HttpRequest, fields: Fields[R]) -> R:
+def _record(_: RequestReader, call: HttpRequest, fields: Fields[R]) -> R:
     return call.read(fields)
 
 
@@ -208,7 +208,7 @@ class Endpoint:
         gate: keys and counts of open requests, shared by all routes.
     """
 
-    def __init__(self, route: Route, service: Callable[[], Service], gate: Gate) -> None:
+    def __init__(self, route: Route, service: Callable[[], Service], gate: AccessControl) -> None:
         self._route, self._service, self._gate = route, service, gate
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -298,7 +298,7 @@ _OF_PAGES = ("origin", "referer", "sec-fetch-site")  # headers by which browsers
 _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^:\[\]]+)(?::[0-9]+)?", re.IGNORECASE)
 
 
-class Gate:
+class AccessControl:
     """Keys that a server requires, names by which it may be addressed, and limits of the number of open requests, in
     total and for each key."""
 

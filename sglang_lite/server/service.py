@@ -17,9 +17,9 @@ from sglang_lite.protocol import EngineClosedError, RequestTimeoutError, Samplin
 from sglang_lite.runtime.core.submission import GenerateRequest
 from sglang_lite.runtime.models.resolve import cache_folder, resolve
 from sglang_lite.server.async_engine import AsyncEngine
-from sglang_lite.server.body_pool import BodyPool
 from sglang_lite.server.errors import NotFoundError
-from sglang_lite.server.reader import ModelFacts, Reader
+from sglang_lite.server.reader import ModelFacts, RequestReader
+from sglang_lite.server.reader_pool import ReaderPool
 from sglang_lite.server.responses_store import ResponseStore
 from sglang_lite.server.settings import ServerSettings
 
@@ -41,7 +41,7 @@ class Service:
         started: Unix time of the start.
         stored: stored responses.
         programs: open programs by id; their type is private to programs/program.py.
-        body_pool: processes that read large bodies.
+        reader_pool: processes that read large bodies.
         shutting_down: True once the server ends: requests that are open may continue, and no other is accepted.
     """
 
@@ -51,7 +51,7 @@ class Service:
         self.stored = ResponseStore(settings.max_stored_responses, int(settings.max_stored_mb * 2**20))
         self.started = time.time()
         self.programs: dict[str, Any] = {}
-        self.body_pool = BodyPool(settings.body_processes, partial(ModelFacts.of, engine, settings))
+        self.reader_pool = ReaderPool(settings.body_processes, partial(ModelFacts.of, engine, settings))
         self.shutting_down = False
         self._last_reply = 0.0  # time of the latest reply from the engine
         self._first_token_at = 0.0  # 0.0 until the engine has generated a token
@@ -69,10 +69,10 @@ class Service:
             )
 
     @cached_property
-    def reader(self) -> Reader:
+    def reader(self) -> RequestReader:
         """Reader of requests in this process."""
         engine = self.engine
-        return Reader(
+        return RequestReader(
             engine.tokenizer, engine.core.encoder, engine.chat_template, self.settings, engine.model_name,
             engine.context_length, engine.vocab_size, engine.core.capacity.longest,
             all_special=engine.config.special_tokens_in_roles, tokenises=False,
@@ -146,7 +146,7 @@ class Service:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self.body_pool.close()
+        self.reader_pool.close()
 
     async def _watch(self) -> None:
         while True:

@@ -10,7 +10,7 @@ from sglang_lite.protocol.anything import Foreign, Json
 from sglang_lite.testing.answers import Fail, RenderedAnswer, RequestSummary
 
 
-class Api(Protocol):
+class ScriptedApi(Protocol):
     """API of a provider. Its methods are pure functions from a request's body and scripted answers to objects of the
     SDK."""
 

@@ -28,12 +28,12 @@ from sglang_lite.testing.answers import (
     to_say,
 )
 from sglang_lite.testing.anthropic import Messages, token_count
-from sglang_lite.testing.api import Api
+from sglang_lite.testing.api import ScriptedApi
 from sglang_lite.testing.http import Drop, Events, Hold, HttpAnswer, LocalServer, Reply, Request
 from sglang_lite.testing.openai_chat import Chat, Completions, OpenAiErrors
 from sglang_lite.testing.openai_responses import Responses
 
-_APIS: Final[dict[str, Api]] = {  # by path suffix; the first match counts
+_APIS: Final[dict[str, ScriptedApi]] = {  # by path suffix; the first match counts
     "/chat/completions": Chat(),
     "/completions": Completions(),
     "/responses": Responses(),
@@ -110,7 +110,7 @@ class ServerForTests(LocalServer):
             words = f"server_for_tests can't answer this: {error}"
             return _error_reply(api, Fail(500, words, headers={"x-should-retry": "false"}), number)
 
-    def _refused(self, request: Request, api: Api) -> Fail | None:
+    def _refused(self, request: Request, api: ScriptedApi) -> Fail | None:
         """Error for a key, a model or a body that the provider would refuse, or None."""
         if (wrong := self._wrong_key(request)) is not None:
             return wrong
@@ -130,7 +130,7 @@ class ServerForTests(LocalServer):
             return None
         return Fail(401, "Incorrect API key provided.", code="invalid_api_key")
 
-    def _scripted(self, scripted: Answer, api: Api, request: Request, number: int) -> HttpAnswer:
+    def _scripted(self, scripted: Answer, api: ScriptedApi, request: Request, number: int) -> HttpAnswer:
         """Scripted answer in the form in which it is sent."""
         match scripted:
             case Html(status, text):
@@ -151,7 +151,7 @@ class ServerForTests(LocalServer):
                 return _with_changes(sent, at_once=True) if isinstance(sent, Events) else sent
         return self._answered(scripted, api, request, number)
 
-    def _answered(self, given: Answer, api: Api, request: Request, number: int) -> HttpAnswer:
+    def _answered(self, given: Answer, api: ScriptedApi, request: Request, number: int) -> HttpAnswer:
         summary = api.read(request.body)
         scripted = [given]
         while len(scripted) < summary.n:  # each sample takes the next answer of a list
@@ -188,7 +188,7 @@ def _with_changes(sent: HttpAnswer, **how: Any) -> HttpAnswer:
     return replace(sent, **how)
 
 
-def _prompt(api: Api, body: Mapping[str, Any]) -> str:
+def _prompt(api: ScriptedApi, body: Mapping[str, Any]) -> str:
     """Text in which rules are searched; "" if the API can't read the body."""
     try:
         return api.read(body).prompt
@@ -206,12 +206,12 @@ def _cut(sent: HttpAnswer, after: int, how: str) -> HttpAnswer:
     return replace(sent, body=_GARBAGE) if how == "garbage" else replace(sent, cut=True)
 
 
-def _error_reply(api: Api, fail: Fail, number: int) -> Reply:
+def _error_reply(api: ScriptedApi, fail: Fail, number: int) -> Reply:
     names = {"x-request-id": f"req_{number}", "request-id": f"req_{number}"}
     return Reply(api.error(fail, number), fail.status, {**names, **fail.headers})
 
 
-def _api_of(request: Request) -> Api:
+def _api_of(request: Request) -> ScriptedApi:
     """API of the provider that a request is for, if its path doesn't identify the API."""
     anthropic = any(name.lower() == "anthropic-version" for name in request.headers)
     return _APIS["/messages" if anthropic else "/chat/completions"]

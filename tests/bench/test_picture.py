@@ -9,7 +9,7 @@ import pytest
 
 from sglang_lite.bench.peers import PeerResults
 from sglang_lite.bench.picture import main, picture
-from sglang_lite.bench.records import Machine, Report, Row, Runs
+from sglang_lite.bench.records import BenchReport, Machine, Row, Runs
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 PICTURES = sorted((BENCHMARKS / "pictures").glob("*.json"))
@@ -32,7 +32,7 @@ def drawn(report, tmp_path):
 
 def test_bars_are_as_long_as_the_share_of_the_limit(tmp_path):
     peers = {"vllm": PeerResults("1", {"work0": 4.0}, ""), "sglang": PeerResults("", {}, "can't be imported")}
-    bars, texts = drawn(Report(MACHINE, rows(1.0, 0.5), peers), tmp_path)
+    bars, texts = drawn(BenchReport(MACHINE, rows(1.0, 0.5), peers), tmp_path)
     lengths = dict(bars)
     assert [name for name, _ in bars] == ["sglang_lite: 2 s", "vllm: 4 s", "sglang_lite: 2 s"]
     assert bars[0][1] == 2 * lengths["vllm: 4 s"] == pytest.approx(2 * bars[2][1])
@@ -42,7 +42,7 @@ def test_bars_are_as_long_as_the_share_of_the_limit(tmp_path):
 
 
 def test_without_a_limit_the_fastest_is_all(tmp_path):
-    bars, texts = drawn(Report(MACHINE, rows(None), {"vllm": PeerResults("1", {"work0": 1.0}, "")}), tmp_path)
+    bars, texts = drawn(BenchReport(MACHINE, rows(None), {"vllm": PeerResults("1", {"work0": 1.0}, "")}), tmp_path)
     assert bars[1][1] == 2 * bars[0][1]
     assert {"100%, 1 s", "50%, 2 s"} <= set(texts)
     assert any("share of the fastest" in text for text in texts)

@@ -43,10 +43,10 @@ PARTS = [
     (chat_request.StreamOptions, openai_chat.ChatCompletionStreamOptionsParam),
     (chat_request.AllowedTools, openai_chat.ChatCompletionAllowedToolChoiceParam),
     (chat_request.Allowed, openai_chat.ChatCompletionAllowedToolsParam),
-    (chat_request.Function, openai.shared_params.FunctionDefinition),
+    (chat_request.FunctionDefinition, openai.shared_params.FunctionDefinition),
     (responses.FunctionTool, openai_responses.FunctionToolParam),
     (responses.CustomTool, openai_responses.CustomToolParam),
-    (responses.Text, openai_responses.ResponseTextConfigParam),
+    (responses.TextConfig, openai_responses.ResponseTextConfigParam),
     (responses.Reasoning, openai.shared_params.Reasoning),
     (responses.StreamOptions, openai_responses.response_create_params.StreamOptions),
     (responses.Allowed, openai_responses.ToolChoiceAllowedParam),
@@ -60,7 +60,7 @@ PARTS = [
     (responses_items.ReasoningItem, openai_responses.ResponseReasoningItemParam),
     (responses_items.InputText, openai_responses.ResponseInputTextParam),
     (responses_items.OutputText, openai_responses.ResponseOutputTextParam),
-    (responses_items.Refusal, openai_responses.ResponseOutputRefusalParam),
+    (responses_items.OutputRefusal, openai_responses.ResponseOutputRefusalParam),
     (messages_request.UserMessage, anthropic.UserMessageParam),
     (messages_request.AssistantMessage, anthropic.AssistantMessageParam),
     (messages_request.SystemMessage, anthropic.SystemMessageParam),
@@ -76,7 +76,7 @@ PARTS = [
     (messages_request.ToolChoice, anthropic.ToolChoiceToolParam),
     (messages_request.Thinking, anthropic.ThinkingConfigEnabledParam),
     (messages_request.OutputConfig, beta.BetaOutputConfigParam),
-    (messages_request.JsonFormat, anthropic.JSONOutputFormatParam),
+    (messages_request.JsonOutputFormat, anthropic.JSONOutputFormatParam),
 ]
 
 

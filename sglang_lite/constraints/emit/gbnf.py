@@ -13,10 +13,10 @@ from sglang_lite.constraints.formal.nodes import (
     Concat,
     Intersection,
     Language,
+    LiteralText,
     Node,
     Ref,
     Repeat,
-    Text,
     alternation,
     concat,
 )
@@ -61,7 +61,7 @@ class _Speller:
             case CharSet(ranges) if ranges:
                 spans = (_character(a) if a == b else f"{_character(a)}-{_character(b)}" for a, b in ranges)
                 return f"[{''.join(spans)}]"
-            case Text(text):
+            case LiteralText(text):
                 return '"' + "".join(_character(ord(char)) for char in text) + '"'
             case Concat(parts):
                 return "(" + " ".join(map(self._body, parts)) + ")" if parts else '""'

@@ -26,10 +26,10 @@ from sglang_lite.constraints.formal.nodes import (
     Complement,
     Concat,
     Language,
+    LiteralText,
     Node,
     Ref,
     Repeat,
-    Text,
     alternation,
     children,
     concat,
@@ -120,7 +120,7 @@ def _substituted(node: Node, rules: Mapping[str, Node]) -> Node:
 
 def _measure(node: Node) -> tuple[int, int]:
     """Number of characters and sets in a node, and its depth."""
-    if isinstance(node, Text):
+    if isinstance(node, LiteralText):
         return len(node.text), 1
     below = [_measure(child) for child in children(node)]
     return 1 + sum(size for size, _ in below), 1 + max((height for _, height in below), default=0)
@@ -198,7 +198,7 @@ class _Lexing:
 
     def _parts(self, node: Node) -> Node:
         match node:
-            case Text(text):
+            case LiteralText(text):
                 return concat(*(self._lexeme(CharSet(((ord(char), ord(char)),))) for char in text))
             case Concat(parts):
                 return concat(*map(self._lexeme, parts))

@@ -6,7 +6,7 @@ import re
 from functools import lru_cache
 
 from sglang_lite.constraints.formal.charsets import LAST, Ranges
-from sglang_lite.constraints.formal.nodes import Alternation, CharSet, Concat, Node, Repeat, Text
+from sglang_lite.constraints.formal.nodes import Alternation, CharSet, Concat, LiteralText, Node, Repeat
 from sglang_lite.protocol import ConstraintError
 
 _SPECIAL = re.compile("[^a-zA-Z0-9]")
@@ -21,7 +21,7 @@ def to_rust(node: Node) -> str:
     match node:
         case CharSet(ranges):
             return _set(ranges)
-        case Text(text):
+        case LiteralText(text):
             return _SPECIAL.sub(lambda special: _escape(ord(special[0])), text)
         case Concat(parts):
             return "".join(

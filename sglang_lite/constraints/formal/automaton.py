@@ -23,10 +23,10 @@ from sglang_lite.constraints.formal.nodes import (
     Complement,
     Concat,
     Intersection,
+    LiteralText,
     Node,
     Ref,
     Repeat,
-    Text,
     children,
     literal_texts,
 )
@@ -213,7 +213,7 @@ class Automaton:
         match node:
             case CharSet():
                 return self._set(self._masks[node])
-            case Text(text):
+            case LiteralText(text):
                 state = DONE
                 for char in reversed(text):
                     state = self._concat(self._set(self._masks[_single(char)]), state)
@@ -400,7 +400,7 @@ def _classes(nodes: Iterable[Node]) -> tuple[list[int], list[int], dict[CharSet,
         node = stack.pop()
         if isinstance(node, CharSet):
             sets[node] = None
-        elif isinstance(node, Text):
+        elif isinstance(node, LiteralText):
             sets.update(dict.fromkeys(map(_single, node.text)))
         stack += children(node)
     bounds = sorted({0, *(bound for s in sets for low, high in s.ranges for bound in (low, high + 1))} - {LAST + 1})
@@ -432,7 +432,7 @@ def _listed(options: tuple[Node, ...]) -> frozenset[str] | None:
 
 def accepts(node: Node, text: str) -> bool:
     """Returns True if a text is in a regular language."""
-    if isinstance(node, Text):
+    if isinstance(node, LiteralText):
         return text == node.text
     if isinstance(node, Alternation) and (texts := _listed(node.options)) is not None:
         return text in texts

@@ -8,7 +8,7 @@ from itertools import accumulate
 from typing import Protocol
 
 from sglang_lite.constraints.formal.automaton import Automaton, State
-from sglang_lite.constraints.formal.nodes import Alternation, Concat, Node, Text
+from sglang_lite.constraints.formal.nodes import Alternation, Concat, LiteralText, Node
 from sglang_lite.constraints.memo import memoized, size_of
 
 MAX_LISTED = 10_000  # maximum number of texts listed for a concatenation
@@ -67,7 +67,7 @@ def _texts(node: Node) -> Collection[str] | None:
     combinations.
     """
     match node:
-        case Text(text):
+        case LiteralText(text):
             return (text,)
         case Alternation(options):
             listed = [_texts(option) for option in options]

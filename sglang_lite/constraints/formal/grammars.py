@@ -12,10 +12,10 @@ from sglang_lite.constraints.formal.nodes import (
     CharSet,
     Concat,
     Language,
+    LiteralText,
     Node,
     Ref,
     Repeat,
-    Text,
     alternation,
     concat,
     mapped,
@@ -79,7 +79,7 @@ def regular(language: Language) -> Node | None:
         match node:
             case Ref(name):
                 return body(name, open_rules)
-            case Text(text):
+            case LiteralText(text):
                 size = len(text)
             case Concat(parts) | Alternation(parts):
                 substituted_parts = [substituted(part, open_rules) for part in parts]

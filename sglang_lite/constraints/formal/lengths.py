@@ -13,10 +13,10 @@ from sglang_lite.constraints.formal.nodes import (
     Concat,
     Intersection,
     Language,
+    LiteralText,
     Node,
     Ref,
     Repeat,
-    Text,
     alternation,
     concat,
     repeat,
@@ -34,14 +34,14 @@ def lengths(node: Node) -> Lengths:
     match node:
         case CharSet():
             return 1, 1
-        case Text(text):
+        case LiteralText(text):
             return len(text), len(text)
         case Concat(parts):
             each = [lengths(part) for part in parts]
             return sum([low for low, _ in each]), _highest(each, sum)
         case Alternation(options):
             # An alternation may have thousands of options.
-            each = [(len(o.text), len(o.text)) if isinstance(o, Text) else lengths(o) for o in options]
+            each = [(len(o.text), len(o.text)) if isinstance(o, LiteralText) else lengths(o) for o in options]
             return min([low for low, _ in each]), _highest(each, max)
         case Repeat(inner, least, most):
             low, high = lengths(inner)
@@ -68,7 +68,7 @@ def longest_forced(language: Language) -> int:
         """Least number of literal characters in a text of the node. References count as one character."""
         nonlocal longest
         match node:
-            case Text(text):
+            case LiteralText(text):
                 found = len(text)
             case CharSet(((first, last),)):
                 found = int(first == last)
@@ -79,8 +79,8 @@ def longest_forced(language: Language) -> int:
             case Intersection(parts):
                 found = max(map(least, parts))
             case Alternation(options):
-                found = min([len(o.text) if isinstance(o, Text) else least(o) for o in options])
-                longest = max([longest, *(len(o.text) for o in options if isinstance(o, Text))])
+                found = min([len(o.text) if isinstance(o, LiteralText) else least(o) for o in options])
+                longest = max([longest, *(len(o.text) for o in options if isinstance(o, LiteralText))])
             case Repeat(inner, count, _):
                 found = least(inner) * count
             case _:

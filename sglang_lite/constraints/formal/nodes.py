@@ -82,7 +82,7 @@ class CharSet(_CachedFacts):
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
+class LiteralText:
     """Exactly `text`, which is not empty."""
 
     text: str
@@ -144,7 +144,7 @@ class Ref:
     size: ClassVar[int] = 120
 
 
-Node: TypeAlias = "CharSet | Text | Concat | Alternation | Repeat | Intersection | Complement | Ref"
+Node: TypeAlias = "CharSet | LiteralText | Concat | Alternation | Repeat | Intersection | Complement | Ref"
 
 MAX_COUNT = 1_000_000  # maximum count of a repeat that is merged from two
 
@@ -179,7 +179,7 @@ def literal(text: str) -> Node:
     """
     if not text.isascii() and charsets.has_surrogates(text):
         raise ConstraintError(f"{text!r} has a lone surrogate in it, which is no character.")
-    return Text(text) if text else EMPTY
+    return LiteralText(text) if text else EMPTY
 
 
 def concat(*parts: Node) -> Node:
@@ -249,7 +249,7 @@ def complement(node: Node) -> Node:
 def literal_text(node: Node) -> str | None:
     """Text of a node that matches exactly one literal, or None for any other node."""
     match node:
-        case Text(text):
+        case LiteralText(text):
             return text
         case CharSet(((low, high),)) if low == high:
             return chr(low)

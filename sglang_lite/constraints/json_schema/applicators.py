@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import reduce
 from itertools import combinations
 
-from sglang_lite.constraints.json_schema.document import Place
+from sglang_lite.constraints.json_schema.document import SchemaLocation
 from sglang_lite.constraints.json_schema.formulas import ValidAt
 from sglang_lite.constraints.json_schema.keywords import Context, Schema
 from sglang_lite.constraints.json_schema.values import ANY_VALUE, NO_VALUE, Member, ObjectShape, ValueSet
@@ -20,25 +20,27 @@ MAX_TOGETHER = 6  # maximum number of branches of an anyOf whose evaluated membe
 
 
 def _ref(
-    context: Context, values: ValueSet, schema: Schema, place: Place, keyword: str, track_evaluated: bool
+    context: Context, values: ValueSet, schema: Schema, place: SchemaLocation, keyword: str, track_evaluated: bool
 ) -> ValueSet:
     return context.algebra.intersect(
         values, context.values(ValidAt(context.document.follow(place, keyword)), track_evaluated)
     )
 
 
-def _branches(context: Context, schema: Schema, place: Place, keyword: str, track_evaluated: bool) -> list[ValueSet]:
+def _branches(
+    context: Context, schema: Schema, place: SchemaLocation, keyword: str, track_evaluated: bool
+) -> list[ValueSet]:
     return [context.values(context.below(place, keyword, i), track_evaluated) for i in range(len(schema[keyword]))]
 
 
 def _all_of(
-    context: Context, values: ValueSet, schema: Schema, place: Place, keyword: str, track_evaluated: bool
+    context: Context, values: ValueSet, schema: Schema, place: SchemaLocation, keyword: str, track_evaluated: bool
 ) -> ValueSet:
     return reduce(context.algebra.intersect, _branches(context, schema, place, keyword, track_evaluated), values)
 
 
 def _any_of(
-    context: Context, values: ValueSet, schema: Schema, place: Place, keyword: str, track_evaluated: bool
+    context: Context, values: ValueSet, schema: Schema, place: SchemaLocation, keyword: str, track_evaluated: bool
 ) -> ValueSet:
     branches = [
         context.algebra.intersect(values, each) for each in _branches(context, schema, place, keyword, track_evaluated)
@@ -54,7 +56,7 @@ def _any_of(
 
 
 def _one_of(
-    context: Context, values: ValueSet, schema: Schema, place: Place, keyword: str, track_evaluated: bool
+    context: Context, values: ValueSet, schema: Schema, place: SchemaLocation, keyword: str, track_evaluated: bool
 ) -> ValueSet:
     branches = [
         context.algebra.intersect(values, each) for each in _branches(context, schema, place, keyword, track_evaluated)
@@ -74,13 +76,13 @@ def _one_of(
 
 
 def _not(
-    context: Context, values: ValueSet, schema: Schema, place: Place, keyword: str, track_evaluated: bool
+    context: Context, values: ValueSet, schema: Schema, place: SchemaLocation, keyword: str, track_evaluated: bool
 ) -> ValueSet:
     return context.algebra.without(values, context.values(context.below(place, keyword)))
 
 
 def _if(
-    context: Context, values: ValueSet, schema: Schema, place: Place, keyword: str, track_evaluated: bool
+    context: Context, values: ValueSet, schema: Schema, place: SchemaLocation, keyword: str, track_evaluated: bool
 ) -> ValueSet:
     condition = context.below(place, "if")
     then, otherwise = (
@@ -93,7 +95,7 @@ def _if(
 
 
 def _dependent(
-    context: Context, values: ValueSet, schema: Schema, place: Place, keyword: str, track_evaluated: bool
+    context: Context, values: ValueSet, schema: Schema, place: SchemaLocation, keyword: str, track_evaluated: bool
 ) -> ValueSet:
     for name, requirement in schema[keyword].items():
         if isinstance(requirement, list):
@@ -109,7 +111,7 @@ def _dependent(
     return values
 
 
-APPLICATORS: dict[str, Callable[[Context, ValueSet, Schema, Place, str, bool], ValueSet]] = {
+APPLICATORS: dict[str, Callable[[Context, ValueSet, Schema, SchemaLocation, str, bool], ValueSet]] = {
     "$ref": _ref,
     "$dynamicRef": _ref,
     "$recursiveRef": _ref,

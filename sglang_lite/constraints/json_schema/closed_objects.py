@@ -8,7 +8,7 @@ import copy
 from collections.abc import Iterator
 from typing import Any
 
-from sglang_lite.constraints.json_schema.document import REFERENCES, Document, Place
+from sglang_lite.constraints.json_schema.document import REFERENCES, Document, SchemaLocation
 from sglang_lite.protocol import ConstraintError
 from sglang_lite.protocol.anything import Json
 
@@ -43,7 +43,7 @@ def closed(schema: object) -> Json:
         if pointer[:1] not in ("", "/"):  # the place is in a meta-schema
             continue
         written.at(pointer)[keyword] = False
-        if keyword not in written.schema(Place(pointer)):
+        if keyword not in written.schema(SchemaLocation(pointer)):
             raise ConstraintError(
                 "json_schema: closed: an object composed of several schemas can't be closed in this draft.",
                 pointer=pointer,
@@ -70,7 +70,7 @@ class _Closer:
         self.closings: dict[str, str] = {}  # keyword by pointer
         self._seen: set[tuple[str, bool]] = set()
 
-    def visit(self, place: Place, *, part: bool) -> None:
+    def visit(self, place: SchemaLocation, *, part: bool) -> None:
         """Visits a schema and all schemas below it; as a part of another schema it is not closed itself."""
         if (place.pointer, part) in self._seen:
             return
@@ -99,7 +99,7 @@ class _Closer:
         for each in self._children(place, schema, _BELOW):
             self.visit(each, part=False)
 
-    def _names(self, place: Place, seen: set[str]) -> bool:
+    def _names(self, place: SchemaLocation, seen: set[str]) -> bool:
         """Returns True if a schema, or a schema applied to the same value, names members."""
         schema = self._document.schema(place)
         if place.pointer in seen or not isinstance(schema, dict):
@@ -109,7 +109,9 @@ class _Closer:
         here += self._children(place, schema, _IN_PLACE)
         return any(keyword in schema for keyword in _NAMING) or any(self._names(each, seen) for each in here)
 
-    def _children(self, place: Place, schema: dict[str, Any], keywords: tuple[str, ...]) -> Iterator[Place]:
+    def _children(
+        self, place: SchemaLocation, schema: dict[str, Any], keywords: tuple[str, ...]
+    ) -> Iterator[SchemaLocation]:
         for keyword in keywords:
             value = schema.get(keyword)
             if isinstance(value, list):

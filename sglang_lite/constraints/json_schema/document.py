@@ -44,7 +44,7 @@ _KEYWORDS_UNKNOWN_TO = {
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class SchemaLocation:
     """Schema in a document, as reached on some path of references.
 
     Attributes:
@@ -56,8 +56,8 @@ class Place:
     pointer: str
     scope: tuple[str, ...] = ()
 
-    def child(self, *steps: str | int) -> Place:
-        return Place(self.pointer + "".join(f"/{pointer_token(str(step))}" for step in steps), self.scope)
+    def child(self, *steps: str | int) -> SchemaLocation:
+        return SchemaLocation(self.pointer + "".join(f"/{pointer_token(str(step))}" for step in steps), self.scope)
 
 
 REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
@@ -119,7 +119,7 @@ class Document:
                 self.roots[address] = json.loads(_meta_schemas()[uri])
                 self._resources[uri] = address
                 queue += self._index(self.roots[address], address, uri)
-        self.start = Place("", ("",) if self._dynamic else ())
+        self.start = SchemaLocation("", ("",) if self._dynamic else ())
 
     def at(self, pointer: str) -> Json:
         """Value at a JSON Pointer.
@@ -147,11 +147,11 @@ class Document:
         return 2_000 * len(self._bases)
 
     @property
-    def places(self) -> Iterable[Place]:
+    def places(self) -> Iterable[SchemaLocation]:
         """Places of all schemas in the document."""
-        return map(Place, self._bases)
+        return map(SchemaLocation, self._bases)
 
-    def schema(self, place: Place) -> Json:
+    def schema(self, place: SchemaLocation) -> Json:
         """Schema at a place, without keywords that its draft does not have."""
         found = self.at(place.pointer)
         if not isinstance(found, dict) or not self._unknown:
@@ -160,7 +160,7 @@ class Document:
             return {"$ref": found["$ref"]}
         return {keyword: value for keyword, value in found.items() if keyword not in self._unknown}
 
-    def follow(self, place: Place, keyword: str) -> Place:
+    def follow(self, place: SchemaLocation, keyword: str) -> SchemaLocation:
         """Place of the target of the reference in a schema.
 
         Raises:
@@ -195,9 +195,9 @@ class Document:
                 found = None
         if found is None:
             raise ConstraintError(f"json_schema: the reference {reference!r} leads to nothing.", pointer=where)
-        return self._entered(Place(found, place.scope))
+        return self._entered(SchemaLocation(found, place.scope))
 
-    def _outermost(self, place: Place, resource: str, name: str, found: str | None) -> str | None:
+    def _outermost(self, place: SchemaLocation, resource: str, name: str, found: str | None) -> str | None:
         """Pointer of the dynamic anchor in the outermost resource of the scope that has one, or `found` if the resource
         itself has no dynamic anchor of this name.
         """
@@ -205,22 +205,22 @@ class Document:
             return found
         return next((self._anchors[r, name] for r in place.scope if (r, name) in self._dynamic), found)
 
-    def child(self, place: Place, *steps: str | int) -> Place:
+    def child(self, place: SchemaLocation, *steps: str | int) -> SchemaLocation:
         """Place of a schema below another."""
         return self._entered(place.child(*steps))
 
-    def below(self, place: Place, pointer: str) -> Place:
+    def below(self, place: SchemaLocation, pointer: str) -> SchemaLocation:
         """Place of a pointer below another place, with the scope on the way there."""
         for step in pointer.removeprefix(place.pointer).split("/")[1:] if place.scope else ():
-            place = self._entered(Place(f"{place.pointer}/{step}", place.scope))
-        return Place(pointer, place.scope)
+            place = self._entered(SchemaLocation(f"{place.pointer}/{step}", place.scope))
+        return SchemaLocation(pointer, place.scope)
 
-    def _entered(self, place: Place) -> Place:
+    def _entered(self, place: SchemaLocation) -> SchemaLocation:
         resource = self._base(place.pointer)[1]
         names = [name for each, name in self._dynamic if each == resource]
         if not place.scope or all(any((r, name) in self._dynamic for r in place.scope) for name in names):
             return place  # the outermost anchor of each name counts, so this resource changes nothing
-        return Place(place.pointer, (*place.scope, resource))
+        return SchemaLocation(place.pointer, (*place.scope, resource))
 
     def _base(self, pointer: str) -> tuple[str, str]:
         while pointer not in self._bases:  # not a schema position, only the target of a reference

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from sglang_lite.constraints.json_schema.document import Place
+from sglang_lite.constraints.json_schema.document import SchemaLocation
 
 
 @dataclass(frozen=True, slots=True)
 class ValidAt:
     """Values that are valid under the schema at a place, or invalid if `negated`."""
 
-    place: Place
+    place: SchemaLocation
     negated: bool = False
 
 

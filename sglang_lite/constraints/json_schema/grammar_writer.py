@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from sglang_lite.constraints.formal.grammars import contradiction, pruned, regular
 from sglang_lite.constraints.formal.nodes import EMPTY, NOTHING, Language, Node, Ref, alternation, concat, literal
 from sglang_lite.constraints.json_schema import write_numbers
-from sglang_lite.constraints.json_schema.document import Place
+from sglang_lite.constraints.json_schema.document import SchemaLocation
 from sglang_lite.constraints.json_schema.formulas import Formula, ValidAt, pointer_of
 from sglang_lite.constraints.json_schema.reader import SchemaReader
 from sglang_lite.constraints.json_schema.style import Style
@@ -119,11 +119,11 @@ class GrammarWriter:
             hint = _contradiction_hint(self.reader.document.schema(place))
             raise ConstraintError(error.message, pointer=place.pointer, hint=hint) from None
 
-    def _place(self, names: Iterable[str]) -> Place:
+    def _place(self, names: Iterable[str]) -> SchemaLocation:
         """Place of the schema that the last of some rules belongs to."""
         formulas = {name: key for (_, key), name in self._rules.names.items()}
         places = [formula.place for name in names if isinstance(formula := formulas[name], ValidAt)]
-        return places[-1] if places else Place("")
+        return places[-1] if places else SchemaLocation("")
 
     def rule(self, key: Hashable, body: Callable[[], Node]) -> Ref:
         """Reference to the rule of a key. Its body is computed later."""

@@ -25,7 +25,7 @@ from sglang_lite.constraints.formal.nodes import (
     literal,
 )
 from sglang_lite.constraints.json_schema import formats, numbers, write_numbers
-from sglang_lite.constraints.json_schema.document import Document, Place
+from sglang_lite.constraints.json_schema.document import Document, SchemaLocation
 from sglang_lite.constraints.json_schema.formulas import Const, Formula, all_of
 from sglang_lite.constraints.json_schema.numbers import NumberRange, is_finite, to_fraction
 from sglang_lite.constraints.json_schema.values import (
@@ -77,12 +77,12 @@ class Context(Protocol):
     sets: frozenset[str]
 
     def values(self, formula: Formula, track_evaluated: bool = False) -> ValueSet: ...
-    def below(self, place: Place, *steps: str | int) -> Formula: ...
-    def pointer_unless_ignored(self, place: Place, keyword: str) -> str | None: ...
+    def below(self, place: SchemaLocation, *steps: str | int) -> Formula: ...
+    def pointer_unless_ignored(self, place: SchemaLocation, keyword: str) -> str | None: ...
 
 
 @contextmanager
-def errors_at(place: Place, keyword: str) -> Iterator[None]:
+def errors_at(place: SchemaLocation, keyword: str) -> Iterator[None]:
     """Attributes errors raised inside to a keyword, unless they already have a pointer."""
     try:
         yield
@@ -119,22 +119,22 @@ def _singleton_formula(value: Any) -> Formula:
     return Const(json.dumps(value, ensure_ascii=False))
 
 
-def _enum(context: Context, schema: Schema, place: Place, track_evaluated: bool) -> ValueSet:
+def _enum(context: Context, schema: Schema, place: SchemaLocation, track_evaluated: bool) -> ValueSet:
     return context.algebra.unite(map(singleton, schema["enum"]))
 
 
-def _const(context: Context, schema: Schema, place: Place, track_evaluated: bool) -> ValueSet:
+def _const(context: Context, schema: Schema, place: SchemaLocation, track_evaluated: bool) -> ValueSet:
     return singleton(schema["const"])
 
 
-def _type(context: Context, schema: Schema, place: Place, track_evaluated: bool) -> ValueSet:
+def _type(context: Context, schema: Schema, place: SchemaLocation, track_evaluated: bool) -> ValueSet:
     names = schema["type"]
     if isinstance(names, str):
         return _TYPES[names]
     return context.algebra.unite(_TYPES[name] for name in names)
 
 
-def _number(context: Context, schema: Schema, place: Place, track_evaluated: bool) -> ValueSet:
+def _number(context: Context, schema: Schema, place: SchemaLocation, track_evaluated: bool) -> ValueSet:
     piece = numbers.EVERY
     for keyword, is_low in (
         ("minimum", True),
@@ -159,7 +159,7 @@ def _number(context: Context, schema: Schema, place: Place, track_evaluated: boo
     return replace(ANY_VALUE, numbers=piece)
 
 
-def _string(context: Context, schema: Schema, place: Place, track_evaluated: bool) -> ValueSet:
+def _string(context: Context, schema: Schema, place: SchemaLocation, track_evaluated: bool) -> ValueSet:
     strings: Node = ANY_TEXT
     least, most = int(schema.get("minLength", 0)), schema.get("maxLength")
     if least > MAX_LEAST:
@@ -179,7 +179,7 @@ def _string(context: Context, schema: Schema, place: Place, track_evaluated: boo
     return replace(ANY_VALUE, strings=strings)
 
 
-def _array(context: Context, schema: Schema, place: Place, track_evaluated: bool) -> ValueSet:
+def _array(context: Context, schema: Schema, place: SchemaLocation, track_evaluated: bool) -> ValueSet:
     prefix, rest = "prefixItems", "items"
     if isinstance(schema.get("items"), list):
         prefix, rest = "items", "additionalItems"
@@ -207,7 +207,7 @@ def _array(context: Context, schema: Schema, place: Place, track_evaluated: bool
     return replace(ANY_VALUE, arrays=(shape,))
 
 
-def _object(context: Context, schema: Schema, place: Place, track_evaluated: bool) -> ValueSet:
+def _object(context: Context, schema: Schema, place: SchemaLocation, track_evaluated: bool) -> ValueSet:
     properties, required = schema.get("properties", {}), schema.get("required", ())
     required = dict.fromkeys(() if isinstance(required, bool) else required)  # a boolean in draft 3, on the member
     with errors_at(place, "patternProperties"):
@@ -267,7 +267,7 @@ def _others(
             yield cell, formula
 
 
-_KeywordReader = Callable[[Context, Schema, Place, bool], ValueSet]
+_KeywordReader = Callable[[Context, Schema, SchemaLocation, bool], ValueSet]
 
 _MEMBERS = ("properties", "patternProperties", "additionalProperties", "required", "minProperties", "maxProperties",
             "propertyNames")  # fmt: skip

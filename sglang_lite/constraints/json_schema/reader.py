@@ -14,7 +14,7 @@ from typing import Any
 from sglang_lite.constraints.formal.nodes import ANY_TEXT, NOTHING
 from sglang_lite.constraints.json_schema import keywords
 from sglang_lite.constraints.json_schema.applicators import APPLICATORS
-from sglang_lite.constraints.json_schema.document import Document, Place
+from sglang_lite.constraints.json_schema.document import Document, SchemaLocation
 from sglang_lite.constraints.json_schema.formulas import AllOf, AnyOf, Const, Formula, ValidAt, any_of, not_
 from sglang_lite.constraints.json_schema.values import (
     ANY_VALUE,
@@ -110,13 +110,13 @@ class SchemaReader:
                 return False
         return self._empty[key]
 
-    def below(self, place: Place, *steps: str | int) -> Formula:
+    def below(self, place: SchemaLocation, *steps: str | int) -> Formula:
         """Formula of the schema below a place."""
         child = self.document.child(place, *steps)
         schema = self.document.at(child.pointer)
         return schema if isinstance(schema, bool) else True if schema == {} else ValidAt(child)
 
-    def pointer_unless_ignored(self, place: Place, keyword: str) -> str | None:
+    def pointer_unless_ignored(self, place: SchemaLocation, keyword: str) -> str | None:
         pointer = place.child(keyword).pointer
         return None if pointer in self._ignored else pointer
 
@@ -137,7 +137,7 @@ class SchemaReader:
 
     # ------------------------------------------------------------------------------------------ one schema
 
-    def _schema(self, place: Place, track_evaluated: bool) -> ValueSet:
+    def _schema(self, place: SchemaLocation, track_evaluated: bool) -> ValueSet:
         schema = self.document.schema(place)
         if isinstance(schema, bool):
             return ANY_VALUE if schema else NO_VALUE
@@ -171,7 +171,7 @@ class SchemaReader:
         objects = (replace(o, evaluated=ANY_TEXT if all_ else NOTHING) for o in values.objects)
         return replace(values, arrays=tuple(dict.fromkeys(arrays)), objects=tuple(dict.fromkeys(objects)))
 
-    def _unevaluated(self, values: ValueSet, schema: dict[str, Any], place: Place) -> ValueSet:
+    def _unevaluated(self, values: ValueSet, schema: dict[str, Any], place: SchemaLocation) -> ValueSet:
         if "unevaluatedProperties" in schema:
             rest = self.below(place, "unevaluatedProperties")
             objects: list[ObjectShape] = []

@@ -13,7 +13,7 @@ from typing import Any
 
 from sglang_lite.constraints.formal.automaton import accepts
 from sglang_lite.constraints.json_schema import formats
-from sglang_lite.constraints.json_schema.document import REFERENCES, Document, Place
+from sglang_lite.constraints.json_schema.document import REFERENCES, Document, SchemaLocation
 from sglang_lite.constraints.json_schema.numbers import to_fraction
 from sglang_lite.constraints.memo import memoized
 from sglang_lite.constraints.syntax.regex import parse_schema_pattern
@@ -70,7 +70,7 @@ def _validator(constraint: JsonSchema) -> tuple[Any, _ReferencePath]:
 def _pointers(roots: Mapping[str, Any]) -> dict[int, str]:
     """JSON Pointers of all dicts in a document, by their `id()`."""
     found: dict[int, str] = {}
-    stack = [(root, Place(start)) for start, root in roots.items()]
+    stack = [(root, SchemaLocation(start)) for start, root in roots.items()]
     while stack:
         each, place = stack.pop()
         if isinstance(each, dict):
@@ -108,16 +108,16 @@ class _ReferencePath:
 
     document: Document
     pointers: Mapping[int, str]
-    entered: Place
+    entered: SchemaLocation
     state: _ValidationState = field(default_factory=_ValidationState)
 
-    def follow(self, schema: Any, keyword: str) -> Place:
+    def follow(self, schema: Any, keyword: str) -> SchemaLocation:
         """Place of the target of the reference in a schema."""
         return self.document.follow(self.document.below(self.entered, self.pointers[id(schema)]), keyword)
 
     def keywords_of(self, schema: Any) -> Mapping[str, Any]:
         """Keywords of a schema that exist in its draft."""
-        found = self.document.schema(Place(self.pointers[id(schema)]))
+        found = self.document.schema(SchemaLocation(self.pointers[id(schema)]))
         return found if isinstance(found, dict) else {}
 
 

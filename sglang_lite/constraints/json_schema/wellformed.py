@@ -18,7 +18,7 @@ from sglang_lite.constraints.json_schema.document import (
     NAMED,
     REFERENCES,
     Document,
-    Place,
+    SchemaLocation,
     pointer_token,
     subschemas,
 )
@@ -166,7 +166,7 @@ def _reference_targets(document: Document, pointer: str) -> Iterator[str]:
     """Yields the targets of a schema's references in its own document. References without a target are refused when
     they are followed.
     """
-    place = Place(pointer)
+    place = SchemaLocation(pointer)
     for keyword in document.schema(place).keys() & REFERENCES:
         with contextlib.suppress(ConstraintError):
             target = document.follow(place, keyword).pointer

@@ -17,9 +17,9 @@ from sglang_lite.constraints.formal.nodes import (
     CharSet,
     Complement,
     Intersection,
+    LiteralText,
     Node,
     Repeat,
-    Text,
     alternation,
     concat,
     literal,
@@ -59,8 +59,8 @@ def between(before: Node, strings: Node, after: Node, written: Callable[[Node], 
 
     def whole(node: Node) -> Node:
         inner = written(node)
-        if isinstance(inner, Text) and None not in edges:
-            return Text(f"{edges[0]}{inner.text}{edges[1]}")
+        if isinstance(inner, LiteralText) and None not in edges:
+            return LiteralText(f"{edges[0]}{inner.text}{edges[1]}")
         return concat(before, inner, after)
 
     if not outside and len(inside) == 1:
@@ -77,8 +77,8 @@ def _written(node: Node) -> Node:
     match node:
         case CharSet():
             return _character(node)
-        case Text(text):
-            return Text(_JSON(text)[1:-1])
+        case LiteralText(text):
+            return LiteralText(_JSON(text)[1:-1])
         case Complement(inner):  # relative to valid JSON strings, not to all texts
             return Intersection((_ANY_CHARACTERS, Complement(_written(inner))))
     return mapped(node, _written)

@@ -33,16 +33,16 @@ from sglang_lite.engine.frames import (
     AskReply,
     Close,
     Command,
-    Drop,
+    DropBranch,
     Encode,
-    Ended,
     Extend,
-    Failed,
     Log,
+    ProgramEnded,
     Progress,
     Ready,
     RequestEvent,
     Start,
+    StartFailed,
     Submit,
     commands,
     failure_of,
@@ -59,7 +59,7 @@ from sglang_lite.protocol import (
     Selection,
     SglError,
 )
-from sglang_lite.runtime.calls import Call, CompileGrammar
+from sglang_lite.runtime.calls import CompileGrammar, EngineCall
 from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.core.open_requests import Ticket
 from sglang_lite.runtime.core.submission import GenerateRequest, OpenRequest, ProgramRequest, SelectRequest, Submission
@@ -105,7 +105,7 @@ def serve(descriptor: int, compiler: CompileProcess | None) -> None:
     try:
         core = _loaded(start, outgoing, compiler)
     except Exception as error:
-        outgoing.post(Failed(failure_of(error)))
+        outgoing.post(StartFailed(failure_of(error)))
         threading.Event().wait()  # the handle closes the connection when it has read the message
         raise AssertionError from error
     outgoing.post(Ready(core.model_name, core.vocab_size, tuple(core.eos_ids), core.description, core.capacity))
@@ -251,7 +251,7 @@ class CommandHandler:
                 self._programs[number] = self._core.open_program(message, sink, self._outgoing.flush)
             case Extend() if program is not None:
                 program.extend(message.path, message.nodes, {i: _refusal(of) for i, of in message.refused.items()})
-            case Drop() if program is not None:
+            case DropBranch() if program is not None:
                 program.drop(message.path)
             case Close() if program is not None:
                 program.close()
@@ -262,15 +262,15 @@ class CommandHandler:
             case Encode():
                 arrays = (np.frombuffer(data, np.int32) for data in (message.ids, message.types, message.lengths))
                 self._ask(number, EncodeRequest(*arrays))
-            case Call():
+            case EngineCall():
                 self._ask(number, message)
             case ParameterError():
                 raise message
 
-    def _ask(self, number: int, call: Call[Any]) -> None:
+    def _ask(self, number: int, call: EngineCall[Any]) -> None:
         self._core.ask(call).add_done_callback(partial(self._answer, number, call))
 
-    def _answer(self, number: int, call: Call[Any], answer: Future[Any]) -> None:
+    def _answer(self, number: int, call: EngineCall[Any], answer: Future[Any]) -> None:
         try:
             value = answer.result()
         except Exception as error:  # of any kind: it is the answer
@@ -349,7 +349,7 @@ class CommandHandler:
 def _as_data(event: Delta | Generation | Selection | ProgramResult | SglError) -> Any:  # in the form of RequestEvent
     if isinstance(event, SglError):
         return failure_of(event)
-    return Ended(event.text) if isinstance(event, ProgramResult) else event
+    return ProgramEnded(event.text) if isinstance(event, ProgramResult) else event
 
 
 def _refusal(failure: Failure) -> ParameterError:

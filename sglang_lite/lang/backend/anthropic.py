@@ -13,14 +13,14 @@ import msgspec
 from sglang_lite.lang.argument_names import explains_wrong_arguments
 from sglang_lite.lang.backend.apis.api import (
     Api,
+    ApiReader,
     ApiRequest,
+    ApiTool,
     JsonFormat,
     JsonTool,
     PartialAnswer,
     PartialCall,
-    Reader,
     Target,
-    Tool,
     Tools,
 )
 from sglang_lite.lang.backend.apis.prompt_cache import with_marks
@@ -200,7 +200,7 @@ def _shape(request: ApiRequest) -> dict[str, Any]:
         case JsonFormat(schema, _):
             output["format"] = {"type": "json_schema", "schema": schema}
         case JsonTool(schema):
-            arguments["tools"] = [_tool(Tool(ANSWER, "Its input is your whole answer.", schema, strict=True))]
+            arguments["tools"] = [_tool(ApiTool(ANSWER, "Its input is your whole answer.", schema, strict=True))]
             arguments["tool_choice"] = {"type": "tool", "name": ANSWER, "disable_parallel_tool_use": True}
         case Tools(tools, required, parallel):
             arguments["tools"] = [_tool(tool) for tool in tools]
@@ -211,7 +211,7 @@ def _shape(request: ApiRequest) -> dict[str, Any]:
     return arguments | ({"output_config": output} if output else {})
 
 
-def _tool(tool: Tool) -> dict[str, Any]:
+def _tool(tool: ApiTool) -> dict[str, Any]:
     described = {"description": tool.description} if tool.description else {}
     return {"name": tool.name, **described, "input_schema": dict(tool.schema)} | (
         {"strict": True} if tool.strict else {}
@@ -262,7 +262,7 @@ def _source(image: Image, model: str) -> dict[str, str]:
     return {"type": "base64", "media_type": media_type, "data": data}
 
 
-class MessagesReader(Reader):
+class MessagesReader(ApiReader):
     """Reader of the events of one message, or of several messages of which each continues the previous one."""
 
     def __init__(self) -> None:

@@ -28,7 +28,7 @@ from sglang_lite.text.chat_template import TurnTemplate
 
 if TYPE_CHECKING:
     from sglang_lite.lang.backend.planning import Planner, RunFacts
-    from sglang_lite.lang.backend.token_counts import Tokenizer
+    from sglang_lite.lang.backend.token_counts import TiktokenEncoding
 
 ALL_CONSTRAINTS = frozenset(CONSTRAINT_NAMES)
 # Events of a branch, under SGLang's names. "commit_lazy_operations" comes before a fork.
@@ -99,7 +99,7 @@ class Backend:
     chat_template: TurnTemplate | None = None
     unset_max_tokens: int | None = 128
     price: Price | None = None
-    tokenizer: Tokenizer | None = None
+    tokenizer: TiktokenEncoding | None = None
     trace_name = ""
     on_run: Callable[[Callable[[], object]], object] | None = None
     answer_pool: ThreadPool | None = None

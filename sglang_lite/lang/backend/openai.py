@@ -22,7 +22,7 @@ from sglang_lite.lang.backend.remote.backend import RemoteBackend
 from sglang_lite.lang.backend.remote.connection import Connector, sdk_client, sdk_errors
 from sglang_lite.lang.backend.remote.selecting import MIN_LOGPROB, checked_tokenizer
 from sglang_lite.lang.backend.rendering import without_marks
-from sglang_lite.lang.backend.token_counts import Tokenizer
+from sglang_lite.lang.backend.token_counts import TiktokenEncoding
 from sglang_lite.lang.backend.token_counts import TokenUsage as TokenUsage  # SGLang's users import it from here
 from sglang_lite.lang.chat_template import get_chat_template
 from sglang_lite.protocol import BackendError, ChoiceScore, ParameterError, Prompt, RefusalError, Selection
@@ -84,7 +84,7 @@ class OpenAI(RemoteBackend):
         capabilities: Capabilities | None = None,
         api: Literal["chat", "responses", "completions"] | None = None,
         reasoning_effort: str | None = None,
-        tokenizer: Tokenizer | None = None,
+        tokenizer: TiktokenEncoding | None = None,
         client: Foreign = None,
         rate_limit: RateLimit | None = None,
         **kwargs: Foreign,

@@ -85,7 +85,7 @@ class RunFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class BackendCall:
     """Question that a node asks a backend: the arguments of `Backend.agenerate`."""
 
     backend: Backend
@@ -121,10 +121,10 @@ class AnswerSource(ABC):
         yield
 
     @abstractmethod
-    def agenerate(self, ask: Ask) -> AsyncGenerator[Delta | Generation, None]:
+    def agenerate(self, ask: BackendCall) -> AsyncGenerator[Delta | Generation, None]:
         """Yields the events of the generation, as `ask.events()` would."""
 
-    async def aselect(self, ask: Ask, choices: Sequence[str]) -> Selection:
+    async def aselect(self, ask: BackendCall, choices: Sequence[str]) -> Selection:
         """Answer of the selection, as `ask.selection(choices)` would return it."""
         return await ask.selection(choices)
 

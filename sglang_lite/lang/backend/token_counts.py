@@ -17,7 +17,7 @@ _OF_AN_IMAGE: Final = 1_500
 NOT_CREDIBLE: Final = "usage: missing, or too small to be true, so the budget counts the call at its longest"
 
 
-class Tokenizer(Protocol):
+class TiktokenEncoding(Protocol):
     """Tokenizer of a model, with the interface of `tiktoken.encoding_for_model(…)`."""
 
     def encode(self, text: str) -> Sequence[int]:
@@ -27,14 +27,14 @@ class Tokenizer(Protocol):
         """Text of token ids."""
 
 
-def tokens_of(text: str, tokenizer: Tokenizer | None) -> int:
+def tokens_of(text: str, tokenizer: TiktokenEncoding | None) -> int:
     """Number of tokens of a text: counted by the model's tokenizer, or else estimated rather too high than too low."""
     if tokenizer is not None:
         return _count(tokenizer, text)
     return len(text.encode("utf-8", "replace")) // _BYTES_A_TOKEN + 1
 
 
-def estimated_tokens(prompt: Prompt, tokenizer: Tokenizer | None = None) -> int:
+def estimated_tokens(prompt: Prompt, tokenizer: TiktokenEncoding | None = None) -> int:
     """Number of tokens of a prompt, as text or as messages, with the markup of its turns, its tools and its images.
     See `tokens_of`."""
     text = max(tokens_of(each, tokenizer) for each in (prompt.text, "\n".join(_turns(prompt))))
@@ -43,7 +43,7 @@ def estimated_tokens(prompt: Prompt, tokenizer: Tokenizer | None = None) -> int:
     return text + _OF_A_MESSAGE * (len(prompt.messages) + 1) + _OF_AN_IMAGE * len(prompt.images)
 
 
-def is_credible(reported: Usage, prompt: Prompt, texts: Iterable[str], tokenizer: Tokenizer | None) -> bool:
+def is_credible(reported: Usage, prompt: Prompt, texts: Iterable[str], tokenizer: TiktokenEncoding | None) -> bool:
     """Returns True if a call may have used no more than it reported: at least the tokens of the conversation and of the
     answers by the model's tokenizer, or else a token a word, as no tokenizer has fewer."""
     conversation = _turns(prompt) or [prompt.text]
@@ -55,11 +55,11 @@ def _turns(prompt: Prompt) -> list[str]:
     return [part for message in prompt.messages for part in message.content if isinstance(part, str)]
 
 
-def _least_tokens(text: str, tokenizer: Tokenizer | None) -> int:
+def _least_tokens(text: str, tokenizer: TiktokenEncoding | None) -> int:
     return len(text.split()) if tokenizer is None else _count(tokenizer, text.strip())
 
 
-def _count(tokenizer: Tokenizer, text: str) -> int:
+def _count(tokenizer: TiktokenEncoding, text: str) -> int:
     encode = getattr(tokenizer, "encode_ordinary", tokenizer.encode)  # tiktoken's `encode` refuses names of specials
     return len(encode(text))
 

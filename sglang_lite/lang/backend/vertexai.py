@@ -16,14 +16,14 @@ from typing import Any
 from sglang_lite.lang.argument_names import explains_wrong_arguments
 from sglang_lite.lang.backend.apis.api import (
     Api,
+    ApiReader,
     ApiRequest,
+    ApiTool,
     JsonFormat,
     JsonTool,
     PartialAnswer,
     PartialCall,
-    Reader,
     Target,
-    Tool,
     Tools,
 )
 from sglang_lite.lang.backend.apis.provider_items import conversation
@@ -141,7 +141,7 @@ def _settings(settings: Sequence[Mapping[str, Any]] | Mapping[str, str] | None) 
     return [dict(each) for each in settings or ()]
 
 
-_ANSWER = Tool("answer", "Its arguments are your whole answer.", {}, strict=False)
+_ANSWER = ApiTool("answer", "Its arguments are your whole answer.", {}, strict=False)
 _NAMES = {  # our names of parameters, and the API's
     "max_tokens": "max_output_tokens", "temperature": "temperature", "top_p": "top_p", "top_k": "top_k",
     "n": "candidate_count", "seed": "seed", "presence_penalty": "presence_penalty",
@@ -189,13 +189,13 @@ def _shape(request: ApiRequest) -> dict[str, Any]:
         case JsonFormat(schema, _):
             return {"response_mime_type": "application/json", "response_json_schema": schema}
         case JsonTool(schema):
-            return _tools([Tool(_ANSWER.name, _ANSWER.description, schema, strict=True)], "ANY")
+            return _tools([ApiTool(_ANSWER.name, _ANSWER.description, schema, strict=True)], "ANY")
         case Tools(tools, required):
             return _tools(tools, "ANY" if required else "AUTO")
     return {}
 
 
-def _tools(tools: Sequence[Tool], mode: str) -> dict[str, Any]:
+def _tools(tools: Sequence[ApiTool], mode: str) -> dict[str, Any]:
     declared = [
         {"name": tool.name, "description": tool.description, "parameters_json_schema": dict(tool.schema)}
         for tool in tools
@@ -262,7 +262,7 @@ def _part(part: str | Image, model: str) -> dict[str, Any]:
     return {"file_data": {"file_uri": part.url, "mime_type": kind}}
 
 
-class GenerateContentReader(Reader):
+class GenerateContentReader(ApiReader):
     """Reader of an answer, or of the pieces of a streamed one, which have the same form."""
 
     def event(self, event: Foreign) -> Sequence[Delta]:

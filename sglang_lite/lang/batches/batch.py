@@ -65,7 +65,7 @@ class BatchPlan:
     window: int
     file: BatchFile[ProgramState] | None
     saved_outcomes: Mapping[int, Outcome]
-    progress: Progress | None
+    progress: ProgressBar | None
     cluster: Cluster | None
     on_error: OnError
     ordered: bool
@@ -140,7 +140,7 @@ def plan_of(
             hint="Give checkpoint=…, or leave it out.", where=user_location(),
         )  # fmt: skip
     saved_outcomes = dict(file.states) if file is not None else {}
-    progress = Progress(len(items), len(saved_outcomes)) if options["progress_bar"] else None
+    progress = ProgressBar(len(items), len(saved_outcomes)) if options["progress_bar"] else None
     return BatchPlan(
         items,
         options,
@@ -260,7 +260,7 @@ def results_of(plan: BatchPlan, outcomes: Mapping[int, Outcome]) -> list[UserVal
     raise BatchError(message, results, where=where or user_location()) from first
 
 
-class Progress:
+class ProgressBar:
     """Progress bar with the number of finished programs, tokens per second and the share of cached prompt tokens. A
     `Report`."""
 

@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from typing import Any, ClassVar, NoReturn
 
 from sglang_lite.protocol import CapabilityError
-from sglang_lite.runtime.calls import Call, CompileGrammar, FlushCache, R, Stats
+from sglang_lite.runtime.calls import CompileGrammar, EngineCall, FlushCache, R, Stats
 from sglang_lite.runtime.config import Capacity, EngineConfig, Sizes
 from sglang_lite.runtime.core.embedding_loop import EmbeddingLoop, Vectors
 from sglang_lite.runtime.core.gate import CLOSED
@@ -56,7 +56,7 @@ class EmbeddingCore:
 
     open_program = submit
 
-    def ask(self, call: Call[R]) -> Future[R]:
+    def ask(self, call: EngineCall[R]) -> Future[R]:
         """Future of the answer to a call.
 
         Raises:
@@ -91,7 +91,7 @@ class EmbeddingCore:
             "steps": loop.steps, "requests_submitted": loop.requests, "texts": loop.texts, "tokens": loop.tokens,
         })  # fmt: skip
 
-    _answers: ClassVar[Mapping[type[Call[Any]], Callable[..., Future[Any]]]] = {
+    _answers: ClassVar[Mapping[type[EngineCall[Any]], Callable[..., Future[Any]]]] = {
         EncodeRequest: _encode,
         FlushCache: _flush_cache,
         Stats: _stats,

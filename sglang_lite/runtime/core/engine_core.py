@@ -32,8 +32,8 @@ from sglang_lite.protocol import (
     SglError,
 )
 from sglang_lite.runtime.calls import (
-    Call,
     CompileGrammar,
+    EngineCall,
     FlushCache,
     R,
     StartProfile,
@@ -48,7 +48,7 @@ from sglang_lite.runtime.core.engine_parts import EngineParts
 from sglang_lite.runtime.core.engine_program import EngineProgram
 from sglang_lite.runtime.core.gate import CLOSED
 from sglang_lite.runtime.core.open_requests import OpenRequests, Ticket
-from sglang_lite.runtime.core.profiling import Profile
+from sglang_lite.runtime.core.profiling import Profiler
 from sglang_lite.runtime.core.request_builder import RequestBuilder
 from sglang_lite.runtime.core.step_loop import StepLoop
 from sglang_lite.runtime.core.submission import (
@@ -160,7 +160,7 @@ class EngineCore:
             self.loop, self.builder, self.open_requests, self.compiler, encoder, self.tokenizer,
             step_cost=_STEP_COST if loaded.model.device.type == "cpu" else math.inf,
         )  # fmt: skip
-        self._profile: Profile | None = None
+        self._profile: Profiler | None = None
         self.gate, self.call_soon = self.loop.inbox.gate, self.loop.inbox.post_lock_free
 
     # ------------------------------------------------------------------------------- what can be submitted
@@ -247,7 +247,7 @@ class EngineCore:
 
     # ----------------------------------------------------------------------------- calls with one answer
 
-    def ask(self, call: Call[R]) -> Future[R]:
+    def ask(self, call: EngineCall[R]) -> Future[R]:
         """Future of the answer to a call; the methods of `Engine` document them.
 
         Raises:
@@ -281,14 +281,14 @@ class EngineCore:
             if self._profile is not None:
                 raise ParameterError("profile", "one is already being recorded.", hint="Call stop_profile first.")
             device = torch.device(self.runner.model.device)
-            profile = Profile(call.folder, device, with_stack=call.with_stack, record_shapes=call.record_shapes)
+            profile = Profiler(call.folder, device, with_stack=call.with_stack, record_shapes=call.record_shapes)
             profile.start()
             self._profile, self.loop.span = profile, profile.span
 
         return self.loop.inbox.ask(start)
 
     def _stop_profile(self, _: StopProfile) -> Future[str]:
-        def stop() -> Profile:
+        def stop() -> Profiler:
             profile, self._profile = self._profile, None
             if profile is None:
                 raise ParameterError("profile", "none is being recorded.", hint="Call start_profile first.")
@@ -322,7 +322,7 @@ class EngineCore:
 
         return self.loop.inbox.ask(count)
 
-    _answers: ClassVar[Mapping[type[Call[Any]], Callable[..., Future[Any]]]] = {
+    _answers: ClassVar[Mapping[type[EngineCall[Any]], Callable[..., Future[Any]]]] = {
         CompileGrammar: _compile,
         UpdateWeights: _update_weights,
         StartProfile: _start_profile,

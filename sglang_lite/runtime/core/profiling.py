@@ -13,7 +13,7 @@ import torch
 from sglang_lite.protocol import ParameterError
 
 
-class Profile:
+class Profiler:
     """A profile that is being recorded. Must be started and stopped on the thread that it records.
 
     Args:

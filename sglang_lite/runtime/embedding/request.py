@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from sglang_lite.errors import shown
 from sglang_lite.protocol import CapabilityError, ParameterError
-from sglang_lite.runtime.calls import Call
+from sglang_lite.runtime.calls import EngineCall
 from sglang_lite.runtime.embedding.spec import EncoderSpec
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 EncoderInput: TypeAlias = str | tuple[str, str] | Sequence[int]  # a text, a pair of texts, or token ids
 
 
-class EncodeRequest(Call["NDArray[np.float32]"], frozen=True, eq=False, tag="encode"):
+class EncodeRequest(EngineCall["NDArray[np.float32]"], frozen=True, eq=False, tag="encode"):
     """Texts to be read, as concatenated tokens. Answered by the model's numbers for them, float32 [N, width].
 
     Attributes:

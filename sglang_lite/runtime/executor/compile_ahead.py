@@ -36,7 +36,12 @@ from sglang_lite.runtime.kernels.cache import prepare_cache
 from sglang_lite.runtime.kernels.compile_process import MARKS, CompileProcess, mark_of
 from sglang_lite.runtime.kernels.device_properties import DeviceProperties, properties_of
 from sglang_lite.runtime.kernels.kv_cache import KVScales
-from sglang_lite.runtime.kernels.variants import Variant, collecting_variants, compile_driver, waiting_for_variants
+from sglang_lite.runtime.kernels.variants import (
+    KernelVariant,
+    collecting_variants,
+    compile_driver,
+    waiting_for_variants,
+)
 from sglang_lite.runtime.models.gpu_decoder import GpuDecoder
 from sglang_lite.runtime.models.precision import Precision
 from sglang_lite.runtime.models.spec import ModelSpec
@@ -74,7 +79,7 @@ class RunnerShape:
 
 
 def collect_variants(
-    runner: RunnerShape, properties: DeviceProperties, on_variant: Callable[[Variant], object]
+    runner: RunnerShape, properties: DeviceProperties, on_variant: Callable[[KernelVariant], object]
 ) -> None:
     """Passes every kernel variant that a runner's warm-up launches on a GPU to `on_variant`. Stops early without an
     error if the warm-up can't run on tensors without memory, as with the attention backend "torch", which reads their
@@ -234,12 +239,12 @@ def main(descriptor: int) -> None:
     if not work:
         return
     os.environ["TRITON_CACHE_DIR"], runner, properties, count = pickle.loads(work)
-    variants: list[Variant] = []
+    variants: list[KernelVariant] = []
     collect_variants(runner, properties, variants.append)
     raise SystemExit(compile_all(variants, count, line))
 
 
-def compile_all(variants: list[Variant], count: int, line: socket.socket) -> int:
+def compile_all(variants: list[KernelVariant], count: int, line: socket.socket) -> int:
     """Compiles variants in forks of this process.
 
     Args:
@@ -267,7 +272,7 @@ def compile_all(variants: list[Variant], count: int, line: socket.socket) -> int
     return failed
 
 
-def _rank(variant: Variant) -> int:
+def _rank(variant: KernelVariant) -> int:
     """Rank of a variant in the order of compilation: kernels that take longest come first."""
     name = variant.name.rpartition(".")[2]
     return _LONGEST.index(name) if name in _LONGEST else len(_LONGEST)
@@ -288,7 +293,7 @@ def _forked(task: Callable[[], None]) -> int:
         os._exit(status)
 
 
-def _compile(variant: Variant, line: socket.socket, *, with_launcher: bool) -> None:
+def _compile(variant: KernelVariant, line: socket.socket, *, with_launcher: bool) -> None:
     variant.compile()
     if with_launcher:
         variant.compile_launcher()

@@ -24,7 +24,7 @@ from sglang_lite.runtime.kernels.device_properties import DeviceProperties, assu
 
 
 @dataclass(frozen=True, slots=True)
-class Variant:
+class KernelVariant:
     """Kernel as compiled for one kind of arguments.
 
     Attributes:
@@ -82,7 +82,7 @@ def _has_driver() -> bool:
 
 
 @contextmanager
-def collecting_variants(properties: DeviceProperties, on_variant: Callable[[Variant], object]) -> Iterator[None]:
+def collecting_variants(properties: DeviceProperties, on_variant: Callable[[KernelVariant], object]) -> Iterator[None]:
     """Context in which launches on "meta" tensors run nothing; each of their variants is passed to `on_variant` once.
 
     Args:
@@ -100,7 +100,7 @@ def collecting_variants(properties: DeviceProperties, on_variant: Callable[[Vari
             source = function.ASTSource(function, compile["signature"], compile["constants"], compile["configs"][0])
             options = json.loads(compile["specialization_data"])["options"]
             launch = {name: tuple(value) if isinstance(value, list) else value for name, value in options.items()}
-            on_variant(Variant(_name(function), key, launch, source, target))
+            on_variant(KernelVariant(_name(function), key, launch, source, target))
         return True  # True: skip the launch
 
     nothing = SimpleNamespace(

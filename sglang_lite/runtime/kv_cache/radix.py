@@ -37,7 +37,7 @@ class Node:
         self.locks = 0
         self.hits = 0
         self.created = self.last_used = now
-        self.prefix: Prefix | None = None  # prefix up to the node's end; computed on first use
+        self.prefix: PrefixHash | None = None  # prefix up to the node's end; computed on first use
 
     @property
     def newest(self) -> Node | None:
@@ -54,7 +54,7 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True)
-class Prefix:
+class PrefixHash:
     """Length and hash of the tokens from a root to a node's end."""
 
     length: int
@@ -81,7 +81,7 @@ class EvictedPrefixes:
         found = self._extended(self._prefix(parent), page).hash
         return int(self._hashes[found % _REMEMBERED]) == found
 
-    def _prefix(self, node: Node) -> Prefix:
+    def _prefix(self, node: Node) -> PrefixHash:
         path: list[Node] = []
         current: Node | None = node
         while current is not None and current.prefix is None:
@@ -94,7 +94,7 @@ class EvictedPrefixes:
             prefix = each.prefix = self._extended(prefix, each.tokens)
         return prefix
 
-    def _extended(self, prefix: Prefix, tokens: Ints) -> Prefix:
+    def _extended(self, prefix: PrefixHash, tokens: Ints) -> PrefixHash:
         """Extends a prefix by tokens. The hash is a polynomial in an odd number, which doesn't depend on how tokens are
         split into nodes."""
         length = prefix.length + len(tokens)
@@ -103,7 +103,7 @@ class EvictedPrefixes:
             bases[0] = 1
             self._powers = np.cumprod(bases, dtype=np.uint64)
         more = np.dot(tokens.astype(np.uint64) + np.uint64(1), self._powers[prefix.length : length])
-        return Prefix(length, (prefix.hash + int(more)) % _MODULUS)
+        return PrefixHash(length, (prefix.hash + int(more)) % _MODULUS)
 
 
 class PrefixLock:
@@ -306,7 +306,7 @@ class RadixTree:
         found = self._roots.get(namespace)
         if found is None:
             found = Node(_NO_PAGES, _NO_PAGES, None, 0)
-            found.prefix = Prefix(0, hash(namespace) % _MODULUS)  # separates the evicted prefixes of namespaces
+            found.prefix = PrefixHash(0, hash(namespace) % _MODULUS)  # separates the evicted prefixes of namespaces
         return found
 
     def _walk(self, tokens: Ints, namespace: str) -> tuple[Node, list[Node], int]:

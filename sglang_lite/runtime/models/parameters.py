@@ -13,7 +13,7 @@ from sglang_lite.runtime.models.spec import AttentionSpec, DenseSpec, ExpertsSpe
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class CheckpointSlice:
     """Tensor of a checkpoint, or the slice of one, that holds a parameter.
 
     Attributes:
@@ -34,7 +34,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Parameter:
+class ParameterSpec:
     """Tensor of the model.
 
     Attributes:
@@ -47,7 +47,7 @@ class Parameter:
 
     role: str
     shape: tuple[int, ...]
-    places: tuple[Place, ...]
+    places: tuple[CheckpointSlice, ...]
     layer: int | None = None
     expert: int | None = None
 
@@ -91,21 +91,21 @@ _NAMES: Mapping[str, str] = {
 }
 
 
-def parameters(spec: ModelSpec) -> Iterator[Parameter]:
+def parameters(spec: ModelSpec) -> Iterator[ParameterSpec]:
     """Yields all parameters of a model, layer by layer."""
     table = (spec.vocab_size, spec.hidden_size)
     names, size = {**_MODEL_NAMES, **FAMILIES[spec.architecture].names}, (spec.hidden_size,)
-    yield Parameter("embedding", table, (Place(f"{names['embedding']}.weight", table, inputs=1),))
+    yield ParameterSpec("embedding", table, (CheckpointSlice(f"{names['embedding']}.weight", table, inputs=1),))
     for i in range(len(spec.layers)):
         yield from layer_parameters(spec, i)
     if spec.norm_weight:
-        yield Parameter("norm", size, (Place(f"{names['norm']}.weight", size),))
+        yield ParameterSpec("norm", size, (CheckpointSlice(f"{names['norm']}.weight", size),))
     if spec.norm_bias:
-        yield Parameter("norm_bias", size, (Place(f"{names['norm']}.bias", size),))
+        yield ParameterSpec("norm_bias", size, (CheckpointSlice(f"{names['norm']}.bias", size),))
     if not spec.tied_embeddings:
-        yield Parameter("head", table, (Place(f"{names['head']}.weight", table, inputs=1),))
+        yield ParameterSpec("head", table, (CheckpointSlice(f"{names['head']}.weight", table, inputs=1),))
     if spec.head_bias:
-        yield Parameter("head_bias", table[:1], (Place(f"{names['head']}.bias", table[:1]),))
+        yield ParameterSpec("head_bias", table[:1], (CheckpointSlice(f"{names['head']}.bias", table[:1]),))
 
 
 def head_name(spec: ModelSpec) -> str:
@@ -113,7 +113,7 @@ def head_name(spec: ModelSpec) -> str:
     return {**_MODEL_NAMES, **FAMILIES[spec.architecture].names}["head"]
 
 
-def layer_parameters(spec: ModelSpec, index: int) -> Iterator[Parameter]:
+def layer_parameters(spec: ModelSpec, index: int) -> Iterator[ParameterSpec]:
     """Yields the parameters of a layer. The role of a bias is its matrix's role with the suffix `_bias`."""
     layer = spec.layers[index]
     names = _Names(FAMILIES[spec.architecture], index)
@@ -128,13 +128,13 @@ def layer_parameters(spec: ModelSpec, index: int) -> Iterator[Parameter]:
         yield from _of_experts(names, feed_forward, spec.hidden_size)
 
 
-def _of_attention(names: _Names, layer: LayerSpec, hidden: int) -> Iterator[Parameter]:
+def _of_attention(names: _Names, layer: LayerSpec, hidden: int) -> Iterator[ParameterSpec]:
     a = layer.attention
     yield from _of_latents(names, a, hidden) if isinstance(a, LatentSpec) else _of_heads(names, a, hidden)
     yield from names.matrices({"o": hidden}, a.heads * a.value_size, bias=a.output_bias)
 
 
-def _of_heads(names: _Names, a: AttentionSpec, hidden: int) -> Iterator[Parameter]:
+def _of_heads(names: _Names, a: AttentionSpec, hidden: int) -> Iterator[ParameterSpec]:
     sizes = {"q": a.heads * a.key_size, "k": a.kv_heads * a.key_size, "v": a.kv_heads * a.value_size}
     yield from names.heads(sizes, hidden, a, bias=a.qkv_bias)
     for role, heads in (("q", a.heads), ("k", a.kv_heads)) if a.qk_norm else ():
@@ -144,7 +144,7 @@ def _of_heads(names: _Names, a: AttentionSpec, hidden: int) -> Iterator[Paramete
         yield names.vector("sinks", a.heads, suffix="")
 
 
-def _of_latents(names: _Names, a: LatentSpec, hidden: int) -> Iterator[Parameter]:
+def _of_latents(names: _Names, a: LatentSpec, hidden: int) -> Iterator[ParameterSpec]:
     queries = a.heads * a.query_size
     if a.query_rank is None:
         yield from names.matrices({"q": queries}, hidden, bias=False)
@@ -157,7 +157,7 @@ def _of_latents(names: _Names, a: LatentSpec, hidden: int) -> Iterator[Parameter
     yield from names.matrices({"kv_b": a.heads * (a.nope_size + a.value_size)}, a.rank, bias=False)
 
 
-def _of_experts(names: _Names, experts: ExpertsSpec, hidden: int) -> Iterator[Parameter]:
+def _of_experts(names: _Names, experts: ExpertsSpec, hidden: int) -> Iterator[ParameterSpec]:
     yield from names.matrices({"router": experts.count}, hidden, bias=experts.router_bias)
     if experts.correction:
         yield names.vector("correction", experts.count, suffix="")
@@ -179,30 +179,32 @@ class _Names:
     def _path(self, role: str) -> str:
         return f"{self._names['layers']}.{self._layer}.{self._names[role]}"
 
-    def vector(self, role: str, size: int, suffix: str = ".weight") -> Parameter:
-        return Parameter(role, (size,), (Place(self._path(role) + suffix, (size,)),), self._layer)
+    def vector(self, role: str, size: int, suffix: str = ".weight") -> ParameterSpec:
+        return ParameterSpec(role, (size,), (CheckpointSlice(self._path(role) + suffix, (size,)),), self._layer)
 
-    def norm(self, role: str, shape: tuple[int, ...], *, bias: bool) -> Iterator[Parameter]:
+    def norm(self, role: str, shape: tuple[int, ...], *, bias: bool) -> Iterator[ParameterSpec]:
         """Yields the parameters of a norm; one per head if the family stores a separate tensor for each head."""
         path = self._path(role)
         if "{}" in path:
             for head in range(shape[0]):
-                place = Place(f"{path.format(head)}.weight", shape[1:])
-                yield Parameter(f"{role}.{head}", shape[1:], (place,), self._layer)
+                place = CheckpointSlice(f"{path.format(head)}.weight", shape[1:])
+                yield ParameterSpec(f"{role}.{head}", shape[1:], (place,), self._layer)
             return
-        yield Parameter(role, shape, (Place(f"{path}.weight", shape),), self._layer)
+        yield ParameterSpec(role, shape, (CheckpointSlice(f"{path}.weight", shape),), self._layer)
         if bias:
-            yield Parameter(f"{role}_bias", shape, (Place(f"{path}.bias", shape),), self._layer)
+            yield ParameterSpec(f"{role}_bias", shape, (CheckpointSlice(f"{path}.bias", shape),), self._layer)
 
-    def plain(self, prefix: str, size: int, hidden: int, *, bias: bool) -> Iterator[Parameter]:
+    def plain(self, prefix: str, size: int, hidden: int, *, bias: bool) -> Iterator[ParameterSpec]:
         yield from self.matrices({f"{prefix}up": size}, hidden, bias=bias)
         yield from self.matrices({f"{prefix}down": hidden}, size, bias=bias)
 
-    def gated(self, prefix: str, size: int, hidden: int, *, bias: bool) -> Iterator[Parameter]:
+    def gated(self, prefix: str, size: int, hidden: int, *, bias: bool) -> Iterator[ParameterSpec]:
         yield from self.matrices({f"{prefix}gate": size, f"{prefix}up": size}, hidden, bias=bias)
         yield from self.matrices({f"{prefix}down": hidden}, size, bias=bias)
 
-    def heads(self, outputs: Mapping[str, int], inputs: int, spec: AttentionSpec, *, bias: bool) -> Iterator[Parameter]:
+    def heads(
+        self, outputs: Mapping[str, int], inputs: int, spec: AttentionSpec, *, bias: bool
+    ) -> Iterator[ParameterSpec]:
         """Yields the query, key and value matrices, which are slices of one matrix if the family groups them by
         head."""
         if not self._family.qkv_by_head:
@@ -211,13 +213,13 @@ class _Names:
         size, whole = spec.key_size, sum(outputs.values())
         for i, role in enumerate(outputs):
             part = (slice(i * size, (i + 1) * size),)
-            place = Place(f"{self._path(role)}.weight", (whole, inputs), part, inputs=1, groups=spec.heads)
-            yield Parameter(role, (outputs[role], inputs), (place,), self._layer)
+            place = CheckpointSlice(f"{self._path(role)}.weight", (whole, inputs), part, inputs=1, groups=spec.heads)
+            yield ParameterSpec(role, (outputs[role], inputs), (place,), self._layer)
             if bias:
-                place = Place(f"{self._path(role)}.bias", (whole,), part, groups=spec.heads)
-                yield Parameter(f"{role}_bias", (outputs[role],), (place,), self._layer)
+                place = CheckpointSlice(f"{self._path(role)}.bias", (whole,), part, groups=spec.heads)
+                yield ParameterSpec(f"{role}_bias", (outputs[role],), (place,), self._layer)
 
-    def matrices(self, outputs: Mapping[str, int], inputs: int, *, bias: bool) -> Iterator[Parameter]:
+    def matrices(self, outputs: Mapping[str, int], inputs: int, *, bias: bool) -> Iterator[ParameterSpec]:
         """Yields matrices with common inputs. Roles with the same tensor name are consecutive rows of that tensor."""
         for role, size in outputs.items():
             path = self._path(role)
@@ -225,12 +227,14 @@ class _Names:
             start = sum(outputs[other] for other in merged[: merged.index(role)])
             rows = sum(outputs[other] for other in merged)
             part = (slice(start, start + size),) if len(merged) > 1 else ()
-            place = Place(f"{path}.weight", (rows, inputs), part, inputs=1)
-            yield Parameter(role, (size, inputs), (place,), self._layer)
+            place = CheckpointSlice(f"{path}.weight", (rows, inputs), part, inputs=1)
+            yield ParameterSpec(role, (size, inputs), (place,), self._layer)
             if bias:
-                yield Parameter(f"{role}_bias", (size,), (Place(f"{path}.bias", (rows,), part),), self._layer)
+                yield ParameterSpec(
+                    f"{role}_bias", (size,), (CheckpointSlice(f"{path}.bias", (rows,), part),), self._layer
+                )
 
-    def expert(self, expert: int, experts: ExpertsSpec, hidden: int) -> Iterator[Parameter]:
+    def expert(self, expert: int, experts: ExpertsSpec, hidden: int) -> Iterator[ParameterSpec]:
         """Yields an expert's matrices, each with two possible places: a separate tensor, or a slice of all experts'
         stack."""
         size = experts.size
@@ -245,14 +249,16 @@ class _Names:
                 rows = slice(0, size) if role == "gate" else slice(size, None)
             if interleaved:
                 shape = (experts.count, inputs, stacked_rows)
-                places = [Place(path, shape, (expert, slice(None), rows), outputs=2, inputs=1)]
+                places = [CheckpointSlice(path, shape, (expert, slice(None), rows), outputs=2, inputs=1)]
             else:
-                places = [Place(path, (experts.count, stacked_rows, inputs), (expert, rows), outputs=1, inputs=2)]
-            biases = [Place(f"{path}_bias", (experts.count, stacked_rows), (expert, rows), outputs=1)]
+                places = [
+                    CheckpointSlice(path, (experts.count, stacked_rows, inputs), (expert, rows), outputs=1, inputs=2)
+                ]
+            biases = [CheckpointSlice(f"{path}_bias", (experts.count, stacked_rows), (expert, rows), outputs=1)]
             if self._names[f"expert_{role}"]:
                 split = self._path(f"expert_{role}").format(expert)
-                places.insert(0, Place(f"{split}.weight", (outputs, inputs), inputs=1))
-                biases.insert(0, Place(f"{split}.bias", (outputs,)))
-            yield Parameter(f"expert_{role}", (outputs, inputs), tuple(places), self._layer, expert)
+                places.insert(0, CheckpointSlice(f"{split}.weight", (outputs, inputs), inputs=1))
+                biases.insert(0, CheckpointSlice(f"{split}.bias", (outputs,)))
+            yield ParameterSpec(f"expert_{role}", (outputs, inputs), tuple(places), self._layer, expert)
             if experts.bias:
-                yield Parameter(f"expert_{role}_bias", (outputs,), tuple(biases), self._layer, expert)
+                yield ParameterSpec(f"expert_{role}_bias", (outputs,), tuple(biases), self._layer, expert)

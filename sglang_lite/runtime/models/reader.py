@@ -32,7 +32,13 @@ from sglang_lite.runtime.models.layers.rope import (
     head_deinterleave_order,
     latent_query_deinterleave_order,
 )
-from sglang_lite.runtime.models.parameters import Parameter, Place, head_name, layer_parameters, parameters
+from sglang_lite.runtime.models.parameters import (
+    CheckpointSlice,
+    ParameterSpec,
+    head_name,
+    layer_parameters,
+    parameters,
+)
 from sglang_lite.runtime.models.precision import Precision
 from sglang_lite.runtime.models.spec import AttentionSpec, DenseSpec, ExpertsSpec, LatentSpec, LayerSpec, ModelSpec
 from sglang_lite.runtime.models.weights.fp8 import BLOCK, ScaledRows, block_quantised
@@ -42,7 +48,7 @@ if TYPE_CHECKING:
     from sglang_lite.runtime.models.layers.gpu_experts import GpuExperts
 
 logger = logging.getLogger("sglang_lite")
-Table: TypeAlias = dict[tuple[str, int | None], Parameter]  # parameters of a layer, by role and expert
+Table: TypeAlias = dict[tuple[str, int | None], ParameterSpec]  # parameters of a layer, by role and expert
 
 
 @dataclass(slots=True)
@@ -190,7 +196,7 @@ class WeightReader:
 
     # ------------------------------------------------------------------------------------------- tensors
 
-    def _place(self, parameter: Parameter) -> Place:
+    def _place(self, parameter: ParameterSpec) -> CheckpointSlice:
         """Place in which the checkpoint stores a parameter; the first possible one if it stores none.
 
         Raises:
@@ -204,7 +210,7 @@ class WeightReader:
             )
         return found[0] if found else parameter.places[0]
 
-    def _take(self, parameter: Parameter) -> Weight:
+    def _take(self, parameter: ParameterSpec) -> Weight:
         place = self._place(parameter)
         if not place.part:
             return self.source.take(place.name, place.shape)
@@ -217,17 +223,17 @@ class WeightReader:
         part = whole[place.part]
         return part.t() if place.inputs is not None and place.outputs > place.inputs else part
 
-    def _vector(self, parameter: Parameter) -> torch.Tensor:
+    def _vector(self, parameter: ParameterSpec) -> torch.Tensor:
         vector = self._take(parameter)
         assert isinstance(vector, torch.Tensor), "only matrices are encoded"
         return vector
 
-    def _numbers(self, parameter: Parameter) -> torch.Tensor:
+    def _numbers(self, parameter: ParameterSpec) -> torch.Tensor:
         """Vector or small matrix as float32."""
         taken = self._take(parameter)
         return taken.decode(0, taken.shape[0]) if isinstance(taken, EncodedMatrix) else taken.float()
 
-    def _norm(self, parameter: Parameter | None, bias: Parameter | None = None) -> torch.Tensor:
+    def _norm(self, parameter: ParameterSpec | None, bias: ParameterSpec | None = None) -> torch.Tensor:
         """Weight of a norm, with its bias if it is a layer norm; ones if the norm has no parameter."""
         if parameter is None:
             weight = torch.ones(self.spec.hidden_size)
@@ -235,7 +241,7 @@ class WeightReader:
             weight = self._vector(parameter).float().add(self.spec.norm_offset)
         return self._with_bias(weight, bias).to(self.device, self.precision.compute)
 
-    def _with_bias(self, weight: torch.Tensor, bias: Parameter | None) -> torch.Tensor:
+    def _with_bias(self, weight: torch.Tensor, bias: ParameterSpec | None) -> torch.Tensor:
         if self.spec.norm != "layer":
             return weight
         return torch.stack((weight, torch.zeros_like(weight) if bias is None else self._vector(bias).float()))
@@ -253,7 +259,7 @@ class WeightReader:
             weight = weight[..., order]
         return weight.to(self.device, self.precision.compute)
 
-    def _matrices(self, parameters: Sequence[Parameter]) -> list[Weight]:
+    def _matrices(self, parameters: Sequence[ParameterSpec]) -> list[Weight]:
         """Matrices to be stacked along their outputs, as a list; a single matrix if they are stored stacked."""
         places = [self._place(p) for p in parameters]
         if len({place.name for place in places}) == 1 and len(places[0].shape) == 2 and places[0].groups == 1:

@@ -27,10 +27,10 @@ from sglang_lite.constraints.formal.nodes import (
     CharSet,
     Concat,
     Language,
+    LiteralText,
     Node,
     Ref,
     Repeat,
-    Text,
     children,
 )
 from sglang_lite.constraints.language import language_of
@@ -56,7 +56,7 @@ def fastest(constraint: Constraint) -> str:
 
 
 def _size(node: Node) -> int:
-    if isinstance(node, Text):
+    if isinstance(node, LiteralText):
         return len(node.text)
     return 1 + sum(map(_size, children(node)))
 

@@ -65,7 +65,7 @@ class PossibleKind:
 
 
 @dataclass(frozen=True, slots=True)
-class Names:
+class MemberNames:
     """Names that have come in an object. Immutable, apart from a cache.
 
     Attributes:
@@ -79,16 +79,16 @@ class Names:
     used: frozenset[bytes] = frozenset()
     counts: Mapping[str, int] = field(default_factory=dict)
     exhausted: frozenset[bytes] = frozenset()
-    _next: dict[tuple[bytes, ...], Names] = field(default_factory=dict)  # cache, as many tokens end the same name
+    _next: dict[tuple[bytes, ...], MemberNames] = field(default_factory=dict)  # cache, as many tokens end the same name
 
-    def with_name(self, name: bytes) -> Names:
+    def with_name(self, name: bytes) -> MemberNames:
         """Returns the names with one more."""
         key = (name,)
         if key not in self._next:
             self._next[key] = _after(self, name)
         return self._next[key]
 
-    def with_value(self, name: bytes, value: bytes) -> Names:
+    def with_value(self, name: bytes, value: bytes) -> MemberNames:
         """Returns the names once the value of the member `name` is known, which may exclude kinds of objects."""
         key = name, value
         if key not in self._next:
@@ -111,14 +111,14 @@ class Names:
         return not any(prefix.startswith(exhausted) for exhausted in self.exhausted)
 
 
-def _after(names: Names, name: bytes) -> Names:
+def _after(names: MemberNames, name: bytes) -> MemberNames:
     text, parsed = name.decode("utf-8", "ignore"), loaded(name)
     counts = dict(names.counts)
     for end in range(len(text) + 1):
         counts[text[:end]] = counts.get(text[:end], 0) + 1
     possible = tuple(PossibleKind(each.kind, each.missing - {parsed}) for each in names.possible)
     used = names.used | {name}
-    now = Names(possible, used, counts, _with_exhausted(names.exhausted, name, counts, possible))
+    now = MemberNames(possible, used, counts, _with_exhausted(names.exhausted, name, counts, possible))
     if len(possible) < 2:
         return now
     return _with_kinds(now, (each for each in possible if each.kind.has_name(text) and _fits(each, len(used))))
@@ -128,7 +128,7 @@ def _fits(each: PossibleKind, used: int) -> bool:
     return each.kind.max_names is None or used + len(each.missing) <= each.kind.max_names
 
 
-def _with_kinds(names: Names, possible: Iterable[PossibleKind]) -> Names:
+def _with_kinds(names: MemberNames, possible: Iterable[PossibleKind]) -> MemberNames:
     """Returns the names with only some of the possible kinds of objects."""
     remaining = tuple(possible)
     if len(remaining) == len(names.possible):
@@ -136,7 +136,7 @@ def _with_kinds(names: Names, possible: Iterable[PossibleKind]) -> Names:
     exhausted: frozenset[bytes] = frozenset()
     for name in names.used:
         exhausted = _with_exhausted(exhausted, name, names.counts, remaining)
-    return Names(remaining, names.used, names.counts, exhausted)
+    return MemberNames(remaining, names.used, names.counts, exhausted)
 
 
 def _with_exhausted(

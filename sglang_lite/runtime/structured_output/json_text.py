@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 from sglang_lite.constraints.formal.counting import CountedTexts, counted, has_unused
 from sglang_lite.constraints.formal.nodes import NOTHING, Node
 from sglang_lite.constraints.json_schema.watched import WatchedPlace
-from sglang_lite.runtime.structured_output.json_names import Kind, Names, PossibleKind, loaded
+from sglang_lite.runtime.structured_output.json_names import Kind, MemberNames, PossibleKind, loaded
 
 _QUOTE, _BACKSLASH, _COMMA, _COLON = b'"\\,:'
 _OPENING, _CLOSING, _BLANKS = b"{[", b"}]", b" \t\r\n"
@@ -50,9 +50,9 @@ class Places:
             self._endless[key] = counts[0] == 0 or counts[1] is None
         return self._endless[key]
 
-    def names(self, place: WatchedPlace | None) -> Names:
+    def names(self, place: WatchedPlace | None) -> MemberNames:
         """Returns the empty set of names for an object in a place."""
-        return Names(self._kinds.get(id(place), ()))
+        return MemberNames(self._kinds.get(id(place), ()))
 
     def __getitem__(self, number: int | None) -> WatchedPlace | None:
         return None if number is None else self._watched[number]
@@ -79,7 +79,7 @@ class _Container:
         "child", "count", "is_object", "name", "names", "pending", "place", "start", "used", "value_start", "values",
     )  # fmt: skip
 
-    def __init__(self, place: WatchedPlace | None, names: Names, *, is_object: bool) -> None:
+    def __init__(self, place: WatchedPlace | None, names: MemberNames, *, is_object: bool) -> None:
         self.place, self.names, self.is_object = place, names, is_object
         self.name, self.value_start = b"", -1
         self.used: frozenset[bytes] = frozenset()

@@ -21,7 +21,7 @@ from typing import Any
 
 from sglang_lite.constraints.formal import nodes
 from sglang_lite.constraints.json_schema import watched as watched_places
-from sglang_lite.constraints.json_schema.document import REFERENCES, Place
+from sglang_lite.constraints.json_schema.document import REFERENCES, SchemaLocation
 from sglang_lite.constraints.json_schema.normal_form import document_in, normalise
 from sglang_lite.constraints.json_schema.watched import WatchedPlace
 from sglang_lite.protocol import Constraint, JsonSchema
@@ -43,7 +43,7 @@ def names_are_open(constraint: Constraint) -> bool:
     return any(_is_open(document.schema(place), place) for place in document.places)
 
 
-def _is_open(schema: object, place: Place) -> bool:
+def _is_open(schema: object, place: SchemaLocation) -> bool:
     if not isinstance(schema, dict):
         return schema is True and not place.pointer.endswith(("/additionalProperties", "/items"))
     types = schema.get("type", ())

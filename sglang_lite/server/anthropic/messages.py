@@ -21,7 +21,7 @@ from sglang_lite.server.errors import content_of
 from sglang_lite.server.fields import MESSAGES_NEUTRAL, MESSAGES_REFUSED, Fields
 from sglang_lite.server.http.sse import EventStream, event
 from sglang_lite.server.parameters import sampling
-from sglang_lite.server.reader import Reader
+from sglang_lite.server.reader import RequestReader
 from sglang_lite.server.routes import HttpRequest, Route, answer, read
 from sglang_lite.server.service import Service
 from sglang_lite.text.chat_format import RenderedConversation
@@ -66,7 +66,7 @@ async def count_tokens(service: Service, call: HttpRequest) -> Response:
     return answer({"input_tokens": count})
 
 
-def _read(reader: Reader, call: HttpRequest) -> tuple[MessagesRequest, RenderedConversation, Sequence[int]]:
+def _read(reader: RequestReader, call: HttpRequest) -> tuple[MessagesRequest, RenderedConversation, Sequence[int]]:
     """Request without conversation and tools, the rendered conversation, and its token ids, whose number the answer
     begins with."""
     body = call.read(MESSAGES)
@@ -75,7 +75,7 @@ def _read(reader: Reader, call: HttpRequest) -> tuple[MessagesRequest, RenderedC
     return body, rendered, reader.ids(rendered.prompt)
 
 
-def _count(reader: Reader, call: HttpRequest) -> tuple[str | None, int]:
+def _count(reader: RequestReader, call: HttpRequest) -> tuple[str | None, int]:
     """Name of the model, and the number of tokens of the prompt."""
     body = call.read(COUNTED)
     return body.model, len(reader.ids(reader.render(conversation_of(body, call.unused), call.unused).prompt))

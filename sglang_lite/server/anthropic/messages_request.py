@@ -134,13 +134,13 @@ class Thinking(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     display: Literal["summarized", "omitted"] | None = None
 
 
-class JsonFormat(msgspec.Struct, kw_only=True, tag_field="type", tag="json_schema", forbid_unknown_fields=True):
+class JsonOutputFormat(msgspec.Struct, kw_only=True, tag_field="type", tag="json_schema", forbid_unknown_fields=True):
     schema: dict[str, Any]
 
 
 class OutputConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
-    format: JsonFormat | None = None
+    format: JsonOutputFormat | None = None
     task_budget: None = None
 
 
@@ -158,7 +158,7 @@ class CountTokensRequest(msgspec.Struct, kw_only=True):
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
-    output_format: JsonFormat | None = None
+    output_format: JsonOutputFormat | None = None
 
     @property
     def shows_thinking(self) -> bool:

@@ -15,7 +15,7 @@ from sglang_lite.text.tool_calls import CallPiece, Pieces
 
 
 @dataclass(slots=True)
-class ToolCall:
+class PartialToolCall:
     """Tool call, as far as it has arrived.
 
     Attributes:
@@ -35,7 +35,7 @@ class ToolCall:
 class CallPart:
     """New part of a call: its beginning, or further arguments."""
 
-    call: ToolCall
+    call: PartialToolCall
     arguments: str
     begins: bool = False
 
@@ -104,7 +104,7 @@ class SampleReader:
     separate: bool = True
     at_once: bool = True
     prefix: str = "call_"
-    calls: list[ToolCall] = field(default_factory=list, init=False)
+    calls: list[PartialToolCall] = field(default_factory=list, init=False)
     reasoning: str = field(default="", init=False)
     logprobs: int = field(default=0, init=False)
     _held: str = field(default="", init=False)  # reasoning that is returned when it has ended
@@ -152,11 +152,11 @@ class SampleReader:
         return Parts(reasoning, content, tuple(calls))
 
     def _begin(self, name: str, *, custom: bool) -> CallPart:
-        call = ToolCall(len(self.calls), name, custom, f"{self.prefix}{random_id()[:24]}")
+        call = PartialToolCall(len(self.calls), name, custom, f"{self.prefix}{random_id()[:24]}")
         self.calls.append(call)
         return CallPart(call, "", begins=True)
 
-    def _more(self, call: ToolCall, arguments: str) -> CallPart:
+    def _more(self, call: PartialToolCall, arguments: str) -> CallPart:
         call.arguments += arguments
         return CallPart(call, arguments)
 

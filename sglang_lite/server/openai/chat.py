@@ -17,9 +17,9 @@ from sglang_lite.runtime.core.submission import GenerateRequest
 from sglang_lite.server.async_engine import with_first_event
 from sglang_lite.server.conversation.sample_reader import (
     CallPart,
+    PartialToolCall,
     Parts,
     SampleReader,
-    ToolCall,
     entries_of,
     logprobs_of,
 )
@@ -27,7 +27,7 @@ from sglang_lite.server.errors import content_of
 from sglang_lite.server.http.sse import DONE, EventStream, event
 from sglang_lite.server.openai.chat_request import CHAT, ChatRequest, CustomTool, StreamOptions, conversation_of
 from sglang_lite.server.parameters import sampling, streams
-from sglang_lite.server.reader import Reader
+from sglang_lite.server.reader import RequestReader
 from sglang_lite.server.routes import HttpRequest, Route, answer, read, with_priorities
 from sglang_lite.server.service import Service
 from sglang_lite.text.chat_format import RenderedConversation
@@ -98,7 +98,9 @@ async def complete(service: Service, call: HttpRequest) -> Response:
     return answer({**parsed.head("chat.completion"), "choices": choices, "usage": usage})
 
 
-def _read(reader: Reader, call: HttpRequest) -> tuple[ChatRequest, RenderedConversation, str | None, frozenset[str]]:
+def _read(
+    reader: RequestReader, call: HttpRequest
+) -> tuple[ChatRequest, RenderedConversation, str | None, frozenset[str]]:
     """Request without messages and tools, rendered conversation, the custom tool that is forced (or None), and the
     names of all custom tools."""
     body = call.read(CHAT)
@@ -126,7 +128,7 @@ def _choice_of(service: Service, parsed: _ParsedChat, generation: Generation) ->
     }
 
 
-def _as_call(call: ToolCall) -> dict[str, Any]:
+def _as_call(call: PartialToolCall) -> dict[str, Any]:
     """Call in the form of the protocol, as far as it has arrived."""
     if call.custom:
         return {"id": call.id, "type": "custom", "custom": {"name": call.name, "input": call.arguments}}

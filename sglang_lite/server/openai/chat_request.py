@@ -39,7 +39,7 @@ class RefusalPart(_Part, tag="refusal"):
     refusal: str
 
 
-class ImagePart(_Part, tag="image_url"):
+class ImageUrlPart(_Part, tag="image_url"):
     image_url: Any
 
 
@@ -47,7 +47,7 @@ class AudioPart(_Part, tag="input_audio"):
     input_audio: Any
 
 
-class VideoPart(_Part, tag="video_url"):
+class VideoUrlPart(_Part, tag="video_url"):
     video_url: Any
 
 
@@ -55,7 +55,7 @@ class FilePart(_Part, tag="file"):
     file: Any
 
 
-Content: TypeAlias = str | list[TextPart | RefusalPart | ImagePart | AudioPart | VideoPart | FilePart]
+Content: TypeAlias = str | list[TextPart | RefusalPart | ImageUrlPart | AudioPart | VideoUrlPart | FilePart]
 
 
 class _Message(msgspec.Struct, kw_only=True, tag_field="role", forbid_unknown_fields=True):
@@ -115,7 +115,7 @@ class AssistantMessage(_Message, tag="assistant"):
 Message: TypeAlias = SystemMessage | DeveloperMessage | UserMessage | AssistantMessage | ToolMessage
 
 
-class Function(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class FunctionDefinition(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     name: str
     description: str | None = None
     parameters: dict[str, Any] | None = None
@@ -141,7 +141,7 @@ class Custom(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class FunctionTool(msgspec.Struct, kw_only=True, tag_field="type", tag="function", forbid_unknown_fields=True):
-    function: Function
+    function: FunctionDefinition
     cache_control: dict[str, Any] | None = None
 
 

@@ -35,7 +35,7 @@ from sglang_lite.server.fields import COMPLETIONS_NEUTRAL, COMPLETIONS_REFUSED, 
 from sglang_lite.server.http.sse import DONE, EventStream, event
 from sglang_lite.server.parameters import constraints, sampling, streams
 from sglang_lite.server.programs import program
-from sglang_lite.server.reader import Reader
+from sglang_lite.server.reader import RequestReader
 from sglang_lite.server.routes import HttpRequest, Route, answer, read, with_priorities
 from sglang_lite.server.service import Service
 
@@ -129,7 +129,7 @@ def _program(body: CompletionRequest) -> dict[str, Any]:
 
 
 def _read(
-    reader: Reader, call: HttpRequest
+    reader: RequestReader, call: HttpRequest
 ) -> tuple[CompletionRequest, Sequence[str | None], list[GenerateRequest]] | program.ParsedProgram:
     """Request without its prompts, the text of each prompt that is given as text and echoed (None of others), and the
     requests of the engine; or a program."""
@@ -143,7 +143,7 @@ def _read(
     return body, texts, requests
 
 
-def _requests(reader: Reader, body: CompletionRequest) -> list[GenerateRequest]:
+def _requests(reader: RequestReader, body: CompletionRequest) -> list[GenerateRequest]:
     prompts = _prompts(body.prompt)
     if body.logprobs is not None and not 0 <= body.logprobs <= 256:
         raise ParameterError("logprobs", f"{body.logprobs} is not between 0 and 256.")

@@ -45,7 +45,7 @@ from sglang_lite.server.openai.decisions_request import (
     messages_of,
     options_of,
 )
-from sglang_lite.server.reader import Reader
+from sglang_lite.server.reader import RequestReader
 from sglang_lite.server.routes import HttpRequest, Route, answer, read
 from sglang_lite.server.service import Service
 from sglang_lite.server.sglang.labels import label_scores
@@ -78,7 +78,7 @@ class _QuestionTemplate:
         return (Text(options.text, special=False), *self.after, Text(quote, special=False), choice)
 
 
-def _question_template(reader: Reader, messages: Sequence[Mapping[str, Any]]) -> _QuestionTemplate:
+def _question_template(reader: RequestReader, messages: Sequence[Mapping[str, Any]]) -> _QuestionTemplate:
     """Renders the input with a place for the questions, and tokenises the part before it.
 
     Raises:
@@ -132,7 +132,7 @@ async def decide(service: Service, call: HttpRequest) -> Response:
     return answer({"model": service.model_name, "answers": answers, "usage": _usage(input_only.usage, found.values())})
 
 
-def _read(reader: Reader, call: HttpRequest) -> tuple[DecisionRequest, list[Options | None], _QuestionTemplate]:
+def _read(reader: RequestReader, call: HttpRequest) -> tuple[DecisionRequest, list[Options | None], _QuestionTemplate]:
     """Request without its input, the choices of each question, and the prompt around each."""
     body = call.read(DECISIONS)
     if not 1 <= len(body.questions) <= MOST_QUESTIONS:

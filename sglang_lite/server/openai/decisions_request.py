@@ -11,7 +11,7 @@ import msgspec
 from sglang_lite.protocol import CapabilityError, ParameterError
 from sglang_lite.protocol.anything import Json
 from sglang_lite.server.fields import DECISIONS_NEUTRAL, Fields
-from sglang_lite.server.openai.responses_items import ContentPart, InputText, Refusal
+from sglang_lite.server.openai.responses_items import ContentPart, InputText, OutputRefusal
 
 MOST_CHOICES = 255
 _JSON_BYTES, _JSON_DEPTH, _JSON_VALUES = 2**18, 32, 10_000  # limits of an input part that is JSON
@@ -33,7 +33,7 @@ class OutputText(ContentPart, tag="output_text"):
     logprobs: list[Any] | None = None
 
 
-Parts: TypeAlias = list[InputText | InputImage | InputJson | OutputText | Refusal]
+Parts: TypeAlias = list[InputText | InputImage | InputJson | OutputText | OutputRefusal]
 
 
 class InputMessage(msgspec.Struct, kw_only=True, tag_field="type", tag="message", forbid_unknown_fields=True):
@@ -190,7 +190,7 @@ def _text(content: str | Sequence[ContentPart], where: str) -> str:
     for i, part in enumerate(content):
         if isinstance(part, InputText | OutputText):
             texts.append(part.text)
-        elif isinstance(part, Refusal):
+        elif isinstance(part, OutputRefusal):
             texts.append(part.refusal)
         elif isinstance(part, InputJson):
             texts.append(_json(part, f"{where}[{i}].data"))

@@ -18,7 +18,7 @@ from sglang_lite.protocol.anything import Json
 from sglang_lite.random_ids import random_id
 from sglang_lite.runtime.embedding.request import EncodeRequest, EncoderInput, are_ids
 from sglang_lite.server.fields import EMBEDDINGS_NEUTRAL, Fields
-from sglang_lite.server.reader import Reader
+from sglang_lite.server.reader import RequestReader
 from sglang_lite.server.routes import HttpRequest, Route, answer, read, read_record
 from sglang_lite.server.service import Service
 
@@ -83,7 +83,7 @@ async def embeddings(service: Service, call: HttpRequest) -> Response:
 
 
 def _read(
-    reader: Reader, call: HttpRequest
+    reader: RequestReader, call: HttpRequest
 ) -> tuple[EmbeddingsRequest, Sequence[EncoderInput] | Sequence[EncodeRequest]]:
     """Request without its texts, and the texts, tokenised if the reader does so."""
     body = call.read(EMBEDDINGS)

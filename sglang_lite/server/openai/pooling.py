@@ -27,7 +27,7 @@ from sglang_lite.server.openai.embeddings import (
     texts_of,
     usage_of,
 )
-from sglang_lite.server.reader import Reader
+from sglang_lite.server.reader import RequestReader
 from sglang_lite.server.routes import HttpRequest, Route, answer, read
 from sglang_lite.server.service import Service
 from sglang_lite.text.chat_format import Conversation
@@ -124,7 +124,7 @@ def _check_kind(body: PoolingRequest, spec: EncoderSpec, model: str) -> None:
         raise ParameterError("dimensions", f"{model} gives a number for each label, not vectors. Leave it out.")
 
 
-def _read(reader: Reader, call: HttpRequest, fields: Fields[B]) -> tuple[B, Sequence[int]]:
+def _read(reader: RequestReader, call: HttpRequest, fields: Fields[B]) -> tuple[B, Sequence[int]]:
     """Request without its messages, and the token ids of its conversation; no ids without one."""
     body = call.read(fields)
     if body.priority:

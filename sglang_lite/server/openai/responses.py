@@ -37,7 +37,7 @@ from sglang_lite.server.openai.responses_request import (
     parse_request,
 )
 from sglang_lite.server.parameters import sampling, streams
-from sglang_lite.server.reader import Reader
+from sglang_lite.server.reader import RequestReader
 from sglang_lite.server.responses_store import PACK, UNPACK, StoredResponse
 from sglang_lite.server.routes import HttpRequest, Route, answer, read, with_priorities
 from sglang_lite.server.service import Service
@@ -142,7 +142,7 @@ async def _parsed(service: Service, call: HttpRequest, function: Callable[..., T
     return again, size
 
 
-def _read(reader: Reader, call: HttpRequest, known: _Known | None) -> _Parsed | _Wanted:
+def _read(reader: RequestReader, call: HttpRequest, known: _Known | None) -> _Parsed | _Wanted:
     """Request, parsed and rendered; or what it refers to, if that is not known."""
     body = call.read(RESPONSES)
     items = _items(call, body, known)
@@ -355,7 +355,7 @@ async def input_tokens(service: Service, call: HttpRequest) -> Response:
     return answer({"object": "response.input_tokens", "input_tokens": count})
 
 
-def _count(reader: Reader, call: HttpRequest, known: _Known | None) -> tuple[str | None, int] | _Wanted:
+def _count(reader: RequestReader, call: HttpRequest, known: _Known | None) -> tuple[str | None, int] | _Wanted:
     """Name of the model, and number of tokens of the prompt; or what the request refers to, if that is not known."""
     body = ResponsesRequest(**msgspec.structs.asdict(call.read(INPUT_TOKENS)))
     items = _items(call, body, known)

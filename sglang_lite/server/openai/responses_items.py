@@ -32,7 +32,7 @@ class OutputText(ContentPart, tag="output_text"):
     parsed: Any = None
 
 
-class Refusal(ContentPart, tag="refusal"):
+class OutputRefusal(ContentPart, tag="refusal"):
     refusal: str
 
 
@@ -60,7 +60,7 @@ class InputAudio(_Unseen, tag="input_audio"):
     pass
 
 
-Content: TypeAlias = str | list[InputText | OutputText | Refusal | InputImage | InputFile | InputAudio]
+Content: TypeAlias = str | list[InputText | OutputText | OutputRefusal | InputImage | InputFile | InputAudio]
 
 
 class _Item(msgspec.Struct, kw_only=True, tag_field="type", forbid_unknown_fields=True):
@@ -186,7 +186,7 @@ def _item(given: Item, where: str, known: Callable[[str], Item], unused: list[st
 def _parts(content: Content, role: str, where: str) -> list[Item]:
     parts: list[Item] = []
     for i, part in enumerate([InputText(text=content)] if isinstance(content, str) else content):
-        if isinstance(part, Refusal):
+        if isinstance(part, OutputRefusal):
             parts.append({"type": "refusal", "refusal": part.refusal})
         elif isinstance(part, InputText | OutputText):
             told = {"type": "input_text", "text": part.text}

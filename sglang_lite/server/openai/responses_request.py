@@ -79,7 +79,7 @@ class Reasoning(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     mode: Literal["standard"] | None = None
 
 
-class Text(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class TextConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     format: dict[str, Any] | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
 
@@ -101,7 +101,7 @@ class ResponsesRequest(sampling.SglangSampling, kw_only=True):
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
-    text: Text | None = None
+    text: TextConfig | None = None
     reasoning: Reasoning | None = None
     max_output_tokens: int | None = None
     temperature: float | None = None
@@ -127,7 +127,7 @@ class InputTokensRequest(msgspec.Struct, kw_only=True):
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
-    text: Text | None = None
+    text: TextConfig | None = None
     reasoning: Reasoning | None = None
 
 

@@ -35,7 +35,7 @@ from sglang_lite.server.async_engine import ProgramEvent, with_first_event
 from sglang_lite.server.errors import NotFoundError, content_of, headers_of, status_of
 from sglang_lite.server.fields import GATEWAY_NEUTRAL, Fields
 from sglang_lite.server.http.sse import DONE, EventStream
-from sglang_lite.server.reader import Reader
+from sglang_lite.server.reader import RequestReader
 from sglang_lite.server.routes import HttpRequest, Route, answer, read
 from sglang_lite.server.service import Service
 
@@ -218,7 +218,7 @@ class ParsedProgram:
     priority: int
 
 
-def parse_request(reader: Reader, call: HttpRequest, given: Mapping[str, Json], pointer: str) -> ParsedProgram:
+def parse_request(reader: RequestReader, call: HttpRequest, given: Mapping[str, Json], pointer: str) -> ParsedProgram:
     """Reads and checks the body of a request.
 
     Args:
@@ -248,7 +248,7 @@ def parse_request(reader: Reader, call: HttpRequest, given: Mapping[str, Json], 
     )  # fmt: skip
 
 
-def limits_of(reader: Reader, given: ProgramLimits | None, pointer: str) -> tuple[ProgramBudget, float]:
+def limits_of(reader: RequestReader, given: ProgramLimits | None, pointer: str) -> tuple[ProgramBudget, float]:
     """Budget and time limit (seconds) of a program: the lower of the client's and the server's limits."""
     settings, own = reader.settings, given or ProgramLimits()
     budget = ProgramBudget(
@@ -276,7 +276,7 @@ async def play(service: Service, call: HttpRequest) -> Response:
     return await played(service, call, await read(service, call, _read))
 
 
-def _read(reader: Reader, call: HttpRequest) -> ParsedProgram:
+def _read(reader: RequestReader, call: HttpRequest) -> ParsedProgram:
     return parse_request(reader, call, call.object(), "")
 
 
@@ -445,7 +445,7 @@ async def extend(service: Service, call: HttpRequest) -> Response:
 _Changes: TypeAlias = Sequence[tuple[Path, Sequence[Node]]]  # nodes for each branch; without nodes, it is dropped
 
 
-def _read_answers(reader: Reader, call: HttpRequest) -> tuple[_Changes, bool]:
+def _read_answers(reader: RequestReader, call: HttpRequest) -> tuple[_Changes, bool]:
     """Changes to an open program, and whether nothing more will come."""
     given = call.object()
     check_version(given, "")

@@ -39,7 +39,7 @@ class ScoreResult:
 
 
 @dataclass(frozen=True, slots=True)
-class ScoreRequest:
+class ScoreArguments:
     """Arguments of `Engine.score`, checked; without labels, `items` are texts to select from."""
 
     query: Any  # text, or token ids
@@ -74,7 +74,7 @@ def read_score(
     temperature: float = 1.0,
     return_token_logprobs: bool = False,
     **unsupported: object,  # SGLang's other parameters, which are refused by name if they are set
-) -> ScoreRequest:
+) -> ScoreArguments:
     """Request with the given fields, which `Engine.score` documents.
 
     Raises:
@@ -88,7 +88,7 @@ def read_score(
         _check_temperature(temperature, apply_softmax=apply_softmax)
     elif not isinstance(query, Prompt | str) or not all(isinstance(text, str) for text in texts):
         raise ParameterError("label_token_ids", "is missing. A query or items of token ids need it.")
-    return ScoreRequest(
+    return ScoreArguments(
         query, texts, label_token_ids, apply_softmax, item_first, temperature, return_token_logprobs
     )  # fmt: skip
 

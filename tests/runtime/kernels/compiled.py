@@ -17,7 +17,7 @@ from pathlib import Path
 
 import triton
 
-from sglang_lite.runtime.kernels.variants import Variant, collecting_variants
+from sglang_lite.runtime.kernels.variants import KernelVariant, collecting_variants
 from tests.runtime.kernels.launches import Case, cases
 
 TABLE = Path(__file__).with_name("compiled.tsv")
@@ -61,15 +61,15 @@ def is_current(case: Case, row: Compiled | None) -> bool:
     return row is not None and row.digest == _digest(variants_of(case))
 
 
-def _digest(variants: list[Variant]) -> str:
+def _digest(variants: list[KernelVariant]) -> str:
     """Short name of sources, arguments and options, and of Triton's version."""
     contents = sorted(variant.content for variant in variants)
     return hashlib.sha256(f"{triton.__version__} {contents}".encode()).hexdigest()[:12]
 
 
-def variants_of(case: Case) -> list[Variant]:
+def variants_of(case: Case) -> list[KernelVariant]:
     """Variants of kernels that a case launches."""
-    variants: list[Variant] = []
+    variants: list[KernelVariant] = []
     with collecting_variants(case.properties, variants.append):
         case.launch()
     assert variants, f"{case} launches nothing"

@@ -65,7 +65,7 @@ class OwnField:
 
 
 @dataclass(frozen=True, slots=True)
-class Tool:
+class ApiTool:
     """Function that the model may call.
 
     Attributes:
@@ -87,7 +87,7 @@ class Tools:
         parallel: True if the model may call several tools at once.
     """
 
-    tools: tuple[Tool, ...]
+    tools: tuple[ApiTool, ...]
     required: bool
     parallel: bool = False
 
@@ -147,7 +147,7 @@ class PartialAnswer:
     logprobs: tuple[TokenLogprob, ...] = ()
 
 
-class Reader(ABC):
+class ApiReader(ABC):
     """Reader of one answer, whole or in events.
 
     Attributes:
@@ -191,6 +191,6 @@ class Api:
     arguments: Callable[[ApiRequest], dict[str, Any]]
     create: Callable[[Any], Callable[..., Awaitable[Any]]]
     streamed: Mapping[str, Any]
-    reader: Callable[[], Reader]
+    reader: Callable[[], ApiReader]
     always_streams: bool = False
     resumed: Callable[[dict[str, Any], Any], dict[str, Any]] = lambda arguments, _: arguments

@@ -8,14 +8,14 @@ from typing import Any
 
 from sglang_lite.lang.backend.apis.api import (
     Api,
+    ApiReader,
     ApiRequest,
+    ApiTool,
     JsonFormat,
     JsonTool,
     OwnField,
     PartialAnswer,
     PartialCall,
-    Reader,
-    Tool,
     Tools,
 )
 from sglang_lite.lang.backend.apis.prompt_cache import cache_key
@@ -39,7 +39,7 @@ def request_arguments(request: ApiRequest) -> dict[str, Json]:
             form = {"name": ANSWER, "schema": schema, "strict": strict}
             arguments["response_format"] = {"type": "json_schema", "json_schema": form}
         case JsonTool(schema):
-            tool = Tool(ANSWER, "Its arguments are your whole answer.", schema, strict=True)
+            tool = ApiTool(ANSWER, "Its arguments are your whole answer.", schema, strict=True)
             arguments["tools"] = [{"type": "function", "function": function_tool(tool)}]
             arguments["tool_choice"] = {"type": "function", "function": {"name": ANSWER}}
             arguments["parallel_tool_calls"] = False
@@ -92,7 +92,7 @@ def _text_and_images(content: Any) -> tuple[str, list[dict[str, Any]]]:
     return "".join(texts), [part for part in content if part["type"] != "text"]
 
 
-def function_tool(tool: Tool) -> dict[str, Json]:
+def function_tool(tool: ApiTool) -> dict[str, Json]:
     """Tool as a function definition, the same for chat and responses."""
     described = {"description": tool.description} if tool.description else {}
     return {"name": tool.name, **described, "parameters": dict(tool.schema), "strict": tool.strict}
@@ -124,7 +124,7 @@ def parameters(request: ApiRequest) -> dict[str, Json]:
     return arguments | ({"extra_body": extra} if extra else {})
 
 
-class ChatReader(Reader):
+class ChatReader(ApiReader):
     """Reader of a chat completion, or of its chunks."""
 
     def whole(self, response: Foreign) -> None:

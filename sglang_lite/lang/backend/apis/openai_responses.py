@@ -8,15 +8,15 @@ from typing import Any
 
 from sglang_lite.lang.backend.apis.api import (
     Api,
+    ApiReader,
     ApiRequest,
+    ApiTool,
     GrammarTool,
     JsonFormat,
     JsonTool,
     OwnField,
     PartialAnswer,
     PartialCall,
-    Reader,
-    Tool,
     Tools,
 )
 from sglang_lite.lang.backend.apis.openai_chat import (
@@ -86,7 +86,7 @@ def _shape(request: ApiRequest) -> dict[str, Any]:
             tool: dict[str, Any] = {"type": "custom", "name": ANSWER, "description": described, "format": grammar}
             return _called([tool], {"type": "custom", "name": ANSWER})
         case JsonTool(schema):
-            tool = function_tool(Tool(ANSWER, "Its arguments are your whole answer.", schema, strict=True))
+            tool = function_tool(ApiTool(ANSWER, "Its arguments are your whole answer.", schema, strict=True))
             return _called([{"type": "function", **tool}], {"type": "function", "name": ANSWER})
         case Tools(tools, required, parallel):
             functions = [{"type": "function", **function_tool(tool)} for tool in tools]
@@ -136,7 +136,7 @@ def _content(message: Message) -> str | list[dict[str, Any]]:
     ]
 
 
-class ResponsesReader(Reader):
+class ResponsesReader(ApiReader):
     """Reader of a response, or of its events. The last event has the whole response."""
 
     def whole(self, response: Foreign) -> None:

@@ -24,7 +24,7 @@ from sglang_lite.lang.backend.planning import Planner, RunFacts, scores_needed
 from sglang_lite.lang.backend.profiles.prices import price as known_price
 from sglang_lite.lang.backend.profiles.profile import Profile, check_model_name
 from sglang_lite.lang.backend.remote.client import ApiClient
-from sglang_lite.lang.backend.remote.connection import Connection, Connector
+from sglang_lite.lang.backend.remote.connection import ApiConnection, Connector
 from sglang_lite.lang.backend.remote.explain import Explanation, Price, TracedBackend
 from sglang_lite.lang.backend.remote.explain import explain as explained
 from sglang_lite.lang.backend.remote.planner import CallPlanner
@@ -108,7 +108,7 @@ class RemoteBackend(Backend):
         self.model_name, self.chat_template = model_name, chat_template
         self._name = f"{type(self).__name__}({model_name!r})"
         self.token_usage = TokenUsage()
-        self._connection = Connection(type(self).__name__, connect, rate_limit)
+        self._connection = ApiConnection(type(self).__name__, connect, rate_limit)
         self.errors = self._connection.error_translator(self._name, Origin(self.provider, model_name))
         self._client = ApiClient(self._connection, self.errors, self.token_usage, ProviderItems())
 

@@ -18,14 +18,14 @@ from typing import Any, TypeVar
 import msgspec
 
 from sglang_lite.errors import Origin
-from sglang_lite.lang.backend.apis.api import Api, ApiRequest, JsonTool, PartialAnswer, Reader, Tools
+from sglang_lite.lang.backend.apis.api import Api, ApiReader, ApiRequest, JsonTool, PartialAnswer, Tools
 from sglang_lite.lang.backend.apis.provider_items import ProviderItems
-from sglang_lite.lang.backend.remote.connection import Connection
+from sglang_lite.lang.backend.remote.connection import ApiConnection
 from sglang_lite.lang.backend.remote.errors import ErrorTranslator, shortened
 from sglang_lite.lang.backend.token_counts import (
     NOT_CREDIBLE,
     SentRequests,
-    Tokenizer,
+    TiktokenEncoding,
     TokenUsage,
     beyond,
     estimated_tokens,
@@ -53,13 +53,13 @@ class ApiClient:
         provider_items: provider items of earlier turns, which the API expects back.
     """
 
-    connection: Connection
+    connection: ApiConnection
     errors: ErrorTranslator
     tokens: TokenUsage
     provider_items: ProviderItems
 
     async def ask(
-        self, api: Api, request: ApiRequest, tokenizer: Tokenizer | None, *, constrained: bool, stream: bool
+        self, api: Api, request: ApiRequest, tokenizer: TiktokenEncoding | None, *, constrained: bool, stream: bool
     ) -> AsyncGenerator[Delta | Generation, None]:
         """Asks a request. Yields deltas if `stream`, then the finished samples.
 
@@ -94,7 +94,7 @@ class ApiClient:
             raise
 
     async def _read(
-        self, api: Api, request: ApiRequest, reader: Reader, account: CallAccount, *, stream: bool
+        self, api: Api, request: ApiRequest, reader: ApiReader, account: CallAccount, *, stream: bool
     ) -> AsyncGenerator[Delta, None]:
         """Makes the call, and further calls while the model pauses. Yields the deltas of a stream."""
         arguments = api.arguments(request)
@@ -124,7 +124,7 @@ class ApiClient:
         times = {"first_token_s": first, "total_s": time.perf_counter() - began}
         reader.usage = msgspec.structs.replace(reader.usage, **times)
 
-    def _samples(self, reader: Reader, request: ApiRequest, *, constrained: bool) -> Iterator[Generation]:
+    def _samples(self, reader: ApiReader, request: ApiRequest, *, constrained: bool) -> Iterator[Generation]:
         """Yields the finished samples of an answer, and adds its usage to the totals."""
         self.tokens.add(reader.usage)
         if reader.failure:
@@ -236,7 +236,7 @@ class CallAccount:
         answered: number of requests whose answer was read to its end.
     """
 
-    def __init__(self, request: ApiRequest, reader: Reader, tokenizer: Tokenizer | None) -> None:
+    def __init__(self, request: ApiRequest, reader: ApiReader, tokenizer: TiktokenEncoding | None) -> None:
         self._request, self._reader, self._tokenizer = request, reader, tokenizer
         self._sent = SentRequests()
         self._over = False

@@ -46,7 +46,7 @@ class Connector:
     close: Callable[[Any], Coroutine[Any, Any, object]] = lambda client: client.close()
 
 
-class Connection:
+class ApiConnection:
     """Connection of a backend to its API.
 
     Attributes:

@@ -14,7 +14,7 @@ from sglang_lite.lang.backend.base import only_answer
 from sglang_lite.lang.backend.capabilities import Demands
 from sglang_lite.lang.backend.ladder.rung import Rung
 from sglang_lite.lang.backend.remote.serving import serve, with_rung, with_words
-from sglang_lite.lang.backend.token_counts import Tokenizer
+from sglang_lite.lang.backend.token_counts import TiktokenEncoding
 from sglang_lite.lang.results import with_warnings
 from sglang_lite.protocol import (
     Choices,
@@ -37,19 +37,19 @@ MIN_LOGPROB = -1e4  # instead of the logarithm of 0
 _BIAS = 100.0  # the largest bias that OpenAI accepts: no other token is drawn
 
 
-def checked_tokenizer(tokenizer: Foreign) -> Tokenizer | None:
+def checked_tokenizer(tokenizer: Foreign) -> TiktokenEncoding | None:
     """Returns a user's tokenizer, or None. Raises ParameterError if it has no `encode` or no `decode`."""
     has = all(callable(getattr(tokenizer, name, None)) for name in ("encode", "decode"))
     if tokenizer is not None and not has:
         problem = f"a {type(tokenizer).__name__} has no encode and decode."
         hint = "Give one that has them, such as tiktoken.encoding_for_model(…)."
         raise ParameterError("tokenizer", problem, hint=hint)
-    found: Tokenizer | None = tokenizer
+    found: TiktokenEncoding | None = tokenizer
     return found
 
 
 async def select_by_rung(
-    backend: RemoteBackend, prompt: Prompt, demands: Demands, rung: Rung, tokenizer: Tokenizer | None
+    backend: RemoteBackend, prompt: Prompt, demands: Demands, rung: Rung, tokenizer: TiktokenEncoding | None
 ) -> Selection:
     """Makes the model choose, by the rung of the selection.
 
@@ -114,7 +114,12 @@ def _scores(logprobs: Sequence[TokenLogprob], choices: Sequence[str]) -> list[fl
 
 
 async def _by_steps(
-    backend: RemoteBackend, prompt: Prompt, demands: Demands, rung: Rung, choices: Sequence[str], tokenizer: Tokenizer
+    backend: RemoteBackend,
+    prompt: Prompt,
+    demands: Demands,
+    rung: Rung,
+    choices: Sequence[str],
+    tokenizer: TiktokenEncoding,
 ) -> Selection:
     """Follows the choices token by token. If the remaining choices differ at a position, one call generates the token
     there, with a bias for the choices' tokens; if they agree, no call is made."""

@@ -14,7 +14,7 @@ from sglang_lite.constraints.emit.gbnf import to_gbnf
 from sglang_lite.constraints.language import language_of
 from sglang_lite.constraints.matching import validate
 from sglang_lite.errors import Origin
-from sglang_lite.lang.backend.apis.api import GrammarTool, JsonFormat, JsonTool, OwnField, Shape, Tool, Tools
+from sglang_lite.lang.backend.apis.api import ApiTool, GrammarTool, JsonFormat, JsonTool, OwnField, Shape, Tools
 from sglang_lite.lang.backend.base import only_answer
 from sglang_lite.lang.backend.ladder.object_constraints import unwrap
 from sglang_lite.lang.backend.ladder.rung import REPAIRS, Rung
@@ -226,7 +226,7 @@ def shape_of(rung: Rung) -> Shape:
         case "tools":
             use, functions = rung.field
             tools = [
-                Tool(each.name, each.description, json.loads(schema), strict) for each, schema, strict in functions
+                ApiTool(each.name, each.description, json.loads(schema), strict) for each, schema, strict in functions
             ]
             return Tools(tuple(tools), use.required, use.parallel)
         case "strict_tool":

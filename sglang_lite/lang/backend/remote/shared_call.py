@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from sglang_lite.lang.backend.planning import AnswerSource, Ask
+from sglang_lite.lang.backend.planning import AnswerSource, BackendCall
 from sglang_lite.lang.expressions import SglGen, is_constant
 from sglang_lite.program.nodes import Expression, Expressions
 from sglang_lite.protocol import Constraint, Delta, Generation, SamplingParams, Unset
@@ -60,10 +60,10 @@ class SharedCall(AnswerSource):
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self._ask: Ask | None = None  # question of the shared call
+        self._ask: BackendCall | None = None  # question of the shared call
         self._samples: asyncio.Future[list[Generation]] | None = None  # samples that no branch has taken yet
 
-    async def agenerate(self, ask: Ask) -> AsyncGenerator[Delta | Generation, None]:
+    async def agenerate(self, ask: BackendCall) -> AsyncGenerator[Delta | Generation, None]:
         if self._samples is None:
             self._ask, self._samples = ask, asyncio.get_running_loop().create_future()
             async for event in self._call(ask, self._samples):
@@ -77,7 +77,9 @@ class SharedCall(AnswerSource):
         async for event in ask.events():
             yield event
 
-    async def _call(self, ask: Ask, made: asyncio.Future[list[Generation]]) -> AsyncGenerator[Delta | Generation, None]:
+    async def _call(
+        self, ask: BackendCall, made: asyncio.Future[list[Generation]]
+    ) -> AsyncGenerator[Delta | Generation, None]:
         samples: list[Generation] = []
         others: list[Generation] = []
         try:

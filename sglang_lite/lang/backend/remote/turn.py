@@ -12,7 +12,7 @@ import msgspec
 
 from sglang_lite.constraints.matching import validate
 from sglang_lite.lang.backend.base import refusal
-from sglang_lite.lang.backend.planning import AnswerSource, Ask
+from sglang_lite.lang.backend.planning import AnswerSource, BackendCall
 from sglang_lite.lang.backend.remote.turn_match import TurnHole, TurnPart, UnstoppedAnswer, read, unrepeated
 from sglang_lite.lang.backend.remote.turn_plan import Generated, TurnContext, TurnPlan, plan, stops_of, turn_text
 from sglang_lite.lang.backend.rendering import from_start, with_continue_request
@@ -76,7 +76,7 @@ class Turn:
         self._asked: set[int] = set()  # indices of the generations that were asked for
         self._messages: tuple[Message, ...] | None = None  # turns before this one, as the first prompt has them
 
-    async def answers(self, place: int, ask: Ask) -> AsyncGenerator[Delta | Generation, None]:
+    async def answers(self, place: int, ask: BackendCall) -> AsyncGenerator[Delta | Generation, None]:
         """Yields the events of the generation at index `place`. A later attempt makes its own call, and answers known
         ahead are dropped."""
         found = await self._planned_answer(place, ask)
@@ -88,7 +88,7 @@ class Turn:
             async for event in ask.events():
                 yield self._with_wasted(event) if isinstance(event, Generation) else event
 
-    async def selection(self, place: int, ask: Ask, choices: Sequence[str]) -> Selection:
+    async def selection(self, place: int, ask: BackendCall, choices: Sequence[str]) -> Selection:
         """Answer of the selection at index `place`."""
         found = await self._planned_answer(place, replace(ask, params=self._plan.common_params or NO_PARAMS))
         if found is not None:
@@ -97,12 +97,12 @@ class Turn:
         total = self._with_wasted(Generation("", usage=picked.usage, meta=picked.meta))
         return msgspec.structs.replace(picked, usage=total.usage, meta=total.meta)
 
-    def _request(self, ask: Ask) -> Prompt:
+    def _request(self, ask: BackendCall) -> Prompt:
         """Prompt that makes the model continue the turn."""
         template: Any = ask.backend.get_chat_template()
         return with_continue_request(ask.prompt, template) if self._plan.asks_to_continue else ask.prompt
 
-    async def _planned_answer(self, place: int, ask: Ask) -> Generation | None:
+    async def _planned_answer(self, place: int, ask: BackendCall) -> Generation | None:
         """Answer for the generation at index `place`, from an earlier call or from a shared call made now; None if it
         needs a call of its own."""
         if place in self._asked:  # a later attempt, so what is known ahead may not fit
@@ -115,7 +115,7 @@ class Turn:
             await self._look_ahead(place, ask)
         return self._answers.pop(place, None)
 
-    async def _look_ahead(self, place: int, ask: Ask) -> None:
+    async def _look_ahead(self, place: int, ask: BackendCall) -> None:
         """Makes a call that may bring this generation and later ones of the turn."""
         if self._plan.strategy == "text":
             await self._ask_text(place, ask)
@@ -131,7 +131,7 @@ class Turn:
             self._ahead = await self._ask_ahead(place, parts, ask, self._request(ask), turn_start)
 
     async def _ask_ahead(
-        self, place: int, parts: Sequence[TurnPart], ask: Ask, prompt: Prompt, turn_start: str
+        self, place: int, parts: Sequence[TurnPart], ask: BackendCall, prompt: Prompt, turn_start: str
     ) -> bool:
         """Asks for the rest of a turn, without the stops of its generations, and keeps the values found in the answer.
         Returns False if the answer does not contain the generation at `place`.
@@ -166,7 +166,7 @@ class Turn:
             self._wasted.append(response)
         return found > 0
 
-    async def _ask_text(self, place: int, ask: Ask) -> None:
+    async def _ask_text(self, place: int, ask: BackendCall) -> None:
         """Asks for the turn as one text under a grammar, and finds the generations from `place` on in it.
 
         Raises:
@@ -192,7 +192,7 @@ class Turn:
             meta = {**response.meta, **(_NOT_ASKED if i else {}), "turn": turn}
             self._answers[place + i] = msgspec.structs.replace(response, text=value.text, usage=usage, meta=meta)
 
-    async def _ask_to_continue(self, ask: Ask) -> Generation:
+    async def _ask_to_continue(self, ask: BackendCall) -> Generation:
         """Answer of a call that shows the model the begun turn and asks it to continue.
 
         Raises:
@@ -241,10 +241,10 @@ class TurnPlace(AnswerSource):
     def __init__(self, turn: Turn, index: int) -> None:
         self._turn, self._index = turn, index
 
-    def agenerate(self, ask: Ask) -> AsyncGenerator[Delta | Generation, None]:
+    def agenerate(self, ask: BackendCall) -> AsyncGenerator[Delta | Generation, None]:
         return self._turn.answers(self._index, ask)
 
-    async def aselect(self, ask: Ask, choices: Sequence[str]) -> Selection:
+    async def aselect(self, ask: BackendCall, choices: Sequence[str]) -> Selection:
         return await self._turn.selection(self._index, ask, choices)
 
 

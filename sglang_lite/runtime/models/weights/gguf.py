@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from sglang_lite.protocol import ModelError
-from sglang_lite.runtime.models.parameters import Parameter, parameters
+from sglang_lite.runtime.models.parameters import ParameterSpec, parameters
 from sglang_lite.runtime.models.read_gguf import FAMILIES
 from sglang_lite.runtime.models.spec import ModelSpec
 from sglang_lite.runtime.models.weights.gguf_blocks import READERS
@@ -136,7 +136,7 @@ def named_tensors(file: GgufFile, spec: ModelSpec) -> dict[str, GgufTensor | Lat
     return named
 
 
-def _in_stack(parameter: Parameter) -> int | None:
+def _in_stack(parameter: ParameterSpec) -> int | None:
     """Index of a parameter in the file's stack of experts or head norms; None for separate parameters."""
     head = parameter.role.partition(".")[2]
     return int(head) if head else parameter.expert
@@ -148,7 +148,7 @@ def _stack_sizes(spec: ModelSpec) -> Counter[tuple[int | None, str]]:
     return Counter((each.layer, each.role.partition(".")[0]) for each in stacked)
 
 
-def _converted_names(parameter: Parameter) -> list[str]:
+def _converted_names(parameter: ParameterSpec) -> list[str]:
     """Names under which llama.cpp's converter looks up the tensors of a parameter.
 
     Latent attention's keys and values have two; a parameter in a stack has the name of the stack.

@@ -31,7 +31,7 @@ def send(connection: Connection, value: object) -> None:
     connection.send_now(content)
 
 
-class BodyPool:
+class ReaderPool:
     """Processes that read bodies, started when they are first needed.
 
     Args:

@@ -13,8 +13,8 @@ import pytest
 
 import sglang_lite as sgl
 from sglang_lite.server import routes
-from sglang_lite.server.body_pool import BodyPool
 from sglang_lite.server.reader import ModelFacts
+from sglang_lite.server.reader_pool import ReaderPool
 from sglang_lite.server.routes import BodyTask
 from sglang_lite.server.settings import ServerSettings
 from sglang_lite.wire.limits import Limits
@@ -150,7 +150,7 @@ def test_a_short_body_that_goes_on_from_a_long_conversation_leaves_the_process(e
         long = {"input": "a" * 1100, "max_output_tokens": 2}
         first = client.post("/v1/responses", json=long).json()
         rendered = []
-        monkeypatch.setattr("sglang_lite.server.reader.Reader.render", lambda *_: rendered.append(1))
+        monkeypatch.setattr("sglang_lite.server.reader.RequestReader.render", lambda *_: rendered.append(1))
         body = {"input": "b", "previous_response_id": first["id"], "max_output_tokens": 2}
         assert client.post("/v1/responses", json=body).status_code == 200
     assert rendered == []
@@ -171,7 +171,7 @@ def task(function):
 
 @pytest.fixture
 def pool(engine):
-    pool = BodyPool(2, partial(ModelFacts.of, engine, ServerSettings()))
+    pool = ReaderPool(2, partial(ModelFacts.of, engine, ServerSettings()))
     yield pool
     pool.close()
 
