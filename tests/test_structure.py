@@ -6,6 +6,7 @@ import functools
 import gc
 import io
 import re
+import subprocess
 import tokenize
 import tomllib
 from pathlib import Path
@@ -183,6 +184,12 @@ def test_the_readme_says_what_each_dependency_is_for():
     section = readme[readme.index("## Dependencies") :]
     assert sorted(name for name in names - {"sglang-lite"} if not re.search(rf"\b{name}\b", section)) == []
     assert sorted(page.name for page in (ROOT / "docs").glob("*.md") if f"docs/{page.name})" not in section) == []
+
+
+def test_nothing_that_is_ignored_is_committed():
+    """A link in the place of the folder `.venv` replaced the environment where it was pulled."""
+    command = ["git", "ls-files", "--cached", "--ignored", "--exclude-standard"]
+    assert subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout == ""
 
 
 def test_long_counts_are_in_make_and_in_contributing():
