@@ -164,14 +164,15 @@ def test_names_in_the_pages_for_readers_of_the_code_are_there():
     known = set(re.findall(r"\w+", "".join(file.read_text() for file in PACKAGE.rglob("*.py"))))
     known |= {file.stem for file in (*ROOT.glob("*.toml"), *our_files())}
     unknown = []
-    for page in ("architecture", "runtime", "glossary"):
-        text = re.sub(r"```.*?```", "", (ROOT / f"docs/{page}.md").read_text(), flags=re.DOTALL)
+    pages = [ROOT / f"docs/{name}.md" for name in ("architecture", "runtime", "glossary")]
+    for page in (*pages, *(ROOT / "docs/internals").glob("*.md")):
+        text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
         for code in re.findall(r"`([^`\n]+)`", text):
             roots = (ROOT, PACKAGE, PACKAGE / "runtime")
             if re.fullmatch(r"[\w/]+/[\w.]+", code):
-                unknown += [] if any((root / code).exists() for root in roots) else [(page, code)]
+                unknown += [] if any((root / code).exists() for root in roots) else [(page.name, code)]
             else:
-                unknown += [(page, word) for word in re.findall(r"[A-Za-z_]\w{3,}", code) if word not in known]
+                unknown += [(page.name, word) for word in re.findall(r"[A-Za-z_]\w{3,}", code) if word not in known]
     assert unknown == []
 
 
