@@ -44,16 +44,16 @@ def lines(location):
 
 
 def explained(case, backend):
-    """Rungs, and the calls at best and worst, by lines; and the lines of what is refused."""
+    """Strategies, and the calls at best and worst, by lines; and the lines of what is refused."""
     known = {parameter.name: parameter for parameter in PARAMETERS} | {each.sglang: each for each in PARAMETERS}
     given = {known[key]: value for key, value in case.settings.items() if key in known and value is not False}
     params = {parameter.name: parameter.read(value) for parameter, value in given.items()}
     retries = case.settings.get("retries", 0)
     found = backend.explain(case.program, params=SamplingParams(**params), retries=retries, **case.arguments)
-    rungs: dict = {}
+    strategies: dict = {}
     for node in found.nodes:
-        rungs.setdefault(lines(node.where), []).append(({node.rung, node.otherwise}, node.calls))
-    return rungs, {lines(node.where) for node in found.refused}
+        strategies.setdefault(lines(node.where), []).append(({node.strategy, node.otherwise}, node.calls))
+    return strategies, {lines(node.where) for node in found.refused}
 
 
 @pytest.mark.slow
@@ -65,7 +65,7 @@ def test_no_node_is_served_otherwise_than_explained(backend, name):
         with pytest.raises(sgl.TraceError):
             explained(case, backend)
         return
-    rungs, refused = explained(case, backend)
+    strategies, refused = explained(case, backend)
     state = None
     error = None
     try:
@@ -78,9 +78,9 @@ def test_no_node_is_served_otherwise_than_explained(backend, name):
     played = [] if state is None else [node for node in state.trace().nodes if node.kind in ("gen", "select")]
     for node in played:
         for meta in (result.meta for result in node.results):
-            if "rung" in meta:  # another backend's has none
-                served = "turn" if meta.get("turn", {}).get("by", "own") != "own" else meta["rung"]
-                said = rungs[node.where[:2]]
+            if "strategy" in meta:  # another backend's has none
+                served = "turn" if meta.get("turn", {}).get("by", "own") != "own" else meta["strategy"]
+                said = strategies[node.where[:2]]
                 assert any(served in each and meta["calls"] <= most for each, (_, most) in said), (meta, said)
 
 

@@ -17,7 +17,7 @@ def test_the_server_says_that_it_is_ours(backend):
 
 
 @pytest.mark.parametrize(
-    ("options", "rung"),
+    ("options", "strategy"),
     [
         ({"regex": "[ab]{3}"}, "regex"),
         ({"type": int}, "regex"),
@@ -28,7 +28,7 @@ def test_the_server_says_that_it_is_ours(backend):
         ({"json_schema": '{"enum": ["x", 2]}'}, "json_schema"),
     ],
 )
-def test_its_own_fields_keep_a_constraint(backend, options, rung):
+def test_its_own_fields_keep_a_constraint(backend, options, strategy):
     @sgl.function
     def program(s):
         s += sgl.user("Hello.")
@@ -37,7 +37,7 @@ def test_its_own_fields_keep_a_constraint(backend, options, rung):
     (node,) = backend.explain(program).nodes
     state = program.run(backend=backend)
     assert state["a"] is not None
-    assert state.get_meta_info("a")["rung"] == node.rung == rung
+    assert state.get_meta_info("a")["strategy"] == node.strategy == strategy
 
 
 def test_a_selection_has_probabilities(backend):
@@ -49,4 +49,4 @@ def test_a_selection_has_probabilities(backend):
     state = program.run(backend=backend, seed=1)
     assert sum(state.selection("pet").probs.values()) == pytest.approx(1)
     assert state["pet"] in ("dog", "cat")
-    assert state.get_meta_info("pet")["rung"] == "decisions"
+    assert state.get_meta_info("pet")["strategy"] == "decisions"

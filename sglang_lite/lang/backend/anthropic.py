@@ -27,7 +27,7 @@ from sglang_lite.lang.backend.apis.prompt_cache import with_marks
 from sglang_lite.lang.backend.apis.provider_items import conversation
 from sglang_lite.lang.backend.capabilities import Capabilities
 from sglang_lite.lang.backend.http.rate_limit import RateLimit
-from sglang_lite.lang.backend.ladder.rung import Policy, Rung
+from sglang_lite.lang.backend.ladder.strategy import Policy, Strategy
 from sglang_lite.lang.backend.profiles.profile import Profile, resolve_profile
 from sglang_lite.lang.backend.remote.backend import RemoteBackend
 from sglang_lite.lang.backend.remote.connection import Connector, sdk_client, sdk_errors
@@ -111,14 +111,16 @@ class Anthropic(RemoteBackend):
                 f"{self._name} only answers a user's turn, and the last turn is not one.", hint="Add sgl.user(…)."
             )
 
-    def target(self, rung: Rung) -> tuple[Api, Target]:
-        return MESSAGES, Target(self.model_name, effort=rung.effort, cache_hints=self.profile.supports("cache_control"))
+    def target(self, strategy: Strategy) -> tuple[Api, Target]:
+        return MESSAGES, Target(
+            self.model_name, effort=strategy.effort, cache_hints=self.profile.supports("cache_control")
+        )
 
     async def call(
-        self, prompt: Prompt, params: SamplingParams, rung: Rung, *, constrained: bool, stream: bool
+        self, prompt: Prompt, params: SamplingParams, strategy: Strategy, *, constrained: bool, stream: bool
     ) -> AsyncGenerator[Delta | Generation, None]:
         blanks = RepeatedWhitespace(prompt.partial)
-        answer = super().call(prompt, params, rung, constrained=constrained, stream=stream)
+        answer = super().call(prompt, params, strategy, constrained=constrained, stream=stream)
         async with aclosing(answer) as events:
             async for event in events:
                 trimmed = blanks.trim(event)

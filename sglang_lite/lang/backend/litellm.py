@@ -12,7 +12,7 @@ from sglang_lite.lang.backend.apis.api import Api, Target
 from sglang_lite.lang.backend.apis.openai_chat import CHAT
 from sglang_lite.lang.backend.capabilities import Capabilities
 from sglang_lite.lang.backend.http.rate_limit import RateLimit
-from sglang_lite.lang.backend.ladder.rung import Policy, Rung
+from sglang_lite.lang.backend.ladder.strategy import Policy, Strategy
 from sglang_lite.lang.backend.profiles.profile import Profile, resolve_profile
 from sglang_lite.lang.backend.remote.backend import RemoteBackend
 from sglang_lite.lang.backend.remote.connection import Connector, ResponseHook
@@ -47,7 +47,7 @@ class LiteLLM(RemoteBackend):
     """
 
     provider = "litellm"
-    rungs = frozenset({"json_schema", "strict_tool", "structured_outputs", "regex", "ebnf", "grammar", "tools"})
+    strategies = frozenset({"json_schema", "strict_tool", "structured_outputs", "regex", "ebnf", "grammar", "tools"})
 
     @explains_wrong_arguments
     def __init__(
@@ -83,8 +83,8 @@ class LiteLLM(RemoteBackend):
         )  # fmt: skip
         self.reasoning_effort = reasoning_effort
 
-    def target(self, rung: Rung) -> tuple[Api, Target]:
-        return LITELLM, Target(self.model_name, effort=rung.effort)
+    def target(self, strategy: Strategy) -> tuple[Api, Target]:
+        return LITELLM, Target(self.model_name, effort=strategy.effort)
 
 
 def _create(client: Any) -> Any:

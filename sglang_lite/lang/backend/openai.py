@@ -16,8 +16,8 @@ from sglang_lite.lang.backend.apis.openai_chat import CHAT, COMPLETIONS, parse_u
 from sglang_lite.lang.backend.apis.openai_responses import RESPONSES, input_items
 from sglang_lite.lang.backend.capabilities import Capabilities
 from sglang_lite.lang.backend.http.rate_limit import RateLimit
-from sglang_lite.lang.backend.ladder.rung import Policy, Rung
-from sglang_lite.lang.backend.profiles.profile import RUNGS, Profile, find_profile, profile_by_name
+from sglang_lite.lang.backend.ladder.strategy import Policy, Strategy
+from sglang_lite.lang.backend.profiles.profile import STRATEGIES, Profile, find_profile, profile_by_name
 from sglang_lite.lang.backend.remote.backend import RemoteBackend
 from sglang_lite.lang.backend.remote.connection import Connector, sdk_client, sdk_errors
 from sglang_lite.lang.backend.remote.selecting import MIN_LOGPROB, checked_tokenizer
@@ -69,7 +69,7 @@ class OpenAI(RemoteBackend):
 
     provider = "openai"
     unset_max_tokens = None  # the API sets no limit by default
-    rungs = frozenset({*RUNGS, "tools"}) - {"logit_bias_steps"}
+    strategies = frozenset({*STRATEGIES, "tools"}) - {"logit_bias_steps"}
 
     @explains_wrong_arguments
     def __init__(
@@ -120,19 +120,19 @@ class OpenAI(RemoteBackend):
 
         self.reasoning_effort, self.tokenizer = reasoning_effort, checked_tokenizer(tokenizer)
         if not is_chat_model:
-            self.rungs = frozenset() if tokenizer is None else frozenset({"logit_bias_steps"})
+            self.strategies = frozenset() if tokenizer is None else frozenset({"logit_bias_steps"})
         super().__init__(
             model_name, Connector("openai", "openai", make, sdk_errors("OpenAIError"), existing_client=client),
             found, policy, capabilities, without_marks(template) if is_chat_model else template, rate_limit,
         )  # fmt: skip
 
-    def target(self, rung: Rung) -> tuple[Api, Target]:
+    def target(self, strategy: Strategy) -> tuple[Api, Target]:
         profile = self.profile
-        api = RESPONSES if rung.api == "responses" else CHAT if self.is_chat_model else COMPLETIONS
+        api = RESPONSES if strategy.api == "responses" else CHAT if self.is_chat_model else COMPLETIONS
         # Other servers may know only the older name of the limit.
         limit = "max_completion_tokens" if profile.supports("max_completion_tokens") else "max_tokens"
         may_reason, cache_hints = profile.supports("reasoning_effort"), profile.supports("prompt_cache_key")
-        return api, Target(self.model_name, limit, rung.effort, may_reason=may_reason, cache_hints=cache_hints)
+        return api, Target(self.model_name, limit, strategy.effort, may_reason=may_reason, cache_hints=cache_hints)
 
     async def decide(self, prompt: Prompt, choices: Sequence[str]) -> Selection:
         began = time.perf_counter()
@@ -171,7 +171,7 @@ def decision(response: Foreign, choices: Sequence[str], name: str, seconds: floa
     )
     usage = parse_usage(response.usage)
     usage = msgspec.structs.replace(usage, total_s=seconds)
-    return Selection(scores, usage, meta={"model": response.model, "rung": "decisions", "calls": 1})
+    return Selection(scores, usage, meta={"model": response.model, "strategy": "decisions", "calls": 1})
 
 
 PATIENCE: Final = 2.0  # seconds to wait for each answer

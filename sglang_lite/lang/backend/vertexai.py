@@ -29,7 +29,7 @@ from sglang_lite.lang.backend.apis.api import (
 from sglang_lite.lang.backend.apis.provider_items import conversation
 from sglang_lite.lang.backend.capabilities import Capabilities
 from sglang_lite.lang.backend.http.rate_limit import RateLimit
-from sglang_lite.lang.backend.ladder.rung import Policy, Rung
+from sglang_lite.lang.backend.ladder.strategy import Policy, Strategy
 from sglang_lite.lang.backend.profiles.profile import Profile, resolve_profile
 from sglang_lite.lang.backend.remote.backend import RemoteBackend
 from sglang_lite.lang.backend.remote.connection import Connector, ResponseHook
@@ -104,8 +104,8 @@ class VertexAI(RemoteBackend):
         self._settings = {"safety_settings": safety} if safety else {}
         self.reasoning_effort = reasoning_effort
 
-    def target(self, rung: Rung) -> tuple[Api, Target]:
-        return GENERATE_CONTENT, Target(self.model_name, effort=rung.effort, settings=self._settings)
+    def target(self, strategy: Strategy) -> tuple[Api, Target]:
+        return GENERATE_CONTENT, Target(self.model_name, effort=strategy.effort, settings=self._settings)
 
 
 def _maker(options: Mapping[str, Any], client: Any) -> Any:

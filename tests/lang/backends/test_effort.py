@@ -9,7 +9,7 @@ from openai_answers import said
 import sglang_lite as sgl
 from sglang_lite.lang.backend.anthropic import Anthropic
 from sglang_lite.lang.backend.capabilities import Demands
-from sglang_lite.lang.backend.ladder.rung import Rung
+from sglang_lite.lang.backend.ladder.strategy import Strategy
 from sglang_lite.lang.backend.remote.backend import RemoteBackend
 from sglang_lite.protocol import Prompt, Regex
 
@@ -61,8 +61,8 @@ def test_effort_is_not_dropped_by_a_decision(openai):
         s += sgl.user("Which?")
         s += sgl.assistant(sgl.select("pet", ["dog", "cat"]))
 
-    assert openai("gpt-6-luna").explain(choose).nodes[0].rung == "decisions"
-    assert openai("gpt-6-luna", reasoning_effort="low").explain(choose).nodes[0].rung == "enum"
+    assert openai("gpt-6-luna").explain(choose).nodes[0].strategy == "decisions"
+    assert openai("gpt-6-luna", reasoning_effort="low").explain(choose).nodes[0].strategy == "enum"
 
 
 # ----------------------------------------------------------------------------------------- profiles that say too much
@@ -74,9 +74,9 @@ def choose(s, heat=0.0):
     s += sgl.assistant(sgl.select("pet", ["dog", "cat"], temperature=heat))
 
 
-def test_a_profile_with_decisions_on_a_backend_without_such_a_call_serves_on_another_rung(api, connected):
+def test_a_profile_with_decisions_on_a_backend_without_such_a_call_serves_on_another_strategy(api, connected):
     backend = connected(Anthropic, "claude-x", profile="openai/gpt-6-luna")
-    assert backend.explain(choose, heat=0.0).nodes[0].rung == "enum"
+    assert backend.explain(choose, heat=0.0).nodes[0].strategy == "enum"
     assert choose.run(backend=backend)["pet"] in ("dog", "cat")
     with pytest.raises(sgl.CapabilityError, match="the choices' probabilities"):
         choose.run(1.0, backend=backend)
@@ -106,4 +106,4 @@ def test_a_subclass_without_calls_says_so(connected):
     with pytest.raises(sgl.CapabilityError, match="has no `decide`"):
         asyncio.run(RemoteBackend.decide(backend, Prompt(()), ("a", "b")))
     with pytest.raises(sgl.CapabilityError, match="has no `target`"):
-        RemoteBackend.target(backend, Rung("free", "chat"))
+        RemoteBackend.target(backend, Strategy("free", "chat"))

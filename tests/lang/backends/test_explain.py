@@ -31,10 +31,10 @@ def price(usage, model):
     return usage.prompt_tokens + 10 * usage.completion_tokens
 
 
-def test_each_node_has_its_rung_calls_tokens_and_line():
+def test_each_node_has_its_strategy_calls_tokens_and_line():
     found = sgl.OpenAI("gpt-4o", api_key="key").explain(program)
     city, pet, code = found.nodes
-    assert [(n.kind, n.name, n.mode, n.rung, n.calls) for n in found.nodes] == [
+    assert [(n.kind, n.name, n.mode, n.strategy, n.calls) for n in found.nodes] == [
         ("gen", "city", "native", "json_schema", (1, 1)),
         ("select", "pet", "native", "token_logprobs", (1, 2)),
         ("gen", "code", "refused", "", (0, 0)),
@@ -53,7 +53,7 @@ def test_each_node_has_its_rung_calls_tokens_and_line():
 def test_emulation_is_priced_at_best_and_at_worst():
     backend = sgl.OpenAI("gpt-4o", api_key="key", policy="emulate")
     code = backend.explain(program, count=lambda text: 100, price=price).nodes[2]
-    assert (code.mode, code.rung, code.calls) == ("emulated", "repair", (1, 3))
+    assert (code.mode, code.strategy, code.calls) == ("emulated", "repair", (1, 3))
     assert code.price == (100, 3 * (100 + 100))
     assert "stated in the prompt, checked" in code.warnings[0]
 
@@ -67,7 +67,7 @@ def test_it_is_a_table_and_data():
     assert "refused" in lines[4]
     assert lines[5].startswith("test_explain.py:")
     data = json.loads(json.dumps(found.to_dict()))
-    assert [node["rung"] for node in data["nodes"]] == ["json_schema", "token_logprobs", ""]
+    assert [node["strategy"] for node in data["nodes"]] == ["json_schema", "token_logprobs", ""]
 
 
 def test_nothing_is_asked_of_a_model():
@@ -94,7 +94,7 @@ def test_several_generations_of_a_turn_are_told_together():
         s += sgl.assistant("Name: " + sgl.gen("a", regex="[a-z]+") + " Year: " + sgl.gen("b", type=int))
 
     nodes = sgl.OpenAI("gpt-4o", api_key="key", policy="emulate").explain(fields).nodes
-    assert [node.rung for node in nodes] == ["turn", "turn"]
+    assert [node.strategy for node in nodes] == ["turn", "turn"]
 
 
 def add(a: int, b: int) -> int:
@@ -114,7 +114,7 @@ def test_tools_are_served_as_explained(model):
         backend = kind(model, max_retries=0, **arguments)
         (node,) = backend.explain(calls).nodes
         state = calls.run(backend=backend)
-        assert state.get_meta_info("call")["rung"] == node.rung
+        assert state.get_meta_info("call")["strategy"] == node.strategy
         backend.shutdown()
 
 

@@ -1,4 +1,4 @@
-"""The ladder of constraints: by which rung a node is served on which profile, and what is then sent and checked."""
+"""The ladder of constraints: by which strategy a node is served on which profile, and what is then sent and checked."""
 
 import contextlib
 import json
@@ -24,8 +24,8 @@ from pydantic import BaseModel
 import sglang_lite as sgl
 from sglang_lite.lang.backend.anthropic import Anthropic
 from sglang_lite.lang.backend.capabilities import Capabilities, Demands
-from sglang_lite.lang.backend.ladder.choose import choose_rung, kinds_served
-from sglang_lite.lang.backend.ladder.rung import POLICIES, Refusal
+from sglang_lite.lang.backend.ladder.choose import choose_strategy, kinds_served
+from sglang_lite.lang.backend.ladder.strategy import POLICIES, Refusal
 from sglang_lite.lang.backend.openai import OpenAI
 from sglang_lite.lang.backend.profiles.prices import price as known_price
 from sglang_lite.lang.backend.profiles.profile import profile_by_name, profiles, providers
@@ -54,8 +54,8 @@ EBNF, LARK = Ebnf('root ::= "a" | "(" root ")"'), Lark('start: "a" | "(" start "
 PETS = Choices(("dog", "cat"))
 
 
-def rung(profile, constraint=None, policy="strict", kind="gen", **params):
-    found = choose_rung(profile_by_name(profile), policy, Demands(kind, SamplingParams(**params), constraint))
+def strategy(profile, constraint=None, policy="strict", kind="gen", **params):
+    found = choose_strategy(profile_by_name(profile), policy, Demands(kind, SamplingParams(**params), constraint))
     return found if isinstance(found, Refusal) else found.name
 
 
@@ -91,8 +91,8 @@ def rung(profile, constraint=None, policy="strict", kind="gen", **params):
         ("crusoe", PETS, "structured_outputs"),
     ],
 )
-def test_a_constraint_is_kept_by_the_first_rung_that_the_model_is_known_to_have(profile, constraint, name):
-    assert rung(profile, constraint) == name
+def test_a_constraint_is_kept_by_the_first_strategy_that_the_model_is_known_to_have(profile, constraint, name):
+    assert strategy(profile, constraint) == name
 
 
 @pytest.mark.parametrize(
@@ -100,12 +100,12 @@ def test_a_constraint_is_kept_by_the_first_rung_that_the_model_is_known_to_have(
     [("openai/gpt-6-luna", "decisions"), ("sglang_lite", "decisions"), ("openai/gpt-4o", "token_logprobs"), ("vllm", "structured_outputs")],
 )  # fmt: skip
 def test_a_selection_prefers_probabilities(profile, name):
-    assert rung(profile, PETS, kind="select") == name
+    assert strategy(profile, PETS, kind="select") == name
 
 
 def test_more_choices_than_a_decision_takes_are_picked_from():
     many = Choices(tuple(map(str, range(300))))
-    assert rung("openai/gpt-6-luna", many, kind="select") == "enum"
+    assert strategy("openai/gpt-6-luna", many, kind="select") == "enum"
 
 
 @pytest.mark.parametrize(
@@ -125,32 +125,32 @@ def test_more_choices_than_a_decision_takes_are_picked_from():
     ],
 )
 def test_strict_refuses_and_emulate_does_what_can_be_done(profile, asked):
-    refused = rung(profile, **asked)
+    refused = strategy(profile, **asked)
     assert isinstance(refused, Refusal)
     assert refused.instead
-    emulated = rung(profile, **asked, policy="emulate")
+    emulated = strategy(profile, **asked, policy="emulate")
     if "temperature" in asked or profile == "openai/davinci-002":
         assert isinstance(emulated, Refusal)  # nothing does it
     else:
         assert not isinstance(emulated, Refusal)
     if "temperature" in asked:
-        assert rung(profile, **asked, policy="warn") == "free"
+        assert strategy(profile, **asked, policy="warn") == "free"
 
 
 def test_a_schema_that_does_not_fit_is_refused_with_its_pointers():
-    found = rung("openai/gpt-4o", OPEN)
+    found = strategy("openai/gpt-4o", OPEN)
     assert [pointer for pointer, _ in found.reasons] == [""]
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_kind_of_constraint_is_served_or_refused_on_every_profile(policy):
-    """No profile makes the ladder fail, and what a backend says that it enforces has a rung."""
+    """No profile makes the ladder fail, and what a backend says that it enforces has a strategy."""
     samples: list[Constraint] = [CITY, PETS, Number("integer"), Regex("a+"), EBNF, LARK, OneOf((EBNF,))]
     for provider in providers():
         for profile in profiles(provider):
             kinds = kinds_served(profile, policy)
             for constraint in samples:
-                found = choose_rung(profile, policy, Demands(constraint=constraint))
+                found = choose_strategy(profile, policy, Demands(constraint=constraint))
                 assert isinstance(found, Refusal) == (type(constraint) not in kinds), (profile.name, constraint)
 
 
@@ -188,7 +188,7 @@ def test_a_dialects_own_field_is_sent(api, openai, profile, options, answer, fie
     assert {name: body[name] for name in fields} == fields
     assert body.keys() - {"model", "messages", "max_tokens"} == fields.keys()
     assert (meta["calls"], "warnings" in meta) == (1, False)
-    assert [meta["rung"]] == list(fields)
+    assert [meta["strategy"]] == list(fields)
 
 
 def test_choices_are_a_regex_that_matches_them_alone(api, openai):
@@ -226,7 +226,7 @@ def test_a_strict_tool_answers_with_its_arguments(api, openai):
     assert tool["function"]["parameters"]["required"] == ["name", "people"]
     assert api.last["tool_choice"] == {"type": "function", "function": {"name": "answer"}}
     assert "response_format" not in api.last
-    assert state.get_meta_info("a")["rung"] == "strict_tool"
+    assert state.get_meta_info("a")["strategy"] == "strict_tool"
 
 
 def test_a_grammar_is_the_input_of_a_tool(api, openai):
@@ -283,7 +283,7 @@ def test_decisions_give_probabilities():
     assert body["input"] == [{"role": "user", "content": "Which?"}]
     assert state.selection("pet").probs == pytest.approx({"dog": 0.25, "cat": 0.75})
     meta = state.get_meta_info("pet")
-    assert (meta["rung"], meta["prompt_tokens"]) == ("decisions", 9)
+    assert (meta["strategy"], meta["prompt_tokens"]) == ("decisions", 9)
     assert meta["normalized_prompt_logprobs"] == pytest.approx([math.log(0.25), math.log(0.75)])
 
 
@@ -319,7 +319,7 @@ def test_a_broken_answer_is_shown_with_what_was_wrong(api, openai):
     assert second[-2] == {"role": "assistant", "content": "It is c."}
     assert second[-1]["content"].startswith("That is not valid: 'It is c.' is not what Regex")
     meta = state.get_meta_info("a")
-    assert (meta["rung"], meta["calls"], meta["prompt_tokens"]) == ("repair", 2, 20)
+    assert (meta["strategy"], meta["calls"], meta["prompt_tokens"]) == ("repair", 2, 20)
     assert meta["cost"] == known_price(state.usage("a"), "gpt-4o")
     assert meta["cost"] > 0
     assert "is stated in the prompt, checked" in meta["warnings"][0]
@@ -360,7 +360,7 @@ def test_warn_leaves_out_what_nothing_does_and_says_so(api, openai):
 
 def test_emulation_is_the_same_on_the_messages_api(connected):
     backend = connected(Anthropic, "claude-opus-5", policy="emulate")
-    assert backend.rung(Demands(constraint=Regex("a+"))).name == "repair"
+    assert backend.strategy(Demands(constraint=Regex("a+"))).name == "repair"
     assert Regex in backend.capabilities.constraints
 
 

@@ -89,7 +89,7 @@ def test_all_calls_of_a_turn_are_run_in_order_and_each_has_its_result(api, strea
     assert [result for _, result in told] == [
         "4", json.dumps(name(2)), "6",
     ]  # fmt: skip
-    assert state.get_meta_info("answer_call_0")["rung"] == "tools"
+    assert state.get_meta_info("answer_call_0")["strategy"] == "tools"
 
 
 def test_one_call_is_a_list_of_one_and_an_answer_is_text():

@@ -10,7 +10,7 @@ from openai.types.chat.chat_completion_token_logprob import ChatCompletionTokenL
 from openai_answers import USAGE, said
 
 import sglang_lite as sgl
-from sglang_lite.lang.backend.ladder.native_rungs import differ_at_once
+from sglang_lite.lang.backend.ladder.native_strategies import differ_at_once
 
 PETS = ("dog", "cat")
 
@@ -38,7 +38,7 @@ def test_one_token_tells_the_scores(api, openai):
     assert api.last["messages"][-1]["content"].endswith('nothing else:\n["dog", "cat"]')
     assert "response_format" not in api.last
     meta = state.get_meta_info("pet") or {}
-    assert (meta["rung"], meta["calls"], "warnings" in meta, meta["cost"] > 0) == ("token_logprobs", 1, False, True)
+    assert (meta["strategy"], meta["calls"], "warnings" in meta, meta["cost"] > 0) == ("token_logprobs", 1, False, True)
 
 
 def test_scores_of_one_token_can_be_drawn_from_and_compared(api, openai):
@@ -48,28 +48,28 @@ def test_scores_of_one_token_can_be_drawn_from_and_compared(api, openai):
     assert "not among the 20 likeliest" in state.get_meta_info("pet")["warnings"][0]
 
 
-def test_an_answer_that_begins_with_no_choice_is_asked_for_on_the_next_rung(api, openai):
+def test_an_answer_that_begins_with_no_choice_is_asked_for_on_the_next_strategy(api, openai):
     api.answers = [beginnings(The=-0.1), said('{"value": "cat"}')]
     state = choose.run(backend=openai())
     assert state["pet"] == "cat"
     meta = state.get_meta_info("pet")
-    assert (meta["rung"], meta["calls"], meta["prompt_tokens"]) == ("enum", 2, 20)
+    assert (meta["strategy"], meta["calls"], meta["prompt_tokens"]) == ("enum", 2, 20)
     (node,) = openai().explain(choose, choices=PETS, heat=0.0).nodes
-    assert (node.rung, node.otherwise, node.calls) == ("token_logprobs", "enum", (1, 2))
+    assert (node.strategy, node.otherwise, node.calls) == ("token_logprobs", "enum", (1, 2))
 
 
-def test_where_scores_are_needed_there_is_no_other_rung(api, openai):
+def test_where_scores_are_needed_there_is_no_other_strategy(api, openai):
     api.answers = [beginnings(The=-0.1)]
     with pytest.raises(sgl.ValueValidationError, match="begins with 'The'") as caught:
         choose.run(PETS, 1.0, backend=openai())["pet"]
     assert caught.value.usage.prompt_tokens == 10
     assert len(api.requests) == 1
     (node,) = openai().explain(choose, choices=PETS, heat=1.0).nodes
-    assert (node.rung, node.otherwise, node.calls) == ("token_logprobs", "", (1, 1))
+    assert (node.strategy, node.otherwise, node.calls) == ("token_logprobs", "", (1, 1))
 
 
 @pytest.mark.parametrize(
-    ("choices", "heat", "rung"),
+    ("choices", "heat", "strategy"),
     [
         (("dark", "deep"), 0.0, "enum"),
         (("dog", " dad"), 0.0, "enum"),
@@ -78,18 +78,18 @@ def test_where_scores_are_needed_there_is_no_other_rung(api, openai):
         (("dark", "deep"), 1.0, None),
     ],
 )
-def test_choices_that_may_begin_with_the_same_token_fall_to_the_next_rung(api, openai, choices, heat, rung):
-    api.answers = ["cat" if rung == "token_logprobs" else choices[0]]
+def test_choices_that_may_begin_with_the_same_token_fall_to_the_next_strategy(api, openai, choices, heat, strategy):
+    api.answers = ["cat" if strategy == "token_logprobs" else choices[0]]
     backend = openai()
     (node,) = backend.explain(choose, choices=choices, heat=heat).nodes
-    if rung is None:
+    if strategy is None:
         assert "the choices' probabilities" in node.refusal
         with pytest.raises(sgl.CapabilityError, match="the choices' probabilities"):
             choose.run(choices, heat, backend=backend)
         assert api.requests == []
     else:
-        assert node.rung == rung
-        assert choose.run(choices, heat, backend=backend).get_meta_info("pet")["rung"] == rung
+        assert node.strategy == strategy
+        assert choose.run(choices, heat, backend=backend).get_meta_info("pet")["strategy"] == strategy
 
 
 def test_blanks_before_choices_do_not_tell_them_apart():
@@ -112,8 +112,8 @@ def test_several_answers_need_scores_that_one_token_does_not_tell(openai):
 
 def test_a_model_that_may_reason_first_is_asked_for_one_token_only_where_scores_are_needed(openai):
     backend = openai("local", profile="vllm")
-    assert backend.explain(choose, choices=PETS, heat=0.0).nodes[0].rung == "structured_outputs"
-    assert backend.explain(choose, choices=PETS, heat=1.0).nodes[0].rung == "token_logprobs"
+    assert backend.explain(choose, choices=PETS, heat=0.0).nodes[0].strategy == "structured_outputs"
+    assert backend.explain(choose, choices=PETS, heat=1.0).nodes[0].strategy == "token_logprobs"
     backend = openai("local", profile="vllm", reasoning_effort="low")
     assert backend.explain(choose, choices=PETS, heat=1.0).nodes[0].mode == "refused"
 
@@ -158,9 +158,9 @@ def test_a_bias_at_each_step_leaves_the_choices_tokens_alone(api, openai):
     assert second["prompt"] == "The word is u"
     assert sorted(second["logit_bias"]) == sorted(str(Letters().encode(t)[0]) for t in ("nd", "ni", "nt"))
     meta = state.get_meta_info("word")
-    assert (meta["rung"], meta["calls"], meta["prompt_tokens"]) == ("logit_bias_steps", 2, 20)
+    assert (meta["strategy"], meta["calls"], meta["prompt_tokens"]) == ("logit_bias_steps", 2, 20)
     (node,) = base(openai).explain(complete, choices=choices, heat=0.0).nodes
-    assert (node.mode, node.rung, node.calls) == ("native", "logit_bias_steps", (1, 3))
+    assert (node.mode, node.strategy, node.calls) == ("native", "logit_bias_steps", (1, 3))
 
 
 def test_a_token_that_all_choices_share_is_not_asked_for(api, openai):

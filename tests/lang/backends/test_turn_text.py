@@ -1,4 +1,5 @@
-"""A turn as one text of a grammar, where its generations have no JSON schemas; and `explain` of turns, by statements."""
+"""A turn as one text of a grammar, where its generations have no JSON schemas; and `explain` of turns, by
+statements."""
 
 import pytest
 from openai_answers import called, said
@@ -31,7 +32,7 @@ def test_one_call_brings_the_text_of_a_turn_in_a_grammar(api, openai):
     assert [meta["turn"]["by"] for meta in metas] == ["text", "found", "found"]
     assert [meta["calls"] for meta in metas] == [1, 0, 0]
     nodes = openai("gpt-5").explain(poem).nodes
-    assert [(node.rung, node.calls) for node in nodes] == [("turn", (1, 1)), ("turn", (0, 0)), ("turn", (0, 0))]
+    assert [(node.strategy, node.calls) for node in nodes] == [("turn", (1, 1)), ("turn", (0, 0)), ("turn", (0, 0))]
 
 
 def test_a_recorded_run_is_planned_the_same_in_its_replay(api, openai, tmp_path):
@@ -108,9 +109,12 @@ def test_explain_plans_a_turn_by_its_statements_as_a_run_does(openai):
         s += sgl.assistant_end()
 
     backend = openai("gpt-5")
-    assert [(node.rung, node.calls) for node in backend.explain(together).nodes] == [("turn", (1, 1)), ("turn", (0, 0))]
+    assert [(node.strategy, node.calls) for node in backend.explain(together).nodes] == [
+        ("turn", (1, 1)),
+        ("turn", (0, 0)),
+    ]
     first, second = backend.explain(apart).nodes
-    assert (first.rung, second.rung) == ("json_schema", "turn")
+    assert (first.strategy, second.strategy) == ("json_schema", "turn")
 
 
 def test_explain_counts_the_attempts_that_retries_allow(openai):

@@ -1,9 +1,9 @@
-"""The ladder: the choice of the way by which an API serves a node, or the reason why the node is refused.
+"""The ladder: the choice of the strategy by which an API serves a node, or the reason why the node is refused.
 
-Each way is a rung. The best comes first: native structured outputs, a forced tool call, log-probabilities of tokens,
-at last an emulation that asks again. Then its parameters are sent, emulated, left out or refused. One function,
-`choose_rung`, decides. The check of a node before it is queued, the call that serves it and `explain` all use it, so
-the behaviour is always what `explain` reports. Opens no connection and builds no request.
+The best comes first: native structured outputs, a forced tool call, log-probabilities of tokens, at last an emulation
+that asks again. Then its parameters are sent, emulated, left out or refused. One function,
+`choose_strategy`, decides. The check of a node before it is queued, the call that serves it and `explain` all use it,
+so the behaviour is always what `explain` reports. Opens no connection and builds no request.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from dataclasses import replace
 from typing import Final
 
 from sglang_lite.lang.backend.capabilities import CONSTRAINT_NAMES, BegunTurns, Capabilities, Demands, TurnRules
-from sglang_lite.lang.backend.ladder.native_rungs import native_rungs
+from sglang_lite.lang.backend.ladder.native_strategies import native_strategies
 from sglang_lite.lang.backend.ladder.object_constraints import NUMBER_FORMS, json_form
-from sglang_lite.lang.backend.ladder.rung import REPAIRS, Policy, Refusal, Rung
+from sglang_lite.lang.backend.ladder.strategy import REPAIRS, Policy, Refusal, Strategy
 from sglang_lite.lang.backend.profiles.profile import Profile
 from sglang_lite.lang.expressions import NUMBER_STOPS
 from sglang_lite.protocol import (
@@ -52,8 +52,8 @@ _SAMPLES: Final[Mapping[type, Constraint]] = {
 }
 
 
-def choose_rung(profile: Profile, policy: Policy, demands: Demands) -> Rung | Refusal:
-    """Rung on which a model serves a node, or the reason why the node is refused."""
+def choose_strategy(profile: Profile, policy: Policy, demands: Demands) -> Strategy | Refusal:
+    """Strategy by which a model serves a node, or the reason why the node is refused."""
     if _stops_a_value(demands):
         return Refusal("stop together with a constraint", "Leave stop out.")
     found = _constrained(profile, policy, demands)
@@ -70,17 +70,17 @@ def _stops_a_value(demands: Demands) -> bool:
     return not number or not set(stops) <= set(NUMBER_STOPS)
 
 
-def _constrained(profile: Profile, policy: Policy, demands: Demands) -> Rung | Refusal:
+def _constrained(profile: Profile, policy: Policy, demands: Demands) -> Strategy | Refusal:
     constraint = demands.constraint
     if constraint is None:
-        return Rung("free", profile.api)
-    possible = list(native_rungs(profile, demands))
-    rungs = [way for way in possible if isinstance(way, Rung)]
+        return Strategy("free", profile.api)
+    possible = list(native_strategies(profile, demands))
+    strategies = [each for each in possible if isinstance(each, Strategy)]
     if policy != "strict" and not demands.scores and type(constraint) in SERVED and profile.api != "completions":
-        rungs.append(_repaired(profile, demands))  # not for base models, which follow no instructions
-    if rungs:
-        return _or_else(rungs, profile, policy, demands)
-    unfit = next((way for way in possible if isinstance(way, Refusal)), None)
+        strategies.append(_repaired(profile, demands))  # not for base models, which follow no instructions
+    if strategies:
+        return _or_else(strategies, profile, policy, demands)
+    unfit = next((each for each in possible if isinstance(each, Refusal)), None)
     if unfit is not None:
         return unfit
     if demands.scores:
@@ -100,27 +100,27 @@ _TOKENS = (
 )
 
 
-def _or_else(rungs: Sequence[Rung], profile: Profile, policy: Policy, demands: Demands) -> Rung:
-    """First of the rungs. If only a call can show that this rung is of no use, the next rung is attached as a
-    fallback."""
-    first, *others = rungs
+def _or_else(strategies: Sequence[Strategy], profile: Profile, policy: Policy, demands: Demands) -> Strategy:
+    """First of the strategies. If only a call can show that this strategy is of no use, the next strategy is attached
+    as a fallback."""
+    first, *others = strategies
     if first.name != "token_logprobs" or demands.scores:
         return first
     behind = (with_parameters(each, profile, policy, demands) for each in others)
-    other = next((each for each in behind if isinstance(each, Rung)), None)
+    other = next((each for each in behind if isinstance(each, Strategy)), None)
     if other is None:
         return first
     return replace(first, fallback=other, calls=(1, 1 + other.calls[1]))
 
 
-def _repaired(profile: Profile, demands: Demands) -> Rung:
-    """Last rung: the prompt describes the constraint, and an answer that breaks it is shown with its error. A JSON
+def _repaired(profile: Profile, demands: Demands) -> Strategy:
+    """Last strategy: the prompt describes the constraint, and an answer that breaks it is shown with its error. A JSON
     schema is also sent as a hint if the API takes schemas and only its strict mode refuses this one."""
     assert demands.constraint is not None
     name = CONSTRAINT_NAMES[type(demands.constraint)]
     warning = f"{name} is not enforced by the provider: it is stated in the prompt, checked and asked for again"
     hint = json_form(demands.constraint) if profile.api == "chat" and profile.supports("json_schema") else None
-    return Rung("repair", profile.api, False, (1, 1 + REPAIRS), form=hint, strict=False, warnings=(warning,))
+    return Strategy("repair", profile.api, False, (1, 1 + REPAIRS), form=hint, strict=False, warnings=(warning,))
 
 
 def _instead(profile: Profile) -> str:
@@ -134,16 +134,18 @@ def _instead(profile: Profile) -> str:
 
 
 def kinds_served(profile: Profile, policy: Policy) -> frozenset[type]:
-    """Types of constraint that a rung of the profile serves."""
+    """Types of constraint that a strategy of the profile serves."""
     if policy != "strict" and profile.api != "completions":
         return SERVED
-    return frozenset(kind for kind, each in _SAMPLES.items() if any(native_rungs(profile, Demands(constraint=each))))
+    return frozenset(
+        kind for kind, each in _SAMPLES.items() if any(native_strategies(profile, Demands(constraint=each)))
+    )
 
 
 def capabilities_of(profile: Profile, policy: Policy) -> Capabilities:
     """Capabilities of a backend with this profile, in the form that the language checks."""
-    selection = choose_rung(profile, policy, Demands("select", constraint=ANY_CHOICE))
-    scored = choose_rung(profile, policy, Demands("select", constraint=ANY_CHOICE, scores=True))
+    selection = choose_strategy(profile, policy, Demands("select", constraint=ANY_CHOICE))
+    scored = choose_strategy(profile, policy, Demands("select", constraint=ANY_CHOICE, scores=True))
     continues, continues_last = profile.supports("continues"), profile.supports("continue_final_message")
     prefill = profile.supports("prefill") or continues_last
     otherwise: BegunTurns = "refused" if policy == "strict" else "asked"
@@ -152,8 +154,8 @@ def capabilities_of(profile: Profile, policy: Policy) -> Capabilities:
         OneOf in kinds_served(profile, "strict"),
     )  # fmt: skip
     return Capabilities(
-        kinds_served(profile, policy), profile.params, select=isinstance(selection, Rung),
-        scores=isinstance(scored, Rung), continues=continues, prefill=prefill, images=profile.supports("images"),
+        kinds_served(profile, policy), profile.params, select=isinstance(selection, Strategy),
+        scores=isinstance(scored, Strategy), continues=continues, prefill=prefill, images=profile.supports("images"),
         turns=rules, caches_prompts=profile.supports("cache_control") or profile.supports("prompt_cache_key"),
     )  # fmt: skip
 
@@ -164,50 +166,50 @@ RESPONSES_PARAMS: Final = frozenset({"max_tokens", "temperature", "top_p"})
 _OF_TEXT: Final = frozenset({"return_logprob", "top_logprobs_num", "return_text_in_logprobs"})
 
 
-def with_parameters(rung: Rung, profile: Profile, policy: Policy, demands: Demands) -> Rung | Refusal:
-    """Rung adapted to a node's parameters, or the reason why they are refused."""
+def with_parameters(strategy: Strategy, profile: Profile, policy: Policy, demands: Demands) -> Strategy | Refusal:
+    """Strategy adapted to a node's parameters, or the reason why they are refused."""
     params = demands.params
-    found = _with_effort(rung, profile, policy, demands)
+    found = _with_effort(strategy, profile, policy, demands)
     if isinstance(found, Refusal):
         return found
-    rung = found
+    strategy = found
     stops = () if isinstance(params.stop, Unset) or demands.constraint is not None else params.stop
     for name in given_values(params):
-        here = rung.api != "responses" or name in RESPONSES_PARAMS or (rung.field is None and name in _OF_TEXT)
+        here = strategy.api != "responses" or name in RESPONSES_PARAMS or (strategy.field is None and name in _OF_TEXT)
         if name == "stop" or (profile.supports(name) and here):
             continue
-        without = _without(rung, profile, policy, name, demands)
+        without = _without(strategy, profile, policy, name, demands)
         if isinstance(without, Refusal):
             return without
-        rung = without
+        strategy = without
     both = not isinstance(params.temperature, Unset) and not isinstance(params.top_p, Unset)
-    if both and not profile.supports("temperature_with_top_p") and "top_p" not in rung.left_out:
+    if both and not profile.supports("temperature_with_top_p") and "top_p" not in strategy.left_out:
         if policy != "warn":
             return Refusal("temperature and top_p together", "Set one of them.")
-        rung = _left_out(rung, "top_p")
-    return _stopped(rung, profile, policy, stops) if stops else rung
+        strategy = _left_out(strategy, "top_p")
+    return _stopped(strategy, profile, policy, stops) if stops else strategy
 
 
-def _with_effort(rung: Rung, profile: Profile, policy: Policy, demands: Demands) -> Rung | Refusal:
-    """Rung with the amount of reasoning. If the model is not known to support that parameter, the parameter is left out
-    or refused, because the API would report an error or ignore it."""
+def _with_effort(strategy: Strategy, profile: Profile, policy: Policy, demands: Demands) -> Strategy | Refusal:
+    """Strategy with the amount of reasoning. If the model is not known to support that parameter, the parameter is left
+    out or refused, because the API would report an error or ignore it."""
     if demands.effort is None or profile.supports("reasoning_effort"):
-        return replace(rung, effort=demands.effort)
+        return replace(strategy, effort=demands.effort)
     if policy == "warn":
         warning = "reasoning_effort is left out: the model does not accept it"
-        return replace(rung, native=False, warnings=(*rung.warnings, warning))
+        return replace(strategy, native=False, warnings=(*strategy.warnings, warning))
     return Refusal("reasoning_effort", f"Leave it out of the backend. {_known(profile, 'reasoning_effort')}".strip())
 
 
-def _without(rung: Rung, profile: Profile, policy: Policy, name: str, demands: Demands) -> Rung | Refusal:
-    """Rung adapted to a parameter that the model or the rung does not support, or the refusal."""
+def _without(strategy: Strategy, profile: Profile, policy: Policy, name: str, demands: Demands) -> Strategy | Refusal:
+    """Strategy adapted to a parameter that the model or the strategy does not support, or the refusal."""
     if policy != "strict" and name == "n":
         count = demands.params.samples
-        best, worst = rung.calls
-        warnings = (*rung.warnings, f"{count} samples are {count} calls")
-        return replace(rung, native=False, samples=count, calls=(best * count, worst * count), warnings=warnings)
+        best, worst = strategy.calls
+        warnings = (*strategy.warnings, f"{count} samples are {count} calls")
+        return replace(strategy, native=False, samples=count, calls=(best * count, worst * count), warnings=warnings)
     if policy == "warn":
-        return _left_out(rung, name)
+        return _left_out(strategy, name)
     if profile.supports(name) and demands.constraint is not None:
         return Refusal(f"{name} together with {CONSTRAINT_NAMES[type(demands.constraint)]}", f"Leave {name} out.")
     return Refusal(
@@ -216,14 +218,14 @@ def _without(rung: Rung, profile: Profile, policy: Policy, name: str, demands: D
     )
 
 
-def _left_out(rung: Rung, name: str) -> Rung:
+def _left_out(strategy: Strategy, name: str) -> Strategy:
     warning = f"{name} is left out: the model does not accept it"
-    return replace(rung, native=False, left_out=(*rung.left_out, name), warnings=(*rung.warnings, warning))
+    return replace(strategy, native=False, left_out=(*strategy.left_out, name), warnings=(*strategy.warnings, warning))
 
 
-def _stopped(rung: Rung, profile: Profile, policy: Policy, stops: tuple[str, ...]) -> Rung | Refusal:
+def _stopped(strategy: Strategy, profile: Profile, policy: Policy, stops: tuple[str, ...]) -> Strategy | Refusal:
     limit = profile.limits.get("stop")
-    if not profile.supports("stop") or rung.api == "responses":
+    if not profile.supports("stop") or strategy.api == "responses":
         feature, instead = "stop", f"Leave it out. {_known(profile, 'stop')}{_takes(profile)}"
     elif limit is not None and len(stops) > limit:
         feature, instead = f"{len(stops)} stop strings", f"Give at most {limit}."
@@ -231,12 +233,16 @@ def _stopped(rung: Rung, profile: Profile, policy: Policy, stops: tuple[str, ...
         feature = "a stop string of whitespace only"
         instead = "Ask for one line in the prompt, or use a stop string that is visible."
     else:
-        return rung
+        return strategy
     if policy == "strict":
         return Refusal(feature, instead)
     warning = f"{feature}: the whole answer is generated and cut afterwards"
     return replace(
-        rung, native=False, stops=stops, left_out=(*rung.left_out, "stop"), warnings=(*rung.warnings, warning)
+        strategy,
+        native=False,
+        stops=stops,
+        left_out=(*strategy.left_out, "stop"),
+        warnings=(*strategy.warnings, warning),
     )
 
 

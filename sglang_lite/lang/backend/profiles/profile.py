@@ -25,7 +25,7 @@ from sglang_lite.protocol.sampling import PARAMETERS
 ApiName: TypeAlias = Literal["chat", "responses", "completions", "messages", "generate_content"]
 
 # Ways to enforce a constraint, in order of preference; docs/backends.md describes each.
-RUNGS: Final = (
+STRATEGIES: Final = (
     "json_schema", "strict_tool", "regex_tool", "lark_tool", "structured_outputs", "regex", "ebnf", "grammar",
     "decisions", "logit_bias_steps",
 )  # fmt: skip
@@ -35,7 +35,7 @@ OTHER_FEATURES: Final = (
 )  # fmt: skip
 LIMITS: Final = ("stop", "top_logprobs_num", "choices")
 NAMES: Final = tuple(each.name for each in PARAMETERS)
-FEATURES: Final = frozenset({*NAMES, *RUNGS, *OTHER_FEATURES})
+FEATURES: Final = frozenset({*NAMES, *STRATEGIES, *OTHER_FEATURES})
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ class Profile:
         provider: name of the data file: "openai", "anthropic", "vllm" …
         model: name of the model's entry in the file; empty if the file does not list the model.
         api: API of the provider that serves the model.
-        features: known facts, by the names of parameters, rungs and other features.
+        features: known facts, by the names of parameters, strategies and other features.
         limits: maximum number of stop strings (`stop`), of alternatives for a token (`top_logprobs_num`) and of choices
             in a decision (`choices`).
         schema: JSON Schemas that strict outputs accept, or None if any schema is sent unchanged.
@@ -135,9 +135,9 @@ class Profile:
         found = {name: Feature(each, "capabilities=", date.today()) for name, each in supported.items()}
         return replace(self, features=MappingProxyType({**self.features, **found}))
 
-    def for_rungs(self, rungs: AbstractSet[str]) -> Profile:
-        """Profile for a backend that can make requests only for these rungs (and for "tools", if among them)."""
-        lost = {name for name in (*RUNGS, "tools") if self.supports(name)} - rungs
+    def for_strategies(self, strategies: AbstractSet[str]) -> Profile:
+        """Profile for a backend that can make requests only for these strategies (and for "tools", if among them)."""
+        lost = {name for name in (*STRATEGIES, "tools") if self.supports(name)} - strategies
         none = Feature(False, "the backend has no such request", date.today())
         features = {**self.features, **dict.fromkeys(lost, none)}
         return replace(self, features=MappingProxyType(features)) if lost else self

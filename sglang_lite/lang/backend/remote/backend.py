@@ -1,4 +1,5 @@
-"""Base class of backends on a provider's SDK: features of the model, refusals, and the rung on which a node is served.
+"""Base class of backends on a provider's SDK: features of the model, refusals, and the strategy by which a node is
+served.
 
 Independent of the form of a provider's requests and answers.
 """
@@ -18,8 +19,8 @@ from sglang_lite.lang.backend.apis.provider_items import ProviderItems
 from sglang_lite.lang.backend.base import Backend, refusal
 from sglang_lite.lang.backend.capabilities import Capabilities, Demands
 from sglang_lite.lang.backend.http.rate_limit import RateLimit
-from sglang_lite.lang.backend.ladder.choose import ANY_CHOICE, capabilities_of, choose_rung
-from sglang_lite.lang.backend.ladder.rung import POLICIES, Policy, Refusal, Rung
+from sglang_lite.lang.backend.ladder.choose import ANY_CHOICE, capabilities_of, choose_strategy
+from sglang_lite.lang.backend.ladder.strategy import POLICIES, Policy, Refusal, Strategy
 from sglang_lite.lang.backend.planning import Planner, RunFacts, scores_needed
 from sglang_lite.lang.backend.profiles.prices import price as known_price
 from sglang_lite.lang.backend.profiles.profile import Profile, check_model_name
@@ -28,7 +29,7 @@ from sglang_lite.lang.backend.remote.connection import ApiConnection, Connector
 from sglang_lite.lang.backend.remote.explain import Explanation, Price, TracedBackend
 from sglang_lite.lang.backend.remote.explain import explain as explained
 from sglang_lite.lang.backend.remote.planner import CallPlanner
-from sglang_lite.lang.backend.remote.selecting import select_by_rung
+from sglang_lite.lang.backend.remote.selecting import select_by_strategy
 from sglang_lite.lang.backend.remote.serving import serve, shape_of
 from sglang_lite.lang.backend.rendering import text_outside, with_tools
 from sglang_lite.lang.backend.token_counts import TokenUsage
@@ -69,8 +70,8 @@ class RemoteBackend(Backend):
 
     Attributes:
         errors: translator of the SDK's errors.
-        rungs: names of the rungs (and "tools") for which the backend can make requests. The profile's other rungs are
-            ignored.
+        strategies: names of the strategies (and "tools") for which the backend can make requests. The profile's other
+            strategies are ignored.
         reasoning_effort: amount of reasoning, or None for the model's default.
 
     Raises:
@@ -80,7 +81,7 @@ class RemoteBackend(Backend):
 
     enforces = True
     provider = ""  # name of the provider, for errors and metadata
-    rungs = frozenset({"json_schema", "strict_tool", "tools"})
+    strategies = frozenset({"json_schema", "strict_tool", "tools"})
     reasoning_effort: str | None = None
     select_params = SamplingParams()  # for the generation that makes a selection
 
@@ -148,7 +149,7 @@ class RemoteBackend(Backend):
                     found = self._find if isinstance(self._find, Profile) else self._find()
                     if self._stated is not None:
                         found = found.with_capabilities(self._stated)
-                    found = self._find = found.for_rungs(self.rungs)  # only rungs that have a request
+                    found = self._find = found.for_strategies(self.strategies)  # only strategies that have a request
                     self._found = found, capabilities_of(found, self.policy)
         return self._found
 
@@ -163,8 +164,8 @@ class RemoteBackend(Backend):
         price: Price | None = known_price,
         **arguments: UserValue,
     ) -> Explanation:
-        """Explains how a program's nodes would be served, without a call: the rung, the number of calls and tokens, the
-        price, and refusals.
+        """Explains how a program's nodes would be served, without a call: the strategy, the number of calls and tokens,
+        the price, and refusals.
 
         Args:
             program: program to explain.
@@ -186,15 +187,15 @@ class RemoteBackend(Backend):
             params=params, retries=retries, count=count, price=price,
         )  # fmt: skip
 
-    def rung(self, demands: Demands) -> Rung | Refusal:
-        """Rung on which a node is served, or the reason why it is refused."""
-        return choose_rung(self.profile, self.policy, replace(demands, effort=self.reasoning_effort))
+    def strategy(self, demands: Demands) -> Strategy | Refusal:
+        """Strategy by which a node is served, or the reason why it is refused."""
+        return choose_strategy(self.profile, self.policy, replace(demands, effort=self.reasoning_effort))
 
     def check(self, node: object, demands: Demands, where: Location | None) -> None:
         if demands.kind == "select":
             choices = demands.constraint if isinstance(demands.constraint, Choices) else ANY_CHOICE
             demands = self.selection(choices.options, scores=demands.scores)
-        found = self.rung(demands)
+        found = self.strategy(demands)
         if isinstance(found, Refusal):
             raise refusal(self, node, found.feature, found.instead, where)
 
@@ -203,11 +204,11 @@ class RemoteBackend(Backend):
         once."""
         if self.profile.api not in _SAMPLED:
             return False
-        found = self.rung(Demands("gen", msgspec.structs.replace(params, n=count), constraint))
-        return isinstance(found, Rung) and found.native and found.api in _SAMPLED
+        found = self.strategy(Demands("gen", msgspec.structs.replace(params, n=count), constraint))
+        return isinstance(found, Strategy) and found.native and found.api in _SAMPLED
 
-    def _rung(self, demands: Demands) -> Rung:
-        found = self.rung(demands)
+    def _strategy(self, demands: Demands) -> Strategy:
+        found = self.strategy(demands)
         if isinstance(found, Refusal):
             raise CapabilityError(f"{self._name} can't honour {found.feature}.", hint=found.instead)
         return found
@@ -215,11 +216,11 @@ class RemoteBackend(Backend):
     async def agenerate(
         self, prompt: Prompt, params: SamplingParams, constraint: Constraint | None, *, stream: bool
     ) -> AsyncGenerator[Delta | Generation, None]:
-        rung = self._rung(Demands("gen", params, constraint))
+        strategy = self._strategy(Demands("gen", params, constraint))
         self.check_prompt(prompt)
         if prompt.tools is not None and self.capabilities.continues:
             prompt = with_tools(prompt, self.get_chat_template())
-        async for event in serve(self, prompt, params, constraint, rung, stream=stream):
+        async for event in serve(self, prompt, params, constraint, strategy, stream=stream):
             yield self._priced(event) if isinstance(event, Generation) else event
 
     def _priced(self, answer: _Answer) -> _Answer:
@@ -234,26 +235,27 @@ class RemoteBackend(Backend):
         return Demands("select", params, Choices(tuple(choices)), scores)
 
     async def aselect(self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool) -> Selection:
-        """Makes the model choose. The selection has scores if the rung provides them, else only the picked choice."""
+        """Makes the model choose. The selection has scores if the strategy provides them, else only the picked
+        choice."""
         choices = list(dict.fromkeys(choices))
         demands = self.selection(choices, scores=scores_needed.get())
-        rung = self._rung(demands)
+        strategy = self._strategy(demands)
         if unconditional:
             raise CapabilityError(
                 f"{self._name} can't score choices without the prompt.",
                 hint="Use another choices_method, or a local engine.",
             )
-        if not all(choices) and rung.name in ("decisions", "token_logprobs", "logit_bias_steps"):
+        if not all(choices) and strategy.name in ("decisions", "token_logprobs", "logit_bias_steps"):
             raise CapabilityError(
                 f"{self._name} can't score an empty choice.", hint="Leave it out, or use a local engine."
             )
         self.check_prompt(prompt)
-        if rung.name == "decisions":
+        if strategy.name == "decisions":
             return await self.decide(prompt, choices)
-        return self._priced(await select_by_rung(self, prompt, demands, rung, self.tokenizer))
+        return self._priced(await select_by_strategy(self, prompt, demands, strategy, self.tokenizer))
 
     def call(
-        self, prompt: Prompt, params: SamplingParams, rung: Rung, *, constrained: bool, stream: bool
+        self, prompt: Prompt, params: SamplingParams, strategy: Strategy, *, constrained: bool, stream: bool
     ) -> AsyncGenerator[Delta | Generation, None]:
         """Makes one call of the provider's API, with the items that the API expects back from earlier turns. Yields
         deltas if `stream`, then the samples, neither checked nor converted, as `ApiClient.ask` does.
@@ -261,12 +263,14 @@ class RemoteBackend(Backend):
         Args:
             constrained: whether the answer has a constraint, so that an answer that was cut short is an error.
         """
-        api, target = self.target(rung)
-        request = ApiRequest(target, prompt, params, shape_of(rung), self._client.provider_items.of(prompt.messages))
+        api, target = self.target(strategy)
+        request = ApiRequest(
+            target, prompt, params, shape_of(strategy), self._client.provider_items.of(prompt.messages)
+        )
         return self._client.ask(api, request, self.tokenizer, constrained=constrained, stream=stream)
 
-    def target(self, rung: Rung) -> tuple[Api, Target]:
-        """API that is called on a rung, and settings of the model for it.
+    def target(self, strategy: Strategy) -> tuple[Api, Target]:
+        """API that is called by a strategy, and settings of the model for it.
 
         Raises:
             CapabilityError: the subclass does not define this method.
@@ -274,10 +278,10 @@ class RemoteBackend(Backend):
         raise CapabilityError(f"{self._name} has no `target`.", hint="Define `target` in the subclass.")
 
     async def decide(self, prompt: Prompt, choices: Sequence[str]) -> Selection:
-        """Asks the decisions endpoint. A subclass with "decisions" in its `rungs` has to define it."""
+        """Asks the decisions endpoint. A subclass with "decisions" in its `strategies` has to define it."""
         raise CapabilityError(
             f"{self._name} has no `decide`.",
-            hint='Define `decide` in the subclass, or remove "decisions" from its rungs.',
+            hint='Define `decide` in the subclass, or remove "decisions" from its strategies.',
         )
 
     def check_prompt(self, prompt: Prompt) -> None:

@@ -1,4 +1,4 @@
-"""Explanation of how a remote backend would serve a program, before any call: rungs, calls, tokens, prices,
+"""Explanation of how a remote backend would serve a program, before any call: strategies, calls, tokens, prices,
 refusals."""
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import msgspec
 from sglang_lite.errors import Location
 from sglang_lite.lang.backend.base import ALL_CONSTRAINTS, Backend
 from sglang_lite.lang.backend.capabilities import Capabilities, Demands
-from sglang_lite.lang.backend.ladder.rung import Refusal, Rung
+from sglang_lite.lang.backend.ladder.strategy import Refusal, Strategy
 from sglang_lite.lang.backend.planning import AnswerSource, RunFacts
 from sglang_lite.lang.backend.remote.shared_call import SharedCall
 from sglang_lite.lang.backend.remote.turn_plan import TurnPlan, turn_text
@@ -56,7 +56,7 @@ class ExplainedNode:
     Attributes:
         kind, name, where: kind of the node, name of its variable, and its place in the source.
         mode: "native", "emulated" or "refused".
-        rung: name of the rung that serves the node; "turn" if the node shares a call with others of its turn or
+        strategy: name of the strategy that serves the node; "turn" if the node shares a call with others of its turn or
             continues a begun turn, "another backend" if it has a backend of its own; empty if refused.
         calls: number of calls at best, and at worst, with all attempts that `retries` allow.
         prompt_tokens: approximate prompt tokens of one call: one for each four characters, or as `count` counts them.
@@ -64,14 +64,14 @@ class ExplainedNode:
         price: dollars at best and at worst, or None if unknown.
         refusal: feature that can't be honoured, and what to do instead.
         warnings: differences from the request.
-        otherwise: rung that serves the node if the first one's answer is of no use; empty if the node has none.
+        otherwise: strategy that serves the node if the first one's answer is of no use; empty if the node has none.
     """
 
     kind: Literal["gen", "select", "grammar", "image"]
     name: str | None
     where: Location | None
     mode: Literal["native", "emulated", "refused"]
-    rung: str = ""
+    strategy: str = ""
     calls: tuple[int, int] = (0, 0)
     prompt_tokens: int = 0
     completion_tokens: int | None = None
@@ -196,23 +196,23 @@ class _Explainer:
         plain = ExplainedNode(kind, node.name, node.where, "refused", prompt_tokens=self._count(prompt.text))
         if isinstance(own, SglGen) and own.options is not None and own.options.backend is not None:
             warning = "another backend answers this node: explain the program with that one"
-            return replace(plain, mode="native", rung="another backend", warnings=(warning,))
+            return replace(plain, mode="native", strategy="another backend", warnings=(warning,))
         if any(use.into == "constraint" for use in node.uses):
             return replace(plain, refusal="its constraint is only known when the program runs: give the argument")
         turn, place = (own.source.plan, own.source.place) if isinstance(own.source, PlannedTurn) else (None, 0)
         refusal = self._refusal(prompt, turn)
         demands = self._demands(request, own)
-        found = self._backend.rung(demands)
+        found = self._backend.strategy(demands)
         if isinstance(request, Select) and request.method == "unconditional_likelihood_normalized":
             found = Refusal("scores without the prompt", "Use another choices_method, or a local engine.")
         if refusal is None and isinstance(found, Refusal):
             refusal = f"{found.feature}. {found.instead}"
         if refusal is not None:
             return replace(plain, refusal=refusal)
-        assert isinstance(found, Rung)
+        assert isinstance(found, Strategy)
         max_tokens = demands.params.max_tokens
         explained = replace(
-            plain, mode=found.mode, rung=found.name, calls=found.calls, warnings=found.warnings,
+            plain, mode=found.mode, strategy=found.name, calls=found.calls, warnings=found.warnings,
             otherwise="" if found.fallback is None else found.fallback.name,
             completion_tokens=None if isinstance(max_tokens, Unset) else max_tokens,
         )  # fmt: skip
@@ -226,7 +226,7 @@ class _Explainer:
             best = 0 if own.source in self._shared else best
             self._shared.add(own.source)
         tries = self._tries(own)
-        if turn is not None and turn.strategy == "text" and place:
+        if turn is not None and turn.mode == "text" and place:
             return replace(explained, calls=(0, worst * tries))  # the turn's first node brings its first answer
         return replace(explained, calls=(best, worst * (1 + tries)))
 
@@ -235,7 +235,7 @@ class _Explainer:
         if turn is not None and turn.refusal is not None:
             _, feature, instead = turn.refusal
             return f"{feature}. {instead}"
-        shown_whole = turn is None or turn.strategy == "ahead"
+        shown_whole = turn is None or turn.mode == "ahead"
         try:
             self._backend.check_prompt(prompt if shown_whole else from_start(prompt))
         except CapabilityError as error:
@@ -251,16 +251,16 @@ class _Explainer:
         """Explanation of a node that shares its turn with others, or follows text in it (docs/backends.md, "Several
         generations in a turn")."""
         own = node.calls[1]
-        if turn.strategy == "text":
+        if turn.mode == "text":
             whole = turn_text((prompt.partial, *turn.fields))
-            rung = self._backend.rung(Demands("gen", turn.common_params or SamplingParams(), whole))
-            worst = rung.calls[1] if isinstance(rung, Rung) else own
-            return replace(node, rung="turn", calls=(int(not place), worst))
+            strategy = self._backend.strategy(Demands("gen", turn.common_params or SamplingParams(), whole))
+            worst = strategy.calls[1] if isinstance(strategy, Strategy) else own
+            return replace(node, strategy="turn", calls=(int(not place), worst))
         if not place and not turn.ahead and not prompt.partial.strip():
             return node  # the first node of the turn, whose call brings nothing else
         more = (turn.asks_to_continue + turn.ahead + (not place)) if turn.ahead else 1
         mode = "emulated" if turn.asks_to_continue else node.mode
-        return replace(node, rung="turn", mode=mode, otherwise=node.rung, calls=(int(not place), own + more))
+        return replace(node, strategy="turn", mode=mode, otherwise=node.strategy, calls=(int(not place), own + more))
 
     def _demands(self, request: Gen | Select, own: SglGen | SglSelect) -> Demands:
         """Demands that the language would make of the backend for a node."""
@@ -284,8 +284,8 @@ def _row(node: ExplainedNode) -> tuple[str, ...]:
     calls = "" if node.mode == "refused" else f"{best}" if best == worst else f"{best} to {worst}"
     limit = "" if node.completion_tokens is None else str(node.completion_tokens)
     price = "" if node.price is None else f"${node.price[0]:.6f} to ${node.price[1]:.6f}"
-    rungs = f"{node.rung} or {node.otherwise}" if node.otherwise else node.rung
-    served = "refused" if node.mode == "refused" else f"{rungs} ({node.mode})"
+    strategies = f"{node.strategy} or {node.otherwise}" if node.otherwise else node.strategy
+    served = "refused" if node.mode == "refused" else f"{strategies} ({node.mode})"
     named = f"{node.kind}({node.name!r})" if node.name is not None else node.kind
     return _line(node), named, served, calls, str(node.prompt_tokens), limit, price
 

@@ -12,8 +12,8 @@ import msgspec
 
 from sglang_lite.lang.backend.base import only_answer
 from sglang_lite.lang.backend.capabilities import Demands
-from sglang_lite.lang.backend.ladder.rung import Rung
-from sglang_lite.lang.backend.remote.serving import serve, with_rung, with_words
+from sglang_lite.lang.backend.ladder.strategy import Strategy
+from sglang_lite.lang.backend.remote.serving import serve, with_strategy, with_words
 from sglang_lite.lang.backend.token_counts import TiktokenEncoding
 from sglang_lite.lang.results import with_warnings
 from sglang_lite.protocol import (
@@ -48,25 +48,25 @@ def checked_tokenizer(tokenizer: Foreign) -> TiktokenEncoding | None:
     return found
 
 
-async def select_by_rung(
-    backend: RemoteBackend, prompt: Prompt, demands: Demands, rung: Rung, tokenizer: TiktokenEncoding | None
+async def select_by_strategy(
+    backend: RemoteBackend, prompt: Prompt, demands: Demands, strategy: Strategy, tokenizer: TiktokenEncoding | None
 ) -> Selection:
-    """Makes the model choose, by the rung of the selection.
+    """Makes the model choose, by the strategy of the selection.
 
     Args:
-        tokenizer: tokenizer of the model; the rung "logit_bias_steps" needs it.
+        tokenizer: tokenizer of the model; the strategy "logit_bias_steps" needs it.
 
     Raises:
         ValueValidationError: the answer is none of the choices.
     """
     assert isinstance(demands.constraint, Choices)
     choices = demands.constraint.options
-    if rung.name == "token_logprobs":
-        return await _by_first_token(backend, prompt, demands, rung, choices)
-    if rung.name == "logit_bias_steps":
-        assert tokenizer is not None  # a condition of this rung
-        return await _by_steps(backend, prompt, demands, rung, choices, tokenizer)
-    picked = await only_answer(serve(backend, prompt, demands.params, demands.constraint, rung, stream=False))
+    if strategy.name == "token_logprobs":
+        return await _by_first_token(backend, prompt, demands, strategy, choices)
+    if strategy.name == "logit_bias_steps":
+        assert tokenizer is not None  # a condition of this strategy
+        return await _by_steps(backend, prompt, demands, strategy, choices, tokenizer)
+    picked = await only_answer(serve(backend, prompt, demands.params, demands.constraint, strategy, stream=False))
     return Selection((), picked.usage, picked.text, picked.meta)
 
 
@@ -74,18 +74,18 @@ async def select_by_rung(
 
 
 async def _by_first_token(
-    backend: RemoteBackend, prompt: Prompt, demands: Demands, rung: Rung, choices: Sequence[str]
+    backend: RemoteBackend, prompt: Prompt, demands: Demands, strategy: Strategy, choices: Sequence[str]
 ) -> Selection:
     """Requests one token with its likeliest alternatives, each of which counts for the choice that it begins."""
     shown = with_words(prompt, f"Answer with exactly one of these texts, and with nothing else:\n{_listed(choices)}")
-    params = msgspec.structs.replace(demands.params, max_tokens=1, return_logprob=True, top_logprobs_num=rung.field)
-    answer = await only_answer(backend.call(shown, params, rung, constrained=False, stream=False))
+    params = msgspec.structs.replace(demands.params, max_tokens=1, return_logprob=True, top_logprobs_num=strategy.field)
+    answer = await only_answer(backend.call(shown, params, strategy, constrained=False, stream=False))
     found = _scores(answer.output_logprobs, choices)
     if not any(found):
-        if rung.fallback is None:
+        if strategy.fallback is None:
             told_first = answer.output_logprobs[0].text if answer.output_logprobs else answer.text
             raise _none_of(choices, f"the answer begins with {told_first!r:.60}", answer)
-        other = await select_by_rung(backend, prompt, demands, rung.fallback, None)
+        other = await select_by_strategy(backend, prompt, demands, strategy.fallback, None)
         meta = {**other.meta, "calls": other.meta["calls"] + 1}
         return msgspec.structs.replace(other, usage=total_usage([answer.usage, other.usage]), meta=meta)
     scores = tuple(
@@ -93,8 +93,8 @@ async def _by_first_token(
         for place, (choice, each) in enumerate(zip(choices, found))
     )
     unseen = [choice for choice, each in zip(choices, found) if not each]
-    warnings = [f"not among the {rung.field} likeliest beginnings: {_listed(unseen)}"] if unseen else []
-    return Selection(scores, answer.usage, None, with_warnings(with_rung(answer.meta, rung, 1), *warnings))
+    warnings = [f"not among the {strategy.field} likeliest beginnings: {_listed(unseen)}"] if unseen else []
+    return Selection(scores, answer.usage, None, with_warnings(with_strategy(answer.meta, strategy, 1), *warnings))
 
 
 def _scores(logprobs: Sequence[TokenLogprob], choices: Sequence[str]) -> list[float]:
@@ -117,7 +117,7 @@ async def _by_steps(
     backend: RemoteBackend,
     prompt: Prompt,
     demands: Demands,
-    rung: Rung,
+    strategy: Strategy,
     choices: Sequence[str],
     tokenizer: TiktokenEncoding,
 ) -> Selection:
@@ -134,7 +134,7 @@ async def _by_steps(
             bias = tuple((token, _BIAS) for token in tokens)
             params = msgspec.structs.replace(demands.params, max_tokens=1, logit_bias=bias)
             shown = _continued(prompt, beginning)
-            answer = await only_answer(backend.call(shown, params, rung, constrained=False, stream=False))
+            answer = await only_answer(backend.call(shown, params, strategy, constrained=False, stream=False))
             calls, meta = calls + 1, dict(answer.meta)
             usages.append(answer.usage)
             texts = [token for token in tokens if tokenizer.decode((token,)) == answer.text]
@@ -144,7 +144,7 @@ async def _by_steps(
         remaining = {choice: ids for choice, ids in remaining.items() if ids[at] == picked_token}
         at += 1
     (picked,) = remaining
-    return Selection((), total_usage(usages), picked, with_rung(meta, rung, calls))
+    return Selection((), total_usage(usages), picked, with_strategy(meta, strategy, calls))
 
 
 def _continued(prompt: Prompt, text: str) -> Prompt:

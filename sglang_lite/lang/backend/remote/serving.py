@@ -1,4 +1,5 @@
-"""Serving of a node on its rung: makes the calls, checks every answer, and describes the rung in the metadata."""
+"""Serving of a node by its strategy: makes the calls, checks every answer, and describes the strategy in the
+metadata."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from sglang_lite.errors import Origin
 from sglang_lite.lang.backend.apis.api import ApiTool, GrammarTool, JsonFormat, JsonTool, OwnField, Shape, Tools
 from sglang_lite.lang.backend.base import only_answer
 from sglang_lite.lang.backend.ladder.object_constraints import unwrap
-from sglang_lite.lang.backend.ladder.rung import REPAIRS, Rung
+from sglang_lite.lang.backend.ladder.strategy import REPAIRS, Strategy
 from sglang_lite.lang.backend.token_counts import note_unreported
 from sglang_lite.lang.results import with_warnings
 from sglang_lite.protocol import (
@@ -43,7 +44,7 @@ from sglang_lite.protocol.results import total_usage
 if TYPE_CHECKING:
     from sglang_lite.lang.backend.remote.backend import RemoteBackend
 
-_CALLED = frozenset({"tools", "strict_tool", "regex_tool", "lark_tool"})  # rungs whose answers are tool calls
+_CALLED = frozenset({"tools", "strict_tool", "regex_tool", "lark_tool"})  # strategies whose answers are tool calls
 
 
 async def serve(
@@ -51,34 +52,34 @@ async def serve(
     prompt: Prompt,
     params: SamplingParams,
     constraint: Constraint | None,
-    rung: Rung,
+    strategy: Strategy,
     *,
     stream: bool,
 ) -> AsyncGenerator[Delta | Generation, None]:
-    """Serves a generation on its rung. Yields deltas if `stream` and the text can be delivered as it arrives, then the
-    samples.
+    """Serves a generation by its strategy. Yields deltas if `stream` and the text can be delivered as it arrives, then
+    the samples.
 
     Raises:
         ValueValidationError: an answer breaks the constraint.
     """
-    params = msgspec.structs.replace(params, **dict.fromkeys(rung.left_out, UNSET))
+    params = msgspec.structs.replace(params, **dict.fromkeys(strategy.left_out, UNSET))
     if constraint is not None:
         # Only a number can have stops here, and a number ends by itself.
         params = msgspec.structs.replace(params, stop=UNSET)
-    if rung.samples > 1:
+    if strategy.samples > 1:
         params = msgspec.structs.replace(params, n=UNSET)
-        calls = [_alone(backend, prompt, params, constraint, rung) for _ in range(rung.samples)]
+        calls = [_alone(backend, prompt, params, constraint, strategy) for _ in range(strategy.samples)]
         for index, each in enumerate(await _all(calls)):
             yield msgspec.structs.replace(each, index=index)
-    elif rung.name == "repair":
+    elif strategy.name == "repair":
         assert constraint is not None
-        yield await _repaired(backend, prompt, params, constraint, rung)
+        yield await _repaired(backend, prompt, params, constraint, strategy)
     else:
-        whole = rung.stops or rung.name in _CALLED or (rung.form is not None and rung.form.wrapped)
+        whole = strategy.stops or strategy.name in _CALLED or (strategy.form is not None and strategy.form.wrapped)
         shown = stream and not whole  # other answers are only shown when they are complete
-        async for event in backend.call(prompt, params, rung, constrained=constraint is not None, stream=shown):
+        async for event in backend.call(prompt, params, strategy, constrained=constraint is not None, stream=shown):
             if isinstance(event, Generation):
-                event = _finished(event, constraint, rung, 1)
+                event = _finished(event, constraint, strategy, 1)
             yield event
 
 
@@ -95,30 +96,30 @@ async def _all(calls: Sequence[Coroutine[Any, Any, Generation]]) -> list[Generat
 
 
 async def _alone(
-    backend: RemoteBackend, prompt: Prompt, params: SamplingParams, constraint: Constraint | None, rung: Rung
+    backend: RemoteBackend, prompt: Prompt, params: SamplingParams, constraint: Constraint | None, strategy: Strategy
 ) -> Generation:
     """One of several samples, each of which has calls of its own."""
-    if rung.name == "repair":
+    if strategy.name == "repair":
         assert constraint is not None
-        return await _repaired(backend, prompt, params, constraint, rung)
-    events = backend.call(prompt, params, rung, constrained=constraint is not None, stream=False)
-    return _finished(await only_answer(events), constraint, rung, 1)
+        return await _repaired(backend, prompt, params, constraint, strategy)
+    events = backend.call(prompt, params, strategy, constrained=constraint is not None, stream=False)
+    return _finished(await only_answer(events), constraint, strategy, 1)
 
 
-def _finished(answer: Generation, constraint: Constraint | None, rung: Rung, calls: int) -> Generation:
-    """Answer as the node receives it: checked, cut at the rung's stops, with the rung in its metadata.
+def _finished(answer: Generation, constraint: Constraint | None, strategy: Strategy, calls: int) -> Generation:
+    """Answer as the node receives it: checked, cut at the strategy's stops, with the strategy in its metadata.
 
     Raises:
         ValueValidationError: the answer breaks the constraint.
     """
     try:
-        text = answer.text if constraint is None else _read(constraint, rung, answer.text)
+        text = answer.text if constraint is None else _read(constraint, strategy, answer.text)
     except ValueValidationError as error:
         error.origin, error.usage = Origin.of(answer.meta), answer.usage
         raise
-    found: dict[str, Any] = {"text": text, "meta": with_rung(answer.meta, rung, calls)}
-    if rung.stops:
-        at, stop = min(((text.find(stop), stop) for stop in rung.stops if stop in text), default=(-1, ""))
+    found: dict[str, Any] = {"text": text, "meta": with_strategy(answer.meta, strategy, calls)}
+    if strategy.stops:
+        at, stop = min(((text.find(stop), stop) for stop in strategy.stops if stop in text), default=(-1, ""))
         if at >= 0:
             found |= {"text": text[:at], "finish_reason": "stop", "matched": stop, "output_logprobs": ()}
             if answer.output_logprobs:
@@ -128,15 +129,15 @@ def _finished(answer: Generation, constraint: Constraint | None, rung: Rung, cal
     return msgspec.structs.replace(answer, **found)
 
 
-def with_rung(meta: Mapping[str, Json], rung: Rung, calls: int) -> dict[str, Json]:
-    """Metadata of a node that was served on a rung, from the metadata of its last call."""
-    return with_warnings({**meta, "rung": rung.name, "calls": calls}, *rung.warnings)
+def with_strategy(meta: Mapping[str, Json], strategy: Strategy, calls: int) -> dict[str, Json]:
+    """Metadata of a node that was served by a strategy, from the metadata of its last call."""
+    return with_warnings({**meta, "strategy": strategy.name, "calls": calls}, *strategy.warnings)
 
 
-def _read(constraint: Constraint, rung: Rung, text: str) -> str:
-    if rung.form is not None:
-        text = unwrap(constraint, rung.form, text)
-        if rung.form.wrapped or rung.strict:
+def _read(constraint: Constraint, strategy: Strategy, text: str) -> str:
+    if strategy.form is not None:
+        text = unwrap(constraint, strategy.form, text)
+        if strategy.form.wrapped or strategy.strict:
             return text  # objects are validated later, as all values are
     validate(constraint, text)
     return text
@@ -146,7 +147,7 @@ def _read(constraint: Constraint, rung: Rung, text: str) -> str:
 
 
 async def _repaired(
-    backend: RemoteBackend, prompt: Prompt, params: SamplingParams, constraint: Constraint, rung: Rung
+    backend: RemoteBackend, prompt: Prompt, params: SamplingParams, constraint: Constraint, strategy: Strategy
 ) -> Generation:
     """Requests answers until one satisfies the constraint: the first request describes the constraint, later ones show
     the error in the last answer.
@@ -157,12 +158,12 @@ async def _repaired(
     shown = with_words(prompt, _instruction(constraint))
     usages, current = [], shown
     for attempt in range(1 + REPAIRS):
-        events = backend.call(current, params, rung, constrained=True, stream=False)
+        events = backend.call(current, params, strategy, constrained=True, stream=False)
         answer = await only_answer(events)
         usages.append(answer.usage)
         plain = msgspec.structs.replace(answer, text=_bare(answer.text), usage=total_usage(usages))
         try:
-            return _finished(plain, constraint, rung, attempt + 1)
+            return _finished(plain, constraint, strategy, attempt + 1)
         except ValueValidationError as error:
             usages[-1] = msgspec.structs.replace(answer.usage, thrown_away_tokens=answer.usage.completion_tokens)
             if attempt == REPAIRS:
@@ -215,27 +216,27 @@ def _instruction(constraint: Constraint) -> str:
 # -------------------------------------------------------------------------------------------------------- shapes
 
 
-def shape_of(rung: Rung) -> Shape:
-    """Form in which a call on a rung requests its answer."""
-    match rung.name:
-        case "json_schema" | "enum" if rung.form is None:
-            return JsonFormat(rung.field, strict=True)
-        case "json_schema" | "enum" | "repair" if rung.form is not None:
-            schema = rung.fit.schema if rung.fit is not None else rung.form.constraint.schema
-            return JsonFormat(json.loads(schema), strict=rung.strict)
+def shape_of(strategy: Strategy) -> Shape:
+    """Form in which a call by a strategy requests its answer."""
+    match strategy.name:
+        case "json_schema" | "enum" if strategy.form is None:
+            return JsonFormat(strategy.field, strict=True)
+        case "json_schema" | "enum" | "repair" if strategy.form is not None:
+            schema = strategy.fit.schema if strategy.fit is not None else strategy.form.constraint.schema
+            return JsonFormat(json.loads(schema), strict=strategy.strict)
         case "tools":
-            use, functions = rung.field
+            use, functions = strategy.field
             tools = [
                 ApiTool(each.name, each.description, json.loads(schema), strict) for each, schema, strict in functions
             ]
             return Tools(tuple(tools), use.required, use.parallel)
         case "strict_tool":
-            assert rung.fit is not None
-            return JsonTool(json.loads(rung.fit.schema))
+            assert strategy.fit is not None
+            return JsonTool(json.loads(strategy.fit.schema))
         case "regex_tool":
-            return GrammarTool("regex", rung.field)
+            return GrammarTool("regex", strategy.field)
         case "lark_tool":
-            return GrammarTool("lark", rung.field)
+            return GrammarTool("lark", strategy.field)
         case "structured_outputs" | "regex" | "ebnf" | "grammar":
-            return OwnField({rung.name: rung.field})
+            return OwnField({strategy.name: strategy.field})
     return None

@@ -117,7 +117,7 @@ class Turn:
 
     async def _look_ahead(self, place: int, ask: BackendCall) -> None:
         """Makes a call that may bring this generation and later ones of the turn."""
-        if self._plan.strategy == "text":
+        if self._plan.mode == "text":
             await self._ask_text(place, ask)
         if not self._ahead:
             return

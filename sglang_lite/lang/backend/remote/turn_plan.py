@@ -40,7 +40,7 @@ _ALONE = (
 _SOME_TEXT = "…"  # stands for what a generation adds
 
 Generated: TypeAlias = SglGen | SglSelect
-Strategy: TypeAlias = Literal["text", "ahead", "asked", "asked_ahead", "refused"]
+TurnMode: TypeAlias = Literal["text", "ahead", "asked", "asked_ahead", "refused"]
 
 
 @dataclass(slots=True)
@@ -116,18 +116,18 @@ class TurnPlan:
     """Plan of a span whose generations are not asked for one by one as if each stood alone.
 
     Attributes:
-        strategy: "text": one call for the whole text, under a grammar; "ahead": a call may bring later generations
+        mode: "text": one call for the whole text, under a grammar; "ahead": a call may bring later generations
             besides its own; "asked": the model is shown the begun turn and asked to continue; "asked_ahead": both;
             "refused": the backend can't do it.
         stops: stop strings of the chat template, which end any generation in a turn.
         common_params: sampling parameters common to all generations; None if they differ, so that no call brings
             several.
         fields: parts of that text: constants, and the constraints of the generations.
-        refusal: the refused generation, what can't be done, and what to do instead; None unless `strategy` is
+        refusal: the refused generation, what can't be done, and what to do instead; None unless `mode` is
             "refused".
     """
 
-    strategy: Strategy
+    mode: TurnMode
     span: TurnSpan
     stops: tuple[str, ...] = ()
     common_params: SamplingParams | None = None
@@ -137,12 +137,12 @@ class TurnPlan:
     @property
     def asks_to_continue(self) -> bool:
         """True if the model is shown the begun turn and asked to continue."""
-        return self.strategy in ("asked", "asked_ahead")
+        return self.mode in ("asked", "asked_ahead")
 
     @property
     def ahead(self) -> bool:
         """True if a call may bring later generations besides its own."""
-        return self.strategy in ("ahead", "asked_ahead")
+        return self.mode in ("ahead", "asked_ahead")
 
 
 def plan(parts: Sequence[Expression], setting: TurnContext) -> dict[int, tuple[TurnPlan, int]]:

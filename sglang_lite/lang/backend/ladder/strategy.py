@@ -1,4 +1,4 @@
-"""Records of the ladder: the way in which a node is served, and the reason for a refusal."""
+"""Records of the ladder: the strategy by which a node is served, and the reason for a refusal."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ REPAIRS: Final = 2  # maximum number of repairs of an answer that breaks its con
 
 
 @dataclass(frozen=True, slots=True)
-class Rung:
+class Strategy:
     """Way in which a node is served.
 
     Attributes:
-        name: a rung of `profile.RUNGS`; "free" for text without a constraint; "token_logprobs" for a choice by the
-            alternatives of one token; "enum" for a choice in strict JSON; or "repair": generated, checked, and
+        name: a strategy of `profile.STRATEGIES`; "free" for text without a constraint; "token_logprobs" for a choice by
+            the alternatives of one token; "enum" for a choice in strict JSON; or "repair": generated, checked, and
             requested again with the error shown.
         api: API that is called.
         native: True if the provider honours the request by itself, False if it is emulated.
@@ -28,13 +28,13 @@ class Rung:
         form: JSON object that the answer is read from, or None if the answer is the text.
         fit: JSON schema fitted to the provider, or None if the schema is sent unchanged.
         strict: True if a schema in the request is enforced, False if it is a hint.
-        field: value of the rung's own field in the request: a pattern, a grammar or a schema.
+        field: value of the strategy's own field in the request: a pattern, a grammar or a schema.
         samples: number of calls that make the `n` samples; 1 if the API makes all samples in one call.
         stops: stop strings at which the finished text is cut here.
         left_out: parameters that are not sent, which only `policy="warn"` allows.
         warnings: differences from the request, in words.
         effort: amount of reasoning in the request, or None if the request sets none.
-        fallback: rung that serves the node if the model's answer on this one is of no use.
+        fallback: strategy that serves the node if the model's answer on this one is of no use.
     """
 
     name: str
@@ -50,7 +50,7 @@ class Rung:
     left_out: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     effort: str | None = None
-    fallback: Rung | None = None
+    fallback: Strategy | None = None
 
     @property
     def mode(self) -> Literal["native", "emulated"]:
