@@ -237,7 +237,7 @@ class _Parser:
         if scanner.take("%json"):
             return self._json(at)
         if scanner.take("%regex"):
-            return self._terminal(self._substrings(at))
+            return self._terminal(self._substrings(_read_pieces(scanner, at)))
         for opening, closing in ((r"\(", r"\)"), (r"\[", r"\]")):
             if scanner.take(opening):
                 scanner.enter_group()
@@ -249,21 +249,14 @@ class _Parser:
 
     def _string(self, match: re.Match[str], at: int) -> Node:
         scanner = self._scanner
-        text = self._unescaped(match[1], at)
+        text = _unescaped(scanner, match[1], at)
         if scanner.take(r"\.\."):
             end = scanner.expect(_STRING, "the last character of the range")
-            last = self._unescaped(end[1], at)
+            last = _unescaped(scanner, end[1], at)
             if len(text) != 1 or len(last) != 1 or last < text:
                 scanner.fail("a range goes from one character to a later one", at)
             return CharSet(((ord(text), ord(last)),))
         return self._parsed(f"(?i:{re.escape(text)})", at) if match[2] else literal(text)
-
-    def _unescaped(self, text: str, at: int) -> str:
-        text = re.sub(r"\\x([0-9a-fA-F]{2})", r"\\u00\1", text)
-        try:
-            return str(json.loads(f'"{text}"', strict=False))
-        except ValueError:
-            self._scanner.fail("the string has an invalid escape", at, hint="Use the escapes of JSON.")
 
     def _parsed(self, pattern: str, at: int) -> Node:
         try:
@@ -281,30 +274,8 @@ class _Parser:
         scanner.expect(r"\}", "a closing }")
         return self._templates.use(name, arguments, at)
 
-    def _read_json(self, directive: str, at: int) -> Any:
-        scanner = self._scanner
-        try:
-            found, scanner.at = json.JSONDecoder().raw_decode(scanner.text, scanner.at)
-        except ValueError as error:
-            scanner.fail(f"no JSON after {directive}: {error}", at)
-        scanner.skip()
-        return found
-
-    def _substrings(self, at: int) -> Node:
-        """Substrings of a text, cut by characters, words or given pieces; the empty substring is included."""
-        options = self._read_json("%regex", at)
-        kind, value = next(iter(options.items())) if isinstance(options, dict) and len(options) == 1 else ("", None)
-        pieces: Any = None
-        if kind == "substring_chunks" and isinstance(value, list) and all(isinstance(each, str) for each in value):
-            pieces = value
-        elif kind in ("substring_chars", "substring_words") and isinstance(value, str):
-            pieces = list(value) if kind == "substring_chars" else re.findall(r"\w+|\W", value)
-        if pieces is None:
-            self._scanner.fail("%regex has substring_chars, substring_words or substring_chunks", at)
-        if any(charsets.has_surrogates(piece) for piece in pieces):
-            self._scanner.fail("a lone surrogate is no character", at)
-        if len(pieces) > _MAX_CHUNKS:
-            self._scanner.fail(f"{len(pieces):,} pieces, the limit is {_MAX_CHUNKS:,}", at)
+    def _substrings(self, pieces: list[str]) -> Node:
+        """Node of the texts of some successive pieces; the empty text is included."""
         first = f"{_PIECES}{len(self._rules)}-"
         for i, piece in enumerate([*pieces, ""]):
             rest = (literal(piece), Ref(f"{first}{i + 1}")) if piece or i < len(pieces) else ()
@@ -312,7 +283,7 @@ class _Parser:
         return alternation(Ref(f"{first}{i}") for i in range(len(pieces) + 1))
 
     def _json(self, at: int) -> Node:
-        schema = self._read_json("%json", at)
+        schema = _read_json(self._scanner, "%json", at)
         name = f"%json {len(self._schemas)}"
         self._schemas[name] = JsonSchema(json.dumps(schema))
         return Ref(name)
@@ -351,6 +322,40 @@ class _Parser:
             case Intersection() | Complement():
                 return concat(self._without_names(node, ()), between)
         return mapped(node, partial(self._with_terminals, between=between))
+
+
+def _unescaped(scanner: Scanner, text: str, at: int) -> str:
+    text = re.sub(r"\\x([0-9a-fA-F]{2})", r"\\u00\1", text)
+    try:
+        return str(json.loads(f'"{text}"', strict=False))
+    except ValueError:
+        scanner.fail("the string has an invalid escape", at, hint="Use the escapes of JSON.")
+
+
+def _read_json(scanner: Scanner, directive: str, at: int) -> Any:
+    try:
+        found, scanner.at = json.JSONDecoder().raw_decode(scanner.text, scanner.at)
+    except ValueError as error:
+        scanner.fail(f"no JSON after {directive}: {error}", at)
+    scanner.skip()
+    return found
+
+
+def _read_pieces(scanner: Scanner, at: int) -> list[str]:
+    """Pieces into which a `%regex` directive cuts a text: characters, words, or those that it lists."""
+    options = _read_json(scanner, "%regex", at)
+    kind, value = next(iter(options.items())) if isinstance(options, dict) and len(options) == 1 else ("", None)
+    if kind == "substring_chunks" and isinstance(value, list) and all(isinstance(each, str) for each in value):
+        pieces = value
+    elif kind in ("substring_chars", "substring_words") and isinstance(value, str):
+        pieces = list(value) if kind == "substring_chars" else re.findall(r"\w+|\W", value)
+    else:
+        scanner.fail("%regex has substring_chars, substring_words or substring_chunks", at)
+    if any(charsets.has_surrogates(piece) for piece in pieces):
+        scanner.fail("a lone surrogate is no character", at)
+    if len(pieces) > _MAX_CHUNKS:
+        scanner.fail(f"{len(pieces):,} pieces, the limit is {_MAX_CHUNKS:,}", at)
+    return pieces
 
 
 def _shortest(node: Node) -> Node:
