@@ -414,7 +414,6 @@ LARGE_CLASSES = {
     "Compiler": (250, 25),
     "Symbol": (250, 24),
     "StepLoop": (250, 20),
-    "Automaton": (250, 23),
     "play.Player": (250, 22),
     "OutputBuilder": (250, 22),
 }

@@ -8,9 +8,10 @@ from random import Random
 
 import msgspec
 
-from sglang_lite.constraints.formal.automaton import DEAD, Automaton, automaton
+from sglang_lite.constraints.formal.automaton import Automaton, automaton
 from sglang_lite.constraints.formal.grammars import referring_rules
-from sglang_lite.constraints.formal.nodes import Alternation, CharSet, Concat, Language, LiteralText, Node, Ref, Repeat
+from sglang_lite.constraints.formal.nodes import Alternation, CharSet, Concat, Language, Node, Ref, Repeat, LiteralText
+from sglang_lite.constraints.formal.terms import DEAD
 from sglang_lite.constraints.json_schema.normal_form import normalise
 from sglang_lite.constraints.json_schema.wellformed import refuse_duplicate_names
 from sglang_lite.constraints.language import language_of

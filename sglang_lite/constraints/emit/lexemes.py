@@ -14,7 +14,7 @@ from functools import partial
 from itertools import chain, groupby, product
 
 from sglang_lite.constraints.formal import charsets
-from sglang_lite.constraints.formal.automaton import DEAD, Automaton, State, accepts, emptiness
+from sglang_lite.constraints.formal.automaton import Automaton, accepts, emptiness
 from sglang_lite.constraints.formal.charsets import Ranges
 from sglang_lite.constraints.formal.grammars import referring_rules
 from sglang_lite.constraints.formal.nodes import (
@@ -39,6 +39,7 @@ from sglang_lite.constraints.formal.nodes import (
     references,
     repeat,
 )
+from sglang_lite.constraints.formal.terms import DEAD, State
 from sglang_lite.constraints.memo import memoized
 from sglang_lite.protocol import ConstraintError
 

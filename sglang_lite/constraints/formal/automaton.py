@@ -9,11 +9,10 @@ Source: S. Owens, J. Reppy, A. Turon, Regular-expression derivatives re-examined
 
 from __future__ import annotations
 
-import threading
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Set
 from functools import partial
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from sglang_lite.constraints.formal.charsets import LAST, SURROGATES
 from sglang_lite.constraints.formal.nodes import (
@@ -30,19 +29,14 @@ from sglang_lite.constraints.formal.nodes import (
     children,
     literal_texts,
 )
+from sglang_lite.constraints.formal.terms import DEAD, DONE, State, Terms, too_complex
 from sglang_lite.constraints.memo import memoized
-from sglang_lite.protocol import ConstraintError
 
-MAX_STATES = 20_000
 MAX_TRANSITIONS = 100_000
-MAX_WRITTEN = 200_000  # states for the nodes as written, before any derivative
 
-State: TypeAlias = int
 Symbol: TypeAlias = "int | str"  # number of a character class, or name of a rule
 
-DEAD, DONE = 0, 1  # no continuation; only the empty continuation
 _NO_CLASS = -1  # class of surrogates
-_ADDING = threading.Lock()  # held while a state is added to any automaton
 
 
 class Automaton:
@@ -59,7 +53,6 @@ class Automaton:
     """
 
     def __init__(self, *nodes: Node, rules: Mapping[str, Node] | None = None) -> None:
-        self._limit = MAX_WRITTEN
         self._rules = rules or {}
         self._rule_states: dict[str, State] = {}
         self._empty_rules = _empty_rules(self._rules)
@@ -68,15 +61,12 @@ class Automaton:
         self.classes = [c for c in range(every.bit_length()) if every >> c & 1]
         surrogates = bisect_right(self._bounds, SURROGATES[0]) - 1
         self._class_of[surrogates] = _NO_CLASS
-        self._terms: list[tuple[Any, ...]] = [("|",), ("done",)]
-        self._ids: dict[tuple[Any, ...], State] = {term: i for i, term in enumerate(self._terms)}
-        self._nullable = [False, True]
+        self._terms = Terms(every)
         self._steps: dict[tuple[State, Symbol], State] = {}
         self._references: dict[State, frozenset[str]] = {}
         self._nonempty: dict[State, bool] = {}
-        self._every = self._repeat(self._set(every), 0, None)
         self.starts = [self._state(node) for node in nodes]
-        self._limit = len(self._terms) + MAX_STATES
+        self._terms.limit_derived()
 
     @property
     def start(self) -> State:
@@ -103,14 +93,14 @@ class Automaton:
         return CharSet(tuple(pieces))
 
     def accepting(self, state: State) -> bool:
-        return self._nullable[state]
+        return self._terms.nullable[state]
 
     def step(self, state: State, symbol: Symbol) -> State:
         """State after a symbol."""
         after = self._steps.get((state, symbol))
         if after is None:
             if len(self._steps) >= MAX_TRANSITIONS:
-                raise _too_complex(f"{MAX_TRANSITIONS:,} transitions")
+                raise too_complex(f"{MAX_TRANSITIONS:,} transitions")
             after = self._steps[state, symbol] = DEAD if symbol == _NO_CLASS else self._derive(state, symbol)
         return after
 
@@ -140,7 +130,7 @@ class Automaton:
         for each, after in found.items():
             for to in after.values():
                 before[to].append(each)
-        useful = {each for each in found if self._nullable[each]}
+        useful = {each for each in found if self._terms.nullable[each]}
         for each in (queue := list(useful)):
             queue += (earlier := [e for e in before[each] if e not in useful])
             useful.update(earlier)
@@ -157,7 +147,7 @@ class Automaton:
         if state not in self._nonempty:
             seen = {state}
             for each in (queue := [state]):
-                if self._nullable[each] or self._nonempty.get(each):
+                if self._terms.nullable[each] or self._nonempty.get(each):
                     self._nonempty[state] = True
                     break
                 for symbol in self.classes:
@@ -173,7 +163,7 @@ class Automaton:
         """Character classes of a shortest accepted text from a state; the state must accept some text."""
         ways: dict[State, list[int]] = {state: []}
         for each in (queue := [state]):
-            if self._nullable[each]:
+            if self._terms.nullable[each]:
                 return ways[each]
             for symbol in self.classes:
                 after = self.step(each, symbol)
@@ -195,7 +185,7 @@ class Automaton:
                 return frozenset(rest)
             case ".":
                 head = self.references(rest[0])
-                return head | self.references(rest[1]) if self._nullable[rest[0]] else head
+                return head | self.references(rest[1]) if self._terms.nullable[rest[0]] else head
             case "|" | "&" | "~":
                 return frozenset().union(*map(self.references, rest))
             case "{":
@@ -207,116 +197,37 @@ class Automaton:
             self._rule_states[name] = self._state(self._rules[name])
         return self._rule_states[name]
 
-    # ------------------------------------------------------------------------------------------------ terms
+    # ------------------------------------------------------------------------------------------ derivatives
 
     def _state(self, node: Node) -> State:
+        terms = self._terms
         match node:
             case CharSet():
-                return self._set(self._masks[node])
+                return terms.characters(self._masks[node])
             case LiteralText(text):
                 state = DONE
                 for char in reversed(text):
-                    state = self._concat(self._set(self._masks[_single(char)]), state)
+                    state = terms.concat(terms.characters(self._masks[_single(char)]), state)
                 return state
             case Ref(name):
-                return self._term("ref", name, nullable=name in self._empty_rules)
+                return terms.term("ref", name, nullable=name in self._empty_rules)
             case Concat(parts):
                 state = DONE
                 for part in reversed(parts):
-                    state = self._concat(self._state(part), state)
+                    state = terms.concat(self._state(part), state)
                 return state
             case Alternation(options):
-                return self._union(map(self._state, options))
+                return terms.union(map(self._state, options))
             case Repeat(inner, least, most):
-                return self._repeat(self._state(inner), least, most)
+                return terms.repeat(self._state(inner), least, most)
             case Intersection(parts):
-                return self._intersect(map(self._state, parts))
+                return terms.intersect(map(self._state, parts))
             case Complement(inner):
-                return self._complement(self._state(inner))
-
-    def _term(self, *term: Any, nullable: bool) -> State:
-        state = self._ids.get(term)
-        return self._added(term, nullable) if state is None else state
-
-    def _added(self, term: tuple[Any, ...], nullable: bool) -> State:
-        """State of a term. The entry in `_ids` is written last, because other threads may look the term up
-        at any time.
-        """
-        with _ADDING:
-            state = self._ids.get(term)
-            if state is None:
-                if len(self._terms) >= self._limit:
-                    raise _too_complex(f"{self._limit:,} states")
-                state = len(self._terms)
-                self._terms.append(term)
-                self._nullable.append(nullable)
-                self._ids[term] = state
-        return state
-
-    def _set(self, mask: int) -> State:
-        return self._term("set", mask, nullable=False) if mask else DEAD
-
-    def _concat(self, first: State, second: State) -> State:
-        if DEAD in (first, second):
-            return DEAD
-        if first == DONE:
-            return second
-        if second == DONE:
-            return first
-        kind, *rest = self._terms[first]
-        if kind == ".":  # nested to the right, so that equal languages become equal terms more often
-            return self._concat(rest[0], self._concat(rest[1], second))
-        return self._term(".", first, second, nullable=self._nullable[first] and self._nullable[second])
-
-    def _union(self, states: Iterable[State]) -> State:
-        flat: set[State] = set()
-        mask = 0
-        for state in states:
-            for each in self._terms[state][1:] if self._terms[state][0] == "|" else (state,):
-                if self._terms[each][0] == "set":
-                    mask |= self._terms[each][1]
-                else:
-                    flat.add(each)
-        if self._every in flat:
-            return self._every
-        if mask:
-            flat.add(self._set(mask))
-        if len(flat) == 1:
-            return flat.pop()
-        return self._term("|", *sorted(flat), nullable=any(self._nullable[s] for s in flat))
-
-    def _intersect(self, states: Iterable[State]) -> State:
-        flat: set[State] = set()
-        for state in states:
-            flat.update(self._terms[state][1:] if self._terms[state][0] == "&" else (state,))
-        if DEAD in flat:
-            return DEAD
-        flat.discard(self._every)
-        if len(flat) < 2:
-            return flat.pop() if flat else self._every
-        return self._term("&", *sorted(flat), nullable=all(self._nullable[s] for s in flat))
-
-    def _complement(self, state: State) -> State:
-        if state == DEAD:
-            return self._every
-        if state == self._every:
-            return DEAD
-        kind, *rest = self._terms[state]
-        return rest[0] if kind == "~" else self._term("~", state, nullable=not self._nullable[state])
-
-    def _repeat(self, inner: State, least: int, most: int | None) -> State:
-        if most == 0 or inner == DONE:
-            return DONE
-        if inner == DEAD:
-            return DEAD if least else DONE
-        if (least, most) == (1, 1):
-            return inner
-        if self._nullable[inner]:
-            least = 0
-        return self._term("{", inner, least, most, nullable=least == 0)
+                return terms.complement(self._state(inner))
 
     def _derive(self, state: State, symbol: Symbol) -> State:
-        kind, *rest = self._terms[state]
+        terms = self._terms
+        kind, *rest = terms[state]
         match kind:
             case "set":
                 return DONE if isinstance(symbol, int) and rest[0] >> symbol & 1 else DEAD
@@ -328,24 +239,24 @@ class Automaton:
                 options = []
                 while True:  # along the leading parts that may be empty
                     head, tail = rest
-                    options.append(self._concat(self.step(head, symbol), tail))
-                    if not self._nullable[head]:
+                    options.append(terms.concat(self.step(head, symbol), tail))
+                    if not terms.nullable[head]:
                         break
-                    kind, *rest = self._terms[tail]
+                    kind, *rest = terms[tail]
                     if kind != ".":
                         options.append(self.step(tail, symbol))
                         break
-                return self._union(options)
+                return terms.union(options)
             case "|":
-                return self._union([self.step(each, symbol) for each in rest])
+                return terms.union([self.step(each, symbol) for each in rest])
             case "&":
-                return self._intersect([self.step(each, symbol) for each in rest])
+                return terms.intersect([self.step(each, symbol) for each in rest])
             case "~" if isinstance(symbol, int):  # a complement is a set of character texts: no rule can follow
-                return self._complement(self.step(rest[0], symbol))
+                return terms.complement(self.step(rest[0], symbol))
             case "{":
                 inner, least, most = rest
-                further = self._repeat(inner, max(least - 1, 0), None if most is None else most - 1)
-                return self._concat(self.step(inner, symbol), further)
+                further = terms.repeat(inner, max(least - 1, 0), None if most is None else most - 1)
+                return terms.concat(self.step(inner, symbol), further)
         return DEAD
 
 
@@ -377,13 +288,6 @@ def _empty_rules(rules: Mapping[str, Node]) -> set[str]:
     while more := {name for name, body in rules.items() if name not in empty and may_be_empty(body, empty)}:
         empty |= more
     return empty
-
-
-def _too_complex(what: str) -> ConstraintError:
-    return ConstraintError(
-        f"the language is too complex: its automaton needs more than {what}.",
-        hint="Use shorter repeats, fewer alternatives or simpler patterns.",
-    )
 
 
 def _single(char: str) -> CharSet:

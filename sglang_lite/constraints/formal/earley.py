@@ -5,8 +5,9 @@ Source: J. Earley, An efficient context-free parsing algorithm, CACM 13(2), 1970
 
 from __future__ import annotations
 
-from sglang_lite.constraints.formal.automaton import DEAD, Automaton, State
+from sglang_lite.constraints.formal.automaton import Automaton
 from sglang_lite.constraints.formal.nodes import Language
+from sglang_lite.constraints.formal.terms import DEAD, State
 from sglang_lite.protocol import ConstraintError
 
 MAX_WORK = 3_000_000  # items processed; about six per character of an unambiguous text

@@ -12,8 +12,9 @@ from collections import deque
 from collections.abc import Container, Sequence
 from typing import TypeAlias
 
-from sglang_lite.constraints.formal.automaton import DEAD, DONE, Automaton
+from sglang_lite.constraints.formal.automaton import Automaton
 from sglang_lite.constraints.formal.nodes import Language
+from sglang_lite.constraints.formal.terms import DEAD, DONE
 from sglang_lite.protocol import ConstraintError
 from sglang_lite.runtime.structured_output.base import Mask
 

@@ -1,0 +1,140 @@
+"""Terms of regular languages, numbered so that equal terms are one state of an automaton."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from typing import Any, TypeAlias
+
+from sglang_lite.protocol import ConstraintError
+
+MAX_STATES = 20_000
+MAX_WRITTEN = 200_000  # states for the nodes as written, before any derivative
+
+State: TypeAlias = int
+Term: TypeAlias = tuple[Any, ...]  # operator and operands, whose types depend on it: see `Terms`
+
+DEAD, DONE = 0, 1  # no continuation; only the empty continuation
+_ADDING = threading.Lock()  # held while a state is added to any automaton
+
+
+class Terms:
+    """Table of the terms of an automaton's states, which are made simpler where that is cheap: the automaton becomes
+    small if equal languages become equal terms.
+
+    A term is a tuple: ("set", mask of character classes), ("ref", rule), (".", first, second), ("|", …), ("&", …),
+    ("~", state) or ("{", state, least, most).
+
+    Args:
+        characters: mask of all character classes.
+
+    Attributes:
+        nullable: whether each state accepts the empty text.
+        every: state that accepts every text of characters.
+    """
+
+    def __init__(self, characters: int) -> None:
+        self._limit = MAX_WRITTEN
+        self._terms: list[Term] = [("|",), ("done",)]
+        self._ids: dict[Term, State] = {term: i for i, term in enumerate(self._terms)}
+        self.nullable = [False, True]
+        self.every = self.repeat(self.characters(characters), 0, None)
+
+    def __len__(self) -> int:
+        return len(self._terms)
+
+    def __getitem__(self, state: State) -> Term:
+        return self._terms[state]
+
+    def limit_derived(self) -> None:
+        """Limits the number of states from now on, when those of the nodes as written are there."""
+        self._limit = len(self._terms) + MAX_STATES
+
+    def term(self, *term: Any, nullable: bool) -> State:  # an operator and its operands
+        state = self._ids.get(term)
+        return self._added(term, nullable) if state is None else state
+
+    def _added(self, term: Term, nullable: bool) -> State:
+        """State of a term. The entry in `_ids` is written last, because other threads may look the term up
+        at any time.
+        """
+        with _ADDING:
+            state = self._ids.get(term)
+            if state is None:
+                if len(self._terms) >= self._limit:
+                    raise too_complex(f"{self._limit:,} states")
+                state = len(self._terms)
+                self._terms.append(term)
+                self.nullable.append(nullable)
+                self._ids[term] = state
+        return state
+
+    def characters(self, mask: int) -> State:
+        """State of the texts of one character whose class is in the mask."""
+        return self.term("set", mask, nullable=False) if mask else DEAD
+
+    def concat(self, first: State, second: State) -> State:
+        if DEAD in (first, second):
+            return DEAD
+        if first == DONE:
+            return second
+        if second == DONE:
+            return first
+        kind, *rest = self._terms[first]
+        if kind == ".":  # nested to the right, so that equal languages become equal terms more often
+            return self.concat(rest[0], self.concat(rest[1], second))
+        return self.term(".", first, second, nullable=self.nullable[first] and self.nullable[second])
+
+    def union(self, states: Iterable[State]) -> State:
+        flat: set[State] = set()
+        mask = 0
+        for state in states:
+            for each in self._terms[state][1:] if self._terms[state][0] == "|" else (state,):
+                if self._terms[each][0] == "set":
+                    mask |= self._terms[each][1]
+                else:
+                    flat.add(each)
+        if self.every in flat:
+            return self.every
+        if mask:
+            flat.add(self.characters(mask))
+        if len(flat) == 1:
+            return flat.pop()
+        return self.term("|", *sorted(flat), nullable=any(self.nullable[s] for s in flat))
+
+    def intersect(self, states: Iterable[State]) -> State:
+        flat: set[State] = set()
+        for state in states:
+            flat.update(self._terms[state][1:] if self._terms[state][0] == "&" else (state,))
+        if DEAD in flat:
+            return DEAD
+        flat.discard(self.every)
+        if len(flat) < 2:
+            return flat.pop() if flat else self.every
+        return self.term("&", *sorted(flat), nullable=all(self.nullable[s] for s in flat))
+
+    def complement(self, state: State) -> State:
+        if state == DEAD:
+            return self.every
+        if state == self.every:
+            return DEAD
+        kind, *rest = self._terms[state]
+        return rest[0] if kind == "~" else self.term("~", state, nullable=not self.nullable[state])
+
+    def repeat(self, inner: State, least: int, most: int | None) -> State:
+        if most == 0 or inner == DONE:
+            return DONE
+        if inner == DEAD:
+            return DEAD if least else DONE
+        if (least, most) == (1, 1):
+            return inner
+        if self.nullable[inner]:
+            least = 0
+        return self.term("{", inner, least, most, nullable=least == 0)
+
+
+def too_complex(what: str) -> ConstraintError:
+    return ConstraintError(
+        f"the language is too complex: its automaton needs more than {what}.",
+        hint="Use shorter repeats, fewer alternatives or simpler patterns.",
+    )
