@@ -6,34 +6,25 @@ no schema expresses, such as a validator function, are listed with their reason;
 
 from __future__ import annotations
 
-import datetime
 import json
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from decimal import Decimal
+from collections.abc import Sequence
 from enum import Enum
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 from pydantic import PydanticUserError, TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema
 
-from sglang_lite.constraints.json_schema.document import subschemas
 from sglang_lite.constraints.python_types import patterns as patterns
+from sglang_lite.constraints.python_types.marks import SET, Json, SchemaOfType, marked, without_marks
+from sglang_lite.constraints.python_types.scalars import SCALARS, CoreNode, all_patterns
 from sglang_lite.protocol import ConstraintError
 from sglang_lite.protocol.anything import UserValue
 
-Json = dict[str, Any]
-CoreNode: TypeAlias = Any  # one of about fifty TypedDicts of pydantic, distinguished by "type"
-
-# Marks inside generated schemas, removed again by _without_marks, which collects their pointers.
-_NOT_EXPRESSED = "x-checked-when-read"
-_SET = "x-set"
 _ASCII_ONLY = r"^[\u0000-\u007F]*$"
 _STRIPPED = r"^(?:[^\s\u0085]|[^\s\u0085][\s\S]*[^\s\u0085])?$"
 _HANDFUL = 8  # maximum number of enum values for which a grammar enforces distinct items
-_NO_VALUE: Json = {"not": {}}
 _SCALARS = ["null", "boolean", "number", "string"]
 
 # Pydantic's own functions that accept every value of their schema, or of the schema given here.
@@ -49,21 +40,6 @@ _SOUND: dict[str, Json | None] = {
                   {"type": "string", "pattern": f"^{patterns.BYTE_SIZE}$"}]
     },
 }  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class SchemaOfType:
-    """JSON schema of a type.
-
-    Attributes:
-        schema: JSON schema as a dict.
-        not_expressed: requirements that the schema does not express, as (JSON Pointer into it, reason).
-        sets: JSON Pointers of arrays that spell sets, whose items a grammar need not keep distinct.
-    """
-
-    schema: Json
-    not_expressed: tuple[tuple[str, str], ...]
-    sets: tuple[str, ...]
 
 
 def schema_of(adapter: TypeAdapter[UserValue], name: str) -> SchemaOfType:
@@ -89,7 +65,7 @@ def schema_of(adapter: TypeAdapter[UserValue], name: str) -> SchemaOfType:
             f"type: {name} has no JSON schema: {error.message}.",
             hint="Use a type that JSON has values of, or say what they look like with pydantic's WithJsonSchema.",
         ) from error
-    return _without_marks(schema)
+    return without_marks(schema)
 
 
 def schemas_of(adapters: Sequence[tuple[str, TypeAdapter[UserValue]]]) -> tuple[dict[str, Json], Json]:
@@ -103,36 +79,15 @@ def schemas_of(adapters: Sequence[tuple[str, TypeAdapter[UserValue]]]) -> tuple[
         found, shared = TypeAdapter.json_schemas(inputs, schema_generator=TypeSchema)  # type: ignore[arg-type] # a list's type is invariant
     except PydanticUserError as error:
         raise ConstraintError(f"type: no JSON schema: {error.message}.") from error
-    by_name = {name: _without_marks(schema).schema for (name, _), schema in found.items()}
-    return {str(name): schema for name, schema in by_name.items()}, _without_marks(shared).schema
-
-
-def _without_marks(schema: Json) -> SchemaOfType:
-    """Schema without the internal marks, and the pointers of the marks."""
-    not_expressed: list[tuple[str, str]] = []
-    sets: list[str] = []
-    queue = [("", schema)]
-    for pointer, each in queue:
-        if isinstance(each, dict):
-            if _NOT_EXPRESSED in each:
-                not_expressed.append((pointer, each.pop(_NOT_EXPRESSED)))
-                if len(each.get("allOf", ())) == 1 and not each["allOf"][0].keys() & each.keys():
-                    each.update(each.pop("allOf")[0])  # undo the wrapper that _marked puts around alternatives
-            if each.pop(_SET, False):
-                sets.append(pointer)
-            queue += [(pointer + steps, below) for steps, below in subschemas(each)]
-    reference = schema.get("$ref", "")
-    if (
-        not_expressed and not_expressed[0][0] == "" and schema.keys() == {"$ref", "$defs"}
-    ):  # a $ref to the marked definition
-        name = reference.removeprefix("#/$defs/")
-        schema = {**schema["$defs"][name], "$defs": schema["$defs"]}
-        sets += [each.removeprefix(f"/$defs/{name}") for each in sets if each.startswith(f"/$defs/{name}/")]
-    return SchemaOfType(schema, tuple(not_expressed), tuple(sets))
+    by_name = {name: without_marks(schema).schema for (name, _), schema in found.items()}
+    return {str(name): schema for name, schema in by_name.items()}, without_marks(shared).schema
 
 
 class TypeSchema(GenerateJsonSchema):
     """Pydantic's generator of JSON schemas, made exact. Objects are closed unless their type has `extra="allow"`."""
+
+    def build_schema_type_to_method(self) -> Any:  # pydantic's table of functions by the core schema's type
+        return {**super().build_schema_type_to_method(), **SCALARS}
 
     def generate_inner(self, schema: CoreNode) -> Json:
         found: Json = super().generate_inner(schema)
@@ -146,43 +101,21 @@ class TypeSchema(GenerateJsonSchema):
             if _is_pydantic(function) and name in _SOUND:
                 found = _SOUND[name] or found
             else:
-                found = _marked(found, f"by the function {name}")
+                found = marked(found, f"by the function {name}")
         elif kind == "chain" and len(schema["steps"]) > 1:
-            found = _marked(found, "by the later steps of its validation")
+            found = marked(found, "by the later steps of its validation")
         elif kind in ("is-instance", "is-subclass", "callable"):  # with a JSON schema supplied by the user
-            found = _marked(found, f"by its {kind} schema, which takes no JSON")
+            found = marked(found, f"by its {kind} schema, which takes no JSON")
         return found
 
     def is_subclass_schema(self, schema: CoreNode) -> Json:
         return self.handle_invalid_for_json_schema(schema, f"classes below {schema['cls'].__name__}")
-
-    # --------------------------------------------------------------------------------------------- numbers
-
-    def decimal_schema(self, schema: CoreNode) -> Json:
-        low, low_open = _tighter(schema.get("ge"), schema.get("gt"), max)
-        high, high_open = _tighter(schema.get("le"), schema.get("lt"), min)
-        options = []
-        for before, after in _decimals(schema.get("max_digits"), schema.get("decimal_places")):
-            most = 10**before
-            option: Json = {"type": "number", "multipleOf": float(Decimal(1).scaleb(-after)) if after else 1}
-            least_open, most_open = low is None or low < -most or low_open, high is None or high > most or high_open
-            option["exclusiveMinimum" if least_open else "minimum"] = _number(-most if low is None else max(low, -most))
-            option["exclusiveMaximum" if most_open else "maximum"] = _number(most if high is None else min(high, most))
-            if before == 0:  # the digit before the point of 0 counts
-                option["not"] = {"const": 0}
-            options.append(option)
-        found = options[0] if len(options) == 1 else {"anyOf": options}
-        step = schema.get("multiple_of")
-        return found if step is None else {"allOf": [found, {"multipleOf": _number(step)}]}
 
     def fraction_schema(self, schema: CoreNode) -> Json:
         bounds = {name: float(schema[name]) for name in ("ge", "gt", "le", "lt") if schema.get(name) is not None}
         if bounds:
             return self.float_schema({"type": "float", **bounds})  # type: ignore[typeddict-item] # only known names
         return {"type": "string", "format": "fraction"}
-
-    def complex_schema(self, schema: CoreNode) -> Json:
-        return {"type": "string", "pattern": f"^{patterns.COMPLEX}$"}
 
     # --------------------------------------------------------------------------------------------- strings
 
@@ -194,7 +127,7 @@ class TypeSchema(GenerateJsonSchema):
                 found.setdefault(keyword, limit)
         more = [_STRIPPED] if schema.get("strip_whitespace", config.str_strip_whitespace) else []
         more += [_ASCII_ONLY] if schema.get("ascii_only") else []
-        return _all_patterns(found, more)
+        return all_patterns(found, more)
 
     def bytes_schema(self, schema: CoreNode) -> Json:
         limits = {"minLength": schema.get("min_length"), "maxLength": schema.get("max_length")}
@@ -204,88 +137,7 @@ class TypeSchema(GenerateJsonSchema):
             return {"type": "string", **given_limits, **({"pattern": _ASCII_ONLY} if given_limits else {})}
         pattern = patterns.FORMATS["base64url"] if coded == "base64" else "(?:[0-9a-f]{2})*"
         found: Json = {"type": "string", "pattern": f"^{pattern}$"}
-        return _marked(found, "the length of the decoded bytes") if given_limits else found
-
-    def uuid_schema(self, schema: CoreNode) -> Json:
-        version = schema.get("version")
-        return {"type": "string", "format": f"uuid{version}" if version else "uuid"}
-
-    def url_schema(self, schema: CoreNode) -> Json:
-        return self._url(schema, hosts=False)
-
-    def multi_host_url_schema(self, schema: CoreNode) -> Json:
-        return self._url(schema, hosts=True)
-
-    def _url(self, schema: CoreNode, *, hosts: bool) -> Json:
-        found = [
-            {"type": "string", "pattern": pattern} if longest is None else
-            {"type": "string", "pattern": pattern, "maxLength": longest}
-            for pattern, longest in patterns.urls(schema.get("allowed_schemes"), schema.get("max_length"), hosts=hosts)
-        ]  # fmt: skip
-        return found[0] if len(found) == 1 else {"anyOf": found}
-
-    def json_schema(self, schema: CoreNode) -> Json:
-        return _marked({"type": "string"}, "that the string is JSON")
-
-    # -------------------------------------------------------------------------------------- dates and times
-
-    def date_schema(self, schema: CoreNode) -> Json:
-        low, high, today = schema.get("ge"), schema.get("le"), datetime.date.today()
-        day = datetime.timedelta(days=1)
-        now = schema.get("now_op")
-        lows = [low, schema["gt"] + day if schema.get("gt") else None, today + day if now == "future" else None]
-        highs = [high, schema["lt"] - day if schema.get("lt") else None, today - day if now == "past" else None]
-        low = max((each for each in lows if each is not None), default=None)
-        high = min((each for each in highs if each is not None), default=None)
-        found: Json = {"type": "string", "format": "date"}
-        if low is not None or high is not None:
-            pattern = patterns.dates(low, high)
-            found = {**found, "pattern": pattern} if pattern else _NO_VALUE
-        return _marked(found, "that it is before or after the day of the check") if now else found
-
-    def datetime_schema(self, schema: CoreNode) -> Json:
-        zone = schema.get("tz_constraint")
-        aware_only = zone == "aware" or isinstance(zone, int)
-        found: Json = {"type": "string", "pattern": patterns.moments(day=True, naive=True, aware=zone != "naive")}
-        if aware_only:  # the format allows leap seconds, Python does not
-            found = {"type": "string", "format": "date-time", "pattern": "^.{17}[0-5]"}
-        if isinstance(zone, int):
-            found = _marked(found, f"that the offset is {zone} seconds")
-        return self._bounded(found, schema, naive=zone == "naive")
-
-    def time_schema(self, schema: CoreNode) -> Json:
-        zone = schema.get("tz_constraint")
-        found: Json = {
-            "type": "string",
-            "pattern": patterns.moments(day=False, naive=zone != "aware", aware=zone != "naive"),
-        }
-        return self._bounded(found, schema, naive=zone == "naive")
-
-    def _bounded(self, found: Json, schema: CoreNode, *, naive: bool) -> Json:
-        """Schema of moments within their limits. Limits in other time zones are enforced to the day only."""
-        now = datetime.datetime.now()
-        limits = [(schema.get(name), name[0] == "g", name[1] == "t") for name in ("ge", "gt", "le", "lt")]
-        if schema.get("now_op"):
-            limits.append((now, schema["now_op"] == "future", False))
-        more: list[str] = []
-        for bound, up, is_open in limits:
-            if bound is None:
-                continue
-            if bound is now or (bound.tzinfo is not None and not naive):
-                found = _marked(found, "that it is before or after now" if bound is now else "limits in other zones")
-                if isinstance(bound, datetime.time) or bound.year in (datetime.MINYEAR, datetime.MAXYEAR):
-                    continue
-                bound += datetime.timedelta(days=-1 if up else 1)
-            pattern = patterns.moments_beyond(bound, up=up, is_open=is_open)
-            if pattern is None:
-                return _NO_VALUE
-            more.append(pattern)
-        return _all_patterns(found, more)
-
-    def timedelta_schema(self, schema: CoreNode) -> Json:
-        found: Json = {"type": "string", "pattern": f"^{patterns.DURATION}$"}
-        bounded = any(schema.get(name) is not None for name in ("ge", "gt", "le", "lt"))
-        return _marked(found, "the limits of durations") if bounded else found
+        return marked(found, "the length of the decoded bytes") if given_limits else found
 
     # ------------------------------------------------------------------------------------ arrays and objects
 
@@ -300,13 +152,13 @@ class TypeSchema(GenerateJsonSchema):
         if not item_schema:
             found["items"] = {"type": _SCALARS}
         elif item_schema.get("type") in ("array", "object"):
-            found = _marked(found, "that items are hashable")
+            found = marked(found, "that items are hashable")
         if item_schema.get("type") == "boolean" or len(item_schema.get("enum", range(_HANDFUL + 1))) <= _HANDFUL:
             found["uniqueItems"] = True
             return found
         if least > 1:
-            found = _marked(found, "the number of different items")
-        return {**found, _SET: True}
+            found = marked(found, "the number of different items")
+        return {**found, SET: True}
 
     frozenset_schema = set_schema
 
@@ -337,7 +189,7 @@ class TypeSchema(GenerateJsonSchema):
         found |= {"minProperties": least} if least else {}
         if least > 1 and "enum" not in self.resolve_ref_schema(names):
             found["minProperties"] = 1
-            found = _marked(found, "the number of different names")
+            found = marked(found, "the number of different names")
         return found
 
     def _names(self, keys: Json) -> Json:
@@ -359,11 +211,11 @@ class TypeSchema(GenerateJsonSchema):
             case "integer":
                 found: Json = {"type": "string", "pattern": "^(?:0|-?[1-9][0-9]{0,18})$"}
                 usual = resolved == {"type": "integer"}
-                return found if usual else _marked(found, "the limits of names that are numbers")
+                return found if usual else marked(found, "the limits of names that are numbers")
             case "number":
                 found = {"type": "string", "pattern": f"^{patterns.FLOAT}$"}
                 usual = resolved == {"type": "number"}
-                return found if usual else _marked(found, "the limits of names that are numbers")
+                return found if usual else marked(found, "the limits of names that are numbers")
             case "boolean":
                 return {"enum": ["true", "false"]}
         return self.handle_invalid_for_json_schema({"type": "any"}, f"keys that are no scalars: {resolved}")
@@ -372,7 +224,7 @@ class TypeSchema(GenerateJsonSchema):
         found: Json = super().tagged_union_schema(schema)
         options = {"anyOf": found["oneOf"]}  # the tag distinguishes them
         chosen = schema["discriminator"]
-        return _marked(options, f"by the function {_name_of(chosen)}") if callable(chosen) else options
+        return marked(options, f"by the function {_name_of(chosen)}") if callable(chosen) else options
 
     def literal_schema(self, schema: CoreNode) -> Json:
         values = [getattr(each, "value", each) if isinstance(each, Enum) else each for each in schema["expected"]]
@@ -392,26 +244,21 @@ class TypeSchema(GenerateJsonSchema):
         return super().enum_schema(schema)
 
     def model_schema(self, schema: CoreNode) -> Json:
-        found = self._closed(super().model_schema(schema))
+        found = _closed(super().model_schema(schema))
         post_init = getattr(schema["cls"], schema.get("post_init") or "", None)
         if schema.get("custom_init"):
-            return _marked(found, f"by {schema['cls'].__name__}.__init__")
+            return marked(found, f"by {schema['cls'].__name__}.__init__")
         own = post_init is not None and not post_init.__module__.startswith("pydantic.")
-        return _marked(found, f"by {_name_of(post_init)}") if own else found
+        return marked(found, f"by {_name_of(post_init)}") if own else found
 
     def dataclass_schema(self, schema: CoreNode) -> Json:
-        found = self._closed(super().dataclass_schema(schema))
+        found = _closed(super().dataclass_schema(schema))
         if not schema.get("post_init"):
             return found
-        return _marked(found, f"by {schema['cls'].__name__}.__post_init__")
+        return marked(found, f"by {schema['cls'].__name__}.__post_init__")
 
     def typed_dict_schema(self, schema: CoreNode) -> Json:
-        return self._closed(super().typed_dict_schema(schema))
-
-    def _closed(self, found: Json) -> Json:
-        if found.get("type") == "object":
-            found.setdefault("additionalProperties", False)
-        return found
+        return _closed(super().typed_dict_schema(schema))
 
     def _named_required_fields_schema(self, named_required_fields: Any) -> Json:
         """Schema of an object with each field's value at the place where pydantic looks for it: under its name, its
@@ -422,7 +269,7 @@ class TypeSchema(GenerateJsonSchema):
             if field.get("init") is False:
                 continue
             found = self.generate_inner(field).copy()
-            path = self._path(field, name)
+            path = _path(self._config, field, name)
             inside = members
             for step in path[:-1]:
                 inside = inside.setdefault(step, {})
@@ -434,19 +281,6 @@ class TypeSchema(GenerateJsonSchema):
         found = _nested(members)
         found.pop("additionalProperties")  # set by the schema of the class
         return found
-
-    def _path(self, field: Any, name: str) -> list[str | int]:
-        """Shortest path to the value of a field in the JSON."""
-        config = self._config
-        by_name = getattr(config, "validate_by_name", None) or config.populate_by_name
-        alias = field.get("validation_alias")
-        if alias is None or getattr(config, "validate_by_alias", None) is False:
-            return [name]
-        if isinstance(alias, str):
-            return [alias]
-        paths: list[list[str | int]] = alias if isinstance(alias[0], list) else [alias]
-        plain = next((path for path in paths if len(path) == 1), None)
-        return plain or ([name] if by_name else paths[0])
 
 
 def _nested(members: dict[Any, Any]) -> Json:
@@ -465,20 +299,6 @@ def _nested(members: dict[Any, Any]) -> Json:
     return {**found, **({"required": required} if required else {}), "additionalProperties": False}
 
 
-def _marked(found: Json, why: str) -> Json:
-    if _NOT_EXPRESSED in found:
-        return {**found, _NOT_EXPRESSED: f"{found[_NOT_EXPRESSED]}; {why}"}
-    return {"allOf": [found], _NOT_EXPRESSED: why} if "anyOf" in found else {**found, _NOT_EXPRESSED: why}
-
-
-def _all_patterns(found: Json, more: list[str]) -> Json:
-    if not more:
-        return found
-    if "pattern" not in found and len(more) == 1:
-        return {**found, "pattern": more[0]}
-    return {**found, "allOf": [{"pattern": pattern} for pattern in more]}
-
-
 def _is_pydantic(function: Any) -> bool:
     function = function.func if isinstance(function, partial) else function
     return function in (Counter, OrderedDict) or str(getattr(function, "__module__", "")).startswith("pydantic.")
@@ -494,23 +314,20 @@ def _is_name(value: Any, resolved: Json) -> bool:
     return isinstance(value, str) or ("const" not in resolved and resolved.get("type") == "integer")
 
 
-def _tighter(closed: Any, open_: Any, tighter: Callable[[Any, Any], Any]) -> tuple[Any, bool]:
-    """Tighter of two bounds, and whether the bound is open."""
-    if closed is None or open_ is None:
-        return (open_, True) if closed is None else (closed, False)
-    return tighter(closed, open_), tighter(closed, open_) == open_
+def _closed(found: Json) -> Json:
+    if found.get("type") == "object":
+        found.setdefault("additionalProperties", False)
+    return found
 
 
-def _decimals(digits: int | None, places: int | None) -> Iterator[tuple[int, int]]:
-    """Yields pairs of the maximum number of digits before and after the point."""
-    most = min(digits or patterns.NUMBER_DIGITS, patterns.NUMBER_DIGITS)
-    before_all = max(0, digits - places) if digits is not None and places is not None else most
-    last = min(most, patterns.NUMBER_DIGITS if places is None else places)
-    for after in range(last + 1):
-        before = min(before_all, most - after)
-        if after == last or before != min(before_all, most - after - 1):
-            yield before, after
-
-
-def _number(value: Any) -> int | float:
-    return int(value) if value == int(value) else float(value)
+def _path(config: Any, field: Any, name: str) -> list[str | int]:
+    """Shortest path to the value of a field in the JSON."""
+    by_name = getattr(config, "validate_by_name", None) or config.populate_by_name
+    alias = field.get("validation_alias")
+    if alias is None or getattr(config, "validate_by_alias", None) is False:
+        return [name]
+    if isinstance(alias, str):
+        return [alias]
+    paths: list[list[str | int]] = alias if isinstance(alias[0], list) else [alias]
+    plain = next((path for path in paths if len(path) == 1), None)
+    return plain or ([name] if by_name else paths[0])

@@ -1,0 +1,58 @@
+"""Marks inside of the schemas that pydantic's generator builds, for what a schema can't say of itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from sglang_lite.constraints.json_schema.document import subschemas
+
+Json = dict[str, Any]
+
+NOT_EXPRESSED = "x-checked-when-read"
+SET = "x-set"
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaOfType:
+    """JSON schema of a type.
+
+    Attributes:
+        schema: JSON schema as a dict.
+        not_expressed: requirements that the schema does not express, as (JSON Pointer into it, reason).
+        sets: JSON Pointers of arrays that spell sets, whose items a grammar need not keep distinct.
+    """
+
+    schema: Json
+    not_expressed: tuple[tuple[str, str], ...]
+    sets: tuple[str, ...]
+
+
+def marked(found: Json, why: str) -> Json:
+    if NOT_EXPRESSED in found:
+        return {**found, NOT_EXPRESSED: f"{found[NOT_EXPRESSED]}; {why}"}
+    return {"allOf": [found], NOT_EXPRESSED: why} if "anyOf" in found else {**found, NOT_EXPRESSED: why}
+
+
+def without_marks(schema: Json) -> SchemaOfType:
+    """Schema without the internal marks, and the pointers of the marks."""
+    not_expressed: list[tuple[str, str]] = []
+    sets: list[str] = []
+    queue = [("", schema)]
+    for pointer, each in queue:
+        if isinstance(each, dict):
+            if NOT_EXPRESSED in each:
+                not_expressed.append((pointer, each.pop(NOT_EXPRESSED)))
+                if len(each.get("allOf", ())) == 1 and not each["allOf"][0].keys() & each.keys():
+                    each.update(each.pop("allOf")[0])  # undo the wrapper that marked puts around alternatives
+            if each.pop(SET, False):
+                sets.append(pointer)
+            queue += [(pointer + steps, below) for steps, below in subschemas(each)]
+    reference = schema.get("$ref", "")
+    if (
+        not_expressed and not_expressed[0][0] == "" and schema.keys() == {"$ref", "$defs"}
+    ):  # a $ref to the marked definition
+        name = reference.removeprefix("#/$defs/")
+        schema = {**schema["$defs"][name], "$defs": schema["$defs"]}
+        sets += [each.removeprefix(f"/$defs/{name}") for each in sets if each.startswith(f"/$defs/{name}/")]
+    return SchemaOfType(schema, tuple(not_expressed), tuple(sets))

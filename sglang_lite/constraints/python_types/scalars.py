@@ -1,0 +1,163 @@
+"""JSON schemas of numbers, times and texts with a format, from pydantic's core schemas of them."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable, Iterator, Mapping
+from decimal import Decimal
+from functools import partial
+from typing import Any, TypeAlias
+
+from sglang_lite.constraints.python_types import patterns
+from sglang_lite.constraints.python_types.marks import Json, marked
+
+CoreNode: TypeAlias = Any  # one of about fifty TypedDicts of pydantic, distinguished by "type"
+_NO_VALUE: Json = {"not": {}}
+
+
+def _decimal(schema: CoreNode) -> Json:
+    low, low_open = _tighter(schema.get("ge"), schema.get("gt"), max)
+    high, high_open = _tighter(schema.get("le"), schema.get("lt"), min)
+    options = []
+    for before, after in _decimals(schema.get("max_digits"), schema.get("decimal_places")):
+        most = 10**before
+        option: Json = {"type": "number", "multipleOf": float(Decimal(1).scaleb(-after)) if after else 1}
+        least_open, most_open = low is None or low < -most or low_open, high is None or high > most or high_open
+        option["exclusiveMinimum" if least_open else "minimum"] = _number(-most if low is None else max(low, -most))
+        option["exclusiveMaximum" if most_open else "maximum"] = _number(most if high is None else min(high, most))
+        if before == 0:  # the digit before the point of 0 counts
+            option["not"] = {"const": 0}
+        options.append(option)
+    found = options[0] if len(options) == 1 else {"anyOf": options}
+    step = schema.get("multiple_of")
+    return found if step is None else {"allOf": [found, {"multipleOf": _number(step)}]}
+
+
+def _tighter(closed: Any, open_: Any, tighter: Callable[[Any, Any], Any]) -> tuple[Any, bool]:
+    """Tighter of two bounds, and whether the bound is open."""
+    if closed is None or open_ is None:
+        return (open_, True) if closed is None else (closed, False)
+    return tighter(closed, open_), tighter(closed, open_) == open_
+
+
+def _decimals(digits: int | None, places: int | None) -> Iterator[tuple[int, int]]:
+    """Yields pairs of the maximum number of digits before and after the point."""
+    most = min(digits or patterns.NUMBER_DIGITS, patterns.NUMBER_DIGITS)
+    before_all = max(0, digits - places) if digits is not None and places is not None else most
+    last = min(most, patterns.NUMBER_DIGITS if places is None else places)
+    for after in range(last + 1):
+        before = min(before_all, most - after)
+        if after == last or before != min(before_all, most - after - 1):
+            yield before, after
+
+
+def _number(value: Any) -> int | float:
+    return int(value) if value == int(value) else float(value)
+
+
+def _complex(schema: CoreNode) -> Json:
+    return {"type": "string", "pattern": f"^{patterns.COMPLEX}$"}
+
+
+def _uuid(schema: CoreNode) -> Json:
+    version = schema.get("version")
+    return {"type": "string", "format": f"uuid{version}" if version else "uuid"}
+
+
+def _url(schema: CoreNode, *, hosts: bool) -> Json:
+    found = [
+        {"type": "string", "pattern": pattern} if longest is None else
+        {"type": "string", "pattern": pattern, "maxLength": longest}
+        for pattern, longest in patterns.urls(schema.get("allowed_schemes"), schema.get("max_length"), hosts=hosts)
+    ]  # fmt: skip
+    return found[0] if len(found) == 1 else {"anyOf": found}
+
+
+def _json(schema: CoreNode) -> Json:
+    return marked({"type": "string"}, "that the string is JSON")
+
+
+def _date(schema: CoreNode) -> Json:
+    low, high, today = schema.get("ge"), schema.get("le"), datetime.date.today()
+    day = datetime.timedelta(days=1)
+    now = schema.get("now_op")
+    lows = [low, schema["gt"] + day if schema.get("gt") else None, today + day if now == "future" else None]
+    highs = [high, schema["lt"] - day if schema.get("lt") else None, today - day if now == "past" else None]
+    low = max((each for each in lows if each is not None), default=None)
+    high = min((each for each in highs if each is not None), default=None)
+    found: Json = {"type": "string", "format": "date"}
+    if low is not None or high is not None:
+        pattern = patterns.dates(low, high)
+        found = {**found, "pattern": pattern} if pattern else _NO_VALUE
+    return marked(found, "that it is before or after the day of the check") if now else found
+
+
+def _datetime(schema: CoreNode) -> Json:
+    zone = schema.get("tz_constraint")
+    aware_only = zone == "aware" or isinstance(zone, int)
+    found: Json = {"type": "string", "pattern": patterns.moments(day=True, naive=True, aware=zone != "naive")}
+    if aware_only:  # the format allows leap seconds, Python does not
+        found = {"type": "string", "format": "date-time", "pattern": "^.{17}[0-5]"}
+    if isinstance(zone, int):
+        found = marked(found, f"that the offset is {zone} seconds")
+    return _bounded(found, schema, naive=zone == "naive")
+
+
+def _time(schema: CoreNode) -> Json:
+    zone = schema.get("tz_constraint")
+    found: Json = {
+        "type": "string",
+        "pattern": patterns.moments(day=False, naive=zone != "aware", aware=zone != "naive"),
+    }
+    return _bounded(found, schema, naive=zone == "naive")
+
+
+def _bounded(found: Json, schema: CoreNode, *, naive: bool) -> Json:
+    """Schema of moments within their limits. Limits in other time zones are enforced to the day only."""
+    now = datetime.datetime.now()
+    limits = [(schema.get(name), name[0] == "g", name[1] == "t") for name in ("ge", "gt", "le", "lt")]
+    if schema.get("now_op"):
+        limits.append((now, schema["now_op"] == "future", False))
+    more: list[str] = []
+    for bound, up, is_open in limits:
+        if bound is None:
+            continue
+        if bound is now or (bound.tzinfo is not None and not naive):
+            found = marked(found, "that it is before or after now" if bound is now else "limits in other zones")
+            if isinstance(bound, datetime.time) or bound.year in (datetime.MINYEAR, datetime.MAXYEAR):
+                continue
+            bound += datetime.timedelta(days=-1 if up else 1)
+        pattern = patterns.moments_beyond(bound, up=up, is_open=is_open)
+        if pattern is None:
+            return _NO_VALUE
+        more.append(pattern)
+    return all_patterns(found, more)
+
+
+def _timedelta(schema: CoreNode) -> Json:
+    found: Json = {"type": "string", "pattern": f"^{patterns.DURATION}$"}
+    bounded = any(schema.get(name) is not None for name in ("ge", "gt", "le", "lt"))
+    return marked(found, "the limits of durations") if bounded else found
+
+
+def all_patterns(found: Json, more: list[str]) -> Json:
+    if not more:
+        return found
+    if "pattern" not in found and len(more) == 1:
+        return {**found, "pattern": more[0]}
+    return {**found, "allOf": [{"pattern": pattern} for pattern in more]}
+
+
+# Functions that make the schema of a core schema, by its type.
+SCALARS: Mapping[str, Callable[[CoreNode], Json]] = {
+    "decimal": _decimal,
+    "complex": _complex,
+    "uuid": _uuid,
+    "url": partial(_url, hosts=False),
+    "multi-host-url": partial(_url, hosts=True),
+    "json": _json,
+    "date": _date,
+    "datetime": _datetime,
+    "time": _time,
+    "timedelta": _timedelta,
+}
