@@ -405,7 +405,6 @@ LARGE_CLASSES = {
     "GpuRunner": (316, 20),
     "lang.Branch": (306, 32),
     "lang.Player": (289, 27),
-    "WeightReader": (266, 30),
     "PushedBranch": (250, 29),
     "CoreClient": (250, 27),
     "Engine": (250, 25),

@@ -1,0 +1,73 @@
+"""Matrices of a layer's experts in the form that the kernels of a GPU take. Needs Triton."""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+
+from sglang_lite.runtime.kernels.experts import ExpertMatrices
+from sglang_lite.runtime.models.layers.linear import stacked_rows, stacked_shape
+from sglang_lite.runtime.models.precision import Precision
+from sglang_lite.runtime.models.weights.fp8 import BLOCK, ScaledRows, block_quantised
+from sglang_lite.runtime.models.weights.source import Weight
+
+logger = logging.getLogger("sglang_lite")
+
+
+class ExpertStacker:
+    """Builder of the stacked matrices of experts.
+
+    Args:
+        precision: numeric formats.
+        device: device of the weights.
+    """
+
+    def __init__(self, precision: Precision, device: torch.device) -> None:
+        self._precision, self._device = precision, device
+        self._stay_wide = False  # True once a warning is logged that experts stay in 16 bits despite the request for 8
+
+    def matrices(
+        self,
+        gate_up: list[list[Weight]],
+        down: list[list[Weight]],
+        gate_up_bias: torch.Tensor | None,
+        down_bias: torch.Tensor | None,
+    ) -> ExpertMatrices:
+        """Matrices of all experts of a layer.
+
+        Args:
+            gate_up, down: matrices of each expert, to be stacked along their outputs.
+            gate_up_bias, down_bias: biases [experts, outputs], or None.
+        """
+        p, parts = self._precision, [part for expert in (*gate_up, *down) for part in expert]
+        if p.fp8 or (p.keep_fp8 and all(isinstance(part, ScaledRows) for part in parts)):
+            if not any(size % BLOCK for part in parts for size in part.shape):
+                (gate_up_8, gate_up_scales), (down_8, down_scales) = map(self._block_quantised, (gate_up, down))
+                return ExpertMatrices(gate_up_8, down_8, gate_up_bias, down_bias, gate_up_scales, down_scales)
+            if not self._stay_wide:
+                self._stay_wide = True
+                logger.warning("experts of %d by %d stay in 16 bits: no multiples of %d.", *parts[0].shape, BLOCK)
+        return ExpertMatrices(self._stacked(gate_up), self._stacked(down), gate_up_bias, down_bias)
+
+    def _stacked(self, experts: list[list[Weight]]) -> torch.Tensor:
+        """Matrices [experts, outputs, inputs] of all experts; each expert's parts are stacked along their outputs."""
+        shape = (len(experts), *stacked_shape(experts[0]))
+        whole = torch.empty(shape, dtype=self._precision.weights, device=self._device)
+        for matrix, parts in zip(whole, experts):
+            for start, rows in stacked_rows(parts):
+                matrix[start : start + len(rows)] = rows
+        return whole
+
+    def _block_quantised(self, experts: list[list[Weight]]) -> tuple[torch.Tensor, torch.Tensor]:
+        """`_stacked` in 8-bit floating point, with one scale per block."""
+        outputs, inputs = stacked_shape(experts[0])
+        whole = torch.empty((len(experts), outputs, inputs), dtype=torch.float8_e4m3fn, device=self._device)
+        scales = torch.empty((len(experts), outputs // BLOCK, inputs // BLOCK), device=self._device)
+        for matrix, of_matrix, parts in zip(whole, scales, experts):
+            at = 0
+            for part in parts:
+                end = at + part.shape[0]
+                matrix[at:end], of_matrix[at // BLOCK : end // BLOCK] = block_quantised(part)
+                at = end
+        return whole, scales

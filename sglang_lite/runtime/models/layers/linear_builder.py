@@ -1,0 +1,108 @@
+"""Builder of linear layers in a model's formats."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import torch
+
+from sglang_lite.runtime.models.layers.linear import (
+    DenseLinear,
+    Float32Linear,
+    Linear,
+    PairedLinear,
+    RowByRow,
+    block_head,
+    is_batch_invariant,
+    make_head,
+    make_linear,
+    stacked,
+    stacked_shape,
+)
+from sglang_lite.runtime.models.precision import Precision
+from sglang_lite.runtime.models.weights.fp8 import ScaledRows
+from sglang_lite.runtime.models.weights.source import Weight
+
+logger = logging.getLogger("sglang_lite")
+
+
+class LinearBuilder:
+    """Builder of the linear layers of one model.
+
+    Args:
+        precision: numeric formats.
+        device: device of the weights.
+        fused: whether to build the layers of a GPU.
+    """
+
+    def __init__(self, precision: Precision, device: torch.device, *, fused: bool) -> None:
+        self._precision, self._device, self._fused = precision, device, fused
+        self._few: Any = None
+        self._invariant_shapes: dict[tuple[int, int], bool] = {}
+
+    def make(self, parts: list[Weight], bias: torch.Tensor | None, *, quantise: bool = True) -> Linear:
+        p = self._precision
+        if self._fused:
+            from sglang_lite.runtime.kernels.gemv import SmallBatchLinear  # needs Triton
+            from sglang_lite.runtime.models.layers.gpu_linear import Fp8Linear, GpuLinear
+
+            self._few = self._few or SmallBatchLinear(self._device)
+            bias = None if bias is None else bias.to(self._device, p.weights)
+            outputs, inputs = stacked_shape(parts)
+            eight_bits = p.fp8 or (p.keep_fp8 and all(isinstance(part, ScaledRows) for part in parts))
+            if eight_bits and quantise and not (outputs % 16 or inputs % 16):
+                return Fp8Linear(parts, bias, self._few, self._device)
+            return GpuLinear(stacked(parts, p.weights, self._device), bias, self._few)
+        linear = make_linear(
+            parts,
+            None if bias is None else bias.to(p.compute),
+            quantise=p.int8,
+            dtype=p.weights,
+            device=self._device,
+            batch_invariant=p.batch_invariant,
+            blocks=p.blocks,
+        )
+        return self._batch_invariant(linear, *stacked_shape(parts))
+
+    def _batch_invariant(self, linear: Linear, outputs: int, inputs: int) -> Linear:
+        """Returns the linear layer, or with `batch_invariant` a row-by-row version if its results depend on the number
+        of rows.
+
+        Each shape is tested once.
+        """
+        if not self._precision.batch_invariant:
+            return linear
+        if (outputs, inputs) not in self._invariant_shapes:
+            invariant = is_batch_invariant(linear, inputs, self._precision.compute)
+            self._invariant_shapes[outputs, inputs] = invariant
+            if not invariant:
+                logger.warning(
+                    "deterministic: on this machine a product [%d, %d] in %s depends on how many rows it has, and is "
+                    "computed row by row, which is slow.", outputs, inputs, self._precision.compute,
+                )  # fmt: skip
+        return linear if self._invariant_shapes[outputs, inputs] else RowByRow(linear)
+
+    def float32(self, weight: Weight, bias: torch.Tensor | None) -> Linear:
+        """Small but sensitive linear layer: always float32 on a CPU, and never quantised on a GPU."""
+        if self._fused:
+            return self.make([weight], bias, quantise=False)
+        bias = None if bias is None else bias.float()
+        if self._precision.batch_invariant:
+            return PairedLinear(Float32Linear([weight], bias))
+        return DenseLinear(stacked([weight], torch.float32), bias)
+
+    def head(self, weight: Weight, bias: torch.Tensor | None, kept: Weight | None = None) -> Linear:
+        """Linear layer that computes logits.
+
+        Args:
+            weight: weight in the model's format.
+            bias: bias, or None.
+            kept: weight as stored in the checkpoint, if that is another format; None to use `weight`.
+        """
+        p = self._precision
+        if p.blocks and bias is None and (head := block_head(weight if kept is None else kept)) is not None:
+            return head
+        if self._fused or p.int8 or p.weights == torch.float32 or bias is not None:
+            return self.make([weight], bias, quantise=False)
+        return self._batch_invariant(make_head([weight], batch_invariant=p.batch_invariant), *stacked_shape([weight]))

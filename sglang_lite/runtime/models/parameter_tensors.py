@@ -1,0 +1,82 @@
+"""Tensors of a checkpoint by parameter, wherever it stores them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import torch
+
+from sglang_lite.protocol import ModelError
+from sglang_lite.runtime.models.parameters import CheckpointSlice, ParameterSpec
+from sglang_lite.runtime.models.weights.source import EncodedMatrix, Weight, WeightSource
+
+Table: TypeAlias = dict[tuple[str, int | None], ParameterSpec]  # parameters of a layer, by role and expert
+
+
+class ParameterTensors:
+    """Tensors of parameters, some of which are parts of a tensor that several parameters share.
+
+    Args:
+        source: source of the weights; each tensor is taken once.
+    """
+
+    def __init__(self, source: WeightSource) -> None:
+        self._source = source
+        self._stacks: dict[str, torch.Tensor] = {}  # tensors that hold several parameters, by name
+
+    def forget_stacks(self) -> None:
+        """Frees the tensors of which parts were taken; called when a layer has taken all of its parts."""
+        self._stacks.clear()
+
+    def place(self, parameter: ParameterSpec) -> CheckpointSlice:
+        """Place in which the checkpoint stores a parameter; the first possible one if it stores none.
+
+        Raises:
+            ModelError: the checkpoint has the parameter in two places.
+        """
+        found = [p for p in parameter.places if p.name in self._stacks or self._source.has(p.name)]
+        if len(found) > 1:
+            raise ModelError(
+                f"{self._source.label}: both {found[0].name} and {found[1].name} are there, and only one can be meant.",
+                hint="The checkpoint mixes two ways to store experts; write it anew in one of them.",
+            )
+        return found[0] if found else parameter.places[0]
+
+    def take(self, parameter: ParameterSpec) -> Weight:
+        place = self.place(parameter)
+        if not place.part:
+            return self._source.take(place.name, place.shape)
+        if place.name not in self._stacks:
+            whole = self._source.take(place.name, place.shape)
+            self._stacks[place.name] = whole.decode(0, place.shape[0]) if isinstance(whole, EncodedMatrix) else whole
+        whole = self._stacks[place.name]
+        if place.groups > 1:
+            return whole.view(place.groups, -1, *whole.shape[1:])[:, *place.part].flatten(0, 1)
+        part = whole[place.part]
+        return part.t() if place.inputs is not None and place.outputs > place.inputs else part
+
+    def vector(self, parameter: ParameterSpec) -> torch.Tensor:
+        vector = self.take(parameter)
+        assert isinstance(vector, torch.Tensor), "only matrices are encoded"
+        return vector
+
+    def numbers(self, parameter: ParameterSpec) -> torch.Tensor:
+        """Vector or small matrix as float32."""
+        taken = self.take(parameter)
+        return taken.decode(0, taken.shape[0]) if isinstance(taken, EncodedMatrix) else taken.float()
+
+    def matrices(self, parameters: Sequence[ParameterSpec]) -> list[Weight]:
+        """Matrices to be stacked along their outputs, as a list; a single matrix if they are stored stacked."""
+        places = [self.place(p) for p in parameters]
+        if len({place.name for place in places}) == 1 and len(places[0].shape) == 2 and places[0].groups == 1:
+            return [self._source.take(places[0].name, places[0].shape)]
+        return [self.take(p) for p in parameters]
+
+    def bias(self, parameters: Table, roles: tuple[str, ...], expert: int | None = None) -> torch.Tensor | None:
+        """Bias of stacked matrices, zero for those that have none; None if none has one."""
+        biases = [parameters.get((f"{role}_bias", expert)) for role in roles]
+        if not any(biases):
+            return None
+        sizes = [parameters[role, expert].shape[0] for role in roles]
+        return torch.cat([torch.zeros(n) if p is None else self.vector(p).float() for n, p in zip(sizes, biases)])
