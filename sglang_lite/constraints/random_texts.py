@@ -10,7 +10,7 @@ import msgspec
 
 from sglang_lite.constraints.formal.automaton import Automaton, automaton
 from sglang_lite.constraints.formal.grammars import referring_rules
-from sglang_lite.constraints.formal.nodes import Alternation, CharSet, Concat, Language, Node, Ref, Repeat, LiteralText
+from sglang_lite.constraints.formal.nodes import Alternation, CharSet, Concat, Language, LiteralText, Node, Ref, Repeat
 from sglang_lite.constraints.formal.terms import DEAD
 from sglang_lite.constraints.json_schema.normal_form import normalise
 from sglang_lite.constraints.json_schema.wellformed import refuse_duplicate_names

@@ -8,7 +8,7 @@ from itertools import accumulate
 from typing import Protocol
 
 from sglang_lite.constraints.formal.automaton import Automaton
-from sglang_lite.constraints.formal.nodes import Alternation, Concat, Node, LiteralText
+from sglang_lite.constraints.formal.nodes import Alternation, Concat, LiteralText, Node
 from sglang_lite.constraints.formal.terms import State
 from sglang_lite.constraints.memo import memoized, size_of
 

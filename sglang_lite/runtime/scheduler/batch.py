@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sglang_lite.runtime.kv_cache.pages import Ints
+from sglang_lite.runtime.kv_cache.prefix_cache import PrefixCache
+from sglang_lite.runtime.kv_cache.slot_table import SlotTable
 from sglang_lite.runtime.requests.request import Request
+
+Row: TypeAlias = tuple[Request, int, int]  # request, start, end: positions start … end-1 are computed
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,3 +53,44 @@ class Batch:
     @property
     def tokens(self) -> int:
         return int((self.ends - self.starts).sum())
+
+
+def make_batch(store: PrefixCache, decoding: list[Request], chunks: list[Row], started: list[Request]) -> Batch:
+    """Returns the batch of the next step, whose number it takes.
+
+    Args:
+        store: pages, slots and prefix tree.
+        decoding: requests that compute their last token.
+        chunks: rows of prefill.
+        started: requests that were given their slot since the last step.
+    """
+    store.step += 1
+    table = store.table
+    singles = [c for c in chunks if c[2] - c[1] == 1]
+    chunks = singles + [c for c in chunks if c[2] - c[1] > 1]
+    requests = decoding + [c[0] for c in chunks]
+    slots = np.array([r.slot for r in requests], dtype=np.int32)
+    starts, ends = table.computed[slots], table.length[slots].copy()
+    ends[len(decoding) :] = [c[2] for c in chunks]
+    return Batch(
+        step=store.step,
+        requests=tuple(requests),
+        slots=slots,
+        epochs=table.epoch[slots],
+        starts=starts,
+        ends=ends,
+        decoding=len(decoding),
+        singles=len(decoding) + len(singles),
+        draws=(ends == table.length[slots]) & (ends < table.limit[slots]),
+        pending=ends > table.known[slots],
+        started=tuple(r for r in started if r.handle is not None),
+        copies=store.take_copies(),
+        streams=streams_of(table, decoding),
+    )
+
+
+def streams_of(table: SlotTable, decoding: Iterable[Request]) -> int:
+    """Number of requests that stream."""
+    if not table.streamed.any():  # without a look at each
+        return 0
+    return sum(request.output.stream for request in decoding)

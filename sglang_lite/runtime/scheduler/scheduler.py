@@ -1,4 +1,4 @@
-"""Scheduler: admission, and the batch of each step.
+"""Scheduler: the batch of each step.
 
 Owns the queues and the KV cache, and is independent of models, text and threads: `plan` returns a batch, and the loop
 reports its results. A batch may be planned while the tokens of the step before are not known yet.
@@ -8,19 +8,16 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Mapping
-from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.kv_cache.prefix_cache import PrefixCache
-from sglang_lite.runtime.kv_cache.slot_table import SlotTable
-from sglang_lite.runtime.requests.request import Request, State, StreamPace
-from sglang_lite.runtime.requests.schedule_hints import ScheduleHints
+from sglang_lite.runtime.requests.request import Request, State
+from sglang_lite.runtime.scheduler.admission import Admission
 from sglang_lite.runtime.scheduler.admission_order import Policy
-from sglang_lite.runtime.scheduler.batch import Batch
+from sglang_lite.runtime.scheduler.batch import Batch, Row, make_batch, streams_of
 from sglang_lite.runtime.scheduler.held_prefixes import HeldPrefixes
 from sglang_lite.runtime.scheduler.oom_isolation import Isolation
 from sglang_lite.runtime.scheduler.page_reserve import PageReserve
@@ -28,11 +25,6 @@ from sglang_lite.runtime.scheduler.queues import Queues
 from sglang_lite.runtime.scheduler.retraction import Retraction, slots_of
 from sglang_lite.runtime.scheduler.step_pace import StepPace
 
-Row: TypeAlias = tuple[Request, int, int]  # request, start, end: positions start … end-1 are computed
-
-# A request waits if another one is computing at least this many tokens of its prompt, to find them in the cache.
-_SHARED = 32
-PATIENCE = 32  # plans for which a request waits for room while prefixes are held for programs
 ISOLATED_TOKENS = 512  # maximum number of tokens in a step of an isolated request
 
 
@@ -53,6 +45,7 @@ class Scheduler:
     Attributes:
         queues: requests that have not ended.
         held_prefixes: locked prefixes of programs.
+        admission: gives waiting requests slots and pages.
         retraction: makes room for running requests.
     """
 
@@ -65,22 +58,19 @@ class Scheduler:
         last_alone: bool = False,
         pace: StepPace | None = None,
     ) -> None:
-        self.store, self._policy = store, policy
+        self.store = store
         self._step_tokens, self._last_alone, self._pace = step_tokens, last_alone, pace
-        self._solo_request = -1  # id of the last request that was admitted while no other ran or waited
         self._reserve = PageReserve()
         self.held_prefixes = HeldPrefixes(store)
-        self._refused = 0  # consecutive plans that refused the next request because prefixes are held
-        self._admissions = 0
-        self._started: list[Request] = []
         self._isolation = Isolation()
         self.queues = Queues(store)
         self.retraction = Retraction(store, self.queues, self.held_prefixes, self._reserve)
+        self.admission = Admission(store, self.queues, self.held_prefixes, self._reserve, policy)
 
     @property
     def waits(self) -> bool:
-        """True if nothing runs because waiting requests may not yet evict held prefixes (for `PATIENCE` plans)."""
-        return not self.queues.running_any and bool(self.queues.waiting) and self._refused > 0
+        """True if nothing runs because waiting requests may not yet evict held prefixes (see `Admission`)."""
+        return not self.queues.running_any and bool(self.queues.waiting) and self.admission.refuses
 
     def add(self, request: Request) -> None:
         self.queues.wait(request)
@@ -92,7 +82,7 @@ class Scheduler:
         self.held_prefixes.settle()
         decoding = self.retraction.with_next_pages(self._in_turn(self._ready()))
         self._reserve.decay()
-        self._admit()
+        self.admission.admit(self._isolation.next)
         budget = self._budget(decoding)
         table = self.store.table
         chunks: list[Row] = []
@@ -101,19 +91,22 @@ class Scheduler:
                 continue  # retracted to make room for a request before it
             start = int(table.computed[request.slot])
             end, cost = _reach(request, start, int(table.length[request.slot]), budget)
-            if request.id == self._solo_request and start < request.prompt_len and end == table.length[request.slot]:
+            alone = self._last_alone and request.id == self.admission.solo_request
+            if alone and start < request.prompt_len and end == table.length[request.slot]:
                 end = max(end - 1, start + 1)
             if end > start and self.retraction.make_room(request, end):
                 chunks.append((request, start, end))
                 budget -= cost
         decoding = [r for r in decoding if r.state is State.DECODING]
         chunks = [c for c in chunks if c[0].state is State.PREFILLING]
-        return self._batch(decoding, chunks) if decoding or chunks else None
+        if not decoding and not chunks:
+            return None
+        return make_batch(self.store, decoding, chunks, self.admission.take_started())
 
     def _budget(self, decoding: list[Request]) -> int:
         """Number of prompt tokens that a step may compute in addition to the decoding rows."""
         most = (min(self._step_tokens, ISOLATED_TOKENS) if self.isolated else self._step_tokens) - len(decoding)
-        streams = _streams(self.store.table, decoding)
+        streams = streams_of(self.store.table, decoding)
         if self._pace is None or not streams:
             return most
         return min(most, self._pace.room(streams) - (len(decoding) - streams))
@@ -208,7 +201,7 @@ class Scheduler:
         following.cached_tokens = int(table.computed[slot])
         following.miss = self.store.miss_in_place(tokens, handle)
         following.move(State.WAITING)
-        self._start(following)
+        self.admission.start(following)
 
     def flush(self) -> int:
         """Evicts every prefix that no request uses, also held ones. Returns the number of freed pages."""
@@ -224,32 +217,6 @@ class Scheduler:
         """True while requests run one by one after an out-of-memory error."""
         return bool(self._isolation)
 
-    def _batch(self, decoding: list[Request], chunks: list[Row]) -> Batch:
-        self.store.step += 1
-        table = self.store.table
-        singles = [c for c in chunks if c[2] - c[1] == 1]
-        chunks = singles + [c for c in chunks if c[2] - c[1] > 1]
-        requests = decoding + [c[0] for c in chunks]
-        slots = np.array([r.slot for r in requests], dtype=np.int32)
-        starts, ends = table.computed[slots], table.length[slots].copy()
-        ends[len(decoding) :] = [c[2] for c in chunks]
-        started, self._started = self._started, []
-        return Batch(
-            step=self.store.step,
-            requests=tuple(requests),
-            slots=slots,
-            epochs=table.epoch[slots],
-            starts=starts,
-            ends=ends,
-            decoding=len(decoding),
-            singles=len(decoding) + len(singles),
-            draws=(ends == table.length[slots]) & (ends < table.limit[slots]),
-            pending=ends > table.known[slots],
-            started=tuple(r for r in started if r.handle is not None),
-            copies=self.store.take_copies(),
-            streams=_streams(self.store.table, decoding),
-        )
-
     def _ready(self) -> list[Request]:
         """Decoding requests that have a token to compute and have not reached their limit."""
         table = self.store.table
@@ -261,7 +228,7 @@ class Scheduler:
 
     def _in_turn(self, ready: list[Request]) -> list[Request]:
         """Every streaming request, and as many other ones as the time of a step allows, in turn."""
-        streams = _streams(self.store.table, ready)
+        streams = streams_of(self.store.table, ready)
         if self._pace is None or not streams:
             return ready
         room = self._pace.room(streams)
@@ -269,86 +236,6 @@ class Scheduler:
         served = {r.id for r in chosen}
         self.queues.move_back(chosen)
         return [r for r in ready if r.output.stream or r.id in served]
-
-    def _admit(self) -> None:
-        """Admits waiting requests in the policy's order while slots and pages last."""
-        store, table = self.store, self.store.table
-        if not self.queues.waiting or not table.free:
-            return
-        size = store.page_size
-        slots = slots_of(self.queues.running())
-        growth = self._reserve.growth(table.length[slots], table.limit[slots])
-        promised = int((-(-(table.length[slots] + growth) // size) - table.held[slots]).sum())
-        counted = {*self.held_prefixes, *(r.hints for r in self.queues.running() if r.hints is not None)}
-        promised += sum(map(self.expected_pages, counted))
-        admitted: list[Request] = []
-        prefilling = {r.slot: r for r in self.queues.prefilling}
-        candidates = self._policy(self.queues.waiting, store.tree)
-        if self.isolated:
-            candidates = [r for r in (self._isolation.next,) if r is not None and r.handle is None]
-        for request in candidates:
-            if not table.free:
-                break
-            tokens = request.tokens
-            reusable = tokens if request.score_from is None else tokens[: max(request.score_from, 1)]
-            match = store.match(reusable, request.namespace)
-            cached = len(match.pages) * size + (0 if match.tail is None else match.tail.count)
-            if store.reuses and _computes(prefilling, table, reusable, cached, request.namespace):
-                continue
-            expected = len(tokens) + self._reserve.of_request(len(tokens), request.limit)
-            needed = -(-expected // size) - len(match.pages)
-            expected = 0
-            if request.hints is not None and request.hints not in counted:
-                expected = self.expected_pages(request.hints)
-                counted.add(request.hints)
-            with store.tree.lock(match.node):  # so that its own prefix is not evicted to make room for it
-                busy = self.queues.running_any or (len(self.held_prefixes) > 0 and self._refused <= PATIENCE)
-                while (full := needed + expected > store.available - promised) and busy and self._release_held():
-                    pass
-                if full and busy:
-                    break
-            needed += expected
-            self._admissions += 1
-            request.admission = self._admissions
-            request.handle = store.admit(tokens, match, request.namespace)
-            self._refused = 0
-            request.times.started = request.times.started or time.perf_counter()
-            if request.cached_tokens < 0:
-                request.cached_tokens = min(int(table.computed[request.slot]), request.prompt_len)
-                prompt = tokens[: request.prompt_len]
-                request.miss = store.miss(prompt, min(len(reusable), len(prompt)) - 1, match, request.handle)
-            self._start(request)
-            prefilling[request.slot] = request
-            admitted.append(request)
-            promised += needed
-        self.queues.leave_waiting(admitted)
-        if self._last_alone:
-            alone = len(admitted) == 1 and [*self.queues] == admitted and admitted[0].ending is None
-            self._solo_request = admitted[0].id if alone else -1
-
-    def _start(self, request: Request) -> None:
-        table, slot = self.store.table, request.slot
-        table.limit[slot] = request.limit
-        if request.skips_last_token and table.computed[slot] < request.limit - 1:
-            table.length[slot] = table.limit[slot] = request.limit - 1
-        table.watched[slot] = request.watched
-        table.paced[slot] = StreamPace.AT_ONCE if request.paced else StreamPace.NONE
-        table.streamed[slot] = request.output.stream
-        self.queues.prefill(request)
-        self._started.append(request)
-        if request.hints is not None:
-            self.held_prefixes.release(request.hints)
-
-    def expected_pages(self, hints: ScheduleHints) -> int:
-        """Number of pages to reserve for the queued nodes of a branch, at most half of all pages."""
-        return min(-(-self._reserve.of_program(hints.expected) // self.store.page_size), self.store.pool.total // 2)
-
-    def _release_held(self) -> bool:
-        """Releases a held prefix for a request that was refused often enough. Returns False if it has to wait."""
-        if not len(self.held_prefixes):
-            return False
-        self._refused += 1
-        return self._refused > PATIENCE and self.held_prefixes.give_way()
 
 
 def _reach(request: Request, start: int, length: int, budget: int) -> tuple[int, int]:
@@ -361,38 +248,6 @@ def _reach(request: Request, start: int, length: int, budget: int) -> tuple[int,
     plain = min(budget, max(request.score_from - 1 - start, 0))
     end = min(length, start + plain + (budget - plain + 1) // 2)
     return end, (end - start) + max(end - start - plain, 0)
-
-
-def _computes(prefilling: Mapping[int, Request], table: SlotTable, tokens: Ints, matched: int, namespace: str) -> bool:
-    """Returns True if a prefilling request will soon cache at least `_SHARED` more tokens of this prompt, so that
-    waiting pays.
-
-    Args:
-        prefilling: prefilling requests by slot.
-        table: slot table with their tokens.
-        tokens: reusable tokens of the prompt.
-        matched: number of those that are cached.
-        namespace: namespace in the prefix tree.
-    """
-    end = matched + _SHARED
-    if len(tokens) <= end or not prefilling:
-        return False
-    alike = (table.tokens[:, end - 1] == tokens[end - 1]).nonzero()[0].tolist()  # prompts mostly differ at this token
-    return any(
-        len(other.tokens) >= end
-        and other.namespace == namespace
-        and np.array_equal(other.tokens[matched:end], tokens[matched:end])
-        and np.array_equal(other.tokens[:matched], tokens[:matched])
-        for other in map(prefilling.get, alike)
-        if other is not None
-    )
-
-
-def _streams(table: SlotTable, decoding: Iterable[Request]) -> int:
-    """Number of requests that stream."""
-    if not table.streamed.any():  # without a look at each
-        return 0
-    return sum(request.output.stream for request in decoding)
 
 
 def _common(a: Ints, b: Ints) -> int:

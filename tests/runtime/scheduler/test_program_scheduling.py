@@ -10,8 +10,8 @@ from sglang_lite.program.nodes import Fork, Gen, Mark, Program, Rollback, Select
 from sglang_lite.program.play.branch import NOTHING_EXPECTED, Branch, ExpectedTokens, Totals
 from sglang_lite.protocol import Choices, Delta, Generation, Number, Played, ProgramResult, SamplingParams
 from sglang_lite.runtime.requests.schedule_hints import ScheduleHints, expected_tokens
+from sglang_lite.runtime.scheduler.admission import PATIENCE
 from sglang_lite.runtime.scheduler.admission_order import fcfs, lpm, priority
-from sglang_lite.runtime.scheduler.scheduler import PATIENCE
 from tests.runtime.scripted import SteppedEngine, ended, hashes
 
 
