@@ -43,7 +43,6 @@ from sglang_lite.protocol.sampling import given_as_data, named
 if TYPE_CHECKING:
     from sglang_lite.constraints.python_types.value_type import ValueType
     from sglang_lite.lang.backend.planning import AnswerSource, ApiDrafts
-    from sglang_lite.lang.execution.branch import Branch
     from sglang_lite.lang.tools import Toolbox
 
 # Regexes of values that Python can read: for `dtype=bool` and `dtype=str`, and for numbers on backends that can't end a
@@ -282,8 +281,8 @@ class SglCall(Expression, ABC):
     __slots__ = ()
 
     @abstractmethod
-    def play_on(self, branch: Branch) -> None:
-        """Runs the body of the called program on a branch."""
+    def play_on(self, state: UserValue) -> None:
+        """Runs the body of the called program on a state of the branch that the call was added to."""
 
 
 _MAKERS = (SglGen, SglSelect, SglCall, SglSeparateReasoning)  # expressions whose results differ from branch to branch

@@ -5,16 +5,12 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from sglang_lite.lang.body_run import checked_return_value
 from sglang_lite.lang.expressions import BaseProgram, SglCall
 from sglang_lite.lang.state import ProgramState, user_location
 from sglang_lite.protocol import Location, ParameterError, ProgramError
 from sglang_lite.protocol.anything import UserValue
-
-if TYPE_CHECKING:
-    from sglang_lite.lang.execution.branch import Branch
 
 logger = logging.getLogger("sglang_lite")
 
@@ -56,7 +52,7 @@ class NestedCall(SglCall):
         self._added = False
         self._unused = _Unused(program.name, user_location())
 
-    def play_on(self, branch: Branch) -> None:
+    def play_on(self, state: ProgramState) -> None:
         program = self._program
         self._unused.name = ""
         if self._state is not None and not self._added:
@@ -74,9 +70,8 @@ class NestedCall(SglCall):
                 hint="Give it to the generation, or use s.call(…).", where=user_location(),
             )  # fmt: skip
         kwargs = program.bound(self._args, dict(self._kwargs), program.name)
-        assert branch.run.new_state is not None  # the run has a body
-        self._added, self._state = True, branch.run.new_state(branch)
-        self._state.ret_value = checked_return_value(program, program.func(self._state, *self._args, **kwargs))
+        self._added, self._state = True, state
+        state.ret_value = checked_return_value(program, program.func(state, *self._args, **kwargs))
 
     @property
     def state(self) -> ProgramState:

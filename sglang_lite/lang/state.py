@@ -447,7 +447,7 @@ class ProgramState(AttributeHints):
         cls, saved: SavedRun, backend: Backend, find: Callable[[str], UserValue], program: BaseProgram | None
     ) -> ProgramState:
         """State made from a saved run; arguments as for `branch_of`."""
-        branch, ret_value = branch_of(saved, backend, find, program)
+        branch, ret_value = branch_of(saved, backend, find, program, cls)
         state = cls(branch)
         state.ret_value, state.restored = ret_value, "tokens" if same_tokens(saved, backend) else "text"
         return state

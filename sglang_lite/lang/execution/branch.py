@@ -182,7 +182,7 @@ class Branch:
                 for each in part.marked().walk():
                     self.submit_part(each, where)
             case SglCall():
-                part.play_on(self)
+                part.play_on(self.run.new_state(self))
             case _:
                 raise ParameterError("+=", f"{part!r} can't be executed.", where=where)
 

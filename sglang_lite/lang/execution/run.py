@@ -37,7 +37,6 @@ from sglang_lite.protocol.sampling import NO_PARAMS
 from sglang_lite.text.chat_template import TurnTemplate
 
 if TYPE_CHECKING:
-    from sglang_lite.lang.execution.branch import Branch
     from sglang_lite.lang.execution.kept import Kept
 
 _NO_CONTEXT = Context()
@@ -112,7 +111,7 @@ class Run:
         body: task of a streaming coroutine body, kept here because the event loop holds tasks only weakly.
         loop: event loop of a coroutine body, if that is the caller's loop.
         made: `forks()` when the run began.
-        new_state: makes the state that a body has of a branch, or None if the run has no body.
+        new_state: makes the state that a body has of a branch.
         plain: True if the run has no retries, deadline or budget, and is no rerun.
         budgets: budgets of this run and of the enclosing runs.
         state: returns the body's state of the main branch, for errors of budgets; None if there is no body or no
@@ -134,8 +133,8 @@ class Run:
         settings: RunSettings,
         *,
         is_async: bool = False,
+        new_state: Callable[[Any], UserValue],  # of a Branch, which has a run
         outer: Run | None = None,
-        new_state: Callable[[Branch], UserValue] | None = None,
         kept: Kept | None = None,
     ) -> None:
         self.backend, self.settings, self.is_async, self.new_state = backend, settings, is_async, new_state

@@ -161,15 +161,21 @@ def _result(record: Any, *, whole: bool) -> SavedResult | None:
 
 
 def branch_of(
-    saved: SavedRun, backend: Backend, find: Callable[[str], UserValue], program: BaseProgram | None
+    saved: SavedRun,
+    backend: Backend,
+    find: Callable[[str], UserValue],
+    program: BaseProgram | None,
+    new_state: Callable[[Branch], UserValue],
 ) -> tuple[Branch, UserValue]:
     """Branch of a saved run, with nothing left to play, and the body's return value.
 
     Args:
         find: returns the class with a name that occurs in a value.
         program: program of the run, or None if the run can't be repeated.
+        new_state: makes the state that a called program's body has of a branch.
     """
-    run = Run(backend, RunSettings(saved.params, seed=saved.seed, retries=saved.retries))
+    settings = RunSettings(saved.params, seed=saved.seed, retries=saved.retries)
+    run = Run(backend, settings, new_state=new_state)
     run.body_open = False
     if program is not None and saved.arguments is not None:
         args, kwargs = from_json_data(saved.arguments.value, find)

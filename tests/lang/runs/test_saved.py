@@ -422,6 +422,22 @@ def test_what_can_not_be_saved_says_why_and_leaves_the_file(tmp_path):
     assert [each.name for each in Path(tmp_path).iterdir()] == ["state.json"]
 
 
+def test_a_called_program_continues_a_loaded_state(tmp_path):
+    @sgl.function
+    def more(s):
+        s += " and " + sgl.gen("more")
+
+    @sgl.function
+    def again(s):
+        loaded = sgl.load(tmp_path / "state.json", backend=sgl.ScriptedBackend(default="over"))
+        loaded += more()
+        return loaded.text()
+
+    state = tree.run(backend=scripted())
+    state.save(tmp_path / "state.json")
+    assert again.run(backend=scripted()).ret_value == state.text() + " and over"
+
+
 @pytest.mark.parametrize("content", [b"", b"\x89PNG\r\n", b"hello", b"[1]", b'{"a": 1}'])
 def test_a_file_of_something_else_is_told_what_was_expected(tmp_path, content):
     path = tmp_path / "other"
