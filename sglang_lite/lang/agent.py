@@ -1,4 +1,4 @@
-"""`use_tools`: a loop in which the model calls tools until it answers."""
+"""Tools in a program: their description for a prompt, and a loop in which the model calls them until it answers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,35 @@ from sglang_lite.lang.state import ProgramState, user_location
 from sglang_lite.lang.tools import ToolCall, check_tools
 from sglang_lite.protocol import Location, ParameterError, ToolError
 from sglang_lite.protocol.anything import UserValue
+from sglang_lite.text.tool_calls import call_text
 from sglang_lite.text.tool_use import result_text
+
+
+def describe(
+    tools: Sequence[Callable[..., UserValue]], s: ProgramState | None = None, *, parallel_tool_calls: bool = False
+) -> str:
+    """Description of tools for a prompt: the name, signature and first docstring line of each, and the format of a
+    call.
+
+    Args:
+        s: state whose prompt the text is for: the format depends on its model. None for the JSON format.
+        parallel_tool_calls: whether several tools may be called at once, as in `gen`; for the JSON format.
+    """
+    lines = [
+        f"- {t.__name__}{inspect.signature(t)}: {(inspect.getdoc(t) or 'no description').splitlines()[0]}"
+        for t in tools
+    ]
+    family = None if s is None else s.branch.backend.tool_family()
+    if family is None:
+        call = '{"tool": name, "arguments": {…}}'
+        if parallel_tool_calls:
+            how = f'Write {{"calls": [{call}, …]}} to use some, or {{"answer": text}} to answer.'
+        else:
+            how = f'Write {call} to use one, or {{"answer": text}} to answer.'
+    else:
+        call = call_text(family, "…", {"…": "…"})
+        how = f"To use one, write\n{call}\nwith its name and its arguments, those that are no strings as JSON."
+    return "You can use these tools:\n" + "\n".join(lines) + f"\n{how}"
 
 
 def use_tools(

@@ -12,7 +12,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, NotRequired
+from typing import Any, Literal, NotRequired
 
 from typing_extensions import TypedDict
 
@@ -30,11 +30,8 @@ from sglang_lite.protocol import (
 from sglang_lite.protocol.anything import Json, UserValue
 from sglang_lite.text.chat_format import Tool
 from sglang_lite.text.chat_template import to_json
-from sglang_lite.text.tool_calls import call_text, calls_constraint, parse_answer
+from sglang_lite.text.tool_calls import calls_constraint, parse_answer
 from sglang_lite.text.tool_use import Function, arguments_schema, tool_use_schema
-
-if TYPE_CHECKING:
-    from sglang_lite.lang.state import ProgramState
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,33 +184,6 @@ def check_tools(tools: object, where: Location | None = None) -> None:
         raise ParameterError("tools", f"{tools!r:.60} is not a list of functions.", where=where)
     if not tools:
         raise ParameterError("tools", "the list is empty.", hint="Give at least one function.", where=where)
-
-
-def describe(
-    tools: Sequence[Callable[..., UserValue]], s: ProgramState | None = None, *, parallel_tool_calls: bool = False
-) -> str:
-    """Description of tools for a prompt: the name, signature and first docstring line of each, and the format of a
-    call.
-
-    Args:
-        s: state whose prompt the text is for: the format depends on its model. None for the JSON format.
-        parallel_tool_calls: whether several tools may be called at once, as in `gen`; for the JSON format.
-    """
-    lines = [
-        f"- {t.__name__}{inspect.signature(t)}: {(inspect.getdoc(t) or 'no description').splitlines()[0]}"
-        for t in tools
-    ]
-    family = None if s is None else s.branch.backend.tool_family()
-    if family is None:
-        call = '{"tool": name, "arguments": {…}}'
-        if parallel_tool_calls:
-            how = f'Write {{"calls": [{call}, …]}} to use some, or {{"answer": text}} to answer.'
-        else:
-            how = f'Write {call} to use one, or {{"answer": text}} to answer.'
-    else:
-        call = call_text(family, "…", {"…": "…"})
-        how = f"To use one, write\n{call}\nwith its name and its arguments, those that are no strings as JSON."
-    return "You can use these tools:\n" + "\n".join(lines) + f"\n{how}"
 
 
 def tool_schemas(tools: Sequence[Callable[..., UserValue]]) -> list[Mapping[str, Json]]:

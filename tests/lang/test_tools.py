@@ -15,8 +15,8 @@ from pydantic import BaseModel, Field
 
 import sglang_lite as sgl
 from sglang_lite import Engine
+from sglang_lite.lang.agent import describe
 from sglang_lite.lang.backend.local import LocalBackend
-from sglang_lite.lang.tools import describe
 from tests.constraints.test_generation import random_model
 
 

@@ -195,7 +195,7 @@ def _tools(graph: GraphRecord) -> Iterator[Finding]:
                 "hidden-tools", f"{node.name or 'gen'!r} does not see {', '.join(hidden)} outside an assistant's turn.",
                 node.where,
                 "Write turns: s += sgl.user(…), then s += sgl.assistant(sgl.gen(…)); or write "
-                "sglang_lite.lang.tools.describe(tools, s) into the prompt.",
+                "sglang_lite.lang.agent.describe(tools, s) into the prompt.",
             )  # fmt: skip
 
 

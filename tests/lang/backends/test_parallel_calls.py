@@ -5,7 +5,7 @@ import json
 import pytest
 
 import sglang_lite as sgl
-from sglang_lite.lang.tools import describe
+from sglang_lite.lang.agent import describe
 from sglang_lite.testing import Say, ToolCall
 from sglang_lite.text.tool_use import result_text, results_of
 

@@ -1,7 +1,7 @@
 """Outside turns no template shows tools. The second generation's are described."""
 
 import sglang_lite as sgl
-from sglang_lite.lang.tools import describe
+from sglang_lite.lang.agent import describe
 
 
 def add(a: int, b: int) -> int:
