@@ -31,7 +31,7 @@ _LANES = 2  # groups of rows under way at an actor, so that it is not idle betwe
 _FEWEST = 8  # minimum size to which groups are split, so that computing a shared prefix pays
 _DRIVERS = {  # options of a batch that are not passed to actors
     "backend", "cluster", "checkpoint", "version", "skip_damaged", "progress_bar", "generator_style", "ordered",
-    "on_error", "num_threads", "stream", "use_thread",
+    "on_error", "num_threads",
 }  # fmt: skip
 
 

@@ -15,7 +15,7 @@ import sglang_lite as sgl
 from sglang_lite.lang.function import SglFunction
 from sglang_lite.lang.ir import SglArgument, SglSamplingParams
 from sglang_lite.protocol import SamplingParams
-from sglang_lite.protocol.sampling import PARAMETERS, UNSET, given_values, named
+from sglang_lite.protocol.sampling import PARAMETERS, UNSET, GenSamplingOptions, SamplingOptions, given_values, named
 from sglang_lite.runtime.requests.resolved_params import ResolvedParams, resolve_params
 from sglang_lite.server.sglang.request import read_request, read_sampling
 
@@ -28,6 +28,14 @@ TYPES = {
     "strings": "tuple[str, ...]",
     "token ids": "tuple[int, ...]",
     "biases": "tuple[tuple[int, float], ...]",
+}
+OPTION_TYPES = {
+    "int": "int",
+    "float": "float",
+    "bool": "bool",
+    "strings": "str | Sequence[str]",
+    "token ids": "Sequence[int]",
+    "biases": "Mapping[int, float]",
 }
 # A value that is not the default, as a user may write it and as the record has it.
 SAID = {
@@ -115,6 +123,17 @@ def test_records_have_no_other_fields():
     assert set(SamplingParams.__annotations__) == set(ResolvedParams.__annotations__) == set(IDS)
 
 
+def test_keywords_have_the_types_of_the_table():
+    shared, of_gen = named("run"), named("gen")
+    del shared["max_tokens"], of_gen["max_tokens"]
+    for options, parameters in ((SamplingOptions, shared), (GenSamplingOptions, of_gen)):
+        found = {name: each.__forward_arg__ for name, each in options.__annotations__.items()}
+        assert found == {name: f"{OPTION_TYPES[each.kind]} | None" for name, each in parameters.items()}
+    for parameter in parameters_of(sgl.gen):
+        if parameter.name in of_gen:
+            assert parameter.annotation == f"{OPTION_TYPES[of_gen[parameter.name].kind]} | None"
+
+
 def test_docstrings_say_what_the_table_says():
     entries = re.findall(r"^    (\w+): ((?:.|\n {8})+)", inspect.getdoc(sgl.gen) or "", re.MULTILINE)
     told = {name: re.sub(r"\s+", " ", text) for name, text in entries}
@@ -132,6 +151,27 @@ def test_gen_puts_a_value_under_its_name(parameter):
     written, read = said(parameter)
     assert given_values(sgl.gen("a", **{parameter.name: written}).node.params) == {parameter.name: read}
     assert given_values(sgl.gen("a", **{parameter.name: None}).node.params) == {}
+
+
+@pytest.mark.parametrize("make", [sgl.gen, sgl.gen_int])
+def test_values_can_be_given_in_sglangs_order(make):
+    names = [p.name for p in parameters_of(make) if p.name in IDS and p.kind is p.POSITIONAL_OR_KEYWORD]
+    written = [said(named("gen")[name]) for name in names]
+    params = make("a", *(value for value, _ in written)).node.params
+    assert given_values(params) == dict(zip(names, (read for _, read in written)))
+
+
+def test_the_last_values_in_sglangs_order_are_constraints():
+    unset = [None] * len(named("hooks"))
+    assert sgl.gen("a", *unset, None, ["x", "y"]).choices == ("x", "y")
+    assert sgl.gen("a", *unset, None, None, None, "[0-9]").node.constraint == sgl.Regex("[0-9]")
+
+
+def test_a_default_that_a_run_is_given_counts_as_set():
+    script = sgl.ScriptedBackend(default="x")
+    program = sgl.function(lambda s: s.__iadd__(sgl.gen("a")))
+    program.run(backend=script, ignore_eos=False, max_new_tokens=128, top_k=None).sync()
+    assert given_values(script.calls[0].params) == {"max_tokens": 128, "ignore_eos": False}
 
 
 @pytest.mark.parametrize("parameter", named("run").values(), ids=named("run"))
@@ -181,6 +221,11 @@ def test_a_generation_among_choices_refuses_what_sglangs_gen_has_not():
     for name in named("gen").keys() - named("hooks").keys():
         with pytest.raises(sgl.ParameterError, match=f"^{name}: .* has no effect with choices="):
             sgl.gen("a", choices=["x"], **{name: said(named("gen")[name])[0]})
+
+
+def test_values_are_checked_also_among_choices():
+    with pytest.raises(sgl.ParameterError, match=r"^top_p: 2.0 is outside its range"):
+        sgl.gen("a", choices=["x"], top_p=2)
 
 
 # ------------------------------------------------------------------------------------------------------------- checks

@@ -4,9 +4,8 @@
 from __future__ import annotations
 
 import builtins
-import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, overload
+from typing import Any, Unpack, overload
 
 from sglang_lite.constraints.coerce import ConstraintLike, as_constraint, check_syntax
 from sglang_lite.constraints.python_types.value_type import ValueType, number_text, value_type
@@ -24,9 +23,9 @@ from sglang_lite.lang.expressions import (
     SglSeparateReasoning,
     SglVideo,
 )
-from sglang_lite.lang.function import SglFunction, with_signature_of
+from sglang_lite.lang.function import SglFunction
 from sglang_lite.lang.global_config import global_config
-from sglang_lite.lang.sampling_keywords import gen_params
+from sglang_lite.lang.sampling_keywords import gen_params, written_out
 from sglang_lite.lang.tools import Toolbox
 from sglang_lite.program.choosing import (
     ChoicesSamplingMethod,
@@ -38,7 +37,7 @@ from sglang_lite.program.choosing import (
 from sglang_lite.program.nodes import Expression, Expressions, Gen, Select, TurnBegin, TurnEnd, as_expression
 from sglang_lite.protocol import Constraint, JsonSchema, Number, ParameterError, Regex
 from sglang_lite.protocol.anything import Json, UserValue
-from sglang_lite.protocol.sampling import Deferred
+from sglang_lite.protocol.sampling import Deferred, GenSamplingOptions, SamplingOptions, named
 from sglang_lite.text.reasoning import ReasoningParser
 
 
@@ -82,40 +81,24 @@ def get_server_info(backend: BackendLike | None = None) -> dict[str, Json] | Non
 _KINDS = ("dtype", "choices", "regex", "json_schema", "type", "tools", "constraint")
 
 
+_IN_ORDER = ("name", *named("hooks"), "dtype", "choices", "choices_method", "regex", "json_schema")  # SGLang's order
+
+
 @explains_wrong_arguments
+@written_out("gen", _IN_ORDER)
 def gen(
     name: str | None = None,
     max_tokens: int | None = None,
-    min_tokens: int | None = None,
-    n: int | None = None,
-    stop: str | Sequence[str] | None = None,
-    stop_token_ids: Sequence[int] | None = None,
-    stop_regex: str | Sequence[str] | None = None,
-    temperature: float | None = None,
-    top_p: float | None = None,
-    top_k: int | None = None,
-    min_p: float | None = None,
-    frequency_penalty: float | None = None,
-    presence_penalty: float | None = None,
-    ignore_eos: bool | None = None,
-    return_logprob: bool | None = None,
-    logprob_start_len: int | None = None,
-    top_logprobs_num: int | None = None,
-    return_text_in_logprobs: bool | None = None,
+    *others: UserValue,
     dtype: type | str | None = None,
     choices: Iterable[str] | None = None,
     choices_method: ChoicesSamplingMethod | str | None = None,
     regex: str | None = None,
     json_schema: str | Mapping[str, UserValue] | type | JsonSchema | None = None,
-    *,
     type: object = None,
     tools: Sequence[Callable[..., UserValue]] | None = None,
     tool_choice: str | Callable[..., UserValue] | None = None,
     constraint: ConstraintLike | None = None,
-    seed: int | None = None,
-    include_stop: bool | None = None,
-    repetition_penalty: float | None = None,
-    logit_bias: Mapping[int, float] | None = None,
     timeout: float | None = None,
     retries: int | None = None,
     check: Callable[[UserValue], UserValue] | None = None,
@@ -123,6 +106,7 @@ def gen(
     reasoning: str | None = None,
     repair: bool | None = None,
     parallel_tool_calls: bool | None = None,
+    **sampling: Unpack[GenSamplingOptions],
 ) -> SglGen | SglSelect:
     """Generation by the model. A parameter that is None takes its value from the run (`program.run(temperature=…)`). If
     the run does not set it either, a remote model uses its provider's default, and an engine of this process the
@@ -204,22 +188,19 @@ def gen(
             f"{parallel_tool_calls!r:.60} is not True or False, or is given without tools.",
             hint="Pass tools=[…], or leave it out.",
         )
+    params = gen_params(max_tokens, sampling)
     if choices is not None:
         _refuse_beside_choices(
-            seed=seed, timeout=timeout, retries=retries, check=check, backend=backend, reasoning=reasoning,
-            include_stop=include_stop, repetition_penalty=repetition_penalty, logit_bias=logit_bias, repair=repair,
+            timeout=timeout, retries=retries, check=check, backend=backend, reasoning=reasoning, repair=repair,
+            **{key: value for key, value in sampling.items() if key not in _IN_ORDER},
         )  # fmt: skip
+        temperature = sampling.get("temperature")
         method = token_length_normalized if choices_method is None else choices_method
         return select(name, choices, 0.0 if temperature is None else temperature, method)
     if choices_method is not None:
         raise ParameterError(
             "choices_method", "it is given without choices.", hint="Pass choices=[…], or leave choices_method out."
         )
-    params = gen_params(
-        max_tokens, min_tokens, n, stop, stop_token_ids, stop_regex, temperature, top_p, top_k, min_p,
-        frequency_penalty, presence_penalty, ignore_eos, return_logprob, logprob_start_len, top_logprobs_num,
-        return_text_in_logprobs, seed, include_stop, repetition_penalty, logit_bias,
-    )  # fmt: skip
     plain = timeout is None and retries is None and check is None and backend is None  # any() would take seven calls
     plain = plain and reasoning is None and repair is None
     options = None if plain else _options(timeout, retries, check, backend, reasoning, repair)
@@ -301,41 +282,29 @@ def _schema(value: Any) -> JsonSchema:
     return constraint
 
 
+_SHORT_IN_ORDER = ("name", *(name for name in _IN_ORDER if name in named("run")))
+
+
 @explains_wrong_arguments
+@written_out("run", _SHORT_IN_ORDER)
 def gen_int(
-    name: str | None = None,
-    max_tokens: int | None = None,
-    n: int | None = None,
-    stop: str | Sequence[str] | None = None,
-    stop_token_ids: Sequence[int] | None = None,
-    stop_regex: str | Sequence[str] | None = None,
-    temperature: float | None = None,
-    top_p: float | None = None,
-    top_k: int | None = None,
-    min_p: float | None = None,
-    frequency_penalty: float | None = None,
-    presence_penalty: float | None = None,
-    ignore_eos: bool | None = None,
-    return_logprob: bool | None = None,
-    logprob_start_len: int | None = None,
-    top_logprobs_num: int | None = None,
-    return_text_in_logprobs: bool | None = None,
+    name: str | None = None, max_tokens: int | None = None, *others: UserValue, **sampling: Unpack[SamplingOptions]
 ) -> SglGen:
     """Generation of the text of a whole number; the same as `gen(dtype=int)`. The result stays text."""
-    given = {key: value for key, value in locals().items() if key != "name"}
-    node = gen(name, dtype=int, **given)
-    assert isinstance(node, SglGen)
-    return node
-
-
-_OF_GEN_INT = inspect.signature(gen_int)
+    return _gen_dtype(int, name, max_tokens, sampling)
 
 
 @explains_wrong_arguments
-@with_signature_of(gen_int)
-def gen_string(*args: UserValue, **kwargs: UserValue) -> SglGen:
+@written_out("run", _SHORT_IN_ORDER)
+def gen_string(
+    name: str | None = None, max_tokens: int | None = None, *others: UserValue, **sampling: Unpack[SamplingOptions]
+) -> SglGen:
     """Generation of a string in double quotes; the quotes are part of the result. The same as `gen(dtype=str)`."""
-    node = gen(dtype=str, **_OF_GEN_INT.bind(*args, **kwargs).arguments)
+    return _gen_dtype(str, name, max_tokens, sampling)
+
+
+def _gen_dtype(dtype: type, name: str | None, max_tokens: int | None, sampling: SamplingOptions) -> SglGen:
+    node = gen(name, max_tokens, dtype=dtype, **sampling)
     assert isinstance(node, SglGen)
     return node
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MethodType
-from typing import Any, NoReturn, ParamSpec, TypeVar
+from typing import Any, NoReturn, ParamSpec, TypeVar, Unpack
 
 from sglang_lite.lang.argument_names import explains_wrong_arguments, nearest_name, no_such_argument
 from sglang_lite.lang.backend.default import BackendLike, backend_for
@@ -18,7 +18,6 @@ from sglang_lite.lang.batch_pools import async_pool_of, pool_of
 from sglang_lite.lang.batches import batch
 from sglang_lite.lang.batches.batch import BatchPlan, Cluster, OnError
 from sglang_lite.lang.body_run import BodyRun, start_thread
-from sglang_lite.lang.checks import check_flags
 from sglang_lite.lang.execution.kept import Kept
 from sglang_lite.lang.execution.reading import finished
 from sglang_lite.lang.execution.run import BoundCall, Run, RunSettings, current_run
@@ -26,11 +25,13 @@ from sglang_lite.lang.expressions import BaseProgram
 from sglang_lite.lang.global_config import global_config
 from sglang_lite.lang.nested_call import NestedCall
 from sglang_lite.lang.pickled import pickled
-from sglang_lite.lang.run_options import DefaultFloat, DefaultInt, backend_of, inherit, is_explicit, settings_of
+from sglang_lite.lang.run_options import backend_of, inherit, settings_of
+from sglang_lite.lang.sampling_keywords import written_out
 from sglang_lite.lang.state import ProgramState, in_event_loop, user_location
 from sglang_lite.lang.tracebacks import trim
 from sglang_lite.protocol import CompileError, ParameterError
 from sglang_lite.protocol.anything import UserValue
+from sglang_lite.protocol.sampling import SamplingOptions
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -59,6 +60,61 @@ def with_signature_of(method: Callable[_P, UserValue]) -> Callable[[Callable[...
         return twin
 
     return with_signature
+
+
+@written_out("run", sglang=True)
+def _run_keywords(
+    self: SglFunction,
+    *args: UserValue,
+    stream: bool = False,
+    backend: BackendLike | None = None,
+    use_thread: bool = True,
+    seed: int | None = None,
+    timeout: float | None = None,
+    retries: int = 0,
+    push_down: bool = True,
+    priority: int = 0,
+    max_cost: float | None = None,
+    max_total_tokens: int | None = None,
+    **kwargs: UserValue,
+) -> None:
+    """Declares what `run` and `arun` take. They receive only what the caller gives, which may be the program's own."""
+
+
+@written_out("run", sglang=True)
+def _batch_keywords(
+    self: SglFunction,
+    batch_kwargs: Sequence[Mapping[str, UserValue] | Sequence[UserValue]],
+    *,
+    max_new_tokens: int | None = None,
+    backend: BackendLike | None = None,
+    num_threads: str | int = "auto",
+    progress_bar: bool = False,
+    generator_style: bool = False,
+    seed: int | None = None,
+    timeout: float | None = None,
+    retries: int = 0,
+    push_down: bool = True,
+    priority: int = 0,
+    max_cost: float | None = None,
+    max_total_tokens: int | None = None,
+    on_error: OnError = "raise",
+    ordered: bool = True,
+    checkpoint: str | Path | None = None,
+    version: str | int | None = None,
+    skip_damaged: bool = False,
+    cluster: Cluster | None = None,
+    **sampling: Unpack[SamplingOptions],
+) -> None:
+    """Declares what `run_batch` and `arun_batch` take."""
+
+
+_RUN_OPTIONS, _BATCH_OPTIONS = (
+    {
+        name: each for name, each in inspect.signature(declared).parameters.items() if each.kind is each.KEYWORD_ONLY
+    }.keys()
+    for declared in (_run_keywords, _batch_keywords)
+)
 
 
 class SglFunction(BaseProgram):
@@ -101,8 +157,7 @@ class SglFunction(BaseProgram):
         self.signature = inspect.Signature(parameters[1:])
         variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
         self.names = frozenset(p.name for p in parameters[1:] if p.kind not in variable)
-        self.options = _RUN_DEFAULTS.keys() - self.names
-        self._shadowed = self.names & _RUN_DEFAULTS.keys()
+        self.options = _RUN_OPTIONS - self.names
         functools.update_wrapper(self, func)
 
     def __get__(self, instance: object, owner: type | None = None) -> SglFunction:
@@ -136,37 +191,8 @@ class SglFunction(BaseProgram):
             return trace_call(self, args, kwargs)
         return self.run(*args, **kwargs)
 
-    def run(
-        self,
-        *args: UserValue,
-        max_new_tokens: int = DefaultInt(128),
-        n: int = DefaultInt(1),
-        stop: str | Sequence[str] | None = None,
-        stop_token_ids: Sequence[int] | None = None,
-        stop_regex: str | Sequence[str] | None = None,
-        temperature: float = DefaultFloat(1.0),
-        top_p: float = DefaultFloat(1.0),
-        top_k: int = DefaultInt(-1),
-        min_p: float = DefaultFloat(0.0),
-        frequency_penalty: float = DefaultFloat(0.0),
-        presence_penalty: float = DefaultFloat(0.0),
-        ignore_eos: bool = False,
-        return_logprob: bool | None = None,
-        logprob_start_len: int | None = None,
-        top_logprobs_num: int | None = None,
-        return_text_in_logprobs: bool | None = None,
-        stream: bool = False,
-        backend: BackendLike | None = None,
-        use_thread: bool = True,
-        seed: int | None = None,
-        timeout: float | None = None,
-        retries: int = 0,
-        push_down: bool = True,
-        priority: int = DefaultInt(0),
-        max_cost: float | None = None,
-        max_total_tokens: int | None = None,
-        **kwargs: UserValue,
-    ) -> ProgramState:
+    @with_signature_of(_run_keywords)
+    def run(self, *args: UserValue, **kwargs: UserValue) -> ProgramState:
         """Runs the program.
 
         Args:
@@ -192,80 +218,38 @@ class SglFunction(BaseProgram):
         Returns:
             The state, when the body has returned. Reading from it waits for what is still being generated.
         """
-        options = dict(locals())
-        del options["self"], options["args"], options["kwargs"]
-        own = self._split_options(args, kwargs, options)
-        check_flags(use_thread=options["use_thread"])
-        call = self.prepared(args, own, options)
+        call = self._call(args, kwargs)
+        settings = call.state.branch.run.settings
         with _trimmed:
-            if options["stream"]:
+            if settings.stream:
                 start_thread(call.run_streaming)
             else:
                 self._run_here(call)
-        if not (options["use_thread"] or options["stream"]):
+        if not (settings.use_thread or settings.stream):
             finished(call.state.branch.player).wait()
             call.state.error()
-        if global_config.verbosity >= 2 and not options["stream"]:
+        if global_config.verbosity >= 2 and not settings.stream:
             print(call.state.text())
         return call.state
 
-    @with_signature_of(run)
+    @with_signature_of(_run_keywords)
     async def arun(self, *args: UserValue, **kwargs: UserValue) -> ProgramState:
         """Async version of `run`. Returns when everything has been executed, or with stream=True at once, while a
         coroutine body continues as a task of this event loop. A plain body runs in a thread."""
-        own = {name: value for name, value in kwargs.items() if name not in _RUN_DEFAULTS}
-        options = {**_RUN_DEFAULTS, **{name: value for name, value in kwargs.items() if name in _RUN_DEFAULTS}}
-        own = self._split_options(args, own, options)
-        call = self.prepared(args, own, options)
-        if not options["stream"]:
+        call = self._call(args, kwargs)
+        run = call.state.branch.run
+        if not run.settings.stream:
             with _trimmed:
                 await call.arun()
         elif self.is_async:
-            run = call.state.branch.run
             run.body, run.loop = asyncio.ensure_future(call.arun_streaming()), asyncio.get_running_loop()
         else:
             start_thread(call.run_streaming)
         return call.state
 
     @explains_wrong_arguments
-    def run_batch(
-        self,
-        batch_kwargs: Sequence[Mapping[str, UserValue] | Sequence[UserValue]],
-        *,
-        max_new_tokens: int = DefaultInt(128),
-        n: int = DefaultInt(1),
-        stop: str | Sequence[str] | None = None,
-        stop_token_ids: Sequence[int] | None = None,
-        stop_regex: str | Sequence[str] | None = None,
-        temperature: float = DefaultFloat(1.0),
-        top_p: float = DefaultFloat(1.0),
-        top_k: int = DefaultInt(-1),
-        min_p: float = DefaultFloat(0.0),
-        frequency_penalty: float = DefaultFloat(0.0),
-        presence_penalty: float = DefaultFloat(0.0),
-        ignore_eos: bool = False,
-        return_logprob: bool | None = None,
-        logprob_start_len: int | None = None,
-        top_logprobs_num: int | None = None,
-        return_text_in_logprobs: bool | None = None,
-        backend: BackendLike | None = None,
-        num_threads: str | int = "auto",
-        progress_bar: bool = False,
-        generator_style: bool = False,
-        seed: int | None = None,
-        timeout: float | None = None,
-        retries: int = 0,
-        push_down: bool = True,
-        priority: int = DefaultInt(0),
-        max_cost: float | None = None,
-        max_total_tokens: int | None = None,
-        on_error: OnError = "raise",
-        ordered: bool = True,
-        checkpoint: str | Path | None = None,
-        version: str | int | None = None,
-        skip_damaged: bool = False,
-        cluster: Cluster | None = None,
-    ) -> UserValue:
+    @with_signature_of(_batch_keywords)
+    def run_batch(self, batch_kwargs: UserValue, **given: UserValue) -> UserValue:
         """Runs the program once for each item.
 
         Args:
@@ -297,7 +281,7 @@ class SglFunction(BaseProgram):
             BatchError: a program failed, and on_error is "raise"; the error carries all results.
             ProgramError: the checkpoint file belongs to another batch, is damaged, or is open in another run.
         """
-        plan = self._plan(batch_kwargs, locals())
+        plan = self._plan("run_batch", batch_kwargs, given)
         make_pool = functools.partial(pool_of, self, plan, until_released=plan.iterates)
         outcomes = batch.iterate(make_pool, plan)
         if plan.iterates:
@@ -305,12 +289,10 @@ class SglFunction(BaseProgram):
         with plan:
             return batch.results_of(plan, dict(outcomes))
 
-    @with_signature_of(run_batch)
-    async def arun_batch(self, batch_kwargs: object, **options: UserValue) -> UserValue:
+    @with_signature_of(_batch_keywords)
+    async def arun_batch(self, batch_kwargs: UserValue, **given: UserValue) -> UserValue:
         """Async version of `run_batch`; with generator_style=True or ordered=False, returns an async iterator."""
-        for name in options.keys() - _BATCH_DEFAULTS.keys():
-            raise no_such_argument("arun_batch", name, _BATCH_DEFAULTS)
-        plan = self._plan(batch_kwargs, {**_BATCH_DEFAULTS, **options})
+        plan = self._plan("arun_batch", batch_kwargs, given)
         outcomes = batch.aiterate(functools.partial(async_pool_of, self, plan, until_released=True), plan)
         if plan.iterates:
             return batch.ayield_results(plan, outcomes)
@@ -376,6 +358,12 @@ class SglFunction(BaseProgram):
             if cache is not None:
                 cache(prefix)
 
+    def _call(self, args: Sequence[UserValue], kwargs: Mapping[str, UserValue]) -> BodyRun:
+        """Run with what a call has given: arguments of the program, also those named like options, and options."""
+        options = {name: value for name, value in kwargs.items() if name in self.options}
+        inherit(options)
+        return self.prepared(args, {name: kwargs[name] for name in kwargs if name not in self.options}, options)
+
     def prepared(
         self,
         args: Sequence[UserValue],
@@ -387,15 +375,17 @@ class SglFunction(BaseProgram):
         here. Raises ParameterError if an argument or option does not fit."""
         bound = self.bound(args, kwargs, "run")
         try:
-            return BodyRun(self, args, bound, backend_of(options), settings or settings_of(options, _RUN_DEFAULTS))
+            return BodyRun(self, args, bound, backend_of(options), settings or settings_of(options))
         except ParameterError as error:
             error.where = error.where or user_location()
             raise
 
-    def _plan(self, batch_kwargs: Any, given: Mapping[str, Any]) -> BatchPlan:
-        options = {**_RUN_DEFAULTS, **{name: given[name] for name in _BATCH_DEFAULTS}}
-        inherit(options)
-        return batch.plan_of(self, batch_kwargs, options, _RUN_DEFAULTS)
+    def _plan(self, method: str, batch_kwargs: UserValue, given: dict[str, UserValue]) -> BatchPlan:
+        for name in given:
+            if name not in _BATCH_OPTIONS:
+                raise no_such_argument(method, name, _BATCH_OPTIONS)
+        inherit(given)
+        return batch.plan_of(self, batch_kwargs, given, _batch_keywords.__kwdefaults__ or {})
 
     def bound(self, args: Sequence[UserValue], kwargs: dict[str, UserValue], what: str) -> dict[str, UserValue]:
         if self.bind_arguments:
@@ -407,23 +397,6 @@ class SglFunction(BaseProgram):
             except TypeError as error:
                 raise _misfit(self, kwargs, what, error) from error
         return kwargs
-
-    def _split_options(self, args: Sequence[Any], kwargs: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
-        """Arguments of the program: `kwargs`, and options that have its parameters' names and get their defaults."""
-        own = kwargs
-        if self._shadowed:
-            own = dict(kwargs)
-            given_otherwise = {*self.arg_names[: len(args)], *self.bind_arguments}
-            for name in self._shadowed:
-                value, default = options[name], _RUN_DEFAULTS[name]
-                required = self.signature.parameters[name].default is inspect.Parameter.empty
-                if is_explicit(value, default):
-                    own[name] = value
-                elif required and name not in given_otherwise and type(default) not in (DefaultInt, DefaultFloat):
-                    own[name] = value  # None or False, which the caller may have given
-                options[name] = default
-        inherit(options)
-        return own
 
 
 def _misfit(program: SglFunction, arguments: Collection[str], what: str, error: TypeError) -> ParameterError:
@@ -474,12 +447,3 @@ def _checked_tokens(tokens: int | None) -> int | None:
         "num_api_spec_tokens", f"{tokens!r:.60} is not a number of tokens above 0.", hint="Give one, or None.",
         where=user_location(),
     )  # fmt: skip
-
-
-def _defaults(method: Callable[..., Any]) -> dict[str, Any]:
-    parameters = inspect.signature(method).parameters.values()
-    return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
-
-
-_RUN_DEFAULTS = _defaults(SglFunction.run)
-_BATCH_DEFAULTS = _defaults(SglFunction.run_batch)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numbers
 from collections.abc import Mapping
-from itertools import compress
-from operator import is_not
+from dataclasses import fields
 
 from sglang_lite.lang.backend.base import Backend
 from sglang_lite.lang.backend.default import backend_for
@@ -18,63 +17,50 @@ from sglang_lite.protocol.sampling import NO_PARAMS, named, read_params
 
 _PARAMS = named("run", sglang=True)
 _PLAIN = RunSettings()
+_OWN = {field.name for field in fields(RunSettings)}
 
 
-class DefaultInt(int):
-    """Default value in a signature that can be distinguished from the same int given by a user."""
-
-
-class DefaultFloat(float):
-    """Default value in a signature that can be distinguished from the same float given by a user."""
-
-
-def inherit(options: dict[str, UserValue]) -> None:
-    """Fills in unset options of a run inside another run: a seed derived from the outer run's, and the outer run's
-    priority if the backend is the same."""
+def inherit(given: dict[str, UserValue]) -> None:
+    """Fills in options that a run inside another run was not given: a seed derived from the outer run's, and the outer
+    run's priority if the backend is the same."""
     outer = current_run.get()
-    if outer is not None and not options["priority"] and options["backend"] is None:
-        options["priority"] = outer.settings.priority
-    if outer is not None and options["seed"] is None:
-        options["seed"] = outer.inner_seed()
+    if outer is None:
+        return
+    if not given.get("priority") and given.get("backend") is None:
+        given["priority"] = outer.settings.priority
+    if given.get("seed") is None:
+        given["seed"] = outer.inner_seed()
 
 
-def backend_of(options: Mapping[str, UserValue]) -> Backend:
+def backend_of(given: Mapping[str, UserValue]) -> Backend:
     """Backend of a run: the given one, else the enclosing run's, else the default."""
-    outer = current_run.get()
-    given = options["backend"]
-    return backend_for(outer.backend if given is None and outer is not None else given)
+    outer, backend = current_run.get(), given.get("backend")
+    return backend_for(outer.backend if backend is None and outer is not None else backend)
 
 
-def is_explicit(value: object, default: object) -> bool:
-    """True if the value was given by a user and is not the default of this or another method."""
-    return value is not default and type(value) not in (DefaultInt, DefaultFloat)
-
-
-def settings_of(options: Mapping[str, UserValue], defaults: Mapping[str, UserValue]) -> RunSettings:
-    """Settings of a run with these options.
+def settings_of(given: Mapping[str, UserValue]) -> RunSettings:
+    """Settings of a run.
 
     Args:
-        options: value of each option; the backend is ignored.
-        defaults: default of each option.
+        given: options that the caller has given; those that are no settings are ignored.
 
     Raises:
         ParameterError: an option has an invalid value.
     """
-    changed = [*compress(defaults, map(is_not, options.values(), defaults.values()))]  # both have the same order
-    if not changed or changed == ["backend"]:
+    if given.keys() <= {"backend"}:
         return _PLAIN
-    given = {name: options[name] for name in changed if name in _PARAMS and is_explicit(options[name], defaults[name])}
-    timeout, retries = options["timeout"], options["retries"]
-    check_limits(timeout, retries)
-    check_flags(stream=options["stream"], push_down=options["push_down"])
-    seed = options["seed"]
-    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, numbers.Integral)):
-        raise ParameterError("seed", f"{seed!r:.60} is not a whole number.")
-    params = read_params(given, _PARAMS) if given else NO_PARAMS
-    priority = options["priority"]
-    check_whole("priority", priority)
-    limits = options["max_cost"], options["max_total_tokens"]
-    return RunSettings(
-        params, options["stream"], None if seed is None else int(seed), timeout, retries, options["push_down"],
-        int(priority), None if limits == (None, None) else Budget(*limits), options["use_thread"],
+    values = {name: value for name, value in given.items() if name in _PARAMS and value is not None}
+    own = {name: value for name, value in given.items() if name in _OWN}
+    if (seed := own.get("seed")) is not None:
+        if isinstance(seed, bool) or not isinstance(seed, numbers.Integral):
+            raise ParameterError("seed", f"{seed!r:.60} is not a whole number.")
+        own["seed"] = int(seed)
+    limits = given.get("max_cost"), given.get("max_total_tokens")
+    settings = RunSettings(
+        read_params(values, _PARAMS) if values else NO_PARAMS,
+        budget=None if limits == (None, None) else Budget(*limits), **own,
     )  # fmt: skip
+    check_limits(settings.timeout, settings.retries)
+    check_flags(stream=settings.stream, push_down=settings.push_down, use_thread=settings.use_thread)
+    check_whole("priority", settings.priority)
+    return settings

@@ -1,32 +1,82 @@
-"""SamplingParams from the keywords of `gen`. Parameters that the user does not give stay UNSET."""
+"""Sampling parameters as keywords: signatures that show them, and the SamplingParams of those that are given."""
 
 from __future__ import annotations
 
-from functools import lru_cache
-from typing import Any
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from inspect import Parameter, Signature
+from typing import Final, ParamSpec, TypeVar
 
 from sglang_lite.protocol import SamplingParams
 from sglang_lite.protocol.anything import UserValue
-from sglang_lite.protocol.sampling import named, read_params
+from sglang_lite.protocol.sampling import NO_PARAMS, Place, named, read_params
 
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 _OF_GEN = named("gen")
+_TYPES: Final = {
+    "int": "int | None", "float": "float | None", "bool": "bool | None", "strings": "str | Sequence[str] | None",
+    "token ids": "Sequence[int] | None", "biases": "Mapping[int, float] | None",
+}  # fmt: skip
 
 
-def gen_params(*values: UserValue) -> SamplingParams:
-    """SamplingParams with the values of `gen`'s parameters. Cached, as a program uses few different ones.
+def written_out(
+    place: Place, in_order: Sequence[str] = (), *, sglang: bool = False
+) -> Callable[[Callable[_P, _T]], Callable[_P, _T]]:
+    """Decorator of a function whose `**` parameter receives the sampling parameters of a place: its signature shows
+    them, with SGLang's names and defaults if `sglang` is True.
 
     Args:
-        *values: values in the order of the parameter table; None for unset.
+        in_order: names of all parameters that can be given by position, if these are more than two: the function
+            receives the others by name, and has `*others` only for type checkers.
+    """
+    shown = {
+        name: Parameter(
+            name, Parameter.KEYWORD_ONLY, annotation=_TYPES[each.kind],
+            default=each.default if sglang and each.default != () and "request" not in each.places else None,
+        )
+        for name, each in named(place, sglang=sglang).items()
+    }  # fmt: skip
+
+    def with_signature(func: Callable[_P, _T]) -> Callable[_P, _T]:
+        own = {name: each for name, each in inspect.signature(func).parameters.items() if name not in shown}
+        parameters = {**shown, **own}
+        for name in in_order:
+            parameters[name] = parameters.pop(name).replace(kind=Parameter.POSITIONAL_OR_KEYWORD)
+        for name in ("others", "sampling"):
+            parameters.pop(name, None)
+        signature = Signature(sorted(parameters.values(), key=lambda each: each.kind))
+
+        call: Callable[..., _T] = func
+
+        @functools.wraps(func)
+        def by_name(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+            if len(args) <= 2 and kwargs.keys() <= parameters.keys():
+                return func(*args, **kwargs)
+            return call(**signature.bind(*args, **kwargs).arguments)
+
+        found = by_name if in_order else func
+        found.__signature__ = signature  # type: ignore[attr-defined] # read by `inspect.signature`
+        return found
+
+    return with_signature
+
+
+def gen_params(max_tokens: int | None, others: Mapping[str, UserValue]) -> SamplingParams:
+    """SamplingParams of the keywords of `gen`; None for unset. Cached, as a program uses few different ones.
 
     Raises:
         ParameterError: a value can't be honoured by any backend.
     """
+    if max_tokens is None and not others:
+        return NO_PARAMS
     try:
-        return _cached(*values)
+        return _cached(max_tokens=max_tokens, **others)
     except TypeError:  # a value is a list, which can't be hashed
-        return read_params(dict(zip(_OF_GEN, values, strict=True)), _OF_GEN)
+        return _cached.__wrapped__(max_tokens=max_tokens, **others)
 
 
-@lru_cache(maxsize=4096, typed=True)
-def _cached(*values: Any) -> SamplingParams:
-    return read_params(dict(zip(_OF_GEN, values, strict=True)), _OF_GEN)
+@functools.lru_cache(maxsize=4096, typed=True)
+def _cached(**values: UserValue) -> SamplingParams:
+    return read_params(values, _OF_GEN)

@@ -1,8 +1,8 @@
 """Sampling parameters: the table of all parameters, and the record of the parameters that a generation sets.
 
-The table is the single source of SGLang's dictionaries, the checks, the engine's defaults and limits, and the table in
-docs/sampling.md. Signatures, docstrings and records repeat it for readers and type checkers;
-tests/test_sampling_parameters.py verifies that they agree.
+The table is the single source of SGLang's dictionaries, the checks, the engine's defaults and limits, the signatures
+that `help` shows, and the table in docs/sampling.md. `SamplingOptions`, the docstring of `gen` and records repeat it
+for readers and type checkers; tests/test_sampling_parameters.py verifies that they agree.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from __future__ import annotations
 import enum
 import numbers
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from operator import attrgetter
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias, TypedDict
 
 import msgspec
 
@@ -334,7 +334,38 @@ def named(place: Place, *, sglang: bool = False) -> dict[str, Parameter]:
     return {each.sglang if sglang else each.name: each for each in PARAMETERS if place in each.places}
 
 
-# ------------------------------------------------------------------------------------------------------ the record
+# ---------------------------------------------------------------------------------------------- keywords and record
+
+
+class SamplingOptions(TypedDict, total=False):
+    """Keywords of `gen` and of the ways to run a program, besides the maximum number of tokens, which SGLang gives two
+    names. None is unset."""
+
+    n: int | None
+    stop: str | Sequence[str] | None
+    stop_token_ids: Sequence[int] | None
+    stop_regex: str | Sequence[str] | None
+    temperature: float | None
+    top_p: float | None
+    top_k: int | None
+    min_p: float | None
+    frequency_penalty: float | None
+    presence_penalty: float | None
+    ignore_eos: bool | None
+    return_logprob: bool | None
+    logprob_start_len: int | None
+    top_logprobs_num: int | None
+    return_text_in_logprobs: bool | None
+
+
+class GenSamplingOptions(SamplingOptions, total=False):
+    """Keywords of `gen` alone."""
+
+    min_tokens: int | None
+    seed: int | None
+    include_stop: bool | None
+    repetition_penalty: float | None
+    logit_bias: Mapping[int, float] | None
 
 
 class SamplingParams(Record, frozen=True):

@@ -289,6 +289,18 @@ def test_own_arguments_win_over_settings_of_the_same_name():
     assert (backend.calls[0].params.n, backend.calls[0].params.stop) == (UNSET, UNSET)
 
 
+def test_own_arguments_are_what_was_given_whatever_the_setting_is_by_default():
+    @sgl.function
+    def program(s, priority, stream=True):
+        s += f"{priority} {stream}"
+
+    backend = sgl.ScriptedBackend()
+    assert program.run(priority=0, stream=False, backend=backend).text() == "0 False"
+    assert program.run(priority=0, backend=backend).text() == "0 True"
+    with pytest.raises(sgl.ParameterError, match="program: missing a required argument: 'priority'"):
+        program.run(backend=backend)
+
+
 def test_a_batchs_settings_are_never_taken_for_arguments_which_its_items_have():
     backend = sgl.ScriptedBackend(default="x")
 

@@ -71,6 +71,9 @@ CALLS = [
     lambda s: sgl.gen("a", reasoning=3),
     lambda s: sgl.gen("a", reasoning=["qwen3"]),
     lambda s: sgl.gen_int(3),
+    lambda s: sgl.gen_int("a", seed=3),
+    lambda s: sgl.gen_int("a", 1, n=1, regex="x"),
+    lambda s: sgl.gen("a", 1, 0, min_tokens=0),
     lambda s: sgl.gen_string("a", temperature="x"),
     # constraints
     lambda s: sgl.gen("a", dtype=[int]),
@@ -205,6 +208,7 @@ CALLS = [
     lambda s: program.run(backend="x"),
     lambda s: program.run(backend=sgl.ScriptedBackend),
     lambda s: program.run_batch(None),
+    lambda s: program.run_batch([{}], max_tokens=3),
     lambda s: program.run_batch(3),
     lambda s: program.run_batch([3]),
     lambda s: program.run_batch({"x": 1}),

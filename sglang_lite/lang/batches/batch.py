@@ -49,7 +49,7 @@ class BatchPlan:
 
     Attributes:
         items: positional and keyword arguments of each run.
-        options: keyword arguments of `run_batch`, and those of `run` at their defaults.
+        options: keyword arguments of `run_batch`.
         settings: settings of each run.
         window: maximum number of runs under way.
         file: checkpoint file that stores outcomes, or None.
@@ -92,10 +92,12 @@ class BatchPlan:
 def plan_of(
     program: BaseProgram,
     batch_kwargs: Sequence[Mapping[str, UserValue] | Sequence[UserValue]],
-    options: Mapping[str, UserValue],
+    given: Mapping[str, UserValue],
     defaults: Mapping[str, UserValue],
 ) -> BatchPlan:
-    """Plan of a batch. Bad items and settings are refused here, before anything runs."""
+    """Plan of a batch with the keyword arguments that the caller has given. Bad items and settings are refused here,
+    before anything runs."""
+    options = {**defaults, **given}
     checkpoint, version, skip_damaged = options["checkpoint"], options["version"], options["skip_damaged"]
     cluster = options["cluster"]
     if cluster is not None:
@@ -123,7 +125,7 @@ def plan_of(
     if isinstance(batch_kwargs, str) or not isinstance(batch_kwargs, Iterable):
         raise ParameterError("batch_kwargs", f"{batch_kwargs!r:.60} is not a list of arguments.", where=user_location())
     check_flags(**{name: options[name] for name in ("skip_damaged", "progress_bar", "generator_style", "ordered")})
-    settings = settings_of(options, defaults)
+    settings = settings_of(given)
     check_on_error(options["on_error"])
     items = [_item(program, i, item) for i, item in enumerate(batch_kwargs)]
     window = min(window_of(options["num_threads"]), max(len(items), 1))
@@ -141,18 +143,8 @@ def plan_of(
         )  # fmt: skip
     saved_outcomes = dict(file.states) if file is not None else {}
     progress = ProgressBar(len(items), len(saved_outcomes)) if options["progress_bar"] else None
-    return BatchPlan(
-        items,
-        options,
-        settings,
-        window,
-        file,
-        saved_outcomes,
-        progress,
-        cluster,
-        options["on_error"],
-        options["ordered"],
-    )
+    on_error, ordered = options["on_error"], options["ordered"]
+    return BatchPlan(items, options, settings, window, file, saved_outcomes, progress, cluster, on_error, ordered)
 
 
 def _item(program: BaseProgram, index: int, item: Mapping[str, Any] | Sequence[Any]) -> Item:
