@@ -42,7 +42,7 @@ from sglang_lite.constraints.json_schema.write_value import value_text
 from sglang_lite.protocol import JsonSchema
 from sglang_lite.runtime.structured_output.base import CompiledGrammar, masks_allow, next_mask
 from sglang_lite.runtime.structured_output.llguidance import LlguidanceEngine, LlguidanceMatcher
-from sglang_lite.runtime.structured_output.watched_rules import watched_in, with_watched_rules
+from sglang_lite.runtime.structured_output.ruled_grammar import mask_rules_of, with_mask_rules
 from tests.constraints.suites import DRAFTS, maskbench, official_groups
 
 
@@ -87,7 +87,7 @@ def official(draft: str, groups: int | None) -> list[str]:
 
 def watched(engine: LlguidanceEngine, constraint: JsonSchema) -> CompiledGrammar:
     """A grammar with what its masks watch."""
-    return with_watched_rules(engine.compile(constraint), engine.ending_tokens, watched_in(constraint))
+    return with_mask_rules(engine.compile(constraint), engine.ending_tokens, mask_rules_of(constraint))
 
 
 def in_any_order(engine: LlguidanceEngine, constraint: JsonSchema) -> CompiledGrammar | None:

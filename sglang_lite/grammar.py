@@ -214,8 +214,8 @@ def complete(constraint: ConstraintLike, text: str = "") -> Completion:
     with within_limits("the constraint"):
         matcher = ByteMatcher(known)
         matcher.push(text)
-        watched = _watching_matcher(known)
-        return matcher.completion() if watched is None else continuations(watched, text)
+        ruled = _ruled_matcher(known)
+        return matcher.completion() if ruled is None else continuations(ruled, text)
 
 
 def describe(constraint: ConstraintLike) -> str:
@@ -251,9 +251,9 @@ def _engine(tokenizer: Tokenizer | None, vocab_size: int | None) -> LlguidanceEn
 
 @memoized
 def _grammar(engine: LlguidanceEngine, constraint: Constraint) -> CompiledGrammar:
-    from sglang_lite.runtime.structured_output.watched_rules import watched_in, with_watched_rules
+    from sglang_lite.runtime.structured_output.ruled_grammar import mask_rules_of, with_mask_rules
 
-    return with_watched_rules(engine.compile(constraint), engine.ending_tokens, watched_in(constraint))
+    return with_mask_rules(engine.compile(constraint), engine.ending_tokens, mask_rules_of(constraint))
 
 
 def _compiled(constraint: Constraint, model: str | Path | Engine | None) -> CompiledGrammar:
@@ -289,13 +289,13 @@ def _tokenizer_at(path: Path) -> Tokenizer:
     return tokenizer_from_folder(path) if path.is_dir() else tokenizer_from_gguf(GgufFile(path).metadata, str(path))
 
 
-def _watching_matcher(constraint: Constraint) -> Matcher | None:
+def _ruled_matcher(constraint: Constraint) -> Matcher | None:
     """Byte matcher that also enforces requirements which no grammar expresses, such as distinct member names; None if
     the constraint has none."""
-    from sglang_lite.runtime.structured_output.watched_rules import WatchedGrammar
+    from sglang_lite.runtime.structured_output.ruled_grammar import RuledGrammar
 
     grammar = _grammar(_engine(None, None), constraint) if isinstance(constraint, JsonSchema) else None
-    return grammar.matcher() if isinstance(grammar, WatchedGrammar) else None
+    return grammar.matcher() if isinstance(grammar, RuledGrammar) else None
 
 
 def _generates(grammar: CompiledGrammar, engine: LlguidanceEngine, text: str) -> bool:

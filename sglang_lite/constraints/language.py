@@ -22,10 +22,10 @@ from sglang_lite.constraints.formal.nodes import (
     literal,
     repeat,
 )
-from sglang_lite.constraints.free_numbers import PATTERNS
 from sglang_lite.constraints.json_schema.normal_form import normalise, normalise_inside, tagged
 from sglang_lite.constraints.limits import within_limits
 from sglang_lite.constraints.memo import memoized
+from sglang_lite.constraints.number_text import PATTERNS
 from sglang_lite.constraints.syntax import gbnf, lark
 from sglang_lite.constraints.syntax.regex import parse
 from sglang_lite.protocol import (

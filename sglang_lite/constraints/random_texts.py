@@ -53,7 +53,7 @@ def _passes_checks(constraint: JsonSchema, text: str) -> bool:
     distinct names.
     """
     try:
-        if normalise(constraint).watched:
+        if normalise(constraint).mask_rules:
             parse_json(constraint, text)
         else:
             json.loads(text, object_pairs_hook=refuse_duplicate_names)

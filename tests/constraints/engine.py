@@ -5,7 +5,7 @@ from functools import lru_cache
 from sglang_lite.protocol import ConstraintError
 from sglang_lite.runtime.structured_output.base import masks_allow
 from sglang_lite.runtime.structured_output.llguidance import LlguidanceEngine
-from sglang_lite.runtime.structured_output.watched_rules import watched_in, with_watched_rules
+from sglang_lite.runtime.structured_output.ruled_grammar import mask_rules_of, with_mask_rules
 
 
 @lru_cache(maxsize=1)
@@ -18,7 +18,7 @@ def compiled(constraint):
     """The grammar and None, or None and the error that refuses it."""
     try:
         grammar = byte_engine().compile(constraint)
-        return with_watched_rules(grammar, byte_engine().ending_tokens, watched_in(constraint)), None
+        return with_mask_rules(grammar, byte_engine().ending_tokens, mask_rules_of(constraint)), None
     except ConstraintError as error:
         return None, error
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from sglang_lite.constraints.free_numbers import NumberText, first_number
 from sglang_lite.constraints.matching import matches
+from sglang_lite.constraints.number_text import NumberText, first_number
 from sglang_lite.protocol import Number, ParameterError
 
 INTEGER, FLOAT = Number("integer"), Number("float")

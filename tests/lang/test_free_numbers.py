@@ -3,7 +3,7 @@
 import pytest
 
 import sglang_lite as sgl
-from sglang_lite.constraints.free_numbers import first_number
+from sglang_lite.constraints.number_text import first_number
 from sglang_lite.protocol import Number
 from tests.counts import some
 

@@ -7,9 +7,9 @@ from typing import Protocol
 
 from sglang_lite.constraints.formal.nodes import Node, Ref
 from sglang_lite.constraints.json_schema.formulas import Formula
+from sglang_lite.constraints.json_schema.mask_rules import MaskedShapes
 from sglang_lite.constraints.json_schema.reader import SchemaReader
 from sglang_lite.constraints.json_schema.values import ArrayShape, ObjectShape
-from sglang_lite.constraints.json_schema.watched import WatchedShapes
 
 
 class ContainerWriter(Protocol):
@@ -21,7 +21,7 @@ class ContainerWriter(Protocol):
         comma: text between items.
         any_order: True if members may come in any order.
         plain: True if each number has exactly one spelling.
-        watched_shapes: receives the shapes whose remaining rules masks enforce; None if no masks do.
+        masked_shapes: receives the shapes whose remaining rules masks enforce; None if no masks do.
     """
 
     reader: SchemaReader
@@ -30,7 +30,7 @@ class ContainerWriter(Protocol):
     comma: Node
     any_order: bool
     plain: bool
-    watched_shapes: WatchedShapes | None
+    masked_shapes: MaskedShapes | None
 
     def rule(self, key: Hashable, body: Callable[[], Node]) -> Ref:
         """Reference to the rule of a key. Its body is computed later."""

@@ -18,10 +18,10 @@ from sglang_lite.constraints.formal.nodes import EMPTY, NOTHING, Language, Node,
 from sglang_lite.constraints.json_schema import write_numbers
 from sglang_lite.constraints.json_schema.document import SchemaLocation
 from sglang_lite.constraints.json_schema.formulas import Formula, ValidAt, pointer_of
+from sglang_lite.constraints.json_schema.mask_rules import MaskedShapes, RulePosition
 from sglang_lite.constraints.json_schema.reader import SchemaReader
 from sglang_lite.constraints.json_schema.style import Style
 from sglang_lite.constraints.json_schema.values import ANY_VALUE, ArrayShape, ObjectShape, ValueSet
-from sglang_lite.constraints.json_schema.watched import WatchedPlace, WatchedShapes
 from sglang_lite.constraints.json_schema.write_arrays import array_text
 from sglang_lite.constraints.json_schema.write_objects import object_text
 from sglang_lite.constraints.json_schema.write_strings import quoted
@@ -56,7 +56,7 @@ class GrammarWriter:
     Args:
         reader: reader of the schema.
         style: style of the text.
-        watched_shapes: receives the rules that masks enforce; None if no masks do.
+        masked_shapes: receives the rules that masks enforce; None if no masks do.
         plain: whether each number has exactly one spelling.
         rules: rules of another writer, to which new rules are added.
 
@@ -69,14 +69,14 @@ class GrammarWriter:
         reader: SchemaReader,
         style: Style,
         *,
-        watched_shapes: WatchedShapes | None = None,
+        masked_shapes: MaskedShapes | None = None,
         plain: bool = False,
         rules: _Rules | None = None,
     ) -> None:
         self.reader = reader
         self.comma, self.any_order = style.comma, style.any_order
         self.opening, self.closing = concat(literal("["), style.gap), concat(style.gap, literal("]"))
-        self.watched_shapes, self.plain = watched_shapes, plain
+        self.masked_shapes, self.plain = masked_shapes, plain
         self.contradicts = False
         self._style, self._rules = style, rules or _Rules()
 
@@ -147,7 +147,7 @@ class GrammarWriter:
     def unique_item(self, formula: Formula) -> Node:
         if replace(self.reader.values(formula), inexact=False) != ANY_VALUE:
             plain = GrammarWriter(
-                self.reader, self._style, watched_shapes=self.watched_shapes, plain=True, rules=self._rules
+                self.reader, self._style, masked_shapes=self.masked_shapes, plain=True, rules=self._rules
             )
             return plain.value(formula)
         return self.rule(("different", formula), lambda: self._texts(ANY_VALUE, plain=True))
@@ -201,9 +201,9 @@ class GrammarWriter:
             options += [booleans(values), write_numbers.texts(values.numbers, decimals=self._style.decimals)]
         return alternation([*options, quoted(values.strings)] if values.strings != NOTHING else options)
 
-    def places(self, formula: Formula) -> tuple[WatchedPlace, ...]:
+    def rule_positions(self, formula: Formula) -> tuple[RulePosition, ...]:
         """Places with rules that masks enforce. The language must have been written before."""
-        return () if self.watched_shapes is None else self.watched_shapes.places(self.reader, formula, self._scalars)
+        return () if self.masked_shapes is None else self.masked_shapes.positions(self.reader, formula, self._scalars)
 
     def containers(self, values: ValueSet) -> list[Node]:
         """Texts of the arrays and objects of a set."""

@@ -9,10 +9,10 @@ from sglang_lite.constraints.formal.nodes import Language
 from sglang_lite.constraints.json_schema.document import REFERENCES, Document
 from sglang_lite.constraints.json_schema.formulas import ValidAt
 from sglang_lite.constraints.json_schema.grammar_writer import GrammarWriter
+from sglang_lite.constraints.json_schema.mask_rules import MaskedShapes, RulePosition
 from sglang_lite.constraints.json_schema.reader import SchemaReader
 from sglang_lite.constraints.json_schema.style import style_of
 from sglang_lite.constraints.json_schema.values import MAX_WORK
-from sglang_lite.constraints.json_schema.watched import WatchedPlace, WatchedShapes
 from sglang_lite.constraints.json_schema.wellformed import check_text
 from sglang_lite.constraints.json_schema.write_tagged import TaggedWriter
 from sglang_lite.constraints.limits import within_limits
@@ -31,13 +31,13 @@ class NormalForm:
         language: texts of valid values in the style that is generated; a superset if `checked` is not empty.
         checked: keywords that are not enforced but checked in finished values, as (JSON Pointer, reason).
         unlisted_names_at: JSON Pointers of objects with unlisted names, whose repetition no grammar prevents.
-        watched: places with rules that masks enforce (watched.py), the start first.
+        mask_rules: positions with rules that masks enforce (mask_rules.py), the start first.
     """
 
     language: Language
     checked: tuple[tuple[str, str], ...] = ()
     unlisted_names_at: tuple[str, ...] = ()
-    watched: tuple[WatchedPlace, ...] = ()
+    mask_rules: tuple[RulePosition, ...] = ()
 
 
 def document_of(constraint: JsonSchema) -> Document:
@@ -67,7 +67,7 @@ def normalise(constraint: JsonSchema) -> NormalForm:
 
 
 def normalise_inside(constraint: JsonSchema) -> NormalForm:
-    """Normal form of a schema whose JSON is part of a larger text, where no masks watch names and items.
+    """Normal form of a schema whose JSON is part of a larger text, where no masks check names and items.
 
     Raises:
         ConstraintError: no value satisfies the schema, it is too complex, or, unless the constraint asks for best
@@ -77,7 +77,7 @@ def normalise_inside(constraint: JsonSchema) -> NormalForm:
 
 
 @memoized
-def _normal_form(constraint: JsonSchema, watched: bool) -> NormalForm:
+def _normal_form(constraint: JsonSchema, with_masks: bool) -> NormalForm:
     document, style = document_of(constraint), style_of(constraint)
     if document.draft == "draft-04":  # where 1.0 is not a whole number
         style = replace(style, decimals=False)
@@ -90,12 +90,12 @@ def _normal_form(constraint: JsonSchema, watched: bool) -> NormalForm:
             ignored=frozenset(checked),
             sets=frozenset(constraint.sets),
         )
-        writer = GrammarWriter(reader, style, watched_shapes=WatchedShapes() if watched else None)
+        writer = GrammarWriter(reader, style, masked_shapes=MaskedShapes() if with_masks else None)
         try:
             with within_limits("json_schema"):
                 language = writer.language(ValidAt(document.start))
-                places = writer.places(ValidAt(document.start))
-            return NormalForm(language, tuple(checked.items()), tuple(writer.unlisted_names_at), places)
+                positions = writer.rule_positions(ValidAt(document.start))
+            return NormalForm(language, tuple(checked.items()), tuple(writer.unlisted_names_at), positions)
         except ConstraintError as error:
             pointer = error.pointer
             work += reader.algebra.work

@@ -1,8 +1,8 @@
 """Grammar of objects whose members come in any order.
 
 Rules remember which members have been written: all members if they are few, or the required ones if further names are
-unlimited. If that is too much for a grammar, the grammar lets members repeat and the masks watch the names
-(watched.py).
+unlimited. If that is too much for a grammar, the grammar lets members repeat and the masks check the names
+(mask_rules.py).
 """
 
 from __future__ import annotations
@@ -26,43 +26,45 @@ from sglang_lite.constraints.formal.nodes import (
 )
 from sglang_lite.constraints.json_schema.container_writer import ContainerWriter
 from sglang_lite.constraints.json_schema.formulas import Formula, all_of
+from sglang_lite.constraints.json_schema.mask_rules import UNIQUE_NAMES_ONLY, DistinctNames, name_rule_of
 from sglang_lite.constraints.json_schema.needs import MetNeeds, meeting, subsets, unimplied
 from sglang_lite.constraints.json_schema.values import ObjectShape, both_strings
-from sglang_lite.constraints.json_schema.watched import UNIQUE_NAMES_ONLY, DistinctNames, name_rule_of
 from sglang_lite.protocol import ConstraintError
 
 MAX_ANY_ORDER = 400  # maximum number of named members in any order
 MAX_REMEMBERED = 8  # maximum number of members whose presence a grammar remembers
 UNLIMITED_NAMES = 10**9  # number of names that counts as unlimited
 MAX_NEEDS = 4  # maximum number of needs (required members whose names match patterns)
-_MAX_REQUIRED_IF_ALONE = 4  # required members up to which remembering costs less than watching
+_MAX_REQUIRED_IF_ALONE = 4  # required members up to which remembering costs less than masks
 
 _Other = tuple[Node, Formula]
 _Written = frozenset[int]
 
 
-def watch(writer: ContainerWriter, shape: ObjectShape, others: Sequence[_Other], *, in_any_order: bool = False) -> None:
+def leave_to_masks(
+    writer: ContainerWriter, shape: ObjectShape, others: Sequence[_Other], *, in_any_order: bool = False
+) -> None:
     """Leaves the names of a shape to the masks: each name comes once and, if `in_any_order`, all required names are
     present.
     """
-    assert writer.watched_shapes is not None
+    assert writer.masked_shapes is not None
     rule = UNIQUE_NAMES_ONLY
     if in_any_order:
         rule = name_rule_of(shape)
     elif any(map(_may_run_out, others)):
         rule = _names_only(shape)
-    writer.watched_shapes.names[shape] = rule, None if in_any_order else shape.count_pointer
+    writer.masked_shapes.names[shape] = rule, None if in_any_order else shape.count_pointer
 
 
-def watch_scarce(writer: ContainerWriter, shape: ObjectShape, others: Sequence[_Other]) -> None:
+def leave_scarce_to_masks(writer: ContainerWriter, shape: ObjectShape, others: Sequence[_Other]) -> None:
     """Leaves it to the masks not to begin a name that only names that have come begin with, such as a second `"0"` of a
-    dictionary of integers. Endless and too complex names are not watched."""
-    if writer.watched_shapes is None or not any(map(_may_run_out, others)):
+    dictionary of integers. Endless and too complex names are not left to masks."""
+    if writer.masked_shapes is None or not any(map(_may_run_out, others)):
         return
     rule = _names_only(shape)
     with suppress(ConstraintError):
         counted(rule.names)
-        writer.watched_shapes.scarce_names[shape] = rule
+        writer.masked_shapes.scarce_names[shape] = rule
 
 
 def _names_only(shape: ObjectShape) -> DistinctNames:
@@ -134,19 +136,19 @@ class AnyOrder:
         elif unlimited and self._most is None and shape.least <= 1 and few:
             self._remembered = self._required
             self._check_needs()
-            if self._needs and self._writer.watched_shapes is not None:
-                watch(self._writer, shape, self._others)
+            if self._needs and self._writer.masked_shapes is not None:
+                leave_to_masks(self._writer, shape, self._others)
             else:
-                watch_scarce(self._writer, shape, self._others)
+                leave_scarce_to_masks(self._writer, shape, self._others)
         else:
-            return self._watched()
+            return self._left_to_masks()
         return self._place(frozenset(), frozenset(), empty=True)
 
     def _check_needs(self) -> None:
         """Refuses needs that the remaining names might not meet, or that a repeated name might break."""
         if not self._needs:
             return
-        if self._writer.watched_shapes is None:
+        if self._writer.masked_shapes is None:
             raise _refusal(
                 "inside another constraint, required members whose names match patterns can't be in any order"
             )
@@ -154,14 +156,14 @@ class AnyOrder:
             if not has_unlisted_names(self._meeting_others(frozenset({i})), UNLIMITED_NAMES):
                 raise _refusal("a required member whose pattern has few names can't be in any order")
 
-    def _watched(self) -> Node:
+    def _left_to_masks(self) -> Node:
         """Texts in which members may repeat, as far as the grammar is concerned."""
         if self._most is not None and (self._required or self._needs):
             raise _refusal("maxProperties can't be enforced for required members in any order")
-        if self._writer.watched_shapes is None:
+        if self._writer.masked_shapes is None:
             raise _refusal(f"inside another constraint, at most {MAX_REMEMBERED} members can be in any order")
         self._check_needs()
-        watch(self._writer, self._shape, self._others, in_any_order=True)
+        leave_to_masks(self._writer, self._shape, self._others, in_any_order=True)
         self._least = min(1, self._least)
         if self._needs:
             return self._place(frozenset(), frozenset(), empty=True)

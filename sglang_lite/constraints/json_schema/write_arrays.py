@@ -30,8 +30,8 @@ from sglang_lite.constraints.json_schema import write_numbers
 from sglang_lite.constraints.json_schema.container_writer import ContainerWriter
 from sglang_lite.constraints.json_schema.document import REFERENCES
 from sglang_lite.constraints.json_schema.formulas import Const, Formula, all_of, not_
+from sglang_lite.constraints.json_schema.mask_rules import DistinctItems
 from sglang_lite.constraints.json_schema.values import ANY_VALUE, ArrayShape, ValueSet
-from sglang_lite.constraints.json_schema.watched import DistinctItems
 from sglang_lite.constraints.json_schema.write_strings import quoted
 from sglang_lite.protocol import ConstraintError
 
@@ -82,7 +82,7 @@ def _unique_items(writer: ContainerWriter, shape: ArrayShape) -> Node:
     if not places or _few_values(writer, shape) is not None:
         return _ArrayWriter(writer, shape, unique=True).place(0, (0,) * len(shape.contains), frozenset())
     with _errors_at_unique(shape):
-        if writer.watched_shapes is None:
+        if writer.masked_shapes is None:
             raise ConstraintError(_NOT_HERE, hint=_ADVICE)
         if shape.contains:
             raise ConstraintError("json_schema: uniqueItems and contains can't be enforced together.")
@@ -97,7 +97,7 @@ def _unique_items(writer: ContainerWriter, shape: ArrayShape) -> Node:
         for node in texts:
             if node != NOTHING:
                 counted(node)  # refuses languages that are too large for the masks to count
-    writer.watched_shapes.items[shape] = DistinctItems(texts)
+    writer.masked_shapes.items[shape] = DistinctItems(texts)
     return concat(_items(writer, shape, writer.unique_item), writer.closing)
 
 

@@ -26,7 +26,12 @@ from sglang_lite.constraints.json_schema.container_writer import ContainerWriter
 from sglang_lite.constraints.json_schema.formulas import all_of
 from sglang_lite.constraints.json_schema.needs import MetNeeds, Need, meeting, unimplied
 from sglang_lite.constraints.json_schema.values import ObjectShape, both_strings
-from sglang_lite.constraints.json_schema.write_any_order import AnyOrder, has_unlisted_names, watch, watch_scarce
+from sglang_lite.constraints.json_schema.write_any_order import (
+    AnyOrder,
+    has_unlisted_names,
+    leave_scarce_to_masks,
+    leave_to_masks,
+)
 from sglang_lite.protocol import ConstraintError
 
 MAX_COUNTED = 300  # maximum number of named members if members are counted
@@ -61,18 +66,18 @@ class _ObjectWriter:
         self._exact = self._least > 1 or self._most is not None  # else it only matters if a member was written
         self.counts = bool(self._members) and self._exact
         if self._others:
-            watch_scarce(writer, self._shape, self._others)
+            leave_scarce_to_masks(writer, self._shape, self._others)
             self._refuse_what_repeated_names_break(required)
 
     def _refuse_what_repeated_names_break(self, required: int) -> None:
         """Leaves the names to the masks if a repeated name could break counts or needs.
 
         The grammar can't exclude repeated names, and a JSON parser keeps only the last value of a name. Raises
-        ConstraintError if no masks watch the names.
+        ConstraintError if no masks check the names.
         """
         counting = self._shape.least - required > 1 and self._shape.count_pointer is not None
-        if counting and self._writer.watched_shapes is not None and has_unlisted_names(self._others, self._shape.least):
-            watch(self._writer, self._shape, self._others)
+        if counting and self._writer.masked_shapes is not None and has_unlisted_names(self._others, self._shape.least):
+            leave_to_masks(self._writer, self._shape, self._others)
         elif counting:
             raise ConstraintError(
                 "json_schema: the number of members can't be enforced: unlisted names may repeat.",
@@ -82,8 +87,8 @@ class _ObjectWriter:
         needs = [both_strings(names, self._shape.free_names) for names, _ in self._needs]
         if not any(both_strings(a, b) != NOTHING for a, b in combinations(needs, 2)):
             return
-        if self._writer.watched_shapes is not None and all(counted(names).count is None for names in needs):
-            watch(self._writer, self._shape, self._others)
+        if self._writer.masked_shapes is not None and all(counted(names).count is None for names in needs):
+            leave_to_masks(self._writer, self._shape, self._others)
         else:
             raise ConstraintError(
                 "json_schema: several members whose names match patterns are required (by negations), and nothing "

@@ -32,10 +32,10 @@ from sglang_lite.constraints.formal.nodes import (
 from sglang_lite.constraints.json_schema import write_numbers
 from sglang_lite.constraints.json_schema.formulas import Formula, ValidAt
 from sglang_lite.constraints.json_schema.grammar_writer import GrammarWriter, booleans, errors_at_formula
+from sglang_lite.constraints.json_schema.mask_rules import MaskedShapes
 from sglang_lite.constraints.json_schema.reader import SchemaReader
 from sglang_lite.constraints.json_schema.style import Style
 from sglang_lite.constraints.json_schema.values import NO_VALUE, ArrayShape, ObjectShape, ValueSet, both_strings
-from sglang_lite.constraints.json_schema.watched import WatchedShapes
 from sglang_lite.constraints.json_schema.write_arrays import array_text
 from sglang_lite.constraints.json_schema.write_objects import object_text
 from sglang_lite.constraints.json_schema.write_strings import between
@@ -70,7 +70,7 @@ class TaggedWriter:
     closing: Node = EMPTY
     comma: Node = EMPTY
     any_order = plain = False
-    watched_shapes: WatchedShapes | None = None
+    masked_shapes: MaskedShapes | None = None
 
     def __init__(self, reader: SchemaReader, style: Style, tags: Tags) -> None:
         self.reader, self._tags = reader, tags
@@ -98,10 +98,10 @@ class TaggedWriter:
         return self.rule(("item", formula), lambda: self._between(before, EMPTY, after, formula))
 
     def unique_item(self, formula: Formula) -> Node:
-        raise AssertionError("nobody watches what is between tags")
+        raise AssertionError("no masks check what is between tags")
 
     def listed_texts(self, formula: Formula) -> Node:
-        raise AssertionError("nobody watches what is between tags")
+        raise AssertionError("no masks check what is between tags")
 
     def member(self, names: Node, formula: Formula, *, first: bool) -> Node:
         tags = self._tags

@@ -22,9 +22,9 @@ from typing import Annotated, Any, Literal, NotRequired, Union, get_args, get_or
 import msgspec
 from typing_extensions import TypedDict
 
-from sglang_lite.constraints.free_numbers import PATTERNS, TERMINATORS
 from sglang_lite.constraints.json_schema.formats import DATE
 from sglang_lite.constraints.json_schema.wellformed import refuse_duplicate_names
+from sglang_lite.constraints.number_text import PATTERNS, TERMINATORS
 from sglang_lite.constraints.python_types.patterns import MAX_INT, TIME, ZONE
 from sglang_lite.constraints.schema import json_schema
 from sglang_lite.protocol import Choices, Constraint, ConstraintError, Number, Regex, ValueValidationError

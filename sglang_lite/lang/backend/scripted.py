@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import TypeAlias
 
-from sglang_lite.constraints.free_numbers import first_number
 from sglang_lite.constraints.matching import validate
+from sglang_lite.constraints.number_text import first_number
 from sglang_lite.constraints.random_texts import sample
 from sglang_lite.lang.argument_names import explains_wrong_arguments
 from sglang_lite.lang.backend.base import ALL_CONSTRAINTS, Backend

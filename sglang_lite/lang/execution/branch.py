@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from sglang_lite.constraints.free_numbers import TERMINATORS
+from sglang_lite.constraints.number_text import TERMINATORS
 from sglang_lite.errors import with_article
 from sglang_lite.lang.backend.base import Backend, refusal
 from sglang_lite.lang.backend.capabilities import EVERYTHING, Demands

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from sglang_lite.constraints.free_numbers import PATTERNS
-from sglang_lite.constraints.json_schema.watched import WatchedPlace
+from sglang_lite.constraints.json_schema.mask_rules import RulePosition
 from sglang_lite.constraints.memo import size_of, trim
+from sglang_lite.constraints.number_text import PATTERNS
 from sglang_lite.protocol import (
     Constraint,
     ConstraintError,
@@ -40,9 +40,9 @@ from sglang_lite.runtime.structured_output.json_number import JsonNumberGrammar,
 from sglang_lite.runtime.structured_output.number import NumberGrammar
 from sglang_lite.runtime.structured_output.prefixed import ContinuedGrammar
 from sglang_lite.runtime.structured_output.registry import make_engine
+from sglang_lite.runtime.structured_output.ruled_grammar import EndingTokens, mask_rules_of, unpacked, with_mask_rules
 from sglang_lite.runtime.structured_output.simple import is_simple
 from sglang_lite.runtime.structured_output.vocabulary import Vocabulary, mask_of
-from sglang_lite.runtime.structured_output.watched_rules import EndingTokens, unpacked, watched_in, with_watched_rules
 from sglang_lite.runtime.structured_output.worker import TransientError, Worker
 
 if TYPE_CHECKING:
@@ -235,7 +235,7 @@ class Compiler:
         future.set_result(grammar)
 
     def _settle_locally(self, key: Constraint, future: Future[CompiledGrammar], constraint: Constraint) -> None:
-        self._settle(key, future, lambda: self._with_watched_rules(self.build(constraint), watched_in(constraint)))
+        self._settle(key, future, lambda: self._with_mask_rules(self.build(constraint), mask_rules_of(constraint)))
         with self._lock:
             self._pending -= 1
 
@@ -276,26 +276,26 @@ class Compiler:
                 del self._cache[key]
                 self._bytes -= size_of(key) + (future.result().size if future.exception() is None else 0)
 
-    def _with_watched_rules(self, grammar: CompiledGrammar, places: tuple[WatchedPlace, ...] | None) -> CompiledGrammar:
-        return grammar if places is None else with_watched_rules(grammar, self._ending_tokens, places)
+    def _with_mask_rules(self, grammar: CompiledGrammar, positions: tuple[RulePosition, ...] | None) -> CompiledGrammar:
+        return grammar if positions is None else with_mask_rules(grammar, self._ending_tokens, positions)
 
     def _build_in_worker(self, key: Constraint, constraint: Constraint) -> CompiledGrammar:
         disk_cache = self.disk_cache()
         found = disk_cache.get(key)
         if found is not None:
             try:
-                name, (prepared, places) = found
-                grammar = self._with_watched_rules(self._load(name, prepared), unpacked(places))
+                name, (prepared, positions) = found
+                grammar = self._with_mask_rules(self._load(name, prepared), unpacked(positions))
             except Exception as error:  # raised by a library if the file was changed
                 logger.warning("a compiled grammar of %s can't be loaded: %s", found[0], error)
             else:
                 self.disk_hits += 1
                 return grammar
-        name, (prepared, places), seconds = self._prepare(constraint)
+        name, (prepared, positions), seconds = self._prepare(constraint)
         grammar = self._load(name, prepared)
         if seconds > SLOW_S:
-            disk_cache.put(key, name, (prepared, places))
-        return self._with_watched_rules(grammar, unpacked(places))
+            disk_cache.put(key, name, (prepared, positions))
+        return self._with_mask_rules(grammar, unpacked(positions))
 
     def _load(self, name: str, prepared: PreparedGrammar) -> CompiledGrammar:
         """Loads a prepared grammar, one at a time, as a slow load takes a core from the loop."""

@@ -1,4 +1,4 @@
-"""Continuations of a text by byte masks, if the masks enforce more than the grammar (watched_rules.py)."""
+"""Continuations of a text by byte masks, if the masks enforce more than the grammar (ruled_grammar.py)."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from sglang_lite.constraints.formal.counting import CountedTexts
 from sglang_lite.constraints.formal.nodes import Node
-from sglang_lite.constraints.json_schema.watched import DistinctNames
+from sglang_lite.constraints.json_schema.mask_rules import DistinctNames
 
 
 class Kind:
@@ -69,7 +69,7 @@ class MemberNames:
     """Names that have come in an object. Immutable, apart from a cache.
 
     Attributes:
-        possible: kinds of objects that are possible; empty if only the uniqueness of names is watched.
+        possible: kinds of objects that are possible; empty if only names have to be unique.
         used: names that have come, as JSON texts.
         counts: beginning -> number of used names that begin with it.
         exhausted: shortest prefixes that only used names begin with.

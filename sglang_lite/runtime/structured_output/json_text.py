@@ -1,8 +1,8 @@
 """JSON text that is being written: its open objects and arrays, and names and items that must not come again.
 
 A name comes once in an object. If a schema requires more than its grammar can express
-(constraints/json_schema/watched.py), the text is also followed through the schema's places: then items differ, and
-required names have come before their object ends.
+(constraints/json_schema/mask_rules.py), the text is also followed through the schema's positions: then items differ,
+and required names have come before their object ends.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 from sglang_lite.constraints.formal.counting import CountedTexts, counted, has_unused
 from sglang_lite.constraints.formal.nodes import NOTHING, Node
-from sglang_lite.constraints.json_schema.watched import WatchedPlace
+from sglang_lite.constraints.json_schema.mask_rules import RulePosition
 from sglang_lite.runtime.structured_output.json_names import Kind, MemberNames, PossibleKind, loaded
 
 _QUOTE, _BACKSLASH, _COMMA, _COLON = b'"\\,:'
@@ -23,20 +23,20 @@ _SHUT = (b'"', b"{", b"[")  # first bytes of values that have an explicit end
 Value: TypeAlias = Any  # JSON value in a hashable form
 
 
-class Places:
-    """Places of a schema's values, with the texts that may come in them counted.
+class RulePositions:
+    """Positions of a schema's values, with the texts that may come in them counted.
 
     Args:
-        watched: watched places, the start first; empty if only the uniqueness of names is watched.
+        positions: positions with rules, the start first; empty if only names have to be unique.
     """
 
-    def __init__(self, watched: Sequence[WatchedPlace] = ()) -> None:
-        self._watched = watched
-        self.start = 0 if watched else None
+    def __init__(self, positions: Sequence[RulePosition] = ()) -> None:
+        self._positions = positions
+        self.start = 0 if positions else None
         self.texts = cache(lambda node: None if node == NOTHING else counted(node))
         self._kinds = {
             id(each): tuple(PossibleKind(Kind(names, self.texts), names.required) for names in each.names)
-            for each in watched
+            for each in positions
         }
         self._endless: dict[tuple[int, bytes], bool] = {}
 
@@ -50,19 +50,20 @@ class Places:
             self._endless[key] = counts[0] == 0 or counts[1] is None
         return self._endless[key]
 
-    def names(self, place: WatchedPlace | None) -> MemberNames:
-        """Returns the empty set of names for an object in a place."""
-        return MemberNames(self._kinds.get(id(place), ()))
+    def names(self, position: RulePosition | None) -> MemberNames:
+        """Returns the empty set of names for an object in a position."""
+        return MemberNames(self._kinds.get(id(position), ()))
 
-    def __getitem__(self, number: int | None) -> WatchedPlace | None:
-        return None if number is None else self._watched[number]
+    def __getitem__(self, number: int | None) -> RulePosition | None:
+        return None if number is None else self._positions[number]
 
 
 class _Container:
     """Object or array that is being written. Copies share its sets, which are replaced and never changed.
 
     Attributes:
-        place: place of the container's value in the schema, or None if neither the value nor its parts are watched.
+        position: position of the container's value in the schema, or None if neither the value nor its parts have
+            rules.
         is_object: whether the container is an object, not an array.
         names: names that have come.
         name: last name that has come.
@@ -71,16 +72,16 @@ class _Container:
         values: values of the items that have come, if they have to differ.
         start: index in the whole text at which the current name or item begins, or -1 between them.
         pending: whether a comma has come, so that another name or item must follow.
-        child: number of the place of the current member or item, or None.
+        child: number of the position of the current member or item, or None.
         count: number of items that have come.
     """
 
     __slots__ = (
-        "child", "count", "is_object", "name", "names", "pending", "place", "start", "used", "value_start", "values",
+        "child", "count", "is_object", "name", "names", "pending", "position", "start", "used", "value_start", "values",
     )  # fmt: skip
 
-    def __init__(self, place: WatchedPlace | None, names: MemberNames, *, is_object: bool) -> None:
-        self.place, self.names, self.is_object = place, names, is_object
+    def __init__(self, position: RulePosition | None, names: MemberNames, *, is_object: bool) -> None:
+        self.position, self.names, self.is_object = position, names, is_object
         self.name, self.value_start = b"", -1
         self.used: frozenset[bytes] = frozenset()
         self.values: frozenset[Value] = frozenset()
@@ -98,7 +99,7 @@ class _Container:
 
         For items that may be anything, the language has the scalars only.
         """
-        return None if self.place is None or self.place.items is None else self.place.items.at(self.count)
+        return None if self.position is None or self.position.items is None else self.position.items.at(self.count)
 
     def record_value(self, text: bytes) -> None:
         """Records the value of the current member, whose end has been reached."""
@@ -107,24 +108,24 @@ class _Container:
     @property
     def differs(self) -> bool:
         """True if the container is an array whose items have to differ."""
-        return not self.is_object and self.place is not None and self.place.items is not None
+        return not self.is_object and self.position is not None and self.position.items is not None
 
 
 class JsonText:
     """Tracker of a JSON text as it is written.
 
     Args:
-        places: places of the schema that the text follows.
+        positions: positions of the schema that the text follows.
     """
 
-    def __init__(self, places: Places) -> None:
-        self._places = places
+    def __init__(self, positions: RulePositions) -> None:
+        self._positions = positions
         self._open: list[_Container] = []
         self._text = b""  # kept only while a container needs it
         self._quoted = self._escaped = self._is_name = self._name_next = False
 
     def copy(self) -> JsonText:
-        copied = JsonText(self._places)
+        copied = JsonText(self._positions)
         vars(copied).update(vars(self), _open=[each.copy() for each in self._open])
         return copied
 
@@ -144,7 +145,7 @@ class JsonText:
                 self._escaped = True
             elif byte == _QUOTE:
                 allowed &= self._end_of_string(at + 1)
-        # In each place that needs a name or item, one that has not come must be possible.
+        # In each position that needs a name or item, one that has not come must be possible.
         allowed = allowed and all(self._has_unused(top, prefix) for top, prefix in self._current())
         if not any(each.start >= 0 or each.value_start >= 0 for each in self._open):
             self._text = b""
@@ -163,7 +164,7 @@ class JsonText:
         if byte in _CLOSING:
             return self._close(top, at)
         if top is not None and top.start < 0 and not top.is_object:
-            top.child = None if top.place is None else top.place.item(top.count)
+            top.child = None if top.position is None else top.position.item(top.count)
             top.pending = False
             if top.differs:
                 top.start = at
@@ -174,8 +175,8 @@ class JsonText:
             if self._is_name and top is not None:
                 top.start, top.pending = at, False
         elif byte in _OPENING:
-            place = self._places[self._open[-1].child if self._open else self._places.start]
-            self._open.append(_Container(place, self._places.names(place), is_object=byte == _OPENING[0]))
+            position = self._positions[self._open[-1].child if self._open else self._positions.start]
+            self._open.append(_Container(position, self._positions.names(position), is_object=byte == _OPENING[0]))
             self._name_next = byte == _OPENING[0]
         return True
 
@@ -187,8 +188,8 @@ class JsonText:
         self._name_next = self._is_name = False
         repeated = name in top.names.used
         top.name, top.names = name, top.names.with_name(name)
-        if top.place is not None:
-            top.child = top.place.members.get(loaded(name), top.place.others)
+        if top.position is not None:
+            top.child = top.position.members.get(loaded(name), top.position.others)
         return not repeated
 
     def _end_of_item(self, top: _Container | None, end: int) -> bool:
@@ -219,11 +220,11 @@ class JsonText:
     @property
     def may_break_rules(self) -> bool:
         """True if a name or item could come again, or an object or array could end too early."""
-        return any(each.used or each.names.used or each.place is not None for each in self._open)
+        return any(each.used or each.names.used or each.position is not None for each in self._open)
 
     @property
-    def is_watched(self) -> bool:
-        return any(each.place is not None for each in self._open)
+    def has_rules(self) -> bool:
+        return any(each.position is not None for each in self._open)
 
     @property
     def quoted(self) -> bool:
@@ -242,14 +243,14 @@ class JsonText:
                 }
                 continue
             node = top.allowed()
-            texts = None if node is None else self._places.texts(node)
+            texts = None if node is None else self._positions.texts(node)
             found |= {self._exhausting(texts, top, prefix, used) for used in top.used if used.startswith(prefix)}
         return sorted(found - {b""})
 
     def _exhausting(self, texts: CountedTexts | None, top: _Container, prefix: bytes, used: bytes) -> bytes:
         """Shortest continuation towards a used text that leaves no unused one; empty if all continuations leave
         some."""
-        if texts is None or self._places.is_endless(texts, used):
+        if texts is None or self._positions.is_endless(texts, used):
             return used[len(prefix) :] if used[:1] == b'"' else b""
         ends = range(len(prefix) + 1, len(used) + 1)
         return next((used[len(prefix) : end] for end in ends if not _has_unused_text(texts, used[:end], top)), b"")
@@ -266,7 +267,7 @@ class JsonText:
         if top.is_object:
             return top.names.has_unused(prefix)
         node = top.allowed()
-        texts = None if node is None or not top.used else self._places.texts(node)
+        texts = None if node is None or not top.used else self._positions.texts(node)
         return texts is None or _has_unused_text(texts, prefix, top)
 
 

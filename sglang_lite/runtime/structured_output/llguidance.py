@@ -25,7 +25,7 @@ from sglang_lite.protocol import Constraint, ConstraintError
 from sglang_lite.protocol.anything import Foreign
 from sglang_lite.runtime.structured_output.base import Mask
 from sglang_lite.runtime.structured_output.mask_cache import LanguageStates, MaskCache
-from sglang_lite.runtime.structured_output.watched_rules import EndingTokens, byte_tokens
+from sglang_lite.runtime.structured_output.ruled_grammar import EndingTokens, byte_tokens
 
 if TYPE_CHECKING:
     from sglang_lite.runtime.tokens.tokenizer import Tokenizer

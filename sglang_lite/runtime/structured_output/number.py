@@ -12,7 +12,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from sglang_lite.constraints.free_numbers import NumberText
+from sglang_lite.constraints.number_text import NumberText
 from sglang_lite.protocol import Number
 from sglang_lite.runtime.structured_output.base import CompiledGrammar, LoneMatcher, Mask
 from sglang_lite.runtime.structured_output.vocabulary import Vocabulary, mask_of

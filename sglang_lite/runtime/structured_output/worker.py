@@ -32,8 +32,8 @@ from sglang_lite.runtime.host.socket_pair import socket_pair
 from sglang_lite.runtime.structured_output.base import GrammarEngine, PreparedGrammar
 from sglang_lite.runtime.structured_output.fastest import fastest
 from sglang_lite.runtime.structured_output.registry import make_engine
+from sglang_lite.runtime.structured_output.ruled_grammar import mask_rules_of, packed
 from sglang_lite.runtime.structured_output.vocabulary import Vocabulary
-from sglang_lite.runtime.structured_output.watched_rules import packed, watched_in
 
 START_SECONDS = 300.0  # for a process to start and import an engine: 1 s of CPU time, but a busy machine gives little
 STILL_SECONDS = 30.0  # without any CPU time, after which a process with work to do counts as stuck
@@ -71,7 +71,7 @@ class Worker:
         self._kill: Callable[[], object] = lambda: None
 
     def prepare(self, constraint: Constraint) -> tuple[str, tuple[PreparedGrammar, bytes], float]:
-        """Prepares a constraint. Returns the engine's name, the prepared grammar with packed places, and the CPU
+        """Prepares a constraint. Returns the engine's name, the prepared grammar with packed positions, and the CPU
         seconds.
 
         Raises:
@@ -250,7 +250,7 @@ def _respond(
         engine = engines.get(name)  # outside the time limit, as the library may have to be imported
         began = time.process_time()
         with _limited(max(engines.timeout - choosing, 0.001)):
-            prepared = engine.prepare(constraint), packed(watched_in(constraint))
+            prepared = engine.prepare(constraint), packed(mask_rules_of(constraint))
         return name, prepared, choosing + time.process_time() - began
     except ConstraintError as error:
         return error

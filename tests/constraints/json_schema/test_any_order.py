@@ -1,4 +1,4 @@
-"""Members in any order: by the grammar or watched by the masks, held against another validator, byte by byte."""
+"""Members in any order: by the grammar or checked by the masks, held against another validator, byte by byte."""
 
 import itertools
 import json
@@ -12,7 +12,7 @@ import sglang_lite as sgl
 from sglang_lite.constraints.schema import json_schema
 from sglang_lite.protocol import ConstraintError
 from tests.constraints.engine import accepts, compiled
-from tests.constraints.json_schema.test_watched import MEMBERS, walked
+from tests.constraints.json_schema.test_mask_rules import MEMBERS, walked
 
 NEEDS: dict[str, dict[str, Any]] = {
     "one": {"not": {"additionalProperties": {"type": "null"}}},

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from sglang_lite.constraints.free_numbers import PATTERNS, TERMINATORS, first_number
+from sglang_lite.constraints.number_text import PATTERNS, TERMINATORS, first_number
 from sglang_lite.lang.backend.capabilities import Capabilities
 from sglang_lite.lang.backend.http.client import LostConnectionError, typed_error
 from sglang_lite.protocol import (

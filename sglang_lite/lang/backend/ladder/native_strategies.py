@@ -11,8 +11,8 @@ from typing import Any, Final
 from sglang_lite.constraints.emit.gbnf import to_gbnf
 from sglang_lite.constraints.emit.lark import to_lark
 from sglang_lite.constraints.emit.regex import to_rust
-from sglang_lite.constraints.free_numbers import PATTERNS
 from sglang_lite.constraints.language import language_of
+from sglang_lite.constraints.number_text import PATTERNS
 from sglang_lite.constraints.syntax.regex import parse
 from sglang_lite.lang.backend.capabilities import Demands
 from sglang_lite.lang.backend.ladder.object_constraints import json_form

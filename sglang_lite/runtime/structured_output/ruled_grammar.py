@@ -1,11 +1,11 @@
-"""JSON grammars whose masks enforce rules that no grammar can express: unique names, and the schema's watched rules.
+"""JSON grammars whose masks enforce rules that no grammar can express: unique names, and the schema's mask rules.
 
 A grammar can't express that names which the schema does not list come only once in an object, and other rules that a
-schema leaves to its masks (constraints/json_schema/watched.py).
+schema leaves to its masks (constraints/json_schema/mask_rules.py).
 
 The text is followed as JSON (json_text.py). Tokens that would complete a name that its object already has are removed
-from the mask, and where names may run out, so are tokens that begin such a name. If that leaves no token (in a place
-that can't be watched), they stay, and the check of the finished value refuses it. If all places are watched, some token
+from the mask, and where names may run out, so are tokens that begin such a name. If that leaves no token (in a position
+without a rule), they stay, and the check of the finished value refuses it. If all positions have rules, some token
 is always left.
 """
 
@@ -20,13 +20,13 @@ from functools import cache
 from typing import Any
 
 from sglang_lite.constraints.formal import nodes
-from sglang_lite.constraints.json_schema import watched as watched_places
+from sglang_lite.constraints.json_schema import mask_rules
 from sglang_lite.constraints.json_schema.document import REFERENCES, SchemaLocation
+from sglang_lite.constraints.json_schema.mask_rules import RulePosition
 from sglang_lite.constraints.json_schema.normal_form import document_in, normalise
-from sglang_lite.constraints.json_schema.watched import WatchedPlace
 from sglang_lite.protocol import Constraint, JsonSchema
 from sglang_lite.runtime.structured_output.base import CompiledGrammar, Mask, MaskMaker, Matcher, NumberSoFar
-from sglang_lite.runtime.structured_output.json_text import JsonText, Places
+from sglang_lite.runtime.structured_output.json_text import JsonText, RulePositions
 from sglang_lite.runtime.structured_output.vocabulary import mask_of, tokens_of
 
 _QUOTE = ord('"')
@@ -40,12 +40,12 @@ def names_are_open(constraint: Constraint) -> bool:
     if not isinstance(constraint, JsonSchema):
         return False
     document = document_in(constraint.schema)
-    return any(_is_open(document.schema(place), place) for place in document.places)
+    return any(_is_open(document.schema(location), location) for location in document.places)
 
 
-def _is_open(schema: object, place: SchemaLocation) -> bool:
+def _is_open(schema: object, location: SchemaLocation) -> bool:
     if not isinstance(schema, dict):
-        return schema is True and not place.pointer.endswith(("/additionalProperties", "/items"))
+        return schema is True and not location.pointer.endswith(("/additionalProperties", "/items"))
     types = schema.get("type", ())
     types = {types} if isinstance(types, str) else set(types)
     if types and not types - _SCALARS:
@@ -88,7 +88,7 @@ class EndingTokens:
 
     def candidates(self, mask: Mask, text: JsonText) -> list[int]:
         """Returns the tokens of a mask that must be tried to find out whether a name or item comes again."""
-        group = self._whole if not text.is_watched else self._in_string if text.quoted else self._outside
+        group = self._whole if not text.has_rules else self._in_string if text.quoted else self._outside
         return tokens_of(mask[: len(group)] & group[: len(mask)])
 
 
@@ -98,83 +98,83 @@ def byte_tokens() -> EndingTokens:
     return EndingTokens([bytes([byte]) for byte in range(256)], ())
 
 
-def watched_in(constraint: Constraint) -> tuple[WatchedPlace, ...] | None:
-    """Returns the places that masks must watch under a constraint, or None if nothing must be watched.
+def mask_rules_of(constraint: Constraint) -> tuple[RulePosition, ...] | None:
+    """Returns the positions at which masks enforce rules under a constraint, or None if they enforce none.
 
-    The result is empty if only the uniqueness of names must be watched. Takes long for a large schema.
+    The result is empty if only names have to be unique. Takes long for a large schema.
     """
     if not isinstance(constraint, JsonSchema):
         return None
-    places = normalise(constraint).watched
-    return places if places or names_are_open(constraint) else None
+    positions = normalise(constraint).mask_rules
+    return positions if positions or names_are_open(constraint) else None
 
 
-def packed(places: tuple[WatchedPlace, ...] | None) -> bytes:
-    """Serialises the result of `watched_in` for another process or the disk."""
-    return b"" if places is None else pickle.dumps(places, protocol=5)
+def packed(positions: tuple[RulePosition, ...] | None) -> bytes:
+    """Serialises the result of `mask_rules_of` for another process or the disk."""
+    return b"" if positions is None else pickle.dumps(positions, protocol=5)
 
 
-def unpacked(data: bytes) -> tuple[WatchedPlace, ...] | None:
-    """Restores the result of `watched_in` from `packed` bytes.
+def unpacked(data: bytes) -> tuple[RulePosition, ...] | None:
+    """Restores the result of `mask_rules_of` from `packed` bytes.
 
     Raises:
-        pickle.UnpicklingError: the bytes hold anything but places.
+        pickle.UnpicklingError: the bytes hold anything but positions.
     """
-    found: tuple[WatchedPlace, ...] | None = _Unpickler(io.BytesIO(data)).load() if data else None
+    found: tuple[RulePosition, ...] | None = _Unpickler(io.BytesIO(data)).load() if data else None
     return found
 
 
 class _Unpickler(pickle.Unpickler):
-    """Unpickler that accepts only places and nodes of languages, as the data may come from a file."""
+    """Unpickler that accepts only positions and nodes of languages, as the data may come from a file."""
 
     def find_class(self, module: str, name: str) -> Any:
-        for known in (nodes, watched_places):
+        for known in (nodes, mask_rules):
             found = getattr(known, name, None) if module == known.__name__ else None
             if isinstance(found, type) and is_dataclass(found):
                 return found
-        raise pickle.UnpicklingError(f"{module}.{name} is no part of a place")
+        raise pickle.UnpicklingError(f"{module}.{name} is no part of a rule")
 
 
-def with_watched_rules(
-    grammar: CompiledGrammar, tokens: EndingTokens, places: tuple[WatchedPlace, ...] | None
+def with_mask_rules(
+    grammar: CompiledGrammar, tokens: EndingTokens, positions: tuple[RulePosition, ...] | None
 ) -> CompiledGrammar:
-    """Returns a grammar whose masks also enforce the watched rules; the grammar itself if nothing is watched.
+    """Returns a grammar whose masks also enforce the rules; the grammar itself if there are none.
 
     Args:
         grammar: grammar of JSON.
         tokens: tokens of the grammar's masks.
-        places: result of `watched_in` for the constraint of the grammar.
+        positions: result of `mask_rules_of` for the constraint of the grammar.
     """
-    return grammar if places is None else WatchedGrammar(grammar, tokens, Places(places))
+    return grammar if positions is None else RuledGrammar(grammar, tokens, RulePositions(positions))
 
 
-class WatchedGrammar:
-    """Grammar of JSON whose objects have each name once, and whose watched rules are enforced.
+class RuledGrammar:
+    """Grammar of JSON whose objects have each name once, and whose mask rules are enforced.
 
     Args:
         grammar: grammar of JSON.
         tokens: tokens of the model.
-        places: watched places.
+        positions: positions with rules.
     """
 
-    def __init__(self, grammar: CompiledGrammar, tokens: EndingTokens, places: Places) -> None:
-        self._grammar, self._tokens, self._places = grammar, tokens, places
+    def __init__(self, grammar: CompiledGrammar, tokens: EndingTokens, positions: RulePositions) -> None:
+        self._grammar, self._tokens, self._positions = grammar, tokens, positions
         self.size = grammar.size
 
-    def matcher(self) -> WatchedMatcher:
-        return WatchedMatcher(self._grammar.matcher(), self._tokens, self._places)
+    def matcher(self) -> RuledMatcher:
+        return RuledMatcher(self._grammar.matcher(), self._tokens, self._positions)
 
-    def combinable(self) -> WatchedGrammar:
-        return WatchedGrammar(self._grammar.combinable(), self._tokens, self._places)
+    def combinable(self) -> RuledGrammar:
+        return RuledGrammar(self._grammar.combinable(), self._tokens, self._positions)
 
 
-class WatchedMatcher:
-    """Matcher whose masks lack the tokens that would break a watched rule, such as writing a name again."""
+class RuledMatcher:
+    """Matcher whose masks lack the tokens that would break a rule, such as writing a name again."""
 
-    def __init__(self, inner: Matcher, tokens: EndingTokens, places: Places) -> None:
+    def __init__(self, inner: Matcher, tokens: EndingTokens, positions: RulePositions) -> None:
         self._inner, self._tokens = inner, tokens
-        self._strict = places.start is not None
-        self._text = JsonText(places)
+        self._strict = positions.start is not None
+        self._text = JsonText(positions)
         self._error = ""
 
     @property

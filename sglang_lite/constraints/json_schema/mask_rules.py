@@ -1,7 +1,7 @@
 """Rules that masks enforce while a value is written, because no grammar of reasonable size expresses them: items are
 distinct, names are unique, and all required names are present.
 
-A place (`WatchedPlace`) covers all values that may be written at a position, for all alternatives that the text leaves
+A position (`RulePosition`) covers all values that may be written there, for all alternatives that the text leaves
 open. Kinds of objects are distinguished by their names and scalar values; if that is not enough, or alternatives of
 arrays disagree on the rules, the schema is refused.
 """
@@ -19,7 +19,7 @@ from sglang_lite.constraints.json_schema.values import ArrayShape, Member, Objec
 from sglang_lite.constraints.json_schema.write_strings import quoted
 from sglang_lite.protocol import ConstraintError
 
-MAX_PLACES = 5_000
+MAX_POSITIONS = 5_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,15 +69,15 @@ UNIQUE_NAMES_ONLY = DistinctNames(quoted(ANY_TEXT), frozenset(), 0)  # any names
 
 
 @dataclass(frozen=True, slots=True)
-class WatchedPlace:
-    """Place in a value, with the rules that masks enforce there. Places below are given by index, None if no rule
+class RulePosition:
+    """Position in a value, with the rules that masks enforce there. Positions below are given by index, None if no rule
     applies there.
 
     Attributes:
         items: rule for the items of an array.
         names: rules for the names of an object, one for each possible kind of objects.
-        prefix, rest: places of the first items, and of the items after them.
-        members, others: places of named members by name, and of all other members.
+        prefix, rest: positions of the first items, and of the items after them.
+        members, others: positions of named members by name, and of all other members.
     """
 
     items: DistinctItems | None = None
@@ -95,23 +95,24 @@ class WatchedPlace:
 
 
 @dataclass(slots=True)
-class WatchedShapes:
+class MaskedShapes:
     """Shapes that a writer leaves to the masks.
 
     Attributes:
         items: array shapes whose items have to differ.
-        names: object shapes whose names are watched, each with the JSON Pointer of the keyword that requires it.
-        scarce_names: object shapes whose names may run out. They are watched where alternatives allow it.
+        names: object shapes whose names masks have to check, each with the JSON Pointer of the keyword that requires
+            it.
+        scarce_names: object shapes whose names may run out. Masks check them where alternatives allow it.
     """
 
     items: dict[ArrayShape, DistinctItems] = field(default_factory=dict)
     names: dict[ObjectShape, tuple[DistinctNames, str | None]] = field(default_factory=dict)  # rule, pointer
     scarce_names: dict[ObjectShape, DistinctNames] = field(default_factory=dict)
 
-    def places(
+    def positions(
         self, reader: SchemaReader, start: Formula, scalars: Callable[[ValueSet], Node]
-    ) -> tuple[WatchedPlace, ...]:
-        """Places in the values of a formula, the start first; empty if no shape is watched.
+    ) -> tuple[RulePosition, ...]:
+        """Positions in the values of a formula, the start first; empty if masks check no shape.
 
         Args:
             reader: reader of the schema.
@@ -119,27 +120,27 @@ class WatchedShapes:
             scalars: function that returns the texts of the scalars in a set of values.
 
         Raises:
-            ConstraintError: alternatives disagree on the rules, or the schema has too many places.
+            ConstraintError: alternatives disagree on the rules, or the schema has too many positions.
         """
-        watched = self.items or self.names or self.scarce_names
-        return _pruned(_Places(reader, self, scalars).all(start)) if watched else ()
+        ruled = self.items or self.names or self.scarce_names
+        return _pruned(_Positions(reader, self, scalars).all(start)) if ruled else ()
 
 
-class _Places:
-    def __init__(
-        self, reader: SchemaReader, watched_shapes: WatchedShapes, scalars: Callable[[ValueSet], Node]
-    ) -> None:
-        self._reader, self._watched_shapes, self._scalars = reader, watched_shapes, scalars
+class _Positions:
+    def __init__(self, reader: SchemaReader, masked_shapes: MaskedShapes, scalars: Callable[[ValueSet], Node]) -> None:
+        self._reader, self._masked_shapes, self._scalars = reader, masked_shapes, scalars
         self._numbers: dict[frozenset[Formula], int] = {}
         self._queue: list[frozenset[Formula]] = []
 
-    def all(self, start: Formula) -> list[WatchedPlace]:
+    def all(self, start: Formula) -> list[RulePosition]:
         self._number([start])
         found = []
         for formulas in self._queue:
-            found.append(self._place(formulas))
-            if len(self._queue) > MAX_PLACES:
-                raise ConstraintError(f"json_schema: too complex: more than {MAX_PLACES:,} places have to be watched.")
+            found.append(self._position(formulas))
+            if len(self._queue) > MAX_POSITIONS:
+                raise ConstraintError(
+                    f"json_schema: too complex: more than {MAX_POSITIONS:,} positions with rules for masks."
+                )
         return found
 
     def _number(self, formulas: Iterable[Formula]) -> int | None:
@@ -151,12 +152,12 @@ class _Places:
             self._queue.append(key)
         return self._numbers[key]
 
-    def _place(self, formulas: frozenset[Formula]) -> WatchedPlace:
+    def _position(self, formulas: frozenset[Formula]) -> RulePosition:
         values = [self._reader.values(formula) for formula in formulas]
         arrays = list(dict.fromkeys(shape for each in values for shape in each.arrays))
         listed = [tuple(dict.fromkeys(shape.listed() for shape in each.objects)) for each in values]
         objects = list(dict.fromkeys(shape for shapes in listed for shape in shapes))
-        found = WatchedPlace(
+        found = RulePosition(
             self._items(arrays),
             self._names(objects, several=len(set(listed) - {()}) > 1, at=next(map(pointer_of, formulas))),
         )
@@ -174,10 +175,10 @@ class _Places:
         return found
 
     def _items(self, arrays: Collection[ArrayShape]) -> DistinctItems | None:
-        watched = [shape for shape in arrays if shape in self._watched_shapes.items]
-        if len(arrays) == 1 and watched:
-            return self._watched_shapes.items[watched[0]]
-        for shape in watched:
+        ruled = [shape for shape in arrays if shape in self._masked_shapes.items]
+        if len(arrays) == 1 and ruled:
+            return self._masked_shapes.items[ruled[0]]
+        for shape in ruled:
             if shape.unique_pointer is not None:
                 raise ConstraintError(
                     "json_schema: uniqueItems can't be enforced in only some of several alternatives of arrays.",
@@ -194,10 +195,10 @@ class _Places:
             several: whether the preceding text restricts which of the kinds are possible.
             at: JSON Pointer of the objects.
         """
-        watched = [shape for shape in objects if shape in self._watched_shapes.names]
-        rules = [self._watched_shapes.names[shape][0] for shape in watched]
-        if not watched:
-            rules = [self._watched_shapes.scarce_names[s] for s in objects if s in self._watched_shapes.scarce_names]
+        ruled = [shape for shape in objects if shape in self._masked_shapes.names]
+        rules = [self._masked_shapes.names[shape][0] for shape in ruled]
+        if not ruled:
+            rules = [self._masked_shapes.scarce_names[s] for s in objects if s in self._masked_shapes.scarce_names]
         if len(objects) == 1 or all(each == UNIQUE_NAMES_ONLY for each in rules):
             return tuple(rules[:1])
         try:
@@ -205,11 +206,11 @@ class _Places:
                 raise _Different
             return self._kinds(objects)
         except _Different:
-            if not watched:
+            if not ruled:
                 return ()
             raise ConstraintError(
                 "json_schema: members can't be counted, or be in any order, for these alternatives of objects.",
-                pointer=self._watched_shapes.names[watched[0]][1] or at,
+                pointer=self._masked_shapes.names[ruled[0]][1] or at,
                 hint="Let them differ only in names, required members and scalar values, or set order='schema'.",
             ) from None
 
@@ -265,14 +266,14 @@ def _member(shape: ObjectShape, name: str) -> Member:
     return next((member for member in shape.members if member.name == name), None) or shape.unlisted(name)
 
 
-def _pruned(places: list[WatchedPlace]) -> tuple[WatchedPlace, ...]:
-    """Places with references to places below which no rule applies replaced by None."""
-    above: list[list[int]] = [[] for _ in places]
-    for i, place in enumerate(places):
-        for below in place.below():
+def _pruned(positions: list[RulePosition]) -> tuple[RulePosition, ...]:
+    """Positions with references to positions below which no rule applies replaced by None."""
+    above: list[list[int]] = [[] for _ in positions]
+    for i, position in enumerate(positions):
+        for below in position.below():
             if below is not None:
                 above[below].append(i)
-    needed = {i for i, place in enumerate(places) if place.items or place.names}
+    needed = {i for i, position in enumerate(positions) if position.items or position.names}
     for each in (queue := list(needed)):
         more = [i for i in above[each] if i not in needed]
         needed.update(more)
@@ -283,11 +284,11 @@ def _pruned(places: list[WatchedPlace]) -> tuple[WatchedPlace, ...]:
 
     return tuple(
         replace(
-            place,
-            prefix=tuple(map(if_needed, place.prefix)),
-            rest=if_needed(place.rest),
-            members={name: if_needed(number) for name, number in place.members.items()},
-            others=if_needed(place.others),
+            position,
+            prefix=tuple(map(if_needed, position.prefix)),
+            rest=if_needed(position.rest),
+            members={name: if_needed(number) for name, number in position.members.items()},
+            others=if_needed(position.others),
         )
-        for place in places
+        for position in positions
     )

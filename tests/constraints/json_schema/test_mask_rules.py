@@ -1,4 +1,5 @@
-"""Rules that masks watch because no grammar says them: items that differ, names in any order. Token by token, byte by byte."""
+"""Rules that masks watch because no grammar says them: items that differ, names in any order. Token by token, byte by
+byte."""
 
 import itertools
 import json
@@ -129,14 +130,14 @@ def test_unique_items(name, kept, refused):
         ({"prefixItems": [{"enum": ["a", "b"]}, {"const": "a"}], "minItems": 3}, "/uniqueItems", "first items"),
     ],
 )  # fmt: skip
-def test_what_can_not_be_watched_is_refused_in_a_line_with_its_pointer(schema, pointer, problem):
+def test_what_masks_can_not_check_is_refused_in_a_line_with_its_pointer(schema, pointer, problem):
     with pytest.raises(ConstraintError, match=problem) as caught:
         sgl.grammar.matches({"type": "array", "uniqueItems": True, **schema}, "[]")
     assert caught.value.pointer == pointer
     assert "\n" not in caught.value.message
 
 
-def test_inside_another_constraint_nothing_is_watched_so_that_it_is_refused():
+def test_inside_another_constraint_masks_check_nothing_so_that_it_is_refused():
     with pytest.raises(ConstraintError, match="inside another constraint") as caught:
         sgl.grammar.matches(InOrder((Regex("a"), constraint_of("strings"))), "a[]")
     assert caught.value.pointer == "/uniqueItems"
@@ -157,7 +158,7 @@ def test_sets_of_python_types_are_generated_without_doubled_items(kind):
             value_type(kind).parse(text)
 
 
-def test_a_set_may_be_written_with_an_item_twice_where_nothing_is_watched():
+def test_a_set_may_be_written_with_an_item_twice_where_masks_check_nothing():
     constraint = value_type(set[str]).constraint
     assert constraint is not None
     assert sgl.grammar.matches(constraint, '["a", "b"]')
@@ -286,7 +287,7 @@ def test_a_dictionary_of_integers_has_each_once(kind):
             parse_json(constraint, text)
 
 
-def test_names_that_run_out_are_not_watched_where_alternatives_differ():
+def test_names_that_run_out_are_not_checked_where_alternatives_differ():
     digits = {"type": "object", "propertyNames": {"pattern": "^[0-9]$"}}
     schema = {
         "anyOf": [

@@ -6,9 +6,9 @@ import random
 import pytest
 
 import sglang_lite as sgl
-from sglang_lite.runtime.structured_output import watched_rules
+from sglang_lite.runtime.structured_output import ruled_grammar
 from sglang_lite.runtime.structured_output.base import next_mask
-from sglang_lite.runtime.structured_output.watched_rules import packed, unpacked, watched_in
+from sglang_lite.runtime.structured_output.ruled_grammar import mask_rules_of, packed, unpacked
 
 INTEGERS = {"type": "object", "additionalProperties": {"type": "integer"}}
 NESTED = {"type": "object", "additionalProperties": {"items": INTEGERS, "type": "array"}}
@@ -71,10 +71,10 @@ def test_where_names_run_out_the_finished_value_is_refused(engine):
 
 def test_what_lists_all_names_is_left_alone():
     closed = sgl.grammar.json_schema({"properties": {"a": {"type": "integer"}}, "type": "object"}, closed=True)
-    assert watched_in(closed) is None
-    assert watched_in(sgl.grammar.json_schema(INTEGERS)) == ()
-    assert watched_in(sgl.grammar.json_schema(True)) == ()
-    assert watched_in(sgl.Regex("a")) is None
+    assert mask_rules_of(closed) is None
+    assert mask_rules_of(sgl.grammar.json_schema(INTEGERS)) == ()
+    assert mask_rules_of(sgl.grammar.json_schema(True)) == ()
+    assert mask_rules_of(sgl.Regex("a")) is None
 
 
 @pytest.mark.parametrize("found", [None, ()])
@@ -90,10 +90,10 @@ def test_a_schema_that_a_process_of_its_own_has_prepared_is_not_read_again(engin
     def refuse(_):
         raise AssertionError("the schema was read by the engine's process")
 
-    monkeypatch.setattr(watched_rules, "names_are_open", refuse)
-    monkeypatch.setattr(watched_rules, "normalise", refuse)
+    monkeypatch.setattr(ruled_grammar, "names_are_open", refuse)
+    monkeypatch.setattr(ruled_grammar, "normalise", refuse)
     grammar = engine.compile_grammar(sgl.grammar.json_schema(schema))
-    assert isinstance(grammar, watched_rules.WatchedGrammar)
+    assert isinstance(grammar, ruled_grammar.RuledGrammar)
 
 
 @pytest.mark.slow
