@@ -62,13 +62,13 @@ def case(rows: int, length: int, new: int) -> tuple[KVCache, DevicePlan]:
 
 def milliseconds(heads: int, cache: KVCache, plan: DevicePlan, tokens: int) -> float:
     half = torch.bfloat16
-    needs = AttentionRequirements(
+    requirements = AttentionRequirements(
         heads, 1, RANK + ROPE_DIM, half, half, torch.device("cuda"), max_rows=max(plan.decoding, 1), max_chunks=0,
         latent=RANK,
     )  # fmt: skip
     q = torch.randn((tokens, heads, RANK + ROPE_DIM), device="cuda", dtype=half)
     out = torch.empty_like(q)
-    attend = LatentAttention(needs).plan_step(plan).attend
+    attend = LatentAttention(requirements).plan_step(plan).attend
     run = lambda: attend(q, cache, 0, out, scale=0.07, window=None, softcap=None)  # noqa: E731 # what is measured
     return float(triton.testing.do_bench(run, warmup=5, rep=30, return_mode="median"))
 

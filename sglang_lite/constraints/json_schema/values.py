@@ -55,7 +55,8 @@ class ObjectShape:
         members: members with known names, in the order in which they are written.
         others: all other allowed names, as disjoint languages, each with the formula of the values.
         least, most: minimum and maximum number of members.
-        needs: (names, formula) pairs; for each, some member has a name in the language and a value in the formula.
+        requirements: (names, formula) pairs; for each, some member has a name in the language and a value in the
+            formula.
         evaluated: names whose members count as evaluated, if that is tracked.
         count_pointer: JSON Pointer of the keyword behind `least`, or None if that keyword is only checked.
     """
@@ -64,7 +65,7 @@ class ObjectShape:
     others: tuple[tuple[Node, Formula], ...] = ((ANY_TEXT, True),)
     least: int = 0
     most: int | None = None
-    needs: tuple[tuple[Node, Formula], ...] = ()
+    requirements: tuple[tuple[Node, Formula], ...] = ()
     evaluated: Node = NOTHING
     count_pointer: str | None = None
 
@@ -312,16 +313,18 @@ class Algebra:
             tuple(others),
             max(a.least, b.least),
             _smaller(a.most, b.most),
-            tuple(dict.fromkeys((*a.needs, *b.needs))),
+            tuple(dict.fromkeys((*a.requirements, *b.requirements))),
             alternation([a.evaluated, b.evaluated]),
             (a if a.least >= b.least else b).count_pointer,
         )
-        if shape.requires_too_many() or not all(self._may_meet(shape, need) for need in shape.needs):
+        if shape.requires_too_many() or not all(
+            self._may_meet(shape, requirement) for requirement in shape.requirements
+        ):
             return None
         return shape
 
-    def _may_meet(self, shape: ObjectShape, need: tuple[Node, Formula]) -> bool:
-        names, formula = need
+    def _may_meet(self, shape: ObjectShape, requirement: tuple[Node, Formula]) -> bool:
+        names, formula = requirement
         if any(accepts(names, m.name) and not self._empty(all_of(m.formula, formula)) for m in shape.members):
             return True
         free = self.both_strings(names, shape.free_names)
@@ -420,17 +423,17 @@ def _other_objects(shape: ObjectShape) -> Iterable[ObjectShape]:
     allowed = alternation(names for names, _ in shape.others)
     forbidden = both_strings(free, complement(allowed))
     if forbidden != NOTHING:
-        yield ObjectShape(needs=((forbidden, True),))
+        yield ObjectShape(requirements=((forbidden, True),))
     for names, formula in shape.others:
         if formula is not True:
             names = both_strings(names, free)
             if names != NOTHING:
-                yield ObjectShape(needs=((names, not_(formula)),))
+                yield ObjectShape(requirements=((names, not_(formula)),))
     if shape.least:
         yield ObjectShape(most=shape.least - 1)
     if shape.most is not None:
         yield ObjectShape(least=shape.most + 1, count_pointer=shape.count_pointer)
-    for names, formula in shape.needs:
+    for names, formula in shape.requirements:
         others = ((names, not_(formula)), (strings_outside(names), True))
         yield ObjectShape(others=tuple(each for each in others if each[0] != NOTHING and each[1] is not False))
 

@@ -27,14 +27,14 @@ from sglang_lite.constraints.formal.nodes import (
 from sglang_lite.constraints.json_schema.container_writer import ContainerWriter
 from sglang_lite.constraints.json_schema.formulas import Formula, all_of
 from sglang_lite.constraints.json_schema.mask_rules import UNIQUE_NAMES_ONLY, DistinctNames, name_rule_of
-from sglang_lite.constraints.json_schema.needs import MetNeeds, meeting, subsets, unimplied
+from sglang_lite.constraints.json_schema.requirements import Met, meeting, subsets, unimplied
 from sglang_lite.constraints.json_schema.values import ObjectShape, both_strings
 from sglang_lite.protocol import ConstraintError
 
 MAX_ANY_ORDER = 400  # maximum number of named members in any order
 MAX_REMEMBERED = 8  # maximum number of members whose presence a grammar remembers
 UNLIMITED_NAMES = 10**9  # number of names that counts as unlimited
-MAX_NEEDS = 4  # maximum number of needs (required members whose names match patterns)
+MAX_REQUIREMENTS = 4  # maximum number of requirements (required members whose names match patterns)
 _MAX_REQUIRED_IF_ALONE = 4  # required members up to which remembering costs less than masks
 
 _Other = tuple[Node, Formula]
@@ -107,7 +107,7 @@ class AnyOrder:
         self._members = [member for member in shape.members if member.formula is not False]
         self._required = frozenset(i for i, member in enumerate(self._members) if member.required)
         self._others = shape.free_others()
-        self._needs = unimplied(shape.needs)
+        self._requirements = unimplied(shape.requirements)
         self._most = shape.most if self._others or (shape.most or 0) < len(self._members) else None
         self._least = shape.least  # minimum that the grammar itself counts
         self._remembered: _Written = frozenset()
@@ -119,15 +119,16 @@ class AnyOrder:
             alone: whether no other shape of objects is possible at this place.
 
         Raises:
-            ConstraintError: the shape has too many members or needs, or its counts can't be enforced in any order.
+            ConstraintError: the shape has too many members or requirements, or its counts can't be enforced in any
+                order.
         """
         shape, count = self._shape, len(self._members)
         if count > MAX_ANY_ORDER:
             raise _refusal(f"{count} members; at most {MAX_ANY_ORDER} can be in any order")
-        if len(self._needs) > MAX_NEEDS:
+        if len(self._requirements) > MAX_REQUIREMENTS:
             raise _refusal(
-                f"{len(self._needs)} members whose names match patterns are required (by negations); at most "
-                f"{MAX_NEEDS} can be in any order"
+                f"{len(self._requirements)} members whose names match patterns are required (by negations); at most "
+                f"{MAX_REQUIREMENTS} can be in any order"
             )
         unlimited = bool(self._others) and has_unlisted_names(self._others, UNLIMITED_NAMES)
         few = len(self._required) <= (_MAX_REQUIRED_IF_ALONE if alone else MAX_REMEMBERED)
@@ -135,8 +136,8 @@ class AnyOrder:
             self._remembered = frozenset(range(count))
         elif unlimited and self._most is None and shape.least <= 1 and few:
             self._remembered = self._required
-            self._check_needs()
-            if self._needs and self._writer.masked_shapes is not None:
+            self._check_requirements()
+            if self._requirements and self._writer.masked_shapes is not None:
                 leave_to_masks(self._writer, shape, self._others)
             else:
                 leave_scarce_to_masks(self._writer, shape, self._others)
@@ -144,28 +145,28 @@ class AnyOrder:
             return self._left_to_masks()
         return self._place(frozenset(), frozenset(), empty=True)
 
-    def _check_needs(self) -> None:
-        """Refuses needs that the remaining names might not meet, or that a repeated name might break."""
-        if not self._needs:
+    def _check_requirements(self) -> None:
+        """Refuses requirements that the remaining names might not meet, or that a repeated name might break."""
+        if not self._requirements:
             return
         if self._writer.masked_shapes is None:
             raise _refusal(
                 "inside another constraint, required members whose names match patterns can't be in any order"
             )
-        for i in range(len(self._needs)):
+        for i in range(len(self._requirements)):
             if not has_unlisted_names(self._meeting_others(frozenset({i})), UNLIMITED_NAMES):
                 raise _refusal("a required member whose pattern has few names can't be in any order")
 
     def _left_to_masks(self) -> Node:
         """Texts in which members may repeat, as far as the grammar is concerned."""
-        if self._most is not None and (self._required or self._needs):
+        if self._most is not None and (self._required or self._requirements):
             raise _refusal("maxProperties can't be enforced for required members in any order")
         if self._writer.masked_shapes is None:
             raise _refusal(f"inside another constraint, at most {MAX_REMEMBERED} members can be in any order")
-        self._check_needs()
+        self._check_requirements()
         leave_to_masks(self._writer, self._shape, self._others, in_any_order=True)
         self._least = min(1, self._least)
-        if self._needs:
+        if self._requirements:
             return self._place(frozenset(), frozenset(), empty=True)
         more = repeat(self._any_of(first=False), 0, None if self._most is None else self._most - 1)
         some = concat(self._any_of(first=True), more, self._writer.end(empty=False))
@@ -174,11 +175,11 @@ class AnyOrder:
 
     # ---------------------------------------------------------------------------------------------- members
 
-    def _any_of(self, met: MetNeeds = frozenset(), *, first: bool) -> Node:
+    def _any_of(self, met: Met = frozenset(), *, first: bool) -> Node:
         """Texts of one member whose presence is not remembered, named or not.
 
         Args:
-            met: needs that the member meets.
+            met: requirements that the member meets.
         """
 
         def body() -> Node:
@@ -189,51 +190,58 @@ class AnyOrder:
 
         return self._writer.rule((self._number, "any", met, first), body)
 
-    def _may_meet(self, name: str, needs: MetNeeds) -> bool:
-        return all(accepts(self._needs[i][0], name) for i in needs)
+    def _may_meet(self, name: str, requirements: Met) -> bool:
+        return all(accepts(self._requirements[i][0], name) for i in requirements)
 
-    def _meeting_others(self, needs: MetNeeds) -> list[_Other]:
-        """Unlisted names that meet all of the given needs, each language with the formula of its values."""
+    def _meeting_others(self, requirements: Met) -> list[_Other]:
+        """Unlisted names that meet all of the given requirements, each language with the formula of its values."""
         found = []
         for names, formula in self._others:
-            for i in needs:
-                names, formula = both_strings(names, self._needs[i][0]), all_of(formula, self._needs[i][1])
+            for i in requirements:
+                names, formula = (
+                    both_strings(names, self._requirements[i][0]),
+                    all_of(formula, self._requirements[i][1]),
+                )
             if names != NOTHING and not self._writer.reader.empty(formula):
                 found.append((names, formula))
         return found
 
-    def _member(self, index: int, met: MetNeeds = frozenset(), *, first: bool) -> Node:
+    def _member(self, index: int, met: Met = frozenset(), *, first: bool) -> Node:
         member = self._members[index]
-        formula = all_of(member.formula, *(self._needs[i][1] for i in sorted(met)))
+        formula = all_of(member.formula, *(self._requirements[i][1] for i in sorted(met)))
         return self._writer.member(literal(member.name), formula, first=first)
 
     # ----------------------------------------------------------------------------------------------- places
 
-    def _place(self, written: _Written, met: MetNeeds, *, empty: bool) -> Ref:
+    def _place(self, written: _Written, met: Met, *, empty: bool) -> Ref:
         """Rule for the position after some members.
 
         Args:
             written: remembered members that have been written.
-            met: needs that have been met.
+            met: requirements that have been met.
             empty: whether no member has been written.
         """
         return self._writer.rule(
             (self._number, "place", written, met, empty), lambda: self._at_place(written, met, empty=empty)
         )
 
-    def _at_place(self, written: _Written, met: MetNeeds, *, empty: bool) -> Node:
+    def _at_place(self, written: _Written, met: Met, *, empty: bool) -> Node:
         options: list[Node] = []
         required = self._required & self._remembered
-        if required <= written and len(met) == len(self._needs) and max(len(written), int(not empty)) >= self._least:
+        if (
+            required <= written
+            and len(met) == len(self._requirements)
+            and max(len(written), int(not empty)) >= self._least
+        ):
             options.append(self._writer.end(empty=empty))
         for i in sorted(self._remembered - written):
             now = written | {i}
             if self._most is None or len(now) + len(required - now) <= self._most:
-                for formula, now_met in meeting(self._members[i], self._needs, met):
+                for formula, now_met in meeting(self._members[i], self._requirements, met):
                     member = self._writer.member(literal(self._members[i].name), formula, first=empty)
                     options.append(concat(member, self._place(now, now_met, empty=False)))
         if self._others or len(self._remembered) < len(self._members):
-            unmet = [i for i in range(len(self._needs)) if i not in met]
+            unmet = [i for i in range(len(self._requirements)) if i not in met]
             options += (
                 concat(self._any_of(more, first=empty), self._place(written, met | more, empty=False))
                 for more in subsets(unmet)

@@ -1,8 +1,8 @@
 """Grammar of objects: members named in the schema in its order, then other members in any order.
 
 The named members are halved recursively, so that rules for thousands of them nest only a dozen deep. If members are
-counted, or some have to meet `needs`, each rule stands for a position between members instead, with the count and the
-needs met so far.
+counted, or some have to meet `requirements`, each rule stands for a position between members instead, with the count
+and the requirements met so far.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from sglang_lite.constraints.formal.nodes import (
 )
 from sglang_lite.constraints.json_schema.container_writer import ContainerWriter
 from sglang_lite.constraints.json_schema.formulas import all_of
-from sglang_lite.constraints.json_schema.needs import MetNeeds, Need, meeting, unimplied
+from sglang_lite.constraints.json_schema.requirements import Met, Requirement, meeting, unimplied
 from sglang_lite.constraints.json_schema.values import ObjectShape, both_strings
 from sglang_lite.constraints.json_schema.write_any_order import (
     AnyOrder,
@@ -51,7 +51,7 @@ def object_text(writer: ContainerWriter, shape: ObjectShape, *, alone: bool = Tr
     if writer.any_order:
         return AnyOrder(writer, shape.listed()).text(alone=alone)
     object_writer = _ObjectWriter(writer, shape.listed())
-    return object_writer.counted() if object_writer.counts or shape.needs else object_writer.plain()
+    return object_writer.counted() if object_writer.counts or shape.requirements else object_writer.plain()
 
 
 class _ObjectWriter:
@@ -59,7 +59,7 @@ class _ObjectWriter:
         self._writer, self._shape, self._number = writer, shape, writer.number(shape)
         self._members = [member for member in shape.members if member.formula is not False]
         self._others = shape.free_others()
-        self._needs = unimplied(shape.needs)
+        self._requirements = unimplied(shape.requirements)
         required = sum(member.required for member in self._members)
         self._least = shape.least if shape.least > required else 0
         self._most = shape.most if self._others or (shape.most or 0) < len(self._members) else None
@@ -70,7 +70,7 @@ class _ObjectWriter:
             self._refuse_what_repeated_names_break(required)
 
     def _refuse_what_repeated_names_break(self, required: int) -> None:
-        """Leaves the names to the masks if a repeated name could break counts or needs.
+        """Leaves the names to the masks if a repeated name could break counts or requirements.
 
         The grammar can't exclude repeated names, and a JSON parser keeps only the last value of a name. Raises
         ConstraintError if no masks check the names.
@@ -84,10 +84,10 @@ class _ObjectWriter:
                 pointer=self._shape.count_pointer,
                 hint="List the names in properties or propertyNames, or set enforce='best_effort'.",
             )
-        needs = [both_strings(names, self._shape.free_names) for names, _ in self._needs]
-        if not any(both_strings(a, b) != NOTHING for a, b in combinations(needs, 2)):
+        requirements = [both_strings(names, self._shape.free_names) for names, _ in self._requirements]
+        if not any(both_strings(a, b) != NOTHING for a, b in combinations(requirements, 2)):
             return
-        if self._writer.masked_shapes is not None and all(counted(names).count is None for names in needs):
+        if self._writer.masked_shapes is not None and all(counted(names).count is None for names in requirements):
             leave_to_masks(self._writer, self._shape, self._others)
         else:
             raise ConstraintError(
@@ -131,11 +131,11 @@ class _ObjectWriter:
         key = self._number, "more", start, end
         return self._writer.rule(key, lambda: concat(self._more(start, middle), self._more(middle, end)))
 
-    def _rest(self, count: int, met: MetNeeds = frozenset()) -> Node:
-        """Unnamed members, after `count` others, and the end of the object. Members that meet needs come last, so that
-        no later member can repeat their names.
+    def _rest(self, count: int, met: Met = frozenset()) -> Node:
+        """Unnamed members, after `count` others, and the end of the object. Members that meet requirements come last,
+        so that no later member can repeat their names.
         """
-        unmet = [need for i, need in enumerate(self._needs) if i not in met]
+        unmet = [requirement for i, requirement in enumerate(self._requirements) if i not in met]
         least = max(0, self._least - count - len(unmet))
         most = None if self._most is None else self._most - count - len(unmet)
         options = [self._end(count, unmet)] if least == 0 and (most is None or most >= 0) else []
@@ -144,17 +144,17 @@ class _ObjectWriter:
             options.append(concat(self._other(count), more, self._end(1, unmet)))
         return alternation(options)
 
-    def _other(self, count: int, need: Need = (ANY_TEXT, True)) -> Node:
-        """Unnamed member that meets a need."""
+    def _other(self, count: int, requirement: Requirement = (ANY_TEXT, True)) -> Node:
+        """Unnamed member that meets a requirement."""
         return alternation(
-            self._writer.member(part, all_of(formula, need[1]), first=not count)
+            self._writer.member(part, all_of(formula, requirement[1]), first=not count)
             for names, formula in self._others
-            if (part := both_strings(names, need[0])) != NOTHING
+            if (part := both_strings(names, requirement[0])) != NOTHING
         )
 
-    def _end(self, count: int, unmet: Sequence[Need] = ()) -> Node:
-        """Members that meet the given needs, and the end of the object."""
-        parts = [self._other(count + i, need) for i, need in enumerate(unmet)]
+    def _end(self, count: int, unmet: Sequence[Requirement] = ()) -> Node:
+        """Members that meet the given requirements, and the end of the object."""
+        parts = [self._other(count + i, requirement) for i, requirement in enumerate(unmet)]
         return concat(*parts, self._writer.end(empty=not count and not unmet))
 
     # ------------------------------------------------------------------------------------ places and counts
@@ -164,11 +164,11 @@ class _ObjectWriter:
             raise ConstraintError(f"json_schema: more than {MAX_COUNTED} properties can't be counted.")
         return self._place(0, 0, frozenset())
 
-    def _place(self, index: int, count: int, met: MetNeeds) -> Ref:
+    def _place(self, index: int, count: int, met: Met) -> Ref:
         """Rule for the position where the named members from `index` on may follow."""
         return self._writer.rule((self._number, index, count, met), lambda: self._at_place(index, count, met))
 
-    def _at_place(self, index: int, count: int, met: MetNeeds) -> Node:
+    def _at_place(self, index: int, count: int, met: Met) -> Node:
         if index == len(self._members):
             return self._rest(count, met)
         member = self._members[index]
@@ -177,7 +177,7 @@ class _ObjectWriter:
             name, now = literal(member.name), count + 1 if self._exact else 1
             options += [
                 concat(self._writer.member(name, formula, first=not count), self._place(index + 1, now, now_met))
-                for formula, now_met in meeting(member, self._needs, met)
+                for formula, now_met in meeting(member, self._requirements, met)
             ]
         if not member.required:
             options.append(self._place(index + 1, count, met))

@@ -92,7 +92,7 @@ class _ValueWriter:
         if any(member.required and member.name not in members for member in shape.members):
             return
         first = [member.name for member in shape.listed().members if member.name in members]
-        last: list[str] = []  # members that meet needs are written last
+        last: list[str] = []  # members that meet requirements are written last
         for names, formula in shape.needs:
             fitting = (n for n in (*first, *members) if accepts(names, n))
             meeting = next((n for n in fitting if self.text(formula, members[n]) is not None), None)

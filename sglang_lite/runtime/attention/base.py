@@ -181,8 +181,8 @@ class AttentionBackend(ModelAttention, Protocol):
     """Attention of layers with the same heads."""
 
     @staticmethod
-    def unsupported_reason(needs: AttentionRequirements) -> str | None:
+    def unsupported_reason(requirements: AttentionRequirements) -> str | None:
         """Returns the reason that the backend can't meet the requirements, or None if it can."""
         ...
 
-    def __init__(self, needs: AttentionRequirements) -> None: ...
+    def __init__(self, requirements: AttentionRequirements) -> None: ...

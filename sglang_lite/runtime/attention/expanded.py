@@ -20,13 +20,13 @@ from sglang_lite.runtime.kernels.reference.page_table import token_slots
 MIN_EXPANDED_TOKENS = 1536
 
 
-def attend_expanded(needs: AttentionRequirements, plan: DevicePlan) -> AttendExpanded | None:
+def attend_expanded(requirements: AttentionRequirements, plan: DevicePlan) -> AttendExpanded | None:
     """Returns expanded attention for the non-decoding tokens of a plan, or None if they see cached tokens, no kernel
     supports them or rows are too short for it to be faster."""
-    hopper = hopper_kernels(properties_of(needs.device), "prefill_attention_hopper")
-    if hopper is None or needs.expanded is None or plan.longest_uncached < MIN_EXPANDED_TOKENS:
+    hopper = hopper_kernels(properties_of(requirements.device), "prefill_attention_hopper")
+    if hopper is None or requirements.expanded is None or plan.longest_uncached < MIN_EXPANDED_TOKENS:
         return None
-    if not hopper.supports_uncached(plan, needs.compute, *needs.expanded):
+    if not hopper.supports_uncached(plan, requirements.compute, *requirements.expanded):
         return None
     first = plan.decoding
     at = token_slots(plan, plan.slots[first:], plan.positions[first:])

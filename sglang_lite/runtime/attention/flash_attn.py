@@ -28,25 +28,29 @@ class FlashAttention:
     shares_prefixes = False
 
     @staticmethod
-    def unsupported_reason(needs: AttentionRequirements) -> str | None:
-        if needs.sinks or needs.latent:
-            return "attention sinks are not supported" if needs.sinks else "latent attention is not supported"
+    def unsupported_reason(requirements: AttentionRequirements) -> str | None:
+        if requirements.sinks or requirements.latent:
+            return "attention sinks are not supported" if requirements.sinks else "latent attention is not supported"
         if importlib.util.find_spec("flash_attn") is None or importlib.util.find_spec("flash_attn.cute") is None:
             return "the package flash-attn-4 is not installed"
-        if needs.device.type != "cuda" or torch.cuda.get_device_capability(needs.device)[0] not in (9, 10, 11):
+        if requirements.device.type != "cuda" or torch.cuda.get_device_capability(requirements.device)[0] not in (
+            9,
+            10,
+            11,
+        ):
             return "only GPUs of compute capability 9 (Hopper) to 11 are supported"
-        if needs.head_dim % 16 or needs.head_dim > _WIDEST:
-            return f"the head size {needs.head_dim} is not a multiple of 16 up to {_WIDEST}"
-        if needs.compute not in _TYPES:
-            return f"computing in {needs.compute} is not supported"
-        if needs.cache != needs.compute:
-            return f"a KV cache in {needs.cache} is not supported"
+        if requirements.head_dim % 16 or requirements.head_dim > _WIDEST:
+            return f"the head size {requirements.head_dim} is not a multiple of 16 up to {_WIDEST}"
+        if requirements.compute not in _TYPES:
+            return f"computing in {requirements.compute} is not supported"
+        if requirements.cache != requirements.compute:
+            return f"a KV cache in {requirements.cache} is not supported"
         return None
 
-    def __init__(self, needs: AttentionRequirements) -> None:
+    def __init__(self, requirements: AttentionRequirements) -> None:
         from flash_attn.cute import flash_attn_varlen_func
 
-        self._needs = needs
+        self._requirements = requirements
         self._attend = flash_attn_varlen_func
 
     def plan_step(self, plan: DevicePlan) -> StepAttention:
@@ -68,7 +72,7 @@ class FlashAttention:
             sinks: torch.Tensor | None = None,
         ) -> None:
             assert sinks is None, "refused"
-            shape = self._needs.kv_heads, -1, plan.page_size, self._needs.head_dim
+            shape = self._requirements.kv_heads, -1, plan.page_size, self._requirements.head_dim
             k, v = (side[layer].view(shape).permute(1, 2, 0, 3) for side in (cache.k, cache.v))
             for part in parts:
                 out[part.tokens] = self._attend(

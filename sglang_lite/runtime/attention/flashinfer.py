@@ -30,22 +30,22 @@ class FlashInferAttention:
     shares_prefixes = False
 
     @staticmethod
-    def unsupported_reason(needs: AttentionRequirements) -> str | None:
-        if needs.sinks or needs.latent:
-            return "attention sinks are not supported" if needs.sinks else "latent attention is not supported"
+    def unsupported_reason(requirements: AttentionRequirements) -> str | None:
+        if requirements.sinks or requirements.latent:
+            return "attention sinks are not supported" if requirements.sinks else "latent attention is not supported"
         if importlib.util.find_spec("flashinfer") is None:
             return "the package flashinfer-python is not installed"
-        if needs.device.type != "cuda" or torch.cuda.get_device_capability(needs.device) < (8, 0):
+        if requirements.device.type != "cuda" or torch.cuda.get_device_capability(requirements.device) < (8, 0):
             return "a GPU of compute capability 8.0 (Ampere) or newer is required"
-        if needs.head_dim not in _HEADS:
-            return f"the head size {needs.head_dim} is not one of {', '.join(map(str, _HEADS))}"
-        if needs.compute not in _TYPES:
-            return f"computing in {needs.compute} is not supported"
+        if requirements.head_dim not in _HEADS:
+            return f"the head size {requirements.head_dim} is not one of {', '.join(map(str, _HEADS))}"
+        if requirements.compute not in _TYPES:
+            return f"computing in {requirements.compute} is not supported"
         return None
 
-    def __init__(self, needs: AttentionRequirements) -> None:
-        self._needs = needs
-        self._workspace = torch.zeros(_WORKSPACE, dtype=torch.uint8, device=needs.device)
+    def __init__(self, requirements: AttentionRequirements) -> None:
+        self._requirements = requirements
+        self._workspace = torch.zeros(_WORKSPACE, dtype=torch.uint8, device=requirements.device)
         self._wrappers: dict[tuple[str, float, int | None, float | None], Any] = {}
 
     def plan_step(self, plan: DevicePlan) -> StepAttention:
@@ -67,7 +67,7 @@ class FlashInferAttention:
             kind = scale, window, softcap
             if kind not in planned:
                 planned[kind] = [(part, self._plan(part, plan.page_size, *kind)) for part in parts]
-            shape = self._needs.kv_heads, -1, plan.page_size, self._needs.head_dim
+            shape = self._requirements.kv_heads, -1, plan.page_size, self._requirements.head_dim
             pages = tuple(side[layer].view(shape).transpose(0, 1) for side in (cache.k, cache.v))
             for part, wrapper in planned[kind]:
                 wrapper.run(q[part.first : part.end], pages, out=out[part.first : part.end])
@@ -91,16 +91,16 @@ class FlashInferAttention:
             part.pages,
             part.page_indices,
             part.last_page,
-            self._needs.heads,
-            self._needs.kv_heads,
-            self._needs.head_dim,
+            self._requirements.heads,
+            self._requirements.kv_heads,
+            self._requirements.head_dim,
             page_size,
             causal=True,
             sm_scale=scale,
             window_left=-1 if window is None else window - 1,
             logits_soft_cap=softcap,
-            q_data_type=self._needs.compute,
-            kv_data_type=self._needs.cache,
+            q_data_type=self._requirements.compute,
+            kv_data_type=self._requirements.cache,
         )
         return wrapper
 

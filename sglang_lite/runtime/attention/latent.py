@@ -30,16 +30,18 @@ class LatentAttention:
     capturable = True
 
     @staticmethod
-    def unsupported_reason(needs: AttentionRequirements) -> str | None:
-        if needs.latent > _WIDEST:
-            return f"the latent size {needs.latent} is above the limit of {_WIDEST}"
-        if needs.cache not in (needs.compute, torch.float8_e4m3fn):
-            return f"latents in {needs.cache} are not supported"
-        if needs.compute not in _TYPES:
-            return f"computing in {needs.compute} is not supported"
-        properties = properties_of(needs.device)
+    def unsupported_reason(requirements: AttentionRequirements) -> str | None:
+        if requirements.latent > _WIDEST:
+            return f"the latent size {requirements.latent} is above the limit of {_WIDEST}"
+        if requirements.cache not in (requirements.compute, torch.float8_e4m3fn):
+            return f"latents in {requirements.cache} are not supported"
+        if requirements.compute not in _TYPES:
+            return f"computing in {requirements.compute} is not supported"
+        properties = properties_of(requirements.device)
         if (
-            latent_launch(properties, size=needs.head_dim, item=needs.compute.itemsize, queries=PAIRS_PER_PROGRAM)
+            latent_launch(
+                properties, size=requirements.head_dim, item=requirements.compute.itemsize, queries=PAIRS_PER_PROGRAM
+            )
             is None
         ):
             return (
@@ -47,29 +49,31 @@ class LatentAttention:
             )
         return None
 
-    def __init__(self, needs: AttentionRequirements) -> None:
-        self._needs = needs
-        self.shares_prefixes = properties_of(needs.device).has_tma  # without TMA, registers overflow
+    def __init__(self, requirements: AttentionRequirements) -> None:
+        self._requirements = requirements
+        self.shares_prefixes = properties_of(requirements.device).has_tma  # without TMA, registers overflow
         self._concurrent_items = 0  # shares computed at once if one program fills a multiprocessor, else 0
-        if hopper_module(needs.device, needs.cache, needs.latent, needs.head_dim):
-            self._concurrent_items = max(1, properties_of(needs.device).multiprocessors // -(-needs.heads // 64))
-        parts, device = self._items(needs.max_rows) * needs.heads, needs.device
-        shared = needs.max_rows * needs.max_chunks * needs.heads
-        blocks = 2 * -(-needs.heads // 16)  # upper bound for blocks of heads times halves of latents
+        if hopper_module(requirements.device, requirements.cache, requirements.latent, requirements.head_dim):
+            self._concurrent_items = max(
+                1, properties_of(requirements.device).multiprocessors // -(-requirements.heads // 64)
+            )
+        parts, device = self._items(requirements.max_rows) * requirements.heads, requirements.device
+        shared = requirements.max_rows * requirements.max_chunks * requirements.heads
+        blocks = 2 * -(-requirements.heads // 16)  # upper bound for blocks of heads times halves of latents
         self._partials = Partials(
-            acc=torch.empty((parts, needs.latent), device=device),
+            acc=torch.empty((parts, requirements.latent), device=device),
             ml=torch.empty((parts, 2), device=device),
-            counters=torch.zeros((needs.max_rows + 1, blocks), dtype=torch.int32, device=device),
-            prefix_acc=torch.empty((shared, needs.latent), device=device),
+            counters=torch.zeros((requirements.max_rows + 1, blocks), dtype=torch.int32, device=device),
+            prefix_acc=torch.empty((shared, requirements.latent), device=device),
             prefix_ml=torch.empty((shared, 2), device=device),
         )
 
     def _items(self, rows: int) -> int:
-        programs = 2 * self._concurrent_items or properties_of(self._needs.device).programs_to_fill
+        programs = 2 * self._concurrent_items or properties_of(self._requirements.device).programs_to_fill
         return rows + min(programs, _MAX_PARTS * rows)
 
     def plan_step(self, plan: DevicePlan) -> StepAttention:
-        rows, device = plan.decoding, self._needs.device
+        rows, device = plan.decoding, self._requirements.device
         work = DecodeWork(
             items=torch.empty((self._items(rows), 4), dtype=torch.int32, device=device),
             rows=torch.empty((max(rows, 1), 2), dtype=torch.int32, device=device),
@@ -81,7 +85,7 @@ class LatentAttention:
                 concurrent_programs=self._concurrent_items,
             )  # fmt: skip
 
-        expanded = attend_expanded(self._needs, plan)
+        expanded = attend_expanded(self._requirements, plan)
 
         def attend(
             q: torch.Tensor,
@@ -99,9 +103,9 @@ class LatentAttention:
             assert sinks is None, "likewise"
             if plan.decoding:
                 if plan.shared is not None:
-                    latent_prefix(q, cache, layer, plan, work, rank=self._needs.latent, scale=scale)
-                latent_decode(q, cache, layer, plan, work, out, rank=self._needs.latent, scale=scale)
+                    latent_prefix(q, cache, layer, plan, work, rank=self._requirements.latent, scale=scale)
+                latent_decode(q, cache, layer, plan, work, out, rank=self._requirements.latent, scale=scale)
             if len(plan.blocks) and expanded is None:
-                latent_prefill(q, cache, layer, plan, out, rank=self._needs.latent, scale=scale)
+                latent_prefill(q, cache, layer, plan, out, rank=self._requirements.latent, scale=scale)
 
         return StepAttention(attend, expanded=expanded)

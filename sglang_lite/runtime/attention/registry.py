@@ -21,10 +21,10 @@ BUILTIN_BACKENDS = ("triton", "torch")  # fastest first; the last one supports e
 PACKAGE_BACKENDS = tuple(name for name in get_args(AttentionBackendName) if name not in ("auto", *BUILTIN_BACKENDS))
 
 
-def _backend(name: str, needs: AttentionRequirements) -> type[AttentionBackend]:
+def _backend(name: str, requirements: AttentionRequirements) -> type[AttentionBackend]:
     """Returns the class of a backend, whose module is imported only now."""
     match name:
-        case "triton" if needs.latent:
+        case "triton" if requirements.latent:
             from sglang_lite.runtime.attention.latent import LatentAttention
 
             return LatentAttention
@@ -47,20 +47,22 @@ def _backend(name: str, needs: AttentionRequirements) -> type[AttentionBackend]:
     raise AssertionError(f"no backend {name!r}")
 
 
-def make_layers_attention(name: str, needs: Sequence[AttentionRequirements]) -> ModelAttention:
+def make_layers_attention(name: str, requirements: Sequence[AttentionRequirements]) -> ModelAttention:
     """Returns the attention of all layers of a model: one backend for each kind of heads, made by `make_attention`.
 
     Args:
         name: name of a backend, or "auto".
-        needs: requirements of each layer.
+        requirements: requirements of each layer.
     """
     from sglang_lite.runtime.attention.by_layer import AttentionByLayer  # needs Triton
 
-    backends = {each: make_attention(name, each) for each in dict.fromkeys(needs)}
-    return AttentionByLayer([backends[each] for each in needs]) if len(backends) > 1 else backends[needs[0]]
+    backends = {each: make_attention(name, each) for each in dict.fromkeys(requirements)}
+    return (
+        AttentionByLayer([backends[each] for each in requirements]) if len(backends) > 1 else backends[requirements[0]]
+    )
 
 
-def make_attention(name: str, needs: AttentionRequirements) -> AttentionBackend:
+def make_attention(name: str, requirements: AttentionRequirements) -> AttentionBackend:
     """Returns the backend of the given name. For "auto", returns the fastest of our own backends that can run the
     model, and logs a warning if that is not the first; packages are used only if named.
 
@@ -70,7 +72,7 @@ def make_attention(name: str, needs: AttentionRequirements) -> AttentionBackend:
     if name == "auto":
         unsupported = {}
         for name in BUILTIN_BACKENDS:
-            reason = _backend(name, needs).unsupported_reason(needs)
+            reason = _backend(name, requirements).unsupported_reason(requirements)
             if reason is None:
                 break
             unsupported[name] = reason
@@ -80,14 +82,14 @@ def make_attention(name: str, needs: AttentionRequirements) -> AttentionBackend:
                 "this warning, set attention_backend=%r.",
                 other, reason, name, name,
             )  # fmt: skip
-    elif (reason := _backend(name, needs).unsupported_reason(needs)) is not None:
+    elif (reason := _backend(name, requirements).unsupported_reason(requirements)) is not None:
         able = [
             other
             for other in (*BUILTIN_BACKENDS, *PACKAGE_BACKENDS)
-            if _backend(other, needs).unsupported_reason(needs) is None
+            if _backend(other, requirements).unsupported_reason(requirements) is None
         ]
         raise ParameterError(
             "attention_backend", f"{name!r} can't run this model: {reason}.",
             hint=f"These can: {', '.join(map(repr, able))}.",
         )  # fmt: skip
-    return _backend(name, needs)(needs)
+    return _backend(name, requirements)(requirements)

@@ -22,12 +22,12 @@ class TorchAttention:
     shares_prefixes = False
 
     @staticmethod
-    def unsupported_reason(needs: AttentionRequirements) -> str | None:
+    def unsupported_reason(requirements: AttentionRequirements) -> str | None:
         return None
 
-    def __init__(self, needs: AttentionRequirements) -> None:
-        self._tokens = MAX_GATHERED_ELEMENTS // (needs.kv_heads * needs.head_dim)
-        self._latent = needs.latent
+    def __init__(self, requirements: AttentionRequirements) -> None:
+        self._tokens = MAX_GATHERED_ELEMENTS // (requirements.kv_heads * requirements.head_dim)
+        self._latent = requirements.latent
 
     def plan_step(self, plan: DevicePlan) -> StepAttention:
         lengths = [position + 1 for position in plan.positions[: plan.decoding].tolist()]

@@ -33,42 +33,42 @@ class TritonAttention:
     shares_prefixes = True
 
     @staticmethod
-    def unsupported_reason(needs: AttentionRequirements) -> str | None:
-        if needs.sinks:
+    def unsupported_reason(requirements: AttentionRequirements) -> str | None:
+        if requirements.sinks:
             return "attention sinks are not supported"
-        if needs.head_dim > _WIDEST:
-            return f"the head size {needs.head_dim} is above the limit of {_WIDEST}"
-        if needs.heads // needs.kv_heads > MAX_GROUP:
-            return f"{needs.heads // needs.kv_heads} query heads per KV head are above the limit of {MAX_GROUP}"
-        if needs.compute not in _TYPES:
-            return f"computing in {needs.compute} is not supported"
-        return _no_room(needs)
+        if requirements.head_dim > _WIDEST:
+            return f"the head size {requirements.head_dim} is above the limit of {_WIDEST}"
+        if requirements.heads // requirements.kv_heads > MAX_GROUP:
+            return f"{requirements.heads // needs.kv_heads} query heads per KV head are above the limit of {MAX_GROUP}"
+        if requirements.compute not in _TYPES:
+            return f"computing in {requirements.compute} is not supported"
+        return _no_room(requirements)
 
-    def __init__(self, needs: AttentionRequirements) -> None:
-        self._needs = needs
-        parts = self._items(needs.max_rows) * needs.heads
-        shared = needs.max_rows * needs.max_chunks * needs.heads
-        dim, device = needs.head_dim, needs.device
+    def __init__(self, requirements: AttentionRequirements) -> None:
+        self._requirements = requirements
+        parts = self._items(requirements.max_rows) * requirements.heads
+        shared = requirements.max_rows * requirements.max_chunks * requirements.heads
+        dim, device = requirements.head_dim, requirements.device
         self._partials = Partials(
             acc=torch.empty((parts, dim), device=device),
             ml=torch.empty((parts, 2), device=device),
-            counters=torch.zeros((needs.max_rows + 1, needs.kv_heads), dtype=torch.int32, device=device),
+            counters=torch.zeros((requirements.max_rows + 1, requirements.kv_heads), dtype=torch.int32, device=device),
             prefix_acc=torch.empty((shared, dim), device=device),
             prefix_ml=torch.empty((shared, 2), device=device),
         )
 
     def _items(self, rows: int, *, exclusive: bool = False) -> int:
-        properties = properties_of(self._needs.device)
-        eight_bits = self._needs.cache.itemsize == 1  # 8-bit programs are small, so more run at once
+        properties = properties_of(self._requirements.device)
+        eight_bits = self._requirements.cache.itemsize == 1  # 8-bit programs are small, so more run at once
         programs = properties.multiprocessors if exclusive else (4 if eight_bits else 1) * properties.programs_to_fill
-        return rows + -(-programs // self._needs.kv_heads)
+        return rows + -(-programs // self._requirements.kv_heads)
 
     def plan_step(self, plan: DevicePlan) -> StepAttention:
-        rows, device, needs = plan.decoding, self._needs.device, self._needs
+        rows, device, requirements = plan.decoding, self._requirements.device, self._requirements
         launch = attention_launch(
             properties_of(device), "decode",
-            dim=needs.head_dim, item=needs.compute.itemsize, cached=needs.cache.itemsize,
-            queries=columns(needs.heads // needs.kv_heads), rows=rows, heads=needs.kv_heads,
+            dim=requirements.head_dim, item=requirements.compute.itemsize, cached=requirements.cache.itemsize,
+            queries=columns(requirements.heads // requirements.kv_heads), rows=rows, heads=requirements.kv_heads,
             shared=plan.shared is not None,
         )  # fmt: skip
         assert launch is not None, "refused"
@@ -102,21 +102,30 @@ class TritonAttention:
             if len(plan.blocks):
                 prefill_attention(q, cache, layer, plan, out, scale=scale, window=window, softcap=softcap)
 
-        few = needs.heads <= MAX_HEADS or launch.exclusive
+        few = requirements.heads <= MAX_HEADS or launch.exclusive
         direct = few and plan.separate and plan.shared is None and rows == len(plan.ids)
         return StepAttention(attend, partial(rope_attention, plan=plan, work=work) if direct else None)
 
 
-def _no_room(needs: AttentionRequirements) -> str | None:
+def _no_room(requirements: AttentionRequirements) -> str | None:
     """Returns the reason that some kernel can't run on the GPU, or None if all can."""
-    properties, item, group = properties_of(needs.device), needs.compute.itemsize, needs.heads // needs.kv_heads
+    properties, item, group = (
+        properties_of(requirements.device),
+        requirements.compute.itemsize,
+        requirements.heads // requirements.kv_heads,
+    )
     kernels: dict[Kernel, int] = {"decode": columns(group), "prefill": 16, "prefix": block_queries(group, item)}
     for kernel, queries in kernels.items():
         if not attention_launch(
-            properties, kernel, dim=needs.head_dim, item=item, cached=needs.cache.itemsize, queries=queries
+            properties,
+            kernel,
+            dim=requirements.head_dim,
+            item=item,
+            cached=requirements.cache.itemsize,
+            queries=queries,
         ):
             return (
-                f"heads of {needs.head_dim} elements of {item} bytes don't fit in the "
+                f"heads of {requirements.head_dim} elements of {item} bytes don't fit in the "
                 f"{properties.shared_memory:,} bytes of shared memory that a program has on a {properties.name}"
             )
     return None

@@ -164,7 +164,7 @@ class GpuRunner:
         self._max_token_reads = MAX_TOKEN_READS // (
             max(heads.heads // 4, 1) if isinstance(heads, LatentSpec) else heads.kv_heads
         )
-        self._attention = make_layers_attention(attention, [self._needs(each) for each in model.attentions])
+        self._attention = make_layers_attention(attention, [self._requirements(each) for each in model.attentions])
         self._masks = DeviceMasks(device, 0, 0)  # empty until `allocate_masks`
         self._staging = Staging(device, 3 * step_tokens + 8 * (slots + 1) + 4096)
         cuda = device.type == "cuda"
@@ -363,7 +363,7 @@ class GpuRunner:
         hidden = self._run(plan)
         return self._model.raw_logits(hidden if last is None else hidden[last], out)
 
-    def _needs(self, spec: AttentionSpec | LatentSpec) -> AttentionRequirements:
+    def _requirements(self, spec: AttentionSpec | LatentSpec) -> AttentionRequirements:
         """Requirements of a layer on the attention backend."""
         precision = self._model.precision
         return AttentionRequirements(

@@ -21,7 +21,7 @@ def put_in_place(monkeypatch):
         vars(module).update(content)
         monkeypatch.setitem(sys.modules, name, module)
     for kind in (FlashInferAttention, FlashAttention):
-        monkeypatch.setattr(kind, "unsupported_reason", staticmethod(lambda needs: None))
+        monkeypatch.setattr(kind, "unsupported_reason", staticmethod(lambda requirements: None))
 
 
 def _attend(q, k, v, pages, length, *, scale, left, softcap):

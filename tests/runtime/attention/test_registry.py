@@ -1,4 +1,5 @@
-"""The registry is the one list of attention backends: the config takes its names, and each has a class that can refuse."""
+"""The registry is the one list of attention backends: the config takes its names, and each has a class that can
+refuse."""
 
 from typing import get_args
 
@@ -18,9 +19,9 @@ HALF = torch.float16
 @pytest.mark.parametrize("name", get_args(AttentionBackendName))
 def test_a_name_of_the_registry_is_a_setting_with_a_backend(name):
     assert EngineConfig(attention_backend=name).attention_backend == name
-    needs = AttentionRequirements(2, 1, 64, HALF, HALF, torch.device("cpu"), max_rows=1, max_chunks=0)
+    requirements = AttentionRequirements(2, 1, 64, HALF, HALF, torch.device("cpu"), max_rows=1, max_chunks=0)
     if name == "auto" or name in BUILTIN_BACKENDS:
-        assert callable(make_attention(name, needs).plan_step)
+        assert callable(make_attention(name, requirements).plan_step)
     else:  # packages, which need a GPU
         with pytest.raises(ParameterError, match=f"'{name}' can't run this model: .* can: 'triton', 'torch'"):
-            make_attention(name, needs)
+            make_attention(name, requirements)

@@ -13,7 +13,8 @@ from tests.runtime.kernels.launches import GPUS, HEADS
 A100, A10, RTX_4090, H200 = GPUS
 SMALL = DeviceProperties("a GPU of before Ampere", 49_152, 1 << 16, 20, (7, 5))
 
-# Queries of a program, tokens at a time, warps, stages: measured on an H200, so no change of anything else changes them.
+# Queries of a program, tokens at a time, warps, stages: measured on an H200, so no change of anything else changes
+# them.
 CHOSEN = {
     # kernel, head, bytes of queries, of keys, queries, rows
     ("decode", 128, 2, 2, 8, 1): (8, 32, 1, 3),
@@ -117,11 +118,11 @@ def test_every_head_finds_room(properties):
 
 
 def test_a_card_without_room_gets_torchs_attention_and_it_is_said(caplog):
-    needs = AttentionRequirements(
+    requirements = AttentionRequirements(
         8, 1, 256, torch.float32, torch.float32, torch.device("meta"), max_rows=4, max_chunks=0
     )
     with assume_device(DeviceProperties("tiny", 32_768, 1 << 16, 4, (8, 0))):
-        backend = make_attention("auto", needs)
+        backend = make_attention("auto", requirements)
     assert type(backend).__name__ == "TorchAttention"
     assert "don't fit in the 32,768 bytes of shared memory that a program has on a tiny" in caplog.text
 

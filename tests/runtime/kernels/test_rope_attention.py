@@ -73,14 +73,14 @@ def test_one_row_of_8_bits_is_taken_from_its_product(monkeypatch, length):
     factors = KVScales(*((torch.full((1,), by, device=DEVICE),) for by in (0.5, 2.0)))
     cache, other = (KVCache((keys.clone(),), (values.clone(),), factors) for _ in range(2))
     plan = replace(rows.plan(1, [0], [length - 1]), ids=torch.zeros(1, dtype=torch.int32, device=DEVICE), separate=True)
-    needs = AttentionRequirements(
+    requirements = AttentionRequirements(
         heads=heads[0], kv_heads=1, head_dim=dim, compute=torch.float16, cache=torch.float8_e4m3fn, device=DEVICE,
         max_rows=1, max_chunks=1,
     )  # fmt: skip
     qkv = normal(1, (heads[0] + 2) * dim).half()
     tables = normal(length, dim).half(), normal(length, dim).half()
     out, expected = (torch.full((1, heads[0], dim), float("nan"), device=DEVICE).half() for _ in range(2))
-    step = TritonAttention(needs).plan_step(plan)
+    step = TritonAttention(requirements).plan_step(plan)
     assert step.from_product is not None
     for _ in range(2):
         step.from_product(
