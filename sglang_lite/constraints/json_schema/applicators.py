@@ -20,30 +20,31 @@ MAX_TOGETHER = 6  # maximum number of branches of an anyOf whose evaluated membe
 
 
 def _ref(
-    context: Context, values: ValueSet, schema: Schema, place: SchemaLocation, keyword: str, track_evaluated: bool
+    context: Context, values: ValueSet, schema: Schema, location: SchemaLocation, keyword: str, track_evaluated: bool
 ) -> ValueSet:
     return context.algebra.intersect(
-        values, context.values(ValidAt(context.document.follow(place, keyword)), track_evaluated)
+        values, context.values(ValidAt(context.document.follow(location, keyword)), track_evaluated)
     )
 
 
 def _branches(
-    context: Context, schema: Schema, place: SchemaLocation, keyword: str, track_evaluated: bool
+    context: Context, schema: Schema, location: SchemaLocation, keyword: str, track_evaluated: bool
 ) -> list[ValueSet]:
-    return [context.values(context.below(place, keyword, i), track_evaluated) for i in range(len(schema[keyword]))]
+    return [context.values(context.below(location, keyword, i), track_evaluated) for i in range(len(schema[keyword]))]
 
 
 def _all_of(
-    context: Context, values: ValueSet, schema: Schema, place: SchemaLocation, keyword: str, track_evaluated: bool
+    context: Context, values: ValueSet, schema: Schema, location: SchemaLocation, keyword: str, track_evaluated: bool
 ) -> ValueSet:
-    return reduce(context.algebra.intersect, _branches(context, schema, place, keyword, track_evaluated), values)
+    return reduce(context.algebra.intersect, _branches(context, schema, location, keyword, track_evaluated), values)
 
 
 def _any_of(
-    context: Context, values: ValueSet, schema: Schema, place: SchemaLocation, keyword: str, track_evaluated: bool
+    context: Context, values: ValueSet, schema: Schema, location: SchemaLocation, keyword: str, track_evaluated: bool
 ) -> ValueSet:
     branches = [
-        context.algebra.intersect(values, each) for each in _branches(context, schema, place, keyword, track_evaluated)
+        context.algebra.intersect(values, each)
+        for each in _branches(context, schema, location, keyword, track_evaluated)
     ]
     if not track_evaluated:
         return context.algebra.unite(branches)
@@ -56,16 +57,17 @@ def _any_of(
 
 
 def _one_of(
-    context: Context, values: ValueSet, schema: Schema, place: SchemaLocation, keyword: str, track_evaluated: bool
+    context: Context, values: ValueSet, schema: Schema, location: SchemaLocation, keyword: str, track_evaluated: bool
 ) -> ValueSet:
     branches = [
-        context.algebra.intersect(values, each) for each in _branches(context, schema, place, keyword, track_evaluated)
+        context.algebra.intersect(values, each)
+        for each in _branches(context, schema, location, keyword, track_evaluated)
     ]
     if (
-        context.pointer_unless_ignored(place, keyword) is None
+        context.pointer_unless_ignored(location, keyword) is None
     ):  # ignored: at least one branch has to fit, others may as well
         return context.algebra.unite(branches)
-    plain = _branches(context, schema, place, keyword, False)
+    plain = _branches(context, schema, location, keyword, False)
     alone = []
     for i, branch in enumerate(branches):
         for j, other in enumerate(plain):
@@ -76,17 +78,17 @@ def _one_of(
 
 
 def _not(
-    context: Context, values: ValueSet, schema: Schema, place: SchemaLocation, keyword: str, track_evaluated: bool
+    context: Context, values: ValueSet, schema: Schema, location: SchemaLocation, keyword: str, track_evaluated: bool
 ) -> ValueSet:
-    return context.algebra.without(values, context.values(context.below(place, keyword)))
+    return context.algebra.without(values, context.values(context.below(location, keyword)))
 
 
 def _if(
-    context: Context, values: ValueSet, schema: Schema, place: SchemaLocation, keyword: str, track_evaluated: bool
+    context: Context, values: ValueSet, schema: Schema, location: SchemaLocation, keyword: str, track_evaluated: bool
 ) -> ValueSet:
-    condition = context.below(place, "if")
+    condition = context.below(location, "if")
     then, otherwise = (
-        context.values(context.below(place, word), track_evaluated) if word in schema else ANY_VALUE
+        context.values(context.below(location, word), track_evaluated) if word in schema else ANY_VALUE
         for word in ("then", "else")
     )
     met = context.algebra.intersect(values, context.values(condition, track_evaluated))
@@ -95,7 +97,7 @@ def _if(
 
 
 def _dependent(
-    context: Context, values: ValueSet, schema: Schema, place: SchemaLocation, keyword: str, track_evaluated: bool
+    context: Context, values: ValueSet, schema: Schema, location: SchemaLocation, keyword: str, track_evaluated: bool
 ) -> ValueSet:
     for name, requirement in schema[keyword].items():
         if isinstance(requirement, list):
@@ -104,7 +106,7 @@ def _dependent(
         else:
             present = replace(NO_VALUE, objects=(ObjectShape((Member(name, True, True),)),))
             present = context.algebra.intersect(
-                present, context.values(context.below(place, keyword, name), track_evaluated)
+                present, context.values(context.below(location, keyword, name), track_evaluated)
             )
         absent = replace(ANY_VALUE, objects=(ObjectShape((Member(name, False, False),)),))
         values = context.algebra.unite(context.algebra.intersect(values, each) for each in (absent, present))

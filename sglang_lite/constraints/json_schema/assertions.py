@@ -22,14 +22,14 @@ def assertions_and_annotations(document: Document, *, assert_format: bool) -> tu
     """
     asserting: list[str] = []
     annotations: list[str] = []
-    for place in document.places:
-        if place.pointer[:1] not in ("", "/"):  # the place is in a meta-schema
+    for location in document.locations:
+        if location.pointer[:1] not in ("", "/"):  # the location is in a meta-schema
             continue
-        schema, supported = document.at(place.pointer), document.schema(place)
+        schema, supported = document.at(location.pointer), document.schema(location)
         for keyword in schema if isinstance(schema, dict) else ():
             if keyword not in _NO_ASSERTIONS:
                 asserts = keyword in ASSERTING and keyword in supported
                 if keyword == "format":
                     asserts = asserts and assert_format and supported[keyword] in ASSERTED
-                (asserting if asserts else annotations).append(place.child(keyword).pointer)
+                (asserting if asserts else annotations).append(location.child(keyword).pointer)
     return tuple(asserting), tuple(annotations)

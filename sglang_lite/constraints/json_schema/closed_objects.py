@@ -40,7 +40,7 @@ def closed(schema: object) -> Json:
     result = copy.deepcopy(schema)
     written = Document(result)
     for pointer, keyword in found.closings.items():
-        if pointer[:1] not in ("", "/"):  # the place is in a meta-schema
+        if pointer[:1] not in ("", "/"):  # the location is in a meta-schema
             continue
         written.at(pointer)[keyword] = False
         if keyword not in written.schema(SchemaLocation(pointer)):
@@ -70,18 +70,18 @@ class _Closer:
         self.closings: dict[str, str] = {}  # keyword by pointer
         self._seen: set[tuple[str, bool]] = set()
 
-    def visit(self, place: SchemaLocation, *, part: bool) -> None:
+    def visit(self, location: SchemaLocation, *, part: bool) -> None:
         """Visits a schema and all schemas below it; as a part of another schema it is not closed itself."""
-        if (place.pointer, part) in self._seen:
+        if (location.pointer, part) in self._seen:
             return
-        self._seen.add((place.pointer, part))
-        schema = self._document.schema(place)
+        self._seen.add((location.pointer, part))
+        schema = self._document.schema(location)
         if not isinstance(schema, dict):
             return
         if part:
-            self.parts |= {place.pointer}
-        here = [self._document.follow(place, keyword) for keyword in REFERENCES if keyword in schema]
-        here += self._children(place, schema, _IN_PLACE)
+            self.parts |= {location.pointer}
+        here = [self._document.follow(location, keyword) for keyword in REFERENCES if keyword in schema]
+        here += self._children(location, schema, _IN_PLACE)
         names = any(keyword in schema for keyword in _NAMING)
         has_others_keyword = any(keyword in schema for keyword in _OTHERS_KEYWORDS)
         kinds = [keyword for keyword in (*REFERENCES, *_IN_PLACE) if keyword in schema]
@@ -93,30 +93,30 @@ class _Closer:
             and together
             and (names or any(self._names(each, set()) for each in here))
         ):
-            self.closings[place.pointer] = "unevaluatedProperties" if here else "additionalProperties"
+            self.closings[location.pointer] = "unevaluatedProperties" if here else "additionalProperties"
         for each in here:
             self.visit(each, part=part or together)
-        for each in self._children(place, schema, _BELOW):
+        for each in self._children(location, schema, _BELOW):
             self.visit(each, part=False)
 
-    def _names(self, place: SchemaLocation, seen: set[str]) -> bool:
+    def _names(self, location: SchemaLocation, seen: set[str]) -> bool:
         """Returns True if a schema, or a schema applied to the same value, names members."""
-        schema = self._document.schema(place)
-        if place.pointer in seen or not isinstance(schema, dict):
+        schema = self._document.schema(location)
+        if location.pointer in seen or not isinstance(schema, dict):
             return False
-        seen.add(place.pointer)
-        here = [self._document.follow(place, keyword) for keyword in REFERENCES if keyword in schema]
-        here += self._children(place, schema, _IN_PLACE)
+        seen.add(location.pointer)
+        here = [self._document.follow(location, keyword) for keyword in REFERENCES if keyword in schema]
+        here += self._children(location, schema, _IN_PLACE)
         return any(keyword in schema for keyword in _NAMING) or any(self._names(each, seen) for each in here)
 
     def _children(
-        self, place: SchemaLocation, schema: dict[str, Any], keywords: tuple[str, ...]
+        self, location: SchemaLocation, schema: dict[str, Any], keywords: tuple[str, ...]
     ) -> Iterator[SchemaLocation]:
         for keyword in keywords:
             value = schema.get(keyword)
             if isinstance(value, list):
-                yield from (self._document.child(place, keyword, i) for i in range(len(value)))
+                yield from (self._document.child(location, keyword, i) for i in range(len(value)))
             elif isinstance(value, dict) and keyword in (*_NAMING, "dependentSchemas", "dependencies"):
-                yield from (self._document.child(place, keyword, name) for name in value)
+                yield from (self._document.child(location, keyword, name) for name in value)
             elif isinstance(value, dict):
-                yield self._document.child(place, keyword)
+                yield self._document.child(location, keyword)

@@ -87,7 +87,7 @@ def pointer_token(step: str) -> str:
 
 
 class Document:
-    """Schema document: its draft, its places, and the targets of its references.
+    """Schema document: its draft, its locations, and the targets of its references.
 
     Args:
         root: the schema. Its `$schema` selects the draft, which is 2020-12 by default. `dependencies` is known in every
@@ -98,7 +98,7 @@ class Document:
         draft: name of the draft, as in the URI of `$schema`.
         ref_hides_siblings: True if `$ref` hides the keywords next to it in this draft.
         roots: the schema and the meta-schemas that it refers to, by the prefix of pointers into them.
-        start: place of the whole schema.
+        start: location of the whole schema.
     """
 
     def __init__(self, root: object) -> None:
@@ -147,29 +147,29 @@ class Document:
         return 2_000 * len(self._bases)
 
     @property
-    def places(self) -> Iterable[SchemaLocation]:
+    def locations(self) -> Iterable[SchemaLocation]:
         """Places of all schemas in the document."""
         return map(SchemaLocation, self._bases)
 
-    def schema(self, place: SchemaLocation) -> Json:
-        """Schema at a place, without keywords that its draft does not have."""
-        found = self.at(place.pointer)
+    def schema(self, location: SchemaLocation) -> Json:
+        """Schema at a location, without keywords that its draft does not have."""
+        found = self.at(location.pointer)
         if not isinstance(found, dict) or not self._unknown:
             return found
         if self.ref_hides_siblings and "$ref" in found:
             return {"$ref": found["$ref"]}
         return {keyword: value for keyword, value in found.items() if keyword not in self._unknown}
 
-    def follow(self, place: SchemaLocation, keyword: str) -> SchemaLocation:
-        """Place of the target of the reference in a schema.
+    def follow(self, location: SchemaLocation, keyword: str) -> SchemaLocation:
+        """Location of the target of the reference in a schema.
 
         Raises:
             ConstraintError: the target is outside the document or does not exist.
         """
-        reference = self.at(place.pointer)[keyword]
-        base, resource = self._base(place.pointer)
+        reference = self.at(location.pointer)[keyword]
+        base, resource = self._base(location.pointer)
         address, _, fragment = reference.partition("#")
-        where = place.child(keyword).pointer
+        where = location.child(keyword).pointer
         if address:
             address = _joined(base, address, where)
             if address not in self._resources:
@@ -182,11 +182,11 @@ class Document:
         fragment = unquote(fragment)
         found: str | None
         if keyword == "$recursiveRef":
-            found = self._outermost(place, resource, _RECURSIVE, resource)
+            found = self._outermost(location, resource, _RECURSIVE, resource)
         elif fragment and not fragment.startswith("/"):
             found = self._anchors.get((resource, fragment))
             if keyword == "$dynamicRef":
-                found = self._outermost(place, resource, fragment, found)
+                found = self._outermost(location, resource, fragment, found)
         else:
             found = resource + fragment
             try:
@@ -195,32 +195,32 @@ class Document:
                 found = None
         if found is None:
             raise ConstraintError(f"json_schema: the reference {reference!r} leads to nothing.", pointer=where)
-        return self._entered(SchemaLocation(found, place.scope))
+        return self._entered(SchemaLocation(found, location.scope))
 
-    def _outermost(self, place: SchemaLocation, resource: str, name: str, found: str | None) -> str | None:
+    def _outermost(self, location: SchemaLocation, resource: str, name: str, found: str | None) -> str | None:
         """Pointer of the dynamic anchor in the outermost resource of the scope that has one, or `found` if the resource
         itself has no dynamic anchor of this name.
         """
         if (resource, name) not in self._dynamic:
             return found
-        return next((self._anchors[r, name] for r in place.scope if (r, name) in self._dynamic), found)
+        return next((self._anchors[r, name] for r in location.scope if (r, name) in self._dynamic), found)
 
-    def child(self, place: SchemaLocation, *steps: str | int) -> SchemaLocation:
-        """Place of a schema below another."""
-        return self._entered(place.child(*steps))
+    def child(self, location: SchemaLocation, *steps: str | int) -> SchemaLocation:
+        """Location of a schema below another."""
+        return self._entered(location.child(*steps))
 
-    def below(self, place: SchemaLocation, pointer: str) -> SchemaLocation:
-        """Place of a pointer below another place, with the scope on the way there."""
-        for step in pointer.removeprefix(place.pointer).split("/")[1:] if place.scope else ():
-            place = self._entered(SchemaLocation(f"{place.pointer}/{step}", place.scope))
-        return SchemaLocation(pointer, place.scope)
+    def below(self, location: SchemaLocation, pointer: str) -> SchemaLocation:
+        """Location of a pointer below another location, with the scope on the way there."""
+        for step in pointer.removeprefix(location.pointer).split("/")[1:] if location.scope else ():
+            location = self._entered(SchemaLocation(f"{location.pointer}/{step}", location.scope))
+        return SchemaLocation(pointer, location.scope)
 
-    def _entered(self, place: SchemaLocation) -> SchemaLocation:
-        resource = self._base(place.pointer)[1]
+    def _entered(self, location: SchemaLocation) -> SchemaLocation:
+        resource = self._base(location.pointer)[1]
         names = [name for each, name in self._dynamic if each == resource]
-        if not place.scope or all(any((r, name) in self._dynamic for r in place.scope) for name in names):
-            return place  # the outermost anchor of each name counts, so this resource changes nothing
-        return SchemaLocation(place.pointer, (*place.scope, resource))
+        if not location.scope or all(any((r, name) in self._dynamic for r in location.scope) for name in names):
+            return location  # the outermost anchor of each name counts, so this resource changes nothing
+        return SchemaLocation(location.pointer, (*location.scope, resource))
 
     def _base(self, pointer: str) -> tuple[str, str]:
         while pointer not in self._bases:  # not a schema position, only the target of a reference

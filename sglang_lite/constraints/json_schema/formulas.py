@@ -10,9 +10,9 @@ from sglang_lite.constraints.json_schema.document import SchemaLocation
 
 @dataclass(frozen=True, slots=True)
 class ValidAt:
-    """Values that are valid under the schema at a place, or invalid if `negated`."""
+    """Values that are valid under the schema at a location, or invalid if `negated`."""
 
-    place: SchemaLocation
+    location: SchemaLocation
     negated: bool = False
 
 
@@ -75,4 +75,4 @@ def not_(formula: Formula) -> Formula:
 def pointer_of(formula: Formula) -> str:
     """JSON Pointer of a schema that a formula refers to, or "" if it refers to none."""
     parts = formula.parts if isinstance(formula, AllOf | AnyOf) else (formula,)
-    return next((part.place.pointer for part in parts if isinstance(part, ValidAt)), "")
+    return next((part.location.pointer for part in parts if isinstance(part, ValidAt)), "")

@@ -115,23 +115,23 @@ class GrammarWriter:
             return pruned(language)
         except ConstraintError as error:
             self.contradicts = True
-            place = self._place(contradiction(language))
-            hint = _contradiction_hint(self.reader.document.schema(place))
-            raise ConstraintError(error.message, pointer=place.pointer, hint=hint) from None
+            location = self._location(contradiction(language))
+            hint = _contradiction_hint(self.reader.document.schema(location))
+            raise ConstraintError(error.message, pointer=location.pointer, hint=hint) from None
 
-    def _place(self, names: Iterable[str]) -> SchemaLocation:
+    def _location(self, names: Iterable[str]) -> SchemaLocation:
         """Place of the schema that the last of some rules belongs to."""
         formulas = {name: key for (_, key), name in self._rules.names.items()}
-        places = [formula.place for name in names if isinstance(formula := formulas[name], ValidAt)]
-        return places[-1] if places else SchemaLocation("")
+        locations = [formula.location for name in names if isinstance(formula := formulas[name], ValidAt)]
+        return locations[-1] if locations else SchemaLocation("")
 
     def rule(self, key: Hashable, body: Callable[[], Node]) -> Ref:
         """Reference to the rule of a key. Its body is computed later."""
-        names, place = self._rules.names, (self.plain, key)
-        if place not in names:
-            names[place] = f"v{len(names)}"
-            self._rules.to_do.append((names[place], body))
-        return Ref(names[place])
+        names, rule = self._rules.names, (self.plain, key)
+        if rule not in names:
+            names[rule] = f"v{len(names)}"
+            self._rules.to_do.append((names[rule], body))
+        return Ref(names[rule])
 
     def number(self, shape: ArrayShape | ObjectShape) -> int:
         """Number that identifies a shape in the keys of its rules."""
@@ -229,13 +229,13 @@ _NOTES = {"title", "description", "default", "examples", "$schema", "$id", "$com
 
 @contextmanager
 def errors_at_formula(formula: Formula) -> Iterator[None]:
-    """Attributes errors raised inside to the schema at the formula's place, unless they already have a pointer."""
+    """Attributes errors raised inside to the schema at the formula's location, unless they already have a pointer."""
     try:
         yield
     except ConstraintError as error:
         if error.pointer is not None or not isinstance(formula, ValidAt):
             raise
-        raise ConstraintError(error.message, pointer=formula.place.pointer, hint=error.hint) from error
+        raise ConstraintError(error.message, pointer=formula.location.pointer, hint=error.hint) from error
 
 
 def booleans(values: ValueSet) -> Node:

@@ -77,12 +77,12 @@ class Context(Protocol):
     sets: frozenset[str]
 
     def values(self, formula: Formula, track_evaluated: bool = False) -> ValueSet: ...
-    def below(self, place: SchemaLocation, *steps: str | int) -> Formula: ...
-    def pointer_unless_ignored(self, place: SchemaLocation, keyword: str) -> str | None: ...
+    def below(self, location: SchemaLocation, *steps: str | int) -> Formula: ...
+    def pointer_unless_ignored(self, location: SchemaLocation, keyword: str) -> str | None: ...
 
 
 @contextmanager
-def errors_at(place: SchemaLocation, keyword: str) -> Iterator[None]:
+def errors_at(location: SchemaLocation, keyword: str) -> Iterator[None]:
     """Attributes errors raised inside to a keyword, unless they already have a pointer."""
     try:
         yield
@@ -91,7 +91,7 @@ def errors_at(place: SchemaLocation, keyword: str) -> Iterator[None]:
             raise
         message = one_line_message(error.message)
         message = message if message.startswith("json_schema") else f"json_schema: {message}"
-        raise ConstraintError(message, pointer=place.child(keyword).pointer, hint=error.hint) from error
+        raise ConstraintError(message, pointer=location.child(keyword).pointer, hint=error.hint) from error
 
 
 def singleton(value: Any) -> ValueSet:  # any JSON value
@@ -119,22 +119,22 @@ def _singleton_formula(value: Any) -> Formula:
     return Const(json.dumps(value, ensure_ascii=False))
 
 
-def _enum(context: Context, schema: Schema, place: SchemaLocation, track_evaluated: bool) -> ValueSet:
+def _enum(context: Context, schema: Schema, location: SchemaLocation, track_evaluated: bool) -> ValueSet:
     return context.algebra.unite(map(singleton, schema["enum"]))
 
 
-def _const(context: Context, schema: Schema, place: SchemaLocation, track_evaluated: bool) -> ValueSet:
+def _const(context: Context, schema: Schema, location: SchemaLocation, track_evaluated: bool) -> ValueSet:
     return singleton(schema["const"])
 
 
-def _type(context: Context, schema: Schema, place: SchemaLocation, track_evaluated: bool) -> ValueSet:
+def _type(context: Context, schema: Schema, location: SchemaLocation, track_evaluated: bool) -> ValueSet:
     names = schema["type"]
     if isinstance(names, str):
         return _TYPES[names]
     return context.algebra.unite(_TYPES[name] for name in names)
 
 
-def _number(context: Context, schema: Schema, place: SchemaLocation, track_evaluated: bool) -> ValueSet:
+def _number(context: Context, schema: Schema, location: SchemaLocation, track_evaluated: bool) -> ValueSet:
     piece = numbers.EVERY
     for keyword, is_low in (
         ("minimum", True),
@@ -153,82 +153,82 @@ def _number(context: Context, schema: Schema, place: SchemaLocation, track_evalu
         )
         piece = numbers.intersect(piece, (end,))
     if "multipleOf" in schema:
-        with errors_at(place, "multipleOf"):
+        with errors_at(location, "multipleOf"):
             piece = numbers.intersect(piece, (NumberRange(step=to_fraction(schema["multipleOf"])),))
             write_numbers.texts(piece)  # refuses multiples that no small automaton recognises
     return replace(ANY_VALUE, numbers=piece)
 
 
-def _string(context: Context, schema: Schema, place: SchemaLocation, track_evaluated: bool) -> ValueSet:
+def _string(context: Context, schema: Schema, location: SchemaLocation, track_evaluated: bool) -> ValueSet:
     strings: Node = ANY_TEXT
     least, most = int(schema.get("minLength", 0)), schema.get("maxLength")
     if least > MAX_LEAST:
         raise ConstraintError(
-            f"json_schema: minLength goes up to {MAX_LEAST:,}.", pointer=place.child("minLength").pointer
+            f"json_schema: minLength goes up to {MAX_LEAST:,}.", pointer=location.child("minLength").pointer
         )
     if least or (most is not None and most <= MAX_LENGTH):
         strings = Repeat(ANY_CHAR, least, None if most is None or most > MAX_LENGTH else int(most))
     if most is not None and most < least:
         strings = NOTHING
     if "pattern" in schema:
-        with errors_at(place, "pattern"):
+        with errors_at(location, "pattern"):
             strings = both_strings(strings, parse_schema_pattern(schema["pattern"]))
     if context.assert_format and schema.get("format") in formats.ASSERTED:
-        with errors_at(place, "format"):
+        with errors_at(location, "format"):
             strings = both_strings(strings, formats.language_of(schema["format"]))
     return replace(ANY_VALUE, strings=strings)
 
 
-def _array(context: Context, schema: Schema, place: SchemaLocation, track_evaluated: bool) -> ValueSet:
+def _array(context: Context, schema: Schema, location: SchemaLocation, track_evaluated: bool) -> ValueSet:
     prefix, rest = "prefixItems", "items"
     if isinstance(schema.get("items"), list):
         prefix, rest = "items", "additionalItems"
-    first = tuple(context.below(place, prefix, i) for i in range(len(schema.get(prefix, ()))))
+    first = tuple(context.below(location, prefix, i) for i in range(len(schema.get(prefix, ()))))
     least, most = int(schema.get("minItems", 0)), schema.get("maxItems")
     most = None if most is None or most > MAX_LENGTH else int(most)
     contains: tuple[Contains, ...] = ()
     also: tuple[Formula, ...] = ()
     if "contains" in schema:
-        formula = context.below(place, "contains")
+        formula = context.below(location, "contains")
         counts = int(schema.get("minContains", 1)), schema.get("maxContains")
         also = (formula,)
         if counts != (0, None):
             contains = (Contains(formula, 0, counts[0], None if counts[1] is None else int(counts[1])),)
     shape = ArrayShape(
         first,
-        context.below(place, rest) if rest in schema else True,
+        context.below(location, rest) if rest in schema else True,
         least,
         most,
         contains,
-        place.child("uniqueItems").pointer if schema.get("uniqueItems") is True else None,
+        location.child("uniqueItems").pointer if schema.get("uniqueItems") is True else None,
         (None if rest in schema else len(first), also) if track_evaluated else (0, ()),
-        place.pointer if place.pointer in context.sets else None,
+        location.pointer if location.pointer in context.sets else None,
     )
     return replace(ANY_VALUE, arrays=(shape,))
 
 
-def _object(context: Context, schema: Schema, place: SchemaLocation, track_evaluated: bool) -> ValueSet:
+def _object(context: Context, schema: Schema, location: SchemaLocation, track_evaluated: bool) -> ValueSet:
     properties, required = schema.get("properties", {}), schema.get("required", ())
     required = dict.fromkeys(() if isinstance(required, bool) else required)  # a boolean in draft 3, on the member
-    with errors_at(place, "patternProperties"):
+    with errors_at(location, "patternProperties"):
         patterns = [
-            (parse_schema_pattern(pattern), context.below(place, "patternProperties", pattern))
+            (parse_schema_pattern(pattern), context.below(location, "patternProperties", pattern))
             for pattern in schema.get("patternProperties", {})
         ]
-    additional = context.below(place, "additionalProperties") if "additionalProperties" in schema else True
+    additional = context.below(location, "additionalProperties") if "additionalProperties" in schema else True
     inexact = False
     names: Node = ANY_TEXT
     if "propertyNames" in schema:
-        allowed = context.values(context.below(place, "propertyNames"))
+        allowed = context.values(context.below(location, "propertyNames"))
         inexact, names = allowed.inexact, allowed.strings
 
     members = []
     for name in dict.fromkeys((*properties, *required)):
-        formulas = [context.below(place, "properties", name)] if name in properties else []
+        formulas = [context.below(location, "properties", name)] if name in properties else []
         formulas += [formula for pattern, formula in patterns if accepts(pattern, name)]
         formula = all_of(*formulas) if formulas else additional
         members.append(Member(name, formula if accepts(names, name) else False, name in required))
-    with errors_at(place, "patternProperties"):
+    with errors_at(location, "patternProperties"):
         others = tuple(_others(context, patterns, additional, names))
     evaluated_names = [*map(literal, properties), *(pattern for pattern, _ in patterns)]
     most = schema.get("maxProperties")
@@ -243,7 +243,7 @@ def _object(context: Context, schema: Schema, place: SchemaLocation, track_evalu
         else ANY_TEXT
         if "additionalProperties" in schema
         else alternation(evaluated_names),
-        count_pointer=context.pointer_unless_ignored(place, counting),
+        count_pointer=context.pointer_unless_ignored(location, counting),
     )
     return replace(ANY_VALUE, objects=(shape,), inexact=inexact)
 

@@ -202,7 +202,7 @@ class _Positions:
         if len(objects) == 1 or all(each == UNIQUE_NAMES_ONLY for each in rules):
             return tuple(rules[:1])
         try:
-            if several or any(shape.needs for shape in objects):
+            if several or any(shape.requirements for shape in objects):
                 raise _Different
             return self._kinds(objects)
         except _Different:

@@ -47,10 +47,10 @@ def multiples(step: Fraction, most: int | None) -> Node:
     Raises:
         ConstraintError: the expression would be too large.
     """
-    places = 0
-    while (step * 10**places).denominator != 1:
-        places += 1
-    unit = rest = int(step * 10**places)
+    decimals = 0
+    while (step * 10**decimals).denominator != 1:
+        decimals += 1
+    unit = rest = int(step * 10**decimals)
     for prime in (2, 5):
         while not rest % prime:
             rest //= prime
@@ -58,7 +58,7 @@ def multiples(step: Fraction, most: int | None) -> Node:
     endless = math.prod(primes) == rest and _size_of_endings(unit // rest) <= MAX_ENDINGS
     bounded = 0
     if most is not None and (primes or not endless):
-        length = most + places
+        length = most + decimals
         bounded = most if length * _size_of_bounded(unit, length) <= MAX_BOUNDED else 0
     if not endless and not bounded:
         raise ConstraintError(
@@ -68,12 +68,12 @@ def multiples(step: Fraction, most: int | None) -> Node:
         )
 
     def with_fraction(digits: int) -> Node:
-        number = unit // math.gcd(unit, 10 ** (places - digits))
+        number = unit // math.gcd(unit, 10 ** (decimals - digits))
         if bounded:
             return alternation(_bounded(number, 0, before + digits, digits) for before in range(1, bounded + 1))
         return _endings(number // rest, 0, digits)
 
-    fractions = [concat(with_fraction(digits), parse("0*")) for digits in range(1, places + 1)]
+    fractions = [concat(with_fraction(digits), parse("0*")) for digits in range(1, decimals + 1)]
     sign = optional(literal("-"))
     node = concat(sign, alternation([concat(with_fraction(0), optional(parse(r"\.0+"))), *fractions]))
     for prime in () if bounded else primes:

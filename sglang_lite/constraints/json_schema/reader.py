@@ -39,7 +39,7 @@ class _Circle(Exception):  # noqa: N818 # never leaves this module
 
 
 class SchemaReader:
-    """Reader of a schema document, place by place, as sets of values.
+    """Reader of a schema document, location by location, as sets of values.
 
     Args:
         document: schema document.
@@ -85,7 +85,7 @@ class SchemaReader:
             if len(self._open) > 1:
                 raise
             again = circle.args[0]
-            pointer = again.place.pointer if isinstance(again, ValidAt) else None
+            pointer = again.location.pointer if isinstance(again, ValidAt) else None
             raise ConstraintError(
                 "json_schema: the schema refers to itself without an end.",
                 pointer=pointer,
@@ -110,14 +110,14 @@ class SchemaReader:
                 return False
         return self._empty[key]
 
-    def below(self, place: SchemaLocation, *steps: str | int) -> Formula:
-        """Formula of the schema below a place."""
-        child = self.document.child(place, *steps)
+    def below(self, location: SchemaLocation, *steps: str | int) -> Formula:
+        """Formula of the schema below a location."""
+        child = self.document.child(location, *steps)
         schema = self.document.at(child.pointer)
         return schema if isinstance(schema, bool) else True if schema == {} else ValidAt(child)
 
-    def pointer_unless_ignored(self, place: SchemaLocation, keyword: str) -> str | None:
-        pointer = place.child(keyword).pointer
+    def pointer_unless_ignored(self, location: SchemaLocation, keyword: str) -> str | None:
+        pointer = location.child(keyword).pointer
         return None if pointer in self._ignored else pointer
 
     def _evaluate(self, formula: Formula, track_evaluated: bool) -> ValueSet:
@@ -125,9 +125,11 @@ class SchemaReader:
             case Const(text, negated):
                 values = keywords.singleton(json.loads(text))
                 return self.algebra.negate(values) if negated else values
-            case ValidAt(place, negated):
+            case ValidAt(location, negated):
                 return (
-                    self.algebra.negate(self.values(not_(formula))) if negated else self._schema(place, track_evaluated)
+                    self.algebra.negate(self.values(not_(formula)))
+                    if negated
+                    else self._schema(location, track_evaluated)
                 )
             case AllOf(parts):
                 return reduce(self.algebra.intersect, (self.values(part, track_evaluated) for part in parts))
@@ -137,13 +139,13 @@ class SchemaReader:
 
     # ------------------------------------------------------------------------------------------ one schema
 
-    def _schema(self, place: SchemaLocation, track_evaluated: bool) -> ValueSet:
-        schema = self.document.schema(place)
+    def _schema(self, location: SchemaLocation, track_evaluated: bool) -> ValueSet:
+        schema = self.document.schema(location)
         if isinstance(schema, bool):
             return ANY_VALUE if schema else NO_VALUE
         if not isinstance(schema, dict):
-            raise ConstraintError("json_schema: a schema must be an object or a boolean.", pointer=place.pointer)
-        ignored = {key for key in schema if self._ignored and place.child(key).pointer in self._ignored}
+            raise ConstraintError("json_schema: a schema must be an object or a boolean.", pointer=location.pointer)
+        ignored = {key for key in schema if self._ignored and location.child(key).pointer in self._ignored}
         if ignored:
             ignored |= {keywords.DEPENDENT_KEYWORDS[key] for key in ignored if key in keywords.DEPENDENT_KEYWORDS}
             schema = {key: value for key, value in schema.items() if key not in ignored or key in _WEAKENED_IF_IGNORED}
@@ -153,16 +155,16 @@ class SchemaReader:
         # The order of evaluation is the order in which members are written: the schema's own, then those of applied
         # schemas.
         for keyword in sorted(schema, key=lambda keyword: _ORDER.get(keyword, 0)):
-            with keywords.errors_at(place, keyword):
+            with keywords.errors_at(location, keyword):
                 if keyword in APPLICATORS:
-                    values = APPLICATORS[keyword](self, values, schema, place, keyword, inner)
+                    values = APPLICATORS[keyword](self, values, schema, location, keyword, inner)
                 elif (read := keywords.READERS.get(keyword)) is not None and read not in done:
                     done.add(read)
-                    values = self.algebra.intersect(values, read(self, schema, place, inner))
+                    values = self.algebra.intersect(values, read(self, schema, location, inner))
         if ignored:
             values = replace(self._with_evaluated(values, all_=True) if inner else values, inexact=True)
         if inner:
-            values = self._unevaluated(values, schema, place)
+            values = self._unevaluated(values, schema, location)
         return values if track_evaluated or not inner else self._with_evaluated(values, all_=False)
 
     def _with_evaluated(self, values: ValueSet, *, all_: bool) -> ValueSet:
@@ -171,9 +173,9 @@ class SchemaReader:
         objects = (replace(o, evaluated=ANY_TEXT if all_ else NOTHING) for o in values.objects)
         return replace(values, arrays=tuple(dict.fromkeys(arrays)), objects=tuple(dict.fromkeys(objects)))
 
-    def _unevaluated(self, values: ValueSet, schema: dict[str, Any], place: SchemaLocation) -> ValueSet:
+    def _unevaluated(self, values: ValueSet, schema: dict[str, Any], location: SchemaLocation) -> ValueSet:
         if "unevaluatedProperties" in schema:
-            rest = self.below(place, "unevaluatedProperties")
+            rest = self.below(location, "unevaluatedProperties")
             objects: list[ObjectShape] = []
             for shape in values.objects:
                 others = ((shape.evaluated, True), (strings_outside(shape.evaluated), rest))
@@ -182,7 +184,7 @@ class SchemaReader:
                 objects += self.algebra.intersect(alone, limits).objects
             values = replace(values, objects=tuple(dict.fromkeys(objects)))
         if "unevaluatedItems" in schema:
-            rest = self.below(place, "unevaluatedItems")
+            rest = self.below(location, "unevaluatedItems")
             arrays: list[ArrayShape] = []
             for array in values.arrays:
                 count, also = array.evaluated

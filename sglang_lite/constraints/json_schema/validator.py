@@ -58,8 +58,10 @@ def _validator(constraint: JsonSchema) -> tuple[Any, _ReferencePath]:
     if draft is Draft202012Validator:
         keywords["items"] = _items
     document = Document(schema)
-    for place in document.places:  # a nested $schema would make jsonschema switch to its own class for that dialect
-        found = document.at(place.pointer)
+    for (
+        location
+    ) in document.locations:  # a nested $schema would make jsonschema switch to its own class for that dialect
+        found = document.at(location.pointer)
         if isinstance(found, dict):
             found.pop("$schema", None)
     extend: Any = validators.extend  # untyped
@@ -72,12 +74,12 @@ def _pointers(roots: Mapping[str, Any]) -> dict[int, str]:
     found: dict[int, str] = {}
     stack = [(root, SchemaLocation(start)) for start, root in roots.items()]
     while stack:
-        each, place = stack.pop()
+        each, location = stack.pop()
         if isinstance(each, dict):
-            found[id(each)] = place.pointer
-            stack += ((below, place.child(name)) for name, below in each.items())
+            found[id(each)] = location.pointer
+            stack += ((below, location.child(name)) for name, below in each.items())
         elif isinstance(each, list):
-            stack += ((below, place.child(i)) for i, below in enumerate(each))
+            stack += ((below, location.child(i)) for i, below in enumerate(each))
     return found
 
 
@@ -112,7 +114,7 @@ class _ReferencePath:
     state: _ValidationState = field(default_factory=_ValidationState)
 
     def follow(self, schema: Any, keyword: str) -> SchemaLocation:
-        """Place of the target of the reference in a schema."""
+        """Location of the target of the reference in a schema."""
         return self.document.follow(self.document.below(self.entered, self.pointers[id(schema)]), keyword)
 
     def keywords_of(self, schema: Any) -> Mapping[str, Any]:
@@ -127,8 +129,8 @@ def _followed(validator: Any, schema: Any, keyword: str) -> tuple[Any, Any]:
     path.state.remaining -= 1
     if path.state.remaining < 0:
         raise ConstraintError(f"json_schema: more than {MAX_FOLLOWED:,} references are followed for a value.")
-    place = path.follow(schema, keyword)
-    return validator.evolve(format_checker=replace(path, entered=place)), path.document.at(place.pointer)
+    location = path.follow(schema, keyword)
+    return validator.evolve(format_checker=replace(path, entered=location)), path.document.at(location.pointer)
 
 
 def _reference(keyword: str, validator: Any, reference: str, value: Any, schema: Any) -> Iterator[Any]:

@@ -149,10 +149,10 @@ def _refuse_wrapped(schema: object) -> None:
             outer |= (inner.keys() if isinstance(inner, dict) else set()) - {key}
             inner = inner.get(key) if isinstance(inner, dict) else None
         if isinstance(inner, dict) and outer <= _BESIDE and ("name" in outer or kind in _WRAPPING):
-            place = "".join(f'["{key}"]' for key in path)
+            keys = "".join(f'["{key}"]' for key in path)
             raise ConstraintError(
                 "json_schema: this is a request field that wraps a schema; read as a schema, it would allow anything.",
-                pointer="", hint=f"Pass the schema inside: json_schema=wrapped{place}.",
+                pointer="", hint=f"Pass the schema inside: json_schema=wrapped{keys}.",
             )  # fmt: skip
 
 
@@ -166,10 +166,10 @@ def _reference_targets(document: Document, pointer: str) -> Iterator[str]:
     """Yields the targets of a schema's references in its own document. References without a target are refused when
     they are followed.
     """
-    place = SchemaLocation(pointer)
-    for keyword in document.schema(place).keys() & REFERENCES:
+    location = SchemaLocation(pointer)
+    for keyword in document.schema(location).keys() & REFERENCES:
         with contextlib.suppress(ConstraintError):
-            target = document.follow(place, keyword).pointer
+            target = document.follow(location, keyword).pointer
             if target[:1] in ("", "/"):
                 yield target
 

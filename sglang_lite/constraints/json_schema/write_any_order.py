@@ -143,7 +143,7 @@ class AnyOrder:
                 leave_scarce_to_masks(self._writer, shape, self._others)
         else:
             return self._left_to_masks()
-        return self._place(frozenset(), frozenset(), empty=True)
+        return self._position(frozenset(), frozenset(), empty=True)
 
     def _check_requirements(self) -> None:
         """Refuses requirements that the remaining names might not meet, or that a repeated name might break."""
@@ -167,7 +167,7 @@ class AnyOrder:
         leave_to_masks(self._writer, self._shape, self._others, in_any_order=True)
         self._least = min(1, self._least)
         if self._requirements:
-            return self._place(frozenset(), frozenset(), empty=True)
+            return self._position(frozenset(), frozenset(), empty=True)
         more = repeat(self._any_of(first=False), 0, None if self._most is None else self._most - 1)
         some = concat(self._any_of(first=True), more, self._writer.end(empty=False))
         none = NOTHING if self._required or self._shape.least else self._writer.end(empty=True)
@@ -211,9 +211,9 @@ class AnyOrder:
         formula = all_of(member.formula, *(self._requirements[i][1] for i in sorted(met)))
         return self._writer.member(literal(member.name), formula, first=first)
 
-    # ----------------------------------------------------------------------------------------------- places
+    # ----------------------------------------------------------------------------------------------- positions
 
-    def _place(self, written: _Written, met: Met, *, empty: bool) -> Ref:
+    def _position(self, written: _Written, met: Met, *, empty: bool) -> Ref:
         """Rule for the position after some members.
 
         Args:
@@ -222,10 +222,10 @@ class AnyOrder:
             empty: whether no member has been written.
         """
         return self._writer.rule(
-            (self._number, "place", written, met, empty), lambda: self._at_place(written, met, empty=empty)
+            (self._number, "position", written, met, empty), lambda: self._at_position(written, met, empty=empty)
         )
 
-    def _at_place(self, written: _Written, met: Met, *, empty: bool) -> Node:
+    def _at_position(self, written: _Written, met: Met, *, empty: bool) -> Node:
         options: list[Node] = []
         required = self._required & self._remembered
         if (
@@ -239,11 +239,11 @@ class AnyOrder:
             if self._most is None or len(now) + len(required - now) <= self._most:
                 for formula, now_met in meeting(self._members[i], self._requirements, met):
                     member = self._writer.member(literal(self._members[i].name), formula, first=empty)
-                    options.append(concat(member, self._place(now, now_met, empty=False)))
+                    options.append(concat(member, self._position(now, now_met, empty=False)))
         if self._others or len(self._remembered) < len(self._members):
             unmet = [i for i in range(len(self._requirements)) if i not in met]
             options += (
-                concat(self._any_of(more, first=empty), self._place(written, met | more, empty=False))
+                concat(self._any_of(more, first=empty), self._position(written, met | more, empty=False))
                 for more in subsets(unmet)
             )
         return alternation(options)

@@ -66,7 +66,7 @@ def array_text(writer: ContainerWriter, shape: ArrayShape) -> Node:
 def _any_items(writer: ContainerWriter, shape: ArrayShape) -> Node:
     """Texts of items that need not differ, and the closing bracket."""
     if shape.contains:
-        return _ArrayWriter(writer, shape, unique=False).place(0, (0,) * len(shape.contains), frozenset())
+        return _ArrayWriter(writer, shape, unique=False).position(0, (0,) * len(shape.contains), frozenset())
     return concat(_items(writer, shape), writer.closing)
 
 
@@ -78,9 +78,9 @@ def _unique_items(writer: ContainerWriter, shape: ArrayShape) -> Node:
     """
     if _always_differ(writer, shape):
         return _any_items(writer, shape)
-    places = [shape.item(i) for i in range(len(shape.prefix))] + ([] if shape.rest is False else [shape.rest])
-    if not places or _few_values(writer, shape) is not None:
-        return _ArrayWriter(writer, shape, unique=True).place(0, (0,) * len(shape.contains), frozenset())
+    positions = [shape.item(i) for i in range(len(shape.prefix))] + ([] if shape.rest is False else [shape.rest])
+    if not positions or _few_values(writer, shape) is not None:
+        return _ArrayWriter(writer, shape, unique=True).position(0, (0,) * len(shape.contains), frozenset())
     with _errors_at_unique(shape):
         if writer.masked_shapes is None:
             raise ConstraintError(_NOT_HERE, hint=_ADVICE)
@@ -91,8 +91,8 @@ def _unique_items(writer: ContainerWriter, shape: ArrayShape) -> Node:
                 f"json_schema: more than {MAX_DISTINCT:,} different items are required.",
                 hint="Lower minItems, or the minimum length of the set.",
             )
-        texts = tuple(_item_texts(writer, formula) for formula in places)
-        if not _enough(writer, shape, places, texts):
+        texts = tuple(_item_texts(writer, formula) for formula in positions)
+        if not _enough(writer, shape, positions, texts):
             return NOTHING
         for node in texts:
             if node != NOTHING:
@@ -101,16 +101,16 @@ def _unique_items(writer: ContainerWriter, shape: ArrayShape) -> Node:
     return concat(_items(writer, shape, writer.unique_item), writer.closing)
 
 
-def _enough(writer: ContainerWriter, shape: ArrayShape, places: list[Formula], texts: tuple[Node, ...]) -> bool:
+def _enough(writer: ContainerWriter, shape: ArrayShape, positions: list[Formula], texts: tuple[Node, ...]) -> bool:
     """Returns True if the items have enough different values for the required number of items.
 
     Raises:
         ConstraintError: the first items might use up the values of later items.
     """
-    for i in range(min(shape.least, len(places))):
-        last = shape.least - 1 if i == len(places) - 1 and shape.rest is not False else i
+    for i in range(min(shape.least, len(positions))):
+        last = shape.least - 1 if i == len(positions) - 1 and shape.rest is not False else i
         count = counted(texts[i]).count if texts[i] != NOTHING else 0
-        if count is None or count > last or _is_anything(writer.reader.values(places[i])):
+        if count is None or count > last or _is_anything(writer.reader.values(positions[i])):
             continue
         if shape.prefix:
             raise ConstraintError(
@@ -247,7 +247,7 @@ class _ArrayWriter:
         # From this index on all items have the same rules, so that later positions need not be distinguished.
         self._alike = max(len(shape.prefix), shape.least, *(each.start for each in shape.contains), 0)
 
-    def place(self, index: int, counts: tuple[int, ...], used: frozenset[Formula]) -> Ref:
+    def position(self, index: int, counts: tuple[int, ...], used: frozenset[Formula]) -> Ref:
         key = self._number, index, counts, used
         return self._writer.rule(key, lambda: self._body(index, counts, used))
 
@@ -263,8 +263,8 @@ class _ArrayWriter:
                     if value is not None and value in used:
                         continue
                     item = self._writer.item(formula if value is None else all_of(formula, value))
-                    place = self.place(after, now, used if value is None else used | {value})
-                    options.append(concat(*([self._writer.comma] if index else []), item, place))
+                    following = self.position(after, now, used if value is None else used | {value})
+                    options.append(concat(*([self._writer.comma] if index else []), item, following))
         return alternation(options)
 
     def _counting(self, index: int, counts: tuple[int, ...]) -> Iterator[tuple[Formula, tuple[int, ...]]]:

@@ -157,18 +157,18 @@ class _ObjectWriter:
         parts = [self._other(count + i, requirement) for i, requirement in enumerate(unmet)]
         return concat(*parts, self._writer.end(empty=not count and not unmet))
 
-    # ------------------------------------------------------------------------------------ places and counts
+    # ------------------------------------------------------------------------------------ positions and counts
 
     def counted(self) -> Node:
         if len(self._members) > MAX_COUNTED:
             raise ConstraintError(f"json_schema: more than {MAX_COUNTED} properties can't be counted.")
-        return self._place(0, 0, frozenset())
+        return self._position(0, 0, frozenset())
 
-    def _place(self, index: int, count: int, met: Met) -> Ref:
+    def _position(self, index: int, count: int, met: Met) -> Ref:
         """Rule for the position where the named members from `index` on may follow."""
-        return self._writer.rule((self._number, index, count, met), lambda: self._at_place(index, count, met))
+        return self._writer.rule((self._number, index, count, met), lambda: self._at_position(index, count, met))
 
-    def _at_place(self, index: int, count: int, met: Met) -> Node:
+    def _at_position(self, index: int, count: int, met: Met) -> Node:
         if index == len(self._members):
             return self._rest(count, met)
         member = self._members[index]
@@ -176,9 +176,9 @@ class _ObjectWriter:
         if self._most is None or count < self._most:
             name, now = literal(member.name), count + 1 if self._exact else 1
             options += [
-                concat(self._writer.member(name, formula, first=not count), self._place(index + 1, now, now_met))
+                concat(self._writer.member(name, formula, first=not count), self._position(index + 1, now, now_met))
                 for formula, now_met in meeting(member, self._requirements, met)
             ]
         if not member.required:
-            options.append(self._place(index + 1, count, met))
+            options.append(self._position(index + 1, count, met))
         return alternation(options)

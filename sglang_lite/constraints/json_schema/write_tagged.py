@@ -214,7 +214,7 @@ class TaggedWriter:
             formula = others[0][1]
             raise ConstraintError(
                 "json_schema: members of any name can't be written in this format.",
-                pointer=formula.place.pointer if isinstance(formula, ValidAt) else None,
+                pointer=formula.location.pointer if isinstance(formula, ValidAt) else None,
                 hint="List them in properties, with additionalProperties: false.",
             )
         return replace(shape, others=tuple(others))

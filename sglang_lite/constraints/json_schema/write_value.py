@@ -93,7 +93,7 @@ class _ValueWriter:
             return
         first = [member.name for member in shape.listed().members if member.name in members]
         last: list[str] = []  # members that meet requirements are written last
-        for names, formula in shape.needs:
+        for names, formula in shape.requirements:
             fitting = (n for n in (*first, *members) if accepts(names, n))
             meeting = next((n for n in fitting if self.text(formula, members[n]) is not None), None)
             if meeting is None:

@@ -38,8 +38,8 @@ class TritonAttention:
             return "attention sinks are not supported"
         if requirements.head_dim > _WIDEST:
             return f"the head size {requirements.head_dim} is above the limit of {_WIDEST}"
-        if requirements.heads // requirements.kv_heads > MAX_GROUP:
-            return f"{requirements.heads // needs.kv_heads} query heads per KV head are above the limit of {MAX_GROUP}"
+        if (group := requirements.heads // requirements.kv_heads) > MAX_GROUP:
+            return f"{group} query heads per KV head are above the limit of {MAX_GROUP}"
         if requirements.compute not in _TYPES:
             return f"computing in {requirements.compute} is not supported"
         return _no_room(requirements)

@@ -40,7 +40,7 @@ def names_are_open(constraint: Constraint) -> bool:
     if not isinstance(constraint, JsonSchema):
         return False
     document = document_in(constraint.schema)
-    return any(_is_open(document.schema(location), location) for location in document.places)
+    return any(_is_open(document.schema(location), location) for location in document.locations)
 
 
 def _is_open(schema: object, location: SchemaLocation) -> bool:
