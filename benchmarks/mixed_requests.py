@@ -35,7 +35,7 @@ from machine import describe
 
 from sglang_lite.compat.sglang.server_process import ServerProcess
 from sglang_lite.runtime.config import DEFAULT_MODEL
-from sglang_lite.server.app import ROUTES
+from sglang_lite.server.routes import ROUTES
 
 WORDS = [
     *(

@@ -19,39 +19,14 @@ from starlette.types import Receive, Scope, Send
 from sglang_lite.engine.engine import Engine
 from sglang_lite.protocol import BackendError, SglError
 from sglang_lite.protocol.anything import UserValue
-from sglang_lite.server import metrics, models, native, openapi
-from sglang_lite.server.anthropic import messages
+from sglang_lite.server.endpoint import AccessControl, Endpoint, refusal, request_id_of
 from sglang_lite.server.errors import MethodError, NotFoundError, Protocol
 from sglang_lite.server.http.sockets import bound
 from sglang_lite.server.http_server import HttpServer
-from sglang_lite.server.openai import chat, completions, decisions, embeddings, pooling, responses, score
-from sglang_lite.server.programs import program
-from sglang_lite.server.routes import AccessControl, Endpoint, HttpRequest, Route, answer, refusal, request_id_of
+from sglang_lite.server.routes import ROUTES
 from sglang_lite.server.service import Service
 from sglang_lite.server.settings import ServerSettings, warn_if_exposed
 from sglang_lite.server.sglang import server_args
-
-
-async def _document(_: Service, __: HttpRequest) -> Response:
-    """Returns the OpenAPI document."""
-    return answer(openapi.document(ROUTES))
-
-
-ROUTES: tuple[Route, ...] = (
-    *native.ROUTES,
-    *chat.ROUTES,
-    *completions.ROUTES,
-    *messages.ROUTES,
-    *responses.ROUTES,
-    *decisions.ROUTES,
-    *score.ROUTES,
-    *embeddings.ROUTES,
-    *pooling.ROUTES,
-    *program.ROUTES,
-    *models.ROUTES,
-    *metrics.ROUTES,
-    Route("/openapi.json", _document, "This document", ("GET",), access="open"),
-)
 
 
 def application(engine: Engine, settings: ServerSettings) -> Starlette:

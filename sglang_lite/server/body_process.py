@@ -11,9 +11,9 @@ import time
 
 from sglang_lite.engine.connection import Connection
 from sglang_lite.protocol import BackendError, SglError
+from sglang_lite.server.endpoint import BodyTask, HttpRequest
 from sglang_lite.server.reader import ModelFacts, RequestReader
 from sglang_lite.server.reader_pool import send
-from sglang_lite.server.routes import BodyTask, HttpRequest
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 from starlette.responses import Response
 
-from sglang_lite.server.routes import HttpRequest, Route
+from sglang_lite.server.endpoint import HttpRequest, Route
 from sglang_lite.server.service import Service
 
 # Keys of `Engine.stats` whose values never decrease.

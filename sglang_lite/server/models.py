@@ -7,7 +7,7 @@ from typing import Any
 
 from starlette.responses import Response
 
-from sglang_lite.server.routes import ANTHROPIC_VERSION, HttpRequest, Route, answer
+from sglang_lite.server.endpoint import ANTHROPIC_VERSION, HttpRequest, Route, answer
 from sglang_lite.server.service import Service
 
 

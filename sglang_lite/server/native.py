@@ -25,12 +25,12 @@ from sglang_lite.protocol import (
 )
 from sglang_lite.runtime.core.submission import GenerateRequest
 from sglang_lite.server.async_engine import with_first_event
+from sglang_lite.server.endpoint import Handler, HttpRequest, Route, answer, read, read_record, with_priorities
 from sglang_lite.server.errors import content_of
 from sglang_lite.server.fields import NATIVE_NEUTRAL, NATIVE_REFUSED, PROFILE_REFUSED, Fields
 from sglang_lite.server.http.body import convert
 from sglang_lite.server.http.sse import DONE, EventStream, event
 from sglang_lite.server.reader import RequestReader
-from sglang_lite.server.routes import Handler, HttpRequest, Route, answer, read, read_record, with_priorities
 from sglang_lite.server.service import Service
 from sglang_lite.server.sglang.request import NativeRequest, read_request, without_logprobs
 from sglang_lite.text.reasoning import ReasoningParser

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from sglang_lite.protocol.anything import Json
-from sglang_lite.server.routes import Route
+from sglang_lite.server.endpoint import Route
 from sglang_lite.version import __version__
 
 _REF = "#/components/schemas/{name}"

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from starlette.applications import Starlette
 
-from sglang_lite.server.app import ROUTES, application
+from sglang_lite.server.app import application
+from sglang_lite.server.routes import ROUTES
 from sglang_lite.server.service import Service
 from sglang_lite.server.settings import ServerSettings, warn_if_exposed
 

@@ -11,9 +11,9 @@ from openai.types import responses as openai_responses
 
 from sglang_lite.server import native
 from sglang_lite.server.anthropic import messages, messages_request
-from sglang_lite.server.app import ROUTES
 from sglang_lite.server.openai import chat_request, completions, decisions_request, responses_items
 from sglang_lite.server.openai import responses_request as responses
+from sglang_lite.server.routes import ROUTES
 
 HEADERS = {"betas"}  # of the clients' types: sent as a header
 

@@ -9,7 +9,7 @@ from schemathesis import checks
 
 import sglang_lite as sgl
 from sglang_lite.server import openapi
-from sglang_lite.server.app import ROUTES
+from sglang_lite.server.routes import ROUTES
 from tests.server.conftest import SETTINGS, TEMPLATE, serving
 
 EXAMPLES = int(os.environ.get("SGLANG_LITE_OPENAPI", "10"))

@@ -12,10 +12,10 @@ import httpx2
 import pytest
 
 import sglang_lite as sgl
-from sglang_lite.server import routes
+from sglang_lite.server import endpoint
+from sglang_lite.server.endpoint import BodyTask
 from sglang_lite.server.reader import ModelFacts
 from sglang_lite.server.reader_pool import ReaderPool
-from sglang_lite.server.routes import BodyTask
 from sglang_lite.server.settings import ServerSettings
 from sglang_lite.wire.limits import Limits
 from tests.server.body_tasks import die, fail, process_id
@@ -103,7 +103,7 @@ def test_an_answer_is_the_same_wherever_its_body_is_read(engine, here, apart, na
     def parse(*_):
         raise AssertionError("a body was parsed in the server's process")
 
-    monkeypatch.setattr(routes, "parse_object", parse)
+    monkeypatch.setattr(endpoint, "parse_object", parse)
     engine.flush_cache()
     assert told(apart.post(path, json=body)) == expected
 
@@ -119,7 +119,7 @@ def test_a_stream_says_the_same_wherever_its_body_is_read(here, apart):
 
 def test_a_body_above_the_limit_leaves_the_process_and_a_smaller_one_stays(engine, monkeypatch):
     read = []
-    monkeypatch.setattr(routes, "parse_object", lambda data, limits: read.append(len(data)) or {"text": "a"})
+    monkeypatch.setattr(endpoint, "parse_object", lambda data, limits: read.append(len(data)) or {"text": "a"})
     with serving(engine, large_body_kb=8) as url, httpx2.Client(base_url=url, timeout=60) as client:
         for size in (10, 5000, 9000):
             client.post("/tokenize", json={"prompt": "a" * size})

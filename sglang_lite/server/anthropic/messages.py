@@ -17,12 +17,12 @@ from sglang_lite.runtime.core.submission import GenerateRequest
 from sglang_lite.server.anthropic.messages_request import CountTokensRequest, conversation_of
 from sglang_lite.server.async_engine import with_first_event
 from sglang_lite.server.conversation.sample_reader import CallPart, Parts, SampleReader
+from sglang_lite.server.endpoint import HttpRequest, Route, answer, read
 from sglang_lite.server.errors import content_of
 from sglang_lite.server.fields import MESSAGES_NEUTRAL, MESSAGES_REFUSED, Fields
 from sglang_lite.server.http.sse import EventStream, event
 from sglang_lite.server.parameters import sampling
 from sglang_lite.server.reader import RequestReader
-from sglang_lite.server.routes import HttpRequest, Route, answer, read
 from sglang_lite.server.service import Service
 from sglang_lite.text.chat_format import RenderedConversation
 

@@ -23,12 +23,12 @@ from sglang_lite.server.conversation.sample_reader import (
     entries_of,
     logprobs_of,
 )
+from sglang_lite.server.endpoint import HttpRequest, Route, answer, read, with_priorities
 from sglang_lite.server.errors import content_of
 from sglang_lite.server.http.sse import DONE, EventStream, event
 from sglang_lite.server.openai.chat_request import CHAT, ChatRequest, CustomTool, StreamOptions, conversation_of
 from sglang_lite.server.parameters import sampling, streams
 from sglang_lite.server.reader import RequestReader
-from sglang_lite.server.routes import HttpRequest, Route, answer, read, with_priorities
 from sglang_lite.server.service import Service
 from sglang_lite.text.chat_format import RenderedConversation
 

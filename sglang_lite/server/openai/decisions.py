@@ -35,6 +35,7 @@ from sglang_lite.protocol import (
 )
 from sglang_lite.random_ids import random_id
 from sglang_lite.runtime.core.submission import GenerateRequest, ProgramRequest
+from sglang_lite.server.endpoint import HttpRequest, Route, answer, read
 from sglang_lite.server.openai.decisions_request import (
     DECISIONS,
     ChoiceQuestion,
@@ -46,7 +47,6 @@ from sglang_lite.server.openai.decisions_request import (
     options_of,
 )
 from sglang_lite.server.reader import RequestReader
-from sglang_lite.server.routes import HttpRequest, Route, answer, read
 from sglang_lite.server.service import Service
 from sglang_lite.server.sglang.labels import label_scores
 from sglang_lite.text.chat_format import Conversation

@@ -17,9 +17,9 @@ from sglang_lite.protocol import ParameterError
 from sglang_lite.protocol.anything import Json
 from sglang_lite.random_ids import random_id
 from sglang_lite.runtime.embedding.request import EncodeRequest, EncoderInput, are_ids
+from sglang_lite.server.endpoint import HttpRequest, Route, answer, read, read_record
 from sglang_lite.server.fields import EMBEDDINGS_NEUTRAL, Fields
 from sglang_lite.server.reader import RequestReader
-from sglang_lite.server.routes import HttpRequest, Route, answer, read, read_record
 from sglang_lite.server.service import Service
 
 LONGEST_S = 600.0

@@ -17,6 +17,7 @@ from sglang_lite.random_ids import random_id
 from sglang_lite.runtime.embedding.request import not_an_encoder_error, too_long
 from sglang_lite.runtime.embedding.spec import EncoderSpec
 from sglang_lite.server.conversation.tools import variables_of_template
+from sglang_lite.server.endpoint import HttpRequest, Route, answer, read
 from sglang_lite.server.fields import POOLING_NEUTRAL, POOLING_REFUSED, Fields
 from sglang_lite.server.openai.chat_request import Message, template_messages
 from sglang_lite.server.openai.embeddings import (
@@ -28,7 +29,6 @@ from sglang_lite.server.openai.embeddings import (
     usage_of,
 )
 from sglang_lite.server.reader import RequestReader
-from sglang_lite.server.routes import HttpRequest, Route, answer, read
 from sglang_lite.server.service import Service
 from sglang_lite.text.chat_format import Conversation
 

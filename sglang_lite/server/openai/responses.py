@@ -24,6 +24,7 @@ from sglang_lite.random_ids import random_id
 from sglang_lite.runtime.core.submission import GenerateRequest
 from sglang_lite.server.async_engine import with_first_event
 from sglang_lite.server.conversation.sample_reader import SampleReader
+from sglang_lite.server.endpoint import HttpRequest, Route, answer, read, with_priorities
 from sglang_lite.server.errors import NotFoundError, content_of
 from sglang_lite.server.http.event_log import EventLog
 from sglang_lite.server.http.sse import EventStream, event
@@ -39,7 +40,6 @@ from sglang_lite.server.openai.responses_request import (
 from sglang_lite.server.parameters import sampling, streams
 from sglang_lite.server.reader import RequestReader
 from sglang_lite.server.responses_store import PACK, UNPACK, StoredResponse
-from sglang_lite.server.routes import HttpRequest, Route, answer, read, with_priorities
 from sglang_lite.server.service import Service
 from sglang_lite.text.chat_format import RenderedConversation
 

@@ -11,8 +11,8 @@ from starlette.responses import Response
 from sglang_lite.engine import embedding
 from sglang_lite.protocol import ParameterError
 from sglang_lite.runtime.core.submission import SelectRequest
+from sglang_lite.server.endpoint import HttpRequest, Route, answer, read_record
 from sglang_lite.server.fields import GATEWAY_NEUTRAL, Fields
-from sglang_lite.server.routes import HttpRequest, Route, answer, read_record
 from sglang_lite.server.service import Service
 from sglang_lite.server.sglang.labels import label_calls, label_logprobs, label_scores
 

@@ -32,11 +32,11 @@ from sglang_lite.random_ids import random_id
 from sglang_lite.runtime.core.submission import OpenRequest, ProgramRequest
 from sglang_lite.runtime.requests.resolved_params import resolve_params
 from sglang_lite.server.async_engine import ProgramEvent, with_first_event
+from sglang_lite.server.endpoint import HttpRequest, Route, answer, read
 from sglang_lite.server.errors import NotFoundError, content_of, headers_of, status_of
 from sglang_lite.server.fields import GATEWAY_NEUTRAL, Fields
 from sglang_lite.server.http.sse import DONE, EventStream
 from sglang_lite.server.reader import RequestReader
-from sglang_lite.server.routes import HttpRequest, Route, answer, read
 from sglang_lite.server.service import Service
 
 PROGRAM_ID = "x-program-id"  # header with the id of a streamed program

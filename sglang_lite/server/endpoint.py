@@ -1,0 +1,392 @@
+"""The ASGI endpoint that serves any route, and the record by which a protocol's file describes one."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import ipaddress
+import logging
+import re
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, TypeAlias, TypeVar
+
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from sglang_lite.protocol import BackendError, SglError
+from sglang_lite.protocol.anything import Json
+from sglang_lite.random_ids import random_id
+from sglang_lite.runtime.core.submission import GenerateRequest
+from sglang_lite.server.async_engine import key_in_use
+from sglang_lite.server.errors import (
+    AuthenticationError,
+    ForbiddenError,
+    Protocol,
+    RateLimitError,
+    content_of,
+    headers_of,
+    status_of,
+)
+from sglang_lite.server.fields import Fields
+from sglang_lite.server.http.body import parse_object, read_bytes
+from sglang_lite.server.http.disconnect import until_disconnected
+from sglang_lite.server.reader import RequestReader
+from sglang_lite.server.service import Service
+from sglang_lite.server.settings import ServerSettings
+from sglang_lite.wire.limits import Limits
+
+logger = logging.getLogger("sglang_lite.server")
+R = TypeVar("R", bound=msgspec.Struct)
+T = TypeVar("T")
+ANTHROPIC_VERSION = "anthropic-version"  # header of every request of Anthropic's clients
+UNUSED = "x-unused-fields"  # header that names the fields of a request that have no effect
+_MOST_ITEMS = 2**20
+_SHORT = 4096  # bytes of a body; reading a shorter one takes less time than a change of threads
+_QUERY_NEUTRAL = ("beta",)  # Anthropic's client sets it for fields that are known by their own names
+
+
+@dataclass(frozen=True, slots=True)
+class HttpRequest:
+    """HTTP request, as handlers see it.
+
+    Attributes:
+        data: body of the request.
+        path, query: path and query parameters of the address.
+        headers: headers of the request, by lower-case names.
+        request_id: value of `X-Request-Id`, or a new id.
+        key: API key of the request; "" if none is required.
+        limits: limits for parsing the body.
+        unused: names of fields without effect, which are reported in a header of the response.
+        reports: True if unknown fields are reported there, too; False if they are refused.
+    """
+
+    data: bytes
+    path: Mapping[str, str]
+    query: Mapping[str, str]
+    headers: Mapping[str, str]
+    request_id: str
+    key: str
+    limits: Limits
+    unused: list[str] = field(default_factory=list)
+    reports: bool = False
+
+    def object(self) -> dict[str, Json]:
+        """Body as plain data. Raises WireError if the body isn't a JSON object."""
+        return parse_object(self.data, self.limits)
+
+    def read(self, fields: Fields[R]) -> R:
+        """Body as a record.
+
+        Raises:
+            WireError: the body isn't a JSON object.
+            ParameterError: as `Fields.read`.
+        """
+        return fields.read(self.object(), self.unused if self.reports else None)
+
+
+@dataclass(frozen=True, slots=True)
+class BodyTask:
+    """Body to read in another process: the arguments of `read`, without the service.
+
+    Attributes:
+        function: function of a reader, a request with nothing but its body, and `more`.
+        data, limits, reports: as of HttpRequest.
+        more: further arguments of the function.
+    """
+
+    function: Callable[..., object]
+    data: bytes
+    limits: Limits
+    reports: bool
+    more: tuple[object, ...]
+
+
+async def read(
+    service: Service, call: HttpRequest, function: Callable[..., T], more: tuple[object, ...] = (), size: int = 0
+) -> T:
+    """Result of a function that reads a body: on another thread if the body is long, and in another process if it is
+    larger than `large_body_kb`.
+
+    Args:
+        function: function at the top of a module, of a reader, the request and `more`. It uses nothing but these, and
+            appends to the request's `unused`.
+        more: further arguments of the function.
+        size: size of what is read besides the body, in bytes.
+
+    Raises:
+        SglError: the error of the function.
+    """
+    size += len(call.data)
+    if size > service.settings.large_body_kb * 1024:
+        found: T
+        found, unused = await service.reader_pool.read(BodyTask(function, call.data, call.limits, call.reports, more))
+        call.unused.extend(unused)
+        return found
+    if size > _SHORT:
+        return await asyncio.to_thread(function, service.reader, call, *more)
+    return function(service.reader, call, *more)
+
+
+async def read_record(service: Service, call: HttpRequest, fields: Fields[R]) -> R:
+    """Body as a record: see `HttpRequest.read`."""
+    return await read(service, call, _record, (fields,))
+
+
+def _record(_: RequestReader, call: HttpRequest, fields: Fields[R]) -> R:
+    return call.read(fields)
+
+
+def with_priorities(service: Service, call: HttpRequest, requests: list[GenerateRequest]) -> list[GenerateRequest]:
+    """Requests with the priorities that the engine heeds. Under a policy that ignores priorities, they are reported and
+    dropped."""
+    if service.engine.config.policy == "priority" or not any(request.priority for request in requests):
+        return requests
+    call.unused.append("priority")
+    return [replace(request, priority=0) for request in requests]
+
+
+Handler: TypeAlias = Callable[[Service, HttpRequest], Awaitable[Response]]
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Route of the server.
+
+    Attributes:
+        path: path, with parameters as `{name}`.
+        handler: function that answers a request.
+        summary: description for the OpenAPI document.
+        methods: HTTP methods of the route.
+        protocol: protocol whose form the errors have.
+        query: names of the query parameters.
+        fields: fields of the body; None for a route without body, or whose handler parses the body.
+        streams: True if the answer may be a stream of events.
+        media_type: media type of the answer.
+        access: "open" for a route without key, "key" for the API key, "admin" for the administrator's if there is one,
+            "owner" for the administrator's in any case: the request names folders of this machine.
+        counts_as_open: True if its requests count as open requests.
+        acts: True if even a GET does something, which an image in a web page must not.
+    """
+
+    path: str
+    handler: Handler
+    summary: str
+    methods: tuple[str, ...] = ("POST",)
+    protocol: Protocol = "native"
+    query: tuple[str, ...] = ()
+    fields: Fields[Any] | None = None
+    streams: bool = False
+    media_type: str = "application/json"
+    access: Literal["open", "key", "admin", "owner"] = "key"
+    counts_as_open: bool = False
+    acts: bool = False
+
+
+def answer(content: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """Response with plain data or records as JSON."""
+    return Response(msgspec.json.encode(content), status, headers, "application/json")
+
+
+def refusal(error: SglError, protocol: Protocol, request_id: str) -> Response:
+    """Response for an error."""
+    return answer(content_of(error, protocol, request_id), status_of(error).status, headers_of(error))
+
+
+class Endpoint:
+    """ASGI application of a route: checks keys and limits, reads the body, calls the handler, answers errors, logs a
+    line.
+
+    Args:
+        route: route to serve.
+        service: function that returns the service; called for each request, because the service exists only after
+            startup.
+        gate: keys and counts of open requests, shared by all routes.
+    """
+
+    def __init__(self, route: Route, service: Callable[[], Service], gate: AccessControl) -> None:
+        self._route, self._service, self._gate = route, service, gate
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        started, request = time.perf_counter(), Request(scope, receive)
+        request_id = request_id_of(request)
+        status = 0
+
+        async def send_with_id(message: Any) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode())]
+                if self._service().shutting_down:  # the client's next request has to go elsewhere
+                    message["headers"].append((b"connection", b"close"))
+            await send(message)
+
+        try:
+            await self._answer(request, request_id, send_with_id)
+        finally:
+            took = (time.perf_counter() - started) * 1000
+            logger.info("%s %s %d %.1f ms %s", request.method, self._route.path, status, took, request_id)
+
+    async def _answer(self, request: Request, request_id: str, send: Send) -> None:
+        route, scope, receive = self._route, request.scope, request.receive
+        protocol = route.protocol
+        if protocol == "openai" and ANTHROPIC_VERSION in request.headers:
+            protocol = "anthropic"
+        try:
+            self._gate.check_host(request)
+            key = self._gate.key_of(request, route)
+            with self._gate.count_open(key, route.counts_as_open):
+                service = self._service()
+                if route.counts_as_open:
+                    service.check_accepts()
+                settings = service.settings
+                most = int(settings.max_body_mb * 2**20)
+                call = HttpRequest(
+                    await read_bytes(request, most, settings.body_timeout_s),
+                    request.path_params,
+                    request.query_params,
+                    request.headers,
+                    request_id,
+                    key,
+                    Limits(most, settings.max_depth, _MOST_ITEMS),
+                    unused=[name for name in request.query_params if name not in (*route.query, *_QUERY_NEUTRAL)],
+                    reports=settings.unknown_fields == "report",
+                )
+                await until_disconnected(self._handle(service, call, protocol, scope, receive, send), receive)
+        except SglError as error:
+            await refusal(error, protocol, request_id)(scope, receive, send)
+        except ClientDisconnect:  # while the body was read
+            pass
+
+    async def _handle(
+        self, service: Service, call: HttpRequest, protocol: Protocol, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        key_in_use.set(call.key)
+        try:
+            response = await self._route.handler(service, call)
+        except SglError as error:
+            response = refusal(error, protocol, call.request_id)
+        except Exception:  # a bug of this package: the client gets status 500, and the server continues
+            logger.exception("request %s failed", call.request_id)
+            failed = BackendError("the server failed.", hint=f"See request {call.request_id} in the log of the server.")
+            response = refusal(failed, protocol, call.request_id)
+        if call.unused:
+            response.headers[UNUSED] = ", ".join(dict.fromkeys(map(_header_safe, call.unused)))[:1000]
+            logger.warning("request %s: these fields have no effect: %s", call.request_id, response.headers[UNUSED])
+        await response(scope, _never, send)
+
+
+async def _never() -> Any:  # `until_disconnected` watches for the disconnection already
+    await asyncio.Event().wait()
+
+
+def request_id_of(request: Request) -> str:
+    """Value of a request's `X-Request-Id`, or a new id if the header is missing or invalid."""
+    given = request.headers.get("x-request-id", "")
+    return given if 0 < len(given) <= 128 and given.isascii() and given.isprintable() else random_id()
+
+
+def _header_safe(name: str) -> str:
+    return "".join(c if c.isascii() and c.isprintable() and c != "," else "?" for c in name[:100])
+
+
+_OF_PAGES = ("origin", "referer", "sec-fetch-site")  # headers by which browsers tell a page's requests
+_HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^:\[\]]+)(?::[0-9]+)?", re.IGNORECASE)
+
+
+class AccessControl:
+    """Keys that a server requires, names by which it may be addressed, and limits of the number of open requests, in
+    total and for each key."""
+
+    def __init__(self, settings: ServerSettings) -> None:
+        self._keys, self._admin, self._is_local = settings.api_key, settings.admin_api_key, settings.is_local
+        self._most, self._most_per_key = settings.max_open, settings.max_open_per_key
+        self._hosts = {"localhost", *map(str.lower, settings.allowed_host)}
+        self._checks_host = settings.is_local or bool(settings.allowed_host)
+        self.open: Counter[str] = Counter()
+
+    def check_host(self, request: Request) -> None:
+        """Raises ForbiddenError if a request addresses the server by a name that isn't its own. A web page whose name
+        leads to this machine (DNS rebinding) could otherwise use the server, and read its answers."""
+        host = request.headers.get("host", "")
+        if not self._checks_host or not host:  # browsers always send it
+            return
+        found = _HOST.fullmatch(host)
+        name = found[1].lower() if found else ""
+        if name not in self._hosts and not _is_address(name.strip("[]")):
+            raise ForbiddenError(
+                f"{host[:200]!r} is not a name of this server.",
+                hint="Use localhost or an IP address, or start the server with --allowed-host and the name.",
+            )
+
+    def key_of(self, request: Request, route: Route) -> str:
+        """API key of a request; "" if none is required.
+
+        Raises:
+            AuthenticationError: the key is missing or wrong.
+            ForbiddenError: no key is required, and a web page sent the request; or the request is the administrator's,
+                and the server has none.
+        """
+        if route.access == "open":
+            return ""
+        scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
+        given = bearer.strip() if scheme.lower() == "bearer" else request.headers.get("x-api-key", "")
+        admin = [] if self._admin is None else [self._admin]
+        taken = admin or list(self._keys)
+        if route.access == "key":
+            taken = [*self._keys, *admin] if self._keys else []
+        valid = [key for key in taken if hmac.compare_digest(key.encode(), given.encode())]
+        if taken and not valid:
+            problem = "is not valid" if given else "is missing"
+            raise AuthenticationError(
+                f"the {'API' if route.access == 'key' or not admin else 'administrator'} key {problem}.",
+                hint="Send it as `Authorization: Bearer KEY` or `x-api-key: KEY`.",
+            )
+        if route.access == "owner" and not admin and (taken or not self._is_local):
+            raise ForbiddenError(
+                "the request names folders of the server's machine, so only its administrator may send it.",
+                hint="Start the server with --admin-api-key, and send that key.",
+            )
+        if not taken and any(name in request.headers for name in (_OF_PAGES if route.acts else _OF_PAGES[:1])):
+            raise ForbiddenError(  # otherwise, any page open in a browser on this machine could
+                "requests from web pages need a key.",
+                hint="Start the server with --api-key, or send the request from a program.",
+            )
+        return valid[0] if valid else ""
+
+    def count_open(self, key: str, counts_as_open: bool) -> _OpenCount:
+        """Context in which a request counts as open. Raises RateLimitError if too many are open."""
+        if counts_as_open and self.open.total() >= self._most:
+            raise RateLimitError(f"{self._most:,} requests are open, which is the limit.", hint="Try again later.")
+        if counts_as_open and self.open[key] >= self._most_per_key:
+            raise RateLimitError(
+                f"{self._most_per_key:,} requests of this key are open, which is the limit.", hint="Try again later."
+            )
+        return _OpenCount(self.open, key, int(counts_as_open))
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+@dataclass(slots=True)
+class _OpenCount:
+    counts: Counter[str]
+    key: str
+    count: int
+
+    def __enter__(self) -> None:
+        self.counts[self.key] += self.count
+
+    def __exit__(self, *_: object) -> None:
+        self.counts[self.key] -= self.count
+        if not self.counts[self.key]:
+            del self.counts[self.key]
