@@ -55,7 +55,7 @@ class Counting(SteppedEngine):
 
         self.scheduler.record_launch = counted  # type: ignore[method-assign]  # to count
         if not knows:
-            self.scheduler.held_prefixes.want = _nothing  # type: ignore[method-assign]  # to switch it off
+            self.scheduler.prefix_locks.want = _nothing  # type: ignore[method-assign]  # to switch it off
             self.scheduler.admission.expected_pages = _no_pages  # type: ignore[method-assign]  # as above
 
     def check(self) -> None:

@@ -116,16 +116,16 @@ class ReasoningParser:
         self._inside = found.open
         self._opening = found.open  # the model may repeat the start mark that the template has written
         self._text_started = {True: False, False: False}  # by _inside: text has begun, so blanks are kept
-        self._held = ""
+        self._pending = ""
 
     def push(self, piece: str) -> tuple[str, str]:
         """Appends a piece of text; returns the (reasoning, answer) text that has become certain."""
-        text = self._held + piece
-        self._held = ""
+        text = self._pending + piece
+        self._pending = ""
         if self._opening:
             start, stripped = self._format.start, text.lstrip()
             if start.startswith(stripped):
-                self._held = text
+                self._pending = text
                 return "", ""
             self._opening = False
             text = stripped.removeprefix(start)
@@ -134,7 +134,7 @@ class ReasoningParser:
             if self._once and not self._inside and not self._answered:
                 start, stripped = self._format.start.lstrip(), text.lstrip()
                 if start.startswith(stripped) and start != stripped:
-                    self._held = text
+                    self._pending = text
                     break
                 self._answered = not stripped.startswith(start)
             if self._inside:
@@ -144,7 +144,7 @@ class ReasoningParser:
             hits = [(text.index(mark), mark) for mark in marks if mark in text]
             if not hits:
                 at = min((partial_match_start(text, 0, mark) for mark in marks), default=len(text))
-                self._held = text[at:]
+                self._pending = text[at:]
                 found[self._inside] += self._trimmed(text[:at])
                 break
             at, mark = min(hits)
@@ -158,8 +158,8 @@ class ReasoningParser:
 
     def flush(self) -> tuple[str, str]:
         """Returns the (reasoning, answer) text that is still held back at the end of the output."""
-        held, self._held = self._trimmed(self._held), ""
-        return (held, "") if self._inside else ("", held)
+        pending, self._pending = self._trimmed(self._pending), ""
+        return (pending, "") if self._inside else ("", pending)
 
     def _trimmed(self, text: str) -> str:
         if not self._text_started[self._inside]:

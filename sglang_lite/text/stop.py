@@ -40,7 +40,7 @@ class StopMatcher:
         self._stops, self._patterns = stops, patterns or {}
         self._firsts = frozenset(stop[0] for stop in stops)
         self._text = ""  # whole text if patterns, which may look behind, exist; else the part held back
-        self._held = 0  # offset of the part that is held back
+        self._pending = 0  # offset of the part that is held back
         self.matched: str | None = None
         self.matched_text = ""
 
@@ -50,7 +50,7 @@ class StopMatcher:
         """
         if self._patterns:
             self._text += piece
-            self._held = len(self._text)
+            self._pending = len(self._text)
         return piece
 
     def push(self, piece: str) -> str:
@@ -73,17 +73,17 @@ class StopMatcher:
             self.matched_text = self._text[start:end]
             until = start
         else:
-            partial = [partial_match_start(self._text, self._held, stop) for stop in self._stops]
+            partial = [partial_match_start(self._text, self._pending, stop) for stop in self._stops]
             until = min([*partial, *(self._partial_start(p, deadline) for p in self._patterns.values())])
-        certain = self._text[self._held : until]
-        self._held = until
+        certain = self._text[self._pending : until]
+        self._pending = until
         if not self._patterns:
-            self._text, self._held = self._text[until:], 0
+            self._text, self._pending = self._text[until:], 0
         return certain
 
     def flush(self) -> str:
         """Returns the text that is still held back at the end of the generation."""
-        rest, self._held = self._text[self._held :], len(self._text)
+        rest, self._pending = self._text[self._pending :], len(self._text)
         return rest
 
     def _find(self, old_length: int, deadline: float) -> tuple[int, int, int, str] | None:
@@ -91,7 +91,7 @@ class StopMatcher:
         end of the match, stop string or pattern source), or None.
         """
         text = self._text
-        found = [(at + len(s), at, at + len(s), s) for s in self._stops if (at := text.find(s, self._held)) >= 0]
+        found = [(at + len(s), at, at + len(s), s) for s in self._stops if (at := text.find(s, self._pending)) >= 0]
         first = min(found, default=None)
         for end in range(old_length + 1, (first[0] if first else len(text)) + 1):
             spans = [(self._search(p, end, deadline), source) for source, p in self._patterns.items()]
@@ -101,7 +101,7 @@ class StopMatcher:
         return first
 
     def _search(self, pattern: regex.Pattern[str], end: int, deadline: float) -> tuple[int, int] | None:
-        start = self._held
+        start = self._pending
         while match := self._timed(pattern, start, end, deadline):
             if match.end() > match.start():
                 return match.start(), match.end()
@@ -114,10 +114,10 @@ class StopMatcher:
         """Start of a possible match of which the text so far is only a part, given that the text contains no complete
         match; the length of the text if there is none.
         """
-        match = self._timed(pattern, self._held, len(self._text), deadline, partial=True)
+        match = self._timed(pattern, self._pending, len(self._text), deadline, partial=True)
         if match is None:
             return len(self._text)
-        return match.start() if match.partial else self._held  # an empty match hides partial ones
+        return match.start() if match.partial else self._pending  # an empty match hides partial ones
 
     def _timed(
         self, pattern: regex.Pattern[str], start: int, end: int, deadline: float, *, partial: bool = False

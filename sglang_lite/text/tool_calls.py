@@ -211,7 +211,7 @@ class ToolParser:
         self._head = _head(found)
         variants = (text for begin, _ in found.variants for text in (begin, begin.lstrip()))
         self._stops = tuple(dict.fromkeys((found.trigger, *variants, *found.marks)))
-        self._held = ""
+        self._pending = ""
         self._read = self._text
         self._inside = False  # between the format's `opening` and `closing`
         self._count = 0
@@ -233,15 +233,15 @@ class ToolParser:
         reasoning, answer = ("", "") if self._reasoning is None else self._reasoning.flush()
         pieces = self._pieces(reasoning, answer)
         cut = self._read in (self._arguments, self._end) or (self._read == self._after and self._inside)
-        while self._format.marks and not cut and self._held.startswith(self._format.marks):
-            self._consume(next(len(mark) for mark in self._format.marks if self._held.startswith(mark)))
-        held, self._held = self._held, ""
-        if cut or (self._count and held.strip() in ("", self._format.separator.strip())):
-            held = ""
-        return Pieces(pieces.reasoning, pieces.content + held, pieces.calls)
+        while self._format.marks and not cut and self._pending.startswith(self._format.marks):
+            self._consume(next(len(mark) for mark in self._format.marks if self._pending.startswith(mark)))
+        pending, self._pending = self._pending, ""
+        if cut or (self._count and pending.strip() in ("", self._format.separator.strip())):
+            pending = ""
+        return Pieces(pieces.reasoning, pieces.content + pending, pieces.calls)
 
     def _pieces(self, reasoning: str, answer: str) -> Pieces:
-        self._held += answer
+        self._pending += answer
         while self._read():
             pass
         content, calls = "".join(self._content), tuple(self._calls)
@@ -249,14 +249,15 @@ class ToolParser:
         self._calls.clear()
         return Pieces(reasoning, content, calls)
 
-    # Each of the following states reads what it can of the held text, and returns True if another state may read more.
+    # Each of the following states reads what it can of the pending text, and returns True if another state may read
+    # more.
 
     def _text(self) -> bool:
-        hits = [at for stop in self._stops if (at := self._held.find(stop)) >= 0]
+        hits = [at for stop in self._stops if (at := self._pending.find(stop)) >= 0]
         if hits:
             self._content.append(self._consume(min(hits)))
             return self._switch_to(self._begin, inside=False)
-        self._content.append(self._consume(min(partial_match_start(self._held, 0, stop) for stop in self._stops)))
+        self._content.append(self._consume(min(partial_match_start(self._pending, 0, stop) for stop in self._stops)))
         return False
 
     def _begin(self) -> bool:
@@ -264,14 +265,14 @@ class ToolParser:
         opening = "" if self._inside else self._format.opening
         if opening and self._format.any_blanks:
             opening = f"{opening.rstrip()}\n"
-        before = pattern(opening, blanks=self._format.any_blanks).match(self._held, partial=True)
+        before = pattern(opening, blanks=self._format.any_blanks).match(self._pending, partial=True)
         head = None
         if before and not before.partial:
-            head = self._head.match(self._held, before.end(), partial=True)
+            head = self._head.match(self._pending, before.end(), partial=True)
         if (before and before.partial) or (head and head.partial):
             return False
         if head is None:
-            stop = next((each for each in self._stops if self._held.startswith(each)), self._held[:1])
+            stop = next((each for each in self._stops if self._pending.startswith(each)), self._pending[:1])
             self._consume(len(stop))
             if stop not in self._format.marks:
                 self._content.append(stop)
@@ -284,14 +285,14 @@ class ToolParser:
         return self._switch_to(self._arguments, inside=bool(self._format.opening))
 
     def _arguments(self) -> bool:
-        length, json_text = self._scan.push(self._held)
+        length, json_text = self._scan.push(self._pending)
         self._consume(length)
         if json_text:
             self._calls.append(CallPiece(self._count, "", json_text))
         return self._scan.done and self._switch_to(self._end, inside=self._inside)
 
     def _end(self) -> bool:
-        end = pattern(self._format.end, blanks=self._format.any_blanks).match(self._held, partial=True)
+        end = pattern(self._format.end, blanks=self._format.any_blanks).match(self._pending, partial=True)
         if end and end.partial:
             return False
         self._count += 1
@@ -304,16 +305,16 @@ class ToolParser:
         """Reads after a call: either the beginning of another call or the end of all calls."""
         separator, closing = self._format.separator, self._format.closing if self._inside else ""
         if self._inside and self._format.any_blanks:
-            self._held = self._held.lstrip()
+            self._pending = self._pending.lstrip()
         begin = self._format.begin if self._inside else self._format.trigger
         for follows, read in ((separator + begin, self._begin), (closing, self._text)):
             found = (
-                pattern(follows, blanks=self._format.any_blanks).match(self._held, partial=True) if follows else None
+                pattern(follows, blanks=self._format.any_blanks).match(self._pending, partial=True) if follows else None
             )
             if found and found.partial:
                 return False
             if found:
-                between = pattern(separator, blanks=self._format.any_blanks).match(self._held)
+                between = pattern(separator, blanks=self._format.any_blanks).match(self._pending)
                 self._consume(between.end() if between and read == self._begin else found.end())
                 return self._switch_to(read, inside=self._inside and read == self._begin)
         return self._switch_to(self._text, inside=False)
@@ -323,7 +324,7 @@ class ToolParser:
         return True
 
     def _consume(self, length: int) -> str:
-        text, self._held = self._held[:length], self._held[length:]
+        text, self._pending = self._pending[:length], self._pending[length:]
         return text
 
 

@@ -218,7 +218,7 @@ class SteppedEngine(Engine):
         return self.loop.busy or not self.loop.inbox.empty
 
     def check(self):
-        check_cache(self.store, [r.handle for r in self.scheduler.queues.running()], self.scheduler.held_prefixes.locks)
+        check_cache(self.store, [r.handle for r in self.scheduler.queues.running()], self.scheduler.prefix_locks.locks)
 
     def drain(self, limit=100_000):
         for _ in range(limit):

@@ -134,18 +134,18 @@ class RepeatedWhitespace:
 
     def __init__(self, begun: str) -> None:
         self._blanks = begun[len(begun.rstrip()) :]
-        self._left, self._held = self._blanks, ""
+        self._left, self._pending = self._blanks, ""
 
     def trim(self, event: Delta | Generation) -> Delta | Generation | None:
         """Returns the event without the repeated whitespace, or None if no new text or reasoning is left in the
         event."""
         if isinstance(event, Generation):
             return msgspec.structs.replace(event, text=event.text.removeprefix(self._blanks))
-        text = self._held + event.text
+        text = self._pending + event.text
         if self._left.startswith(text) and text != self._left:
-            text, self._held = "", text
+            text, self._pending = "", text
         else:
-            text, self._held, self._left = text.removeprefix(self._left), "", ""
+            text, self._pending, self._left = text.removeprefix(self._left), "", ""
         return msgspec.structs.replace(event, text=text) if text or event.reasoning else None
 
 

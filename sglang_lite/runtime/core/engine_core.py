@@ -216,7 +216,7 @@ class EngineCore:
         log = self.builder.log(request.prompt)
         program = EngineProgram(
             self._parts, log, sink,
-            stream=request.stream, namespace=request.namespace, priority=request.priority, holds_room=True,
+            stream=request.stream, namespace=request.namespace, priority=request.priority, has_room=True,
         )  # fmt: skip
         self.open_requests.acquire()
         try:

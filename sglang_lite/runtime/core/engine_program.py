@@ -57,7 +57,7 @@ class EngineProgram:
         stream: whether to send deltas.
         namespace: namespace in the prefix tree.
         priority: priority of all its requests.
-        holds_room: whether the caller has already counted it as an open request.
+        has_room: whether the caller has already counted it as an open request.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class EngineProgram:
         stream: bool = False,
         namespace: str = "",
         priority: int = 0,
-        holds_room: bool = False,
+        has_room: bool = False,
     ) -> None:
         self.parts, self.stream, self.namespace = parts, stream, namespace
         self._priority, self._sink = priority, sink
@@ -79,7 +79,7 @@ class EngineProgram:
         self._jobs: dict[EngineAsk, GenerationJob | SelectionJob] = {}
         self._hints: dict[Path, ScheduleHints] = {}
         came = partial(parts.loop.inbox.post_if_open, self._try_room)
-        self._room = ProgramRoom(parts.open_requests, came, held=holds_room)
+        self._room = ProgramRoom(parts.open_requests, came, acquired=has_room)
         self._without_room: list[EngineAsk] = []
 
     # ------------------------------------------------------------------------------------------ any thread
@@ -229,9 +229,9 @@ class EngineProgram:
                             self._sink(Played(path, name, error))
                         case Forked(branch) if branch.returns and branch.text is not None:
                             ids = np.array(branch.text.log.fixed, dtype=np.int32)
-                            self.parts.loop.scheduler.held_prefixes.want(self._hints_of(branch), ids, self.namespace)
+                            self.parts.loop.scheduler.prefix_locks.want(self._hints_of(branch), ids, self.namespace)
                         case Idle(branch) if not branch.returns and branch.path in self._hints:
-                            self.parts.loop.scheduler.held_prefixes.release(self._hints[branch.path])
+                            self.parts.loop.scheduler.prefix_locks.release(self._hints[branch.path])
                         case Ended(error):
                             self._end(error)
         finally:  # a sink may raise; the error that ends the engine must still reach this program

@@ -12,22 +12,22 @@ class ProgramRoom:
 
     Args:
         open_requests: counter of open requests.
-        held: whether the program is already counted.
+        acquired: whether the program is already counted.
         came: callback that tries again when there may be room; called on any thread.
     """
 
-    def __init__(self, open_requests: OpenRequests, came: Callable[[], None], *, held: bool) -> None:
+    def __init__(self, open_requests: OpenRequests, came: Callable[[], None], *, acquired: bool) -> None:
         self._open_requests, self._came = open_requests, came
-        self._held, self._waits = held, False
+        self._acquired, self._waits = acquired, False
 
     def acquire(self) -> bool:
         """Returns True if the program counts as an open request. If not, it queues for room."""
-        if not self._held and not self._waits:
-            self._held = self._open_requests.try_acquire()
-            self._waits = not self._held
+        if not self._acquired and not self._waits:
+            self._acquired = self._open_requests.try_acquire()
+            self._waits = not self._acquired
             if self._waits:
                 self._open_requests.wait_for_room(self._came, 1, first=False)
-        return self._held
+        return self._acquired
 
     def try_again(self, *, wanted: bool) -> bool:
         """Tries to count the program, after a notice of room. Returns True if it counts. If the room is not `wanted`
@@ -36,16 +36,16 @@ class ProgramRoom:
         if not wanted:
             self._open_requests.leave(self._came)
             return False
-        self._held = self._open_requests.try_acquire()
-        if not self._held:
+        self._acquired = self._open_requests.try_acquire()
+        if not self._acquired:
             self._waits = True
             self._open_requests.wait_for_room(self._came, 1, first=True)
-        return self._held
+        return self._acquired
 
     def release(self) -> None:
         """Stops counting the program."""
-        if self._held:
-            self._held = False
+        if self._acquired:
+            self._acquired = False
             self._open_requests.release()
 
     def end(self) -> None:

@@ -165,9 +165,9 @@ class StepWriter:
             positions = (np.arange(len(rows)) + offsets).astype(np.int32)
             ids = table.tokens[slots[rows], positions]
             ids[last[batch.pending]] = -1
-        held = int(table.held[slots].max())
-        now: Ints = table.pages[slots, :held]
-        row, page = (now != self._written[slots, :held]).nonzero()
+        page_count = int(table.page_count[slots].max())
+        now: Ints = table.pages[slots, :page_count]
+        row, page = (now != self._written[slots, :page_count]).nonzero()
         page_places = pages = _NOTHING
         if len(row):
             pages = now[row, page]

@@ -29,7 +29,7 @@ def check_cache(store: PrefixCache, handles: Iterable[SlotHandle], other_locks: 
     for node in nodes:
         owners.update(node.pages.tolist())
     for h in handles:
-        owners.update(table.pages[h.slot, h.owned_from : table.held[h.slot]].tolist())
+        owners.update(table.pages[h.slot, h.owned_from : table.page_count[h.slot]].tolist())
     shared = [page for page, count in owners.items() if count > 1]
     assert not shared, f"pages with two owners: {shared}"
     lost = set(range(store.pool.total)) - owners.keys()
@@ -53,12 +53,12 @@ def check_cache(store: PrefixCache, handles: Iterable[SlotHandle], other_locks: 
         _check_node(node, size)
 
     for h in handles:
-        held, known, length = int(table.held[h.slot]), int(table.known[h.slot]), int(table.length[h.slot])
+        page_count, known, length = int(table.page_count[h.slot]), int(table.known[h.slot]), int(table.length[h.slot])
         computed = int(table.computed[h.slot])
         scored = length == table.limit[h.slot]  # the last token may be only scored, not computed
         assert known - scored <= length <= known + 1, "more than one token is unknown"
         assert computed <= length <= table.limit[h.slot], "computed or known beyond the end"
-        assert computed <= held * size, "computed tokens without a page"
+        assert computed <= page_count * size, "computed tokens without a page"
         prefix = _path(h.lock.node)
         pages = np.concatenate([node.pages for node in prefix]) if prefix else np.empty(0, np.int32)
         assert table.pages[h.slot, : h.owned_from].tolist() == pages[: h.owned_from].tolist(), "reads others' pages"

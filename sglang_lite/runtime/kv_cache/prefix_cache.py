@@ -100,7 +100,7 @@ class PrefixCache:
         count = len(match.pages)
         table.tokens[slot, : len(tokens)] = tokens
         table.pages[slot, :count] = match.pages
-        table.held[slot] = count
+        table.page_count[slot] = count
         table.length[slot] = table.known[slot] = len(tokens)
         table.computed[slot] = count * self.page_size
         handle = SlotHandle(slot, lock, count, namespace)
@@ -139,11 +139,11 @@ class PrefixCache:
         if count * self.page_size <= table.computed[slot]:
             return
         lock = self.tree.lock(match.node)
-        self.pool.release(table.pages[slot, handle.owned_from : table.held[slot]], self.step)
+        self.pool.release(table.pages[slot, handle.owned_from : table.page_count[slot]], self.step)
         handle.lock.release()
         handle.lock, handle.owned_from = lock, count
         table.pages[slot, :count] = match.pages
-        table.held[slot] = count
+        table.page_count[slot] = count
         table.computed[slot] = count * self.page_size
         if match.tail is not None:
             self._copy(handle, match.tail)
@@ -156,8 +156,8 @@ class PrefixCache:
         if page is None:
             source.release()
             return
-        table.pages[slot, table.held[slot]] = page[0]
-        table.held[slot] += 1
+        table.pages[slot, table.page_count[slot]] = page[0]
+        table.page_count[slot] += 1
         table.computed[slot] += tail.count
         self.pending_copies.append(PageCopy(handle, source, tail.page, int(page[0]), tail.count))
 
@@ -177,20 +177,20 @@ class PrefixCache:
 
     def reserve(self, slot: int, end: int) -> bool:
         """Ensures that positions before `end` of a slot have pages. Returns False if not enough pages are available."""
-        held, needed = int(self.table.held[slot]), -(-end // self.page_size)
-        if needed <= held:
+        page_count, needed = int(self.table.page_count[slot]), -(-end // self.page_size)
+        if needed <= page_count:
             return True
-        pages = self.allocate(needed - held)
+        pages = self.allocate(needed - page_count)
         if pages is None:
             return False
-        self.table.pages[slot, held:needed] = pages
-        self.table.held[slot] = needed
+        self.table.pages[slot, page_count:needed] = pages
+        self.table.page_count[slot] = needed
         return True
 
     def will_have_pages(self, slot: int, end: int) -> bool:
         """Returns True if positions before `end` of a slot can have pages as soon as the running steps have
         completed."""
-        needed = -(-end // self.page_size) - int(self.table.held[slot])
+        needed = -(-end // self.page_size) - int(self.table.page_count[slot])
         return self.pool.quarantined > 0 and needed <= self.pool.free + self.pool.quarantined
 
     def allocate(self, count: int) -> Ints | None:
@@ -236,8 +236,8 @@ class PrefixCache:
         """Releases all resources of a request. Its computed tokens stay in the tree."""
         self.publish(handle)
         slot = handle.slot
-        held = int(self.table.held[slot])
-        self.pool.release(self.table.pages[slot, handle.owned_from : held], self.step)
+        page_count = int(self.table.page_count[slot])
+        self.pool.release(self.table.pages[slot, handle.owned_from : page_count], self.step)
         handle.lock.release()
         handle.released = True
         self.table.release(slot)

@@ -12,9 +12,9 @@ class SlotTable:
 
     Attributes:
         tokens: int32 [slots, longest + 1]; token ids, of which the first `known` are valid.
-        pages: int32 [slots, pages of longest + 1 tokens]; pages, of which the first `held` are the request's. The rest
-            are stale, but valid page numbers.
-        held: number of pages of the request.
+        pages: int32 [slots, pages of longest + 1 tokens]; pages, of which the first `page_count` are the request's. The
+            rest are stale, but valid page numbers.
+        page_count: number of pages of the request.
         length: number of tokens to compute; the id of the last one may not be known yet if it was drawn.
         known: number of tokens with known ids; `length` + 1 if the last token is only scored.
         computed: number of tokens with keys and values, including those of steps that are still running.
@@ -35,7 +35,7 @@ class SlotTable:
         self.page_size = page_size
         self.tokens: Ints = np.zeros((slots, longest + 1), dtype=np.int32)
         self.pages: Ints = np.zeros((slots, -(-(longest + 1) // page_size)), dtype=np.int32)
-        self.held: Ints = np.zeros(slots, dtype=np.int32)
+        self.page_count: Ints = np.zeros(slots, dtype=np.int32)
         self.length: Ints = np.zeros(slots, dtype=np.int32)
         self.known: Ints = np.zeros(slots, dtype=np.int32)
         self.epoch: Ints = np.zeros(slots, dtype=np.int32)
@@ -54,7 +54,7 @@ class SlotTable:
         return self._free.pop()
 
     def release(self, slot: int) -> None:
-        self.length[slot] = self.known[slot] = self.computed[slot] = self.held[slot] = 0
+        self.length[slot] = self.known[slot] = self.computed[slot] = self.page_count[slot] = 0
         self.streamed[slot] = False
         self.epoch[slot] += 1
         self._free.append(slot)

@@ -326,16 +326,16 @@ def _narrow_limits(module: nn.Module) -> Iterator[list[str]]:
     configs = [config for part in parts if (config := getattr(part, "config", None)) is not None]
     configs += [config.get_text_config() for config in configs]
     saved = []
-    for holder in {id(holder): holder for holder in (*parts, *configs)}.values():
-        for name, value in vars(holder).items():
+    for owner in {id(owner): owner for owner in (*parts, *configs)}.values():
+        for name, value in vars(owner).items():
             if LIMITS.search(name) and (narrow := _narrow(value)) != value:
-                saved.append((holder, name, value))
-                setattr(holder, name, narrow)
+                saved.append((owner, name, value))
+                setattr(owner, name, narrow)
     try:
         yield sorted({name for _, name, _ in saved})
     finally:
-        for holder, name, value in saved:
-            setattr(holder, name, value)
+        for owner, name, value in saved:
+            setattr(owner, name, value)
 
 
 def _narrow(value: Foreign) -> Foreign:

@@ -22,14 +22,14 @@ class ScheduleHints:
         priority: priority of its requests.
 
     Attributes:
-        held: True if a prefix of the cache is locked for the branch; set by the scheduler.
+        locked: True if a prefix of the cache is locked for the branch; set by the scheduler.
     """
 
-    __slots__ = ("_branch", "held", "priority", "program")
+    __slots__ = ("_branch", "locked", "priority", "program")
 
     def __init__(self, program: object, branch: Branch[Any, Any], priority: int = 0) -> None:  # of any driver
         self.program, self._branch, self.priority = program, branch, priority
-        self.held = False
+        self.locked = False
 
     @property
     def expected(self) -> ExpectedTokens:

@@ -13,14 +13,14 @@ from sglang_lite.runtime.kv_cache.slot_table import SlotTable
 from sglang_lite.runtime.requests.request import Request, StreamPace
 from sglang_lite.runtime.requests.schedule_hints import ScheduleHints
 from sglang_lite.runtime.scheduler.admission_order import Policy
-from sglang_lite.runtime.scheduler.held_prefixes import HeldPrefixes
 from sglang_lite.runtime.scheduler.page_reserve import PageReserve
+from sglang_lite.runtime.scheduler.prefix_locks import PrefixLocks
 from sglang_lite.runtime.scheduler.queues import Queues
 from sglang_lite.runtime.scheduler.retraction import slots_of
 
 # A request waits if another one is computing at least this many tokens of its prompt, to find them in the cache.
 _SHARED = 32
-PATIENCE = 32  # plans for which a request waits for room while prefixes are held for programs
+PATIENCE = 32  # plans for which a request waits for room while prefixes are locked for programs
 
 
 class Admission:
@@ -29,7 +29,7 @@ class Admission:
     Args:
         store: pages, slots and prefix tree.
         queues: requests, of which waiting ones may be admitted.
-        held_prefixes: prefixes of programs, which give way to a request that was refused often enough.
+        prefix_locks: prefixes of programs, which give way to a request that was refused often enough.
         reserve: estimate of growth.
         policy: order of admission.
 
@@ -38,18 +38,18 @@ class Admission:
     """
 
     def __init__(
-        self, store: PrefixCache, queues: Queues, held_prefixes: HeldPrefixes, reserve: PageReserve, policy: Policy
+        self, store: PrefixCache, queues: Queues, prefix_locks: PrefixLocks, reserve: PageReserve, policy: Policy
     ) -> None:
-        self._store, self._queues, self._held_prefixes = store, queues, held_prefixes
+        self._store, self._queues, self._prefix_locks = store, queues, prefix_locks
         self._reserve, self._policy = reserve, policy
-        self._refused = 0  # consecutive plans that refused the next request because prefixes are held
+        self._refused = 0  # consecutive plans that refused the next request because prefixes are locked
         self._admissions = 0
         self._started: list[Request] = []
         self.solo_request = -1
 
     @property
     def refuses(self) -> bool:
-        """True while the next request may not yet evict held prefixes (for `PATIENCE` plans)."""
+        """True while the next request may not yet evict locked prefixes (for `PATIENCE` plans)."""
         return self._refused > 0
 
     def admit(self, alone: Request | None = None) -> None:
@@ -62,7 +62,7 @@ class Admission:
         if not self._queues.waiting or not table.free:
             return
         size = store.page_size
-        counted = {*self._held_prefixes, *(r.hints for r in self._queues.running() if r.hints is not None)}
+        counted = {*self._prefix_locks, *(r.hints for r in self._queues.running() if r.hints is not None)}
         promised = self._growth() + sum(map(self.expected_pages, counted))
         admitted: list[Request] = []
         prefilling = {r.slot: r for r in self._queues.prefilling}
@@ -86,7 +86,7 @@ class Admission:
                 expected = self.expected_pages(request.hints)
                 counted.add(request.hints)
             with store.tree.lock(match.node):  # so that its own prefix is not evicted to make room for it
-                busy = self._queues.running_any or (len(self._held_prefixes) > 0 and self._refused <= PATIENCE)
+                busy = self._queues.running_any or (len(self._prefix_locks) > 0 and self._refused <= PATIENCE)
                 while (full := needed + expected > store.available - promised) and busy and self._release_held():
                     pass
                 if full and busy:
@@ -114,7 +114,7 @@ class Admission:
         """Number of pages that running requests are expected to need, in addition to those that they have."""
         table, slots = self._store.table, slots_of(self._queues.running())
         ends = table.length[slots] + self._reserve.growth(table.length[slots], table.limit[slots])
-        return int((-(-ends // self._store.page_size) - table.held[slots]).sum())
+        return int((-(-ends // self._store.page_size) - table.page_count[slots]).sum())
 
     def start(self, request: Request) -> None:
         """Queues a request that has a slot for prefill."""
@@ -128,7 +128,7 @@ class Admission:
         self._queues.prefill(request)
         self._started.append(request)
         if request.hints is not None:
-            self._held_prefixes.release(request.hints)
+            self._prefix_locks.release(request.hints)
 
     def take_started(self) -> list[Request]:
         """Returns the requests that were given their slot since the last call."""
@@ -140,11 +140,11 @@ class Admission:
         return min(-(-self._reserve.of_program(hints.expected) // self._store.page_size), self._store.pool.total // 2)
 
     def _release_held(self) -> bool:
-        """Releases a held prefix for a request that was refused often enough. Returns False if it has to wait."""
-        if not len(self._held_prefixes):
+        """Releases a locked prefix for a request that was refused often enough. Returns False if it has to wait."""
+        if not len(self._prefix_locks):
             return False
         self._refused += 1
-        return self._refused > PATIENCE and self._held_prefixes.give_way()
+        return self._refused > PATIENCE and self._prefix_locks.release_oldest()
 
 
 def _computes(prefilling: Mapping[int, Request], table: SlotTable, tokens: Ints, matched: int, namespace: str) -> bool:

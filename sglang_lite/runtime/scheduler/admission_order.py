@@ -26,7 +26,7 @@ def _urgency(request: Request) -> int:
     a held prefix, 2 for all others."""
     if request.state is State.RETRACTED or request.passed_over >= _AGE_BOUND:
         return 0
-    return 1 if request.hints is not None and request.hints.held else 2
+    return 1 if request.hints is not None and request.hints.locked else 2
 
 
 def lpm(waiting: Sequence[Request], tree: RadixTree) -> Iterable[Request]:

@@ -12,25 +12,25 @@ import numpy as np
 from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.kv_cache.prefix_cache import PrefixCache
 from sglang_lite.runtime.requests.request import Request, State
-from sglang_lite.runtime.scheduler.held_prefixes import HeldPrefixes
 from sglang_lite.runtime.scheduler.page_reserve import PageReserve
+from sglang_lite.runtime.scheduler.prefix_locks import PrefixLocks
 from sglang_lite.runtime.scheduler.queues import Queues
 
 
 class Retraction:
-    """Pages for running requests, if need be those of prefixes held for programs, then of requests admitted later.
+    """Pages for running requests, if need be those of prefixes locked for programs, then of requests admitted later.
 
     Of two requests that compete for pages the one admitted first wins. So the oldest running request always advances.
 
     Args:
         store: pages, slots and prefix tree.
         queues: requests, of which running ones may be retracted.
-        held_prefixes: prefixes that give way before any request does.
+        prefix_locks: prefixes that give way before any request does.
         reserve: admission's estimate of growth, which a retraction corrects.
     """
 
-    def __init__(self, store: PrefixCache, queues: Queues, held_prefixes: HeldPrefixes, reserve: PageReserve) -> None:
-        self._store, self._queues, self._held_prefixes, self._reserve = store, queues, held_prefixes, reserve
+    def __init__(self, store: PrefixCache, queues: Queues, prefix_locks: PrefixLocks, reserve: PageReserve) -> None:
+        self._store, self._queues, self._prefix_locks, self._reserve = store, queues, prefix_locks, reserve
 
     def retract(self, request: Request) -> None:
         """Moves a running request to the front of the waiting queue. Its prefix goes into the tree."""
@@ -48,13 +48,13 @@ class Retraction:
         """Gives each request a page for its next token. Returns those that have one."""
         table, size = self._store.table, self._store.page_size
         slots = slots_of(decoding)
-        short = slots[-(-table.length[slots] // size) > table.held[slots]]
+        short = slots[-(-table.length[slots] // size) > table.page_count[slots]]
         if not len(short):
             return decoding
         pages = self._store.allocate(len(short))
         if pages is not None:
-            table.pages[short, table.held[short]] = pages
-            table.held[short] += 1
+            table.pages[short, table.page_count[short]] = pages
+            table.page_count[short] += 1
             return decoding
         decoding.sort(key=lambda r: r.admission)
         return [r for r in decoding if r.state is State.DECODING and self.make_room(r, int(table.length[r.slot]))]
@@ -64,7 +64,7 @@ class Retraction:
         while not self._store.reserve(request.slot, end):
             if self._store.will_have_pages(request.slot, end):  # in quarantine until a step has ended
                 return False
-            if self._held_prefixes.give_way():
+            if self._prefix_locks.release_oldest():
                 continue
             last = max(self._queues.running(), key=lambda r: r.admission)
             if last is request:

@@ -18,9 +18,9 @@ from sglang_lite.runtime.requests.request import Request, State
 from sglang_lite.runtime.scheduler.admission import Admission
 from sglang_lite.runtime.scheduler.admission_order import Policy
 from sglang_lite.runtime.scheduler.batch import Batch, Row, make_batch, streams_of
-from sglang_lite.runtime.scheduler.held_prefixes import HeldPrefixes
 from sglang_lite.runtime.scheduler.oom_isolation import Isolation
 from sglang_lite.runtime.scheduler.page_reserve import PageReserve
+from sglang_lite.runtime.scheduler.prefix_locks import PrefixLocks
 from sglang_lite.runtime.scheduler.queues import Queues
 from sglang_lite.runtime.scheduler.retraction import Retraction, slots_of
 from sglang_lite.runtime.scheduler.step_pace import StepPace
@@ -44,7 +44,7 @@ class Scheduler:
 
     Attributes:
         queues: requests that have not ended.
-        held_prefixes: locked prefixes of programs.
+        prefix_locks: locked prefixes of programs.
         admission: gives waiting requests slots and pages.
         retraction: makes room for running requests.
     """
@@ -61,15 +61,15 @@ class Scheduler:
         self.store = store
         self._step_tokens, self._last_alone, self._pace = step_tokens, last_alone, pace
         self._reserve = PageReserve()
-        self.held_prefixes = HeldPrefixes(store)
+        self.prefix_locks = PrefixLocks(store)
         self._isolation = Isolation()
         self.queues = Queues(store)
-        self.retraction = Retraction(store, self.queues, self.held_prefixes, self._reserve)
-        self.admission = Admission(store, self.queues, self.held_prefixes, self._reserve, policy)
+        self.retraction = Retraction(store, self.queues, self.prefix_locks, self._reserve)
+        self.admission = Admission(store, self.queues, self.prefix_locks, self._reserve, policy)
 
     @property
     def waits(self) -> bool:
-        """True if nothing runs because waiting requests may not yet evict held prefixes (see `Admission`)."""
+        """True if nothing runs because waiting requests may not yet evict locked prefixes (see `Admission`)."""
         return not self.queues.running_any and bool(self.queues.waiting) and self.admission.refuses
 
     def add(self, request: Request) -> None:
@@ -79,7 +79,7 @@ class Scheduler:
         """Returns the batch of the next step, with its pages reserved, or None if nothing can run."""
         while self._isolation.advance(self.store.table):
             self.retraction.retract_all()  # the isolated request, or the one that continues in its slot
-        self.held_prefixes.settle()
+        self.prefix_locks.settle()
         decoding = self.retraction.with_next_pages(self._in_turn(self._ready()))
         self._reserve.decay()
         self.admission.admit(self._isolation.next)
@@ -172,7 +172,7 @@ class Scheduler:
             self.queues.stop(request)
             if end is State.FINISHED and request.hints is not None and request.hints.returns:
                 scored = request.score_from if request.limit == request.prompt_len else None
-                self.held_prefixes.want(request.hints, request.tokens[:scored], request.namespace)
+                self.prefix_locks.want(request.hints, request.tokens[:scored], request.namespace)
         request.move(end)
 
     def continue_in_slot(self, request: Request, following: Request) -> None:
@@ -204,8 +204,8 @@ class Scheduler:
         self.admission.start(following)
 
     def flush(self) -> int:
-        """Evicts every prefix that no request uses, also held ones. Returns the number of freed pages."""
-        self.held_prefixes.clear()
+        """Evicts every prefix that no request uses, also locked ones. Returns the number of freed pages."""
+        self.prefix_locks.clear()
         return self.store.flush()
 
     def isolate(self) -> None:

@@ -88,7 +88,7 @@ class SampleReader:
         custom_tools: names of the custom tools.
         forced_custom_tool: name of the custom tool whose input is the whole text, or None.
         separate: whether to split reasoning off; otherwise reasoning counts as content, with its marks.
-        at_once: whether to return reasoning as it arrives; otherwise only when it has ended.
+        stream_reasoning: whether to return reasoning as it arrives; otherwise only when it has ended.
         prefix: prefix of the ids of calls.
 
     Attributes:
@@ -102,12 +102,12 @@ class SampleReader:
     custom_tools: frozenset[str] = frozenset()
     forced_custom_tool: str | None = None
     separate: bool = True
-    at_once: bool = True
+    stream_reasoning: bool = True
     prefix: str = "call_"
     calls: list[PartialToolCall] = field(default_factory=list, init=False)
     reasoning: str = field(default="", init=False)
     logprobs: int = field(default=0, init=False)
-    _held: str = field(default="", init=False)  # reasoning that is returned when it has ended
+    _reasoning: str = field(default="", init=False)  # reasoning that is returned when it has ended
     _inputs: dict[int, str] = field(default_factory=dict, init=False)  # custom tools' incomplete inputs
     length: int = field(default=0, init=False)
     _reader: AnswerReader = field(init=False)
@@ -137,10 +137,10 @@ class SampleReader:
 
     def _parts(self, pieces: Pieces, *, ended: bool) -> Parts:
         self.reasoning += pieces.reasoning
-        self._held += pieces.reasoning
+        self._reasoning += pieces.reasoning
         content, reasoning = pieces.content, ""
-        if self._held and (self.at_once or ended or content or pieces.calls):
-            reasoning, self._held = self._held, ""
+        if self._reasoning and (self.stream_reasoning or ended or content or pieces.calls):
+            reasoning, self._reasoning = self._reasoning, ""
         calls: list[CallPart] = []
         if self.forced_custom_tool is not None:
             calls += self._input(self.forced_custom_tool, content)

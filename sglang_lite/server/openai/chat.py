@@ -60,8 +60,8 @@ class _ParsedChat:
 
     def sample(self) -> SampleReader:
         """New reader for a sample."""
-        separate, at_once = self.body.separate_reasoning is not False, self.body.stream_reasoning is not False
-        return SampleReader(self.rendered, self.custom_tools, self.forced_custom_tool, separate, at_once)
+        separate, stream_reasoning = self.body.separate_reasoning is not False, self.body.stream_reasoning is not False
+        return SampleReader(self.rendered, self.custom_tools, self.forced_custom_tool, separate, stream_reasoning)
 
     def head(self, kind: str) -> dict[str, Any]:
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model}

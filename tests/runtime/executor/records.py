@@ -11,7 +11,7 @@ def step(table, starts, ends, singles=None):
     starts, ends = np.asarray(starts, dtype=np.int32), np.asarray(ends, dtype=np.int32)
     rows, nothing = len(starts), np.zeros(0, dtype=np.int32)
     slots = np.arange(rows, dtype=np.int32)
-    table.held[slots] = table.pages.shape[1]
+    table.page_count[slots] = table.pages.shape[1]
     batch = Batch(
         step=0, requests=(), slots=slots, epochs=table.epoch[slots], starts=starts, ends=ends, decoding=0,
         singles=int((ends - starts == 1).sum()) if singles is None else singles, draws=np.ones(rows, dtype=bool),

@@ -94,7 +94,7 @@ def test_what_a_verdict_is_awaited_on_stays_cached_and_is_let_go_at_the_end():
     for i in range(4):  # others would evict it
         engine.start(letters(i + 1, 30), greedy(2))
     engine.drain()
-    assert len(engine.scheduler.held_prefixes) == 1
+    assert len(engine.scheduler.prefix_locks) == 1
     program.verdict()
     while not program.waiting:
         engine.step()
@@ -105,14 +105,14 @@ def test_what_a_verdict_is_awaited_on_stays_cached_and_is_let_go_at_the_end():
     engine.check_empty()
 
 
-def test_dropping_the_cache_drops_what_is_held_too():
+def test_dropping_the_cache_drops_what_is_locked_too():
     """As an update of the weights does: what is held is of the old ones."""
     engine = engine_with(128)
     program = Checked(engine, letters(0, 60), rounds=1)
     while not program.waiting:
         engine.step()
     engine.step()
-    assert engine.scheduler.held_prefixes.locks
+    assert engine.scheduler.prefix_locks.locks
     assert engine.scheduler.flush() >= 60
     assert engine.store.tree.pages == 0
     program.verdict()
@@ -131,7 +131,7 @@ def test_programs_that_are_checked_compute_their_prefixes_once_where_a_few_fit()
     engine.check_empty()
 
 
-def test_what_is_held_yields_before_anybody_is_retracted():
+def test_what_is_locked_yields_before_anybody_is_retracted():
     engine = engine_with(128)
     program = Checked(engine, letters(0, 60), rounds=1)
     while not program.waiting:
@@ -140,14 +140,14 @@ def test_what_is_held_yields_before_anybody_is_retracted():
     engine.drain()
     assert len(ended(events).token_ids) == 100
     assert not any(request.retractions for request in engine.built)
-    assert not len(engine.scheduler.held_prefixes)
+    assert not len(engine.scheduler.prefix_locks)
     program.verdict()
     engine.drain()
     assert isinstance(program.result, ProgramResult)
     engine.check_empty()
 
 
-def test_a_request_waits_for_what_is_held_a_bounded_number_of_steps():
+def test_a_request_waits_for_what_is_locked_a_bounded_number_of_steps():
     engine = engine_with(192)
     program = Checked(engine, letters(0, 100), rounds=1)
     while not program.waiting:
@@ -278,7 +278,7 @@ def test_what_was_passed_over_too_often_comes_first_and_then_what_has_begun():
     engine = engine_with(256)
     queue = waiting(engine, *(([7, i], {}) for i in range(4)))
     queue[2].hints = ScheduleHints(engine, Branch((), Totals()))
-    queue[2].hints.held = True
+    queue[2].hints.locked = True
     queue[3].passed_over = 256
     for policy in (lpm, fcfs, priority):
         assert [request.id for request in policy(queue, engine.store.tree)] == [3, 2, 0, 1]
@@ -326,6 +326,6 @@ def test_random_programs_in_small_pools_all_end_with_the_same_texts(seed):
         play(engine, programs, delay)
         engine.drain()
         texts.append([program.result.text for program in programs] + [ended(events).text for events in plain])
-        assert not engine.scheduler.held_prefixes.locks
+        assert not engine.scheduler.prefix_locks.locks
         engine.check_empty()
     assert texts[0] == texts[1]

@@ -10,7 +10,7 @@ from sglang_lite.runtime.kv_cache.radix import PrefixLock
 from sglang_lite.runtime.requests.schedule_hints import ScheduleHints
 
 
-class HeldPrefixes:
+class PrefixLocks:
     """Locks on prefixes, at most one per branch. The oldest lock is released first.
 
     Args:
@@ -46,7 +46,7 @@ class HeldPrefixes:
             lock = self._store.tree.lock(self._store.tree.match(tokens, namespace).node)
             self.release(hints)
             self._locks[hints] = lock
-            hints.held = True
+            hints.locked = True
 
     def release(self, hints: ScheduleHints) -> None:
         """Releases a branch's lock: a request of the branch reads the prefix now, or the branch doesn't need it any
@@ -55,9 +55,9 @@ class HeldPrefixes:
         lock = self._locks.pop(hints, None)
         if lock is not None:
             lock.release()
-            hints.held = False
+            hints.locked = False
 
-    def give_way(self) -> bool:
+    def release_oldest(self) -> bool:
         """Releases the oldest lock. Returns False if no prefix is locked."""
         if not self._locks:
             return False
@@ -67,5 +67,5 @@ class HeldPrefixes:
     def clear(self) -> None:
         """Releases all locks."""
         self._wanted.clear()
-        while self.give_way():
+        while self.release_oldest():
             pass
