@@ -13,7 +13,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 
-from sglang_lite.engine.frames import HEADER, MOST_BYTES, frame
+from sglang_lite.engine.frames import HEADER, MAX_BYTES, frame
 
 _READ = 1 << 20  # bytes per read
 _BEAT = frame([])
@@ -121,7 +121,7 @@ class Connection:
             look: called each time when nothing has come for `look_s` seconds; 0 for never.
 
         Raises:
-            BrokenFrameError: the length of a frame is above `MOST_BYTES`.
+            BrokenFrameError: the length of a frame is above `MAX_BYTES`.
         """
         seconds, rest = divmod(look_s, 1)
         longest = struct.pack("ll", int(seconds), int(rest * 1e6))
@@ -144,7 +144,7 @@ class Connection:
             with memoryview(unread) as data:
                 while len(unread) - start >= HEADER:
                     size = int.from_bytes(data[start : start + HEADER], "big")
-                    if size > MOST_BYTES:
+                    if size > MAX_BYTES:
                         raise BrokenFrameError(f"a frame of {size:,} bytes")
                     if len(unread) - start - HEADER < size:
                         break

@@ -90,9 +90,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("sglang_lite")
 
-MOST_RESTARTS = 3  # per RESTART_WINDOW_S
+MAX_RESTARTS = 3  # per RESTART_WINDOW_S
 RESTART_WINDOW_S = 300.0
-_SPENT = f" {MOST_RESTARTS} restarts in five minutes are spent. Find the cause, then make a new engine: sgl.Engine(…)."
+_SPENT = f" {MAX_RESTARTS} restarts in five minutes are spent. Find the cause, then make a new engine: sgl.Engine(…)."
 
 
 class CoreClient:
@@ -407,7 +407,7 @@ class CoreClient:
         with self._lock:
             ran = process.ready.done() or self._starts  # this process, or the one that it replaced
             if not (self.config.restart and ran and self._may_restart()):
-                self.gate.reason = why = why + (_SPENT if len(self._starts) > MOST_RESTARTS else "")
+                self.gate.reason = why = why + (_SPENT if len(self._starts) > MAX_RESTARTS else "")
             elif not self.gate.reason:
                 self._restart(why)
         self._submissions.fail(process, EngineClosedError(why))
@@ -417,7 +417,7 @@ class CoreClient:
         while self._starts and now - self._starts[0] > RESTART_WINDOW_S:
             self._starts.popleft()
         self._starts.append(now)
-        return len(self._starts) <= MOST_RESTARTS
+        return len(self._starts) <= MAX_RESTARTS
 
     def _restart(self, why: str) -> None:
         """Starts another process with the weights that were loaded last. New submissions wait until it is ready."""

@@ -1,7 +1,7 @@
 """Messages between an engine's handle and its process, and the frames that carry them.
 
 A frame is the length of its content (4 bytes, big-endian), then the content: a list of messages in msgpack, at most
-`MOST_BYTES`. A message to the engine is a pair: the number of a submission or call, and a record. Submissions and calls
+`MAX_BYTES`. A message to the engine is a pair: the number of a submission or call, and a record. Submissions and calls
 cross as the records that a core takes (runtime/core/submission.py, runtime/calls.py), except for those with arrays and
 functions. Records in messages have the form of `sglang_lite.wire`. Both ends belong to one installation, and one has
 started the other: the content is checked for types and size, but not scanned like data from strangers. Nothing is
@@ -25,7 +25,7 @@ from sglang_lite.runtime.core.submission import OpenRequest, ProgramRequest, Sel
 from sglang_lite.wire.failure import Failure, as_failure
 from sglang_lite.wire.messages import location_from, location_names
 
-MOST_BYTES: Final = 1 << 28
+MAX_BYTES: Final = 1 << 28
 HEADER: Final = 4  # bytes
 
 
@@ -195,9 +195,9 @@ def frame(messages: Sequence[Command] | Sequence[Report]) -> bytes:
             "request", f"{error}.", hint="Use plain data, or run the engine with in_process=True."
         ) from None
     size = len(data) - HEADER
-    if size > MOST_BYTES:
+    if size > MAX_BYTES:
         raise ParameterError(
-            "request", f"has {size:,} bytes; at most {MOST_BYTES:,} fit into one message of the engine's process.",
+            "request", f"has {size:,} bytes; at most {MAX_BYTES:,} fit into one message of the engine's process.",
             hint="Send fewer texts or nodes at once, or run the engine with in_process=True.",
         )  # fmt: skip
     data[:HEADER] = size.to_bytes(HEADER, "big")

@@ -113,7 +113,7 @@ class TracerProgramState(ProgramState):
         if not isinstance(program, BaseProgram):
             return super().call(program)
         traced = trace_call(program, args, kwargs)
-        return _at_once(traced) if program.is_async and in_event_loop() else traced
+        return _as_coroutine(traced) if program.is_async and in_event_loop() else traced
 
     def fork(self, size: int = 1, position_ids_offset: list[int] | None = None) -> ProgramStateGroup:
         group = super().fork(size, position_ids_offset)
@@ -168,7 +168,7 @@ def _lines(state: TracerProgramState, indent: str) -> list[str]:
     return lines + [line for child in state.child_states for line in _lines(child, indent + "  ")]
 
 
-async def _at_once(state: TracerProgramState) -> TracerProgramState:
+async def _as_coroutine(state: TracerProgramState) -> TracerProgramState:
     return state
 
 

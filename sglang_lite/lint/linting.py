@@ -25,7 +25,7 @@ from sglang_lite.protocol import Location, ModelError, ParameterError
 from sglang_lite.text.chat_template import JinjaTemplate
 from sglang_lite.text.tool_formats import family_of
 
-MOST_WAYS = 64  # maximum number of ways that are followed through a body
+MAX_WAYS = 64  # maximum number of ways that are followed through a body
 
 
 def lint(
@@ -136,7 +136,7 @@ def _report(
     backend: Backend,
 ) -> LintReport:
     first_row = arguments[0] if arguments else dict(program.bind_arguments)
-    graph, notes = _graph(program, first_row, backend, MOST_WAYS)
+    graph, notes = _graph(program, first_row, backend, MAX_WAYS)
     if later is None:
         notes.append("it could not be traced in another process, so texts that change from day to day are not seen.")
     else:

@@ -15,8 +15,8 @@ from sglang_lite.program.nodes import Gen, Select, Text, TurnBegin, TurnEnd
 from sglang_lite.program.prefixes import PrefixTree, TokenCounter, common_length, prefix_tree
 from sglang_lite.protocol import Location
 
-LEAST_GAIN: Final = 32  # minimum number of tokens that a move must save in each run
-MOST_ROWS: Final = 200  # maximum number of rows that moves are computed for
+MIN_GAIN: Final = 32  # minimum number of tokens that a move must save in each run
+MAX_ROWS: Final = 200  # maximum number of rows that moves are computed for
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ def moves(graphs: Sequence[GraphRecord], counter: TokenCounter, *, has_rows: boo
         graphs: one graph for each run; twice the same graph if no rows are given.
         has_rows: whether the graphs belong to given rows.
     """
-    graphs = graphs[:MOST_ROWS]
+    graphs = graphs[:MAX_ROWS]
     if len(graphs) < 2 or len({tuple(map(_shape, _nodes(graph))) for graph in graphs}) > 1:
         return []
     before = prefix_tree(graphs, counter)
@@ -120,7 +120,7 @@ def moves(graphs: Sequence[GraphRecord], counter: TokenCounter, *, has_rows: boo
             after = prefix_tree([_moved(graph, line, first) for graph in graphs], counter)
             gain = before.unique - after.unique
             where = _nodes(graphs[0])[line.places[0]].where
-            if where is not None and gain // runs >= LEAST_GAIN:
+            if where is not None and gain // runs >= MIN_GAIN:
                 less = gain / before.unique if has_rows else None
                 found.append(Move(where, line.number, first.number, gain // runs, less))
     return found

@@ -18,7 +18,7 @@ from sglang_lite.program.nodes import BaseNode, Gen, Node, Path, ScopeEnd, Selec
 from sglang_lite.protocol.anything import UserValue
 from sglang_lite.protocol.record import Record
 
-MOST_BRANCHINGS: Final = 64  # maximum number of branchings on a way
+MAX_BRANCHINGS: Final = 64  # maximum number of branchings on a way
 # Step from a value to its part; "other" has the repr of a key.
 AccessStep: TypeAlias = tuple[Literal["attribute", "item", "other"], str | int]
 
@@ -226,7 +226,7 @@ class GraphRecord(Record, frozen=True):
             if any(node not in indices for node in way.nodes):
                 raise ParameterError("ways", f"a way names a node that does not exist: there are {len(self.nodes)}.")
             branchings = [each for i in way.nodes if isinstance(each := self.nodes[i].node, Branching)]
-            fits = len(branchings) == len(way.outcomes) <= MOST_BRANCHINGS
+            fits = len(branchings) == len(way.outcomes) <= MAX_BRANCHINGS
             if not fits or any(o not in range(len(each.outcomes)) for each, o in zip(branchings, way.outcomes)):
                 raise ParameterError("ways", "the outcomes of a way do not match its branchings.")
         if not self.ways or any(i not in indices for i in (*self.read, *(change.node for change in self.changes))):

@@ -16,7 +16,7 @@ from sglang_lite.program.nodes import Fork, Gen, Join, Mark, Path, Rollback, Sel
 from sglang_lite.protocol import Span
 
 _DEEPEST: Final = 40  # maximum depth of a tree that is built
-_MOST_SHOWN: Final = 6  # maximum number of printed continuations of a prefix
+_MAX_SHOWN: Final = 6  # maximum number of printed continuations of a prefix
 _LONGEST: Final = 60  # maximum number of printed characters of a text
 
 _Unknown: TypeAlias = tuple[object, ...]  # identity of unknown text
@@ -82,10 +82,10 @@ def _lines(prefix: Prefix, depth: int) -> Iterator[str]:
     if prefix.tokens:
         text = prefix.text if len(prefix.text) <= _LONGEST else prefix.text[: _LONGEST - 1] + "…"
         yield f"{'  ' * depth}{prefix.tokens:>6} tokens × {prefix.prompts}  {text!r}"
-    for each in prefix.after[:_MOST_SHOWN]:
+    for each in prefix.after[:_MAX_SHOWN]:
         yield from _lines(each, depth + bool(prefix.tokens))
-    if len(prefix.after) > _MOST_SHOWN:
-        hidden = prefix.after[_MOST_SHOWN:]
+    if len(prefix.after) > _MAX_SHOWN:
+        hidden = prefix.after[_MAX_SHOWN:]
         yield f"{'  ' * (depth + 1)}… {len(hidden)} more, {sum(map(_tokens, hidden)):,} tokens"
 
 

@@ -17,7 +17,7 @@ from sglang_lite.runtime.models.config_fields import shown
 from sglang_lite.runtime.structured_output.registry import ConstraintBackend
 
 # Beyond these bounds the machine fails, not the setting: positions and slots are int32, and each thread has a stack.
-_MOST = {
+_MAX = {
     "context_length": (1 << 31) - 1,
     "max_total_tokens": (1 << 31) - 1,
     "threads": 1024,
@@ -167,7 +167,7 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         _check_int("max_queued", self.max_queued, 1)
-        for name, most in _MOST.items():
+        for name, most in _MAX.items():
             if (value := getattr(self, name)) is not None and (name, value) != ("step_tokens", _WHOLE):
                 _check_int(name, value, 0 if name == "compile_processes" else 1)
                 if value > most:

@@ -27,9 +27,9 @@ from sglang_lite.server.errors import (
 )
 from sglang_lite.server.settings import ServerSettings
 
-_MOST_QUEUED: Final = 16  # requests that a client sends ahead of their answers
-_MOST_PARTS: Final = 1000  # chunks of a body; more need `_LEAST_PART` bytes on average, as each takes the same time
-_LEAST_PART: Final = 64
+_MAX_QUEUED: Final = 16  # requests that a client sends ahead of their answers
+_MAX_PARTS: Final = 1000  # chunks of a body; more need `_MIN_PART` bytes on average, as each takes the same time
+_MIN_PART: Final = 64
 
 
 class ClientConnection(HttpToolsProtocol):
@@ -134,8 +134,8 @@ class ClientConnection(HttpToolsProtocol):
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        if len(self.pipeline) >= _MOST_QUEUED:
-            told = f"{_MOST_QUEUED} requests wait for their turn on this connection."
+        if len(self.pipeline) >= _MAX_QUEUED:
+            told = f"{_MAX_QUEUED} requests wait for their turn on this connection."
             raise self._stop(RateLimitError(told, hint="Read the answers first."))
         self._cancel_timer()
         self._unparsed = 0
@@ -150,8 +150,8 @@ class ClientConnection(HttpToolsProtocol):
         self._unparsed = 0
         self._parts += 1
         self._size += len(body)
-        if self._parts > _MOST_PARTS + self._size // _LEAST_PART:
-            told = f"the body has more than {_MOST_PARTS:,} chunks of less than {_LEAST_PART} bytes."
+        if self._parts > _MAX_PARTS + self._size // _MIN_PART:
+            told = f"the body has more than {_MAX_PARTS:,} chunks of less than {_MIN_PART} bytes."
             raise self._stop(TooLargeError(told, hint="Send it in larger chunks."))
         super().on_body(body)
 

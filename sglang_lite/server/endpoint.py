@@ -45,7 +45,7 @@ R = TypeVar("R", bound=msgspec.Struct)
 T = TypeVar("T")
 ANTHROPIC_VERSION = "anthropic-version"  # header of every request of Anthropic's clients
 UNUSED = "x-unused-fields"  # header that names the fields of a request that have no effect
-_MOST_ITEMS = 2**20
+_MAX_ITEMS = 2**20
 _SHORT = 4096  # bytes of a body; reading a shorter one takes less time than a change of threads
 _QUERY_NEUTRAL = ("beta",)  # Anthropic's client sets it for fields that are known by their own names
 
@@ -252,7 +252,7 @@ class Endpoint:
                     request.headers,
                     request_id,
                     key,
-                    Limits(most, settings.max_depth, _MOST_ITEMS),
+                    Limits(most, settings.max_depth, _MAX_ITEMS),
                     unused=[name for name in request.query_params if name not in (*route.query, *_QUERY_NEUTRAL)],
                     reports=settings.unknown_fields == "report",
                 )

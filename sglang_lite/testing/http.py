@@ -69,14 +69,14 @@ class Events:
             disconnects.
         headers: headers of the response.
         pause: seconds before each event.
-        at_once: True to send all events together at the end, as a proxy that buffers does.
+        buffered: True to send all events together at the end, as a proxy that buffers does.
     """
 
     events: Iterable[Any]
     end: str = "done"
     headers: Mapping[str, str] = field(default_factory=dict)
     pause: float = 0.0
-    at_once: bool = False
+    buffered: bool = False
 
     def send(self, handler: Handler) -> None:
         handler.send_response(200)
@@ -92,7 +92,7 @@ class Events:
             if not isinstance(event, str):
                 data = one_line(data)
             data_event = (b"event: %s\n" % kind.encode() if kind else b"") + b"data: " + data + b"\n\n"
-            if self.at_once:
+            if self.buffered:
                 buffered += data_event
             else:
                 _chunk(handler, data_event)

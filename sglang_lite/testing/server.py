@@ -148,7 +148,7 @@ class ServerForTests(LocalServer):
                 return _with_changes(self._scripted(answer, api, request, number), pause=seconds)
             case Buffered(answer):
                 sent = self._scripted(answer, api, request, number)
-                return _with_changes(sent, at_once=True) if isinstance(sent, Events) else sent
+                return _with_changes(sent, buffered=True) if isinstance(sent, Events) else sent
         return self._answered(scripted, api, request, number)
 
     def _answered(self, given: Answer, api: ScriptedApi, request: Request, number: int) -> HttpAnswer:

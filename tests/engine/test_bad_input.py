@@ -36,7 +36,7 @@ from sglang_lite.protocol import (
     Span,
     Usage,
 )
-from sglang_lite.runtime.core.submission import MOST_QUEUED
+from sglang_lite.runtime.core.submission import MAX_QUEUED
 from tests.engine.collector import Collector
 
 pytestmark = pytest.mark.slow
@@ -276,8 +276,8 @@ ERRORS = {
     "open node kind": opened(((), (Gen("x", GREEDY), odd("c")))),
     "extend path": opened((odd("a"), (Gen("x", GREEDY),))),
     "extend path kind": opened((odd(("a",)), (Gen("x", GREEDY),))),
-    "too many nodes": opened(((), (Text("c"), Gen("x", GREEDY))), ((), (Text("c"),) * (MOST_QUEUED + 1))),
-    "too many nodes of a program": program(*(Text("c"),) * (MOST_QUEUED + 1)),
+    "too many nodes": opened(((), (Text("c"), Gen("x", GREEDY))), ((), (Text("c"),) * (MAX_QUEUED + 1))),
+    "too many nodes of a program": program(*(Text("c"),) * (MAX_QUEUED + 1)),
     "weights": lambda e: e.update_weights("/nowhere/to/be/found"),
     "weights kind": lambda e: e.update_weights(7),
     "encode": lambda e: e.encode("ab"),

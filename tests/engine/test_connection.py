@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from sglang_lite.engine.connection import BrokenFrameError, Connection
-from sglang_lite.engine.frames import HEADER, MOST_BYTES
+from sglang_lite.engine.frames import HEADER, MAX_BYTES
 
 
 def framed(content):
@@ -53,7 +53,7 @@ def test_a_frame_that_is_cut_off_is_none(pair, cut):
 
 def test_a_length_that_is_too_large_is_refused_before_anything_is_kept(pair):
     connection, other = pair
-    other.sendall(framed(b"first") + (MOST_BYTES + 1).to_bytes(HEADER, "big"))
+    other.sendall(framed(b"first") + (MAX_BYTES + 1).to_bytes(HEADER, "big"))
     frames = connection.frames()
     assert bytes(next(frames)) == b"first"
     with pytest.raises(BrokenFrameError, match="268,435,457 bytes"):

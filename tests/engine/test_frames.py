@@ -90,7 +90,7 @@ def test_what_holds_itself_is_refused():
 
 
 def test_a_message_larger_than_a_frame_is_refused(monkeypatch):
-    monkeypatch.setattr(frames, "MOST_BYTES", 1000)
+    monkeypatch.setattr(frames, "MAX_BYTES", 1000)
     with pytest.raises(ParameterError, match=r"at most 1,000 fit .* Send fewer texts or nodes"):
         frames.frame([(4, SelectRequest("a" * 1000, ("b",)))])
 

@@ -272,7 +272,7 @@ def test_threads_that_add_to_branches_keep_the_order_of_each(tiny):
 
 
 def test_queued_nodes_have_a_bound(tiny, monkeypatch):
-    monkeypatch.setattr(programs, "MOST_QUEUED", 50)
+    monkeypatch.setattr(programs, "MAX_QUEUED", 50)
     go_on = threading.Event()
 
     def body(s):
@@ -288,7 +288,7 @@ def test_queued_nodes_have_a_bound(tiny, monkeypatch):
 
 
 def test_a_rollback_revives_a_branch_that_had_too_many_nodes(tiny, monkeypatch):
-    monkeypatch.setattr(programs, "MOST_QUEUED", 20)
+    monkeypatch.setattr(programs, "MAX_QUEUED", 20)
 
     def body(s):
         s += "x"

@@ -9,7 +9,7 @@ from itertools import chain, groupby
 
 from sglang_lite.constraints.emit.regex import repetition_sign, to_rust
 from sglang_lite.constraints.formal.automaton import may_be_empty
-from sglang_lite.constraints.formal.lengths import MAX_LEAST, lengths
+from sglang_lite.constraints.formal.lengths import MAX_MIN_LENGTH, lengths
 from sglang_lite.constraints.formal.nodes import (
     EMPTY,
     Alternation,
@@ -43,7 +43,7 @@ def to_lark(language: Language) -> str:
     """Grammar text, whose lexemes are those of the language (see `Language`).
 
     Raises:
-        ConstraintError: the rules are nested too deeply, or a lexeme is longer than `MAX_LEAST` characters.
+        ConstraintError: the rules are nested too deeply, or a lexeme is longer than `MAX_MIN_LENGTH` characters.
     """
     if _depth(language) > MAX_DEPTH:
         raise ConstraintError("the rules of the grammar lead to each other too deeply.", hint="Use repeats: x* or x+.")
@@ -110,8 +110,8 @@ class _Speller:
     def _lexeme(self, node: Node) -> str:
         if node not in self._lexemes:
             text = literal_text(node)
-            if (lengths(node)[0] if text is None else len(text)) > MAX_LEAST:
-                raise ConstraintError(f"texts of more than {MAX_LEAST:,} characters are required.")
+            if (lengths(node)[0] if text is None else len(text)) > MAX_MIN_LENGTH:
+                raise ConstraintError(f"texts of more than {MAX_MIN_LENGTH:,} characters are required.")
             if text is not None:
                 self._lexemes[node] = _JSON(text).replace("\x7f", "\\u007f")
             else:

@@ -22,7 +22,7 @@ from sglang_lite.constraints.formal.nodes import (
     repeat,
 )
 
-MAX_LEAST = 100_000  # characters of a shortest text: more than is ever generated; engines expand forced text
+MAX_MIN_LENGTH = 100_000  # characters of a shortest text: more than is ever generated; engines expand forced text
 
 Lengths = tuple[int, int | None]  # least and greatest length in characters; None for no upper limit
 

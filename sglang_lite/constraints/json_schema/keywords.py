@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any, Protocol, TypeAlias
 
 from sglang_lite.constraints.formal.automaton import accepts
-from sglang_lite.constraints.formal.lengths import MAX_LEAST
+from sglang_lite.constraints.formal.lengths import MAX_MIN_LENGTH
 from sglang_lite.constraints.formal.nodes import (
     ANY_CHAR,
     ANY_TEXT,
@@ -106,8 +106,8 @@ def singleton(value: Any) -> ValueSet:  # any JSON value
                 raise ConstraintError(f"json_schema: {value} is no JSON number.")
             return ValueSet(numbers=numbers.singleton(to_fraction(value)))
         case str():
-            if len(value) > MAX_LEAST:
-                raise ConstraintError(f"json_schema: texts of more than {MAX_LEAST:,} characters are required.")
+            if len(value) > MAX_MIN_LENGTH:
+                raise ConstraintError(f"json_schema: texts of more than {MAX_MIN_LENGTH:,} characters are required.")
             return ValueSet(strings=literal(value))
         case list():
             return ValueSet(arrays=(ArrayShape(tuple(map(_singleton_formula, value)), False, len(value), len(value)),))
@@ -162,9 +162,9 @@ def _number(context: Context, schema: Schema, location: SchemaLocation, track_ev
 def _string(context: Context, schema: Schema, location: SchemaLocation, track_evaluated: bool) -> ValueSet:
     strings: Node = ANY_TEXT
     least, most = int(schema.get("minLength", 0)), schema.get("maxLength")
-    if least > MAX_LEAST:
+    if least > MAX_MIN_LENGTH:
         raise ConstraintError(
-            f"json_schema: minLength goes up to {MAX_LEAST:,}.", pointer=location.child("minLength").pointer
+            f"json_schema: minLength goes up to {MAX_MIN_LENGTH:,}.", pointer=location.child("minLength").pointer
         )
     if least or (most is not None and most <= MAX_LENGTH):
         strings = Repeat(ANY_CHAR, least, None if most is None or most > MAX_LENGTH else int(most))

@@ -16,7 +16,7 @@ from sglang_lite.engine.frames import AskReply, Log, Progress, Report, RequestEv
 from sglang_lite.program.nodes import Path
 from sglang_lite.protocol import Delta, Generation, ParameterError
 
-MOST_LOGS = 1000  # most log records that wait while the handle reads nothing
+MAX_LOGS = 1000  # most log records that wait while the handle reads nothing
 _Stream = tuple[int, Path | None, int]  # submission, path of the node, sample
 
 
@@ -95,12 +95,12 @@ class Outgoing:
                 self._ready.notify()
 
     def post(self, message: Report) -> None:
-        """Queues a message after the earlier ones, and flushes. Log records beyond `MOST_LOGS` unsent ones are
+        """Queues a message after the earlier ones, and flushes. Log records beyond `MAX_LOGS` unsent ones are
         dropped."""
         with self._lock:
             if isinstance(message, Log):
                 self._logs += 1
-                if self._logs > MOST_LOGS:
+                if self._logs > MAX_LOGS:
                     return
             self._unsent.append(message)
             self._urgent = self._urgent or not isinstance(message, Progress)

@@ -19,7 +19,7 @@ from sglang_lite.protocol.sampling import NO_PARAMS
 scores_needed: ContextVar[bool] = ContextVar("sglang_lite_scores_needed", default=False)
 
 # Drafts end below this rate of hits, after at least this number of generations.
-_LEAST_SEEN, _LEAST_RATE = 32, 0.5
+_MIN_SEEN, _MIN_RATE = 32, 0.5
 
 
 @dataclass(slots=True, eq=False)
@@ -49,7 +49,7 @@ class ApiDrafts:
         """True if the next run will have drafts: False after at least 32 generations of which less than half were
         found."""
         seen = self.found + self.missed
-        return self.tokens is not None and (seen < _LEAST_SEEN or self.found >= seen * _LEAST_RATE)
+        return self.tokens is not None and (seen < _MIN_SEEN or self.found >= seen * _MIN_RATE)
 
     def note(self, found: int, missed: int, saved: int, thrown: int) -> None:
         """Adds the results of a call to the counts."""

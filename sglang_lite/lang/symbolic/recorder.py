@@ -29,7 +29,7 @@ from sglang_lite.lang.execution.run import Run
 from sglang_lite.lang.expressions import SglGen, SglGetForkItem, SglImage, SglSelect
 from sglang_lite.lang.state import ProgramState, user_location
 from sglang_lite.lang.symbolic.symbols import MARK, SglVariable, Symbol, origin, refuse
-from sglang_lite.program.graph import MOST_BRANCHINGS, Branching, Call, GraphNode, Picture, Use, Value
+from sglang_lite.program.graph import MAX_BRANCHINGS, Branching, Call, GraphNode, Picture, Use, Value
 from sglang_lite.program.nodes import (
     BaseNode,
     Expression,
@@ -166,7 +166,7 @@ class TracedWay:
             self._step()
             return self._known[key]
         at = len(self.outcomes)
-        if at == MOST_BRANCHINGS:
+        if at == MAX_BRANCHINGS:
             raise CutError
         assert self.forced is not None
         outcome = self._known[key] = self.forced[at] if at < len(self.forced) else 0

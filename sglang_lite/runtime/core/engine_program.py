@@ -37,7 +37,7 @@ from sglang_lite.runtime.core.prepared_node import (
 )
 from sglang_lite.runtime.core.program_room import ProgramRoom
 from sglang_lite.runtime.core.selection_job import SelectionJob
-from sglang_lite.runtime.core.submission import MOST_QUEUED, check_nodes, too_many_error
+from sglang_lite.runtime.core.submission import MAX_QUEUED, check_nodes, too_many_error
 from sglang_lite.runtime.core.token_text import OpenGrammar, TokenText
 from sglang_lite.runtime.requests.request import Request
 from sglang_lite.runtime.requests.schedule_hints import ScheduleHints
@@ -191,7 +191,7 @@ class EngineProgram:
         if back:
             player.add(path, entries[:back])
         rest = entries[back:]
-        refusal = too_many_error() if player.totals.queued + len(rest) > MOST_QUEUED else None
+        refusal = too_many_error() if player.totals.queued + len(rest) > MAX_QUEUED else None
         branch = player.add(path, rest, refusal)
         if branch is not None and branch.ask is not None:
             self._look_ahead(branch.ask)

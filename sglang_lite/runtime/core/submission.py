@@ -15,7 +15,7 @@ from sglang_lite.protocol import Constraint, OverloadedError, ParameterError, Pr
 from sglang_lite.runtime.requests.resolved_params import LogitProcessor
 
 _CONSTRAINTS_OR_NONE = (type(None), *get_args(Constraint))
-MOST_QUEUED = 100_000  # nodes of one program that wait to be played
+MAX_QUEUED = 100_000  # nodes of one program that wait to be played
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class ProgramRequest(msgspec.Struct, frozen=True, array_like=True, tag="play"):
         check_kind("program", self.program, Program)
         check_kind("program", self.program.nodes, list, tuple)
         check_nodes(self.program.nodes)
-        if len(self.program.nodes) > MOST_QUEUED:
+        if len(self.program.nodes) > MAX_QUEUED:
             raise too_many_error()
 
 
@@ -138,6 +138,6 @@ def no_choices_error() -> ParameterError:
 def too_many_error() -> OverloadedError:
     """Error for a program with too many queued nodes."""
     return OverloadedError(
-        f"more than {MOST_QUEUED:,} nodes of the program wait to be played.",
+        f"more than {MAX_QUEUED:,} nodes of the program wait to be played.",
         hint="Does a loop end? Read a value now and then: that waits for what was added before.",
     )

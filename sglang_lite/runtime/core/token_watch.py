@@ -13,7 +13,7 @@ from sglang_lite.runtime.requests.request import Request, StreamPace, WatchedTok
 
 # Plain integers: comparing an array with a member of an enumeration is slow.
 _, STOPS, TEXT, GRAMMAR, DRAWS = map(int, WatchedTokens)
-_AT_ONCE, _NOW_AND_THEN = map(int, (StreamPace.AT_ONCE, StreamPace.NOW_AND_THEN))
+_FIRST_TOKEN, _INTERVAL = map(int, (StreamPace.FIRST_TOKEN, StreamPace.INTERVAL))
 
 
 class TokenWatch:
@@ -51,8 +51,8 @@ class TokenWatch:
         watch = full | (kinds >= TEXT) | (tokens[:, None] == self._eos).any(1)
         watch |= (kinds == STOPS) & self._stop_tokens[slots, tokens]
         if paces.any():
-            watch |= (paces == _AT_ONCE) | ((paces == _NOW_AND_THEN) & self._streams_due())
-            self._table.paced[slots[watch & (paces == _AT_ONCE)]] = _NOW_AND_THEN
+            watch |= (paces == _FIRST_TOKEN) | ((paces == _INTERVAL) & self._streams_due())
+            self._table.paced[slots[watch & (paces == _FIRST_TOKEN)]] = _INTERVAL
         rows: NDArray[np.int64] = watch.nonzero()[0]
         return rows
 

@@ -7,7 +7,7 @@ import torch
 from sglang_lite.protocol import ModelError
 from sglang_lite.runtime.config import Sizes
 from sglang_lite.runtime.executor.prefix_groups import MAX_CHUNKS
-from sglang_lite.runtime.executor.prompt_logprobs import FIRST_ROWS, LOGITS_AT_ONCE
+from sglang_lite.runtime.executor.prompt_logprobs import FIRST_ROWS, MAX_LOGITS
 from sglang_lite.runtime.models.model import DeviceModel
 
 _SPARE = 512 << 20  # bytes for graphs, the allocator's rounding and the libraries
@@ -38,7 +38,7 @@ def pool_tokens(model: DeviceModel, fraction: float, sizes: Sizes, context_lengt
     step = (sizes.step_tokens + captured) * model.activation_elements * item
     rows = max(sizes.max_running, FIRST_ROWS)  # rows whose logits are in memory at once
     # Logits of graphs and of other steps, and the float32 copies that some draws and log-probabilities need.
-    logits = max(rows * model.vocab_size, LOGITS_AT_ONCE) * (2 * item + 3 * 4)
+    logits = max(rows * model.vocab_size, MAX_LOGITS) * (2 * item + 3 * 4)
     chunks = MAX_CHUNKS if model.shares_prefixes else 0
     kinds = {(a.heads, a.key_size) for a in model.attentions}
     partials = sum(2 * sizes.max_running * (chunks + 3) * heads * (size + 2) * 4 for heads, size in kinds)

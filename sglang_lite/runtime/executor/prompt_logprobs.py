@@ -14,7 +14,7 @@ from sglang_lite.protocol import TokenLogprob
 from sglang_lite.runtime.executor.step_record import StepRecord
 from sglang_lite.runtime.kv_cache.pages import Ints
 
-LOGITS_AT_ONCE = 1 << 24  # most logits in memory at once; `kv_pool_size` reserves memory for them
+MAX_LOGITS = 1 << 24  # most logits in memory at once; `kv_pool_size` reserves memory for them
 FIRST_ROWS = 64  # rows of the first piece, whose logits show the size of the vocabulary
 
 
@@ -142,7 +142,7 @@ def score_rows(
         top = logprobs.topk(min(tops, logprobs.shape[1]))
         values.append(torch.cat((own, top.values, logprobs[:, reported]), 1))
         likeliest.append(top.indices)
-        at, step = at + step, max(1, LOGITS_AT_ONCE // logprobs.shape[1])
+        at, step = at + step, max(1, MAX_LOGITS // logprobs.shape[1])
         del logprobs  # frees them before the next piece
     host_values, _ = fetch(torch.cat(values))
     ids, done = fetch(torch.cat(likeliest))

@@ -39,7 +39,7 @@ _PLAIN = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, order=[0]))
 _BY_TOKEN = gl.constexpr(gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 16]))
 _BY_COLUMN = gl.constexpr(gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 256, 16]))
 _BY_ROW = gl.constexpr(gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0]))  # for tiles of _COLUMNS columns
-_AT_ONCE = gl.constexpr(16)  # queries whose parts are merged at once
+_MERGED_QUERIES = gl.constexpr(16)  # queries whose parts are merged at once
 _TOGETHER = gl.constexpr(4)  # parts that are loaded at once
 _MERGED = gl.constexpr(gl.BlockedLayout([1, 4], [1, 32], [4, 1], [1, 0]))
 # Names that changed between Triton 3.6 and 3.9.
@@ -216,12 +216,12 @@ def _merge(
 ):  # fmt: skip
     """Merges one half of a row's parts and of those of its prefix, and stores the result."""
     column = FIRST + gl.arange(0, _HALF, layout=gl.SliceLayout(0, _MERGED))
-    for lowest in range(0, gl.minimum(queries, _QUERIES), _AT_ONCE):
-        i = lowest + gl.arange(0, _AT_ONCE, layout=gl.SliceLayout(1, _MERGED))
+    for lowest in range(0, gl.minimum(queries, _QUERIES), _MERGED_QUERIES):
+        i = lowest + gl.arange(0, _MERGED_QUERIES, layout=gl.SliceLayout(1, _MERGED))
         valid = i < queries
-        highest = gl.full([_AT_ONCE], float("-inf"), gl.float32, layout=gl.SliceLayout(1, _MERGED))
-        total = gl.full([_AT_ONCE], 0.0, gl.float32, layout=gl.SliceLayout(1, _MERGED))
-        acc = gl.zeros([_AT_ONCE, _HALF], gl.float32, layout=_MERGED)
+        highest = gl.full([_MERGED_QUERIES], float("-inf"), gl.float32, layout=gl.SliceLayout(1, _MERGED))
+        total = gl.full([_MERGED_QUERIES], 0.0, gl.float32, layout=gl.SliceLayout(1, _MERGED))
+        acc = gl.zeros([_MERGED_QUERIES, _HALF], gl.float32, layout=_MERGED)
         highest, total, acc = _add_parts(
             highest, total, acc, acc_buffer, ml_buffer, i, valid, column, first, count, heads
         )

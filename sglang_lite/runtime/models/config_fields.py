@@ -17,10 +17,10 @@ from sglang_lite.protocol import ModelError
 
 Json: TypeAlias = Any  # parsed JSON or metadata, of any shape until it has been checked
 
-MOST_BYTES = 256 << 20  # largest JSON file
-MOST_TOKENS = 1 << 24  # largest vocabulary
-MOST_EXPERTS = 1 << 16  # most experts of a layer
-MOST_POSITIONS = (1 << 31) - 1  # positions are int32
+MAX_BYTES = 256 << 20  # largest JSON file
+MAX_TOKENS = 1 << 24  # largest vocabulary
+MAX_EXPERTS = 1 << 16  # most experts of a layer
+MAX_POSITIONS = (1 << 31) - 1  # positions are int32
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +74,8 @@ def _above_0(most: float = 1e30) -> Field:
     return Field("number", _SMALL, most)
 
 
-_ID = _whole(0, MOST_TOKENS - 1)
-_IDS = Field("wholes", 0, MOST_TOKENS - 1)
+_ID = _whole(0, MAX_TOKENS - 1)
+_IDS = Field("wholes", 0, MAX_TOKENS - 1)
 _FLAG, _TEXT, _OBJECT = Field("flag"), Field("text"), Field("object")
 
 # Fields of config.json and of its text_config.
@@ -83,15 +83,15 @@ CONFIG: Mapping[str, Field] = {
     "architectures": Field("texts"),
     "text_config": _OBJECT,
     "quantization_config": _OBJECT,
-    "vocab_size": _whole(1, MOST_TOKENS, required=True),
+    "vocab_size": _whole(1, MAX_TOKENS, required=True),
     "hidden_size": _whole(1, 1 << 20, required=True),
     "intermediate_size": _whole(1, 1 << 24, required=True),
     "num_hidden_layers": _whole(1, 10_000, required=True),
     "num_attention_heads": _whole(1, 1 << 16, required=True),
     "num_key_value_heads": _whole(1, 1 << 16),
     "head_dim": _whole(1, 1 << 16),
-    "max_position_embeddings": _whole(1, MOST_POSITIONS, required=True),
-    "original_max_position_embeddings": _whole(1, MOST_POSITIONS),
+    "max_position_embeddings": _whole(1, MAX_POSITIONS, required=True),
+    "original_max_position_embeddings": _whole(1, MAX_POSITIONS),
     "rms_norm_eps": Field("number", 0.0, 1.0),
     "query_pre_attn_scalar": _above_0(),
     "attn_logit_softcapping": _above_0(),
@@ -103,8 +103,8 @@ CONFIG: Mapping[str, Field] = {
     "rope_scaling": _OBJECT,
     "rotary_pct": _above_0(1.0),
     "partial_rotary_factor": _above_0(1.0),
-    "sliding_window": _whole(0, MOST_POSITIONS),
-    "max_window_layers": _whole(0, MOST_POSITIONS),
+    "sliding_window": _whole(0, MAX_POSITIONS),
+    "max_window_layers": _whole(0, MAX_POSITIONS),
     "sliding_window_pattern": Field("pattern"),
     "layer_types": Field("texts"),
     "hidden_act": _TEXT,
@@ -132,24 +132,24 @@ CONFIG: Mapping[str, Field] = {
     "attention_multiplier": _above_0(),
     "logits_scaling": _above_0(),
     "no_rope_layers": Field("wholes", 0, 1),
-    "no_rope_layer_interval": _whole(1, MOST_POSITIONS),
-    "num_experts": _whole(0, MOST_EXPERTS),
-    "num_local_experts": _whole(0, MOST_EXPERTS),
-    "n_routed_experts": _whole(0, MOST_EXPERTS),
-    "num_experts_per_tok": _whole(1, MOST_EXPERTS),
+    "no_rope_layer_interval": _whole(1, MAX_POSITIONS),
+    "num_experts": _whole(0, MAX_EXPERTS),
+    "num_local_experts": _whole(0, MAX_EXPERTS),
+    "n_routed_experts": _whole(0, MAX_EXPERTS),
+    "num_experts_per_tok": _whole(1, MAX_EXPERTS),
     "moe_intermediate_size": _whole(1, 1 << 24),
     "shared_intermediate_size": _whole(0, 1 << 24),
     "shared_expert_intermediate_size": _whole(0, 1 << 24),
-    "n_shared_experts": _whole(0, MOST_EXPERTS),
-    "decoder_sparse_step": _whole(1, MOST_POSITIONS),
-    "mlp_only_layers": Field("wholes", 0, MOST_POSITIONS),
-    "first_k_dense_replace": _whole(0, MOST_POSITIONS),
+    "n_shared_experts": _whole(0, MAX_EXPERTS),
+    "decoder_sparse_step": _whole(1, MAX_POSITIONS),
+    "mlp_only_layers": Field("wholes", 0, MAX_POSITIONS),
+    "first_k_dense_replace": _whole(0, MAX_POSITIONS),
     "norm_topk_prob": _FLAG,
     "routed_scaling_factor": _above_0(),
-    "n_group": _whole(1, MOST_EXPERTS),
-    "topk_group": _whole(1, MOST_EXPERTS),
+    "n_group": _whole(1, MAX_EXPERTS),
+    "topk_group": _whole(1, MAX_EXPERTS),
     "topk_method": _TEXT,
-    "moe_layer_freq": _whole(1, MOST_POSITIONS),
+    "moe_layer_freq": _whole(1, MAX_POSITIONS),
     "mlp_layer_types": Field("texts"),
     "num_nextn_predict_layers": _whole(0, 10_000),
     "kv_lora_rank": _whole(1, 1 << 20),
@@ -172,7 +172,7 @@ ROPE: Mapping[str, Field] = {
     "type": _TEXT,
     "rope_theta": _above_0(),
     "factor": _above_0(),
-    "original_max_position_embeddings": _whole(1, MOST_POSITIONS),
+    "original_max_position_embeddings": _whole(1, MAX_POSITIONS),
     "partial_rotary_factor": _above_0(1.0),
     "low_freq_factor": _above_0(),
     "high_freq_factor": _above_0(),
@@ -204,35 +204,35 @@ GGUF: Mapping[str, Field] = {
     ".embedding_length": _whole(1, 1 << 20),
     ".feed_forward_length": _whole(1, 1 << 24),
     ".block_count": _whole(1, 10_000),
-    ".context_length": _whole(1, MOST_POSITIONS),
+    ".context_length": _whole(1, MAX_POSITIONS),
     ".rope.freq_base": _above_0(),
     ".rope.dimension_count": _whole(2, 1 << 16),
     ".rope.scaling.type": _TEXT,
     ".rope.scaling.factor": _above_0(),
-    ".attention.sliding_window": _whole(0, MOST_POSITIONS),
+    ".attention.sliding_window": _whole(0, MAX_POSITIONS),
     ".attention.scale": _above_0(),
     ".embedding_scale": _above_0(),
     ".residual_scale": _above_0(),
     ".logit_scale": _above_0(),
     ".attn_logit_softcapping": _above_0(),
     ".final_logit_softcapping": _above_0(),
-    ".expert_count": _whole(1, MOST_EXPERTS),
-    ".expert_used_count": _whole(1, MOST_EXPERTS),
+    ".expert_count": _whole(1, MAX_EXPERTS),
+    ".expert_used_count": _whole(1, MAX_EXPERTS),
     ".expert_feed_forward_length": _whole(1, 1 << 24),
     ".expert_shared_feed_forward_length": _whole(1, 1 << 24),
-    ".expert_shared_count": _whole(0, MOST_EXPERTS),
-    ".expert_group_count": _whole(1, MOST_EXPERTS),
-    ".expert_group_used_count": _whole(1, MOST_EXPERTS),
+    ".expert_shared_count": _whole(0, MAX_EXPERTS),
+    ".expert_group_count": _whole(1, MAX_EXPERTS),
+    ".expert_group_used_count": _whole(1, MAX_EXPERTS),
     ".expert_weights_scale": Field("number", 0.0, 1e30),
     ".expert_weights_norm": _FLAG,
     ".expert_gating_func": _whole(0, 255),
-    ".leading_dense_block_count": _whole(0, MOST_POSITIONS),
+    ".leading_dense_block_count": _whole(0, MAX_POSITIONS),
     ".nextn_predict_layers": _whole(0, 10_000),
     ".attention.q_lora_rank": _whole(1, 1 << 20),
     ".attention.kv_lora_rank": _whole(1, 1 << 20),
     ".attention.key_length_mla": _whole(1, 1 << 16),
     ".attention.value_length_mla": _whole(1, 1 << 16),
-    ".rope.scaling.original_context_length": _whole(1, MOST_POSITIONS),
+    ".rope.scaling.original_context_length": _whole(1, MAX_POSITIONS),
     ".rope.scaling.yarn_ext_factor": Field("number", -1e30, 1e30),
     ".rope.scaling.yarn_log_multiplier": Field("number", 0.0, 1e30),
     ".rope.scaling.yarn_attn_factor": _above_0(),
@@ -314,8 +314,8 @@ def read_text(path: Path) -> str:
     try:
         if not path.is_file():  # reading from a pipe would block for ever
             raise ModelError(f"{path}: not a regular file.", hint="Replace it by the file itself.")
-        if (size := path.stat().st_size) > MOST_BYTES:
-            raise ModelError(f"{path}: {size:,} bytes; the limit is {MOST_BYTES:,}.")
+        if (size := path.stat().st_size) > MAX_BYTES:
+            raise ModelError(f"{path}: {size:,} bytes; the limit is {MAX_BYTES:,}.")
         return path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         raise ModelError(f"{path}: can't be read: {error}") from error

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from sglang_lite.protocol import ModelError
 from sglang_lite.runtime.models import config_fields
-from sglang_lite.runtime.models.config_fields import MOST_POSITIONS, MOST_TOKENS, Field, Json
+from sglang_lite.runtime.models.config_fields import MAX_POSITIONS, MAX_TOKENS, Field, Json
 from sglang_lite.runtime.models.families import ARCHITECTURES, Config
 
 _LIMITS = (
@@ -19,10 +19,10 @@ _STATES = {
     "chunkwise_kernel": "xLSTM's layers",
 }  # fmt: skip
 _FIELDS = {
-    "vocab_size": Field("whole", 1, MOST_TOKENS, required=True),
+    "vocab_size": Field("whole", 1, MAX_TOKENS, required=True),
     "eos_token_id": config_fields.CONFIG["eos_token_id"],
     "bos_token_id": config_fields.CONFIG["bos_token_id"],
-    **{name: Field("whole", 1, MOST_POSITIONS) for name in _LIMITS},
+    **{name: Field("whole", 1, MAX_POSITIONS) for name in _LIMITS},
 }
 
 

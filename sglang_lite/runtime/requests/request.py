@@ -60,8 +60,8 @@ class StreamPace(enum.IntEnum):
     """Schedule for looking at tokens that only a request's stream needs."""
 
     NONE = 0  # never
-    AT_ONCE = 1  # at the first token
-    NOW_AND_THEN = 2  # at the following tokens, once per stream interval
+    FIRST_TOKEN = 1  # at the first token
+    INTERVAL = 2  # at the following tokens, once per stream interval
 
 
 @dataclass(slots=True)

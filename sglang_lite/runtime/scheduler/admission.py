@@ -123,7 +123,7 @@ class Admission:
         if request.skips_last_token and table.computed[slot] < request.limit - 1:
             table.length[slot] = table.limit[slot] = request.limit - 1
         table.watched[slot] = request.watched
-        table.paced[slot] = StreamPace.AT_ONCE if request.paced else StreamPace.NONE
+        table.paced[slot] = StreamPace.FIRST_TOKEN if request.paced else StreamPace.NONE
         table.streamed[slot] = request.output.stream
         self._queues.prefill(request)
         self._started.append(request)

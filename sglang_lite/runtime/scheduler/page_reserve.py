@@ -9,7 +9,7 @@ import numpy as np
 from sglang_lite.program.play.branch import ExpectedTokens
 from sglang_lite.runtime.kv_cache.pages import Ints
 
-_FIRST, _LEAST, _STEPS = 0.7, 0.1, 600
+_FIRST, _MIN, _STEPS = 0.7, 0.1, 600
 _LONGEST = 4096  # tokens; no request or program reserves more, whatever max_tokens is
 _SPARE = 20  # steps that the remaining requests can run after a retraction
 
@@ -45,7 +45,7 @@ class PageReserve:
 
     def decay(self) -> None:
         """Lowers the share a little. Called once per plan."""
-        self._share = max(_LEAST, self._share - (_FIRST - _LEAST) / _STEPS)
+        self._share = max(_MIN, self._share - (_FIRST - _MIN) / _STEPS)
 
     def retracted(self, length: Ints, limit: Ints) -> None:
         """Raises the share after a retraction, given the current and maximum lengths of the running requests."""

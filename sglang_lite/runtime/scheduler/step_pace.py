@@ -6,7 +6,7 @@ TARGET_S = 0.08  # target for the duration of a step with streams, without the t
 _TIMES_ALONE = 2  # alternative target: this multiple of a step with streams alone, if those are slow
 _FORGET = 1.02  # growth of the remembered minimum duration of steps with streams alone, per step
 _FIRST = 32  # tokens; about the target on two cores, with a model of 135M parameters
-_LEAST = 8  # tokens besides the streams' own, so that other requests advance with any number of streams
+_MIN_TOKENS = 8  # tokens besides the streams' own, so that other requests advance with any number of streams
 
 
 class StepPace:
@@ -25,7 +25,7 @@ class StepPace:
     def room(self, streams: int) -> int:
         """Number of tokens that the next step may compute besides `streams` tokens of streams: of prompts and of other
         rows."""
-        return min(max(self._limit - streams, _LEAST), max(self._max_tokens - streams, 0))
+        return min(max(self._limit - streams, _MIN_TOKENS), max(self._max_tokens - streams, 0))
 
     def record_duration(self, tokens: int, seconds: float, *, streams: int) -> None:
         """Adapts the limit to a step of `tokens` tokens, `streams` of which belong to streams."""
@@ -34,7 +34,7 @@ class StepPace:
             return
         fit = tokens * self._target / max(seconds, 1e-6)
         if seconds > self._target:
-            self._limit = max(_LEAST, min(self._limit, int(fit)))
+            self._limit = max(_MIN_TOKENS, min(self._limit, int(fit)))
         elif tokens >= self._limit:
             self._limit = int(min(fit, 2 * self._limit, self._max_tokens))
 

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer as Backend
 
 from sglang_lite.protocol import ModelError
 from sglang_lite.runtime.models.config_fields import (
-    MOST_TOKENS,
+    MAX_TOKENS,
     TOKENIZER,
     check,
     read_json,
@@ -57,7 +57,7 @@ def word_tokenizer_from_folder(folder: Path) -> Tokenizer:
     with tokenizer_errors(str(folder)):
         backend = _backend(folder)
         size = backend.get_vocab_size(with_added_tokens=True)
-        if not 0 < size < MOST_TOKENS:
+        if not 0 < size < MAX_TOKENS:
             raise ModelError(f"{folder}: the tokenizer has {size:,} tokens.")
         added = json.loads(backend.to_str()).get("added_tokens", ())
         pieces = [(backend.id_to_token(i) or "").encode() for i in range(size)]
@@ -78,7 +78,7 @@ def _backend(folder: Path) -> Backend:
 def _from_folder(folder: Path, most: int | None) -> Tokenizer:
     backend = _backend(folder)
     largest = max(backend.get_vocab(with_added_tokens=False).values(), default=-1)
-    if not 0 <= largest < MOST_TOKENS:
+    if not 0 <= largest < MAX_TOKENS:
         raise ModelError(f"{folder}: the tokenizer has no tokens, or one with the id {largest:,}.")
     description = json.loads(backend.to_str())
     if most is not None and any(token["id"] >= most for token in description.get("added_tokens", ())):

@@ -52,8 +52,8 @@ from sglang_lite.server.sglang.labels import label_scores
 from sglang_lite.text.chat_format import Conversation
 from sglang_lite.text.reasoning import reasoning_format
 
-MOST_QUESTIONS = 400
-MOST_ROWS = 1024  # choices that are scored together, each as one request of the engine
+MAX_QUESTIONS = 400
+MAX_ROWS = 1024  # choices that are scored together, each as one request of the engine
 _UNSCORED = (ParameterError, ConstraintError, CapabilityError)  # errors that concern only one question
 _TASK = "Answer a question about this in JSON, with exactly one of its choices."
 
@@ -135,8 +135,8 @@ async def decide(service: Service, call: HttpRequest) -> Response:
 def _read(reader: RequestReader, call: HttpRequest) -> tuple[DecisionRequest, list[Options | None], _QuestionTemplate]:
     """Request without its input, the choices of each question, and the prompt around each."""
     body = call.read(DECISIONS)
-    if not 1 <= len(body.questions) <= MOST_QUESTIONS:
-        raise ParameterError("questions", f"has {len(body.questions):,} questions. Give 1 to {MOST_QUESTIONS}.")
+    if not 1 <= len(body.questions) <= MAX_QUESTIONS:
+        raise ParameterError("questions", f"has {len(body.questions):,} questions. Give 1 to {MAX_QUESTIONS}.")
     questions = [options_of(question, f"questions[{i}]") for i, question in enumerate(body.questions)]
     template = _question_template(reader, messages_of(body.input))
     body.input = ""
@@ -150,7 +150,7 @@ def _waves(questions: Sequence[Options | None]) -> Iterator[dict[int, Options]]:
     for i, options in enumerate(questions):
         if options is None:
             continue
-        if wave and rows + len(options.values) > MOST_ROWS:
+        if wave and rows + len(options.values) > MAX_ROWS:
             yield wave
             wave, rows = {}, 0
         wave[i] = options

@@ -13,7 +13,7 @@ from sglang_lite.protocol.anything import Json
 from sglang_lite.server.fields import DECISIONS_NEUTRAL, Fields
 from sglang_lite.server.openai.responses_items import ContentPart, InputText, OutputRefusal
 
-MOST_CHOICES = 255
+MAX_CHOICES = 255
 _JSON_BYTES, _JSON_DEPTH, _JSON_VALUES = 2**18, 32, 10_000  # limits of an input part that is JSON
 
 
@@ -252,8 +252,8 @@ def _values(question: Question, where: str) -> tuple[Sequence[str | bool], Seque
     else:
         found = [(each.label, each.description) for each in question.levels]
         name = "levels"
-    if not 2 <= len(found) <= MOST_CHOICES:
-        raise ParameterError(f"{where}.{name}", f"has {len(found):,} entries. Give 2 to {MOST_CHOICES}.")
+    if not 2 <= len(found) <= MAX_CHOICES:
+        raise ParameterError(f"{where}.{name}", f"has {len(found):,} entries. Give 2 to {MAX_CHOICES}.")
     if len({(type(value), value) for value, _ in found}) < len(found):
         raise ParameterError(f"{where}.{name}", "has an entry twice. Remove one of them.")
     return [value for value, _ in found], [description for _, description in found]

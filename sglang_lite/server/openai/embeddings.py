@@ -23,7 +23,7 @@ from sglang_lite.server.reader import RequestReader
 from sglang_lite.server.service import Service
 
 LONGEST_S = 600.0
-_MOST_TEXTS = 8192  # of a request
+_MAX_TEXTS = 8192  # of a request
 
 
 class EmbeddingsRequest(msgspec.Struct, kw_only=True):
@@ -154,8 +154,8 @@ def encoded_rows(rows: NDArray[np.float32], form: str | None) -> Sequence[Json]:
 def texts_of(given: Any, field: str) -> list[Any]:  # each a text or token ids
     """Texts of a field, as a list. Raises ParameterError if there are none or too many."""
     texts = [given] if isinstance(given, str) or are_ids(given) else given
-    if not 1 <= len(texts) <= _MOST_TEXTS:
-        raise ParameterError(field, f"has {len(texts):,} texts. Give 1 to {_MOST_TEXTS:,}.")
+    if not 1 <= len(texts) <= _MAX_TEXTS:
+        raise ParameterError(field, f"has {len(texts):,} texts. Give 1 to {_MAX_TEXTS:,}.")
     return texts
 
 

@@ -17,7 +17,7 @@ from sglang_lite.server.service import Service
 from sglang_lite.server.sglang.labels import label_calls, label_logprobs, label_scores
 
 _LONGEST_S = 600.0
-_MOST_TEXTS = 1024  # texts that are scored together, each as one request of the engine
+_MAX_TEXTS = 1024  # texts that are scored together, each as one request of the engine
 
 
 class ScoreRequest(msgspec.Struct, kw_only=True):
@@ -74,8 +74,8 @@ async def _pairs(service: Service, body: ScoreRequest) -> Response:
         first *= len(second)
     if len(first) != len(second):
         raise ParameterError("text_2", f"has {len(second)} texts, but text_1 has {len(first)}. Give as many.")
-    if len(first) > _MOST_TEXTS:
-        raise ParameterError("text_2", f"has {len(second):,} texts. Give 1 to {_MOST_TEXTS:,}.")
+    if len(first) > _MAX_TEXTS:
+        raise ParameterError("text_2", f"has {len(second):,} texts. Give 1 to {_MAX_TEXTS:,}.")
     read = partial(embedding.pair_scores, service.engine, list(zip(first, second)), field="text_2")
     scores, tokens = await service.call_engine(read, at_most_s=_LONGEST_S)
     data = [{"index": i, "object": "score", "score": score} for i, score in enumerate(scores.tolist())]
@@ -85,8 +85,8 @@ async def _pairs(service: Service, body: ScoreRequest) -> Response:
 
 async def _continuations(service: Service, body: ScoreRequest) -> Response:
     texts = body.continuations
-    if not texts or not all(texts) or len(texts) > _MOST_TEXTS:
-        raise ParameterError("continuations", f"Give 1 to {_MOST_TEXTS:,} texts, none of them empty.")
+    if not texts or not all(texts) or len(texts) > _MAX_TEXTS:
+        raise ParameterError("continuations", f"Give 1 to {_MAX_TEXTS:,} texts, none of them empty.")
     selection = await service.async_engine.select(SelectRequest(body.prompt or "", texts))
     scores = [
         {
@@ -109,8 +109,8 @@ async def _labels(service: Service, body: ScoreRequest) -> Response:
     assert body.query is not None
     assert body.label_token_ids is not None
     items = [body.items] if isinstance(body.items, str) else body.items or []
-    if not 1 <= len(items) <= _MOST_TEXTS:
-        raise ParameterError("items", f"Give 1 to {_MOST_TEXTS:,} texts.")
+    if not 1 <= len(items) <= _MAX_TEXTS:
+        raise ParameterError("items", f"Give 1 to {_MAX_TEXTS:,} texts.")
     size, first = service.engine.vocab_size, bool(body.item_first)
     calls = label_calls(body.query, items, body.label_token_ids, size, item_first=first)
     found = await asyncio.gather(*(service.async_engine.results(call) for call in calls))

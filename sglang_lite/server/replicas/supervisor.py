@@ -31,7 +31,7 @@ _TIMEOUT_S = 5.0  # of a health check
 _END_S = 5.0  # for a process without open requests
 LONGEST_PAUSE_S = 30.0  # before a server that dies repeatedly is restarted
 _FINE_S = 60.0  # uptime after which a death doesn't count as early
-_MOST_DEATHS = 8  # early deaths in a row after which a server isn't restarted
+_MAX_DEATHS = 8  # early deaths in a row after which a server isn't restarted
 
 
 def serve(
@@ -234,7 +234,7 @@ class _Replica(_Worker):
             if self.over.is_set():
                 return
             deaths = 0 if time.monotonic() - started > _FINE_S else deaths + 1
-            self.failed, self.given_up = not self._lived, deaths == _MOST_DEATHS
+            self.failed, self.given_up = not self._lived, deaths == _MAX_DEATHS
             again = "" if self.failed else "; it is restarted"
             if self.given_up:
                 again = f" for the {deaths}th time within {_FINE_S:.0f} s of its start; it is not restarted"

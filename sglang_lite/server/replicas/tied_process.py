@@ -23,7 +23,7 @@ from sglang_lite.protocol import BackendError
 from sglang_lite.protocol.anything import Json
 
 _LOOK_S = 1.0  # between two checks that the process itself still runs
-_MOST_DESCRIPTORS = 1 << 16
+_MAX_DESCRIPTORS = 1 << 16
 
 
 class TiedProcess:
@@ -102,7 +102,7 @@ def _tie() -> None:
         return
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    os.closerange(1, _MOST_DESCRIPTORS)  # the copy must not keep pipes and ports open
+    os.closerange(1, _MAX_DESCRIPTORS)  # the copy must not keep pipes and ports open
     while os.getppid() == process:
         if select.select([0], [], [], _LOOK_S)[0] and os.getppid() == process:
             os.kill(process, signal.SIGKILL)

@@ -7,7 +7,7 @@ from dataclasses import asdict
 import pytest
 
 from sglang_lite.engine.child.command_handler import CommandHandler
-from sglang_lite.engine.frames import HEADER, MOST_BYTES, Abort, Start, Submit, frame
+from sglang_lite.engine.frames import HEADER, MAX_BYTES, Abort, Start, Submit, frame
 from sglang_lite.engine.spawned_process import SpawnedProcess
 from sglang_lite.protocol import OverloadedError, SamplingParams
 from sglang_lite.runtime.config import EngineConfig
@@ -32,7 +32,7 @@ def framed(content):
 
 
 RUBBISH = {
-    "too long": (MOST_BYTES + 1).to_bytes(HEADER, "big"),
+    "too long": (MAX_BYTES + 1).to_bytes(HEADER, "big"),
     "no msgpack": framed(b"\xc1\xc1\xc1"),
     "no list": framed(b"\x01"),
     "no message": framed(b"\x91\x90"),

@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from sglang_lite.engine import frames
-from sglang_lite.engine.child.outgoing import MOST_LOGS, Outgoing
+from sglang_lite.engine.child.outgoing import MAX_LOGS, Outgoing
 from sglang_lite.engine.connection import Connection
 from sglang_lite.engine.frames import AskReply, Log, RequestEvent
 from sglang_lite.protocol import Delta, Generation, ParameterError, TokenLogprob
@@ -61,11 +61,11 @@ def test_deltas_that_are_unsent_are_joined_each_stream_by_itself(line):
 def test_log_records_that_nobody_takes_are_bounded_and_cost_no_event(line):
     outgoing = Outgoing(line, 0)
     held(line, outgoing)
-    for i in range(3 * MOST_LOGS):
+    for i in range(3 * MAX_LOGS):
         outgoing.post(Log("x", 20, str(i)))
     outgoing.put(RequestEvent(1, Generation("end")))
     assert [told.event.text for told in messages(line, outgoing)] == ["end"]
-    assert sum(isinstance(message, Log) for frame in line.frames for message in frame) == 1 + MOST_LOGS
+    assert sum(isinstance(message, Log) for frame in line.frames for message in frame) == 1 + MAX_LOGS
 
 
 def test_nothing_is_joined_over_what_ends_a_generation(line):
@@ -107,7 +107,7 @@ def test_an_interval_holds_back_deltas_and_nothing_else(line):
 
 
 def test_what_is_too_large_fails_alone(line, monkeypatch):
-    monkeypatch.setattr(frames, "MOST_BYTES", 2000)
+    monkeypatch.setattr(frames, "MAX_BYTES", 2000)
     outgoing = Outgoing(line, 0)
     held(line, outgoing)
     for i in range(40):

@@ -53,7 +53,7 @@ def test_nothing_is_shown_before_it_comes_and_limits_hold(api, connect):
         yield from ()
 
     for backend, timeout in ((connect(timeout=0.05), None), (connect(), 0.05)):
-        api.answers = [Events(events(), at_once=True)]
+        api.answers = [Events(events(), buffered=True)]
         state = program.run(backend=backend, stream=True, timeout=timeout)
         with pytest.raises(sgl.RequestTimeoutError):
             shown += state.text_iter("a")

@@ -10,7 +10,7 @@ from openai.types.chat.chat_completion_token_logprob import ChatCompletionTokenL
 from openai_answers import USAGE, said
 
 import sglang_lite as sgl
-from sglang_lite.lang.backend.ladder.native_strategies import differ_at_once
+from sglang_lite.lang.backend.ladder.native_strategies import first_characters_differ
 
 PETS = ("dog", "cat")
 
@@ -93,9 +93,9 @@ def test_choices_that_may_begin_with_the_same_token_fall_to_the_next_strategy(ap
 
 
 def test_blanks_before_choices_do_not_tell_them_apart():
-    assert differ_at_once(("dog", "\ncat"))
-    assert not differ_at_once(("dog", " dad"))
-    assert not differ_at_once(("dog", " "))
+    assert first_characters_differ(("dog", "\ncat"))
+    assert not first_characters_differ(("dog", " dad"))
+    assert not first_characters_differ(("dog", " "))
 
 
 def test_several_answers_need_scores_that_one_token_does_not_tell(openai):

@@ -5,7 +5,7 @@ import tracemalloc
 import pytest
 
 import sglang_lite as sgl
-from sglang_lite.program.graph import MOST_BRANCHINGS
+from sglang_lite.program.graph import MAX_BRANCHINGS
 from sglang_lite.program.nodes import Text
 
 
@@ -85,7 +85,7 @@ def test_a_loop_that_no_outcome_ends_is_cut():
 
     state = sgl.function(body).trace(explore=2)
     assert [path.cut for path in state.paths] == [True, False]
-    assert len(state.graph().ways[0].outcomes) == MOST_BRANCHINGS
+    assert len(state.graph().ways[0].outcomes) == MAX_BRANCHINGS
     assert not state.complete
 
 

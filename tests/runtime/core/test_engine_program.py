@@ -429,7 +429,7 @@ def test_open_programs_wait_for_room_and_their_nodes_have_a_bound():
 
 @pytest.mark.parametrize("played", [False, True])
 def test_nodes_beyond_the_bound_fail_and_a_rollback_revives_their_branch(monkeypatch, played):
-    monkeypatch.setattr(module, "MOST_QUEUED", 3)
+    monkeypatch.setattr(module, "MAX_QUEUED", 3)
     engine = stepped()
     opened = Opened(engine)
     opened.program.extend((), (Text("ab"), Mark(), Gen("x", greedy(3))))
@@ -450,7 +450,7 @@ def test_nodes_beyond_the_bound_fail_and_a_rollback_revives_their_branch(monkeyp
 
 
 def test_a_join_of_a_branch_with_too_many_nodes_fails(monkeypatch):
-    monkeypatch.setattr(module, "MOST_QUEUED", 5)
+    monkeypatch.setattr(module, "MAX_QUEUED", 5)
     engine = stepped()
     opened = Opened(engine)
     opened.program.extend((), (Text("ab"), Fork(((), ())), Join(1, (7, 1))))

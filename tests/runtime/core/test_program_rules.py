@@ -138,7 +138,7 @@ def test_the_branches_of_forks_behind_a_failed_node_fail_too(eager):
 
 
 def test_the_branches_of_forks_that_were_refused_fail_too(monkeypatch):
-    monkeypatch.setattr(module, "MOST_QUEUED", 2)
+    monkeypatch.setattr(module, "MAX_QUEUED", 2)
     program = Rules(eager=False)
     program.program.extend((), (Text("p"), LONG))
     program.program.extend((), (Text("a"), Fork(((),)), Text("b")))

@@ -26,7 +26,7 @@ def at_once(monkeypatch):
 
 @pytest.mark.parametrize("overlap", [False, True])
 def test_the_logits_of_a_piece_are_there_at_a_time(monkeypatch, at_once, overlap):
-    monkeypatch.setattr(prompt_logprobs, "LOGITS_AT_ONCE", 50 * VOCAB)
+    monkeypatch.setattr(prompt_logprobs, "MAX_LOGITS", 50 * VOCAB)
     monkeypatch.setattr(prompt_logprobs, "FIRST_ROWS", 7)
     engine = SteppedEngine(overlap=overlap)
     _, events = engine.start(PROMPT, PARAMS)
@@ -59,7 +59,7 @@ def test_scored_tokens_take_twice_the_room_of_a_step(at_once):
 
 def test_rows_are_scored_together_and_each_as_alone(monkeypatch, at_once):
     """The head is read once for all that is reported alike, and pieces may begin in the middle of a row."""
-    monkeypatch.setattr(prompt_logprobs, "LOGITS_AT_ONCE", 5 * VOCAB)
+    monkeypatch.setattr(prompt_logprobs, "MAX_LOGITS", 5 * VOCAB)
     monkeypatch.setattr(prompt_logprobs, "FIRST_ROWS", 4)
     engine = SteppedEngine(step_tokens=1000, max_running=8)
     plain = SamplingParams(max_tokens=0, return_logprob=True, logprob_start_len=0)

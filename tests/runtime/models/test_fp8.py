@@ -111,7 +111,7 @@ def engine(folder, **settings):
 
 @pytest.mark.parametrize(("kind", "config"), [(kind, config) for kind, some in CONFIGS.items() for config in some])
 def test_it_is_the_model_that_it_describes(tmp_path, kind, config, monkeypatch):
-    monkeypatch.setattr(linear, "CONVERTED_AT_ONCE", 48 * 20)  # rows of a piece: no block begins with each
+    monkeypatch.setattr(linear, "MAX_CONVERTED", 48 * 20)  # rows of a piece: no block begins with each
     more = {"model.layers.0.self_attn.q_proj.input_scale": torch.tensor(0.02)}
     folder, reference = write(tmp_path, config, kind, **more)
     with engine(folder) as running:

@@ -89,7 +89,7 @@ def test_absorbed_and_expanded_give_the_same(tiny, cached, monkeypatch):
     results = []
     for expands in (True, False):
         monkeypatch.setattr(latent, "expands", lambda spec, row, expands=expands: expands)
-        monkeypatch.setattr(latent, "AT_ONCE", 2000)  # a head or two
+        monkeypatch.setattr(latent, "MAX_EXPANDED", 2000)  # a head or two
         cache, hidden = model.allocate_cache(64), torch.empty(0)
         for start, end in ((0, cached), (cached, 50)):
             if end > start:

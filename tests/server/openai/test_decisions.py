@@ -185,7 +185,7 @@ def test_an_image_in_the_input_and_another_model_are_refused(client, decide, htt
 
 
 def test_many_questions_are_asked_in_waves(decide, monkeypatch):
-    monkeypatch.setattr("sglang_lite.server.openai.decisions.MOST_ROWS", 5)
+    monkeypatch.setattr("sglang_lite.server.openai.decisions.MAX_ROWS", 5)
     questions = [{"type": "predicate", "instructions": f"{i}?", "name": str(i)} for i in range(7)]
     assert [each.name for each in decide(questions).answers] == [str(i) for i in range(7)]
 

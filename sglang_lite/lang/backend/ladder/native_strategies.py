@@ -104,7 +104,7 @@ def selection_strategies(profile: Profile, demands: Demands) -> Iterator[Strateg
     fits = 2 <= len(choices) <= profile.limits.get("choices", 0)
     if profile.supports("decisions") and fits and demands.effort is None:
         yield Strategy("decisions", profile.api)
-    if _tells_first_tokens(profile, demands) and differ_at_once(choices):
+    if _tells_first_tokens(profile, demands) and first_characters_differ(choices):
         count = min(profile.limits.get("top_logprobs_num", _MAX_ALTERNATIVES), _MAX_ALTERNATIVES)
         yield Strategy("token_logprobs", profile.api, field=count)
     if profile.supports("logit_bias_steps") and not demands.scores:
@@ -124,7 +124,7 @@ def _tells_first_tokens(profile: Profile, demands: Demands) -> bool:
     return logprobs and (demands.scores or not profile.supports("reasoning_effort"))
 
 
-def differ_at_once(choices: Sequence[str]) -> bool:
+def first_characters_differ(choices: Sequence[str]) -> bool:
     """True if no token can begin two of the texts, however they are tokenised: their first characters differ. Leading
     blanks are ignored."""
     first = {choice.lstrip()[:1] for choice in choices}

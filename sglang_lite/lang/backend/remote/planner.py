@@ -18,7 +18,7 @@ from sglang_lite.lang.expressions import SglGen, SglSelect
 from sglang_lite.program.nodes import Expression
 from sglang_lite.protocol import Delta, Generation, Location
 
-LEAST_BRANCHES = 4
+MIN_BRANCHES = 4
 
 
 class FirstTokenGate:
@@ -118,5 +118,5 @@ class CallPlanner(Planner):
         return shared(added, self._run.params, self._shares_cost, size)
 
     def fork(self, size: int) -> Sequence[Planner]:
-        gate = FirstTokenGate() if size >= LEAST_BRANCHES and self._backend.capabilities.caches_prompts else None
+        gate = FirstTokenGate() if size >= MIN_BRANCHES and self._backend.capabilities.caches_prompts else None
         return [CallPlanner(self._backend, self._run, self._shares_cost, gate) for _ in range(size)]

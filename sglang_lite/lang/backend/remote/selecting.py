@@ -98,7 +98,7 @@ async def _by_first_token(
 
 
 def _scores(logprobs: Sequence[TokenLogprob], choices: Sequence[str]) -> list[float]:
-    """Probability that an answer begins with each choice. No token begins two of them (`differ_at_once`)."""
+    """Probability that an answer begins with each choice. No token begins two of them (`first_characters_differ`)."""
     found = [0.0] * len(choices)
     first = logprobs[0] if logprobs else None
     alternatives = () if first is None else first.top or ((first.logprob, first.token_id, first.text),)

@@ -25,7 +25,7 @@ from sglang_lite.runtime.models.layers.linear import Linear
 from sglang_lite.runtime.models.layers.rope import rotate
 from sglang_lite.runtime.models.spec import LatentSpec
 
-AT_ONCE = 1 << 24  # most elements of expanded keys and values in memory
+MAX_EXPANDED = 1 << 24  # most elements of expanded keys and values in memory
 
 
 class HeadProduct:
@@ -174,7 +174,7 @@ def _expanded(
     latents, turned = stored.to(keys.dtype).split_with_sizes((spec.rank, spec.rope_size), 1)
     own = ExtendRow(0, len(q), slice(0, row.length))
     wide = max(spec.query_size, spec.value_size)  # torch's attention is fast only if keys and values have one size
-    step = max(1, AT_ONCE // (2 * wide * row.length))
+    step = max(1, MAX_EXPANDED // (2 * wide * row.length))
     parts = []
     for heads in (slice(first, first + step) for first in range(0, spec.heads, step)):
         k = latents @ keys[heads].transpose(1, 2)

@@ -168,7 +168,7 @@ class Int8Linear:
         return y if self.bias is None else y.add_(self.bias)
 
 
-CONVERTED_AT_ONCE = 1 << 19  # most elements that are converted to float32 together
+MAX_CONVERTED = 1 << 19  # most elements that are converted to float32 together
 
 
 def stacked(parts: Sequence[Weight], dtype: torch.dtype, device: torch.device | None = None) -> torch.Tensor:
@@ -187,7 +187,7 @@ def stacked_shape(parts: Sequence[Weight]) -> tuple[int, int]:
 
 def stacked_rows(parts: Sequence[Weight]) -> Iterator[tuple[int, torch.Tensor]]:
     """Yields the rows of all parts as float32, each chunk with its first index; chunks keep conversion memory small."""
-    at, step = 0, max(1, CONVERTED_AT_ONCE // parts[0].shape[1])
+    at, step = 0, max(1, MAX_CONVERTED // parts[0].shape[1])
     for part in parts:
         for start in range(0, part.shape[0], step):
             end = start + step

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import torch
 
 from sglang_lite.protocol import ModelError
-from sglang_lite.runtime.models.config_fields import MOST_BYTES
+from sglang_lite.runtime.models.config_fields import MAX_BYTES
 from sglang_lite.runtime.models.read_gguf import spec_from_gguf
 from sglang_lite.runtime.models.weights.folder import pickled_tensors, weight_files
 from sglang_lite.runtime.models.weights.gguf import LatentHeads, named_tensors
@@ -93,7 +93,7 @@ def _of_safetensors(file: Path) -> Headers:
     try:
         with open(file, "rb") as opened:
             length = int.from_bytes(opened.read(8), "little")
-            if length > MOST_BYTES:
+            if length > MAX_BYTES:
                 raise damaged
             content = json.loads(opened.read(length))
         found = {
