@@ -11,7 +11,7 @@ from contextvars import copy_context
 from typing import Any, Protocol, TypeAlias
 
 from sglang_lite.lang.concurrency.loop import executor
-from sglang_lite.lang.concurrency.variables import located, watched
+from sglang_lite.lang.concurrency.variables import located, of_thread
 from sglang_lite.lang.execution.reading import when_finished
 from sglang_lite.lang.state import ProgramState
 from sglang_lite.lang.tracebacks import trim
@@ -93,7 +93,7 @@ class BodyPool:
         self._room = window  # runs that may still be started
         self._threads = self._waiting = self._idle = 0  # total; waiting for values; waiting for room
         self._items_taken = 0
-        self._watched = False
+        self._has_watch = False
         self._over = False
 
     def start(self) -> None:
@@ -136,16 +136,16 @@ class BodyPool:
 
     def _keep_watch(self) -> None:
         """Starts the timer that grows the pool, if it is not running. Called with the lock held."""
-        if not self._watched:
-            self._watched = True
+        if not self._has_watch:
+            self._has_watch = True
             executor().post(self._watch_on, self._items_taken)
 
     def _watch(self, items_taken: int) -> None:
         """Grows the pool if no item has been taken since the count `items_taken`, and restarts the timer while runs may
         be started. Runs on the executor loop."""
         with self._bell:
-            self._watched = bool(self._room) and not self._over
-            if not self._watched:
+            self._has_watch = bool(self._room) and not self._over
+            if not self._has_watch:
                 return
             if not self._idle and items_taken == self._items_taken:
                 for _ in range(max(self._threads, 1)):
@@ -157,7 +157,7 @@ class BodyPool:
         executor().loop.call_later(_STALL, self._watch, items_taken)
 
     def _work(self) -> None:
-        watched.pool = self
+        of_thread.pool = self
         while (job := self._next()) is not None:
             self._run(*job)
             del job  # an idle thread must keep no item alive

@@ -43,11 +43,11 @@ class Blocking(Protocol):
     def unblocked(self) -> None: ...
 
 
-class _Watched(threading.local):
+class _PoolOfThread(threading.local):
     pool: Blocking | None = None
 
 
-watched = _Watched()  # set by a pool of bodies on its own threads
+of_thread = _PoolOfThread()  # set by a pool of bodies on its own threads
 
 
 class Variable:
@@ -145,11 +145,11 @@ class Variable:
             settled = threading.Lock()
             settled.acquire()
             self.when_done(settled.release)
-            if watched.pool is not None:
-                watched.pool.blocked()
+            if of_thread.pool is not None:
+                of_thread.pool.blocked()
             settled_in_time = settled.acquire(timeout=-1 if timeout is None else timeout)
-            if watched.pool is not None:
-                watched.pool.unblocked()
+            if of_thread.pool is not None:
+                of_thread.pool.unblocked()
             if not settled_in_time:
                 raise RequestTimeoutError(f"no value within {timeout:g} s.", where=self.where)
         return self.result()

@@ -49,18 +49,18 @@ def move_bar(bar: Any, done: int, total: int, level: str | None) -> Any:  # a tq
 def _bar(level: str | None, **options: Any) -> Any:  # a tqdm bar
     from tqdm.auto import tqdm
 
-    return tqdm(desc="Loading", unit="layer", leave=False, delay=0.5, disable=not _watched(level), **options)
+    return tqdm(desc="Loading", unit="layer", leave=False, delay=0.5, disable=not _is_shown(level), **options)
 
 
 def announce(line: str, level: str | None) -> None:
     """Logs one line about the engine at level "info", or prints it to standard error if that level is not logged."""
     if logger.isEnabledFor(logging.INFO) and logger.hasHandlers():
         logger.info(line)
-    elif _watched(level):
+    elif _is_shown(level):
         print(line, file=sys.stderr)
 
 
-def _watched(level: str | None) -> bool:
+def _is_shown(level: str | None) -> bool:
     if level not in (None, "debug", "info"):
         return False
     try:
