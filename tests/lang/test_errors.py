@@ -9,6 +9,7 @@ import traceback
 import pytest
 
 import sglang_lite as sgl
+from sglang_lite.lang.execution.reading import nothing
 from tests.lang.fakes import Gated
 
 
@@ -251,7 +252,7 @@ def test_a_backend_without_hooks_says_so():
 def test_a_failure_that_nobody_reads_is_logged(caplog):
     with caplog.at_level(logging.ERROR, "sglang_lite"):
         state = run(lambda s: s.__iadd__(sgl.gen("a")), sgl.ScriptedBackend(lambda call: str(1 / 0)), use_thread=True)
-        state.branch.read("nothing").when_done(lambda: None)
+        state.branch.read(nothing).when_done(lambda: None)
         while state.branch.player.failure is None:
             pass
         del state

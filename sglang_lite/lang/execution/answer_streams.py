@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from sglang_lite.lang.concurrency.variables import TextLog
 from sglang_lite.lang.execution.operations import GenOp
 from sglang_lite.lang.results import DeltaWithMeta, delta_meta, joined_meta
 from sglang_lite.protocol import Delta, Generation
 from sglang_lite.protocol.anything import Json
 from sglang_lite.text.reasoning import ReasoningParser
 
-if TYPE_CHECKING:
-    from sglang_lite.lang.execution.player import Player
-
 
 class AnswerStream:
     """Writes an answer into the logs of its branch and its variable, piece by piece: all of its text and metadata,
-    without duplicates."""
+    without duplicates. `log` is the branch's, None if the run is not streamed."""
 
     __slots__ = ("_chars", "_early", "_ids", "_log", "_logprobs", "_op", "_parser", "_thoughts")
 
-    def __init__(self, branch: Player, op: GenOp, reasoning: str | None) -> None:
-        self._log, self._op = branch.transcript.log, op
+    def __init__(self, log: TextLog | None, op: GenOp, reasoning: str | None) -> None:
+        self._log, self._op = log, op
         self._parser = None if reasoning is None else ReasoningParser(reasoning, once=op.node.constraint is not None)
         self._chars = self._ids = self._logprobs = self._thoughts = 0  # counts shown so far
         self._early: dict[str, Any] = {}  # metadata whose text has not come yet

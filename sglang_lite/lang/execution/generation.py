@@ -206,9 +206,9 @@ async def _generate_in_attempts(player: Player, op: GenOp) -> None:
     def same_again(error: Exception) -> bool:
         return greedy and not shows(options, op) and (bool(answers) or isinstance(error, ValueValidationError))
 
-    generations, values = await attempts(player, retries, ask, same_again)
+    generations, values = await attempts(run.deadline, run.timeout, retries, ask, same_again)
     if not live:
-        AnswerStream(player, op, options.reasoning).end(generations[0])
+        AnswerStream(player.transcript.log, op, options.reasoning).end(generations[0])
     _accept(player, op, generations, values)
 
 
@@ -231,7 +231,8 @@ async def _ask(player: Player, op: GenOp, options: GenOptions, attempt: int, *, 
 async def _call(player: Player, op: GenOp, options: GenOptions, attempt: int, *, live: bool) -> list[Generation]:
     """Asks the backend once. Returns the samples, in order."""
     backend = player.backend if options.backend is None else options.backend
-    show = AnswerStream(player, op, options.reasoning) if live and player.transcript.log is not None else None
+    log = player.transcript.log
+    show = AnswerStream(log, op, options.reasoning) if live and log is not None else None
     events = _events(backend, player, op, options, attempt)
     done: list[Generation] = []
     try:

@@ -57,7 +57,7 @@ def _join(player: Player, op: JoinOp) -> bool:
 
 
 def _read(player: Player, op: ReadOp) -> bool:
-    op.variable.set(op.what(player))
+    op.variable.set(op.what())
     return True
 
 

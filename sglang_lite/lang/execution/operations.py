@@ -132,7 +132,7 @@ class ReadOp:
     """Reads something about the branch at this place in the queue. Not a node: the program does not contain it."""
 
     variable: Variable
-    what: Callable[[Player], Any]
+    what: Callable[[], Any]
 
 
 @dataclass(slots=True)

@@ -16,6 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from difflib import get_close_matches
 from functools import partial
 from typing import NoReturn, TypeGuard
 
@@ -40,11 +41,10 @@ from sglang_lite.lang.execution.operations import (
     on_pool,
 )
 from sglang_lite.lang.execution.push_down import NodeEvents, PushedBranch
-from sglang_lite.lang.execution.reading import unknown
 from sglang_lite.lang.execution.run import Run, current_run
 from sglang_lite.lang.execution.transcript import Transcript
 from sglang_lite.program.nodes import Text
-from sglang_lite.protocol import Location, RequestAbortedError, SglError
+from sglang_lite.protocol import Location, RequestAbortedError, SglError, UnknownVariableError
 from sglang_lite.protocol.anything import UserValue
 
 logger = logging.getLogger("sglang_lite")
@@ -141,7 +141,7 @@ class Player:
         if self.run.body_open or self.log is not None or self.later is not None:
             return
         self.later = TextLog()
-        self.put(ReadOp(Variable(), partial(_log_text, self.later)))
+        self.put(ReadOp(Variable(), partial(_log_text, self, self.later)))
 
     def continue_on(self, backend: Backend) -> None:
         """Makes another backend play everything added from now on, in a new program. Requires `at_rest`."""
@@ -152,7 +152,7 @@ class Player:
     def read(self, what: Callable[[Player], UserValue], where: Location | None = None) -> Variable:
         """Variable that is set to `what(player)` when everything queued so far has been played."""
         variable = Variable(where, self.run.made)
-        self.put(ReadOp(variable, what))
+        self.put(ReadOp(variable, partial(what, self)))
         return variable
 
     def tree(self) -> list[Player]:
@@ -183,7 +183,7 @@ class Player:
         """Notes that the body has ended: undeclared names will never be declared, and the text is complete."""
         self.names.close(partial(unknown, self))
         if self.log is not None:
-            self.put(ReadOp(Variable(), lambda player: player.log.close() if player.log else None))
+            self.put(ReadOp(Variable(), self.log.close))
 
     def go_back(self, mark: BranchMark) -> None:
         """Goes back to a mark; a branch that has failed since works again."""
@@ -451,7 +451,21 @@ class Player:
             logger.error("A program failed and its error was never read: %s", self._failure)
 
 
-def _log_text(log: TextLog, player: Player) -> None:
+def unknown(player: Player, name: str, where: Location | None = None) -> SglError:
+    """Error for an unknown name: the branch's own failure, if the body could not go on to declare the name. (A failed
+    node is none: the body goes on, and whether the node has failed yet depends on timing.)"""
+    if player.failure is not None and (player.stopped is not None or player.names.cut):
+        player.failure_reported = True
+        return located(player.failure, where)
+    hint = "A generation counts once it is added, `s += gen(…)`, and a branch's once `join()` has joined the fork."
+    misspelled = bool(get_close_matches(name, player.names.variables, 1))
+    return UnknownVariableError(
+        f"the program has no variable {name!r}; it has: {player.names.listed()}.", where=where,
+        hint="" if misspelled else hint,
+    )  # fmt: skip
+
+
+def _log_text(player: Player, log: TextLog) -> None:
     player.transcript.log = log
     log.append(player.transcript.text())
 

@@ -5,19 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable
-from difflib import get_close_matches
 from functools import partial
-from typing import TYPE_CHECKING
 
-from sglang_lite.lang.concurrency.variables import Variable, located, when_all_done
+from sglang_lite.lang.concurrency.variables import Variable, when_all_done
+from sglang_lite.lang.execution.player import Player, unknown
 from sglang_lite.lang.execution.run import Run, current_run
 from sglang_lite.lang.execution.transcript import Piece
 from sglang_lite.lang.results import as_dicts
-from sglang_lite.protocol import Location, ParameterError, ProgramError, SglError, UnknownVariableError
+from sglang_lite.protocol import Location, ParameterError, ProgramError, SglError
 from sglang_lite.protocol.anything import UserValue
-
-if TYPE_CHECKING:
-    from sglang_lite.lang.execution.player import Player
 
 
 def check_name(name: object, where: Location | None) -> None:
@@ -60,20 +56,6 @@ def _never(player: Player, name: str, where: Location | None) -> SglError | None
     if name in player.names.scopes:
         return ProgramError(f"the variable scope {name!r} is still open.", where=where)
     return unknown(player, name, where)
-
-
-def unknown(player: Player, name: str, where: Location | None = None) -> SglError:
-    """Error for an unknown name: the branch's own failure, if the body could not go on to declare the name. (A failed
-    node is none: the body goes on, and whether the node has failed yet depends on timing.)"""
-    if player.failure is not None and (player.stopped is not None or player.names.cut):
-        player.failure_reported = True
-        return located(player.failure, where)
-    hint = "A generation counts once it is added, `s += gen(…)`, and a branch's once `join()` has joined the fork."
-    misspelled = bool(get_close_matches(name, player.names.variables, 1))
-    return UnknownVariableError(
-        f"the program has no variable {name!r}; it has: {player.names.listed()}.", where=where,
-        hint="" if misspelled else hint,
-    )  # fmt: skip
 
 
 def may_block(run: Run, instead: str, where: Location | None) -> None:

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from sglang_lite.errors import shown
 from sglang_lite.lang.concurrency.deadline import current_deadline
@@ -28,9 +28,6 @@ from sglang_lite.protocol import (
 )
 from sglang_lite.protocol.anything import UserValue
 
-if TYPE_CHECKING:
-    from sglang_lite.lang.execution.player import Player
-
 _T = TypeVar("_T")
 _NOT_RETRIED = (BudgetError, ParameterError, ConstraintError, CapabilityError, TemplateError, EngineClosedError)
 _SAME_AGAIN = (
@@ -42,7 +39,8 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 2.0
 
 
 async def attempts(
-    player: Player,
+    deadline: float | None,
+    timeout: float | None,
     retries: int,
     ask: Callable[[int], Awaitable[_T]],
     same_again: Callable[[Exception], bool] = lambda _: False,
@@ -50,13 +48,14 @@ async def attempts(
     """Awaits `ask` until it returns, the run's deadline has passed, or `retries` more attempts have failed.
 
     Args:
+        deadline: `time.monotonic()` at which the run times out, or None for never.
+        timeout: timeout that the deadline comes from, in seconds.
         ask: makes an attempt; its argument is the number of the attempt, from 0.
         same_again: returns True if another attempt would fail with the same error, so that none is made.
     """
-    deadline = player.run.deadline
     remaining = None if deadline is None else deadline - time.monotonic()
     attempt = 0
-    async with limit(remaining, "the run took longer than its timeout of", player.run.timeout):
+    async with limit(remaining, "the run took longer than its timeout of", timeout):
         while True:
             try:
                 return await ask(attempt)

@@ -82,7 +82,8 @@ async def _retried(player: Player, op: SelectOp, ask: Callable[[int], Awaitable[
     Args:
         ask: makes an attempt; its argument is the number of the attempt, from 0.
     """
-    if player.run.plain:
+    run = player.run
+    if run.plain:
         return await ask(0)
 
     async def attempt(number: int) -> _T:
@@ -92,7 +93,7 @@ async def _retried(player: Player, op: SelectOp, ask: Callable[[int], Awaitable[
             op.record_failure(error)
             raise
 
-    return await attempts(player, player.run.settings.retries, attempt)
+    return await attempts(run.deadline, run.timeout, run.settings.retries, attempt)
 
 
 async def _answer(player: Player, op: SelectOp, texts: Sequence[str], seed: int | Unset) -> Selection:
