@@ -366,6 +366,54 @@ def test_a_public_name_of_a_class_stands_in_one_module():
     assert shared.keys() == SHARED_NAMES.keys()
 
 
+@functools.cache
+def names_in(file):
+    """Names that a file defines or uses, and those of the file and its folders."""
+    fields = ("id", "attr", "arg", "name", "asname")
+    found = {getattr(node, field, None) for node in ast.walk(parsed(file)) for field in fields}
+    return {name for name in found if isinstance(name, str)}.union(file.relative_to(PACKAGE).with_suffix("").parts)
+
+
+@functools.cache
+def words_of(name):
+    """Words of a name: those of capitals alone are constants', and stay as they are."""
+    words = re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", name)
+    return tuple(words if name.isupper() else map(str.lower, words))
+
+
+def glossary():
+    """Words that are explained, and (word, folder) of those that are not said."""
+    explained, said_so = (ROOT / "docs/glossary.md").read_text().split("## Say it so")
+    words = [
+        word for row in re.findall(r"^\| ([a-z, ]+) \| [^|]+\|$", explained, re.MULTILINE) for word in row.split(", ")
+    ]
+    unsaid = []
+    for row in re.findall(r"^\| [^|]+ \| ([^|]+) \|$", said_so, re.MULTILINE)[1:]:
+        listed, _, folders = row.partition(" in ")
+        found = re.findall(r"`([\w/]+)`", folders) or [""]
+        unsaid += [(word.strip("`"), folder) for word in listed.split(", ") for folder in found]
+    return [word for word in words if word != "word"], unsaid
+
+
+def test_the_glossary_explains_few_words_and_all_are_in_names():
+    words, _ = glossary()
+    known = " ".join({"".join(words_of(name)) for file in PACKAGE.rglob("*.py") for name in names_in(file)})
+    assert len(words) == len(set(words)) <= 40
+    assert [word for word in words if word.replace(" ", "") not in known] == []
+
+
+def test_one_thing_has_one_name():
+    """No name has a word for which the glossary has another one."""
+    _, unsaid = glossary()
+    wrong = {}
+    for file in PACKAGE.rglob("*.py"):
+        for word, folder in unsaid:
+            if file.is_relative_to(PACKAGE / folder):
+                found = [name for name in names_in(file) if f" {word} " in f" {' '.join(words_of(name))} "]
+                wrong |= {f"{file.relative_to(PACKAGE)}: {name}": word for name in found}
+    assert wrong == {}
+
+
 # Records that are lists of fields and do nothing: the reason why they are long.
 MANY_FIELDS = {
     "ChatRequest": "the fields of OpenAI's protocol",

@@ -40,11 +40,11 @@ def _tighter(closed: Any, open_: Any, tighter: Callable[[Any, Any], Any]) -> tup
     return tighter(closed, open_), tighter(closed, open_) == open_
 
 
-def _decimals(digits: int | None, places: int | None) -> Iterator[tuple[int, int]]:
+def _decimals(digits: int | None, decimals: int | None) -> Iterator[tuple[int, int]]:
     """Yields pairs of the maximum number of digits before and after the point."""
     most = min(digits or patterns.NUMBER_DIGITS, patterns.NUMBER_DIGITS)
-    before_all = max(0, digits - places) if digits is not None and places is not None else most
-    last = min(most, patterns.NUMBER_DIGITS if places is None else places)
+    before_all = max(0, digits - decimals) if digits is not None and decimals is not None else most
+    last = min(most, patterns.NUMBER_DIGITS if decimals is None else decimals)
     for after in range(last + 1):
         before = min(before_all, most - after)
         if after == last or before != min(before_all, most - after - 1):

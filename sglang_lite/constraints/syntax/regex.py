@@ -38,7 +38,7 @@ from sglang_lite.constraints.syntax.zero_width import (
     has_anchor,
     has_assertion,
     is_zero_width,
-    place_of_assertion,
+    position_of_assertion,
 )
 from sglang_lite.protocol import ConstraintError
 
@@ -80,7 +80,9 @@ def parse_inside_grammar(pattern: str) -> Node:
     parser = _Parser(pattern, ecma=False)
     tree = parser.parse()
     if has_assertion(tree):
-        parser.cursor.fail("lookahead and word boundaries are not supported inside a grammar", place_of_assertion(tree))
+        parser.cursor.fail(
+            "lookahead and word boundaries are not supported inside a grammar", position_of_assertion(tree)
+        )
     return parse(pattern)
 
 
@@ -247,8 +249,8 @@ class _Parser:
         match tree:
             case Anchor():
                 if not (starts if tree.at_start else ends):
-                    place = "start" if tree.at_start else "end"
-                    self.cursor.fail(f"an anchor is only supported at the {place} of the pattern", tree.at)
+                    position = "start" if tree.at_start else "end"
+                    self.cursor.fail(f"an anchor is only supported at the {position} of the pattern", tree.at)
                 return caret if tree.at_start else dollar
             case Alternation(options):
                 return alternation(self.edges(o, caret, dollar, starts=starts, ends=ends) for o in options)

@@ -162,7 +162,7 @@ class Assertions:
         if most is None or most > MAX_UNROLLED:
             self._fail(
                 f"lookahead and word boundaries can't be repeated more than {MAX_UNROLLED} times",
-                place_of_assertion(inner),
+                position_of_assertion(inner),
             )
         alone = most <= 1
         found = rest
@@ -204,8 +204,8 @@ def _both(a: Node, b: Node) -> Node:
     return NOTHING if is_empty(found) else found
 
 
-def place_of_assertion(tree: Tree) -> int:
+def position_of_assertion(tree: Tree) -> int:
     """Offset in the pattern of the first lookahead or boundary of a tree, which must contain one."""
     if isinstance(tree, Lookahead | Boundary):
         return tree.at
-    return next(place_of_assertion(part) for part in parts_of(tree) if has_assertion(part))
+    return next(position_of_assertion(part) for part in parts_of(tree) if has_assertion(part))

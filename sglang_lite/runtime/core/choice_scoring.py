@@ -72,7 +72,7 @@ class ChoiceScoring:
             log: prompt before the choices.
             choices: texts to score.
             unconditional: whether to also score the choices without the prompt.
-            namespace: namespace in the prefix tree.
+            namespace: namespace in the radix tree.
             special: whether the choices can name special tokens.
             hints: scheduling hints of the program's branch, if any.
 

@@ -55,7 +55,7 @@ class EngineProgram:
         sink: callback for the events, on the loop's thread: those of each node and, at the end, a ProgramResult once
             the program is closed and fully played, or the SglError of the main branch or of the whole program.
         stream: whether to send deltas.
-        namespace: namespace in the prefix tree.
+        namespace: namespace in the radix tree.
         priority: priority of all its requests.
         has_room: whether the caller has already counted it as an open request.
     """

@@ -120,7 +120,7 @@ class RequestBuilder:
             params: resolved parameters.
             sink: callback that receives the events.
             stream: whether to send deltas.
-            namespace: namespace in the prefix tree.
+            namespace: namespace in the radix tree.
             score_from: first prompt position to score; None to follow `params`.
             output_ids: ids that the output begins with; if any, `Request.resume` must be called before submission.
 

@@ -247,7 +247,7 @@ def _start_scores(q_left, q_right, q_rope, left, right, rope_part, left_ready, r
 
 
 @gluon.jit
-def _hand_over(weights, shrink, shared_weights, stats):
+def _share(weights, shrink, shared_weights, stats):
     """Stores a block's weights, and the factor for older results, for the second warp group."""
     shared_weights.store(weights)
     stats.index(0).store(shrink)
@@ -287,7 +287,7 @@ def _first(
     seen = (token[None, :] <= seen_to[:, None]) & (token < end)[None, :]
     weights, m, total, shrink = _softmax(gl.where(seen, scores, float("-inf")), m, total, scale)
     weights = weights.to(dtype)
-    _hand_over(weights, shrink, shared_weights, stats)
+    _share(weights, shrink, shared_weights, stats)
     if not LATE:
         mbarrier.arrive(weights_ready.index(0), count=1)
     if end < start + blocks * _TOKENS:
@@ -308,7 +308,7 @@ def _first(
         weights = weights.to(dtype)
         acc = acc * gl.convert_layout(shrink, gl.SliceLayout(1, _BY_COLUMN))[:, None]
         mbarrier.wait(weights_free.index(0), (i - 1) & 1)
-        _hand_over(weights, shrink, shared_weights, stats)
+        _share(weights, shrink, shared_weights, stats)
         if not LATE:
             mbarrier.arrive(weights_ready.index(0), count=1)
     if LATE:

@@ -1,4 +1,4 @@
-"""Reasons why tokens of a prompt were not in the prefix tree. Computed once per request, at admission."""
+"""Reasons why tokens of a prompt were not in the radix tree. Computed once per request, at admission."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def find_miss(
     """Finds the reason why a prompt was not fully cached.
 
     Args:
-        tree: the prefix tree.
+        tree: the radix tree.
         prompt: token ids of the prompt.
         usable: number of prompt tokens that could have been cached.
         match: cached prefix of these tokens.

@@ -1,4 +1,4 @@
-"""Order of eviction from the prefix tree: one key function per policy, lowest key first."""
+"""Order of eviction from the radix tree: one key function per policy, lowest key first."""
 
 from __future__ import annotations
 

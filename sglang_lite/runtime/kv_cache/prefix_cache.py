@@ -1,4 +1,4 @@
-"""KV cache: the page pool, the prefix tree and the slot table, and the only code that moves pages between them.
+"""KV cache: the page pool, the radix tree and the slot table, and the only code that moves pages between them.
 
 A page has exactly one owner at any time: the pool (free or in quarantine), the tree, or a running request (the pages of
 its slot from `owned_from` on). A running request reads pages of the tree under its lock.
@@ -47,7 +47,7 @@ class PageCopy:
 
 
 class PrefixCache:
-    """Page pool, prefix tree and slot table of one engine.
+    """Page pool, radix tree and slot table of one engine.
 
     Args:
         pages: number of pages in the pool.

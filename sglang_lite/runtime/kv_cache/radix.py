@@ -1,4 +1,4 @@
-"""The prefix tree: which token sequences are in the KV cache, and on which pages.
+"""The radix tree: which token sequences are in the KV cache, and on which pages.
 
 Host arrays only. Keys are whole pages of tokens. A page in the tree belongs to the tree; a request that reads it holds
 a `PrefixLock`. (RadixAttention: Zheng et al., arXiv:2312.07104.)

@@ -91,9 +91,9 @@ def _from_gguf(path: Path) -> ModelFiles:
     return ModelFiles(path, spec, tokenizer, tokenizer.eos_ids, file)
 
 
-def _from_folder(path: Path, implementation: Implementation, needs_tokenizer: bool) -> ModelFiles:
+def _from_folder(path: Path, implementation: Implementation, with_tokenizer: bool) -> ModelFiles:
     spec = read_spec(path, implementation)
-    if needs_tokenizer or any((path / name).exists() for name in TOKENIZER_FILES):
+    if with_tokenizer or any((path / name).exists() for name in TOKENIZER_FILES):
         tokenizer = tokenizer_from_folder(path, spec.vocab_size)
     else:
         tokenizer = NoTokenizer(spec.vocab_size)

@@ -87,7 +87,7 @@ class Request:
         seed: seed of its draws, an unsigned 64-bit integer.
         output: builder of its output, which sends events to the sink.
         processor: the caller's logit processor, if any.
-        namespace: namespace in the prefix tree.
+        namespace: namespace in the radix tree.
         score_from: first prompt position with a reported log-probability, or None to report none.
         state: current stage.
         handle: its slot and pages while it runs, else None.

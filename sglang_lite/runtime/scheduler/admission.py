@@ -27,7 +27,7 @@ class Admission:
     """Admission of requests while pages last for them and for the expected growth of those that run.
 
     Args:
-        store: pages, slots and prefix tree.
+        store: pages, slots and radix tree.
         queues: requests, of which waiting ones may be admitted.
         prefix_locks: prefixes of programs, which give way to a request that was refused often enough.
         reserve: estimate of growth.
@@ -87,7 +87,7 @@ class Admission:
                 counted.add(request.hints)
             with store.tree.lock(match.node):  # so that its own prefix is not evicted to make room for it
                 busy = self._queues.running_any or (len(self._prefix_locks) > 0 and self._refused <= PATIENCE)
-                while (full := needed + expected > store.available - promised) and busy and self._release_held():
+                while (full := needed + expected > store.available - promised) and busy and self._release_prefix():
                     pass
                 if full and busy:
                     break
@@ -139,7 +139,7 @@ class Admission:
         """Number of pages to reserve for the queued nodes of a branch, at most half of all pages."""
         return min(-(-self._reserve.of_program(hints.expected) // self._store.page_size), self._store.pool.total // 2)
 
-    def _release_held(self) -> bool:
+    def _release_prefix(self) -> bool:
         """Releases a locked prefix for a request that was refused often enough. Returns False if it has to wait."""
         if not len(self._prefix_locks):
             return False
@@ -156,7 +156,7 @@ def _computes(prefilling: Mapping[int, Request], table: SlotTable, tokens: Ints,
         table: slot table with their tokens.
         tokens: reusable tokens of the prompt.
         matched: number of those that are cached.
-        namespace: namespace in the prefix tree.
+        namespace: namespace in the radix tree.
     """
     end = matched + _SHARED
     if len(tokens) <= end or not prefilling:

@@ -59,7 +59,7 @@ def make_batch(store: PrefixCache, decoding: list[Request], chunks: list[Row], s
     """Returns the batch of the next step, whose number it takes.
 
     Args:
-        store: pages, slots and prefix tree.
+        store: pages, slots and radix tree.
         decoding: requests that compute their last token.
         chunks: rows of prefill.
         started: requests that were given their slot since the last step.

@@ -14,7 +14,7 @@ class Queues:
     """Requests that have not ended, by stage.
 
     Args:
-        store: pages, slots and prefix tree.
+        store: pages, slots and radix tree.
 
     Attributes:
         waiting, prefilling, decoding: requests in these stages.

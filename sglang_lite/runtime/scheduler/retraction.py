@@ -1,6 +1,6 @@
 """Retraction: if pages run short, the request that was admitted last gives up its slot and pages, and waits again.
 
-Its prefix goes into the prefix tree, and its output so far is part of what it computes next, so no token changes.
+Its prefix goes into the radix tree, and its output so far is part of what it computes next, so no token changes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Retraction:
     Of two requests that compete for pages the one admitted first wins. So the oldest running request always advances.
 
     Args:
-        store: pages, slots and prefix tree.
+        store: pages, slots and radix tree.
         queues: requests, of which running ones may be retracted.
         prefix_locks: prefixes that give way before any request does.
         reserve: admission's estimate of growth, which a retraction corrects.

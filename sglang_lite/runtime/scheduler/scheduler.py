@@ -35,7 +35,7 @@ class Scheduler:
     (retraction.py). So all requests end.
 
     Args:
-        store: pages, slots and prefix tree.
+        store: pages, slots and radix tree.
         step_tokens: maximum number of tokens in a step; decoding rows come first, prompts share the rest.
         policy: order of admission.
         last_alone: whether the last token of a prompt that runs alone has its own step, as after a full cache hit, so
