@@ -28,7 +28,7 @@ import sglang_lite as sgl
 from sglang_lite.lang.execution.budget import RunUsage
 from sglang_lite.lang.trace import Trace, as_html
 from sglang_lite.runtime.kv_cache.prefix_cache import PrefixCache
-from sglang_lite.runtime.requests.output_builder import OutputBuilder
+from sglang_lite.runtime.requests import output_builder
 
 
 @sgl.function
@@ -90,14 +90,14 @@ def bytes_a_node(backend: sgl.BaseBackend, programs: int) -> float:
 
 
 LOG = (
-    (RunUsage, "played"), (PrefixCache, "miss"), (PrefixCache, "miss_in_place"), (OutputBuilder, "_miss_fields"),
-    (OutputBuilder, "_forced_text"),
+    (RunUsage, "played"), (PrefixCache, "miss"), (PrefixCache, "miss_in_place"), (output_builder, "_miss_fields"),
+    (output_builder, "_forced_text"),
 )  # fmt: skip
 
 
 @contextmanager
-def timed(functions: Iterable[tuple[type, str]]) -> Iterator[list[float]]:
-    """`with`: methods note the CPU seconds of each of their calls."""
+def timed(functions: Iterable[tuple[object, str]]) -> Iterator[list[float]]:
+    """`with`: functions note the CPU seconds of each of their calls."""
     spent: list[float] = []
     whole = {each: getattr(*each) for each in functions}
 

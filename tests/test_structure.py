@@ -460,7 +460,6 @@ LARGE_CLASSES = {
     "Symbol": (250, 24),
     "StepLoop": (250, 20),
     "play.Player": (250, 22),
-    "OutputBuilder": (250, 22),
 }
 # Functions of more than 60 lines, kernels and their launchers apart. As above.
 LONG_FUNCTIONS = {"gen": 148, "run_batch": 76, "run": 72, "_from_gguf": 65, "plan_of": 64}

@@ -84,7 +84,7 @@ class OutputBuilder:
         self._logprobs: list[TokenLogprob] = []
         self._unsent: list[int] = []
         self._sent = 0
-        for byte in self._last_bytes():  # cached per byte, and slow for a new one: done here, off the loop's thread
+        for byte in _last_bytes(params):  # cached per byte, and slow for a new one: done here, off the loop's thread
             tokenizer.tokens_with(byte)
 
     def send(self, event: Event) -> None:
@@ -113,7 +113,7 @@ class OutputBuilder:
         if self.params.scores_next_token:
             return Finish("length", None)
         ends = self._ends_at(token)
-        complete = self.matcher is not None and self._accept(self.matcher, token)
+        complete = self.matcher is not None and _accept(self.matcher, token)
         if ends:
             return Finish("stop", token)
         piece = self._decoder.push(tokens) if self._number is None else self._number.take()
@@ -130,7 +130,7 @@ class OutputBuilder:
         """Processes the next token as `process`, but only advances the grammar: its text is not needed yet."""
         assert self.matcher is not None
         ends = self._ends_at(token)
-        complete = self._accept(self.matcher, token)
+        complete = _accept(self.matcher, token)
         if ends:
             return Finish("stop", token)
         return Finish("stop", None) if complete else None
@@ -260,11 +260,9 @@ class OutputBuilder:
 
     def stop_tokens(self) -> NDArray[np.bool_]:
         """Mask of the tokens that can complete a stop string, bool [vocab_size]: those with the last byte of one."""
-        tokens: NDArray[np.bool_] = np.logical_or.reduce([self._tokenizer.tokens_with(b) for b in self._last_bytes()])
+        masks = list(map(self._tokenizer.tokens_with, _last_bytes(self.params)))
+        tokens: NDArray[np.bool_] = np.logical_or.reduce(masks)
         return tokens
-
-    def _last_bytes(self) -> list[int]:
-        return [stop.encode("utf-8", "surrogatepass")[-1] for stop in self.params.stop]
 
     def _ends_at(self, token: int) -> bool:
         """Returns True if the token ends the output. Before its grammar is complete, an end-of-sequence token outside
@@ -278,16 +276,6 @@ class OutputBuilder:
         """Text of the number that the output is, or None if the constraint is not a number. The number ends before the
         token that ends it."""
         return None if self.matcher is None else self.matcher.number
-
-    @staticmethod
-    def _accept(matcher: Matcher, token: int) -> bool:
-        """Advances the matcher by a token. Returns True if the grammar then allows nothing but the end."""
-        try:
-            if matcher.accept(token):
-                return matcher.finished
-        except Exception as error:  # raised by the grammar engine's library; must not end the loop
-            raise _engine_failed(matcher, error) from error
-        raise ConstraintError(f"the constraint allows no continuation: {matcher.error}")
 
     # --------------------------------------------------------------------------------------------- results
 
@@ -333,9 +321,10 @@ class OutputBuilder:
         if self.replayed_count:
             meta["continued_from"] = self.replayed_count
         if miss is not None:
-            meta["cache_miss"] = self._miss_fields(miss)
+            meta["cache_miss"] = _miss_fields(miss, self._tokenizer)
         if jumps:
-            meta["forced_text"] = self._forced_text(written, jumps, len(text))
+            decoder = IncrementalDecoder(self._tokenizer, skip_special=params.skip_special_tokens)
+            meta["forced_text"] = _forced_text(decoder, written, jumps, len(text))
         return Generation(
             text=text,
             token_ids=output,
@@ -347,29 +336,6 @@ class OutputBuilder:
             prompt_logprobs=tuple(map(self._with_text, self.prompt_logprobs)),
             meta=meta,
         )
-
-    def _miss_fields(self, miss: Miss) -> dict[str, object]:
-        """Converts a miss to the fields of a CacheMiss, without those that have their default."""
-        decode = partial(self._tokenizer.decode, skip_special=False)
-        fields: dict[str, object] = {"reason": miss.reason, "at": miss.at}
-        if 0 < len(miss.uncached) <= _COUNTED:
-            fields["left"] = len(decode(miss.uncached.tolist()))
-        for name, tokens in (("now", miss.now), ("before", miss.before)):
-            if len(tokens):
-                fields[name] = decode(tokens.tolist())[:_SHOWN]
-        return fields
-
-    def _forced_text(self, output: Sequence[int], jumps: Sequence[tuple[int, int]], length: int) -> list[list[int]]:
-        """Spans of the text that the grammar forced, as [start, end] character offsets within the first `length`
-        characters."""
-        decoder = IncrementalDecoder(self._tokenizer, skip_special=self.params.skip_special_tokens)
-        found, index, chars = [], 0, 0
-        for start, count in jumps:
-            chars += len(decoder.push(output[index:start]))
-            begin, chars, index = chars, chars + len(decoder.push(output[start : start + count])), start + count
-            if begin < min(chars, length):
-                found.append([begin, min(chars, length)])
-        return found
 
     def _add(self, text: str) -> None:
         """Adds text that can no longer become part of a stop string to the result, and sends it if streaming."""
@@ -398,7 +364,48 @@ class OutputBuilder:
         return TokenLogprob(logprob.logprob, logprob.token_id, text, spelled(logprob.top), spelled(logprob.ids))
 
 
+def _last_bytes(params: ResolvedParams) -> list[int]:
+    """Last byte of each stop string."""
+    return [stop.encode("utf-8", "surrogatepass")[-1] for stop in params.stop]
+
+
+def _accept(matcher: Matcher, token: int) -> bool:
+    """Advances the matcher by a token. Returns True if the grammar then allows nothing but the end."""
+    try:
+        if matcher.accept(token):
+            return matcher.finished
+    except Exception as error:  # raised by the grammar engine's library; must not end the loop
+        raise _engine_failed(matcher, error) from error
+    raise ConstraintError(f"the constraint allows no continuation: {matcher.error}")
+
+
 def _engine_failed(matcher: Matcher, error: Exception) -> ConstraintError:
     return ConstraintError(
         f"{matcher.engine.name} failed: {error!r}", hint="Choose another one with constraint_backend."
     )
+
+
+def _miss_fields(miss: Miss, tokenizer: Tokenizer) -> dict[str, object]:
+    """Converts a miss to the fields of a CacheMiss, without those that have their default."""
+    decode = partial(tokenizer.decode, skip_special=False)
+    fields: dict[str, object] = {"reason": miss.reason, "at": miss.at}
+    if 0 < len(miss.uncached) <= _COUNTED:
+        fields["left"] = len(decode(miss.uncached.tolist()))
+    for name, tokens in (("now", miss.now), ("before", miss.before)):
+        if len(tokens):
+            fields[name] = decode(tokens.tolist())[:_SHOWN]
+    return fields
+
+
+def _forced_text(
+    decoder: IncrementalDecoder, output: Sequence[int], jumps: Sequence[tuple[int, int]], length: int
+) -> list[list[int]]:
+    """Spans of the text that the grammar forced, as [start, end] character offsets within the first `length`
+    characters. The decoder has decoded nothing yet."""
+    found, index, chars = [], 0, 0
+    for start, count in jumps:
+        chars += len(decoder.push(output[index:start]))
+        begin, chars, index = chars, chars + len(decoder.push(output[start : start + count])), start + count
+        if begin < min(chars, length):
+            found.append([begin, min(chars, length)])
+    return found
