@@ -457,7 +457,6 @@ LARGE_CLASSES = {
     "Engine": (250, 25),
     "EngineProgram": (250, 25),
     "Compiler": (250, 25),
-    "Symbol": (250, 24),
     "StepLoop": (250, 20),
     "play.Player": (250, 22),
 }

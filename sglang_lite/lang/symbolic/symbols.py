@@ -20,7 +20,6 @@ from sglang_lite.lang.state import user_location
 from sglang_lite.program.graph import AccessStep
 from sglang_lite.program.nodes import Expression, Expressions
 from sglang_lite.protocol import TraceError
-from sglang_lite.protocol.anything import UserValue
 from sglang_lite.protocol.sampling import Deferred
 
 if TYPE_CHECKING:
@@ -120,10 +119,6 @@ class Symbol(Expression, Deferred):
 
     # Questions, which are decisions if the trace explores.
 
-    def _exploring(self) -> TracedWay | None:
-        way = traced_way.get()
-        return None if way is None or way.forced is None else way
-
     def _key(self) -> tuple[Any, ...]:
         return self._name, id(self._origin.source)
 
@@ -137,7 +132,7 @@ class Symbol(Expression, Deferred):
     def _ask(self, what: str, question: str, answer: Callable[[Any], Any]) -> bool:
         """Answer to a yes-or-no question. For the value of a selection it follows from the choice; for other values
         both answers are explored."""
-        way = self._exploring()
+        way = _exploring()
         if way is None:
             self.__refuse__(what)
         choice = self._choice(way)
@@ -153,7 +148,7 @@ class Symbol(Expression, Deferred):
             return True
         if isinstance(other, Symbol):
             return self.__refuse__("compare it")
-        way, key = self._exploring(), self._key()
+        way, key = _exploring(), self._key()
         if way is not None and key in way.equal_values:
             return bool(way.equal_values[key] == other)
         same = self._ask("compare it", f"== {other!r:.60}", lambda value: value == other)
@@ -175,45 +170,45 @@ class Symbol(Expression, Deferred):
         return self._ask("tell what is in it", f"contains {item!r:.60}", lambda value: item in value)
 
     def __hash__(self) -> int:
-        way = self._exploring()
+        way = _exploring()
         choice = None if way is None else self._choice(way)
         return self.__refuse__("look it up", _UnhashableError) if choice is None else hash(choice)
 
-    # Questions that no path can answer.
-
-    def __call__(self, *args: UserValue, **kwargs: UserValue) -> NoReturn:
-        self.__refuse__("call it")
-
     def __add__(self, other: object) -> Expressions:
-        return super().__add__(self._summand(other))
+        return super().__add__(_summand(self, other))
 
     def __radd__(self, other: object) -> Expressions:
-        return super().__radd__(self._summand(other))
-
-    def _summand(self, other: Any) -> Any:
-        return other if isinstance(other, str | Expression) else self.__refuse__("calculate with it")
-
-    def __len__(self) -> int:
-        self.__refuse__("tell how long it is")
-
-    def __iter__(self) -> UserValue:
-        self.__refuse__("go through it")
-
-    def __int__(self) -> int:
-        self.__refuse__("turn it into a number")
-
-    __index__ = __float__ = __int__
+        return super().__radd__(_summand(self, other))
 
 
-def _calculating(self: Symbol, *_: object) -> NoReturn:
-    self.__refuse__("calculate with it")
+def _exploring() -> TracedWay | None:
+    way = traced_way.get()
+    return None if way is None or way.forced is None else way
 
 
-for _operator in ("sub", "mul", "matmul", "truediv", "floordiv", "mod", "divmod", "pow", "and", "or", "xor"):
-    setattr(Symbol, f"__{_operator}__", _calculating)
-    setattr(Symbol, f"__r{_operator}__", _calculating)
-for _operator in ("neg", "pos", "abs", "invert", "round"):
-    setattr(Symbol, f"__{_operator}__", _calculating)
+def _summand(symbol: Symbol, other: Any) -> Any:
+    return other if isinstance(other, str | Expression) else refuse(symbol, "calculate with it")
+
+
+_BINARY = ("sub", "mul", "matmul", "truediv", "floordiv", "mod", "divmod", "pow", "and", "or", "xor")
+# Questions that no path of a trace can answer, by the method that asks.
+_REFUSED = {
+    "call": "call it", "len": "tell how long it is", "iter": "go through it",
+    **dict.fromkeys(("int", "index", "float"), "turn it into a number"),
+    **dict.fromkeys(("neg", "pos", "abs", "invert", "round"), "calculate with it"),
+    **dict.fromkeys((*_BINARY, *(f"r{each}" for each in _BINARY)), "calculate with it"),
+}  # fmt: skip
+
+
+def _refusing(what: str) -> Callable[..., NoReturn]:
+    def refused(symbol: Symbol, *_: object, **__: object) -> NoReturn:
+        refuse(symbol, what)
+
+    return refused
+
+
+for _operator, _what in _REFUSED.items():
+    setattr(Symbol, f"__{_operator}__", _refusing(_what))
 
 
 class SglArgument(Symbol):
