@@ -453,7 +453,6 @@ LARGE_CLASSES = {
     "lang.Branch": (306, 32),
     "lang.Player": (289, 27),
     "PushedBranch": (250, 29),
-    "CoreClient": (250, 27),
     "Engine": (250, 25),
     "EngineProgram": (250, 25),
     "Compiler": (250, 25),

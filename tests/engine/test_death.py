@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import sglang_lite as sgl
-from sglang_lite.engine import core_client
+from sglang_lite.engine import engine_link
 from sglang_lite.program.nodes import Fork, Gen, Join, Program
 from sglang_lite.protocol import EngineClosedError, Generation, SamplingParams
 from tests.children import in_a_child, interrupted, send
@@ -104,8 +104,8 @@ def test_a_parent_that_is_killed_takes_its_processes_along(folders, mark, tmp_pa
 
 def test_an_engine_that_restarts_has_the_weights_that_were_set_last(folders, mark, monkeypatch, tmp_path):
     """Wherever its caller has gone meanwhile."""
-    restarts = some(1, core_client.MAX_RESTARTS)
-    monkeypatch.setattr(core_client, "MAX_RESTARTS", restarts)
+    restarts = some(1, engine_link.MAX_RESTARTS)
+    monkeypatch.setattr(engine_link, "MAX_RESTARTS", restarts)
     paths = [Path(folder) for folder in folders]
     monkeypatch.chdir(paths[0].parent)
     with sgl.Engine(paths[0].name, **SETTINGS, restart=True) as engine:

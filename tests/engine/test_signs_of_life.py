@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 import sglang_lite as sgl
-from sglang_lite.engine import core_client, signs_of_life
+from sglang_lite.engine import engine_link, signs_of_life
 from sglang_lite.protocol import Generation, SamplingParams
 from tests.children import stopped
 from tests.engine import processes, processors
@@ -28,7 +28,7 @@ def looks(monkeypatch):
         found.append(pid)
         return asked(pid)
 
-    monkeypatch.setattr(core_client, "LOOK_S", 0.6)
+    monkeypatch.setattr(engine_link, "LOOK_S", 0.6)
     monkeypatch.setattr(signs_of_life, "processor_time", processor_time)
     return found
 

@@ -1,0 +1,247 @@
+"""Link to the process of an engine: sends it messages, passes its events to sinks on one thread, and starts it again
+if it dies.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import itertools
+import logging
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+from sglang_lite.engine import spawned_process, switch_interval
+from sglang_lite.engine.engine_process import EngineProcess
+from sglang_lite.engine.frames import (
+    Abort,
+    AskReply,
+    Close,
+    DropBranch,
+    Extend,
+    Log,
+    Progress,
+    Ready,
+    Report,
+    RequestEvent,
+    StartFailed,
+    Submitted,
+    frame,
+    reports,
+)
+from sglang_lite.engine.open_submissions import OpenSubmission, OpenSubmissions
+from sglang_lite.engine.signs_of_life import LOOK_S
+from sglang_lite.protocol import EngineClosedError
+from sglang_lite.runtime.config import EngineConfig
+from sglang_lite.runtime.core.gate import CLOSED, Gate
+from sglang_lite.runtime.host import startup_messages
+from sglang_lite.wire.failure import as_error
+
+logger = logging.getLogger("sglang_lite")
+
+MAX_RESTARTS = 3  # per RESTART_WINDOW_S
+RESTART_WINDOW_S = 300.0
+_SPENT = f" {MAX_RESTARTS} restarts in five minutes are spent. Find the cause, then make a new engine: sgl.Engine(…)."
+
+
+class EngineLink:
+    """Link to an engine's process, and to each that replaces it.
+
+    Args:
+        config: settings of the engine.
+        path: folder of the weights.
+        process: process that was started with both.
+        gate: checks of callers; closed when the last process has ended.
+
+    Attributes:
+        submissions: open submissions and unanswered calls.
+    """
+
+    def __init__(self, config: EngineConfig, path: Path, process: EngineProcess, gate: Gate) -> None:
+        self._config, self._path, self._process, self._gate = config, path.absolute(), process, gate
+        self._ids = itertools.count(1)
+        self.submissions = OpenSubmissions(self.abort)
+        self._starts: deque[float] = deque()
+        switch_interval.shorten()
+        self._listen()
+        _open_links.add(self)
+
+    @property
+    def responds(self) -> bool:
+        """False while the process is stopped or swapped out: see `SignsOfLife`."""
+        return not self._process.signs.missing
+
+    def note_weights(self, config: EngineConfig, path: Path) -> None:
+        """Notes settings and folder of the weights that are loaded now, for a process that replaces this one."""
+        self._config, self._path = config, path
+
+    def close(self, patience_s: float | None = None) -> None:
+        """Ends the process. In a forked copy, only closes the gate: the process belongs to the original.
+
+        Args:
+            patience_s: seconds to wait for a sink that has not returned; None waits without limit.
+        """
+        if self._gate.is_copy:
+            self._gate.reason = CLOSED
+            return
+        self.disconnect()
+        if threading.current_thread() is not self.submissions.reader:
+            self.submissions.reader.join(patience_s)
+
+    def disconnect(self) -> None:
+        """Makes the process end, so that open requests fail. Waits for nothing and takes no lock: a garbage collector
+        may call it on a thread that holds any lock."""
+        if not self._gate.is_copy and not self._gate.reason:
+            self._gate.reason = CLOSED
+            self._process.child.connection.close()
+
+    # ---------------------------------------------------------------------------------------------- sending
+
+    def new_number(self) -> int:
+        """Number of a new submission."""
+        return next(self._ids)
+
+    def begin(
+        self,
+        number: int,
+        request: Submitted,
+        entry: OpenSubmission,
+        counted: Callable[[], Callable[[Any], None]],  # sinks of each kind of submission have their own events
+    ) -> None:
+        """Registers and sends a submission, whose events follow until its last one.
+
+        Args:
+            counted: function that counts the submission as open, and returns its sink.
+        """
+        data = frame([(number, request)])
+        with self.submissions.lock:
+            self._gate.check_open()
+            entry.sink, entry.process = counted(), self._process
+            self.submissions.add(number, entry)
+            _send_to(self._process, data)
+
+    def send(self, number: int, message: Extend | DropBranch | Close | Abort) -> None:
+        """Sends a message of an open submission, unless that has ended. Sends nothing from a forked copy."""
+        if self._gate.is_copy:
+            return
+        data = frame([(number, message)])
+        with self.submissions.lock:
+            if (entry := self.submissions.get(number)) is not None:
+                _send_to(entry.process, data)
+
+    def abort(self, number: int) -> None:
+        self.send(number, Abort())
+
+    def ask(self, call: Any) -> Future[Any]:  # any of `Asked`; each has its own type of answer
+        number = self.new_number()
+        data = frame([(number, call)])
+        with self.submissions.lock:
+            self._gate.check_open()
+            future = self.submissions.register_call(number, self._process)
+            _send_to(self._process, data)
+        return future
+
+    # ------------------------------------------------------------------------------------ the reader's thread
+
+    def _read(self, process: EngineProcess) -> None:
+        """Reads the frames of a process until it ends, and then fails everything that is open in it."""
+        problem = ""
+        self._gate.claim()
+        try:
+            for content in process.child.connection.frames(process.signs.look, LOOK_S):
+                process.signs.seen()
+                for message in reports(content):
+                    self._handle(message, process)
+                self.submissions.flush()
+        except Exception as error:  # any error: callers would otherwise wait for ever
+            problem = f"sent what can't be read ({error!r}), and "
+            process.child.kill()
+        closed = bool(self._gate.reason)
+        ended = process.child.end()
+        process.child.connection.release()
+        startup_messages.move_bar(process.bar, 1, 1, self._config.log_level)
+        if closed:
+            self.submissions.fail(process, EngineClosedError("the engine was closed before the request finished."))
+        elif process.failure is not None:
+            self._gate.reason = f"the engine could not be started: {process.failure}"
+            self.submissions.fail(process, process.failure)
+        else:
+            self._on_death(process, f"the engine's process {problem}{ended}")
+        self._gate.release()
+        if threading.current_thread() is self.submissions.reader:  # and not a later one, of a restarted process
+            switch_interval.restore()
+
+    def _handle(self, message: Report, process: EngineProcess) -> None:
+        match message:
+            case RequestEvent():
+                self.submissions.deliver(message)
+            case AskReply():
+                self.submissions.answer(message)
+            case Log():
+                with contextlib.suppress(Exception):  # the caller's logging handlers may raise
+                    logging.getLogger(message.logger).log(message.level, "%s", message.line)
+            case Progress():
+                process.bar = startup_messages.move_bar(
+                    process.bar, message.done, message.total, self._config.log_level
+                )
+            case Ready():
+                process.ready.set_result(message)
+            case StartFailed():
+                process.failure = as_error(message.failure)
+                process.child.connection.close()
+
+    def _on_death(self, process: EngineProcess, why: str) -> None:
+        """Fails everything that was open in a dead process, and starts another one if the settings allow it."""
+        with contextlib.suppress(Exception):  # the caller's logging handlers may raise
+            logger.error("%s", why)
+        with self.submissions.lock:
+            ran = process.ready.done() or self._starts  # this process, or the one that it replaced
+            if not (self._config.restart and ran and self._may_restart()):
+                self._gate.reason = why = why + (_SPENT if len(self._starts) > MAX_RESTARTS else "")
+            elif not self._gate.reason:
+                self._restart(why)
+        self.submissions.fail(process, EngineClosedError(why))
+
+    def _may_restart(self) -> bool:
+        now = time.monotonic()
+        while self._starts and now - self._starts[0] > RESTART_WINDOW_S:
+            self._starts.popleft()
+        self._starts.append(now)
+        return len(self._starts) <= MAX_RESTARTS
+
+    def _restart(self, why: str) -> None:
+        """Starts another process with the weights that were loaded last. New submissions wait until it is ready."""
+        try:
+            self._process = EngineProcess(self._config, self._path)
+            self._listen()
+        except Exception as error:  # any error: open submissions must still be failed
+            self._gate.reason = f"{why} It could not be started again: {error}"
+
+    def _listen(self) -> None:
+        reader = self.submissions.reader = threading.Thread(
+            target=self._read, args=(self._process,), name="sglang_lite-events", daemon=True
+        )
+        reader.start()
+
+
+def _send_to(process: EngineProcess, data: bytes) -> None:
+    with contextlib.suppress(OSError):  # the process has ended, and its reader fails all submissions
+        process.child.connection.send(data)
+
+
+_open_links: weakref.WeakSet[EngineLink] = weakref.WeakSet()
+
+
+@atexit.register
+def _end_all() -> None:
+    running = list(_open_links)
+    for link in running:
+        link.disconnect()
+    for link in running:
+        link.close(2 * spawned_process.PATIENCE_S)  # waits for a sink that has not returned
