@@ -376,10 +376,8 @@ class Rollback(BaseNode, frozen=True, eq=False):
     mark: int
 
 
-Node: TypeAlias = (
-    Text | ImagePart | TurnBegin | TurnEnd | ScopeBegin | ScopeEnd | Gen | Select
-    | GrammarBegin | GrammarEnd | Fork | Join | Mark | Rollback
-)  # fmt: skip
+Content: TypeAlias = Text | ImagePart | TurnBegin | TurnEnd | ScopeBegin | ScopeEnd  # what a branch's text is made of
+Node: TypeAlias = Content | Gen | Select | GrammarBegin | GrammarEnd | Fork | Join | Mark | Rollback
 
 
 class Program(Record, frozen=True):

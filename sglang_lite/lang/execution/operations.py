@@ -17,12 +17,8 @@ from sglang_lite.program import nodes
 from sglang_lite.program.nodes import (
     GrammarBegin,
     GrammarEnd,
-    ImagePart,
     ScopeBegin,
     ScopeEnd,
-    Text,
-    TurnBegin,
-    TurnEnd,
 )
 
 if TYPE_CHECKING:
@@ -145,7 +141,7 @@ class EventOp:
 
 
 Op: TypeAlias = (
-    Text | ImagePart | TurnBegin | TurnEnd | GrammarBegin | GrammarEnd | GenOp | SelectOp
+    nodes.Content | GrammarBegin | GrammarEnd | GenOp | SelectOp
     | ScopeOp | ForkOp | JoinOp | MarkOp | ReadOp | EventOp
 )  # fmt: skip
 

@@ -9,19 +9,14 @@ from dataclasses import dataclass
 from typing import Any, Generic, Self, TypeVar
 
 from sglang_lite.program.nodes import (
+    Content,
     Gen,
     GrammarBegin,
     GrammarEnd,
-    ImagePart,
     Join,
     Node,
     Path,
-    ScopeBegin,
-    ScopeEnd,
     Select,
-    Text,
-    TurnBegin,
-    TurnEnd,
 )
 from sglang_lite.protocol import ProgramError, SglError
 
@@ -80,7 +75,7 @@ class BranchText(ABC, Generic[PieceT]):
     added: list[PieceT]
 
     @abstractmethod
-    def append(self, node: Text | ImagePart | TurnBegin | TurnEnd | ScopeBegin | ScopeEnd) -> None:
+    def append(self, node: Content) -> None:
         """Appends what a node stands for. Raises SglError if that is impossible."""
 
     @abstractmethod

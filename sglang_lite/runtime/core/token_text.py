@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from sglang_lite.program.nodes import ImagePart, ScopeBegin, ScopeEnd, Text, TurnBegin, TurnEnd
+from sglang_lite.program.nodes import Content, ImagePart, Text
 from sglang_lite.program.play.branch import BranchText
 from sglang_lite.protocol import CapabilityError, ConstraintError, SglError, Span
 from sglang_lite.runtime.structured_output.base import CompiledGrammar
@@ -81,7 +81,7 @@ class TokenText(BranchText[Span]):
         self.log, self.new, self.grammar = log, list(new), grammar
         self.added = []
 
-    def append(self, node: Text | ImagePart | TurnBegin | TurnEnd | ScopeBegin | ScopeEnd) -> None:
+    def append(self, node: Content) -> None:
         """Appends the text of a node. Raises CapabilityError for an image. Turns and scopes are the caller's."""
         if isinstance(node, Text):
             self.write((Span(node.text, node.ids, node.special),))
