@@ -5,6 +5,7 @@ from __future__ import annotations
 import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from types import CodeType
 from typing import Any
 
@@ -20,6 +21,13 @@ def shown(value: object) -> str:
 def with_article(word: str) -> str:
     """Word, quoted or not, after "a" or "an"."""
     return f"{'an' if word.lstrip(chr(39))[:1] in tuple('aeioAEIO') else 'a'} {word}"
+
+
+@lru_cache(maxsize=4096)
+def _line(code: CodeType, instruction: int) -> int:
+    """Number of the line with an instruction. Cached, as each row of a batch asks for the same ones."""
+    lines = (line for start, end, line in code.co_lines() if start <= instruction < end)
+    return next(lines, None) or code.co_firstlineno
 
 
 class Location:
@@ -47,8 +55,7 @@ class Location:
         """File, line number and qualified name of the function."""
         if len(self.at) == 2:
             code, instruction = self.at
-            lines = (line for start, end, line in code.co_lines() if start <= instruction < end)
-            self.at = code.co_filename, next(lines, None) or code.co_firstlineno, code.co_qualname
+            self.at = code.co_filename, _line(code, instruction), code.co_qualname
         return self.at
 
     @property

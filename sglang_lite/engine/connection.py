@@ -18,6 +18,7 @@ from sglang_lite.engine.frames import HEADER, MAX_BYTES, frame
 _READ = 1 << 20  # bytes per read
 _BEAT = frame([])
 _NO_SIGNAL = getattr(socket, "MSG_NOSIGNAL", 0)  # macOS lacks the flag; Python ignores SIGPIPE in any case
+_NOT_WAITING = int(socket.MSG_DONTWAIT | _NO_SIGNAL)
 _send = ctypes.PyDLL(None, use_errno=True).send
 _send.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_int)
 _send.restype = ctypes.c_ssize_t
@@ -66,7 +67,7 @@ class Connection:
     def _send_some(self, frame: bytes) -> int:
         """Sends as much as the socket's buffer takes now, and returns the number of bytes. Keeps the interpreter's lock
         during the call: a thread that computes would not give the lock back for milliseconds."""
-        count: int = _send(self._socket.fileno(), frame, len(frame), socket.MSG_DONTWAIT | _NO_SIGNAL)
+        count: int = _send(self._socket.fileno(), frame, len(frame), _NOT_WAITING)
         if count >= 0:
             return count
         code = ctypes.get_errno()

@@ -23,7 +23,7 @@ from sglang_lite.runtime.calls import CompileGrammar, FlushCache, StartProfile, 
 from sglang_lite.runtime.config import Capacity
 from sglang_lite.runtime.core.submission import OpenRequest, ProgramRequest, SelectRequest
 from sglang_lite.wire.failure import Failure, as_failure
-from sglang_lite.wire.messages import location_from, location_names
+from sglang_lite.wire.messages import location_from
 
 MAX_BYTES: Final = 1 << 28
 HEADER: Final = 4  # bytes
@@ -165,7 +165,7 @@ Report: TypeAlias = Progress | Ready | StartFailed | RequestEvent | AskReply | L
 
 def _hook(value: object) -> Any:
     if isinstance(value, Location):
-        return location_names(value)
+        return value.names
     raise TypeError(f"a {type(value).__name__} can't be sent to the engine's process")
 
 

@@ -156,7 +156,9 @@ class SglFunction(BaseProgram):
         self.is_async = inspect.iscoroutinefunction(func)
         self.signature = inspect.Signature(parameters[1:])
         variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-        self.names = frozenset(p.name for p in parameters[1:] if p.kind not in variable)
+        named = [p for p in parameters[1:] if p.kind not in variable]
+        self.names = frozenset(p.name for p in named)
+        self._required = {p.name for p in named if p.default is p.empty}
         self.options = _RUN_OPTIONS - self.names
         functools.update_wrapper(self, func)
 
@@ -389,9 +391,9 @@ class SglFunction(BaseProgram):
 
     def bound(self, args: Sequence[UserValue], kwargs: dict[str, UserValue], what: str) -> dict[str, UserValue]:
         if self.bind_arguments:
-            given = {k: v for k, v in self.bind_arguments.items() if k not in self.arg_names[: len(args)]}
-            kwargs = {**given, **kwargs}
-        if args or len(kwargs) != len(self.names) or not kwargs.keys() <= self.names:  # else they fit
+            kwargs = {k: v for k, v in self.bind_arguments.items() if k not in self.arg_names[: len(args)]} | kwargs
+        given = {*self.arg_names[: len(args)], *kwargs}
+        if len(given) < len(args) + len(kwargs) or not self._required <= given <= self.names:  # else they fit
             try:
                 self.signature.bind(*args, **kwargs)
             except TypeError as error:
