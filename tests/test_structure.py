@@ -102,12 +102,7 @@ def test_no_circle_of_imports():
     assert sorted(left) == []
 
 
-# Circles with annotations: files in those that span packages, and in the largest one. The numbers may only go down, to
-# 0 and 5.
-BETWEEN_PACKAGES, LARGEST = 0, 12
-
-
-def test_circles_with_annotations_stay_inside_a_package_and_small():
+def test_circles_with_annotations_stay_inside_a_package_and_have_at_most_five_files():
     """A package is a folder of the package or of `lang`. What import-linter lets import upwards is left out."""
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
     listed = {tuple(each.split(" -> ")) for contract in contracts for each in contract.get("ignore_imports", ())}
@@ -129,9 +124,8 @@ def test_circles_with_annotations_stay_inside_a_package_and_small():
         module_of(file): file.relative_to(PACKAGE).parts[:-1][: 2 if "lang" in file.parts else 1]
         for file in PACKAGE.rglob("*.py")
     }
-    between = [circle for circle in circles if len({folders[name] for name in circle}) > 1]
-    assert sum(map(len, between)) <= BETWEEN_PACKAGES, sorted(map(sorted, between))
-    assert max(map(len, circles)) <= LARGEST, sorted(map(sorted, circles))
+    too_wide = [circle for circle in circles if len({folders[name] for name in circle}) > 1 or len(circle) > 5]
+    assert sorted(map(sorted, too_wide)) == []
 
 
 # Packages of which the map in docs/architecture.md names every file; of others it names some.
@@ -451,7 +445,7 @@ LARGE_CLASSES = {
     "ProgramState": (250, 48),  # SGLang's names among them
     "GpuRunner": (316, 20),
     "lang.Branch": (306, 32),
-    "lang.Player": (289, 27),
+    "lang.Player": (273, 26),
     "PushedBranch": (250, 29),
     "Engine": (250, 25),
     "EngineProgram": (250, 25),

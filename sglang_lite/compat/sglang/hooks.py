@@ -9,7 +9,7 @@ from abc import ABCMeta
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sglang_lite.compat.sglang.stream_executor import StreamExecutor
 from sglang_lite.lang.backend.base import EVENTS, Backend, Listener, ProgramAtBackend, refusal
@@ -19,6 +19,7 @@ from sglang_lite.lang.backend.planning import Planner, RunFacts
 from sglang_lite.lang.concurrency.loop import running_mailbox
 from sglang_lite.lang.concurrency.pool import ThreadPool, in_pool
 from sglang_lite.lang.execution.operations import SelectOp, asked
+from sglang_lite.lang.execution.player import Player
 from sglang_lite.lang.execution.push_down import priority_keywords
 from sglang_lite.lang.expressions import SglSamplingParams, SglSelect
 from sglang_lite.lang.results import DeltaWithMeta
@@ -39,9 +40,6 @@ from sglang_lite.protocol import (
 from sglang_lite.protocol.anything import Json
 from sglang_lite.protocol.sampling import given_values, named
 from sglang_lite.text.chat_template import TurnTemplate
-
-if TYPE_CHECKING:
-    from sglang_lite.lang.execution.player import Player
 
 _GENERATE = ("generate", "generate_stream")
 _KNOWN_TO_HOOKS = named("hooks").keys()
@@ -217,12 +215,10 @@ class HookBackend(DelegatingBackend, Listener):
     def select_now(self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool) -> Selection | None:
         if not self._selects:
             return self.backend.select_now(prompt, choices, unconditional=unconditional)
-        player, op = asked.get()
+        _, op = asked.get()
         assert isinstance(op, SelectOp)
         select, texts = self.backend.select, list(choices)  # type: ignore[attr-defined] # a hook
-        decision = checked(
-            select(StreamExecutor(player), texts, op.node.temperature, op.expression.choices_method), choices
-        )
+        decision = checked(select(_asking(), texts, op.node.temperature, op.expression.choices_method), choices)
         return Selection((), picked=decision.decision, meta=decision.meta_info or {})
 
     async def agenerate(
@@ -273,6 +269,7 @@ class HookBackend(DelegatingBackend, Listener):
 def _asking() -> StreamExecutor:
     """Branch whose node is being asked for."""
     player, _ = asked.get()
+    assert isinstance(player, Player)
     return StreamExecutor(player)
 
 

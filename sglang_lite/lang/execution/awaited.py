@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING
 
 from sglang_lite.lang.concurrency.pool import in_pool
 from sglang_lite.lang.execution import generation, selection
+from sglang_lite.lang.execution.base_player import BasePlayer
 from sglang_lite.lang.execution.operations import AnswerOp, EventOp, GenOp, JoinOp, MarkOp, Op, SelectOp
 from sglang_lite.protocol import SglError
 
-if TYPE_CHECKING:
-    from sglang_lite.lang.execution.player import Player
 
-
-async def play_awaited(player: Player, op: Op) -> None:
+async def play_awaited(player: BasePlayer, op: Op) -> None:
     """Plays an operation that has to wait. Runs on the executor loop."""
     match op:
         case JoinOp():

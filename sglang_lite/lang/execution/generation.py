@@ -17,8 +17,10 @@ from sglang_lite.lang.backend.planning import BackendCall
 from sglang_lite.lang.backend.rendering import rerender
 from sglang_lite.lang.backend.token_counts import NOT_CREDIBLE
 from sglang_lite.lang.execution.answer_streams import AnswerStream
+from sglang_lite.lang.execution.base_player import BasePlayer
 from sglang_lite.lang.execution.budget import max_generation_usage
 from sglang_lite.lang.execution.operations import GenOp, Op, asked, on_pool
+from sglang_lite.lang.execution.push_down import NodeEvents
 from sglang_lite.lang.execution.repair_prompt import repaired, shows
 from sglang_lite.lang.execution.retries import attempts, check_value, limit
 from sglang_lite.lang.execution.transcript import Reasoned
@@ -46,8 +48,6 @@ from sglang_lite.text.reasoning import ReasoningParser
 
 if TYPE_CHECKING:
     from sglang_lite.lang.backend.planning import AnswerSource
-    from sglang_lite.lang.execution.player import Player
-    from sglang_lite.lang.execution.push_down import NodeEvents
 
 _log = logging.getLogger("sglang_lite")
 _NO_OPTIONS = GenOptions()
@@ -58,7 +58,7 @@ _of_logprobs, _NO_LOGPROBS = attrgetter(*_OF_LOGPROBS), (UNSET, UNSET, UNSET)
 _STOPS = ("stop", "stop_token_ids", "stop_regex")
 
 
-def generate_immediately(player: Player, op: GenOp) -> bool:
+def generate_immediately(player: BasePlayer, op: GenOp) -> bool:
     """Plays a generation if the backend can answer without waiting. Returns False if it has to wait."""
     backend = player.backend
     if not backend.answers_now or (backend.answer_pool is not None and on_pool.get() is not player):
@@ -87,7 +87,7 @@ def _decides(options: GenOptions) -> bool:
     return options != GenOptions(reasoning=options.reasoning)
 
 
-def is_only_answered(op: Op, player: Player) -> TypeGuard[GenOp]:
+def is_only_answered(op: Op, player: BasePlayer) -> TypeGuard[GenOp]:
     """Returns True if an operation is a handed-over generation with a single sample, on whose result no Python code of
     the caller decides: it needs no task to be played."""
     return (
@@ -101,7 +101,7 @@ def is_only_answered(op: Op, player: Player) -> TypeGuard[GenOp]:
     )
 
 
-def take_answer(player: Player, op: GenOp) -> bool:
+def take_answer(player: BasePlayer, op: GenOp) -> bool:
     """Plays a generation for which `is_only_answered` is true, if its answer has come. Returns False if not. Runs on
     the executor loop."""
     assert op.pushed_node is not None
@@ -126,18 +126,18 @@ def when_answered(op: GenOp, then: Callable[[], object]) -> NodeEvents:
     return pushed.when_answered(place, then)
 
 
-def agenerate(player: Player, op: GenOp) -> Awaitable[None]:
+def agenerate(player: BasePlayer, op: GenOp) -> Awaitable[None]:
     """Plays a generation: asks until an answer is accepted, and appends it."""
     source = op.expression.source
     return _generate(player, op) if source is None else _generate_from(source, player, op)
 
 
-async def _generate_from(source: AnswerSource, player: Player, op: GenOp) -> None:
+async def _generate_from(source: AnswerSource, player: BasePlayer, op: GenOp) -> None:
     async with source.entered(player.transcript.text()):
         await _generate(player, op)
 
 
-def _generate(player: Player, op: GenOp) -> Awaitable[None]:
+def _generate(player: BasePlayer, op: GenOp) -> Awaitable[None]:
     if player.pushed is not None:
         player.pushed.note_start(op, player.transcript.pieces)
     if player.run.kept is not None and player.run.kept.gives(op):
@@ -146,12 +146,12 @@ def _generate(player: Player, op: GenOp) -> Awaitable[None]:
     return _generate_once(player, op) if once else _generate_in_attempts(player, op)
 
 
-async def _generate_once(player: Player, op: GenOp) -> None:
+async def _generate_once(player: BasePlayer, op: GenOp) -> None:
     generations = await _call(player, op, _NO_OPTIONS, 0, live=True)
     _accept(player, op, generations, _checked(player, op, generations))
 
 
-async def _take_value(player: Player, op: GenOp, text: str) -> None:
+async def _take_value(player: BasePlayer, op: GenOp, text: str) -> None:
     """Plays a generation with a text that the caller of `rerun` gives.
 
     Raises:
@@ -176,7 +176,7 @@ async def _take_value(player: Player, op: GenOp, text: str) -> None:
         raise ParameterError("value", f"{text!r:.60} is not possible for {op.node.name!r}: {problem}") from error
 
 
-async def _generate_in_attempts(player: Player, op: GenOp) -> None:
+async def _generate_in_attempts(player: BasePlayer, op: GenOp) -> None:
     run, options = player.run, op.expression.options or _NO_OPTIONS
     retries = run.settings.retries if options.retries is None else options.retries
     live = not retries and options.check is None  # text that may be refused is not streamed
@@ -212,7 +212,7 @@ async def _generate_in_attempts(player: Player, op: GenOp) -> None:
     _accept(player, op, generations, values)
 
 
-async def _ask(player: Player, op: GenOp, options: GenOptions, attempt: int, *, live: bool) -> list[Generation]:
+async def _ask(player: BasePlayer, op: GenOp, options: GenOptions, attempt: int, *, live: bool) -> list[Generation]:
     """Makes one attempt, within the budgets. Returns the samples, in order."""
     backend = player.backend if options.backend is None else options.backend
     prompt = _prompt(player, op, options, attempt)
@@ -228,7 +228,7 @@ async def _ask(player: Player, op: GenOp, options: GenOptions, attempt: int, *, 
     return answers
 
 
-async def _call(player: Player, op: GenOp, options: GenOptions, attempt: int, *, live: bool) -> list[Generation]:
+async def _call(player: BasePlayer, op: GenOp, options: GenOptions, attempt: int, *, live: bool) -> list[Generation]:
     """Asks the backend once. Returns the samples, in order."""
     backend = player.backend if options.backend is None else options.backend
     log = player.transcript.log
@@ -264,7 +264,7 @@ async def _call(player: Player, op: GenOp, options: GenOptions, attempt: int, *,
 
 def _events(
     backend: Backend,
-    player: Player,
+    player: BasePlayer,
     op: GenOp,
     options: GenOptions,
     attempt: int,
@@ -291,7 +291,7 @@ def _events(
     return backend.agenerate(prompt(), params, constraint(), stream=stream)
 
 
-def _prompt(player: Player, op: GenOp, options: GenOptions, attempt: int) -> Prompt:
+def _prompt(player: BasePlayer, op: GenOp, options: GenOptions, attempt: int) -> Prompt:
     """Prompt of an attempt: with the node's tools, rendered for its own backend if it has one, and with the refused
     answer if it repairs."""
     prompt, template = player.transcript.prompt(same_model=options.backend is None), None
@@ -311,13 +311,13 @@ async def _replayed(generations: Sequence[Generation]) -> AsyncGenerator[Generat
         yield each
 
 
-def _constraint(player: Player, op: GenOp) -> Constraint | None:
+def _constraint(player: BasePlayer, op: GenOp) -> Constraint | None:
     """Constraint of a generation; within an open grammar, the continuation of that grammar."""
     walk = player.transcript.matcher
     return op.node.constraint if walk is None else Continuation(walk.constraint, walk.text, op.node.constraint)
 
 
-def _checked(player: Player, op: GenOp, generations: Sequence[Generation]) -> list[Any]:
+def _checked(player: BasePlayer, op: GenOp, generations: Sequence[Generation]) -> list[Any]:
     """Values of a generation that has only one attempt; failures are recorded as in `_generate_in_attempts`."""
     try:
         return _values(op, generations)
@@ -326,7 +326,7 @@ def _checked(player: Player, op: GenOp, generations: Sequence[Generation]) -> li
         raise
 
 
-def _record_failure(player: Player, op: GenOp, answers: Sequence[Generation], error: Exception) -> None:
+def _record_failure(player: BasePlayer, op: GenOp, answers: Sequence[Generation], error: Exception) -> None:
     op.record_failure(error, answers)
     player.run.account.failed(answer.usage for answer in answers)
 
@@ -371,7 +371,7 @@ def _parsed(op: GenOp, text: str, generation: Generation) -> Any:
         ) from error
 
 
-def _validate_unenforced(player: Player, op: GenOp, generations: Sequence[Generation]) -> None:
+def _validate_unenforced(player: BasePlayer, op: GenOp, generations: Sequence[Generation]) -> None:
     """Validates finished texts against the node's constraint, for backends that don't enforce it. (`_values` does so
     for types and JSON schemas, the branch for a grammar that spans several nodes.)
 
@@ -393,7 +393,7 @@ def _validate_unenforced(player: Player, op: GenOp, generations: Sequence[Genera
             validate(constraint, generation.text)
 
 
-def _may_stop_anywhere(player: Player, op: GenOp) -> bool:
+def _may_stop_anywhere(player: BasePlayer, op: GenOp) -> bool:
     """Returns True if a stop may end the text before its constraint does."""
     param_sets = (op.expression.node.params, player.run.settings.params)
     return any(not isinstance(getattr(params, stop), Unset) for params in param_sets for stop in _STOPS)
@@ -409,7 +409,7 @@ def _split(op: GenOp, generation: Generation) -> tuple[str, str]:
     return ReasoningParser.split(op.expression.options.reasoning, generation.text, once=op.node.constraint is not None)
 
 
-def _accept(player: Player, op: GenOp, generations: Sequence[Generation], values: Sequence[Any]) -> None:
+def _accept(player: BasePlayer, op: GenOp, generations: Sequence[Generation], values: Sequence[Any]) -> None:
     """Appends the first sample to the text and sets the variable to the value."""
     if not player.is_current(op):  # the branch was stopped meanwhile
         return

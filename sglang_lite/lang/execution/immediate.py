@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sglang_lite.lang.execution import generation, selection
+from sglang_lite.lang.execution.base_player import BasePlayer
 from sglang_lite.lang.execution.operations import (
     EventOp,
     ForkOp,
@@ -20,11 +21,8 @@ from sglang_lite.lang.execution.operations import (
 from sglang_lite.lang.execution.transcript import Transcript
 from sglang_lite.program.nodes import GrammarBegin, GrammarEnd, ImagePart, ScopeBegin, TurnBegin, TurnEnd
 
-if TYPE_CHECKING:
-    from sglang_lite.lang.execution.player import Player
 
-
-def _scope(player: Player, op: ScopeOp) -> bool:
+def _scope(player: BasePlayer, op: ScopeOp) -> bool:
     if isinstance(op.node, ScopeBegin):
         player.scope_starts[id(op.variable)] = len(player.transcript.pieces)
     else:
@@ -32,21 +30,21 @@ def _scope(player: Player, op: ScopeOp) -> bool:
     return True
 
 
-def _fork(player: Player, op: ForkOp) -> bool:
+def _fork(player: BasePlayer, op: ForkOp) -> bool:
     for child in op.children:
         player.transcript.fork(child.transcript)
         child.begin()
     return True
 
 
-def _tell(player: Player, op: EventOp) -> bool:
+def _tell(player: BasePlayer, op: EventOp) -> bool:
     if on_pool.get() is not player:
         return False
     op.call()
     return True
 
 
-def _join(player: Player, op: JoinOp) -> bool:
+def _join(player: BasePlayer, op: JoinOp) -> bool:
     if player.pushed is not None:
         player.pushed.note_start(op, player.transcript.pieces)
     if not all(variable.done for variable in op.added):
@@ -56,12 +54,12 @@ def _join(player: Player, op: JoinOp) -> bool:
     return True
 
 
-def _read(player: Player, op: ReadOp) -> bool:
+def _read(player: BasePlayer, op: ReadOp) -> bool:
     op.variable.set(op.what())
     return True
 
 
-def _mark(player: Player, op: MarkOp) -> bool:
+def _mark(player: BasePlayer, op: MarkOp) -> bool:
     if not op.back:
         op.mark.position = player.transcript.place()
     elif not all(variable.done for variable in op.ended):
@@ -71,8 +69,8 @@ def _mark(player: Player, op: MarkOp) -> bool:
     return True
 
 
-def _on_transcript(change: Callable[[Transcript, Any], None]) -> Callable[[Player, Any], bool]:
-    def immediate(player: Player, node: Any) -> bool:
+def _on_transcript(change: Callable[[Transcript, Any], None]) -> Callable[[BasePlayer, Any], bool]:
+    def immediate(player: BasePlayer, node: Any) -> bool:
         change(player.transcript, node)
         return True
 
@@ -81,7 +79,7 @@ def _on_transcript(change: Callable[[Transcript, Any], None]) -> Callable[[Playe
 
 # Functions that play an operation on the submitting thread. They return True if it is done, False if it has to wait for
 # a backend.
-IMMEDIATE: dict[type, Callable[[Player, Any], bool]] = {
+IMMEDIATE: dict[type, Callable[[BasePlayer, Any], bool]] = {
     GenOp: generation.generate_immediately,
     SelectOp: selection.select_immediately,
     ImagePart: _on_transcript(Transcript.append_image),

@@ -23,8 +23,8 @@ from sglang_lite.program.nodes import (
 
 if TYPE_CHECKING:
     from sglang_lite.constraints.byte_matcher import ByteMatcher
+    from sglang_lite.lang.execution.base_player import BasePlayer
     from sglang_lite.lang.execution.names import NamesAtMark
-    from sglang_lite.lang.execution.player import Player
     from sglang_lite.lang.execution.push_down import PushedBranch
     from sglang_lite.lang.execution.transcript import Place
     from sglang_lite.protocol import Constraint, Generation
@@ -91,7 +91,7 @@ class ScopeOp:
 @dataclass(slots=True)
 class ForkOp:
     node: nodes.Fork
-    children: list[Player]
+    children: Sequence[BasePlayer]
 
 
 @dataclass(slots=True)
@@ -103,7 +103,7 @@ class JoinOp:
     """
 
     node: nodes.Join
-    children: list[Player]
+    children: Sequence[BasePlayer]
     added: list[Variable]
 
 
@@ -174,9 +174,9 @@ class BranchSnapshot:
 
 
 # Branch that is played on this thread, of its backend's pool.
-on_pool: ContextVar[Player | None] = ContextVar("sglang_lite_on_pool", default=None)
+on_pool: ContextVar[BasePlayer | None] = ContextVar("sglang_lite_on_pool", default=None)
 # Branch and operation that a backend is asked for in this context.
-asked: ContextVar[tuple[Player, AnswerOp]] = ContextVar("sglang_lite_asked")
+asked: ContextVar[tuple[BasePlayer, AnswerOp]] = ContextVar("sglang_lite_asked")
 
 
 class NodeIdentity(NamedTuple):

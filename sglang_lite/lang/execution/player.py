@@ -25,9 +25,9 @@ from sglang_lite.lang.concurrency.loop import executor
 from sglang_lite.lang.concurrency.variables import TextLog, Variable, located
 from sglang_lite.lang.execution import generation
 from sglang_lite.lang.execution.awaited import has_to_wait, play_awaited
+from sglang_lite.lang.execution.base_player import BasePlayer
 from sglang_lite.lang.execution.claims import removal
 from sglang_lite.lang.execution.immediate import IMMEDIATE
-from sglang_lite.lang.execution.names import Names
 from sglang_lite.lang.execution.operations import (
     AnswerOp,
     BranchMark,
@@ -42,7 +42,6 @@ from sglang_lite.lang.execution.operations import (
 )
 from sglang_lite.lang.execution.push_down import NodeEvents, PushedBranch
 from sglang_lite.lang.execution.run import Run, current_run
-from sglang_lite.lang.execution.transcript import Transcript
 from sglang_lite.program.nodes import Text
 from sglang_lite.protocol import Location, RequestAbortedError, SglError, UnknownVariableError
 from sglang_lite.protocol.anything import UserValue
@@ -56,52 +55,32 @@ _NO_CLAIMS: Mapping[int, Op] = {}
 _ALWAYS = -1  # above every branch
 
 
-class Player:
+class Player(BasePlayer):
     """Plays one branch.
 
     Args:
-        run: run that the branch belongs to.
-        pushed: handed-over side of the branch, for a backend that plays whole programs; None if the backend is asked
-            node by node.
+        run, pushed: as for BasePlayer.
         depth: number of forks above the branch; below the main branch it begins when its parent has played the fork.
 
     Attributes:
-        names: names of the branch's variables, shared with the submitting side.
-        transcript: text of the branch; owned by the thread that plays it.
-        log: text log of the branch, or None if the run is not streamed.
         later: text log of a branch to which something was added after the end of the body, if the run is not streamed.
         children: branches forked from it.
-        played: finished, failed and rolled-back operations, in order; owned by the thread that plays the branch.
         sid: unique name of the branch, or "" if nobody has asked for it.
-        scope_starts: index of the first piece of each open scope, by the id of its variable.
-        failure_reported: whether the branch's failure is reported to the user, so that it need not be logged.
-        stopped: error of a stop for good, from outside the body or by a rollback; else None.
         claims: last operation that a join has claimed, by the depth of the joining branch.
     """
 
-    __slots__ = (
-        "__weakref__", "_current", "_failure", "_lock", "_queue", "_waiting",
-        "backend", "children", "claims", "depth", "failure_reported", "later", "log", "names", "played",
-        "pushed", "run", "scope_starts", "sid", "stopped", "transcript",
-    )  # fmt: skip
+    __slots__ = ("__weakref__", "_lock", "_queue", "_waiting", "children", "claims", "depth", "later", "sid")
 
     def __init__(self, run: Run, pushed: PushedBranch | None = None, depth: int = 0) -> None:
-        self.run, self.backend, self.pushed, self.depth = run, run.backend, pushed, depth
-        self.names = Names()
-        self.log = TextLog() if run.settings.stream else None
+        super().__init__(run, pushed, TextLog() if run.settings.stream else None)
+        self.depth, self.sid = depth, ""
         self.later: TextLog | None = None
-        self.transcript = Transcript(self.log)
         self.children: list[Player] = []
-        self.played: list[Op] = []
         self._lock = threading.Lock()
         self._queue = _NO_QUEUE
         # Current operation; the thread that plays it owns the branch until it is replaced.
-        self._current: Op | None = _NOTHING if depth else None
-        self._failure: SglError | None = None
-        self.sid, self.failure_reported = "", False
-        self.stopped: SglError | None = None
+        self._current = _NOTHING if depth else None
         self._waiting: asyncio.Task[None] | NodeEvents | None = None
-        self.scope_starts: dict[int, int] = {}
         self.claims = _NO_CLAIMS
 
     # ------------------------------------------------------------------------------------------ any thread
@@ -161,11 +140,6 @@ class Player:
         for player in found:  # the list grows meanwhile
             found += player.children
         return found
-
-    @property
-    def failure(self) -> SglError | None:
-        """Error with which the branch has failed, or was stopped for good; else None."""
-        return self.names.gone or self._failure or self.stopped
 
     @property
     def at_rest(self) -> bool:
@@ -441,10 +415,6 @@ class Player:
         elif self.log is not None:
             self.log.close(failure)
         return waiting
-
-    def is_current(self, op: Op) -> bool:
-        """Returns True if `op` is still current; if not, the branch was stopped and its results must be dropped."""
-        return self._current is op
 
     def __del__(self) -> None:
         if getattr(self, "_failure", None) is not None and not self.failure_reported:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
 from sglang_lite.lang.backend.planning import BackendCall, scores_needed
 from sglang_lite.lang.backend.token_counts import NOT_CREDIBLE
+from sglang_lite.lang.execution.base_player import BasePlayer
 from sglang_lite.lang.execution.budget import max_selection_usage
 from sglang_lite.lang.execution.operations import SelectOp, asked, on_pool
 from sglang_lite.lang.execution.retries import attempts
@@ -20,13 +21,10 @@ from sglang_lite.program.nodes import Select
 from sglang_lite.program.seeds import reseeded
 from sglang_lite.protocol import Selection, SglError, Unset
 
-if TYPE_CHECKING:
-    from sglang_lite.lang.execution.player import Player
-
 _T = TypeVar("_T")
 
 
-def select_immediately(player: Player, op: SelectOp) -> bool:
+def select_immediately(player: BasePlayer, op: SelectOp) -> bool:
     """Plays a selection if the backend can score it without waiting. Returns False if it has to wait."""
     backend = player.backend
     if not backend.answers_now or (backend.answer_pool is not None and on_pool.get() is not player):
@@ -49,7 +47,7 @@ def select_immediately(player: Player, op: SelectOp) -> bool:
     return True
 
 
-async def aselect(player: Player, op: SelectOp) -> None:
+async def aselect(player: BasePlayer, op: SelectOp) -> None:
     """Plays a selection: one choice, or several with `select(multi=True)`."""
     if player.pushed is not None:
         player.pushed.note_start(op, player.transcript.pieces)
@@ -60,7 +58,7 @@ async def aselect(player: Player, op: SelectOp) -> None:
 
 
 def _decided(
-    player: Player, op: SelectOp, selection: Selection, choices: Sequence[str], seed: int | Unset
+    player: BasePlayer, op: SelectOp, selection: Selection, choices: Sequence[str], seed: int | Unset
 ) -> Selection:
     """Selection with the decision by its scores, and the metadata of the method that decided."""
     if not player.backend.capabilities.reads_prompts:  # it has decided by the method
@@ -70,13 +68,13 @@ def _decided(
     return msgspec.structs.replace(selection, picked=decision.decision, meta=meta)
 
 
-def _choices(player: Player, node: Select) -> Sequence[str]:
+def _choices(player: BasePlayer, node: Select) -> Sequence[str]:
     """Choices that the open grammar allows here; all of them if no grammar is open."""
     walk = player.transcript.matcher
     return node.choices if walk is None else walk.filter(node.choices)
 
 
-async def _retried(player: Player, op: SelectOp, ask: Callable[[int], Awaitable[_T]]) -> _T:
+async def _retried(player: BasePlayer, op: SelectOp, ask: Callable[[int], Awaitable[_T]]) -> _T:
     """Result of `ask`, tried again as often as the run's retries allow.
 
     Args:
@@ -96,7 +94,7 @@ async def _retried(player: Player, op: SelectOp, ask: Callable[[int], Awaitable[
     return await attempts(run.deadline, run.timeout, run.settings.retries, attempt)
 
 
-async def _answer(player: Player, op: SelectOp, texts: Sequence[str], seed: int | Unset) -> Selection:
+async def _answer(player: BasePlayer, op: SelectOp, texts: Sequence[str], seed: int | Unset) -> Selection:
     """Scores of choices with the decision by them: those that the run has kept, or new ones."""
     if player.run.kept is not None:
         kept = player.run.kept.selection(op, texts, player.transcript)
@@ -105,7 +103,7 @@ async def _answer(player: Player, op: SelectOp, texts: Sequence[str], seed: int 
     return _decided(player, op, await _score(player, op, texts), texts, seed)
 
 
-async def _score(player: Player, op: SelectOp, texts: Sequence[str]) -> Selection:
+async def _score(player: BasePlayer, op: SelectOp, texts: Sequence[str]) -> Selection:
     unconditional = op.expression.choices_method.requires_unconditional_logprobs
     if player.pushed is None:
         asked.set((player, op))
@@ -127,7 +125,7 @@ async def _score(player: Player, op: SelectOp, texts: Sequence[str]) -> Selectio
 
 
 async def _select_once(
-    player: Player, op: SelectOp, texts: Sequence[str], attempt: int, *, unconditional: bool
+    player: BasePlayer, op: SelectOp, texts: Sequence[str], attempt: int, *, unconditional: bool
 ) -> Selection:
     """Asks the backend for scores, within the budgets."""
     prompt, run, backend = player.transcript.prompt(), player.run, player.backend
@@ -149,7 +147,7 @@ async def _select_once(
     return selection
 
 
-async def _select_several(player: Player, op: SelectOp) -> None:
+async def _select_several(player: BasePlayer, op: SelectOp) -> None:
     remaining, chosen, selections = list(op.node.choices), list[str](), list[Selection]()
     while remaining:
         before = MULTI_SEPARATOR if chosen else ""
@@ -168,7 +166,7 @@ async def _select_several(player: Player, op: SelectOp) -> None:
     _chosen(player, op, selections, MULTI_SEPARATOR.join(chosen), chosen)
 
 
-def _picked(player: Player, op: SelectOp, selection: Selection) -> None:
+def _picked(player: BasePlayer, op: SelectOp, selection: Selection) -> None:
     if not player.is_current(op):  # as in _accept
         return
     assert selection.picked is not None
@@ -177,7 +175,7 @@ def _picked(player: Player, op: SelectOp, selection: Selection) -> None:
 
 
 def _chosen(
-    player: Player, op: SelectOp, record: Selection | list[Selection], text: str, value: str | list[str]
+    player: BasePlayer, op: SelectOp, record: Selection | list[Selection], text: str, value: str | list[str]
 ) -> None:
     """Sets the variable of a selection."""
     op.variable.record = record

@@ -7,18 +7,16 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sglang_lite.lang.backend.base import name_of
+from sglang_lite.lang.execution.base_player import BasePlayer
 from sglang_lite.lang.execution.kept import Question
 from sglang_lite.lang.execution.operations import AnswerOp, ForkOp, GenOp, JoinOp, MarkOp, Op, ScopeOp, SelectOp
 from sglang_lite.lang.expressions import MULTI_SEPARATOR
 from sglang_lite.lang.runs.trace import Trace
 from sglang_lite.program.nodes import GrammarBegin, GrammarEnd, ImagePart, ScopeBegin, Text, TurnBegin, TurnEnd
 from sglang_lite.protocol import Attempt, Generation, Image, Location, Selection, SglError, TraceHead, TraceNode
-
-if TYPE_CHECKING:
-    from sglang_lite.lang.execution.player import Player
 
 
 @dataclass(slots=True)
@@ -50,14 +48,14 @@ class _Draft:
 
     fields: dict[str, Any]
     cached: int | None = None
-    children: Sequence[Player] = ()
+    children: Sequence[BasePlayer] = ()
     text: _TextSoFar | None = None
 
     def record(self) -> TraceNode:
         return TraceNode(**self.fields, cached=self.cached or 0)
 
 
-def trace_of(player: Player) -> Trace:
+def trace_of(player: BasePlayer) -> Trace:
     """Trace of a branch, as far as it is played, and of the branches forked from it."""
     run = player.run
     nodes = [draft.record() for draft in list(_drafts(player))]
@@ -67,7 +65,7 @@ def trace_of(player: Player) -> Trace:
     return Trace(head, tuple(nodes))
 
 
-def answers_of(player: Player) -> list[TraceNode]:
+def answers_of(player: BasePlayer) -> list[TraceNode]:
     """Generations and selections of the program's body in a branch and in the branches forked from it: what a rerun
     needs of them, without times, lines of code, and errors, which may have secrets."""
     nodes = (each for each in trace_of(player).nodes if each.node)
@@ -76,7 +74,7 @@ def answers_of(player: Player) -> list[TraceNode]:
     ]
 
 
-def _drafts(player: Player) -> Iterator[_Draft]:
+def _drafts(player: BasePlayer) -> Iterator[_Draft]:
     """Yields the nodes in reading order: those of a fork's branches follow the fork."""
     open_branches = [iter(_Reader(player, (), _TextSoFar(), rejected=False, now=0.0).drafts)]
     while open_branches:
@@ -106,7 +104,9 @@ class _Reader:
         drafts: nodes of the branch.
     """
 
-    def __init__(self, player: Player, path: tuple[int, ...], text: _TextSoFar, *, rejected: bool, now: float) -> None:
+    def __init__(
+        self, player: BasePlayer, path: tuple[int, ...], text: _TextSoFar, *, rejected: bool, now: float
+    ) -> None:
         self.drafts: list[_Draft] = []
         self._path, self._text, self._rejected, self._now = path, text, rejected, now
         self._marks: dict[int, tuple[int, _TextSoFar]] = {}  # number of nodes before the mark, and the text

@@ -1,0 +1,65 @@
+"""Player of a branch as the operations that it plays see it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from sglang_lite.lang.concurrency.variables import TextLog
+from sglang_lite.lang.execution.names import Names
+from sglang_lite.lang.execution.operations import Op
+from sglang_lite.lang.execution.push_down import PushedBranch
+from sglang_lite.lang.execution.run import Run
+from sglang_lite.lang.execution.transcript import Transcript
+from sglang_lite.protocol import SglError
+
+
+class BasePlayer(ABC):
+    """Player of a branch, without the queue and the threads that player.py adds: what was played so far.
+
+    Args:
+        run: run that the branch belongs to.
+        pushed: handed-over side of the branch, for a backend that plays whole programs; None if the backend is asked
+            node by node.
+        log: text log of the branch, or None if the run is not streamed.
+
+    Attributes:
+        names: names of the branch's variables, shared with the submitting side.
+        transcript: text of the branch; owned by the thread that plays it.
+        played: finished, failed and rolled-back operations, in order; owned by the thread that plays the branch.
+        scope_starts: index of the first piece of each open scope, by the id of its variable.
+        failure_reported: whether the branch's failure is reported to the user, so that it need not be logged.
+        stopped: error of a stop for good, from outside the body or by a rollback; else None.
+    """
+
+    __slots__ = (
+        "_current", "_failure", "backend", "failure_reported", "log", "names", "played", "pushed", "run",
+        "scope_starts", "stopped", "transcript",
+    )  # fmt: skip
+
+    def __init__(self, run: Run, pushed: PushedBranch | None, log: TextLog | None) -> None:
+        self.run, self.backend, self.pushed, self.log = run, run.backend, pushed, log
+        self.names = Names()
+        self.transcript = Transcript(log)
+        self.played: list[Op] = []
+        self._current: Op | None = None
+        self._failure: SglError | None = None
+        self.failure_reported = False
+        self.stopped: SglError | None = None
+        self.scope_starts: dict[int, int] = {}
+
+    @property
+    def failure(self) -> SglError | None:
+        """Error with which the branch has failed, or was stopped for good; else None."""
+        return self.names.gone or self._failure or self.stopped
+
+    def is_current(self, op: Op) -> bool:
+        """Returns True if `op` is still current; if not, the branch was stopped and its results must be dropped."""
+        return self._current is op
+
+    @abstractmethod
+    def begin(self) -> None:
+        """Begins to play a forked branch, as its parent has played the fork."""
+
+    @abstractmethod
+    def fail(self, error: BaseException) -> object:
+        """Fails the branch and all its queued operations."""
