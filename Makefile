@@ -26,12 +26,12 @@ check: $(VENV)/.dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# While something is written: without interpreted kernels, statistics, examples, long random runs and what takes over 0.2 s.
+# While something is written: the tests that `make test` found to be fast.
 fast: check $(VENV)/.model
 	$(PYTEST) -m 'not slow'
 
 unit: $(VENV)/.dev $(VENV)/.model
-	$(PYTEST)
+	$(PYTEST) --write-slow-tests
 
 # Of the language, by its own tests: measuring takes as long as they do, so `make test` does not.
 coverage: $(VENV)/.dev $(VENV)/.model

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import subprocess
+from collections import defaultdict
 from collections.abc import Generator, Iterator
 from functools import cache
 from pathlib import Path
@@ -27,15 +28,77 @@ hypothesis.settings.register_profile("no deadline", deadline=None)  # other work
 hypothesis.settings.load_profile("no deadline")
 
 
+SLOW_TESTS = Path(__file__).parent / "slow_tests.txt"
+# Seconds on the processor, which other work on the machine hardly changes: of a case, and of a fixture that a file's tests share.
+SLOW, SLOW_FIXTURE = 0.05, 0.5
+_fixtures: dict[str, float] = {}  # of the file whose tests are run
+_slowest: dict[str, float] = defaultdict(float)  # of each test the longest case
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--write-slow-tests", action="store_true", help=f"write {SLOW_TESTS.name} if all tests pass")
+
+
+def _processor_s() -> float:
+    """What this process and those that it has waited for have computed."""
+    return sum(os.times()[:4])
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(fixturedef: pytest.FixtureDef[object]) -> Generator[None, object, object]:
+    before = _processor_s()
+    try:
+        return (yield)
+    finally:
+        if fixturedef.scope == "module":
+            _fixtures[fixturedef.argname] = _processor_s() - before
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Function) -> Generator[None, object, object]:
+    before = _processor_s()
+    try:
+        return (yield)
+    finally:
+        shared = max((_fixtures.get(name, 0.0) for name in item.fixturenames), default=0.0)
+        spent = max(_processor_s() - before, shared * SLOW / SLOW_FIXTURE)
+        item.user_properties.append(("processor_s", spent))
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    for name, spent in report.user_properties:
+        if report.when == "call" and name == "processor_s" and isinstance(spent, float):
+            _slowest[_test(report.nodeid)] = max(_slowest[_test(report.nodeid)], spent)
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """A test leaves the list at half the time at which it enters it, so the list seldom changes."""
+    if not session.config.option.write_slow_tests or exitstatus or hasattr(session.config, "workerinput"):
+        return
+    before = SLOW_TESTS.read_text().splitlines()
+    slow = [test for test, spent in _slowest.items() if spent > (SLOW / 2 if test in before else SLOW)]
+    SLOW_TESTS.write_text("".join(f"{test}\n" for test in sorted(slow)))
+
+
+def _test(case: str) -> str:
+    """The name of a case's test, without its parameters."""
+    return case.partition("[")[0]
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of a test marked `sampled(n)` a case in n is run, with each commit others: all of them are many of a kind. All are
-    run with `SGLANG_LITE_CASES=all`, and where tests are chosen by name."""
+    """Tests that are slow get their mark. Of a test marked `sampled(n)` a case in n is run, with each commit others: all of
+    them are many of a kind. All are run with `SGLANG_LITE_CASES=all`, and where tests are chosen by name."""
+    slow = set(SLOW_TESTS.read_text().splitlines())
+    for item in items:
+        if _test(item.nodeid) in slow:
+            item.add_marker(pytest.mark.slow)
     if os.environ.get("SGLANG_LITE_CASES", "some") == "all" or config.option.keyword or "::" in "".join(config.args):
         return
     cases: dict[str, list[pytest.Item]] = {}
     for item in items:
         if item.get_closest_marker("sampled"):
-            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+            cases.setdefault(_test(item.nodeid), []).append(item)
     left_out = {case for each in cases.values() for case in _left_out(each)}
     config.hook.pytest_deselected(items=list(left_out))
     items[:] = [item for item in items if item not in left_out]
@@ -81,6 +144,7 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
     of hundreds of full collections looked at millions of such objects."""
     result = yield
     if nextitem is None or nextitem.path != item.path:
+        _fixtures.clear()
         gc.collect()
         gc.freeze()
     return result

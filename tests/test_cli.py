@@ -73,7 +73,6 @@ def test_a_file_that_is_not_there_is_one_line_on_stderr(tmp_path, capsys):
     assert "No such file" in capsys.readouterr().err
 
 
-@pytest.mark.slow
 def test_grammar_check_for_a_models_tokens(written, capsys, model_file):
     file = written("a.json", '{"enum": ["one", "two"]}')
     assert main(["grammar", "check", file, "--model", str(model_file), "--match", '"two"']) == 0

@@ -16,8 +16,6 @@ from sglang_lite.runtime.embedding import spec as embedding_spec
 from sglang_lite.runtime.models import families, read_gguf
 from tests.server.conftest import serving
 
-pytestmark = pytest.mark.slow
-
 ROOT = Path(__file__).parent.parent
 SNIPPETS = [
     pytest.param(text, id=f"{path.name}-{i}")

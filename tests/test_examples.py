@@ -9,8 +9,6 @@ import pytest
 
 import sglang_lite as sgl
 
-pytestmark = pytest.mark.slow
-
 EXAMPLES = Path(__file__).parent.parent / "examples"
 EXPECTED = {
     "quickstart.py": ["Japan: Tokyo", "positive", "Person(name='Maria Lopez', age=34", "Venice:", "prompt tokens"],

@@ -28,7 +28,6 @@ def test_an_engine_process_is_started_before_heavy_packages_are_imported():
     assert not {"msgspec", "asyncio", "sglang_lite.wire", "sglang_lite.protocol"} & set(light)
 
 
-@pytest.mark.slow
 def test_an_engine_on_a_cpu_needs_no_triton():
     """Which is a package of Linux on x86 only."""
     modules = (
@@ -38,7 +37,6 @@ def test_an_engine_on_a_cpu_needs_no_triton():
     run(f"import sys; sys.modules['triton'] = None; import {names}")
 
 
-@pytest.mark.slow
 def test_a_program_can_be_defined_and_run_without_torch():
     code = (
         "import sys, sglang_lite as sgl\n"

@@ -6,8 +6,6 @@ import sys
 import tomllib
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 BROUGHT = ("tokenizers", "huggingface_hub")  # by transformers
@@ -79,7 +77,6 @@ print("done", [name for name in sys.modules if name.partition(".")[0] in LOCAL])
 """
 
 
-@pytest.mark.slow
 def test_what_needs_no_model_runs_without_what_models_need():
     code = WITHOUT + f"LOCAL = {LOCAL!r}\n" + PROGRAM
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

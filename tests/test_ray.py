@@ -239,7 +239,6 @@ def rows(count, *more):
     return [{"document": f"document {i % 5}", "number": i} for i in range(count)] + list(more)
 
 
-@pytest.mark.slow
 def test_errors_and_values_come_from_actors(cluster, engine):
     bad = {"document": "raise", "number": 7}
     found = answer.run_batch(rows(4, bad), cluster=RayOptions(engine=engine, actors=1), on_error="return")
@@ -250,14 +249,12 @@ def test_errors_and_values_come_from_actors(cluster, engine):
     assert found[0].usage().completion_tokens >= 40
 
 
-@pytest.mark.slow
 def test_an_engine_that_cannot_start_is_an_error_of_every_row(cluster):
     options = RayOptions(engine={"model": "/nowhere/at/all"}, actors=1)
     found = answer.run_batch(rows(2), cluster=options, on_error="return")
     assert ["/nowhere/at/all" in str(each) for each in found] == [True, True]
 
 
-@pytest.mark.slow
 def test_rows_of_a_node_that_is_killed_run_again(cluster, engine, tmp_path, caplog):
     """The last one: it kills the node."""
     nodes, second = cluster

@@ -4,11 +4,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 import sglang_lite as sgl
-
-pytestmark = pytest.mark.slow
 
 PAGE = (Path(__file__).parent.parent / "docs" / "tutorial.md").read_text()
 

@@ -24,8 +24,6 @@ from sglang_lite.protocol.sampling import PARAMETERS, Deferred
 from sglang_lite.wire import failure, messages
 from sglang_lite.wire.scan import scan_json
 
-pytestmark = pytest.mark.slow
-
 RECORDS = int(os.environ.get("SGLANG_LITE_WIRE_RECORDS", "8"))  # of each kind
 FUZZED = int(os.environ.get("SGLANG_LITE_WIRE_FUZZ", "500"))
 

@@ -25,7 +25,6 @@ def test_a_program_s_text_has_the_tokens_of_the_requests():
     assert tokenizer(10_240).encode(text_from_ids(ids)) == ids
 
 
-@pytest.mark.slow
 def test_both_columns_come_from_one_run(monkeypatch, capsys):
     for name, work in SMALL.items():
         monkeypatch.setitem(WORKLOADS, name, work)

@@ -12,8 +12,6 @@ from pathlib import Path
 import pytest
 import torch
 
-pytestmark = pytest.mark.slow
-
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 SMALL = {
     "attacks.py": ["--seconds", "0.2", "--attacks", "idle"],

@@ -5,11 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from tests.server.conftest import TEMPLATE, folder  # noqa: F401 # a fixture
-
-pytestmark = pytest.mark.slow
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "mixed_requests.py"
 

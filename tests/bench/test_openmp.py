@@ -4,12 +4,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from tests.runtime.models.tiny import VOCAB, save
-
-pytestmark = pytest.mark.slow
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "openmp.py"
 

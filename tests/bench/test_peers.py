@@ -28,8 +28,6 @@ from sglang_lite.runtime.models.spec import AttentionSpec, DenseSpec
 from sglang_lite.runtime.models.weights.dummy import DummySource
 from tests.runtime.scripted import tokenizer
 
-pytestmark = pytest.mark.slow
-
 FAKES = Path(__file__).with_name("fakes")
 OURS = {"decode1": (4.0, 3.5), "prefix": (1.25, 0.5)}
 

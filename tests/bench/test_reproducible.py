@@ -6,13 +6,10 @@ import runpy
 import sys
 from pathlib import Path
 
-import pytest
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import sglang_lite as sgl
 from tests.runtime.models.tiny import VOCAB, randomise, save
-
-pytestmark = pytest.mark.slow
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "reproducible.py"
 

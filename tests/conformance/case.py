@@ -9,8 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import pytest
-
 import sglang_lite as sgl
 from sglang_lite import Engine
 from sglang_lite.lang.backend.local import LocalBackend
@@ -109,8 +107,3 @@ def cases() -> dict[str, Case]:
     """All of them, by the names of their files."""
     names = [module.name for module in pkgutil.iter_modules(programs.__path__)]
     return {name: importlib.import_module(f"{programs.__name__}.{name}").CASE for name in names}
-
-
-def some_slow(names: list[str]) -> list[Any]:
-    """Parameters of a test: of every eight names `make fast` takes one."""
-    return [pytest.param(name, marks=pytest.mark.slow) if i % 8 else name for i, name in enumerate(names)]

@@ -6,7 +6,7 @@ import sglang_lite as sgl
 from sglang_lite import Engine
 from sglang_lite.lang.backend.local import LocalBackend
 from sglang_lite.lang.chat_template import get_chat_template
-from tests.conformance.case import cases, outcome, some_slow
+from tests.conformance.case import cases, outcome
 from tests.constraints.test_generation import random_model
 from tests.server.conftest import serving
 
@@ -24,9 +24,8 @@ def backends():
         remote.shutdown()
 
 
-@pytest.mark.slow
 @pytest.mark.sampled(6)
-@pytest.mark.parametrize("name", some_slow(list(CASES)))
+@pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("form", ["whole", "node by node"])
 def test_a_program_means_the_same_on_a_server(backends, name, form):
     case, (local, remote) = CASES[name], backends

@@ -7,7 +7,7 @@ import pytest
 import sglang_lite as sgl
 from sglang_lite.protocol import SamplingParams
 from sglang_lite.protocol.sampling import PARAMETERS
-from tests.conformance.case import cases, some_slow
+from tests.conformance.case import cases
 from tests.conformance.matrix import rows
 
 CASES = {name: case for name, case in cases().items() if name != "threads"}  # whose threads' errors nobody catches
@@ -56,9 +56,8 @@ def explained(case, backend):
     return strategies, {lines(node.where) for node in found.refused}
 
 
-@pytest.mark.slow
 @pytest.mark.sampled(4)
-@pytest.mark.parametrize("name", some_slow(list(CASES)))
+@pytest.mark.parametrize("name", CASES)
 def test_no_node_is_served_otherwise_than_explained(backend, name):
     case = CASES[name]
     if name in UNTRACED:
@@ -84,7 +83,6 @@ def test_no_node_is_served_otherwise_than_explained(backend, name):
                 assert any(served in each and meta["calls"] <= most for each, (_, most) in said), (meta, said)
 
 
-@pytest.mark.slow
 def test_the_matrix_of_the_docs_is_what_explain_says():
     page = (Path(__file__).parents[2] / "docs" / "backends.md").read_text()
     assert "\n".join(rows()) in page

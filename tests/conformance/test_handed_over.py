@@ -20,8 +20,6 @@ from sglang_lite.lang.chat_template import get_chat_template
 from tests.conformance.case import cases, outcome
 from tests.constraints.test_generation import random_model
 
-pytestmark = pytest.mark.slow
-
 CASES = cases()
 RUNS = int(os.environ.get("SGLANG_LITE_RUNS", "1"))
 FIXED: dict[str, Any] = {"seed": 3, "max_new_tokens": 8}

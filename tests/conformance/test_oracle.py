@@ -19,8 +19,6 @@ from tests.conformance.oracle_runs import WAYS, expected, started
 from tests.conformance.random_programs import smaller
 from tests.lang.fakes import within
 
-pytestmark = pytest.mark.slow
-
 COUNT = int(os.environ.get("SGLANG_LITE_ORACLE", "300"))
 FIRST = int(os.environ.get("SGLANG_LITE_FIRST", "0"))
 AT_ONCE = 6

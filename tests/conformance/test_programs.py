@@ -13,7 +13,7 @@ from sglang_lite import Engine
 from sglang_lite.lang.backend.local import LocalBackend
 from sglang_lite.lang.chat_template import get_chat_template
 from sglang_lite.protocol import Generation, Prompt, SamplingParams, Span
-from tests.conformance.case import cases, expected, node_by_node, outcome, some_slow
+from tests.conformance.case import cases, expected, node_by_node, outcome
 from tests.constraints.test_generation import random_model
 
 CASES = cases()
@@ -83,7 +83,7 @@ def test_the_pieces_of_a_stream_are_the_text(name):
 
 
 @pytest.mark.sampled(4)
-@pytest.mark.parametrize("name", some_slow([name for name, case in CASES.items() if case.engine]))
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.engine])
 def test_the_engine_plays_whole_programs_as_it_plays_their_nodes(engine, name):
     case = CASES[name]
     settings = {"seed": 3, "max_new_tokens": 24}

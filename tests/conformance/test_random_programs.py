@@ -27,8 +27,6 @@ from tests.constraints.test_generation import byte_alphabet
 from tests.lang.fakes import within
 from tests.runtime.scripted import ScriptedModel
 
-pytestmark = pytest.mark.slow
-
 COUNT = int(os.environ.get("SGLANG_LITE_PROGRAMS", "60"))
 FIRST = int(os.environ.get("SGLANG_LITE_FIRST", "0"))
 AT_ONCE = 6

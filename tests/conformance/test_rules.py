@@ -13,8 +13,6 @@ from sglang_lite.lang.choices import ChoicesDecision, ChoicesSamplingMethod
 from tests.lang.fakes import Answers, within
 from tests.server.conftest import serving
 
-pytestmark = pytest.mark.slow
-
 PATIENCE = 60  # seconds for a run
 SETTINGS: dict[str, Any] = {"seed": 1, "temperature": 1.0, "max_new_tokens": 4}
 ENGINE: dict[str, Any] = dict(dtype="float32", max_running=8, max_total_tokens=4096, threads=1, deterministic=True)

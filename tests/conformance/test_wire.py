@@ -14,8 +14,6 @@ from sglang_lite.protocol import Played
 from tests.conformance.case import cases, outcome, read
 from tests.constraints.test_generation import random_model
 
-pytestmark = pytest.mark.slow
-
 CASES = {name: case for name, case in cases().items() if case.engine}
 
 

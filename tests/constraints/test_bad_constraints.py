@@ -19,8 +19,6 @@ from sglang_lite.constraints.schema import json_schema
 from sglang_lite.protocol import ConstraintError, Ebnf, InOrder, Regex
 from tests.constraints.hostile import AMBIGUOUS, BROKEN, KEPT, REFUSED, alternatives
 
-pytestmark = pytest.mark.slow
-
 g = sgl.grammar
 PARTS = 8  # of all constraints, after which memory is looked at
 

@@ -13,8 +13,6 @@ from sglang_lite.constraints.schema import json_schema
 from sglang_lite.protocol import ConstraintError, Ebnf, InOrder, Regex, Repeated
 from tests.constraints.random_grammars import grammar as random_grammar
 
-pytestmark = pytest.mark.slow
-
 PERSON = json_schema(
     {
         "type": "object",

@@ -16,8 +16,6 @@ from sglang_lite.protocol import SglError
 from tests.children import in_a_child
 from tests.constraints import mutations
 
-pytestmark = pytest.mark.slow
-
 COUNT = int(os.environ.get("SGLANG_LITE_FUZZ", "150"))
 LIMIT_S = 20  # on the CPU: what is compiled and looked at several times, each within an engine's 10
 PART = 500  # of a process

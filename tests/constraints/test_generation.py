@@ -22,8 +22,6 @@ from sglang_lite.runtime.tokens.tokenizer import Tokenizer
 from tests.constraints.random_schemas import schema
 from tests.runtime.scripted import ScriptedModel
 
-pytestmark = pytest.mark.slow
-
 COUNT = int(os.environ.get("SGLANG_LITE_RANDOM_SCHEMAS", "75"))
 SAMPLES = 3
 

@@ -8,8 +8,6 @@ from pydantic import BaseModel
 import sglang_lite as sgl
 from sglang_lite.protocol import Ebnf, Lark, Regex
 
-pytestmark = pytest.mark.slow
-
 g = sgl.grammar
 
 

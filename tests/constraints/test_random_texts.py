@@ -55,7 +55,6 @@ CONSTRAINTS = [
 ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("constraint", CONSTRAINTS, ids=lambda c: type(c).__name__)
 def test_samples_satisfy_the_constraint_and_are_repeatable(constraint):
     texts = [sample(constraint, random.Random(seed)) for seed in range(20)]

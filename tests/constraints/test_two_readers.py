@@ -22,8 +22,6 @@ from tests.constraints.engine import accepts, compiled
 from tests.constraints.random_regexes import pattern, texts
 from tests.constraints.readers import NotRead, by_lark, by_xgrammar
 
-pytestmark = pytest.mark.slow
-
 COUNT = int(os.environ.get("SGLANG_LITE_READINGS", "40"))
 PART = 20
 PARTS = [range(i, min(COUNT, i + PART)) for i in range(0, COUNT, PART)]

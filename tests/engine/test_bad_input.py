@@ -39,8 +39,6 @@ from sglang_lite.protocol import (
 from sglang_lite.runtime.core.submission import MAX_QUEUED
 from tests.engine.collector import Collector
 
-pytestmark = pytest.mark.slow
-
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
 SEEDED = SamplingParams(temperature=1.5, seed=7, max_tokens=6, ignore_eos=True)
 IMAGE = Image(b"x", "image/png")

@@ -18,7 +18,6 @@ CASES = {
 }  # fmt: skip
 
 
-@pytest.mark.slow
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("form", ["own", "here"])
 @pytest.mark.parametrize("case", CASES)

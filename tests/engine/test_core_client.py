@@ -99,7 +99,6 @@ def test_a_process_that_prints_a_megabyte_goes_on(own, caplog):
 # ------------------------------------------------------------------------------------------------------- threads
 
 
-@pytest.mark.slow
 def test_64_threads_and_event_loops_share_a_handle(own):
     expected = {text: own.complete(text, GREEDY).text for text in ("ab", "cd", "ef")}
     played = own.play("ab", Program((Gen("x", GREEDY), Text("c"), Gen("y", GREEDY))))[0].text
@@ -200,7 +199,6 @@ def test_nothing_is_told_after_the_end(own):
         assert sink.end().partial.finish_reason == "abort"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["stream", "last event", "program", "select"])
 def test_a_sink_that_raises_ends_its_own_request_alone(own, caplog, kind):
     seen, other, ended = [], Collector(), threading.Event()
@@ -270,7 +268,6 @@ def test_what_does_not_wait_can_be_called_in_a_sink(own):
     assert isinstance(chain.end(), Generation)
 
 
-@pytest.mark.slow
 def test_flush_is_called_after_its_sinks_and_seldom(own):
     params = SamplingParams(temperature=0, max_tokens=300, ignore_eos=True)
     events, flushes, done = [], [], threading.Event()
@@ -306,7 +303,6 @@ def test_a_flush_that_fails_and_a_loop_that_is_closed_stop_nobody(own, caplog):
     assert isinstance(own.complete("ab", GREEDY), Generation)
 
 
-@pytest.mark.slow
 def test_who_waited_for_room_on_a_loop_that_was_closed_takes_it_from_nobody(own, here, caplog):
     def check(engine):
         sinks = [Collector() for _ in range(68)]  # all that may be open
@@ -401,7 +397,6 @@ def test_names_are_free_again_when_requests_end(own):
 # ------------------------------------------------------------------------------------------------------ pressure
 
 
-@pytest.mark.slow
 def test_a_reader_that_stands_still_loses_nothing(own):
     middling = SamplingParams(temperature=0, max_tokens=150, ignore_eos=True)
     expected = own.complete("ab", middling).text
@@ -453,7 +448,6 @@ def test_an_engine_is_not_pickled_or_copied(own, copied):
         copied(own)
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_forked_copy_is_refused_and_can_not_harm(own):
     sink, held = Collector(), own.open_program(sink=Collector())

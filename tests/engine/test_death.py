@@ -25,7 +25,6 @@ from tests.engine.collector import Collector
 from tests.engine.conftest import SETTINGS
 from tests.waiting import until
 
-pytestmark = pytest.mark.slow
 KILLS = int(os.environ.get("SGLANG_LITE_KILLS", "1"))
 ENGINES = int(os.environ.get("SGLANG_LITE_ENGINES", "4"))
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)

@@ -25,7 +25,6 @@ def events_of(engine, prompt, params):
     return found
 
 
-@pytest.mark.slow
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "options",
@@ -51,7 +50,6 @@ def test_the_first_token_comes_at_once_and_the_others_together(seldom):
     assert first.token_ids + rest[0].token_ids == whole.token_ids
 
 
-@pytest.mark.slow
 def test_many_at_once_are_told_apart(seldom, own):
     params = sgl.SamplingParams(max_tokens=20, temperature=0.0, ignore_eos=True)
     asked = [f"number {i}" for i in range(12)]

@@ -121,7 +121,6 @@ WAYS = [
 ]  # fmt: skip
 
 
-@pytest.mark.slow
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
 def test_it_starts_however_python_was_started(folders, mark, tmp_path, monkeypatch, way):
@@ -153,7 +152,6 @@ begun.wait()
 """
 
 
-@pytest.mark.slow
 def test_a_sink_that_never_returns_does_not_hold_up_pythons_end(folders, mark):
     ran = subprocess.run(
         [sys.executable, "-c", BLOCKED, folders[0]],
@@ -177,7 +175,6 @@ def copied(folder, tmp_path):
     return tmp_path
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("file", ["config.json", "tokenizer.json"])
 @pytest.mark.parametrize("content", ["", "{", '{"a": 1}'])
 def test_a_model_whose_files_are_damaged_is_refused(nothing_left, folders, tmp_path, file, content):
@@ -187,7 +184,6 @@ def test_a_model_whose_files_are_damaged_is_refused(nothing_left, folders, tmp_p
         sgl.Engine(str(folder), **SETTINGS)
 
 
-@pytest.mark.slow
 def test_a_model_whose_weights_are_damaged_is_refused_as_in_process(nothing_left, folders, tmp_path):
     folder = copied(folders[0], tmp_path)
     weights = folder / "model.safetensors"
@@ -200,7 +196,6 @@ def test_a_model_whose_weights_are_damaged_is_refused_as_in_process(nothing_left
     assert said[0] == said[1]
 
 
-@pytest.mark.slow
 def test_a_setting_that_only_the_process_can_check_is_refused_as_in_process(nothing_left, folders):
     said = []
     for own in (True, False):
@@ -346,7 +341,6 @@ for left in range(12):
 """
 
 
-@pytest.mark.slow
 def test_descriptors_that_run_out_are_one_error(folders, mark):
     ran = subprocess.run(
         [sys.executable, "-c", EXHAUSTED, folders[0], json.dumps(SETTINGS)],

@@ -45,7 +45,6 @@ def test_each_sample_has_a_name(here):
     assert here.generate("a", GREEDY, rid="z")["meta_info"]["id"] == "z"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("in_process", [True, False])
 def test_the_weights_have_a_name_that_an_update_changes(folders, in_process):
     settings = {**SETTINGS, "in_process": in_process}
@@ -143,7 +142,6 @@ def test_a_format_is_that_of_the_weights(folders):
         sgl.Engine(folders[0], load_format="gguf", **IN_PROCESS)
 
 
-@pytest.mark.slow
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("in_process", [True, False])
 def test_a_folder_without_a_tokenizer_takes_and_gives_ids(folders, here, tmp_path, in_process):

@@ -51,7 +51,6 @@ def process_of(before):
     return pid
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the system does not tell of other processes")
 def test_a_stopped_process_is_told_of_once_and_its_calls_go_on_when_it_does(folders, looks, lines):
     before = set(processes.children())
@@ -73,7 +72,6 @@ def test_a_stopped_process_is_told_of_once_and_its_calls_go_on_when_it_does(fold
         assert isinstance(engine.complete("ab", GREEDY), Generation)
 
 
-@pytest.mark.slow
 def test_c_code_that_keeps_pythons_lock_is_not_taken_for_it(folders, looks, lines, monkeypatch, tmp_path):
     """And computes nothing."""
     held = tmp_path / "held"
@@ -91,7 +89,6 @@ def test_c_code_that_keeps_pythons_lock_is_not_taken_for_it(folders, looks, line
     assert not lines()
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the system does not tell of other processes")
 def test_a_load_that_is_stopped_is_told_of_too(folders, looks, lines, monkeypatch, tmp_path):
     held = tmp_path / "held"

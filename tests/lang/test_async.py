@@ -304,7 +304,6 @@ def test_whatever_a_body_raises_is_the_outcome_of_its_item(error, kind, style):
     assert failed.__cause__ is error
 
 
-@pytest.mark.slow
 def test_an_interrupted_batch_takes_no_further_item():
     assert in_a_child(items_of_an_interrupted_batch) == [0]
 

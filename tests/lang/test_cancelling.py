@@ -149,7 +149,6 @@ def test_a_blocking_hook_can_not_be_stopped_but_its_readers_do_not_wait_for_it()
     assert state.stream_executor.text_ == "x"
 
 
-@pytest.mark.slow
 def test_a_cancelled_program_on_the_engine_frees_it(engine):
     state = run("Tell me everything:", sgl.gen("a", max_tokens=4000, ignore_eos=True), backend=engine, stream=True)
     next(state.text_iter("a"))  # it is under way

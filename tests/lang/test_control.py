@@ -325,7 +325,6 @@ def test_text_and_names_do_not_change_the_draws_that_follow():
     assert program.run(True, backend=backend, seed=1)["a"] == program.run(False, backend=backend, seed=1)["a"]
 
 
-@pytest.mark.slow
 def test_the_engine_draws_the_same_alone_and_in_a_batch(engine):
     @sgl.function
     def story(s, animal):

@@ -1,10 +1,6 @@
 """The engine that starts by itself where no backend is set."""
 
-import pytest
-
 import sglang_lite as sgl
-
-pytestmark = pytest.mark.slow
 
 
 def test_the_default_engine_starts_by_itself_and_says_so(model_file, caplog):

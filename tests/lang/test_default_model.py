@@ -9,8 +9,6 @@ from pydantic import BaseModel, Field
 import sglang_lite as sgl
 from sglang_lite.lang.backend.local import LocalBackend
 
-pytestmark = pytest.mark.slow
-
 
 class Person(BaseModel):
     name: str = Field(max_length=30)

@@ -1,13 +1,9 @@
 """Numbers of the default model: what it would write without a constraint, to where it would end."""
 
-import pytest
-
 import sglang_lite as sgl
 from sglang_lite.constraints.number_text import first_number
 from sglang_lite.protocol import Number
 from tests.counts import some
-
-pytestmark = pytest.mark.slow
 
 PROMPTS = [
     "The number of hours in a day is ", "The number of days in a week is ", "The population of Rome is ",

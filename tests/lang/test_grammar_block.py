@@ -205,7 +205,6 @@ def drawn_body(draw, constraint):
     return body
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["llguidance", "xgrammar"])
 def test_whatever_is_generated_is_in_the_grammar_or_the_program_fails(backend):
     outcomes = {"complete": 0, "error": 0}
@@ -281,7 +280,6 @@ def test_a_typed_generation_holds_to_the_grammar_too(tiny):
     assert len(set(ages)) > 5
 
 
-@pytest.mark.slow
 def test_where_a_generation_ends_tokens_of_what_follows_in_the_grammar_do_not_get_in_its_way(engine):
     """The grammar forces `", "city": ` after a name, and a tokenizer would cut that within."""
     fields = {"city": {"enum": ["Paris", "London"]}, "age": {"type": "integer"}, "kind": {"const": "a b"}}

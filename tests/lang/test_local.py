@@ -6,8 +6,6 @@ import pytest
 
 import sglang_lite as sgl
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture(autouse=True)
 def _default(engine):

@@ -127,7 +127,6 @@ def text_of(asked, question):
     return asked.run(question, backend=backend()).text()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_program_runs_in_a_pool_of_processes(name, pool):
     given, text = PROGRAMS[name]

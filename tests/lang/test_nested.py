@@ -309,7 +309,6 @@ def test_a_seed_and_a_backend_that_are_arguments_of_the_called_program_are_its_o
     assert program.run(backend=sgl.ScriptedBackend(default="!"), seed=1).ret_value == "mine too !"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("body", [called, read_from, in_branches, in_batches])
 def test_a_time_limit_holds_for_the_programs_inside(body):
     with pytest.raises((sgl.RequestTimeoutError, sgl.BatchError), match=r"longer than its timeout of 0\.1 s"):

@@ -112,7 +112,6 @@ def test_what_runs_again_is_one_program_of_the_same_priority(engine):
     assert same.usage().completion_tokens == 0  # as answers of the first run are known, too
 
 
-@pytest.mark.slow
 def test_it_goes_over_http(engine):
     with serving(engine) as url:
         remote = sgl.RuntimeEndpoint(url, retries=0)
@@ -122,7 +121,6 @@ def test_it_goes_over_http(engine):
         remote.shutdown()
 
 
-@pytest.mark.slow
 def test_who_takes_none_refuses_it_by_name(engine):
     with Engine.of(random_model()) as plain:
         backend = LocalBackend(plain)

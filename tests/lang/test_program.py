@@ -430,7 +430,6 @@ def live_threads():
     return Counter(re.sub(r"_\d+$", "", thread.name) for thread in threading.enumerate())
 
 
-@pytest.mark.slow
 def test_ten_thousand_live_states_have_one_thread():
     @sgl.function
     def program(s):
@@ -444,7 +443,6 @@ def test_ten_thousand_live_states_have_one_thread():
         state.cancel()
 
 
-@pytest.mark.slow
 def test_states_that_are_alive_at_an_engine_share_its_threads():
     @sgl.function
     def program(s):

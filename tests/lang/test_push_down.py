@@ -169,7 +169,6 @@ def test_at_a_hold_the_row_gives_up_its_slot_until_the_verdict_comes(tiny):
     assert state["b"]
 
 
-@pytest.mark.slow
 def test_a_check_that_raises_or_never_ends_fails_its_branch(tiny):
     never = threading.Event()
 

@@ -77,12 +77,10 @@ def shares(temperature, draws=2000, **options):
     return {choice: count / draws for choice, count in found.items()}
 
 
-@pytest.mark.slow
 def test_at_temperature_one_choices_are_drawn_by_their_probability():
     assert shares(1.0)["a"] == pytest.approx(0.8, abs=0.03)
 
 
-@pytest.mark.slow
 def test_a_temperature_sharpens_and_flattens():
     assert shares(0.5)["a"] == pytest.approx(0.8**2 / (0.8**2 + 0.2**2), abs=0.03)
     assert shares(100.0)["a"] == pytest.approx(0.5, abs=0.04)

@@ -11,8 +11,6 @@ from sglang_lite.lang.backend.local import LocalBackend
 from sglang_lite.lang.ir import REGEX_FLOAT, REGEX_INT, REGEX_STR
 from tests.server.conftest import serving
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture(autouse=True)
 def _default(small_engine):

@@ -88,7 +88,6 @@ def test_branches_that_are_forked_after_a_run_are_streamed():
     assert list(state.text_iter()) == ["x", ": one two", ": one two"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("push_down", [True, False])
 def test_an_engine_streams_what_is_added_after_a_run_whether_its_nodes_are_played_or_not(folders, push_down):
     @sgl.function
@@ -119,7 +118,6 @@ def test_an_engine_streams_what_is_added_after_a_run_whether_its_nodes_are_playe
         assert texts(counting.run(**run), wait=False) == texts(counting.run(**run), wait=True)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("what", ["an answer", "a check", "a branch"])
 def test_what_is_added_while_nodes_of_the_body_are_played_comes_in_pieces(folders, what):
     added = threading.Event()

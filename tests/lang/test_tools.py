@@ -349,7 +349,6 @@ def test_how_to_call_is_described_in_the_models_format():
 QWEN = "{{ messages[0].content }}{# '<tool_call>\\n' + '\", \"arguments\": ' #}"
 
 
-@pytest.mark.slow
 def test_an_engine_knows_the_format_by_its_chat_template():
     with Engine.of(random_model(), chat_template=QWEN) as engine:
         assert LocalBackend(engine).tool_family() == "qwen"

@@ -220,7 +220,6 @@ def test_the_answer_is_of_the_type_and_the_reasoning_is_free(kind, model_type, t
     assert generated(text, type=kind, reasoning=model_type)["x"] == value
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("model_type", list(FORMATS))
 def test_whatever_the_kind_of_reasoning_its_answer_is_of_the_type(model_type):
     """The scripted backend draws any text that satisfies the constraint: here reasoning, or none, and a number."""

@@ -88,7 +88,6 @@ def test_a04_the_engine_selects_after_a_prompt_that_ends_with_the_same_token_twi
     assert all(score.logprobs and None not in score.logprobs for score in state.selection("x").scores)
 
 
-@pytest.mark.slow
 def test_a05_a_choice_is_scored_by_its_own_tokens_alone(smollm):
     """And by what generating that token gives: the last token of the prompt has no part in it."""
 

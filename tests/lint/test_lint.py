@@ -10,8 +10,6 @@ import pytest
 
 from sglang_lite.cli import main
 
-pytestmark = pytest.mark.slow
-
 HERE = Path(__file__).parent
 PROGRAMS = sorted(path for path in (HERE / "programs").glob("*.py") if path.name != "__init__.py")
 EXAMPLES = sorted((HERE.parent.parent / "examples").glob("*.py"))

@@ -115,7 +115,6 @@ def test_bad_parameters_are_refused_by_name(engine, params, message):
     assert len(str(caught.value)) < 300
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("config", "message"),
     [
@@ -158,7 +157,6 @@ def test_any_text_is_a_prompt_or_refused(engine, text):
         assert all(0 <= i < engine.vocab_size for i in engine.core.builder.prompt_ids(text))
 
 
-@pytest.mark.slow
 @settings(max_examples=5, deadline=None)
 @given(st.lists(st.integers(0, 49_151), min_size=1, max_size=40))
 def test_any_tokens_are_a_prompt(engine, ids):

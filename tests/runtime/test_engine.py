@@ -27,7 +27,6 @@ def greedy(**options):
     return SamplingParams(temperature=0, **{"max_tokens": 16, **options})
 
 
-@pytest.mark.slow
 def test_a_generation_tells_what_happened(engine):
     generation = engine.complete(CHAT, GREEDY)
     assert generation.text == "The capital of France is Paris."
@@ -51,14 +50,12 @@ def test_the_cache_changes_what_is_computed_and_nothing_else(small_engine):
     assert small_engine.stats()["cached_tokens"] == 0
 
 
-@pytest.mark.slow
 def test_ids_text_and_spans_are_the_same_prompt(small_engine):
     ids = small_engine.tokenizer.encode(CHAT)
     texts = {small_engine.complete(p, GREEDY).text for p in (CHAT, ids, Prompt((Span(CHAT[:9]), Span(CHAT[9:]))))}
     assert len(texts) == 1
 
 
-@pytest.mark.slow
 def test_stops_end_the_text_and_cut_it(reciting):
     cut = reciting.complete(CHAT, greedy(stop=("France", "Paris")))
     assert (cut.text, cut.matched) == ("The capital of ", "France")
@@ -73,7 +70,6 @@ def test_stops_end_the_text_and_cut_it(reciting):
     assert reciting.complete(CHAT, greedy(min_tokens=10)).usage.completion_tokens >= 10
 
 
-@pytest.mark.slow
 def test_draws_depend_on_the_seed_alone(small_engine):
     params = SamplingParams(temperature=1.0, max_tokens=12, seed=7)
     alone = small_engine.complete(CHAT, params).text
@@ -95,7 +91,6 @@ def test_draws_depend_on_the_seed_alone(small_engine):
     assert len({small_engine.complete("Once", SamplingParams(max_tokens=8)).text for _ in range(3)}) > 1
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("params", [dict(top_k=1), dict(top_p=1e-6), dict(min_p=1.0), dict(temperature=1e-6)])
 def test_filters_at_their_limit_are_greedy(small_engine, params):
     assert (
@@ -104,7 +99,6 @@ def test_filters_at_their_limit_are_greedy(small_engine, params):
     )
 
 
-@pytest.mark.slow
 def test_penalties_and_biases_move_the_choice(engine):
     capital = engine.tokenizer.encode(" capital")[0]
     assert "capital" not in engine.complete(CHAT, greedy(max_tokens=4, logit_bias=((capital, -100.0),))).text
@@ -141,7 +135,6 @@ def test_logprobs_of_output_and_prompt(small_engine):
     )
 
 
-@pytest.mark.slow
 def test_constraints_hold(engine):
     assert engine.complete(CHAT, greedy(), Regex("[A-Z]{3}-[0-9]{2}")).text[3] == "-"
     assert (
@@ -225,7 +218,6 @@ def test_selection_without_a_prompt_and_without_condition(small_engine):
         small_engine.select("x", ["a", ""], unconditional=True)
 
 
-@pytest.mark.slow
 def test_a_small_engine_queues_retracts_and_answers_everything(folders):
     """Pages for two requests at most: the others wait or are put back, and all texts are those of a roomy engine."""
     prompts = [f"Question {i}: what is {i} plus one?\nAnswer:" for i in range(4)]
@@ -297,7 +289,6 @@ def test_pages_that_a_step_under_way_may_read_are_free(small_engine):
     assert small_engine.stats()["free_tokens"] == before
 
 
-@pytest.mark.slow
 def test_too_many_requests_are_refused(small_file):
     with sgl.Engine(
         small_file,
@@ -317,7 +308,6 @@ def test_too_many_requests_are_refused(small_file):
         assert engine.complete("x", greedy(max_tokens=1)).token_ids
 
 
-@pytest.mark.slow
 def test_closing_fails_what_is_under_way_and_what_comes_later(small_file):
     engine = sgl.Engine(small_file, max_running=2, in_process=True)
     events, done, _ = collect(engine, CHAT, greedy(max_tokens=4000, ignore_eos=True))
@@ -336,7 +326,6 @@ def test_closing_fails_what_is_under_way_and_what_comes_later(small_file):
             call()
 
 
-@pytest.mark.slow
 def test_a_process_may_end_while_its_engine_works(small_file):
     """Python would end the engine's thread within torch's code, which aborts the process."""
     script = f"""
@@ -352,7 +341,6 @@ begun.wait()
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.slow
 def test_a_crash_of_the_loop_fails_every_request_with_its_cause(small_file, monkeypatch, caplog):
     engine = sgl.Engine(small_file, max_running=2, in_process=True)
 
@@ -392,7 +380,6 @@ def test_a_failing_flush_harms_nobody_else(small_engine, caplog):
     assert "could not be woken" in caplog.text
 
 
-@pytest.mark.slow
 def test_two_engines_live_side_by_side(small_engine, small_file):
     with sgl.Engine(small_file, dtype="float32", max_running=2, seed=5, in_process=True) as other:
         a, b = small_engine.complete(CHAT, GREEDY), other.complete(CHAT, GREEDY)
@@ -403,7 +390,6 @@ def test_two_engines_live_side_by_side(small_engine, small_file):
         assert other.complete(CHAT, SamplingParams(max_tokens=12)).text == first
 
 
-@pytest.mark.slow
 def test_a_chat_template_of_ones_own(small_file, tmp_path):
     (tmp_path / "t.jinja").write_text("{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}")
     with sgl.Engine(small_file, max_running=2, chat_template=str(tmp_path / "t.jinja"), in_process=True) as other:

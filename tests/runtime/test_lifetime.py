@@ -70,7 +70,6 @@ def use(engine):
     engine.stats()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("used", [False, True])
 def test_an_engine_that_nobody_refers_to_is_freed(no_gc, folder, used):
     for _ in range(4):
@@ -254,7 +253,6 @@ def held(small):
         lock.release()
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 def test_a_forked_copy_is_told_to_start_its_own(held, call):
@@ -263,7 +261,6 @@ def test_a_forked_copy_is_told_to_start_its_own(held, call):
     assert CURE in said
 
 
-@pytest.mark.slow
 def test_a_forked_copy_does_not_wait_for_a_program_of_the_other_process():
     go = threading.Event()
 
@@ -296,7 +293,6 @@ def test_a_forked_copy_can_start_its_own_and_drop_the_others(held):
     assert said.startswith("returned '")
 
 
-@pytest.mark.slow
 def test_the_engine_lives_on_after_its_copies(small):
     small.compile_grammar(Regex("(a|b){1,9}" * 40))  # by a worker process
     assert "returned None" in in_a_fork(small.close)

@@ -16,8 +16,6 @@ from tests.server.conftest import SETTINGS, TEMPLATE, serving
 from tests.server.scripted import Scripted
 from tests.waiting import until
 
-pytestmark = pytest.mark.slow
-
 GREEDY = {"max_new_tokens": 2, "temperature": 0, "ignore_eos": True}
 LEAVING = int(os.environ.get("SGLANG_LITE_LEAVING", "100"))
 ROUTES = ("/generate", "/v1/chat/completions", "/v1/completions")

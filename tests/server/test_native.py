@@ -149,7 +149,6 @@ def test_load_has_the_shape_that_older_gateways_add_up(http):
     until(lambda: http.get("/get_load").json() == [nothing])  # the server's own first request may still run
 
 
-@pytest.mark.slow
 def test_a_stream_may_have_what_is_new_in_each_event(engine):
     body = {"text": "a quick", "sampling_params": GREEDY, "stream": True, "return_logprob": True}
     with serving(engine, incremental_streaming_output=True) as url:

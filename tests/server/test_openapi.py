@@ -28,7 +28,6 @@ def short(folder):
         yield url
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("operation", OPERATIONS, ids=[operation.label for operation in OPERATIONS])
 def test_answers_are_documented_and_none_is_a_failure_of_the_server(operation, short):
     @hypothesis.given(case=operation.as_strategy())

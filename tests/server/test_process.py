@@ -10,13 +10,11 @@ import threading
 from pathlib import Path
 
 import httpx2
-import pytest
 
 from tests.children import send
 from tests.server.conftest import TEMPLATE
 from tests.waiting import until
 
-pytestmark = pytest.mark.slow  # each starts two processes
 LONG = {"text": "a", "stream": True, "sampling_params": {"max_new_tokens": 1500, "ignore_eos": True}}
 
 

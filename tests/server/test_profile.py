@@ -26,7 +26,6 @@ def client(request, folder):
         yield client
 
 
-@pytest.mark.slow
 def test_a_profile_has_the_spans_of_steps(client, tmp_path, monkeypatch):
     assert client.post("/stop_profile").status_code == 400
     wanted = tmp_path / "traces"

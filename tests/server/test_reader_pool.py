@@ -21,8 +21,6 @@ from sglang_lite.wire.limits import Limits
 from tests.server.body_tasks import die, fail, process_id
 from tests.server.conftest import serving
 
-pytestmark = pytest.mark.slow  # each process of the pool takes a second to start
-
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string", "maxLength": 3}}, "required": ["city"]}
 TOOL = {"type": "function", "function": {"name": "look", "parameters": SCHEMA}}
 SAID = [{"role": "system", "content": "Be <|end|> brief."}, {"role": "user", "content": "Where?"}]

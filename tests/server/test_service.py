@@ -62,7 +62,6 @@ PROTOCOLS = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("route", PROTOCOLS)
 def test_the_loop_does_not_count_the_tokens_of_long_reasoning(engine, monkeypatch, route, stream):

@@ -27,7 +27,6 @@ def test_france(recorded):
 """
 
 
-@pytest.mark.slow
 def test_a_test_is_recorded_once_and_replays(tmp_path):
     (tmp_path / "conftest.py").write_text(CONFTEST)
     (tmp_path / "test_it.py").write_text(TEST)

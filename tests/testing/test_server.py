@@ -59,7 +59,6 @@ def test_an_event_is_one_line_however_its_reader_splits_lines(server):
     assert all(line.startswith("data: ") for line in lines if line)
 
 
-@pytest.mark.slow
 def test_every_api_says_what_is_scripted_whole_and_in_pieces(server, gpt, claude):
     server.answers = {"Louvre": "It is in Paris."}
     assert chat(gpt).choices[0].message.content == "It is in Paris."
@@ -283,7 +282,6 @@ def test_overload_before_and_in_the_middle_of_a_stream(server, claude, gpt):
         model.shutdown()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("answer", [Cut(2), Cut(0), Cut(2, "garbage"), Html(), Html(502), Fail(500)], ids=repr)
 @pytest.mark.parametrize("kind", [sgl.OpenAI, sgl.Anthropic])

@@ -47,7 +47,6 @@ def test_an_assistant_turn_starts_with_the_generation_prompt():
     assert (prefix, suffix) == ("<|im_start|>assistant\n<think>\n", "<|im_end|>\n")
 
 
-@pytest.mark.slow
 def test_the_real_model_template(engine):
     template = engine.chat_template()
     assert "helpful AI assistant named SmolLM" in template.get_prefix_and_suffix("user", [])[0]

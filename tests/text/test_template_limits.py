@@ -12,8 +12,6 @@ from sglang_lite.protocol import TemplateError
 from sglang_lite.text import bounded_jinja, chat_template
 from sglang_lite.text.chat_template import JinjaTemplate
 
-pytestmark = pytest.mark.slow
-
 EXAMPLES = int(os.environ.get("SGLANG_LITE_HOSTILE_FILES", "200"))
 MESSAGES: list[dict[str, Any]] = [
     {"role": "system", "content": "Be <b>brief</b> & 'kind'."},

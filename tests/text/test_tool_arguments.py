@@ -18,8 +18,6 @@ from sglang_lite.text.tool_formats import FORMATS
 from tests.counts import some
 from tests.text.test_tool_calls import SEND, SENDING, TAGGED, mutated, tool, written
 
-pytestmark = pytest.mark.slow
-
 
 def strings(without):
     return st.text(st.characters(exclude_categories=["Cs"]), max_size=12).filter(lambda s: without not in s)

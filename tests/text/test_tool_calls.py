@@ -22,8 +22,6 @@ from sglang_lite.text.tool_formats import FORMATS, family_of
 from tests.constraints.test_generation import random_model
 from tests.counts import some
 
-pytestmark = pytest.mark.slow
-
 SCHEMAS = {
     "add": {
         "type": "object",

@@ -238,7 +238,6 @@ def test_stops_tell_what_was_matched(small):
         assert kept["text"] == text[: text.index(text[2]) + 1]
 
 
-@pytest.mark.slow
 def test_logprobs_cover_prompt_and_output(engine):
     answer = engine.generate(
         "The capital of France is",
@@ -486,7 +485,6 @@ def test_weights_are_updated_between_steps_and_nothing_of_the_old_ones_stays(tmp
 # ------------------------------------------------------------------------------------------ room, and streams dropped
 
 
-@pytest.mark.slow
 def test_gathered_requests_wait_for_room_as_a_list_does():
     prompts = [scripted.LETTERS[1 + i % 20] * (1 + i // 20) for i in range(60)]
     params = [{**GREEDY, "n": 1 + i % 3} for i in range(60)]
@@ -518,7 +516,6 @@ def test_gathered_requests_wait_for_room_as_a_list_does():
         held.left.set()
 
 
-@pytest.mark.slow
 def test_programs_wait_for_room_too():
     @sgl.function
     def program(s, i):

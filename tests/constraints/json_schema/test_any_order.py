@@ -29,7 +29,6 @@ NEEDS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", NEEDS)
 def test_members_of_a_pattern_that_have_to_come_come_in_any_order(name):
     schema = {"type": "object", **NEEDS[name]}
@@ -64,7 +63,6 @@ KINDS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.slow
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", KINDS)
 def test_kinds_of_objects_with_many_members_come_in_any_order(name):

@@ -13,8 +13,6 @@ from sglang_lite.constraints.json_schema.formats import ASSERTED, is_valid, lang
 from sglang_lite.constraints.random_texts import sample
 from sglang_lite.constraints.schema import json_schema
 
-pytestmark = pytest.mark.slow
-
 EXAMPLES = {
     "date-time": (
         [

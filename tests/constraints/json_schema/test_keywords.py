@@ -118,7 +118,6 @@ def test_enforced(keyword):
     assert [text for text in invalid if accepts(grammar, text)] == []
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("keyword", REFUSED)
 def test_refused_with_its_pointer_or_left_to_a_check(keyword):
     for schema in REFUSED[keyword]:

@@ -76,7 +76,6 @@ def walked(constraint, rng, steps=120):
     return text.decode("utf-8", "ignore"), matcher.complete
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", UNIQUE)
 def test_no_way_through_the_masks_has_an_item_twice_or_gets_stuck(name):
     constraint = constraint_of(name)
@@ -191,7 +190,6 @@ OBJECTS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", OBJECTS)
 def test_members_come_in_any_order_each_once_and_all_that_have_to(name):
     constraint = json_schema({"type": "object", **OBJECTS[name]}, order="any")

@@ -8,8 +8,6 @@ import json
 import os
 from pathlib import Path
 
-import pytest
-
 import sglang_lite as sgl
 from sglang_lite.constraints.json_schema.write_value import value_text
 from sglang_lite.constraints.schema import json_schema, parse_json
@@ -18,8 +16,6 @@ from sglang_lite.runtime.structured_output.base import masks_allow
 from sglang_lite.runtime.structured_output.llguidance import LlguidanceEngine
 from tests.constraints.engine import accepts, compiled
 from tests.constraints.suites import maskbench
-
-pytestmark = pytest.mark.slow
 
 STRIDE = 1 if os.environ.get("SGLANG_LITE_MASKBENCH") == "full" else 20
 RATCHET = json.loads(Path(__file__).with_name("maskbench.json").read_text())

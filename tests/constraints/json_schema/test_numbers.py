@@ -52,7 +52,6 @@ def decimal(rng):
     return rng.choice(["", "-"]) + (f"{digits[:-places]}.{digits[-places:]}" if places else digits)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(60))
 def test_the_texts_spell_exactly_the_numbers_of_the_set(seed):
     rng = random.Random(seed)
@@ -102,7 +101,6 @@ STEPPED = [
 ]  # fmt: skip
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("step", "low", "high"), STEPPED)
 def test_multiples_of_decimals_are_told_by_brute_force(step, low, high):
     least, most = (None if end is None else Fraction(end) for end in (low, high))

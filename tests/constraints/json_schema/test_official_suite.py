@@ -15,8 +15,6 @@ from sglang_lite.protocol import ConstraintError, ValueValidationError
 from tests.constraints.engine import accepts, compiled
 from tests.constraints.suites import DRAFTS, official_groups
 
-pytestmark = pytest.mark.slow
-
 RATCHET = json.loads(Path(__file__).with_name("official_suite.json").read_text())
 
 

@@ -12,8 +12,6 @@ from sglang_lite.protocol import ConstraintError, ValueValidationError
 from tests.constraints.engine import accepts, compiled
 from tests.constraints.suites import DRAFTS, official_groups, parts_accepted_wrongly
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("draft", DRAFTS)

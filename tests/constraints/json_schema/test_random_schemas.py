@@ -14,8 +14,6 @@ from sglang_lite.protocol import ConstraintError, ValueValidationError
 from tests.constraints.engine import accepts, compiled
 from tests.constraints.random_schemas import schema, value
 
-pytestmark = pytest.mark.slow
-
 COUNT = int(os.environ.get("SGLANG_LITE_RANDOM_SCHEMAS", "100"))
 
 

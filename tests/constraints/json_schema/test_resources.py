@@ -63,7 +63,6 @@ def test_bad_resources_are_refused(schema, resources, problem):
         json_schema(schema, resources=resources)
 
 
-@pytest.mark.slow
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("draft", DRAFTS)
 def test_schemas_are_generated_under_their_drafts_own_schema(draft):

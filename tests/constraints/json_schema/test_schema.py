@@ -13,8 +13,6 @@ from sglang_lite.constraints.schema import json_schema, parse_json
 from sglang_lite.protocol import ConstraintError, JsonSchema, ValueValidationError
 from tests.constraints.engine import accepts, byte_engine, compiled
 
-pytestmark = pytest.mark.slow
-
 
 def test_a_schema_may_be_text_a_mapping_or_a_boolean():
     assert json_schema('{"type": "integer"}') == JsonSchema('{"type": "integer"}')

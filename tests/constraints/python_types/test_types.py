@@ -19,8 +19,6 @@ from sglang_lite.protocol import Choices, ConstraintError, JsonSchema, Number, R
 from tests.constraints.python_regex import to_python
 from tests.constraints.python_types.examples import CHECKED, HELD, USUAL, WRONG, Checked, CheckedWhole, Coded, Plain
 
-pytestmark = pytest.mark.slow
-
 SAMPLES = int(os.environ.get("SGLANG_LITE_TYPE_SAMPLES", "4"))
 
 

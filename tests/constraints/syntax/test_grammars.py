@@ -28,8 +28,6 @@ from sglang_lite.protocol import (
 from tests.constraints.engine import accepts, byte_engine
 from tests.constraints.random_grammars import grammar
 
-pytestmark = pytest.mark.slow
-
 COUNT = int(os.environ.get("SGLANG_LITE_RANDOM_GRAMMARS", "10"))
 WORDS = ["".join(word) for length in range(6) for word in itertools.product("abc", repeat=length)]
 

@@ -18,8 +18,6 @@ from tests.constraints.lark_grammars import OWN
 from tests.constraints.readers import NotRead, by_lark, by_llguidance, by_xgrammar, drawn_by_llguidance, edited
 from tests.constraints.suites import DATA
 
-pytestmark = pytest.mark.slow
-
 TEXTS = 30
 LONGEST = 40
 REFUSED = {

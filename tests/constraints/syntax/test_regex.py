@@ -16,8 +16,6 @@ from sglang_lite.protocol import ConstraintError, Regex
 from tests.constraints import engine
 from tests.constraints.python_regex import to_python
 
-pytestmark = pytest.mark.slow
-
 PATTERNS = [
     "abc", "a|b|", "(?:ab)+c?", "[a-c]{2,4}", r"\d+\.\d{2}", r"\w+@\w+\.(com|org)", "(?i)hello", "(?i:a)b", "x{,3}",
     "x{2,}", "[^a-z]", "[]a-]", r"\x41\u0042\U00000043", r"[\d\-x]+", "^abc$", r"\Aab\Z", "^a|^b", "a$|b$", "(^a|b)c$",

@@ -40,7 +40,6 @@ RUBBISH = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", RUBBISH)
 @pytest.mark.parametrize("started", [False, True])
@@ -52,7 +51,6 @@ def test_rubbish_ends_it(process, name, started):
     assert "ended with status" in process.end()
 
 
-@pytest.mark.slow
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("sent", [b"", b"\x00", START[:3], START[:-1], START, START + frame([(1, Abort())])[:-1]])
 def test_a_line_that_is_closed_ends_it_in_the_middle_of_a_frame_too(process, sent):

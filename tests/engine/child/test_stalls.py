@@ -11,7 +11,6 @@ from tests.engine import processors
 from tests.engine.conftest import SETTINGS
 
 
-@pytest.mark.slow
 def test_a_step_that_stands_still_is_reported_with_where_it_is(folders):
     found, told = [], threading.Event()
 

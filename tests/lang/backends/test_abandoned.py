@@ -84,7 +84,6 @@ sys.stdin.read()  # until the server has the call: a socket is there before
 """
 
 
-@pytest.mark.slow
 def test_sockets_are_closed_without_a_word_and_nothing_holds_the_process(api):
     api.answers = {"Hi": "ok", "hold": Hold()}
     process = subprocess.Popen(

@@ -308,7 +308,6 @@ def test_an_event_that_is_not_json_is_an_error(api, claude):
         ask(claude())
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("answer", [Hold(), Events([started(), piece("Hel")], end="hold")])
 def test_a_time_limit_closes_the_connection(api, claude, time_limits, answer):
     api.answers = [answer]
@@ -350,7 +349,6 @@ def test_text_may_be_cut_short_and_values_may_not(api, claude):
             ask(claude(), **options)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("answer", "error", "message"),
     [

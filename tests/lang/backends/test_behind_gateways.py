@@ -13,8 +13,6 @@ from sglang_lite.server.settings import ReplicaSettings, ServerSettings
 from tests.engine.conftest import SETTINGS
 from tests.server.conftest import serving
 
-pytestmark = pytest.mark.slow
-
 
 def free_port():
     with socket.create_server(("127.0.0.1", 0)) as found:

@@ -34,7 +34,6 @@ class Hooks(sgl.BaseBackend):
         return "one two", {"prompt_tokens": len(s.text_.split()), "completion_tokens": 2}
 
 
-@pytest.mark.slow
 def test_no_call_goes_beyond_the_tokens(backend):
     for limit in (30, 60, 120, 200):
         state = four.run(backend=backend, max_total_tokens=limit)
@@ -193,7 +192,6 @@ def test_attempts_that_fail_count_as_thrown_away():
     assert (usage.completion_tokens, usage.thrown_away_tokens) == (4, 3)
 
 
-@pytest.mark.slow
 def test_a_call_that_is_given_up_counts_as_booked():
     """Nobody tells what it had used by then."""
     backend = sgl.ScriptedBackend(default="one", latency=60)

@@ -33,7 +33,6 @@ def pieces(backend):
     return shown, state["a"], (usage.prompt_tokens, usage.completion_tokens, usage.reasoning_tokens)
 
 
-@pytest.mark.slow
 def test_the_same_comes_of_it(api, connect):
     backend, answer = connect(), Say("One two three.", thinking="Let me count.")
     api.answers = answer
@@ -44,7 +43,6 @@ def test_the_same_comes_of_it(api, connect):
     assert len(at_once[0]) == 3
 
 
-@pytest.mark.slow
 def test_nothing_is_shown_before_it_comes_and_limits_hold(api, connect):
     over, shown = threading.Event(), []
 

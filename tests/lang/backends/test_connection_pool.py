@@ -203,7 +203,6 @@ def test_closing_closes_all_also_those_in_use():
     asyncio.run(main())
 
 
-@pytest.mark.slow
 def test_taking_one_is_no_more_work_where_there_are_many():
     async def work(connections: int) -> int:
         """Calls of functions that a request takes beside so many connections, half of them idle."""

@@ -41,7 +41,6 @@ def backend(openai, connected):
     }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("end", ["done", "drop"])
 @pytest.mark.parametrize(("name", "cut"), [(name, i) for name, events in STREAMS.items() for i in range(len(events))])
 def test_a_cut_stream_is_an_error_or_the_whole_answer(api, backend, name, cut, end):

@@ -45,7 +45,6 @@ def test_the_first_one_that_can_answers(api, other, both):
     assert not other.requests
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "answer", [failure(429, "Slow down"), failure(500, "Oops"), failure(503, "Busy"), Drop(), failure(504, "Late")]
 )

@@ -62,7 +62,6 @@ def echoed(backend, who, stream=False):
     return [echo.run(f"{who} {i}", backend=backend, stream=stream)["a"] for i in range(10)]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True])
 def test_both_go_on_each_with_its_own_answers(backend, stream):
     assert echo.run("before", backend=backend)["a"] == "before"
@@ -72,7 +71,6 @@ def test_both_go_on_each_with_its_own_answers(backend, stream):
     assert echo.run("after", backend=backend)["a"] == "after"
 
 
-@pytest.mark.slow
 def test_a_call_under_way_stays_the_parents(api, backend):
     held = echo.run("hold", backend=backend)
     until(lambda: api.requests)

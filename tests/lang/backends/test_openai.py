@@ -31,7 +31,6 @@ def test_the_limit_has_the_name_that_the_server_knows(api, openai, model, name):
     assert api.last[name] == 3
 
 
-@pytest.mark.slow
 def test_a_compatible_servers_own_parameters_are_sent_once_they_are_declared(api, openai):
     api.answers = [said("x")]
     plain = openai("local")
@@ -208,7 +207,6 @@ def test_failures_say_what_the_provider_said_and_what_to_do(api, openai, reply, 
     assert isinstance(caught.value, sgl.OverloadedError) == (error is sgl.OverloadedError)
 
 
-@pytest.mark.slow
 def test_retries_are_the_sdks_own(api, openai):
     soon = {"Retry-After": "0.01"}
     api.answers = [Drop(), failure(429, "Slow down", **soon), failure(500, "x", **soon), said("done")]

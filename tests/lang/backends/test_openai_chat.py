@@ -154,7 +154,6 @@ def object_with(a, **more):
     return {"type": "object", "properties": {"a": a}, **more}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("schema", "value"),
     [
@@ -286,7 +285,6 @@ def test_a_server_without_tools_is_asked_for_json(api, openai):
     assert "tools" not in api.last
 
 
-@pytest.mark.slow
 def test_what_a_compatible_server_says_of_its_thoughts_is_told_apart(api, openai):
     thought = said("42")
     thought.body.choices[0].message.reasoning_content = "Six times seven."
@@ -371,7 +369,6 @@ def test_a_stream_that_breaks_is_an_error_after_its_text(api, openai, answer, me
         run(openai(), stream=True)["a"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("answer", [Hold(), Events([chunk("Hel")], end="hold")])
 def test_a_time_limit_closes_the_connection(api, openai, time_limits, answer):
     api.answers = [answer]

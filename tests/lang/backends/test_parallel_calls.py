@@ -66,7 +66,6 @@ def calls(api, body):
     return [block["id"] for block in body["messages"][-2]["content"] if block["type"] == "tool_use"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("api", BACKENDS)
 def test_all_calls_of_a_turn_are_run_in_order_and_each_has_its_result(api, stream):

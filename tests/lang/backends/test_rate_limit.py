@@ -197,7 +197,6 @@ def test_a_retry_of_the_sdk_is_heard_and_holds_the_others(api, openai):
     assert clock.waits == [pytest.approx(0.01)]
 
 
-@pytest.mark.slow
 def test_an_error_says_when_to_come_back(api, openai):
     api.answers = [failure(429, "Slow down", **{"Retry-After": "0.3"})]
     with pytest.raises(sgl.OverloadedError) as caught:

@@ -191,7 +191,6 @@ def long_program(s, i):
     s += sgl.gen("n", dtype=int, max_tokens=4)
 
 
-@pytest.mark.slow
 def test_programs_whose_connections_are_cut_come_to_the_same():
     with Engine.of(model(), deterministic=True) as engine, serving(engine) as url:
         local = LocalBackend(engine)
@@ -209,7 +208,6 @@ def test_programs_whose_connections_are_cut_come_to_the_same():
             remote.shutdown()
 
 
-@pytest.mark.slow
 def test_a_program_that_is_cancelled_ends_at_the_server():
     with Engine.of(model(), deterministic=True, max_running=4) as engine, serving(engine) as url:
         remote = sgl.RuntimeEndpoint(url)

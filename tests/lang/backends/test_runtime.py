@@ -17,7 +17,6 @@ from sglang_lite.compat.sglang.server_process import flags_of
 from tests.children import send
 from tests.engine.processes import MARK, ended, gone
 
-pytestmark = pytest.mark.slow
 FLAGS: dict[str, Any] = {
     "dtype": "float32",
     "max_total_tokens": 4096,

@@ -104,7 +104,6 @@ def same(found, whole):
     assert found.meta.keys() - told == whole.meta.keys() - told
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("incremental", [False, True], ids=["cumulative", "incremental"])
 def test_streams_that_are_cut_once_bring_what_uncut_ones_bring(engine, endpoint, incremental):
     draw = random.Random(1)
@@ -224,7 +223,6 @@ def test_an_error_of_the_server_has_its_type(url, endpoint):
     assert caught.value.parameter == "token_ids_logprob"
 
 
-@pytest.mark.slow
 def test_a_key_is_sent_and_a_wrong_one_is_told_of_but_not_shown(engine, endpoint):
     with serving(engine, api_key=("secret-key-1",)) as url:
         assert generated(endpoint(url, "secret-key-1"), stream=False)[1]
@@ -235,7 +233,6 @@ def test_a_key_is_sent_and_a_wrong_one_is_told_of_but_not_shown(engine, endpoint
             endpoint(url)
 
 
-@pytest.mark.slow
 def test_a_server_that_has_gone_is_an_error(engine):
     with serving(engine) as url:
         backend = sgl.RuntimeEndpoint(url, retries=1)
@@ -290,7 +287,6 @@ def test_a_reader_of_events_gives_the_same_for_any_cuts():
         assert found == ["1", "2", "a\nb", "é"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("answer", "kind", "said"),
     [
@@ -326,7 +322,6 @@ def test_a_whole_answer_that_is_none_is_an_error(server, endpoint, answer):
         generated(endpoint(server.url), stream=False)
 
 
-@pytest.mark.slow
 def test_what_broke_off_before_anything_came_is_asked_again(server, endpoint):
     parts = iter([[CUT], (503, {"error": {"message": "no workers"}}), [CUT], told(piece("ab", [1, 2], STOP))])
     server.answers["/generate"] = lambda body: next(parts)
@@ -350,7 +345,6 @@ def pauses(monkeypatch):
     return found
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("stream", [True, False])
 def test_tries_wait_for_as_long_as_the_server_asks(server, endpoint, pauses, stream):
     whole = told(piece("ab", [1, 2], STOP)) if stream else piece("ab", [1, 2], STOP)
@@ -495,7 +489,6 @@ def scored(body):
     return 200, [meta([ord(c) for c in each] if isinstance(each, str) else each, start) for each in asked]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "best"),
     [(None, "aea"), (sgl.greedy_token_selection, "aea"), (sgl.unconditional_likelihood_normalized, "aea")],
@@ -528,7 +521,6 @@ def test_with_an_empty_choice_the_prompts_last_token_is_scored_too(server, endpo
     assert [score.token_ids for score in selection.selection("c").scores] == [(97, 120, 121), (97,), (97, 120, 121)]
 
 
-@pytest.mark.slow
 def test_many_programs_share_one_pool_of_connections(server, endpoint):
     server.answers["/generate"] = piece("ab", [1, 2], STOP)
 
@@ -553,7 +545,6 @@ def test_an_image_goes_with_the_prompt_where_the_model_sees(server, endpoint):
     assert server.bodies()[0]["image_data"][0].startswith("iVBORw0KGgo")
 
 
-@pytest.mark.slow
 def test_endpoints_are_used_by_threads_at_the_same_time(server, endpoint):
     server.answers["/generate"] = piece("ab", [1, 2], STOP)
     backend, found = endpoint(server.url), []

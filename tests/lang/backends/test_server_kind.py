@@ -12,7 +12,6 @@ def owned_by(name):
     return {"object": "list", "data": [{"id": "m", "object": "model", "owned_by": name}]}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("pages", "kind"),
     [

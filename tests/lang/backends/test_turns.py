@@ -232,7 +232,6 @@ def test_a_value_that_a_check_refuses_is_asked_for_by_itself(api, model):
     assert (state["name"], state["year"]) == (" Bob", " 1920")  # what stood behind the refused value counts no more
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("first", "second", "calls"),
     [
@@ -323,7 +322,6 @@ def test_to_emulate_is_to_ask_for_the_rest(api, model):
     assert [request.body["stop"] for request in api.requests] == [["\n"], ["\n"], ["\n", "."]]
 
 
-@pytest.mark.slow
 def test_speculation_ends_where_it_does_not_pay(api, model):
     fast = program()
     backend = model(lambda body: stopped(" x\ny", body) if begun(body) else "no such thing")

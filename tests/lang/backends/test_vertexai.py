@@ -259,7 +259,6 @@ def test_a_cut_inside_json_says_so(api, gemini):
         ask(gemini(), type=City)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("reply", "error", "text"),
     [

@@ -201,7 +201,6 @@ def test_arguments_are_compared_by_their_content(path, value):
     refused(path, "other arguments", [{"x": (value,)}], program)
 
 
-@pytest.mark.slow
 def test_every_process_compares_alike(tmp_path):
     (tmp_path / "changing.py").write_text(CHANGING)
     code = (

@@ -275,7 +275,6 @@ print([state.ret_value for state in states] == [f"ITEM {i}: " for i in range(cou
 """
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("window", [1, 4])
 def test_a_killed_batch_goes_on_where_it_was(tmp_path, window):
     path, log = tmp_path / "batch.jsonl", tmp_path / "ran.txt"
@@ -413,7 +412,6 @@ def test_the_path_may_be_text(path, monkeypatch):
     assert os.fspath(Path("batch.jsonl")) == "batch.jsonl"
 
 
-@pytest.mark.slow
 def test_a_file_that_another_run_has_open_is_refused(path):
     states = square.run_batch(ITEMS, backend=script(), checkpoint=path, generator_style=True, num_threads=1)
     assert next(states)["a"] == TEXTS[0]

@@ -239,7 +239,6 @@ def equal_generations(s):
     s += sgl.gen("checked", max_tokens=4, check=lambda text: text != "no")
 
 
-@pytest.mark.slow
 def test_on_an_engine_the_named_node_is_changed_and_nothing_else(engine):
     backend = LocalBackend(engine)
     for seed in (None, 1):

@@ -14,7 +14,7 @@ from sglang_lite import wire
 from sglang_lite.lang.chat_template import get_chat_template
 from sglang_lite.protocol.recording import RecordedCall, RecordingEnd, RecordingHead
 from sglang_lite.testing import Fail, Say, no_network, overload
-from tests.conformance.case import cases, outcome, some_slow
+from tests.conformance.case import cases, outcome
 
 # What a program stops may have come further in another run: what nobody asked for then is not recorded.
 CASES = {name: case for name, case in cases().items() if not name.startswith("cancel")}
@@ -78,7 +78,7 @@ def test_what_is_in_the_file(file):
         assert 0 < call.events[-1].at <= call.ended
 
 
-@pytest.mark.parametrize("name", some_slow(list(CASES)))
+@pytest.mark.parametrize("name", CASES)
 def test_conformance_programs_replay(name, file):
     case = CASES[name]
     with sgl.record(file, sgl.ScriptedBackend(case.answers)) as recorder:

@@ -320,7 +320,6 @@ def told(s, name):
     s += sgl.user("Again.") + sgl.assistant(sgl.gen("b", max_tokens=8))
 
 
-@pytest.mark.slow
 def test_on_an_engine_tokens_are_what_they_were(engine, tmp_path):
     backend = LocalBackend(engine)
     state = told.run("Ann", backend=backend, seed=1, temperature=0.8)

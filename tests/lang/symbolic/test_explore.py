@@ -100,7 +100,6 @@ def test_a_million_branches_stop_at_the_bound():
     assert not complete
 
 
-@pytest.mark.slow
 def test_choices_that_will_not_have_their_turn_are_not_kept():
     choices = [f"{n}" for n in range(1000)]
 
@@ -164,7 +163,6 @@ def test_a_program_that_calls_itself_for_ever_is_an_error_at_its_line(program, e
     assert caught.value.where.line == program.func.__code__.co_firstlineno + 2
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("explore", [None, 5])
 def test_a_body_that_adds_for_ever_is_an_error_at_its_line(explore):
     def body(s):
@@ -176,7 +174,6 @@ def test_a_body_that_adds_for_ever_is_an_error_at_its_line(explore):
     assert caught.value.where.line == body.__code__.co_firstlineno + 2
 
 
-@pytest.mark.slow
 def test_a_body_that_asks_for_ever_is_an_error_at_its_line():
     def body(s, x):
         while x:

@@ -180,7 +180,6 @@ FAULTS = {
 }
 
 
-@pytest.mark.slow
 def test_what_is_found_in_conformance_programs():
     wrong = {}
     for name, case in cases().items():

@@ -17,7 +17,7 @@ from tests.runtime.kernels import BACKENDS, PACKAGES, needs_kernels, skip_withou
 from tests.runtime.kernels.test_kernels import DEVICE, OPTIONS, Rows, close_by_head, in_eight_bits, normal
 
 # flash-attn-4 calls what its own base is about to drop.
-pytestmark = [needs_kernels, pytest.mark.filterwarnings("ignore"), pytest.mark.slow]
+pytestmark = [needs_kernels, pytest.mark.filterwarnings("ignore")]
 
 
 class Backend(NamedTuple):

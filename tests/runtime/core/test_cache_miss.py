@@ -115,7 +115,6 @@ def program(s, day):
     s += sgl.select("b", ["yes", "no"])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("how", [{}, {"push_down": False}])
 @pytest.mark.parametrize("over_http", [False, True])
 def test_a_programs_trace_has_the_reasons_and_what_was_cached(engine, how, over_http):

@@ -23,8 +23,6 @@ from tests.counts import some
 from tests.runtime import scripted
 from tests.runtime.scripted import SteppedEngine, ended
 
-pytestmark = pytest.mark.slow
-
 PROMPT = "hello there"
 
 
@@ -130,7 +128,6 @@ def finished(engine, prompt, params, constraint, output_ids):
     return done.result(timeout=60)
 
 
-@pytest.mark.slow
 def test_forced_text_of_several_letters_a_token_continues_as_it_was_spelled(small_engine):
     fields = {"name": {"type": "string", "maxLength": 4}, "favourite_city": {"enum": ["Paris", "London"]},
               "employed": {"type": "boolean"}}  # fmt: skip
@@ -148,7 +145,6 @@ CONSTRAINTS = [constraint for _, constraint in CASES.values() if constraint is n
 STOPS = st.lists(st.text("ab: 0", min_size=1, max_size=4), max_size=3).map(tuple)
 
 
-@pytest.mark.slow
 @settings(max_examples=some(15, 60), suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_random_requests_cut_at_random_places_several_times(data):

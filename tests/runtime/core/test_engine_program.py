@@ -23,8 +23,6 @@ from sglang_lite.protocol import (
 from tests.runtime.scripted import SteppedEngine, ended
 from tests.waiting import until
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture
 def engine(small_engine):

@@ -9,8 +9,6 @@ import pytest
 from sglang_lite.protocol import Delta, SamplingParams
 from tests.runtime.scripted import VOCAB, SteppedEngine, answer, ended
 
-pytestmark = pytest.mark.slow
-
 
 def requests(count, seed=0):
     """Prompts that share prefixes of many lengths, and parameters of many kinds."""

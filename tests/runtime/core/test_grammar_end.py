@@ -16,8 +16,6 @@ from sglang_lite.runtime.loading.load_model import LoadedModel
 from sglang_lite.runtime.tokens.tokenizer import Tokenizer
 from tests.runtime.scripted import ScriptedModel, SteppedEngine, ended
 
-pytestmark = pytest.mark.slow
-
 TOKENS = ["Ā", *'{}":,', "Ġ", *"abcdefghijklmnopqrstuvwxyz0123456789", '{"', '":']
 END = TOKENS.index('"')  # which JSON needs
 OBJECT = {"type": "object", "required": ["a", "b"], "additionalProperties": False,

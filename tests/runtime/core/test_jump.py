@@ -15,8 +15,6 @@ from sglang_lite.protocol import Choices, Delta, Prompt, Regex, SamplingParams, 
 from tests.runtime.core.test_equivalence import requests
 from tests.runtime.scripted import VOCAB, SteppedEngine, ended
 
-pytestmark = pytest.mark.slow
-
 FIELDS = {
     "name": {"type": "string", "maxLength": 12}, "age": {"type": "integer", "minimum": 0, "maximum": 120},
     "city": {"enum": ["Paris", "London", "Rome"]}, "active": {"type": "boolean"}, "colour": {"enum": ["red", "green"]},

@@ -33,8 +33,6 @@ from sglang_lite.runtime.tokens.tokenizer import Tokenizer
 from tests.conformance.case import cases, outcome
 from tests.conformance.test_random_programs import model
 
-pytestmark = pytest.mark.slow
-
 CASES = {name: case for name, case in cases().items() if case.engine}
 SLOW = {
     Tokenizer: ("encode", "encode_spans"),

@@ -8,8 +8,6 @@ from sglang_lite.program.nodes import Fork, Gen, ImagePart, Join, Mark, Node, Pr
 from sglang_lite.protocol import Generation, Image, Played, ProgramResult
 from tests.runtime.core.test_engine_program import Opened, greedy, stepped
 
-pytestmark = pytest.mark.slow
-
 LONG = Gen("long", greedy(40, ignore_eos=True))
 SHORT = Gen("x", greedy(3))
 FAILS = ImagePart(Image(b"no engine takes images"))

@@ -39,7 +39,6 @@ def engine_that(fails, **settings):
 
 
 @pytest.mark.sampled(2)
-@pytest.mark.slow
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("cached", [False, True])
 def test_nothing_is_lost_when_memory_ends_now_and_then(overlap, cached):

@@ -6,13 +6,9 @@ import random
 import threading
 from collections import Counter
 
-import pytest
-
 from sglang_lite import Engine
 from sglang_lite.protocol import Delta, Generation, RequestAbortedError, SamplingParams
 from tests.runtime.scripted import VOCAB, loaded
-
-pytestmark = pytest.mark.slow
 
 REQUESTS = int(os.environ.get("SGLANG_LITE_SOAK", "2000"))  # 20,000 of them: CONTRIBUTING.md
 

@@ -4,15 +4,12 @@ import os
 import random
 
 import hypothesis.strategies as st
-import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from sglang_lite.program.nodes import Fork, Gen, Node, Program, Text
 from sglang_lite.protocol import Generation, OverloadedError, Played, ProgramResult, RequestAbortedError, SamplingParams
 from tests.runtime.scripted import VOCAB, SteppedEngine, answer, ended
-
-pytestmark = pytest.mark.slow
 
 EXAMPLES = int(os.environ.get("SGLANG_LITE_EXAMPLES", "15"))  # of 50 actions each; more: CONTRIBUTING.md
 STEMS = [[random.Random(i).randrange(1, VOCAB) for _ in range(40)] for i in range(3)]

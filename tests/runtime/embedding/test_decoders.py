@@ -84,7 +84,6 @@ def running(folder, **settings):
     return sgl.Engine(folder, in_process=True, threads=1, device="cpu", **settings)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_text_is_its_last_tokens_hidden_state(tmp_path, family):
     model = written(tmp_path, family, "Model")
@@ -95,7 +94,6 @@ def test_a_text_is_its_last_tokens_hidden_state(tmp_path, family):
     np.testing.assert_allclose(found, expected, atol=1e-4)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("family", BOTH_WAYS)
 def test_texts_are_read_in_both_directions_where_the_config_says_so(tmp_path, family):
     model = written(tmp_path, family, "Model", attn_implementation="eager", **BOTH_WAYS[family])
@@ -164,7 +162,6 @@ def test_the_mean_and_dense_modules_come_behind(tmp_path):
     np.testing.assert_allclose(found, torch.nn.functional.normalize(expected), atol=1e-5)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("family", ["Llama", "Qwen3", "Gemma2"])
 @pytest.mark.parametrize("labels", [1, 3])
 def test_rewards_and_classes_are_transformers_own(tmp_path, family, labels):
@@ -233,7 +230,6 @@ def test_texts_end_as_the_folder_says(tmp_path):
     np.testing.assert_allclose(found["embedding"], out, atol=1e-4)
 
 
-@pytest.mark.slow
 def test_a_process_of_its_own_gives_the_same(tmp_path):
     written(tmp_path, "Qwen3", "ForSequenceClassification", num_labels=1)
     with running(tmp_path) as engine:

@@ -47,7 +47,6 @@ def pooled(rows, kind):
     return {"mean": rows.mean(0), "cls": rows[0], "last": rows[-1]}[kind].numpy()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", [BertModel, RobertaModel, XLMRobertaModel])
 @pytest.mark.parametrize("pooling", POOLINGS)
 def test_embeddings_are_transformers_own(tmp_path, kind, pooling):
@@ -117,7 +116,6 @@ def test_a_text_gives_the_same_beside_any_others_from_any_thread(tmp_path):
         assert engine.stats()["texts"] == 5 + 16 * 5
 
 
-@pytest.mark.slow
 def test_an_engine_in_a_process_of_its_own_gives_the_same(tmp_path):
     saved(BertModel, tmp_path, pooling=POOLINGS["mean"])
     with sgl.Engine(tmp_path, in_process=True, threads=1) as engine:

@@ -69,7 +69,6 @@ def pool():
         yield found
 
 
-@pytest.mark.slow
 def test_processes_meet_the_same_variants_in_the_same_order(pool):
     first, second, other = pool
     assert first == second  # of layers that are alike, and of as many that are not
@@ -140,7 +139,6 @@ def test_a_process_can_be_ended_at_any_time(started):
     process.wait_for("one")
 
 
-@pytest.mark.slow
 def test_what_a_kernel_fails_by_is_its_own(started, caplog):
     """Forks compile: one that raises and one that dies take no other with them."""
     process = started(
@@ -172,7 +170,6 @@ def test_what_a_kernel_fails_by_is_its_own(started, caplog):
     assert "ended with status 1: the engine compiles the rest" in caplog.text
 
 
-@pytest.mark.slow
 def test_a_process_that_has_no_work_ends_well(caplog):
     process = CompileProcess()
     process.send(b"")

@@ -23,7 +23,7 @@ from sglang_lite.runtime.models.gpu_decoder import GpuDecoder
 from tests.runtime.kernels import BACKENDS, PACKAGES, needs_kernels, skip_without
 from tests.runtime.models.tiny import VOCAB, randomise, save
 
-pytestmark = [needs_kernels, pytest.mark.slow]
+pytestmark = needs_kernels
 GPU = torch.cuda.is_available()
 DEVICE = {"device": "cuda" if GPU else "cpu"}
 

@@ -15,7 +15,7 @@ from tests.runtime.kernels import needs_kernels
 from tests.runtime.models.tiny import save
 from tests.runtime.models.zoo import tiny
 
-pytestmark = [needs_kernels, pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
+pytestmark = [needs_kernels, pytest.mark.filterwarnings("ignore")]
 GPU = torch.cuda.is_available()
 TOKENS = 4 if GPU else 2
 PROMPTS = [[*range(5, 20 + i % 5), 20 + i] for i in range(6 if GPU else 3)]  # with a prefix that they share

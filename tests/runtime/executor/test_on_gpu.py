@@ -15,7 +15,7 @@ from sglang_lite.protocol import OverloadedError, Regex, SamplingParams
 from sglang_lite.runtime.executor import prefix_groups as shared
 from tests.runtime.models.tiny import VOCAB, randomise, save, tiny_tokenizer
 
-pytestmark = [pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"), pytest.mark.slow]
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 HEADS = (64, 80, 96, 128, 256)
 

@@ -24,8 +24,6 @@ from tests.runtime import scripted
 from tests.runtime.models.tiny import VOCAB, randomise, save
 from tests.runtime.scripted import CHAT
 
-pytestmark = pytest.mark.slow
-
 
 def set_row(table, params, seed):
     """Sets the parameters of slot 0."""

@@ -37,7 +37,6 @@ def added(**users):
     return int(done.stdout)
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="only glibc tells what is in use")
 def test_products_that_are_kept_take_no_more_than_so_many():
     users = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "1024", "LRU_CACHE_CAPACITY": "1024"}

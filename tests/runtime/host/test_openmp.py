@@ -37,13 +37,11 @@ def _needs_gnu_openmp():
         pytest.skip("torch was not built with GNU OpenMP")
 
 
-@pytest.mark.slow
 def test_threads_of_the_engine_soon_sleep_and_the_environment_stays():
     code = "import os; before = dict(os.environ); import sglang_lite.runtime.loading.load_model; assert dict(os.environ) == before"
     assert spins(code) == SPINS
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "users", [{"GOMP_SPINCOUNT": "77"}, {"OMP_WAIT_POLICY": "active"}, {"OMP_WAIT_POLICY": "passive"}]
 )
@@ -51,7 +49,6 @@ def test_what_the_user_has_set_stays(users):
     assert spins(f"import sglang_lite.runtime\n{LIBRARY}", **users) == spins(LIBRARY, **users)
 
 
-@pytest.mark.slow
 def test_where_torch_came_first_that_is_said_once():
     first = "import logging; logging.basicConfig(level='INFO')\n"
     code = (

@@ -25,7 +25,6 @@ def no_logging():
         logger.handlers, root.handlers = ours, theirs
 
 
-@pytest.mark.slow
 def test_messages_of_a_level_in_any_letters_are_shown_without_a_logging_set_up(capsys):
     with no_logging(), sgl.Engine("smollm2-135m", log_level="Info", dtype="float32", **SMALL, in_process=True):
         pass

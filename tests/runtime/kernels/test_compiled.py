@@ -18,8 +18,6 @@ from tests.runtime.kernels import compiled as tool
 from tests.runtime.kernels.compiled import compiled, ptx, read_table, told, update
 from tests.runtime.kernels.launches import GPUS, Case, cases
 
-pytestmark = pytest.mark.slow
-
 CASES = {str(case): case for case in cases()}
 KNOWN = {name: row for name, row in read_table().items() if name in CASES}
 COMPILED = CASES if os.environ.get("SGLANG_LITE_CASES") == "all" else KNOWN

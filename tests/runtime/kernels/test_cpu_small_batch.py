@@ -15,8 +15,6 @@ from sglang_lite.runtime.kernels.kv_cache import KVCache
 from sglang_lite.runtime.kernels.reference.attention import attention, store_kv
 from sglang_lite.runtime.models.layers.rope import rotate
 
-pytestmark = pytest.mark.slow
-
 HEADS, KV_HEADS, DIM, SLOTS = 6, 2, 24, 300
 EPS = 1e-5
 ANYWHERE = torch.arange(SLOTS) * 7 % SLOTS

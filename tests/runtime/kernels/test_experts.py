@@ -15,7 +15,7 @@ from sglang_lite.runtime.kernels.reference import experts_route as route_twin
 from tests.runtime.kernels import needs_kernels
 from tests.runtime.kernels.test_kernels import DEVICE, GPU, close, normal
 
-pytestmark = [needs_kernels, pytest.mark.slow]
+pytestmark = needs_kernels
 
 ROUTERS: dict[str, dict[str, Any]] = {  # as families have them
     "qwen3": {"top": 8},

@@ -32,7 +32,7 @@ from sglang_lite.runtime.kernels.rope_store import rope_store
 from sglang_lite.runtime.kernels.sampling import NOT_FINITE, NOTHING_ALLOWED, DeviceSampling, draw
 from tests.runtime.kernels import needs_kernels
 
-pytestmark = [needs_kernels, pytest.mark.slow]
+pytestmark = needs_kernels
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 GPU = DEVICE.type == "cuda"  # the interpreter takes a thousand times as long: it gets fewer rows, and smaller blocks
 PAGE = 4

@@ -13,7 +13,7 @@ from tests.runtime.kernels.latents import Latents
 from tests.runtime.kernels.test_kernels import DEVICE, close, normal
 
 hopper = pytest.importorskip("sglang_lite.runtime.kernels.latent_attention_hopper", reason="Triton is too old")
-pytestmark = [pytest.mark.slow, needs_hopper]
+pytestmark = needs_hopper
 LENGTHS = [1, 63, 64, 65, 128, 1000, 2049, 17]
 
 

@@ -7,7 +7,6 @@ from tests.runtime.kernels import needs_hopper
 from tests.runtime.kernels.test_kernels import DEVICE, Rows, close, normal
 
 hopper = pytest.importorskip("sglang_lite.runtime.kernels.prefill_attention_hopper", reason="Triton is too old")
-pytestmark = pytest.mark.slow
 PAGE = 16
 
 

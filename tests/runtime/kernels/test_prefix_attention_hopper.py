@@ -12,7 +12,7 @@ from tests.runtime.kernels import needs_hopper
 from tests.runtime.kernels.test_kernels import DEVICE, Rows, close, normal
 
 hopper = pytest.importorskip("sglang_lite.runtime.kernels.prefix_attention_hopper", reason="Triton is too old")
-pytestmark = [pytest.mark.slow, needs_hopper]
+pytestmark = needs_hopper
 PAGE = 16
 
 

@@ -9,7 +9,7 @@ from sglang_lite.runtime.kernels.tiled import can_tile, linear_tiled
 from tests.runtime.kernels import needs_kernels
 from tests.runtime.kernels.test_kernels import DEVICE, GPU, apply_activation, close, normal
 
-pytestmark = [needs_kernels, pytest.mark.slow]
+pytestmark = needs_kernels
 
 
 @pytest.mark.parametrize(("outputs", "inputs"), [(130, 48), (70, 2100), (5000 if GPU else 200, 40)])

@@ -569,7 +569,6 @@ def tensors(result):
     return [tensor for part in result for tensor in tensors(part)]
 
 
-@pytest.mark.slow
 @needs_kernels
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=needs_hopper if name.endswith("hopper") else ()) for name in sorted(FOUND)]

@@ -16,7 +16,7 @@ from sglang_lite.runtime.kernels.rope_store import rope_store
 from tests.runtime.kernels import needs_kernels
 from tests.runtime.kernels.test_kernels import DEVICE, OPTIONS, Rows, close, normal
 
-pytestmark = [needs_kernels, pytest.mark.slow]
+pytestmark = needs_kernels
 
 
 @pytest.mark.sampled(3)

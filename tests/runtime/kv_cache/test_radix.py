@@ -87,7 +87,6 @@ def test_a_match_costs_as_much_beside_ten_cached_prompts_as_beside_ten_thousand(
     assert calls(10) == calls(10_000)
 
 
-@pytest.mark.slow
 @given(sequences, sequences, st.sampled_from([1, 2, 3]), st.data())
 def test_evicted_prefixes_are_remembered_however_nodes_were_split(inserted, again, size, data):
     tree, there, gone = RadixTree(size), set(), set()

@@ -101,7 +101,6 @@ def test_a_decoder_that_gives_rewards_is_told_from_one_that_generates(tmp_path):
     assert found.loaded_bytes == model.num_parameters() * 4
 
 
-@pytest.mark.slow
 def test_a_gguf_file(model_file):
     found = describe(str(model_file))
     assert (found.architecture, found.runs, found.refused) == ("llama", "native", ())

@@ -209,7 +209,6 @@ class Upcycled(WeightSource):
         raise AssertionError("take() reads no file")
 
 
-@pytest.mark.slow
 def test_a_dense_model_copied_into_experts_is_the_dense_model(model_file):
     """The first layers of SmolLM2, so that eight copies of each are small."""
     file = GgufFile(model_file)

@@ -22,8 +22,6 @@ from sglang_lite.runtime.models.weights.folder import open_folder
 from tests.runtime.kernels import needs_kernels
 from tests.runtime.models.tiny import VOCAB, randomise, save
 
-pytestmark = pytest.mark.slow
-
 TINY = Qwen3Config(
     vocab_size=VOCAB, hidden_size=48, intermediate_size=80, num_hidden_layers=2, num_attention_heads=4,
     num_key_value_heads=2, head_dim=16, max_position_embeddings=256, bos_token_id=0, eos_token_id=1,

@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 import numpy as np
-import pytest
 import torch
 
 from sglang_lite.bench.shapes import SHAPES
@@ -17,7 +16,7 @@ from sglang_lite.runtime.models.weights.dummy import DummySource
 from tests.runtime.kernels import needs_kernels
 from tests.runtime.kernels.test_kernels import DEVICE, close
 
-pytestmark = [needs_kernels, pytest.mark.slow]
+pytestmark = needs_kernels
 
 HALF, ROWS, PAGE = torch.float16, 33, 4
 

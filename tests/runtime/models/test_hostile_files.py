@@ -18,8 +18,6 @@ from sglang_lite.runtime.loading.load_model import load_model
 from sglang_lite.runtime.models import config_fields
 from tests.runtime.models.tiny import randomise, tiny_tokenizer
 
-pytestmark = pytest.mark.slow
-
 EXAMPLES = int(os.environ.get("SGLANG_LITE_HOSTILE_FILES", "40"))
 TINY = dict(
     vocab_size=96, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,

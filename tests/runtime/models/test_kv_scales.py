@@ -14,8 +14,6 @@ from sglang_lite.runtime.models.gpu_decoder import GpuDecoder
 from tests.runtime.kernels import BACKENDS, needs_kernels
 from tests.runtime.models.tiny import VOCAB, randomise, save
 
-pytestmark = pytest.mark.slow
-
 GPU = torch.cuda.is_available()
 HIDDEN, HEADS, KV_HEADS, DIM = 64, 4, 2, 16
 TINY = Qwen2Config(

@@ -31,7 +31,6 @@ from tests.runtime.models.test_families import DEEPSEEK, MSCALE, SHAPE, ask, ask
 from tests.runtime.models.tiny import randomise, save
 from tests.runtime.scripted import SteppedEngine, ended
 
-pytestmark = pytest.mark.slow
 # Mean distance of log-probabilities of latents in 8 bits; in the interpreter a number that is rounded up may come out as
 # half.
 NEAR = 0.2 if torch.cuda.is_available() else 0.45

@@ -6,8 +6,6 @@ import sys
 import pytest
 import torch
 
-pytestmark = pytest.mark.slow
-
 LOAD = """
 import ctypes, gc, sys
 from pathlib import Path

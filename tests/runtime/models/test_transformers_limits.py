@@ -26,7 +26,7 @@ OTHERS = {
     "unpadded_vocab_size": "logits", "vocab_size": "rows of a table",
 }  # fmt: skip
 # The warnings are transformers' own, of models that few use.
-pytestmark = [of_this_version, pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
+pytestmark = [of_this_version, pytest.mark.filterwarnings("ignore")]
 
 
 @pytest.fixture(autouse=True)

@@ -58,7 +58,6 @@ def computed(model, ids):
 
 
 @of_this_version
-@pytest.mark.slow
 @pytest.mark.sampled(8)
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in REFUSED | NOT_MADE])
 def test_logits_are_transformers_own(kind):
@@ -69,7 +68,6 @@ def test_logits_are_transformers_own(kind):
 
 
 @of_this_version
-@pytest.mark.slow
 @pytest.mark.sampled(8)
 @pytest.mark.parametrize("kind", REFUSED)
 def test_what_can_not_be_run_is_refused_for_its_reason(kind):
@@ -190,7 +188,6 @@ def test_our_code_and_transformers_give_the_same(tmp_path):
     assert texts[0] == texts[1]
 
 
-@pytest.mark.slow
 def test_in_a_process_of_its_own_it_says_by_what_it_runs(folder, caplog):
     caplog.set_level("INFO", "sglang_lite")
     with sgl.Engine(folder, dtype="float32", threads=1) as engine:
@@ -257,7 +254,6 @@ def test_a_refusal_names_its_reason_before_weights_are_read(tmp_path, kind, arch
 
 
 @of_this_version
-@pytest.mark.slow
 @pytest.mark.sampled(60)
 @pytest.mark.parametrize(
     "kind", [kind for kind in CONFIG_MAPPING if kind not in KINDS and kind != "nougat"]

@@ -230,7 +230,6 @@ def test_every_supported_gguf_type_is_read(tmp_path, kind):
     np.testing.assert_allclose(value.numpy(), expected, atol=1e-6)
 
 
-@pytest.mark.slow
 def test_a_gguf_header_is_read_as_the_gguf_package_reads_it(model_file, tmp_path):
     file = small_gguf.first_layers(
         tmp_path / "x.gguf", model_file, 2, tokens=some(500, 1_000_000)

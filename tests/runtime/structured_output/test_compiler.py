@@ -85,7 +85,6 @@ def make(**config):
     return Engine.of(random_model(), **config)
 
 
-@pytest.mark.slow
 def test_an_engine_is_ready_for_its_first_constraints(monkeypatch):
     """Neither an engine of grammars nor a process has yet to be started."""
     monkeypatch.setattr(Compiler, "warm_up", WARM_UP)
@@ -104,7 +103,6 @@ def any_engine(request):
         yield engine
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", CONSTRAINTS)
 def test_every_backend_keeps_a_constraint_or_refuses_it_by_its_name(any_engine, kind):
     constraint, backend = CONSTRAINTS[kind], any_engine.config.constraint_backend
@@ -119,7 +117,6 @@ def test_every_backend_keeps_a_constraint_or_refuses_it_by_its_name(any_engine, 
         assert chosen == backend or (backend == "auto" and chosen in ("llguidance", "xgrammar"))
 
 
-@pytest.mark.slow
 def test_a_process_that_has_loaded_its_engine_is_kept(any_engine, monkeypatch):
     """Xgrammar brings torch along, which takes seconds."""
     first, second = (InOrder((Choices((text, "b")), Regex("[xyz]+"))) for text in ("a", "c"))
@@ -128,7 +125,6 @@ def test_a_process_that_has_loaded_its_engine_is_kept(any_engine, monkeypatch):
     assert isinstance(any_engine.complete("ab", PARAMS, second), Generation)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("any_engine", ["auto"], indirect=True)
 def test_auto_chooses_and_says_so(any_engine):
     chosen = [
@@ -235,7 +231,6 @@ def stuck(monkeypatch, tmp_path):
     return Ebnf('root ::= "zz"{2,3}')
 
 
-@pytest.mark.slow
 def test_a_constraint_that_takes_too_long_fails_alone_and_the_process_is_replaced(stuck):
     with make(compile_timeout_s=0.5) as engine:
         sinks = [Sink() for _ in range(3)]
@@ -253,7 +248,6 @@ def test_a_constraint_that_takes_too_long_fails_alone_and_the_process_is_replace
             engine.complete("ab", PARAMS, stuck)
 
 
-@pytest.mark.slow
 def test_only_time_on_the_cpu_counts(monkeypatch, tmp_path):
     """A worker that has to wait, as on a busy machine, for longer than a constraint may take."""
     (tmp_path / "sitecustomize.py").write_text(
@@ -268,7 +262,6 @@ def test_only_time_on_the_cpu_counts(monkeypatch, tmp_path):
         assert isinstance(engine.complete("ab", PARAMS, LARGER), Generation)
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the system does not say what time a process has had")
 def test_a_process_that_does_nothing_in_its_start_fails_one_constraint_and_is_replaced(monkeypatch, tmp_path):
     (tmp_path / "hangs").write_text("#!/bin/sh\nexec tail -f /dev/null\n")
@@ -282,7 +275,6 @@ def test_a_process_that_does_nothing_in_its_start_fails_one_constraint_and_is_re
         assert isinstance(engine.complete("ab", PARAMS, LARGER), Generation)
 
 
-@pytest.mark.slow
 def test_a_process_that_has_grown_is_replaced(monkeypatch):
     started, popen = [], subprocess.Popen
     monkeypatch.setattr(worker.subprocess, "Popen", lambda *a, **k: started.append(popen(*a, **k)) or started[-1])
@@ -340,7 +332,6 @@ def test_closing_the_engine_ends_what_is_being_compiled_and_its_process(stuck, m
     assert all(process.returncode is not None for process in started)  # waited for
 
 
-@pytest.mark.slow
 def test_a_process_that_needs_too_much_memory_fails_its_constraint_alone():
     with make(compile_memory_mb=256, compile_timeout_s=600) as engine:
         greedy = Choices(tuple(f"choice {i}" for i in range(300_000)))
@@ -381,7 +372,6 @@ def test_refused_constraints_are_remembered_within_bytes(monkeypatch):
         assert 60_000 < compiler.cached_bytes < 300_000
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not allocated(), reason="the C library does not tell what is allocated")
 def test_kept_grammars_count_with_what_they_were_seen_to_take():
     """By its text, of 3,000 characters, this one would count with an eighth of what it takes."""
@@ -402,7 +392,6 @@ def test_kept_grammars_count_with_what_they_were_seen_to_take():
         assert any(0.5 < counted / (parsers * taken) < 2 for parsers in (1, 4))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("bad", [Regex("(a"), Ebnf('root ::= "a"{2,3} b')], ids=["here", "by a worker"])
 def test_a_refused_constraint_keeps_nothing_of_those_who_asked_for_it(bad):
     """An error that is raised again and again has all their frames in its traceback."""

@@ -82,7 +82,6 @@ def generated(constraint, backend="auto"):
         return engine.complete("x", PARAMS, constraint).text, engine.stats()["grammars_from_disk"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("backend", BY_ENGINE)
 def test_another_engine_finds_what_one_has_compiled(backend, folder, monkeypatch):
     text, found = generated(BY_ENGINE[backend], backend)
@@ -92,7 +91,6 @@ def test_another_engine_finds_what_one_has_compiled(backend, folder, monkeypatch
     assert generated(BY_ENGINE[backend], backend) == (text, 1)
 
 
-@pytest.mark.slow
 def test_blanks_in_a_schema_make_no_difference():
     schema = '{"type": "array", "items": {"enum": [1, 2]}, "uniqueItems": true}'
     text, found = generated(JsonSchema(schema))
@@ -100,7 +98,6 @@ def test_blanks_in_a_schema_make_no_difference():
     assert generated(JsonSchema(schema.replace(" ", "\n"))) == (text, 1)
 
 
-@pytest.mark.slow
 def test_another_engine_of_constraints_or_vocabulary_or_constraint_is_something_else(folder):
     generated(LARK)
     assert generated(LARK, "xgrammar")[1] == 0
@@ -112,7 +109,6 @@ def test_another_engine_of_constraints_or_vocabulary_or_constraint_is_something_
     assert [store.get(LARK) for store in stores] == [("llguidance", "x"), None, None]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "damage",
     [
@@ -135,7 +131,6 @@ def test_a_damaged_file_is_compiled_again_and_replaced(folder, damage):
     assert generated(LARK) == (text, 1)
 
 
-@pytest.mark.slow
 def test_what_an_engine_can_not_load_is_compiled_again(folder):
     text, _ = generated(LARK)
     with Engine.of(random_model()) as engine:
@@ -255,7 +250,6 @@ def test_a_file_whose_time_can_not_be_set_is_used(folder, monkeypatch):
     assert store.get(Regex("a")) == ("xgrammar", "prepared")
 
 
-@pytest.mark.slow
 def test_a_disk_that_takes_nothing_does_no_harm(folder):
     folder.write_text("no folder")
     assert generated(LARK)[1] == 0

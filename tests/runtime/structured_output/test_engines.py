@@ -128,7 +128,6 @@ def test_engines_allow_the_same_bytes(name):
 
 
 @pytest.mark.sampled(3)
-@pytest.mark.slow
 @pytest.mark.parametrize("name", [*REGULAR, *OTHERS])
 def test_engines_allow_the_same_tokens(name, model_engines):
     tokens, engines = model_engines
@@ -137,7 +136,6 @@ def test_engines_allow_the_same_tokens(name, model_engines):
         walk(grammars, tokens, random.Random(seed), steps=15)
 
 
-@pytest.mark.slow
 def test_engines_allow_the_same_in_random_grammars():
     tokens, engines = byte_engines()
     compared = 0
@@ -218,7 +216,6 @@ def test_the_engine_is_chosen_by_what_costs_it_time(constraint, engine):
 
 
 @pytest.mark.sampled(3)
-@pytest.mark.slow
 @pytest.mark.parametrize("name", [*REGULAR, *OTHERS])
 def test_a_text_leads_to_where_any_tokens_of_it_lead(name, model_engines):
     """Every engine of a model's tokens agrees, at every character of some texts."""
@@ -239,7 +236,6 @@ def test_a_text_leads_to_where_any_tokens_of_it_lead(name, model_engines):
                     assert allowed(next_mask(at_once), size) == allowed(next_mask(by_byte), size), text[:end]
 
 
-@pytest.mark.slow
 def test_a_text_that_is_not_in_the_grammar_or_has_no_tokens_is_refused(model_engines):
     tokens, engines = model_engines
     for engine in engines:

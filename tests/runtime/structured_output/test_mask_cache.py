@@ -49,7 +49,6 @@ def filler(threads):
     filler.close()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("constraint", CONSTRAINTS, ids=str)
 def test_shared_masks_are_those_of_a_matcher_alone(llguidance, filler, constraint):
     dice = random.Random(3)
@@ -97,7 +96,6 @@ def test_masks_are_kept_within_bounds():
     assert sorted(states.masks) == [(i, b"") for i in range(45, 50)]
 
 
-@pytest.mark.slow
 def test_what_is_known_of_languages_is_kept_within_bounds(llguidance, engine, threads, monkeypatch):
     """One that is dropped takes its masks along, and the next matchers begin it anew."""
     monkeypatch.setattr("sglang_lite.runtime.structured_output.llguidance.LANGUAGE_BYTES", 50_000)

@@ -108,7 +108,6 @@ def engine_for(**config):
     return engine
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("overlap", "page", "chunk", "retract"), [
     (True, 1, 7, 0), (True, 4, 64, 3), (False, 16, 7, 3), (False, 1, 64, 0),
 ], ids=str)  # fmt: skip
@@ -153,7 +152,6 @@ def test_a_number_is_what_free_text_begins_with(overlap, page, chunk, retract):
     assert {("length", False, False), ("stop", True, False), ("stop", False, True)} <= seen
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("jump", ["safe", "off"])
 @pytest.mark.parametrize("schema", [
     {"type": "integer"}, {"type": "integer", "minimum": 10, "maximum": 5000}, {"type": "number"},
@@ -216,7 +214,6 @@ def test_a_json_number_that_max_tokens_cuts_keeps_its_digits(schema):
     assert cut > 3
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("overlap", [True, False])
 def test_a_program_goes_on_after_the_number_alone(overlap):
     """Programs as wholes give what call by call gives, whose prompts have the number's own tokens and no others."""

@@ -43,7 +43,6 @@ def walk(engine, grammar, usual, rng, tokens=150):
     return text.decode(), matcher.complete
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("schema", [INTEGERS, NESTED, LISTED], ids=["integers", "nested", "listed"])
 def test_no_way_through_the_masks_writes_a_name_twice(engine, schema):
     grammar = engine.compile_grammar(sgl.grammar.json_schema(schema))
@@ -82,7 +81,6 @@ def test_what_there_is_to_watch_crosses_to_another_process(found):
     assert unpacked(packed(found)) == found
 
 
-@pytest.mark.slow
 def test_a_schema_that_a_process_of_its_own_has_prepared_is_not_read_again(engine, monkeypatch):
     """To find whether its names are open, in Python, on a thread beside the loop."""
     schema = {"type": "object", "properties": {f"p{i}": {"type": "integer"} for i in range(1_000)}}
@@ -96,7 +94,6 @@ def test_a_schema_that_a_process_of_its_own_has_prepared_is_not_read_again(engin
     assert isinstance(grammar, ruled_grammar.RuledGrammar)
 
 
-@pytest.mark.slow
 def test_a_generation_that_repeats_itself_has_other_names(engine):
     @sgl.function
     def program(s):

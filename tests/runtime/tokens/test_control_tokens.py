@@ -137,7 +137,6 @@ def test_added_tokens_that_are_text_are_that_everywhere(tokenizer):
 HOSTILE = st.lists(st.sampled_from([*ADDED, *CHARACTERS, "<", "|", "im_end", "|>", "<|im_", "end|>", "[/IN", "ST]"]))
 
 
-@pytest.mark.slow
 @given(parts=st.lists(st.tuples(st.one_of(HOSTILE.map("".join), st.text(max_size=5)), st.booleans()), max_size=6))
 def test_special_tokens_come_from_special_text_alone(tokenizer, parts):
     try:
@@ -188,7 +187,6 @@ def test_many_of_them_are_no_deep_recursion(tokenizer):
     assert named(tokenizer, said) == []
 
 
-@pytest.mark.slow
 def test_they_are_the_tokens_of_the_library(model_file):
     """`tokenizers` with special tokens as text is the oracle, of the default model's tokenizer."""
     tokenizer = tokenizer_from_gguf(GgufFile(model_file).metadata, "test")

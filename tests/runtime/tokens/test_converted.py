@@ -9,7 +9,6 @@ import pytest
 import sglang_lite as sgl
 from sglang_lite.runtime.tokens.from_folder import tokenizer_from_folder
 
-pytestmark = pytest.mark.slow
 CODE = """
 import sys
 from pathlib import Path

@@ -55,7 +55,6 @@ def metadata(model_file):
     return GgufFile(model_file).metadata
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_text_is_split_as_transformers_splits_it(metadata, name):
     ours = tokenizer_from_gguf({**metadata, "tokenizer.ggml.pre": name}, "test").backend.pre_tokenizer
@@ -67,7 +66,6 @@ def test_text_is_split_as_transformers_splits_it(metadata, name):
         assert ours.pre_tokenize_str(text) == expected.pre_tokenize_str(text)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", OWN)
 def test_text_is_split_as_the_tokenizers_own_file_splits_it(metadata, name):
     ours = tokenizer_from_gguf({**metadata, "tokenizer.ggml.pre": name}, "test").backend.pre_tokenizer

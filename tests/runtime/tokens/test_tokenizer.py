@@ -80,7 +80,6 @@ def test_ids_are_those_of_the_vocabulary_and_its_pre_tokenizer(tokenizer, oracle
     assert tokenizer.encode(text) == oracle(text)
 
 
-@pytest.mark.slow
 @settings(max_examples=300)
 @given(st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=30))
 def test_any_text_is_encoded_alike_and_comes_back(tokenizer, oracle, vocabulary, text):
@@ -304,7 +303,6 @@ def sentencepiece():
     return tokenizer_from_gguf(SENTENCEPIECE, "test")
 
 
-@pytest.mark.slow
 @given(pieces=words)
 def test_long_text_is_encoded_in_blocks_with_the_same_ids(byte_level, pieces):
     text = " ".join(pieces)

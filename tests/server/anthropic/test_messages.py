@@ -10,8 +10,6 @@ from sglang_lite.protocol import BackendError
 from tests.server.conftest import serving
 from tests.server.scripted import Scripted
 
-pytestmark = pytest.mark.slow
-
 USER: list = [{"role": "user", "content": "a quick brown fox"}]
 WEATHER: dict = {
     "name": "weather",

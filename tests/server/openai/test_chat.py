@@ -245,7 +245,6 @@ def test_streamed_completions_say_the_same(client):
     assert texts == {choice.index: choice.text for choice in alone.choices}
 
 
-@pytest.mark.slow
 def test_many_clients_at_once_have_the_answers_they_have_alone(client, url):
     async def ask():
         async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="x") as many:
@@ -305,7 +304,6 @@ def test_an_image_is_refused(client):
         chat(client, [{"role": "user", "content": parts}])
 
 
-@pytest.mark.slow
 def test_unknown_fields_can_be_reported_instead(engine):
     with serving(engine, unknown_fields="report") as url, openai.OpenAI(base_url=f"{url}/v1", api_key="x") as client:
         raw = client.chat.completions.with_raw_response.create(

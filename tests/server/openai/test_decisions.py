@@ -190,7 +190,6 @@ def test_many_questions_are_asked_in_waves(decide, monkeypatch):
     assert [each.name for each in decide(questions).answers] == [str(i) for i in range(7)]
 
 
-@pytest.mark.slow
 def test_four_hundred_questions_are_answered(decide):
     questions = [{"type": "predicate", "instructions": f"{i}?"} for i in range(400)]
     assert {each.type for each in decide(questions).answers} == {"predicate"}
@@ -254,7 +253,6 @@ def test_a_score_that_makes_no_sense_is_refused(http, body, parameter):
     assert response.json()["error"]["param"] == parameter
 
 
-@pytest.mark.slow
 def test_a_template_that_begins_reasoning_is_answered_after_it(folder):
     import sglang_lite as sgl
     from tests.server.conftest import SETTINGS

@@ -49,7 +49,6 @@ def test_openais_client_gets_the_engines_embeddings(running, form):
     assert (found.model, found.usage.prompt_tokens, found.usage.total_tokens) == ("embed", 14, 14)
 
 
-@pytest.mark.slow
 def test_embeddings_are_the_same_if_another_process_reads_the_body(running):
     engine, here = running["embed"]
     with serving(engine, large_body_kb=0) as apart:
@@ -120,7 +119,6 @@ def test_labels_are_the_engines(running):
         assert each["probs"] == pytest.approx(list(expected["probs"].values()))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "path", "body", "message"),
     [

@@ -12,7 +12,6 @@ def client(url):
         yield client
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("options", [
     {}, {"instructions": "Be short."}, {"tools": [WEATHER, TIME]}, {"text": {"format": {"type": "text"}}},
 ])  # fmt: skip

@@ -158,7 +158,6 @@ def test_what_can_not_be_read_is_refused_and_the_next_is_served(running, model, 
     assert httpx2.get(f"{url}/ready", timeout=60).status_code == 200
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("path", ["/classify", "/pooling"])
 def test_a_model_that_generates_has_no_rewards(http, path):
     refused = http.post(path, json={"input": "a"})

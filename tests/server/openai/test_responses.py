@@ -12,8 +12,6 @@ from sglang_lite.server.openai.responses_answer import TextLogprobs
 from tests.server.conftest import serving
 from tests.server.scripted import Scripted
 
-pytestmark = pytest.mark.slow
-
 SAID = "a quick brown fox"
 CITY = {"city": {"type": "string", "maxLength": 8}}
 WEATHER: dict = {

@@ -156,14 +156,12 @@ def test_what_is_wrong_is_named_before_anything_starts(http, engine, changed, pa
     assert engine.stats()["programs_opened"] == before
 
 
-@pytest.mark.slow
 def test_the_servers_own_limits_hold_above_the_clients(engine):
     with serving(engine, program_max_nodes=3) as url:
         response = httpx2.post(f"{url}/program", json=body(limits={"nodes": 100}), timeout=60)
         assert response.json()["error"]["param"] == "/program/nodes/2/branches/0/0"
 
 
-@pytest.mark.slow
 def test_a_million_nodes_are_refused(http):
     nodes = [{"kind": "Mark"}] * 100_000
     assert http.post("/program", json=body() | {"program": {"nodes": nodes}}).status_code == 400
@@ -304,7 +302,6 @@ def test_answers_are_checked_before_any_is_taken(http):
     growing.leave()
 
 
-@pytest.mark.slow
 def test_a_program_is_answered_by_its_own_key_alone(engine):
     with serving(engine, api_key=("one", "two")) as url:
         first = httpx2.Client(base_url=url, headers={"authorization": "Bearer one"}, timeout=60)

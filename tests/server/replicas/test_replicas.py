@@ -160,7 +160,6 @@ def texts(servers):
     return {prompt: answer(servers.healthy()[0], prompt) for prompt in PROMPTS}
 
 
-@pytest.mark.slow
 def test_requests_are_answered_through_the_gateway(servers, texts):
     with httpx2.Client(base_url=servers.url, timeout=60) as http:
         model = http.get("/v1/models").json()["data"][0]["id"]
@@ -177,7 +176,6 @@ def test_requests_are_answered_through_the_gateway(servers, texts):
         assert answer(servers.url, prompt) == streamed(servers.url, prompt) == texts[prompt]
 
 
-@pytest.mark.slow
 def test_requests_that_begin_alike_are_shared_out(servers):
     def counts():
         return [submitted(url) for url in servers.healthy()]
@@ -195,7 +193,6 @@ def submitted(url):
     return float(next(line for line in lines if line.startswith(name)).split()[-1])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("loaded", [False, True])
 def test_no_request_is_lost_with_a_server(servers, texts, loaded):
     before = servers.healthy()
@@ -237,7 +234,6 @@ def test_no_request_is_lost_with_a_server(servers, texts, loaded):
     assert len(broken) <= CLIENTS // 2, broken  # at most what was under way
 
 
-@pytest.mark.slow
 def test_streams_of_an_endpoint_end_as_undisturbed_ones_do(servers):
     before = servers.healthy()
     assert len(before) == 2
@@ -266,7 +262,6 @@ def test_streams_of_an_endpoint_end_as_undisturbed_ones_do(servers):
             each.result()
 
 
-@pytest.mark.slow
 def test_a_program_goes_through_a_gateway_inside_a_completion(servers):
     nodes = [{"kind": "Gen", "name": "a", "params": {"max_tokens": 3}}, {"kind": "Text", "text": "!"}]
     for stream in (False, True):
@@ -281,7 +276,6 @@ def test_a_program_goes_through_a_gateway_inside_a_completion(servers):
             assert response.json()["result"]["text"].endswith("!")
 
 
-@pytest.mark.slow
 def test_a_server_whose_engine_dies_is_started_again(servers, texts):
     before = servers.healthy()
     server = int(servers.servers()[before[0]])
@@ -292,7 +286,6 @@ def test_a_server_whose_engine_dies_is_started_again(servers, texts):
     until(lambda: len(servers.healthy()) == 2)
 
 
-@pytest.mark.slow
 def test_a_gateway_that_dies_is_started_again(servers, texts):
     before = servers.gateway()
     send(before, signal.SIGKILL)
@@ -307,7 +300,6 @@ def httpx_ok(url):
     return False
 
 
-@pytest.mark.slow
 def test_what_is_open_is_answered_after_sigterm_and_nothing_is_left(servers, texts):
     pids = servers.pids()
     assert len(pids) >= 6  # and two engines
@@ -330,7 +322,6 @@ def test_what_is_open_is_answered_after_sigterm_and_nothing_is_left(servers, tex
     until(lambda: not alive(pids))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("end", ["kill", "signals"])
 def test_nothing_is_left_of_a_supervisor_that_is_killed(folder, end):
     try:
@@ -377,7 +368,6 @@ def test_an_address_of_a_worker_has_to_be_whole(url):
         ReplicaSettings(workers=(url,))
 
 
-@pytest.mark.slow
 def test_a_gateway_that_never_starts_ends_the_command(tmp_path):
     (tmp_path / "smg").mkdir()
     (tmp_path / "smg" / "__init__.py").touch()

@@ -26,8 +26,6 @@ from sglang_lite.server.settings import ReplicaSettings, ServerSettings
 from tests.server.conftest import serving
 from tests.waiting import until
 
-pytestmark = pytest.mark.slow
-
 FAKE = str(Path(__file__).parent / "fake_gateway")  # a gateway that this machine always has
 
 
@@ -126,7 +124,6 @@ def reporting():
         yield servers, at_once.parties
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("package", gateway.PACKAGES)
 def test_requests_that_begin_as_no_other_are_shared_out(package, reporting):
     if importlib.util.find_spec(gateway.PACKAGES[package]) is None:
