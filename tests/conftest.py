@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
 import subprocess
@@ -134,7 +135,6 @@ def pytest_collection() -> Generator[None, object, object]:
 
 def pytest_collection_finish() -> None:
     """Modules that are imported and collected stay: no later collection of garbage looks at them."""
-    gc.collect()
     gc.freeze()
 
 
@@ -151,8 +151,9 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 
 def pytest_unconfigure() -> None:
-    """Objects that were kept from the collector are given back: at its end Python finds what Triton's kernels hold."""
-    gc.unfreeze()
+    """Objects that were kept from the collector are given back after pytest's own last collections, which would look for
+    seconds: at its end Python finds what Triton's kernels hold."""
+    atexit.register(gc.unfreeze)
 
 
 @pytest.fixture(scope="session")
