@@ -13,6 +13,7 @@ from sglang_lite.runtime.structured_output.llguidance import LlguidanceEngine
 MOST = 10 << 20  # bytes of a parser: as one group, the parts need ten times as many
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "part", [".*", ".?", ".{0,9}", "[^x]*", "(.*a)?", "(|.*a)", "(.*|b)", "(.?.?)", "(.?[^x]*){1,2}"]
 )
@@ -33,6 +34,7 @@ def test_a_large_set_is_written_once(part):
     assert prepared.parser_bytes < MOST
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("seed", range(40))
 def test_parts_in_groups_have_the_same_texts(seed):
     draw = Random(seed)

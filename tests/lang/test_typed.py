@@ -220,6 +220,7 @@ def test_the_answer_is_of_the_type_and_the_reasoning_is_free(kind, model_type, t
     assert generated(text, type=kind, reasoning=model_type)["x"] == value
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("model_type", list(FORMATS))
 def test_whatever_the_kind_of_reasoning_its_answer_is_of_the_type(model_type):
     """The scripted backend draws any text that satisfies the constraint: here reasoning, or none, and a number."""
@@ -441,6 +442,7 @@ def test_models_of_every_kind_grow():
     assert prefixes(Twice, '{"a": {"level": 1}, "b": {"level": 2}}')[-1] == {"a": {"level": 1}, "b": {"level": 2}}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", examples.HELD, ids=str)
 def test_a_text_of_any_type_is_read_at_every_place(kind):
     constraint = as_constraint(kind)

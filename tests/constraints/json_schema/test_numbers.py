@@ -101,6 +101,7 @@ STEPPED = [
 ]  # fmt: skip
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("step", "low", "high"), STEPPED)
 def test_multiples_of_decimals_are_told_by_brute_force(step, low, high):
     least, most = (None if end is None else Fraction(end) for end in (low, high))

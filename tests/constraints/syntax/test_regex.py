@@ -156,6 +156,7 @@ def _texts(pattern, random):
     return texts + [text[:-1] for text in texts] + [text + "b" for text in texts]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("seed", range(80))
 def test_random_patterns_match_what_pythons_do_here_and_in_the_engine(seed):
     rng = random.Random(seed)

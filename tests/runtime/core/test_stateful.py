@@ -11,7 +11,7 @@ from sglang_lite.program.nodes import Fork, Gen, Node, Program, Text
 from sglang_lite.protocol import Generation, OverloadedError, Played, ProgramResult, RequestAbortedError, SamplingParams
 from tests.runtime.scripted import VOCAB, SteppedEngine, answer, ended
 
-EXAMPLES = int(os.environ.get("SGLANG_LITE_EXAMPLES", "15"))  # of 50 actions each; more: CONTRIBUTING.md
+EXAMPLES = int(os.environ.get("SGLANG_LITE_EXAMPLES", "8"))  # of 50 actions each; more: CONTRIBUTING.md
 STEMS = [[random.Random(i).randrange(1, VOCAB) for _ in range(40)] for i in range(3)]
 
 prompts = st.tuples(st.sampled_from(STEMS), st.integers(1, 40), st.lists(st.integers(1, VOCAB - 1), max_size=6))

@@ -40,6 +40,7 @@ def product(library, blocks, bias=None):
     return BlockProduct(library, blocks.q, blocks.scale, blocks.minimum, bias)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", LIMITS, ids=str)
 @pytest.mark.parametrize("biased", [False, True])
 def test_products_are_those_with_the_decoded_matrix(library, blocks, dtype, biased):

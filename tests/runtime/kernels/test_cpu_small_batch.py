@@ -44,6 +44,7 @@ def close(found, expected, dtype):
     return found.dtype == dtype and (found - expected).float().norm() <= limit * expected.float().norm()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("tokens", [1, 5])
 @pytest.mark.parametrize("added", [True, False])
 def test_add_norm(library, formats, added, tokens):
@@ -126,6 +127,7 @@ def test_attend(library, formats, plan, window):
     assert (found.float() - expected.float()).norm() <= 1e-2 * expected.float().norm()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("threads", [1, 2, 5])
 @pytest.mark.parametrize("window", [None, 40])
 @pytest.mark.parametrize("plan", ROWS.values(), ids=list(ROWS))

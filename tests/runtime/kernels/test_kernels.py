@@ -135,6 +135,7 @@ def close_by_head(a, b):
 OPTIONS = [{}, {"softcap": 5.0}, {"window": 7}]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize(
     ("lengths", "heads", "dim"),
@@ -226,6 +227,7 @@ def test_a_prefix_is_read_once_for_all_that_share_it(scaled):
         (close if scaled is None else close_by_head)(out, expected)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize(
     ("start", "count", "heads"),

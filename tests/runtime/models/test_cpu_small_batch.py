@@ -61,6 +61,7 @@ def hidden(folder, dtype, slots, **settings):
     return torch.cat(found)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "slots", [slice(5, SLOTS), torch.arange(SLOTS).int() * 7 % SLOTS], ids=["side by side", "anywhere"]
 )
@@ -163,6 +164,7 @@ def calls(monkeypatch):
     return tokens
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.skipif(not is_supported(), reason="products with blocks need AVX2")
 @pytest.mark.parametrize("slots", [slice(5, SLOTS), torch.arange(SLOTS).int() * 7 % SLOTS], ids=["slice", "anywhere"])
 @pytest.mark.parametrize(("dtype", "limit"), [("float32", 1e-3), ("bfloat16", 3e-2)])

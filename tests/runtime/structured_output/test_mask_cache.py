@@ -49,6 +49,7 @@ def filler(threads):
     filler.close()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("constraint", CONSTRAINTS, ids=str)
 def test_shared_masks_are_those_of_a_matcher_alone(llguidance, filler, constraint):
     dice = random.Random(3)

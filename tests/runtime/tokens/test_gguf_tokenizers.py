@@ -55,6 +55,7 @@ def metadata(model_file):
     return GgufFile(model_file).metadata
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", NAMES)
 def test_text_is_split_as_transformers_splits_it(metadata, name):
     ours = tokenizer_from_gguf({**metadata, "tokenizer.ggml.pre": name}, "test").backend.pre_tokenizer
