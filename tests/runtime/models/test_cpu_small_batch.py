@@ -12,8 +12,8 @@ from sglang_lite.runtime.kernels.block_product import is_supported
 from sglang_lite.runtime.kernels.cpu_small_batch import SmallBatchOps
 from sglang_lite.runtime.kernels.cpu_small_batch_step import ThreadedSmallBatchOps
 from sglang_lite.runtime.loading.load_model import load_model
-from sglang_lite.runtime.models import cpu_small_batch, decoder, reader
-from sglang_lite.runtime.models.layers import linear
+from sglang_lite.runtime.models import cpu_small_batch, decoder
+from sglang_lite.runtime.models.layers import linear, linear_builder
 from sglang_lite.runtime.models.weights.source import Blocks
 from tests.runtime.models.tiny import VOCAB, randomise, save
 from tests.runtime.models.zoo import tiny
@@ -147,7 +147,7 @@ def blocks(monkeypatch):
         parts = [in_blocks(part, 4 if i < 2 else 8) for i, part in enumerate(parts)]
         return linear.make_linear(parts, *rest, **{**settings, "blocks": True})
 
-    monkeypatch.setattr(reader, "make_linear", make_linear)
+    monkeypatch.setattr(linear_builder, "make_linear", make_linear)
 
 
 @pytest.fixture
