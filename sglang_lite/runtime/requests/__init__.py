@@ -1,1 +1,1 @@
-"""Requests of the engine: their parameters, progress, output and hints. Knows no queue, slot or step."""
+"""Requests of the engine: parameters, progress, output, and hints of their programs. The scheduler queues them."""

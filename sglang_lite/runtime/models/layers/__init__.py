@@ -1,0 +1,1 @@
+"""Parts of a layer, for each format of their weights and each device."""
