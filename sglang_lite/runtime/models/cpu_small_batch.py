@@ -16,9 +16,9 @@ from sglang_lite.runtime.kernels.reference.attention import attention
 from sglang_lite.runtime.models.layers.experts import FeedForward
 from sglang_lite.runtime.models.layers.linear import products_of
 from sglang_lite.runtime.models.precision import Precision
-from sglang_lite.runtime.models.reader import Layer
 from sglang_lite.runtime.models.resolve import cache_folder
 from sglang_lite.runtime.models.spec import AttentionSpec, DenseSpec, LayerSpec, ModelSpec
+from sglang_lite.runtime.models.weight_reader import Layer
 
 # Gate and up elements of one layer's feed-forward, over all tokens, up to which one thread computes everything between
 # products in less time than torch takes to dispatch its operators: a third of a millisecond a layer.

@@ -22,8 +22,8 @@ from sglang_lite.runtime.models.layers.latent import latent_attention
 from sglang_lite.runtime.models.layers.norm import apply_norm
 from sglang_lite.runtime.models.layers.rope import rotate
 from sglang_lite.runtime.models.precision import Precision
-from sglang_lite.runtime.models.reader import Layer, WeightReader
 from sglang_lite.runtime.models.spec import LatentSpec, ModelSpec
+from sglang_lite.runtime.models.weight_reader import Layer, WeightReader
 from sglang_lite.runtime.models.weights.source import WeightSource
 
 

@@ -23,8 +23,8 @@ from sglang_lite.runtime.models.layers.gpu_linear import matrix
 from sglang_lite.runtime.models.layers.latent import made_queries
 from sglang_lite.runtime.models.layers.linear import Linear
 from sglang_lite.runtime.models.layers.norm import apply_norm
-from sglang_lite.runtime.models.reader import Layer
 from sglang_lite.runtime.models.spec import AttentionSpec, DenseSpec, FeedForwardSpec, LatentSpec, LayerSpec, ModelSpec
+from sglang_lite.runtime.models.weight_reader import Layer
 
 
 class GpuDecoder(Decoder):
