@@ -4,8 +4,9 @@ mask takes too long is late, as in the step loop: it takes its token in a later 
     python benchmarks/masks.py [--vocabulary FILE] [--rows N] [--steps N] [--threads 1,2,4]
 
 All rows are of one constraint and each spells another text of it: a schema (an object with an array of at least 64
-objects of six fields), a regex and a grammar. FILE is a `.tiktoken` file (Qwen's is in the PyPI package `dashscope`),
-padded to 151,936 tokens; without it the default model's 49,152 are used. The floor is writing the masks' memory once.
+objects of six fields), a regex, a grammar, and tool calls in free text. FILE is a `.tiktoken` file (Qwen's is in the
+PyPI package `dashscope`), padded to 151,936 tokens; without it the default model's 49,152 are used. The floor is
+writing the masks' memory once.
 All rows begin at once, so they are in the same field at the same time: the worst case for a step. `--spread` starts
 each somewhere else in its text.
 """
@@ -32,9 +33,8 @@ from tokenizers import AddedToken
 from vocabulary import PADDED, default_tokenizer, tiktoken_tokenizer
 
 from sglang_lite.constraints.random_texts import sample
-from sglang_lite.protocol import Constraint, ConstraintError, Ebnf, JsonSchema, Regex
+from sglang_lite.protocol import Constraint, ConstraintError, Ebnf, JsonSchema, Regex, StructuralTag, Tag
 from sglang_lite.runtime.structured_output.base import GrammarEngine
-from sglang_lite.runtime.structured_output.fastest import fastest
 from sglang_lite.runtime.structured_output.llguidance import LlguidanceEngine
 from sglang_lite.runtime.structured_output.mask_filler import MaskFiller
 from sglang_lite.runtime.structured_output.outlines import OutlinesEngine
@@ -57,9 +57,16 @@ SCHEMA = {
     "required": ["items"],
     "additionalProperties": False,
 }
+CALL = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}, "days": {"type": "integer"}, "unit": {"enum": ["C", "F"]}},
+    "required": ["city", "days", "unit"],
+    "additionalProperties": False,
+}
 CONSTRAINTS: dict[str, Constraint] = {
     "schema": JsonSchema(json.dumps(SCHEMA)),
     "regex": Regex("[a-z]+( [a-z]+)*"),
+    "calls": StructuralTag((Tag("<call>", JsonSchema(json.dumps(CALL)), "</call>"),), ("<call>",)),
     "grammar": Ebnf('root ::= term (("+" | "-") term)*\nterm ::= [0-9]+ | "(" root ")"'),
 }
 WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "lazy", "dogs", "while", "nobody", "looks", "at", "them"]
@@ -77,6 +84,10 @@ def text(name: str, dice: Random) -> str:
         return json.dumps({"items": [item() for _ in range(64)]})
     if name == "regex":
         return " ".join(dice.choice(WORDS) for _ in range(2000))
+    if name == "calls":
+        words = lambda: " ".join(dice.sample(WORDS, 5))  # noqa: E731
+        call = lambda: {"city": words(), "days": dice.randrange(20), "unit": dice.choice("CF")}  # noqa: E731
+        return "".join(f"{words()}.<call>{json.dumps(call())}</call>" for _ in range(40))
     return "+".join(sample(CONSTRAINTS[name], dice) for _ in range(400))
 
 
@@ -149,13 +160,13 @@ def main() -> None:
     made.append((1, OutlinesEngine(vocabulary)))
     for name in options.constraints.split(","):
         constraint = CONSTRAINTS[name]
-        print(f"\n{name} (auto: {fastest(constraint)})")
+        print(f"\n{name}")
         encoder: Any = made[0][1]
         texts = [encoder.encode(text(name, Random(row))) for row in range(options.rows)]
         starts = [Random(row).randrange(300) if options.spread else 0 for row in range(options.rows)]
         for threads, engine in made:
             if engine.name == "xgrammar" and name == "schema":
-                continue  # milliseconds a row, as registry.py says
+                continue  # milliseconds a row, as docs/constraints.md says
             try:
                 figures = measure(engine, MaskFiller(threads), constraint, texts, starts, options.steps, words)
             except ConstraintError as error:

@@ -93,9 +93,8 @@ class EngineConfig:
             masks and temperature. If False, they are those of the distribution that tokens are drawn from, before
             top-k, top-p and min-p; greedy requests have temperature 1. Log-probabilities of prompt tokens and choices
             are always the model's own.
-        constraint_backend: grammar engine for constraints: "llguidance", "xgrammar", "outlines" (regexes and choices);
-            "auto" takes the fastest that can enforce each constraint. A named engine refuses constraints that it can't
-            enforce.
+        constraint_backend: grammar engine for constraints: "llguidance", which "auto" takes, enforces all; "xgrammar"
+            and "outlines" (regexes and choices) refuse constraints that they can't enforce.
         compile_timeout_s: limit of CPU time for compiling a constraint, in seconds; beyond it, only the constraint's
             request fails.
         compile_memory_mb: memory limit of a process that compiles constraints, in MB; up to two of them run.

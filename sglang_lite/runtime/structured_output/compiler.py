@@ -35,7 +35,6 @@ from sglang_lite.protocol import (
 from sglang_lite.runtime.models.resolve import cache_folder
 from sglang_lite.runtime.structured_output.base import CompiledGrammar, GrammarEngine, Mask, PreparedGrammar
 from sglang_lite.runtime.structured_output.disk_cache import SLOW_S, GrammarDiskCache
-from sglang_lite.runtime.structured_output.fastest import fastest
 from sglang_lite.runtime.structured_output.json_number import JsonNumberGrammar, may_be_number
 from sglang_lite.runtime.structured_output.number import NumberGrammar
 from sglang_lite.runtime.structured_output.prefixed import ContinuedGrammar
@@ -69,7 +68,7 @@ class Compiler:
         vocab_size: number of the model's tokens, padding included.
         eos_ids: tokens that may end a complete text.
         threads: number of threads that compute masks concurrently.
-        backend: name of the grammar engine, or "auto" for the fastest for each constraint.
+        backend: name of the grammar engine.
         timeout_s: seconds of CPU time that compiling a constraint may take.
         memory_mb: memory limit of a worker process, in MB.
     """
@@ -91,8 +90,8 @@ class Compiler:
         self._threads = threads
         self._timeout, self._memory = timeout_s, memory_mb
         self._end = mask_of(self._eos_ids, vocab_size)
-        self._engines: dict[str, GrammarEngine] = {}
-        self._creating = threading.Lock()  # guards the creation of engines and workers
+        self._made: GrammarEngine | None = None
+        self._creating = threading.Lock()  # guards the creation of the engine and of workers
         self._loading = threading.Lock()
         self._cache: OrderedDict[Constraint, Future[CompiledGrammar]] = OrderedDict()
         self._bytes = 0  # of the cache's entries
@@ -206,8 +205,7 @@ class Compiler:
         """
         if isinstance(constraint, Number):
             return NumberGrammar(constraint, self._vocabulary, partial(self.build, Regex(PATTERNS[constraint.kind])))
-        name = fastest(constraint) if self._backend == "auto" else self._backend
-        return self._engine(name).compile(constraint)
+        return self._engine().compile(constraint)
 
     def close(self) -> None:
         """Kills the workers, and fails all constraints that are being compiled or are waiting."""
@@ -284,25 +282,25 @@ class Compiler:
         found = disk_cache.get(key)
         if found is not None:
             try:
-                name, (prepared, positions) = found
-                grammar = self._with_mask_rules(self._load(name, prepared), unpacked(positions))
+                prepared, positions = found
+                grammar = self._with_mask_rules(self._load(prepared), unpacked(positions))
             except Exception as error:  # raised by a library if the file was changed
-                logger.warning("a compiled grammar of %s can't be loaded: %s", found[0], error)
+                logger.warning("a compiled grammar of %s can't be loaded: %s", self._engine().name, error)
             else:
                 self.disk_hits += 1
                 return grammar
-        name, (prepared, positions), seconds = self._prepare(constraint)
-        grammar = self._load(name, prepared)
+        (prepared, positions), seconds = self._prepare(constraint)
+        grammar = self._load(prepared)
         if seconds > SLOW_S:
-            disk_cache.put(key, name, (prepared, positions))
+            disk_cache.put(key, (prepared, positions))
         return self._with_mask_rules(grammar, unpacked(positions))
 
-    def _load(self, name: str, prepared: PreparedGrammar) -> CompiledGrammar:
+    def _load(self, prepared: PreparedGrammar) -> CompiledGrammar:
         """Loads a prepared grammar, one at a time, as a slow load takes a core from the loop."""
         with self._loading:
-            return self._engine(name).load(prepared)
+            return self._engine().load(prepared)
 
-    def _prepare(self, constraint: Constraint) -> tuple[str, tuple[Any, bytes], float]:
+    def _prepare(self, constraint: Constraint) -> tuple[tuple[Any, bytes], float]:
         """Prepares a constraint in a worker; returns the result of `Worker.prepare`."""
         worker = self._worker()
         try:
@@ -327,11 +325,11 @@ class Compiler:
             self._workers.append(Worker(self._vocabulary, self._backend, self._timeout, self._memory))
             return self._workers[-1]
 
-    def _engine(self, name: str) -> GrammarEngine:
+    def _engine(self) -> GrammarEngine:
         with self._creating:
-            if name not in self._engines:
-                self._engines[name] = make_engine(name, self._vocabulary, self._tokenizer, self._threads)
-            return self._engines[name]
+            if self._made is None:
+                self._made = make_engine(self._backend, self._vocabulary, self._tokenizer, self._threads)
+            return self._made
 
     @cached_property
     def _digits(self) -> Mask:

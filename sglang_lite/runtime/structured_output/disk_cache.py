@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 from sglang_lite.protocol import Constraint
-from sglang_lite.runtime.structured_output.base import PreparedGrammar
 from sglang_lite.runtime.structured_output.llguidance import Prepared
 from sglang_lite.runtime.structured_output.registry import LIBRARIES
 from sglang_lite.runtime.structured_output.vocabulary import Vocabulary
@@ -40,7 +39,7 @@ class GrammarDiskCache:
     Args:
         folder: folder of the files, created when the first file is written.
         vocabulary: vocabulary of the grammars.
-        backend: name of the requested grammar engine, or "auto".
+        backend: name of the grammar engine.
     """
 
     def __init__(self, folder: Path, vocabulary: Vocabulary, backend: str) -> None:
@@ -49,11 +48,11 @@ class GrammarDiskCache:
         digest.update(repr((vocabulary.tokens, vocabulary.eos_ids)).encode())
         self._fingerprint = digest.hexdigest()
 
-    def get(self, constraint: Constraint) -> tuple[str, PreparedGrammar] | None:
-        """Returns the name of the engine and the grammar that it prepared, or None if no valid file exists."""
+    def get(self, constraint: Constraint) -> Any:  # of the type that `put` was given
+        """Returns what the engine has prepared, or None if no valid file exists."""
         path = self.path_of(constraint)
         try:
-            engine, prepared = _Unpickler(io.BytesIO(_unpacked(_content(path)))).load()
+            prepared = _Unpickler(io.BytesIO(_unpacked(_content(path)))).load()
         except FileNotFoundError:
             return None
         except Exception as error:  # of any kind: the file may hold anything
@@ -63,12 +62,12 @@ class GrammarDiskCache:
             return None
         with contextlib.suppress(OSError):  # the file may belong to root
             os.utime(path)
-        return engine, prepared
+        return prepared
 
-    def put(self, constraint: Constraint, engine: str, prepared: PreparedGrammar) -> None:
-        """Stores a prepared grammar, unless it is too large or the disk refuses it."""
+    def put(self, constraint: Constraint, prepared: object) -> None:
+        """Stores what the engine has prepared, unless it is too large or the disk refuses it."""
         try:
-            content = pickle.dumps((engine, prepared), protocol=5)
+            content = pickle.dumps(prepared, protocol=5)
             if len(content) > MAX_BYTES:
                 return
             packed = zlib.compress(content, 1)

@@ -24,7 +24,7 @@ def make_engine(
     """Returns a new engine. Imports its library, which no other code does.
 
     Args:
-        name: a ConstraintBackend other than "auto".
+        name: a ConstraintBackend.
         vocabulary: vocabulary of the model.
         tokenizer: tokenizer of the model, or None for an engine that is only used to `prepare`.
         threads: number of threads that compute masks concurrently.
@@ -38,7 +38,7 @@ def make_engine(
             from sglang_lite.runtime.structured_output.outlines import OutlinesEngine
 
             return OutlinesEngine(vocabulary)
-        case "llguidance":
+        case "llguidance" | "auto":
             from sglang_lite.runtime.structured_output.llguidance import LlguidanceEngine
 
             if tokenizer is None:

@@ -2,7 +2,7 @@
 
 It is killed if a constraint takes too long, and a compilation fails if it takes too much memory. The time limit is CPU
 time, so that a busy machine refuses nothing that an idle one accepts. A process whose memory has grown is replaced. It
-imports no torch, unless xgrammar is requested, which does.
+imports no torch, unless its engine is xgrammar, which does.
 
 The process is started afresh, not forked, as the parent has threads; and by its own command line, as `multiprocessing`
 would run the caller's main module again. It ends with its parent: it reads from a socket whose other end closes then,
@@ -30,7 +30,6 @@ from typing import Any
 from sglang_lite.protocol import Constraint, ConstraintError, EngineClosedError
 from sglang_lite.runtime.host.socket_pair import socket_pair
 from sglang_lite.runtime.structured_output.base import GrammarEngine, PreparedGrammar
-from sglang_lite.runtime.structured_output.fastest import fastest
 from sglang_lite.runtime.structured_output.registry import make_engine
 from sglang_lite.runtime.structured_output.ruled_grammar import mask_rules_of, packed
 from sglang_lite.runtime.structured_output.vocabulary import Vocabulary
@@ -70,9 +69,8 @@ class Worker:
         self._process: subprocess.Popen[bytes] | None = None
         self._kill: Callable[[], object] = lambda: None
 
-    def prepare(self, constraint: Constraint) -> tuple[str, tuple[PreparedGrammar, bytes], float]:
-        """Prepares a constraint. Returns the engine's name, the prepared grammar with packed positions, and the CPU
-        seconds.
+    def prepare(self, constraint: Constraint) -> tuple[tuple[PreparedGrammar, bytes], float]:
+        """Prepares a constraint. Returns the prepared grammar with packed positions, and the CPU seconds.
 
         Raises:
             ConstraintError: the constraint can't be enforced, or not within the limits.
@@ -96,8 +94,8 @@ class Worker:
             self._end()
         if isinstance(response, ConstraintError):
             raise response
-        name, prepared, seconds = response
-        return name, prepared, seconds
+        prepared, seconds = response
+        return prepared, seconds
 
     def _too_slow(self) -> TransientError:
         return TransientError(
@@ -200,14 +198,14 @@ def main(descriptor: int, memory_mb: int) -> None:
     connection = Connection(descriptor)
     with contextlib.suppress(*_DISCONNECTED):
         vocabulary, backend, timeout = connection.recv()
-        engines = _Engines(vocabulary, timeout)
+        engine = make_engine(backend, vocabulary)
         connection.send(_READY)
         started = _resident()
         while True:
             gc.collect()
             gc.freeze()  # memoised objects live on; scanning them would count as each constraint's time
-            response = _respond(engines, backend, connection.recv(), memory_mb)
-            connection.send((response, _resident() - started - engines.resident))
+            response = _respond(engine, connection.recv(), timeout, memory_mb)
+            connection.send((response, _resident() - started))
     os._exit(0)
 
 
@@ -240,18 +238,13 @@ def _resident() -> int:
 
 
 def _respond(
-    engines: _Engines, backend: str, constraint: Constraint, memory_mb: int
-) -> tuple[str, Any, float] | ConstraintError:
+    engine: GrammarEngine, constraint: Constraint, timeout: float, memory_mb: int
+) -> tuple[tuple[PreparedGrammar, bytes], float] | ConstraintError:
     try:
         began = time.process_time()
-        with _limited(engines.timeout):
-            name = fastest(constraint) if backend == "auto" else backend
-        choosing = time.process_time() - began
-        engine = engines.get(name)  # outside the time limit, as the library may have to be imported
-        began = time.process_time()
-        with _limited(max(engines.timeout - choosing, 0.001)):
+        with _limited(timeout):
             prepared = engine.prepare(constraint), packed(mask_rules_of(constraint))
-        return name, prepared, choosing + time.process_time() - began
+        return prepared, time.process_time() - began
     except ConstraintError as error:
         return error
     except Exception as error:  # from a library: the request must fail with it
@@ -261,28 +254,3 @@ def _respond(
                 hint="Simplify it, or raise the engine's compile_memory_mb.",
             )
         return ConstraintError(f"the constraint could not be compiled: {error!r}")
-
-
-class _Engines:
-    """Grammar engines of the worker process, created on first use.
-
-    Args:
-        vocabulary: vocabulary of the model.
-        timeout: CPU time limit of a constraint, in seconds.
-
-    Attributes:
-        timeout: CPU time limit of a constraint, in seconds.
-        resident: bytes that creating the engines took, which don't count as growth: xgrammar imports torch.
-    """
-
-    def __init__(self, vocabulary: Vocabulary, timeout: float) -> None:
-        self._vocabulary, self.timeout = vocabulary, timeout
-        self._engines: dict[str, GrammarEngine] = {}
-        self.resident = 0
-
-    def get(self, name: str) -> GrammarEngine:
-        if name not in self._engines:
-            before = _resident()
-            self._engines[name] = make_engine(name, self._vocabulary)
-            self.resident += _resident() - before
-        return self._engines[name]

@@ -162,7 +162,7 @@ def test_no_request_keeps_the_loop(engine, entered):
     engine.score("ab", ["a", "ba"])
 
 
-def test_long_forced_text_keeps_the_loop_for_a_piece_at_a_time(engine, monkeypatch):
+def test_long_forced_text_keeps_the_loop_for_a_piece_at_a_time(monkeypatch):
     spelled, encode_spans = [], Tokenizer.encode_spans
 
     def watched(self, spans, **options):
@@ -173,8 +173,8 @@ def test_long_forced_text_keeps_the_loop_for_a_piece_at_a_time(engine, monkeypat
     monkeypatch.setattr(Tokenizer, "encode_spans", watched)
     begin = "<x>" + "ab ba, " * 100
     tags = StructuralTag((Tag(begin, Regex("[ab]"), "!"),), ("<",), at_least_one=True, stop_after_first=True)
-    found = engine.complete("ab", greedy(900, logit_bias=((ord("<"), 50.0),)), tags)
-    assert found.meta["constraint_backend"] == "xgrammar"
+    with Engine.of(model(), constraint_backend="xgrammar") as engine:  # it forces text, not tokens
+        found = engine.complete("ab", greedy(900, logit_bias=((ord("<"), 50.0),)), tags)
     assert found.text.startswith(begin)
     assert found.usage.forced_tokens > 100
     assert 0 < max(spelled) <= 256

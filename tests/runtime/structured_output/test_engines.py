@@ -23,7 +23,6 @@ from sglang_lite.protocol import (
     Tag,
 )
 from sglang_lite.runtime.structured_output.base import masks_allow, next_mask
-from sglang_lite.runtime.structured_output.fastest import fastest
 from sglang_lite.runtime.structured_output.llguidance import LlguidanceEngine
 from sglang_lite.runtime.structured_output.mask_filler import MaskFiller
 from sglang_lite.runtime.structured_output.outlines import OutlinesEngine
@@ -191,28 +190,6 @@ def test_a_batch_is_filled_as_each_row_would_be():
     assert (together[:-1] == [next_mask(matcher) for matcher in matchers]).all()
     assert (together[-1] == 77).all()
     filler.close()
-
-
-def tags(content):
-    return StructuralTag((Tag("<x>", content, "</x>"),), ("<x>",))
-
-
-@pytest.mark.parametrize(
-    ("constraint", "engine"),
-    [
-        (tags(Regex("[a-z]+( [a-z]+)*")), "xgrammar"),
-        (tags(Regex(r"\d{4}-\d{2}")), "xgrammar"),
-        (tags(Regex('"([^"]|x){0,16}"')), "llguidance"),
-        (tags(Regex("(([a-z]{1,3} ){1,3}x){1,3}")), "llguidance"),
-        (tags(Choices(tuple(f"choice {i}" for i in range(1000)))), "llguidance"),
-        (OTHERS["tags"], "xgrammar"),
-        (OTHERS["sums"], "llguidance"),
-        (OTHERS["a schema"], "llguidance"),
-        (Regex(r"\d{4}-\d{2}"), "llguidance"),
-    ],
-)
-def test_the_engine_is_chosen_by_what_costs_it_time(constraint, engine):
-    assert fastest(constraint) == engine
 
 
 @pytest.mark.sampled(3)
