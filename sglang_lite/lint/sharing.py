@@ -87,12 +87,12 @@ class _Line:
 
     Attributes:
         number: line number.
-        places: indices of the texts in the way.
+        indices: indices of the texts in the way.
         differs: True if the text differs from run to run.
     """
 
     number: int
-    places: tuple[int, ...]
+    indices: tuple[int, ...]
     differs: bool
 
 
@@ -119,7 +119,7 @@ def moves(graphs: Sequence[GraphRecord], counter: TokenCounter, *, has_rows: boo
                 continue
             after = prefix_tree([_moved(graph, line, first) for graph in graphs], counter)
             gain = before.unique - after.unique
-            where = _nodes(graphs[0])[line.places[0]].where
+            where = _nodes(graphs[0])[line.indices[0]].where
             if where is not None and gain // runs >= MIN_GAIN:
                 less = gain / before.unique if has_rows else None
                 found.append(Move(where, line.number, first.number, gain // runs, less))
@@ -140,34 +140,34 @@ def _regions(graphs: Sequence[GraphRecord]) -> Iterator[list[_Line]]:
     columns = list(zip(*map(_nodes, graphs)))
     nodes = [column[0] for column in columns]
     for path in dict.fromkeys(node.path for node in nodes):
-        places = [at for at, node in enumerate(nodes) if node.path == path]
-        plain = {at for i, at in enumerate(places) if _is_plain(nodes, places, i)}
+        indices = [at for at, node in enumerate(nodes) if node.path == path]
+        plain = {at for i, at in enumerate(indices) if _is_plain(nodes, indices, i)}
         lines: list[_Line] = []
-        keys = [(at in plain, nodes[at].line) for at in places]
-        for number, pairs in itertools.groupby(zip(keys, places), lambda pair: pair[0]):
-            line_places = tuple(at for _, at in pairs)
-            if not number[0] or _elsewhere(nodes, line_places, plain):
+        keys = [(at in plain, nodes[at].line) for at in indices]
+        for number, pairs in itertools.groupby(zip(keys, indices), lambda pair: pair[0]):
+            line_indices = tuple(at for _, at in pairs)
+            if not number[0] or _elsewhere(nodes, line_indices, plain):
                 if lines:
                     yield lines
                 lines = []
             else:
-                lines.append(_Line(number[1], line_places, any(_differs(columns[at]) for at in line_places)))
+                lines.append(_Line(number[1], line_indices, any(_differs(columns[at]) for at in line_indices)))
         if lines:
             yield lines
 
 
-def _is_plain(nodes: Sequence[GraphNode], places: Sequence[int], i: int) -> bool:
+def _is_plain(nodes: Sequence[GraphNode], indices: Sequence[int], i: int) -> bool:
     """Returns True if a node is text of the user, not of the template around a turn."""
-    if not isinstance(nodes[places[i]].node, Text | Value):
+    if not isinstance(nodes[indices[i]].node, Text | Value):
         return False
-    after = nodes[places[i + 1]].node if i + 1 < len(places) else None
-    before = nodes[places[i - 1]].node if i else None
+    after = nodes[indices[i + 1]].node if i + 1 < len(indices) else None
+    before = nodes[indices[i - 1]].node if i else None
     return not isinstance(after, TurnBegin) and not isinstance(before, TurnEnd)
 
 
-def _elsewhere(nodes: Sequence[GraphNode], line_places: Sequence[int], inside: set[int]) -> bool:
+def _elsewhere(nodes: Sequence[GraphNode], line_indices: Sequence[int], inside: set[int]) -> bool:
     """Returns True if a line has other nodes than these texts: the line can't be moved as a whole then."""
-    first = nodes[line_places[0]]
+    first = nodes[line_indices[0]]
     return any(
         node.line == first.line and node.path == first.path and at not in inside for at, node in enumerate(nodes)
     )
@@ -180,9 +180,9 @@ def _differs(column: Sequence[GraphNode]) -> bool:
 
 def _moved(graph: GraphRecord, line: _Line, above: _Line) -> GraphRecord:
     order = list(graph.ways[0].nodes)
-    moved = [order[at] for at in line.places]
-    rest = [i for at, i in enumerate(order) if at not in line.places]
-    at = rest.index(order[above.places[0]])
+    moved = [order[at] for at in line.indices]
+    rest = [i for at, i in enumerate(order) if at not in line.indices]
+    at = rest.index(order[above.indices[0]])
     way = msgspec.structs.replace(graph.ways[0], nodes=(*rest[:at], *moved, *rest[at:]))
     return msgspec.structs.replace(graph, ways=(way,))
 

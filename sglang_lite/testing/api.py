@@ -67,8 +67,8 @@ def problem(kind: Foreign, body: object) -> tuple[str, str] | None:
     path, validation_error = invalid
     first = max(validation_error.errors(), key=lambda each: len(each["loc"]))  # the deepest error of a union
     names = _names(body)
-    place = [str(part) for part in (*path, *first["loc"]) if isinstance(part, int) or part in names]
-    return ".".join(place) or str(first["loc"][-1]), first["msg"]
+    parameter = [str(part) for part in (*path, *first["loc"]) if isinstance(part, int) or part in names]
+    return ".".join(parameter) or str(first["loc"][-1]), first["msg"]
 
 
 def _later(value: Any, path: tuple[Any, ...] = ()) -> tuple[tuple[Any, ...], Any] | None:

@@ -201,22 +201,22 @@ def _message_events(item: Any, answer: RenderedAnswer, step: Any) -> list[Any]:
     from openai.types import responses as types
 
     (part,) = item.content
-    place = {"item_id": item.id, "content_index": 0}
+    ids = {"item_id": item.id, "content_index": 0}
     if part.type == "refusal":
         empty = part.model_copy(update={"refusal": ""})
         deltas = [
-            step(types.ResponseRefusalDeltaEvent, "response.refusal.delta", delta=part.refusal, **place),
-            step(types.ResponseRefusalDoneEvent, "response.refusal.done", refusal=part.refusal, **place),
+            step(types.ResponseRefusalDeltaEvent, "response.refusal.delta", delta=part.refusal, **ids),
+            step(types.ResponseRefusalDoneEvent, "response.refusal.done", refusal=part.refusal, **ids),
         ]
     else:
         empty, name = part.model_copy(update={"text": ""}), "response.output_text"
         deltas = [
-            step(types.ResponseTextDeltaEvent, f"{name}.delta", delta=piece, logprobs=[], **place)
+            step(types.ResponseTextDeltaEvent, f"{name}.delta", delta=piece, logprobs=[], **ids)
             for piece in answer.pieces
         ]
-        deltas.append(step(types.ResponseTextDoneEvent, f"{name}.done", text=part.text, logprobs=[], **place))
+        deltas.append(step(types.ResponseTextDoneEvent, f"{name}.done", text=part.text, logprobs=[], **ids))
     return [
-        step(types.ResponseContentPartAddedEvent, "response.content_part.added", part=empty, **place),
+        step(types.ResponseContentPartAddedEvent, "response.content_part.added", part=empty, **ids),
         *deltas,
-        step(types.ResponseContentPartDoneEvent, "response.content_part.done", part=part, **place),
+        step(types.ResponseContentPartDoneEvent, "response.content_part.done", part=part, **ids),
     ]

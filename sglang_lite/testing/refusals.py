@@ -36,12 +36,12 @@ def of_openai(problem: tuple[str, str] | None) -> Fail | None:
     """Error for a body that doesn't match the SDK's type."""
     if problem is None:
         return None
-    place, why = problem
+    parameter, why = problem
     if why.startswith("Extra inputs"):
-        return _openai(f"Unrecognized request argument supplied: {place}", place, "unknown_parameter")
+        return _openai(f"Unrecognized request argument supplied: {parameter}", parameter, "unknown_parameter")
     if why.startswith("Field required"):
-        return _openai(f"Missing required parameter: '{place}'.", place, "missing_required_parameter")
-    return _openai(f"Invalid value for '{place}': {why}.", place, "invalid_value")
+        return _openai(f"Missing required parameter: '{parameter}'.", parameter, "missing_required_parameter")
+    return _openai(f"Invalid value for '{parameter}': {why}.", parameter, "invalid_value")
 
 
 def of_chat(body: Mapping[str, Json]) -> Fail | None:
@@ -85,8 +85,8 @@ def of_anthropic(problem: tuple[str, str] | None) -> Fail | None:
     """Error for a body that doesn't match the SDK's type."""
     if problem is None:
         return None
-    place, why = problem
-    return Fail(400, f"{place}: {'Extra inputs are not permitted' if why.startswith('Extra inputs') else why}")
+    parameter, why = problem
+    return Fail(400, f"{parameter}: {'Extra inputs are not permitted' if why.startswith('Extra inputs') else why}")
 
 
 def of_messages(body: Mapping[str, Json]) -> Fail | None:

@@ -192,10 +192,10 @@ def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
     return msgspec.json.Decoder(kind, dec_hook=location_from)
 
 
-def location_names(place: Location) -> tuple[str, int, str]:
+def location_names(location: Location) -> tuple[str, int, str]:
     """Location as data, for msgspec. No other object that is not a record gets here, because `check` refuses the
     rest."""
-    return place.names
+    return location.names
 
 
 def location_from(kind: type[Location], names: Json) -> Location:

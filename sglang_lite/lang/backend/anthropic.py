@@ -291,10 +291,10 @@ class MessagesReader(ApiReader):
                 self._end(event)
         return ()
 
-    def _add(self, delta: Any, place: int) -> Sequence[Delta]:
+    def _add(self, delta: Any, index: int) -> Sequence[Delta]:
         """Adds a block's delta to the sample, and returns its new text or thinking."""
         sample = self._sample
-        block = sample.provider_items[place] if place < len(sample.provider_items) else {}
+        block = sample.provider_items[index] if index < len(sample.provider_items) else {}
         match delta.type:
             case "text_delta":
                 block["text"] = block.get("text", "") + delta.text
@@ -306,8 +306,8 @@ class MessagesReader(ApiReader):
                 return [Delta("", reasoning=delta.thinking)]
             case "signature_delta":
                 block["signature"] = delta.signature
-            case "input_json_delta" if place in sample.calls:
-                sample.calls[place].arguments += delta.partial_json
+            case "input_json_delta" if index in sample.calls:
+                sample.calls[index].arguments += delta.partial_json
         return ()
 
     def _end(self, event: Any) -> None:
@@ -319,8 +319,8 @@ class MessagesReader(ApiReader):
         if sample.finish_reason == "refusal":
             details = event.delta.stop_details
             sample.refusal = (details and (details.explanation or details.category)) or "no reason is given"
-        for place, call in sample.calls.items():
-            sample.provider_items[place]["input"] = _parsed(call.arguments)
+        for index, call in sample.calls.items():
+            sample.provider_items[index]["input"] = _parsed(call.arguments)
         if not any(block["type"] in ("thinking", "redacted_thinking", "tool_use") for block in sample.provider_items):
             plain, sample.provider_items = sample.provider_items, []  # later turns contain its text anyway
             if self.paused:

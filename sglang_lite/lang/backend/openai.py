@@ -166,8 +166,8 @@ def decision(response: Foreign, choices: Sequence[str], name: str, seconds: floa
     if set(found) != set(choices):
         raise BackendError(f"{name}: the decision does not name the choices.", hint="Check what listens at base_url.")
     scores = tuple(
-        ChoiceScore(choice, (place,), (math.log(found[choice]) if found[choice] > 0 else MIN_LOGPROB,))
-        for place, choice in enumerate(choices)
+        ChoiceScore(choice, (index,), (math.log(found[choice]) if found[choice] > 0 else MIN_LOGPROB,))
+        for index, choice in enumerate(choices)
     )
     usage = parse_usage(response.usage)
     usage = msgspec.structs.replace(usage, total_s=seconds)

@@ -275,8 +275,8 @@ class GenerateContentReader(ApiReader):
                 refusal=f"the prompt was blocked ({blocked.value})", finish_reason="blocked"
             )
         deltas = list[Delta]()
-        for place, candidate in enumerate(event.candidates or ()):
-            deltas += self._add(place if candidate.index is None else candidate.index, candidate)
+        for index, candidate in enumerate(event.candidates or ()):
+            deltas += self._add(index if candidate.index is None else candidate.index, candidate)
         return deltas
 
     def _count(self, counts: Any) -> None:

@@ -42,8 +42,8 @@ class Finding(Record, frozen=True):
     advice: str = ""
 
     def __str__(self) -> str:
-        place = f"{self.where.file}:{self.where.line}: " if self.where is not None else ""
-        return f"{place}{self.code}: {self.message}{' ' + self.advice if self.advice else ''}"
+        location = f"{self.where.file}:{self.where.line}: " if self.where is not None else ""
+        return f"{location}{self.code}: {self.message}{' ' + self.advice if self.advice else ''}"
 
 
 def check(graph: GraphRecord, backend: Backend | None) -> tuple[Finding, ...]:
@@ -58,10 +58,10 @@ def check(graph: GraphRecord, backend: Backend | None) -> tuple[Finding, ...]:
     )  # fmt: skip
     # If several ways have the same finding, the first one is kept.
     once = {(each.code, each.where, each.message): each for each in reversed(found)}
-    return tuple(sorted(once.values(), key=_place))
+    return tuple(sorted(once.values(), key=_position))
 
 
-def _place(finding: Finding) -> tuple[str, int]:
+def _position(finding: Finding) -> tuple[str, int]:
     return finding.where.names[:2] if finding.where is not None else ("", 0)
 
 

@@ -30,10 +30,10 @@ class TracedPlanner(Planner):
     def plan(self, parts: Sequence[Expression], role: str | None, where: Location | None) -> Sequence[Expression]:
         planned = list(parts)
         context = TurnContext(self._about, role, self._run, where)
-        for i, (turn, place) in plan(list(map(_known, parts)), context).items():
+        for i, (turn, index) in plan(list(map(_known, parts)), context).items():
             part = planned[i]
             assert isinstance(part, SglGen | SglSelect)
-            planned[i] = replace(part, source=PlannedTurn(turn, place))
+            planned[i] = replace(part, source=PlannedTurn(turn, index))
         return planned
 
     def share(self, added: Expression, size: int) -> Expression:

@@ -35,8 +35,10 @@ def unreached(
     if not isinstance(function, _Function) or not function.args.args:
         return []
     code = inspect.unwrap(body).__code__
-    here = {place.line - first + 1 for place in reached if place is not None and place.file == code.co_filename}
-    question_lines = {place.line - first + 1 for place in asked if place.file == code.co_filename}
+    here = {
+        location.line - first + 1 for location in reached if location is not None and location.file == code.co_filename
+    }
+    question_lines = {each.line - first + 1 for each in asked if each.file == code.co_filename}
     return [
         Location.named(code.co_filename, statement.lineno + first - 1, code.co_qualname)
         for statement in _dead(function.body, function.args.args[0].arg, question_lines, doubtful=False)

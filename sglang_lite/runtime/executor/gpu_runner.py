@@ -522,7 +522,7 @@ def _one_row(slots: Ints, start: int, end: int) -> StepRecord:
         step=0, slots=slots, epochs=slots, starts=np.array([start], dtype=np.int32),
         ends=np.array([end], dtype=np.int32), decoding=single, singles=single,
         ids=np.zeros(end - start, dtype=np.int32), positions=np.arange(start, end, dtype=np.int32),
-        copies=np.zeros((2, 0), dtype=np.int32), page_places=nothing, pages=nothing, started=nothing,
+        copies=np.zeros((2, 0), dtype=np.int32), page_indices=nothing, pages=nothing, started=nothing,
         sampling=np.zeros(0, dtype=SAMPLING),
     )  # fmt: skip
 

@@ -48,7 +48,7 @@ class GpuSlots:
             self._parameters.copy_(self._staging.send(_packed(self._sampling)), non_blocking=True)
         if len(record.pages):
             self._pages.update(record)
-            update_pages(self.page_table, *self._staging.send_all(record.page_places, record.pages))
+            update_pages(self.page_table, *self._staging.send_all(record.page_indices, record.pages))
 
 
 def _packed(sampling: SamplingTable) -> Ints:

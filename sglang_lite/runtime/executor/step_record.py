@@ -70,7 +70,7 @@ class StepRecord(msgspec.Struct, frozen=True):
         ids: int32 [T], row after row; -1 for the token that was drawn last in the row's slot.
         positions: int32 [T].
         copies: int32 [2, C], source and destination token slots to copy before anything else.
-        page_places: int32 [K], places in the page table [slots, pages of a slot], flattened, that have changed.
+        page_indices: int32 [K], places in the page table [slots, pages of a slot], flattened, that have changed.
         pages: int32 [K], their pages.
         started: int32 [S], slots whose sampling parameters have changed.
         sampling: SAMPLING [S], these parameters.
@@ -89,7 +89,7 @@ class StepRecord(msgspec.Struct, frozen=True):
     ids: Ints
     positions: Ints
     copies: Ints
-    page_places: Ints
+    page_indices: Ints
     pages: Ints
     started: Ints
     sampling: NDArray[np.void]
@@ -127,7 +127,7 @@ class SlotPages:
 
     def update(self, record: StepRecord) -> None:
         """Takes over the changes of a record."""
-        self.pages.reshape(-1)[record.page_places] = record.pages
+        self.pages.reshape(-1)[record.page_indices] = record.pages
 
     def token_slots(self, slot: int, start: int, end: int) -> Ints:
         """Token slots of positions start … end-1 in the KV cache."""
@@ -168,11 +168,11 @@ class StepWriter:
         page_count = int(table.page_count[slots].max())
         now: Ints = table.pages[slots, :page_count]
         row, page = (now != self._written[slots, :page_count]).nonzero()
-        page_places = pages = _NOTHING
+        page_indices = pages = _NOTHING
         if len(row):
             pages = now[row, page]
-            page_places = slots[row] * np.int32(table.pages.shape[1]) + page.astype(np.int32)
-            self._written.reshape(-1)[page_places] = pages
+            page_indices = slots[row] * np.int32(table.pages.shape[1]) + page.astype(np.int32)
+            self._written.reshape(-1)[page_indices] = pages
         return StepRecord(
             step=batch.step,
             slots=slots,
@@ -184,7 +184,7 @@ class StepWriter:
             ids=ids,
             positions=positions,
             copies=np.stack(batch.copies).astype(np.int32) if len(batch.copies[0]) else _NO_COPIES,
-            page_places=page_places,
+            page_indices=page_indices,
             pages=pages,
             started=np.array([each.slot for each in started], dtype=np.int32) if started else _NOTHING,
             sampling=_sampling(started) if started else _NO_SAMPLING,

@@ -248,11 +248,11 @@ def _take_all(spec: ModelSpec, source: HeaderSource) -> None:
     another shape."""
     taken: set[str] = set()
     for parameter in parameters(spec):
-        there = (place for place in parameter.places if place.name in taken or source.has(place.name))
-        place = next(there, parameter.places[0])
-        if place.name not in taken:
-            source.take(place.name, place.shape)
-            taken.add(place.name)
+        there = (piece for piece in parameter.slices if piece.name in taken or source.has(piece.name))
+        piece = next(there, parameter.slices[0])
+        if piece.name not in taken:
+            source.take(piece.name, piece.shape)
+            taken.add(piece.name)
     for name in (f"{head_name(spec)}.weight", "rope_freqs.weight"):  # allowed, but not needed
         source.ignore(name)
     source.check_all_used()

@@ -29,32 +29,32 @@ class ParameterTensors:
         """Frees the tensors of which parts were taken; called when a layer has taken all of its parts."""
         self._stacks.clear()
 
-    def place(self, parameter: ParameterSpec) -> CheckpointSlice:
-        """Place in which the checkpoint stores a parameter; the first possible one if it stores none.
+    def slice_of(self, parameter: ParameterSpec) -> CheckpointSlice:
+        """Slice in which the checkpoint stores a parameter; the first possible one if it stores none.
 
         Raises:
-            ModelError: the checkpoint has the parameter in two places.
+            ModelError: the checkpoint has the parameter twice.
         """
-        found = [p for p in parameter.places if p.name in self._stacks or self._source.has(p.name)]
+        found = [p for p in parameter.slices if p.name in self._stacks or self._source.has(p.name)]
         if len(found) > 1:
             raise ModelError(
                 f"{self._source.label}: both {found[0].name} and {found[1].name} are there, and only one can be meant.",
                 hint="The checkpoint mixes two ways to store experts; write it anew in one of them.",
             )
-        return found[0] if found else parameter.places[0]
+        return found[0] if found else parameter.slices[0]
 
     def take(self, parameter: ParameterSpec) -> Weight:
-        place = self.place(parameter)
-        if not place.part:
-            return self._source.take(place.name, place.shape)
-        if place.name not in self._stacks:
-            whole = self._source.take(place.name, place.shape)
-            self._stacks[place.name] = whole.decode(0, place.shape[0]) if isinstance(whole, EncodedMatrix) else whole
-        whole = self._stacks[place.name]
-        if place.groups > 1:
-            return whole.view(place.groups, -1, *whole.shape[1:])[:, *place.part].flatten(0, 1)
-        part = whole[place.part]
-        return part.t() if place.inputs is not None and place.outputs > place.inputs else part
+        piece = self.slice_of(parameter)
+        if not piece.part:
+            return self._source.take(piece.name, piece.shape)
+        if piece.name not in self._stacks:
+            whole = self._source.take(piece.name, piece.shape)
+            self._stacks[piece.name] = whole.decode(0, piece.shape[0]) if isinstance(whole, EncodedMatrix) else whole
+        whole = self._stacks[piece.name]
+        if piece.groups > 1:
+            return whole.view(piece.groups, -1, *whole.shape[1:])[:, *piece.part].flatten(0, 1)
+        part = whole[piece.part]
+        return part.t() if piece.inputs is not None and piece.outputs > piece.inputs else part
 
     def vector(self, parameter: ParameterSpec) -> torch.Tensor:
         vector = self.take(parameter)
@@ -68,9 +68,9 @@ class ParameterTensors:
 
     def matrices(self, parameters: Sequence[ParameterSpec]) -> list[Weight]:
         """Matrices to be stacked along their outputs, as a list; a single matrix if they are stored stacked."""
-        places = [self.place(p) for p in parameters]
-        if len({place.name for place in places}) == 1 and len(places[0].shape) == 2 and places[0].groups == 1:
-            return [self._source.take(places[0].name, places[0].shape)]
+        slices = [self.slice_of(p) for p in parameters]
+        if len({piece.name for piece in slices}) == 1 and len(slices[0].shape) == 2 and slices[0].groups == 1:
+            return [self._source.take(slices[0].name, slices[0].shape)]
         return [self.take(p) for p in parameters]
 
     def bias(self, parameters: Table, roles: tuple[str, ...], expert: int | None = None) -> torch.Tensor | None:

@@ -1,4 +1,4 @@
-"""Table of a model's parameters: role, shape and possible places in a checkpoint of each tensor.
+"""Table of a model's parameters: role, shape and possible slices in a checkpoint of each tensor.
 
 Used to read weights, and to shard, adapt or write them. Needs no torch.
 """
@@ -40,14 +40,14 @@ class ParameterSpec:
     Attributes:
         role: role of the tensor in its layer or in the model, such as "q" or "embedding".
         shape: (outputs, inputs) of a matrix, (size,) of a vector.
-        places: places where a checkpoint may hold the tensor; a checkpoint uses exactly one of them.
+        slices: tensors, or slices of them, of which a checkpoint has exactly one.
         layer: index of the tensor's layer, or None for a tensor of the whole model.
         expert: index of the tensor's expert, or None if the tensor belongs to no single expert.
     """
 
     role: str
     shape: tuple[int, ...]
-    places: tuple[CheckpointSlice, ...]
+    slices: tuple[CheckpointSlice, ...]
     layer: int | None = None
     expert: int | None = None
 
@@ -187,8 +187,8 @@ class _Names:
         path = self._path(role)
         if "{}" in path:
             for head in range(shape[0]):
-                place = CheckpointSlice(f"{path.format(head)}.weight", shape[1:])
-                yield ParameterSpec(f"{role}.{head}", shape[1:], (place,), self._layer)
+                piece = CheckpointSlice(f"{path.format(head)}.weight", shape[1:])
+                yield ParameterSpec(f"{role}.{head}", shape[1:], (piece,), self._layer)
             return
         yield ParameterSpec(role, shape, (CheckpointSlice(f"{path}.weight", shape),), self._layer)
         if bias:
@@ -213,11 +213,11 @@ class _Names:
         size, whole = spec.key_size, sum(outputs.values())
         for i, role in enumerate(outputs):
             part = (slice(i * size, (i + 1) * size),)
-            place = CheckpointSlice(f"{self._path(role)}.weight", (whole, inputs), part, inputs=1, groups=spec.heads)
-            yield ParameterSpec(role, (outputs[role], inputs), (place,), self._layer)
+            piece = CheckpointSlice(f"{self._path(role)}.weight", (whole, inputs), part, inputs=1, groups=spec.heads)
+            yield ParameterSpec(role, (outputs[role], inputs), (piece,), self._layer)
             if bias:
-                place = CheckpointSlice(f"{self._path(role)}.bias", (whole,), part, groups=spec.heads)
-                yield ParameterSpec(f"{role}_bias", (outputs[role],), (place,), self._layer)
+                piece = CheckpointSlice(f"{self._path(role)}.bias", (whole,), part, groups=spec.heads)
+                yield ParameterSpec(f"{role}_bias", (outputs[role],), (piece,), self._layer)
 
     def matrices(self, outputs: Mapping[str, int], inputs: int, *, bias: bool) -> Iterator[ParameterSpec]:
         """Yields matrices with common inputs. Roles with the same tensor name are consecutive rows of that tensor."""
@@ -227,15 +227,15 @@ class _Names:
             start = sum(outputs[other] for other in merged[: merged.index(role)])
             rows = sum(outputs[other] for other in merged)
             part = (slice(start, start + size),) if len(merged) > 1 else ()
-            place = CheckpointSlice(f"{path}.weight", (rows, inputs), part, inputs=1)
-            yield ParameterSpec(role, (size, inputs), (place,), self._layer)
+            piece = CheckpointSlice(f"{path}.weight", (rows, inputs), part, inputs=1)
+            yield ParameterSpec(role, (size, inputs), (piece,), self._layer)
             if bias:
                 yield ParameterSpec(
                     f"{role}_bias", (size,), (CheckpointSlice(f"{path}.bias", (rows,), part),), self._layer
                 )
 
     def expert(self, expert: int, experts: ExpertsSpec, hidden: int) -> Iterator[ParameterSpec]:
-        """Yields an expert's matrices, each with two possible places: a separate tensor, or a slice of all experts'
+        """Yields an expert's matrices, each with two possible slices: a separate tensor, or a slice of all experts'
         stack."""
         size = experts.size
         interleaved = self._family.experts_interleaved
@@ -249,16 +249,16 @@ class _Names:
                 rows = slice(0, size) if role == "gate" else slice(size, None)
             if interleaved:
                 shape = (experts.count, inputs, stacked_rows)
-                places = [CheckpointSlice(path, shape, (expert, slice(None), rows), outputs=2, inputs=1)]
+                slices = [CheckpointSlice(path, shape, (expert, slice(None), rows), outputs=2, inputs=1)]
             else:
-                places = [
+                slices = [
                     CheckpointSlice(path, (experts.count, stacked_rows, inputs), (expert, rows), outputs=1, inputs=2)
                 ]
             biases = [CheckpointSlice(f"{path}_bias", (experts.count, stacked_rows), (expert, rows), outputs=1)]
             if self._names[f"expert_{role}"]:
                 split = self._path(f"expert_{role}").format(expert)
-                places.insert(0, CheckpointSlice(f"{split}.weight", (outputs, inputs), inputs=1))
+                slices.insert(0, CheckpointSlice(f"{split}.weight", (outputs, inputs), inputs=1))
                 biases.insert(0, CheckpointSlice(f"{split}.bias", (outputs,)))
-            yield ParameterSpec(f"expert_{role}", (outputs, inputs), tuple(places), self._layer, expert)
+            yield ParameterSpec(f"expert_{role}", (outputs, inputs), tuple(slices), self._layer, expert)
             if experts.bias:
                 yield ParameterSpec(f"expert_{role}_bias", (outputs,), tuple(biases), self._layer, expert)

@@ -250,11 +250,11 @@ class WeightReader:
         return Experts(spec, router, correction, experts, shared, shared_gate)
 
     def _router(self, table: Table) -> Linear:
-        place = self._tensors.place(table["router", None])
+        piece = self._tensors.slice_of(table["router", None])
         weight = stacked([self._tensors.take(table["router", None])], torch.float32)
         if not weight.isfinite().all():
             raise ModelError(
-                f"{self.source.label}: {place.name} has NaN or infinite elements, so it can't choose experts.",
+                f"{self.source.label}: {piece.name} has NaN or infinite elements, so it can't choose experts.",
                 hint="Fetch the checkpoint again, or use another one.",
             )
         return self._linears.float32(weight, self._tensors.bias(table, ("router",)))

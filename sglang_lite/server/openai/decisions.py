@@ -85,8 +85,8 @@ def _question_template(reader: RequestReader, messages: Sequence[Mapping[str, An
         ParameterError: the input is too long.
         TemplateError: the chat template changes the last message.
     """
-    place = random_id()
-    task = f"{_TASK}\n\n{place}"
+    marker = random_id()
+    task = f"{_TASK}\n\n{marker}"
     if messages[-1]["role"] == "user":  # some templates require alternating roles
         messages = [*messages[:-1], {**messages[-1], "content": f"{messages[-1]['content']}\n\n{task}"}]
     else:
@@ -96,7 +96,7 @@ def _question_template(reader: RequestReader, messages: Sequence[Mapping[str, An
     before: list[Span] = []
     after: list[Text] = []
     for span in rendered.prompt.spans:
-        head, placeholder, tail = span.text.partition(place)
+        head, placeholder, tail = span.text.partition(marker)
         if after:
             after.append(Text(span.text, special=span.special))
         else:
@@ -167,8 +167,8 @@ async def _selections(
     Raises:
         SglError: the engine is closed, or has no room.
     """
-    places = list(wave)
-    program = Program((Fork(tuple(template.branch(wave[i]) for i in places)),))
+    indices = list(wave)
+    program = Program((Fork(tuple(template.branch(wave[i]) for i in indices)),))
     found: dict[int, Selection] = {}
     async with contextlib.aclosing(service.async_engine.play(ProgramRequest(template.prompt, program))) as events:
         async for batch in events:
@@ -178,7 +178,7 @@ async def _selections(
                 if not isinstance(event, Played):
                     continue
                 if isinstance(event.event, Selection):
-                    found[places[event.path[1]]] = event.event
+                    found[indices[event.path[1]]] = event.event
                 elif isinstance(event.event, SglError) and not isinstance(event.event, _UNSCORED):
                     raise event.event
     return found

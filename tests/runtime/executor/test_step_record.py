@@ -66,4 +66,4 @@ def test_a_record_has_only_the_pages_that_have_changed():
     _, watched = run(page_size=4, overlap=False)
     decoded = [record for record in watched.records if record.singles == len(record.slots)]
     assert sum(len(record.pages) for record in decoded) < sum(len(record.slots) for record in decoded)
-    assert all(len(np.unique(record.page_places)) == len(record.pages) for record in watched.records)
+    assert all(len(np.unique(record.page_indices)) == len(record.pages) for record in watched.records)

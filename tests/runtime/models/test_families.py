@@ -227,9 +227,9 @@ def test_the_table_of_parameters_has_each_number_of_a_checkpoint_once(family):
     with safe_open(folder / "model.safetensors", "pt") as file:
         stored = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 # it is no dict
     table = list(parameters(spec))
-    places = [next(place for place in p.places if place.name in stored) for p in table]
-    assert {place.name: place.shape for place in places} == stored
-    parts = [(place.name, str(place.part)) for place in places]
+    slices = [next(piece for piece in p.slices if piece.name in stored) for p in table]
+    assert {piece.name: piece.shape for piece in slices} == stored
+    parts = [(piece.name, str(piece.part)) for piece in slices]
     assert len(parts) == len(set(parts))
     assert sum(math.prod(p.shape) for p in table) == sum(map(math.prod, stored.values()))
 

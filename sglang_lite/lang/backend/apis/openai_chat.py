@@ -170,9 +170,9 @@ class ChatReader(ApiReader):
 
 def _add_call(sample: PartialAnswer, chunk: Any) -> None:
     """Adds a tool call, or a chunk of one, to the sample."""
-    place = getattr(chunk, "index", None)
-    place = len(sample.calls) if place is None else place
-    call = sample.calls.setdefault(place, PartialCall())
+    index = getattr(chunk, "index", None)
+    index = len(sample.calls) if index is None else index
+    call = sample.calls.setdefault(index, PartialCall())
     call.id = getattr(chunk, "id", None) or call.id
     call.name += getattr(chunk.function, "name", None) or ""
     call.arguments += getattr(chunk.function, "arguments", None) or ""

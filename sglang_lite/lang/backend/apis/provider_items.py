@@ -53,7 +53,7 @@ def conversation(
         calls_of: function that extracts the tool calls from the items of a turn.
     """
     calls: list[Json] = []
-    for place, message in enumerate(messages):
-        stored = items.get(place)
+    for index, message in enumerate(messages):
+        stored = items.get(index)
         yield message, stored, calls if message.role == "user" else []
         calls = [] if stored is None else calls_of(stored)

@@ -199,7 +199,7 @@ class _Explainer:
             return replace(plain, mode="native", strategy="another backend", warnings=(warning,))
         if any(use.into == "constraint" for use in node.uses):
             return replace(plain, refusal="its constraint is only known when the program runs: give the argument")
-        turn, place = (own.source.plan, own.source.place) if isinstance(own.source, PlannedTurn) else (None, 0)
+        turn, index = (own.source.plan, own.source.index) if isinstance(own.source, PlannedTurn) else (None, 0)
         refusal = self._refusal(prompt, turn)
         demands = self._demands(request, own)
         found = self._backend.strategy(demands)
@@ -220,13 +220,13 @@ class _Explainer:
         if isinstance(request, Select) and request.method is None:
             explained = replace(explained, calls=(found.calls[0], found.calls[1] * len(request.choices)))
         if turn is not None:
-            explained = self._in_turn(explained, turn, place, prompt)
+            explained = self._in_turn(explained, turn, index, prompt)
         best, worst = explained.calls
         if isinstance(own.source, SharedCall):
             best = 0 if own.source in self._shared else best
             self._shared.add(own.source)
         tries = self._tries(own)
-        if turn is not None and turn.mode == "text" and place:
+        if turn is not None and turn.mode == "text" and index:
             return replace(explained, calls=(0, worst * tries))  # the turn's first node brings its first answer
         return replace(explained, calls=(best, worst * (1 + tries)))
 
@@ -247,7 +247,7 @@ class _Explainer:
         options = own.options if isinstance(own, SglGen) else None
         return self._retries if options is None or options.retries is None else options.retries
 
-    def _in_turn(self, node: ExplainedNode, turn: TurnPlan, place: int, prompt: Prompt) -> ExplainedNode:
+    def _in_turn(self, node: ExplainedNode, turn: TurnPlan, index: int, prompt: Prompt) -> ExplainedNode:
         """Explanation of a node that shares its turn with others, or follows text in it (docs/backends.md, "Several
         generations in a turn")."""
         own = node.calls[1]
@@ -255,12 +255,12 @@ class _Explainer:
             whole = turn_text((prompt.partial, *turn.fields))
             strategy = self._backend.strategy(Demands("gen", turn.common_params or SamplingParams(), whole))
             worst = strategy.calls[1] if isinstance(strategy, Strategy) else own
-            return replace(node, strategy="turn", calls=(int(not place), worst))
-        if not place and not turn.ahead and not prompt.partial.strip():
+            return replace(node, strategy="turn", calls=(int(not index), worst))
+        if not index and not turn.ahead and not prompt.partial.strip():
             return node  # the first node of the turn, whose call brings nothing else
-        more = (turn.asks_to_continue + turn.ahead + (not place)) if turn.ahead else 1
+        more = (turn.asks_to_continue + turn.ahead + (not index)) if turn.ahead else 1
         mode = "emulated" if turn.asks_to_continue else node.mode
-        return replace(node, strategy="turn", mode=mode, otherwise=node.strategy, calls=(int(not place), own + more))
+        return replace(node, strategy="turn", mode=mode, otherwise=node.strategy, calls=(int(not index), own + more))
 
     def _demands(self, request: Gen | Select, own: SglGen | SglSelect) -> Demands:
         """Demands that the language would make of the backend for a node."""
@@ -312,11 +312,11 @@ class PlannedTurn(AnswerSource):
 
     Attributes:
         plan: plan of the turn.
-        place: index of the generation in it.
+        index: index of the generation in it.
     """
 
-    def __init__(self, plan: TurnPlan, place: int) -> None:
-        self.plan, self.place = plan, place
+    def __init__(self, plan: TurnPlan, index: int) -> None:
+        self.plan, self.index = plan, index
 
     def agenerate(self, *args: UserValue, **options: UserValue) -> AsyncGenerator[Delta | Generation, None]:
         raise TraceError("a trace has no answers.")

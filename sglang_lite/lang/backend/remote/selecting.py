@@ -89,8 +89,8 @@ async def _by_first_token(
         meta = {**other.meta, "calls": other.meta["calls"] + 1}
         return msgspec.structs.replace(other, usage=total_usage([answer.usage, other.usage]), meta=meta)
     scores = tuple(
-        ChoiceScore(choice, (place,), (math.log(each) if each else MIN_LOGPROB,))
-        for place, (choice, each) in enumerate(zip(choices, found))
+        ChoiceScore(choice, (index,), (math.log(each) if each else MIN_LOGPROB,))
+        for index, (choice, each) in enumerate(zip(choices, found))
     )
     unseen = [choice for choice, each in zip(choices, found) if not each]
     warnings = [f"not among the {strategy.field} likeliest beginnings: {_listed(unseen)}"] if unseen else []
@@ -104,9 +104,9 @@ def _scores(logprobs: Sequence[TokenLogprob], choices: Sequence[str]) -> list[fl
     alternatives = () if first is None else first.top or ((first.logprob, first.token_id, first.text),)
     for logprob, _, text in alternatives:
         beginning = (text or "").lstrip()
-        for place, choice in enumerate(choices):
+        for index, choice in enumerate(choices):
             if beginning and logprob is not None and choice.lstrip().startswith(beginning):
-                found[place] += math.exp(logprob)
+                found[index] += math.exp(logprob)
     return found
 
 

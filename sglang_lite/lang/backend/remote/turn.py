@@ -38,20 +38,20 @@ _NOT_ASKED = {"calls": 0, "cost": 0.0}  # metadata of an answer that another gen
 _BESIDE = 16  # tokens of the constant text beside a value, at most
 
 
-def turns_of(parts: Sequence[Expression], setting: TurnContext) -> dict[int, TurnPlace]:
-    """Places of a statement's generations in its turns, by their indices in the statement. Generations that are asked
+def turns_of(parts: Sequence[Expression], setting: TurnContext) -> dict[int, TurnSource]:
+    """Sources of a statement's generations in its turns, by their indices in the statement. Generations that are asked
     for alone are left out.
 
     Raises:
         CapabilityError: the statement needs a model that continues a begun turn, and the backend's does not.
     """
     turns: dict[int, Turn] = {}  # by the ids of their plans
-    found: dict[int, TurnPlace] = {}
-    for i, (planned, place) in plan(parts, setting).items():
+    found: dict[int, TurnSource] = {}
+    for i, (planned, index) in plan(parts, setting).items():
         if planned.refusal is not None:
             raise refusal(setting.backend, *planned.refusal, setting.where)
         turn = turns.setdefault(id(planned), Turn(planned, setting))
-        found[i] = TurnPlace(turn, place)
+        found[i] = TurnSource(turn, index)
     return found
 
 
@@ -63,23 +63,23 @@ class Turn:
         planned: way in which its generations are asked for.
     """
 
-    __slots__ = ("_ahead", "_answers", "_asked", "_drafts", "_messages", "_parts", "_places", "_plan", "_wasted")
+    __slots__ = ("_ahead", "_answers", "_asked", "_drafts", "_indices", "_messages", "_parts", "_plan", "_wasted")
 
     def __init__(self, planned: TurnPlan, setting: TurnContext) -> None:
         span = planned.span
         self._plan, self._drafts = planned, setting.run.drafts
         self._parts = tuple(p if isinstance(p, str) else _hole(p, setting.run.params) for p in span.parts)
-        self._places = [i for i, part in enumerate(self._parts) if isinstance(part, TurnHole)]
+        self._indices = [i for i, part in enumerate(self._parts) if isinstance(part, TurnHole)]
         self._ahead = planned.ahead
         self._answers: dict[int, Generation] = {}  # by index of the generation
         self._wasted: list[Generation] = []  # calls that brought nothing for their generation
         self._asked: set[int] = set()  # indices of the generations that were asked for
         self._messages: tuple[Message, ...] | None = None  # turns before this one, as the first prompt has them
 
-    async def answers(self, place: int, ask: BackendCall) -> AsyncGenerator[Delta | Generation, None]:
-        """Yields the events of the generation at index `place`. A later attempt makes its own call, and answers known
+    async def answers(self, index: int, ask: BackendCall) -> AsyncGenerator[Delta | Generation, None]:
+        """Yields the events of the generation at `index`. A later attempt makes its own call, and answers known
         ahead are dropped."""
-        found = await self._planned_answer(place, ask)
+        found = await self._planned_answer(index, ask)
         if found is not None:
             yield found
         elif self._plan.asks_to_continue and ask.prompt.partial.strip():
@@ -88,9 +88,9 @@ class Turn:
             async for event in ask.events():
                 yield self._with_wasted(event) if isinstance(event, Generation) else event
 
-    async def selection(self, place: int, ask: BackendCall, choices: Sequence[str]) -> Selection:
-        """Answer of the selection at index `place`."""
-        found = await self._planned_answer(place, replace(ask, params=self._plan.common_params or NO_PARAMS))
+    async def selection(self, index: int, ask: BackendCall, choices: Sequence[str]) -> Selection:
+        """Answer of the selection at `index`."""
+        found = await self._planned_answer(index, replace(ask, params=self._plan.common_params or NO_PARAMS))
         if found is not None:
             return Selection((), found.usage, found.text, found.meta)
         picked = await replace(ask, prompt=self._request(ask)).selection(choices)
@@ -102,39 +102,39 @@ class Turn:
         template: Any = ask.backend.get_chat_template()
         return with_continue_request(ask.prompt, template) if self._plan.asks_to_continue else ask.prompt
 
-    async def _planned_answer(self, place: int, ask: BackendCall) -> Generation | None:
-        """Answer for the generation at index `place`, from an earlier call or from a shared call made now; None if it
+    async def _planned_answer(self, index: int, ask: BackendCall) -> Generation | None:
+        """Answer for the generation at `index`, from an earlier call or from a shared call made now; None if it
         needs a call of its own."""
-        if place in self._asked:  # a later attempt, so what is known ahead may not fit
+        if index in self._asked:  # a later attempt, so what is known ahead may not fit
             self._answers, self._ahead = {}, False
-        self._asked.add(place)
+        self._asked.add(index)
         self._messages = ask.prompt.messages if self._messages is None else self._messages
         if ask.prompt.messages != self._messages:  # the model is shown its refused answer
             return None
-        if place not in self._answers:
-            await self._look_ahead(place, ask)
-        return self._answers.pop(place, None)
+        if index not in self._answers:
+            await self._look_ahead(index, ask)
+        return self._answers.pop(index, None)
 
-    async def _look_ahead(self, place: int, ask: BackendCall) -> None:
+    async def _look_ahead(self, index: int, ask: BackendCall) -> None:
         """Makes a call that may bring this generation and later ones of the turn."""
         if self._plan.mode == "text":
-            await self._ask_text(place, ask)
+            await self._ask_text(index, ask)
         if not self._ahead:
             return
         turn_start = ask.prompt.partial if self._plan.asks_to_continue else ""
-        if turn_start.strip() and place == 0 and self._plan.span.begins:
-            parts = (turn_start, *self._parts[self._places[0] :])
-            if await self._ask_ahead(place, parts, ask, from_start(ask.prompt), ""):
+        if turn_start.strip() and index == 0 and self._plan.span.begins:
+            parts = (turn_start, *self._parts[self._indices[0] :])
+            if await self._ask_ahead(index, parts, ask, from_start(ask.prompt), ""):
                 return
-        if len(self._places) - place > 1:
-            parts = self._parts[self._places[place] :]
-            self._ahead = await self._ask_ahead(place, parts, ask, self._request(ask), turn_start)
+        if len(self._indices) - index > 1:
+            parts = self._parts[self._indices[index] :]
+            self._ahead = await self._ask_ahead(index, parts, ask, self._request(ask), turn_start)
 
     async def _ask_ahead(
-        self, place: int, parts: Sequence[TurnPart], ask: BackendCall, prompt: Prompt, turn_start: str
+        self, index: int, parts: Sequence[TurnPart], ask: BackendCall, prompt: Prompt, turn_start: str
     ) -> bool:
         """Asks for the rest of a turn, without the stops of its generations, and keeps the values found in the answer.
-        Returns False if the answer does not contain the generation at `place`.
+        Returns False if the answer does not contain the generation at `index`.
 
         Args:
             turn_start: text of the turn so far, which the model may repeat at the beginning of its answer.
@@ -146,7 +146,7 @@ class Turn:
         text = unrepeated(turn_start, response.text) if turn_start else response.text
         answer = UnstoppedAnswer(text, response.finish_reason == "stop", response.usage.completion_tokens, tokens)
         reading = read(answer, parts)
-        possible, found = len(self._places) - place, len(reading.values)
+        possible, found = len(self._indices) - index, len(reading.values)
         saved = max(found - 1, 0)
         self._drafts.note(
             saved, possible - max(found, 1) + (not found), saved * response.usage.prompt_tokens, reading.unused_tokens
@@ -161,28 +161,28 @@ class Turn:
                 response, text=value.text, matched=value.matched, finish_reason=reason, output_logprobs=(), usage=usage,
                 meta={**response.meta, **(_NOT_ASKED if i else {}), "turn": turn},
             )  # fmt: skip
-            self._answers[place + i] = own if i else self._with_wasted(own)
+            self._answers[index + i] = own if i else self._with_wasted(own)
         if not found:
             self._wasted.append(response)
         return found > 0
 
-    async def _ask_text(self, place: int, ask: BackendCall) -> None:
-        """Asks for the turn as one text under a grammar, and finds the generations from `place` on in it.
+    async def _ask_text(self, index: int, ask: BackendCall) -> None:
+        """Asks for the turn as one text under a grammar, and finds the generations from `index` on in it.
 
         Raises:
             ValueValidationError: the text can't be split into the generations.
         """
         begun = ask.prompt.partial
-        whole = turn_text((begun, *self._plan.fields[self._places[place] :]))
+        whole = turn_text((begun, *self._plan.fields[self._indices[index] :]))
         assert whole is not None  # plans by text are only made of parts that fit into one
-        limits = [p.max_tokens for p in self._parts[self._places[place] :] if isinstance(p, TurnHole)]
+        limits = [p.max_tokens for p in self._parts[self._indices[index] :] if isinstance(p, TurnHole)]
         total = sum(each or 0 for each in limits) + _BESIDE * len(limits)
         params = msgspec.structs.replace(ask.params, stop=UNSET, max_tokens=UNSET if None in limits else total)
         response = await ask.answer(from_start(ask.prompt), params, whole)
-        remaining = self._parts[self._places[place] : self._places[-1] + 1]
+        remaining = self._parts[self._indices[index] : self._indices[-1] + 1]
         parts = [part for part in (begun, *remaining) if part != ""]
         values = read(UnstoppedAnswer(response.text, True, response.usage.completion_tokens), parts).values
-        if len(values) < len(self._places) - place:
+        if len(values) < len(self._indices) - index:
             error = ValueValidationError("the turn's text could not be split into its generations.", text=response.text)
             error.usage = response.usage
             raise error
@@ -190,7 +190,7 @@ class Turn:
             turn = {"by": "found"} if i else {"by": "text", "found": len(values) - 1}
             usage = Usage() if i else response.usage
             meta = {**response.meta, **(_NOT_ASKED if i else {}), "turn": turn}
-            self._answers[place + i] = msgspec.structs.replace(response, text=value.text, usage=usage, meta=meta)
+            self._answers[index + i] = msgspec.structs.replace(response, text=value.text, usage=usage, meta=meta)
 
     async def _ask_to_continue(self, ask: BackendCall) -> Generation:
         """Answer of a call that shows the model the begun turn and asks it to continue.
@@ -229,7 +229,7 @@ class Turn:
         return msgspec.structs.replace(response, usage=usage, meta={**response.meta, "turn": turn})
 
 
-class TurnPlace(AnswerSource):
+class TurnSource(AnswerSource):
     """Source of the answer of one generation in a turn.
 
     Args:

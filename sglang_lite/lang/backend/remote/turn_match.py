@@ -96,9 +96,9 @@ def read(answer: UnstoppedAnswer, parts: Sequence[TurnPart]) -> Reading:
     """
     text, values = answer.text, list[TurnValue]()
     start_of_turn = at = 0
-    for place, part in enumerate(parts):
+    for index, part in enumerate(parts):
         if isinstance(part, TurnHole):
-            ends = itertools.takewhile(lambda p: isinstance(p, str), parts[place + 1 :])
+            ends = itertools.takewhile(lambda p: isinstance(p, str), parts[index + 1 :])
             found = _value(part, "".join(map(str, ends)), answer, at)
             if found is None:
                 break
@@ -107,11 +107,11 @@ def read(answer: UnstoppedAnswer, parts: Sequence[TurnPart]) -> Reading:
             if value.cut:
                 break
         else:
-            span = _after(part, text, at, values) if place else _first(part, text)
+            span = _after(part, text, at, values) if index else _first(part, text)
             if span is None:
                 break
             start, at = span
-            start_of_turn = start_of_turn if place else start
+            start_of_turn = start_of_turn if index else start
     return Reading(tuple(values), _unused(answer, at - start_of_turn if values else 0))
 
 

@@ -50,12 +50,12 @@ class TurnSpan:
     Attributes:
         begins: True if the span begins the turn.
         parts: texts, generations and selections, in order.
-        places: indices of its generations and selections in the statement.
+        indices: indices of its generations and selections in the statement.
     """
 
     begins: bool
     parts: list[str | Generated] = field(default_factory=list)
-    places: list[int] = field(default_factory=list)
+    indices: list[int] = field(default_factory=list)
 
     @property
     def generated(self) -> list[Generated]:
@@ -156,7 +156,7 @@ def plan(parts: Sequence[Expression], setting: TurnContext) -> dict[int, tuple[T
             template = None if role is None else setting.backend.get_chat_template()
             found = _planned(span, setting, () if template is None else tuple(template.stop_str))
             if found is not None:
-                plans |= {place: (found, i) for i, place in enumerate(span.places)}
+                plans |= {index: (found, i) for i, index in enumerate(span.indices)}
     return plans
 
 
@@ -171,21 +171,21 @@ def stops_of(generation: Generated, outer: SamplingParams) -> tuple[str, ...]:
 def _spans(parts: Sequence[Expression], role: str | None) -> Iterator[tuple[str | None, TurnSpan]]:
     """Yields the spans of a statement that contain a generation, each with the role of its turn."""
     span = TurnSpan(begins=False)
-    for place, part in enumerate(parts):
+    for index, part in enumerate(parts):
         match part:
             case Text():
                 span.parts.append(part.text)
             case SglGen() | SglSelect() if isinstance(part, SglGen) or only_picks(part):
                 span.parts.append(part)
-                span.places.append(place)
+                span.indices.append(index)
             case ScopeBegin() | ScopeEnd():
                 pass
             case _:
-                if span.places:
+                if span.indices:
                     yield role, span
                 role = part.role if isinstance(part, TurnBegin) else None if isinstance(part, TurnEnd) else role
                 span = TurnSpan(begins=isinstance(part, TurnBegin))
-    if span.places:
+    if span.indices:
         yield role, span
 
 

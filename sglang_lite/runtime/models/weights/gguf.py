@@ -42,12 +42,12 @@ class GgufSource(WeightSource):
         interleaved = FAMILIES[file.metadata["general.architecture"]].interleaved
         for parameter in (p for p in parameters(spec) if p.role in ("q", "k", "q_bias", "k_bias")):
             assert parameter.layer is not None
-            attention, place = spec.layers[parameter.layer].attention, parameter.places[0]
+            attention, piece = spec.layers[parameter.layer].attention, parameter.slices[0]
             heads = attention.heads if parameter.role.startswith("q") else attention.kv_heads
-            if place.groups > 1:
-                self._by_head[place.name] = _ByHead(place.groups, 3, outer=False)
+            if piece.groups > 1:
+                self._by_head[piece.name] = _ByHead(piece.groups, 3, outer=False)
             elif interleaved:
-                self._by_head[place.name] = _ByHead(heads, 2, outer=True)
+                self._by_head[piece.name] = _ByHead(heads, 2, outer=True)
         super().__init__(str(file.path), dict.fromkeys(self._tensors, file.path))
 
     def _read(self, name: str, file: Path) -> Weight:
@@ -114,7 +114,7 @@ def named_tensors(file: GgufFile, spec: ModelSpec) -> dict[str, GgufTensor | Lat
     sizes = _stack_sizes(spec)
     left = set(file.tensors) - {_FREQUENCIES}
     for parameter in parameters(spec):
-        name, found = parameter.places[0].name, [
+        name, found = parameter.slices[0].name, [
             table.get_name(theirs, (".weight", ".bias")) for theirs in _converted_names(parameter)
         ]  # fmt: skip
         if not all(each in file.tensors for each in found):
@@ -153,7 +153,7 @@ def _converted_names(parameter: ParameterSpec) -> list[str]:
 
     Latent attention's keys and values have two; a parameter in a stack has the name of the stack.
     """
-    name = parameter.places[0].name
+    name = parameter.slices[0].name
     if parameter.role == "kv_b":
         return [name.replace("kv_b_proj", part) for part in ("k_b_proj", "v_b_proj")]
     if parameter.role == "sinks":
