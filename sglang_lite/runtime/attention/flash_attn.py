@@ -92,7 +92,7 @@ class FlashAttention:
         return StepAttention(attend)
 
 
-class _Part(NamedTuple):
+class _SequenceGroup(NamedTuple):
     """Sequences whose new tokens, the last ones of each sequence, are contiguous in the batch.
 
     Attributes:
@@ -110,14 +110,14 @@ class _Part(NamedTuple):
     max_new_tokens: int
 
 
-def _decoding(plan: DevicePlan) -> _Part:
+def _decoding(plan: DevicePlan) -> _SequenceGroup:
     rows = plan.decoding
     queries = torch.arange(rows + 1, dtype=torch.int32, device=plan.slots.device)
-    return _Part(slice(0, rows), queries, plan.positions[:rows] + 1, plan.page_table[plan.slots[:rows]], 1)
+    return _SequenceGroup(slice(0, rows), queries, plan.positions[:rows] + 1, plan.page_table[plan.slots[:rows]], 1)
 
 
-def _blocks(plan: DevicePlan) -> _Part:
+def _blocks(plan: DevicePlan) -> _SequenceGroup:
     _, count, slot, position = plan.blocks[plan.blocks[:, 0].argsort()].unbind(1)
     queries = torch.nn.functional.pad(count.cumsum(0, dtype=torch.int32), (1, 0))
     tokens = slice(plan.decoding, len(plan.slots))
-    return _Part(tokens, queries, position + count, plan.page_table[slot], plan.block_size)
+    return _SequenceGroup(tokens, queries, position + count, plan.page_table[slot], plan.block_size)

@@ -50,7 +50,7 @@ class FlashInferAttention:
 
     def plan_step(self, plan: DevicePlan) -> StepAttention:
         parts = list(_parts(plan))
-        planned: dict[tuple[float, int | None, float | None], list[tuple[_Part, Any]]] = {}
+        planned: dict[tuple[float, int | None, float | None], list[tuple[_SequenceGroup, Any]]] = {}
 
         def attend(
             q: torch.Tensor,
@@ -76,7 +76,9 @@ class FlashInferAttention:
 
         return StepAttention(attend)
 
-    def _plan(self, part: _Part, page_size: int, scale: float, window: int | None, softcap: float | None) -> Any:
+    def _plan(
+        self, part: _SequenceGroup, page_size: int, scale: float, window: int | None, softcap: float | None
+    ) -> Any:
         """Returns the planned wrapper for a part of a step. Each kind of layer has a separate wrapper, as a wrapper
         holds its plan until the next step."""
         from flashinfer import BatchPrefillWithPagedKVCacheWrapper
@@ -105,7 +107,7 @@ class FlashInferAttention:
         return wrapper
 
 
-class _Part(NamedTuple):
+class _SequenceGroup(NamedTuple):
     """Sequences that are planned together; their new tokens, the last ones of each sequence, are contiguous in the
     batch.
 
@@ -127,7 +129,7 @@ class _Part(NamedTuple):
     last_page: torch.Tensor
 
 
-def _parts(plan: DevicePlan) -> Iterator[_Part]:
+def _parts(plan: DevicePlan) -> Iterator[_SequenceGroup]:
     rows = plan.decoding
     if rows:
         slots, positions = torch.stack((plan.slots[:rows], plan.positions[:rows])).tolist()
@@ -148,13 +150,13 @@ def _joined(blocks: list[list[int]]) -> list[tuple[int, int, int]]:
     return joined
 
 
-def _part(plan: DevicePlan, backend: str, first: int, sequences: list[tuple[int, int, int]]) -> _Part:
+def _part(plan: DevicePlan, backend: str, first: int, sequences: list[tuple[int, int, int]]) -> _SequenceGroup:
     slots, counts, lengths = zip(*sequences)
     size, device = plan.page_size, plan.page_table.device
     page_counts = [-(-length // size) for length in lengths]
     table = plan.page_table[torch.tensor(slots, device=device), : max(page_counts)]
     is_used = torch.arange(max(page_counts), device=device) < torch.tensor(page_counts, device=device).unsqueeze(1)
-    return _Part(
+    return _SequenceGroup(
         backend,
         first,
         first + sum(counts),

@@ -18,7 +18,7 @@ from sglang_lite.protocol import (
     Span,
     Usage,
 )
-from sglang_lite.runtime.core.engine_parts import EngineParts
+from sglang_lite.runtime.core.engine_context import EngineContext
 from sglang_lite.runtime.requests.output_builder import Event
 from sglang_lite.runtime.requests.request import Request
 from sglang_lite.runtime.requests.schedule_hints import ScheduleHints
@@ -39,12 +39,12 @@ class ChoiceScoring:
     the choices compute neither the prompt nor its last token, and a choice of one token computes nothing.
 
     Args:
-        parts: parts of the engine.
+        context: context of the engine.
         sink: callback for the scores or the error; called once.
     """
 
-    def __init__(self, parts: EngineParts, sink: Callable[[Selection | SglError], None]) -> None:
-        self._parts, self._sink = parts, sink
+    def __init__(self, context: EngineContext, sink: Callable[[Selection | SglError], None]) -> None:
+        self._context, self._sink = context, sink
         self._choices: Sequence[str] = ()
         self._start = 0  # index of the first scored token in the choices' rows
         self._lock = threading.Lock()
@@ -91,7 +91,7 @@ class ChoiceScoring:
         before = self._make_prompt_request([ids for ids, _ in rows], namespace)
         if unconditional:
             rows += [(log.encode([text], alone=True), 1) for text in texts]
-        builder = self._parts.builder
+        builder = self._context.builder
         params = builder.resolved(_SCORE)
         requests = [
             request
@@ -107,7 +107,7 @@ class ChoiceScoring:
             if self._ended:
                 return
             self._requests, self._prompt_request = requests, before
-        self._parts.loop.inbox.post(self._begin)
+        self._context.loop.inbox.post(self._begin)
 
     def abort(self) -> None:
         """Ends the scoring with RequestAbortedError, unless it has ended. Sends no event if it has not been started."""
@@ -115,14 +115,14 @@ class ChoiceScoring:
             requests = self._requests if self._prompt_request is None else [self._prompt_request, *self._requests]
             self._ended = self._ended or not requests
         for request in requests:
-            self._parts.loop.abort(request)
+            self._context.loop.abort(request)
 
     def _make_prompt_request(self, rows: Sequence[Sequence[int]], namespace: str) -> Request:
         """Request for the text before the choices, which asks for the log-probabilities of the choices' first
         tokens."""
         firsts = tuple({ids[self._start] for ids in rows})
         asked = SamplingParams(max_tokens=0, temperature=0, return_logprob=True, token_ids_logprob=firsts)
-        builder = self._parts.builder
+        builder = self._context.builder
         ids = rows[0][: self._start]
         (request,) = builder.build(ids, builder.resolved(asked), self._prompt_done, namespace=namespace)
         return request
@@ -130,14 +130,14 @@ class ChoiceScoring:
     def _begin(self) -> None:
         """Submits the request for the prompt first if that saves time, else all choices at once. On the loop's
         thread."""
-        loop, before, count = self._parts.loop, self._prompt_request, len(self._choices)
+        loop, before, count = self._context.loop, self._prompt_request, len(self._choices)
         assert before is not None
         store = loop.scheduler.store
         cached = store.tree.cached_length(before.tokens, before.namespace)
         again = max(len(before.tokens) // store.page_size * store.page_size - cached, 1)  # for each choice
         submitted = self._requests
         self._awaited = set(range(len(submitted)))
-        if again * (count - 1) >= self._parts.step_cost:
+        if again * (count - 1) >= self._context.step_cost:
             for row, request in enumerate(self._requests[:count]):
                 request.score_from = self._start + 1
                 if len(request.tokens) == self._start + 1:  # no token is left to compute
@@ -160,7 +160,7 @@ class ChoiceScoring:
         return [(log.fixed + ids, start) for ids in together]
 
     def _document_start(self) -> int:
-        tokenizer = self._parts.tokenizer
+        tokenizer = self._context.tokenizer
         if tokenizer.bos_id is not None:
             return tokenizer.bos_id
         return min(tokenizer.eos_ids, default=0)
@@ -172,7 +172,7 @@ class ChoiceScoring:
             self._prompt = event
             for row in sorted(self._awaited):
                 if row < len(self._choices):
-                    self._parts.loop.submit(self._requests[row])
+                    self._context.loop.submit(self._requests[row])
             self._end_if_complete()
 
     def _row_done(self, row: int, event: Event) -> None:
@@ -250,5 +250,5 @@ class ChoiceScoring:
         """Log-probabilities of a choice without the prompt. The first is None unless the model has a
         beginning-of-sequence token to precede it."""
         found = tuple(e.logprob for e in self._results[row].prompt_logprobs)
-        has_start = self._parts.tokenizer.bos_id == self._requests[row].tokens[0]
+        has_start = self._context.tokenizer.bos_id == self._requests[row].tokens[0]
         return found if has_start else (None, *found)

@@ -44,7 +44,7 @@ from sglang_lite.runtime.calls import (
 from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.core.capacity import capacity_of
 from sglang_lite.runtime.core.choice_scoring import ChoiceScoring
-from sglang_lite.runtime.core.engine_parts import EngineParts
+from sglang_lite.runtime.core.engine_context import EngineContext
 from sglang_lite.runtime.core.engine_program import EngineProgram
 from sglang_lite.runtime.core.gate import CLOSED
 from sglang_lite.runtime.core.open_requests import OpenRequests, Ticket
@@ -156,7 +156,7 @@ class EngineCore:
         self.open_requests = OpenRequests(config.max_queued + sizes.max_running)
         encoder = encoder or ThreadPoolExecutor(_ENCODE_THREADS, "sglang_lite-encode")
         self._calls = ThreadPoolExecutor(1, "sglang_lite-calls")  # for calls that wait for the loop, or for files
-        self._parts = EngineParts(
+        self._context = EngineContext(
             self.loop, self.builder, self.open_requests, self.compiler, encoder, self.tokenizer,
             step_cost=_STEP_COST if loaded.model.device.type == "cpu" else math.inf,
         )  # fmt: skip
@@ -187,16 +187,16 @@ class EngineCore:
             sample.output.sink = partial(_indexed, counted, index) if index else counted
             sample.priority, sample.processor = request.priority, request.logit_processor
         if request.constraint is None:
-            _start(self._parts, requests)
+            _start(self._context, requests)
         else:
             compiled = self.compiler.request_all({request.constraint})
-            compiled.add_done_callback(partial(_start_constrained, self._parts, requests, request.constraint))
+            compiled.add_done_callback(partial(_start_constrained, self._context, requests, request.constraint))
         return ticket
 
     def _submit_selection(self, request: SelectRequest, sink: Callable[[Selection | SglError], None]) -> Ticket:
         log = self.builder.log(request.prompt)
         special = isinstance(request.prompt, str) or request.prompt.role is None  # in a turn, choices are its content
-        scoring = ChoiceScoring(self._parts, self.open_requests.track(sink))
+        scoring = ChoiceScoring(self._context, self.open_requests.track(sink))
         self.open_requests.count("requests_submitted")
         try:
             scoring.start(
@@ -215,7 +215,7 @@ class EngineCore:
         check_priority(request.priority, self.config.policy)
         log = self.builder.log(request.prompt)
         program = EngineProgram(
-            self._parts, log, sink,
+            self._context, log, sink,
             stream=request.stream, namespace=request.namespace, priority=request.priority, has_room=True,
         )  # fmt: skip
         self.open_requests.acquire()
@@ -241,7 +241,7 @@ class EngineCore:
         request.check(self.config.policy)
         self.open_requests.count("programs_opened")
         return EngineProgram(
-            self._parts, self.builder.log(""), self.loop.flushes.with_flush(sink, flush),
+            self._context, self.builder.log(""), self.loop.flushes.with_flush(sink, flush),
             stream=request.stream, namespace=request.namespace, priority=request.priority,
         )  # fmt: skip
 
@@ -338,24 +338,24 @@ class EngineCore:
         if self.gate.is_copy:
             return
         self.compiler.close()
-        self._parts.encoder.shutdown()
+        self._context.encoder.shutdown()
         self._calls.shutdown(wait=False)
         self.loop.inbox.close()
         if threading.current_thread() is not self.thread:
             self.thread.join()
 
 
-def _start(parts: EngineParts, requests: Sequence[Request], grammar: CompiledGrammar | None = None) -> None:
+def _start(context: EngineContext, requests: Sequence[Request], grammar: CompiledGrammar | None = None) -> None:
     for request in requests:
         if request.replayed_count:
             try:
-                parts.encoder.submit(_resume, parts.loop, request, grammar)
+                context.encoder.submit(_resume, context.loop, request, grammar)
             except RuntimeError:  # the executor has been shut down
-                parts.loop.fail(request, EngineClosedError("the engine is closed."))
+                context.loop.fail(request, EngineClosedError("the engine is closed."))
             continue
         if grammar is not None:
             request.output.matcher = grammar.matcher()
-        parts.loop.submit(request)
+        context.loop.submit(request)
 
 
 def _resume(loop: StepLoop, request: Request, grammar: CompiledGrammar | None) -> None:
@@ -377,17 +377,17 @@ def _cached(requests: Sequence[Request]) -> int:
 
 
 def _start_constrained(
-    parts: EngineParts,
+    context: EngineContext,
     requests: Sequence[Request],
     constraint: Constraint,
     compiled: Future[dict[Constraint, CompiledGrammar]],
 ) -> None:
     try:
-        _start(parts, requests, compiled.result()[constraint])
+        _start(context, requests, compiled.result()[constraint])
     except Exception as error:  # a grammar engine's failure too must end the requests: nobody reads the future
         failure = error if isinstance(error, SglError) else ConstraintError(f"no mask can be made: {error!r}")
         for request in requests:
-            parts.loop.fail(request, copy(failure))  # copied, as programs add a source location to it
+            context.loop.fail(request, copy(failure))  # copied, as programs add a source location to it
 
 
 def _indexed(sink: Sink, index: int, event: Event) -> None:

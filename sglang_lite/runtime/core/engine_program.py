@@ -25,7 +25,7 @@ from sglang_lite.protocol import (
     SglError,
     Span,
 )
-from sglang_lite.runtime.core.engine_parts import EngineParts
+from sglang_lite.runtime.core.engine_context import EngineContext
 from sglang_lite.runtime.core.generation_job import GenerationJob
 from sglang_lite.runtime.core.prepared_node import (
     EngineAsk,
@@ -50,7 +50,7 @@ class EngineProgram:
     decision on a generation is pending.
 
     Args:
-        parts: parts of the engine that plays it.
+        context: context of the engine that plays it.
         log: token log of the prompt that the program continues.
         sink: callback for the events, on the loop's thread: those of each node and, at the end, a ProgramResult once
             the program is closed and fully played, or the SglError of the main branch or of the whole program.
@@ -62,7 +62,7 @@ class EngineProgram:
 
     def __init__(
         self,
-        parts: EngineParts,
+        context: EngineContext,
         log: TokenLog,
         sink: ProgramSink,
         *,
@@ -71,15 +71,15 @@ class EngineProgram:
         priority: int = 0,
         has_room: bool = False,
     ) -> None:
-        self.parts, self.stream, self.namespace = parts, stream, namespace
+        self.context, self.stream, self.namespace = context, stream, namespace
         self._priority, self._sink = priority, sink
         # The attributes below are used on the loop's thread only.
         self._player = Player[TokenText, PreparedNode](TokenText(log))
         self._performing = False
         self._jobs: dict[EngineAsk, GenerationJob | SelectionJob] = {}
         self._hints: dict[Path, ScheduleHints] = {}
-        came = partial(parts.loop.inbox.post_if_open, self._try_room)
-        self._room = ProgramRoom(parts.open_requests, came, acquired=has_room)
+        came = partial(context.loop.inbox.post_if_open, self._try_room)
+        self._room = ProgramRoom(context.open_requests, came, acquired=has_room)
         self._without_room: list[EngineAsk] = []
 
     # ------------------------------------------------------------------------------------------ any thread
@@ -101,7 +101,7 @@ class EngineProgram:
             EngineClosedError: the engine is closed.
         """
         check_nodes(nodes, path)
-        entries = [prepared(node, self.parts) for node in nodes]
+        entries = [prepared(node, self.context) for node in nodes]
         for i, error in refused.items():
             entries[i].params = error
         self._add(path, entries)
@@ -109,28 +109,28 @@ class EngineProgram:
     def play(self, nodes: Sequence[Node]) -> None:
         """Adds the nodes of a whole program, and closes it. Raises ParameterError if a parameter of a generation is
         invalid."""
-        entries = [prepared(node, self.parts) for node in nodes]
+        entries = [prepared(node, self.context) for node in nodes]
         check_params(entries)
         self._add((), entries)
         self.close()
 
     def _add(self, path: Path, entries: Sequence[PreparedNode]) -> None:
-        self.parts.open_requests.count("programs_extended")
-        self.parts.loop.inbox.post(partial(self._extend, path, entries))
+        self.context.open_requests.count("programs_extended")
+        self.context.loop.inbox.post(partial(self._extend, path, entries))
 
     def drop(self, path: Path) -> None:
         """Ends a branch that the caller has given up, from its next answer on; no more events of it are sent. What
         stands before is still played: the caller plays all but answers by itself, and may be ahead. A rollback can
         revive the branch."""
-        self.parts.loop.inbox.post_if_open(partial(self._input, partial(self._player.drop, path)))
+        self.context.loop.inbox.post_if_open(partial(self._input, partial(self._player.drop, path)))
 
     def close(self) -> None:
         """Closes the program: no more nodes will be added."""
-        self.parts.loop.inbox.post_if_open(partial(self._input, self._player.close))
+        self.context.loop.inbox.post_if_open(partial(self._input, self._player.close))
 
     def abort(self) -> None:
         """Ends the program with RequestAbortedError, unless it has ended."""
-        self.parts.loop.inbox.post_if_open(partial(self._fail, RequestAbortedError("the program was aborted.")))
+        self.context.loop.inbox.post_if_open(partial(self._fail, RequestAbortedError("the program was aborted.")))
 
     # ------------------------------------------------------------------- what its jobs call, on the loop's thread
 
@@ -162,14 +162,14 @@ class EngineProgram:
     def post(self, call: Callable[[], object]) -> None:
         """Runs a call on the loop's thread. May be called on any thread."""
         try:
-            self.parts.loop.inbox.post(call)
+            self.context.loop.inbox.post(call)
         except EngineClosedError as error:  # the loop has ended: report it from this thread
             self._fail(error)
 
     def off_loop(self, job: Callable[[], Callable[[], object]]) -> None:
         """Runs a job on a tokenisation thread, and the function that it returns on the loop's thread."""
         try:
-            self.parts.encoder.submit(self._run_off_loop, job)
+            self.context.encoder.submit(self._run_off_loop, job)
         except RuntimeError:  # the engine is closed
             self._fail(EngineClosedError("the engine is closed."))
 
@@ -229,9 +229,9 @@ class EngineProgram:
                             self._sink(Played(path, name, error))
                         case Forked(branch) if branch.returns and branch.text is not None:
                             ids = np.array(branch.text.log.fixed, dtype=np.int32)
-                            self.parts.loop.scheduler.prefix_locks.want(self._hints_of(branch), ids, self.namespace)
+                            self.context.loop.scheduler.prefix_locks.want(self._hints_of(branch), ids, self.namespace)
                         case Idle(branch) if not branch.returns and branch.path in self._hints:
-                            self.parts.loop.scheduler.prefix_locks.release(self._hints[branch.path])
+                            self.context.loop.scheduler.prefix_locks.release(self._hints[branch.path])
                         case Ended(error):
                             self._end(error)
         finally:  # a sink may raise; the error that ends the engine must still reach this program
@@ -295,7 +295,7 @@ class EngineProgram:
         """Starts to prepare the generation behind a running node, which may then continue in its slot."""
         job = self._jobs.get(ask)
         if job is not None and job.following is None:
-            job.following = prepare_following(ask, self.parts)
+            job.following = prepare_following(ask, self.context)
 
     def _hints_of(self, branch: EngineBranch) -> ScheduleHints:
         found = self._hints.get(branch.path)

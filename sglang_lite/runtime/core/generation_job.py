@@ -106,7 +106,7 @@ class GenerationJob:
         """
         program, entry, node = self._program, self._ask.entry, self._ask.node
         assert isinstance(node, Gen)
-        requests = program.parts.builder.build(
+        requests = program.context.builder.build(
             log.ids(), params, partial(self._on_event, 0),
             stream=program.stream or node.stream, namespace=program.namespace,
         )  # fmt: skip
@@ -115,7 +115,7 @@ class GenerationJob:
             request.output.sink = partial(self._on_event, index)
         compiled = None if entry.grammar is None else entry.grammar.result()
         if within is not None:
-            compiled = program.parts.compiler.continued(within.grammar, within.text, compiled)
+            compiled = program.context.compiler.continued(within.grammar, within.text, compiled)
         if entry.matcher is not None and within is None and len(requests) == 1:
             requests[0].output.matcher = entry.matcher.result()
         elif compiled is not None:
@@ -129,14 +129,14 @@ class GenerationJob:
         if self._ask.is_current:
             self._submitted = True
             for request in self._requests:
-                self._program.parts.loop.receive(request)
+                self._program.context.loop.receive(request)
 
     def abort(self) -> None:
         """Aborts the requests, as the node was given up."""
         if self._submitted:
             for index, request in enumerate(self._requests):
                 if index not in self._generations:
-                    self._program.parts.loop.abort(request)
+                    self._program.context.loop.abort(request)
 
     def _on_event(self, index: int, event: Event) -> None:
         if not self._ask.is_current:

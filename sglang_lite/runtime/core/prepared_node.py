@@ -11,7 +11,7 @@ from typing import TypeAlias
 from sglang_lite.program.nodes import Fork, Gen, GrammarBegin, GrammarEnd, Join, Node, Rollback, Select, Text
 from sglang_lite.program.play.branch import NOTHING_EXPECTED, Ask, Branch, QueuedNode
 from sglang_lite.protocol import ConstraintError, EngineClosedError, ParameterError, SglError, Span
-from sglang_lite.runtime.core.engine_parts import EngineParts
+from sglang_lite.runtime.core.engine_context import EngineContext
 from sglang_lite.runtime.core.token_text import TokenText
 from sglang_lite.runtime.requests.resolved_params import ResolvedParams
 from sglang_lite.runtime.requests.schedule_hints import expected_tokens
@@ -41,21 +41,21 @@ EngineBranch: TypeAlias = Branch[TokenText, PreparedNode]
 EngineAsk: TypeAlias = Ask[TokenText, PreparedNode]
 
 
-def prepared(node: Node, parts: EngineParts) -> PreparedNode:
+def prepared(node: Node, context: EngineContext) -> PreparedNode:
     """Prepares a node: starts the compilation of its grammar, and resolves its parameters or stores their error."""
     entry = PreparedNode(node)
     if isinstance(node, Gen | GrammarBegin) and node.constraint is not None:
-        entry.grammar = parts.compiler.request(node.constraint)
+        entry.grammar = context.compiler.request(node.constraint)
     if isinstance(node, Gen):
         try:
-            entry.params = parts.builder.resolved(node.params)
+            entry.params = context.builder.resolved(node.params)
         except ParameterError as error:  # raised when the node would be played
             entry.params = error
         else:
             for stop in entry.params.stop:  # slow for a new byte: done here, off the loop's thread
-                parts.tokenizer.tokens_with(stop.encode("utf-8", "surrogatepass")[-1])
+                context.tokenizer.tokens_with(stop.encode("utf-8", "surrogatepass")[-1])
     elif isinstance(node, Fork):
-        entry.branches = [[prepared(each, parts) for each in nodes] for nodes in node.branches]
+        entry.branches = [[prepared(each, context) for each in nodes] for nodes in node.branches]
     branches = tuple(sum((each.expected for each in entries), NOTHING_EXPECTED) for entries in entry.branches)
     entry.expected = expected_tokens(node, entry.params if isinstance(entry.params, ResolvedParams) else None, branches)
     return entry
@@ -70,7 +70,7 @@ def check_params(entries: Sequence[PreparedNode]) -> None:
             check_params(nodes)
 
 
-def prepare_following(ask: EngineAsk, parts: EngineParts) -> PreparedNode | None:
+def prepare_following(ask: EngineAsk, context: EngineContext) -> PreparedNode | None:
     """Starts to prepare the generation behind a running node, so that it can continue in its slot at once. Returns it,
     or None if something in between takes time."""
     found = _next_generation(ask)
@@ -78,10 +78,10 @@ def prepare_following(ask: EngineAsk, parts: EngineParts) -> PreparedNode | None
         return None
     entry, spans = found
     if spans:
-        entry.text, entry.ids = spans, _encoded(spans, parts)
+        entry.text, entry.ids = spans, _encoded(spans, context)
     in_grammar = ask.branch.text is None or ask.branch.text.grammar is not None
     if entry.grammar is not None and not in_grammar:  # else the matcher has to advance over text yet unknown
-        entry.matcher = _matcher(entry.grammar, parts)
+        entry.matcher = _matcher(entry.grammar, context)
     return entry
 
 
@@ -105,17 +105,17 @@ def _next_generation(ask: EngineAsk) -> tuple[PreparedNode, list[Span]] | None:
     return None
 
 
-def _encoded(text: Sequence[Span], parts: EngineParts) -> Future[array[int]]:
+def _encoded(text: Sequence[Span], context: EngineContext) -> Future[array[int]]:
     """Tokenises text that follows generated tokens."""
     try:
-        return parts.encoder.submit(parts.builder.log("").encode_after, text, first=False)
+        return context.encoder.submit(context.builder.log("").encode_after, text, first=False)
     except RuntimeError as error:  # the engine is closed
         failed: Future[array[int]] = Future()
         failed.set_exception(error)
         return failed
 
 
-def _matcher(grammar: Future[CompiledGrammar], parts: EngineParts) -> Future[Matcher]:
+def _matcher(grammar: Future[CompiledGrammar], context: EngineContext) -> Future[Matcher]:
     """Makes a matcher of a grammar that may still be compiling. Runs on a tokenisation thread, as it may take long."""
     made: Future[Matcher] = Future()
 
@@ -129,7 +129,7 @@ def _matcher(grammar: Future[CompiledGrammar], parts: EngineParts) -> Future[Mat
 
     def compiled(_: object) -> None:
         try:
-            parts.encoder.submit(make)
+            context.encoder.submit(make)
         except RuntimeError:
             made.set_exception(EngineClosedError("the engine is closed."))
 

@@ -34,7 +34,7 @@ class SelectionJob:
 
     def __init__(self, program: EngineProgram, ask: EngineAsk, hints: ScheduleHints) -> None:
         self._program, self._ask, self._hints = program, ask, hints
-        self._scoring = ChoiceScoring(program.parts, self._scored)
+        self._scoring = ChoiceScoring(program.context, self._scored)
         self.following: PreparedNode | None = None
 
     def start(self, *, in_slot: bool = False) -> None:  # as of GenerationJob: choices have own slots

@@ -38,7 +38,7 @@ class ContinuedGrammar:
     def matcher(self) -> Matcher:
         """Returns a matcher after the existing text. Raises ConstraintError if no text of the grammar begins so."""
         whole = matcher_after(self._whole, self._text)
-        return whole if self._part is None else PartMatcher(whole, self._part.matcher(), self._end)
+        return whole if self._part is None else ContinuedMatcher(whole, self._part.matcher(), self._end)
 
     def combinable(self) -> ContinuedGrammar:
         return ContinuedGrammar(self._whole.combinable(), self._text, self._part, self._end)
@@ -57,7 +57,7 @@ def matcher_after(grammar: CompiledGrammar, text: str) -> Matcher:
     return matcher
 
 
-class PartMatcher:
+class ContinuedMatcher:
     """Intersection of two matchers: both the whole and the part must allow a token; the part determines the end."""
 
     def __init__(self, whole: Matcher, part: Matcher, end: Mask) -> None:

@@ -16,7 +16,7 @@ from sglang_lite.random_ids import random_id
 from sglang_lite.runtime.core.submission import GenerateRequest
 from sglang_lite.server.anthropic.messages_request import CountTokensRequest, conversation_of
 from sglang_lite.server.async_engine import with_first_event
-from sglang_lite.server.conversation.sample_reader import CallPart, Parts, SampleReader
+from sglang_lite.server.conversation.sample_reader import CallDelta, SampleDelta, SampleReader
 from sglang_lite.server.endpoint import HttpRequest, Route, answer, read
 from sglang_lite.server.errors import content_of
 from sglang_lite.server.fields import MESSAGES_NEUTRAL, MESSAGES_REFUSED, Fields
@@ -144,7 +144,7 @@ class _Message:
 
     def events_of(self, each: Delta | Generation) -> Iterator[dict[str, Any]]:
         """Yields the stream's events for an event of the engine."""
-        yield from self._parts(self.sample.read(each))
+        yield from self._deltas(self.sample.read(each))
         if isinstance(each, Generation):
             yield from self._closed()
 
@@ -154,9 +154,9 @@ class _Message:
         self.response = {**self.head, "content": self.blocks, **end, "usage": usage}
         return {"type": "message_delta", "delta": end, "usage": usage}
 
-    def _parts(self, parts: Parts) -> Iterator[dict[str, Any]]:
-        for kind, part in parts.in_order:
-            if isinstance(part, CallPart):
+    def _deltas(self, new: SampleDelta) -> Iterator[dict[str, Any]]:
+        for kind, part in new.in_order:
+            if isinstance(part, CallDelta):
                 yield from self._call(part)
             elif kind == "content":
                 yield from self._text("text", part)
@@ -170,7 +170,7 @@ class _Message:
             self.blocks[-1][kind] += text
             yield self._delta({"type": f"{kind}_delta", kind: text})
 
-    def _call(self, part: CallPart) -> Iterator[dict[str, Any]]:
+    def _call(self, part: CallDelta) -> Iterator[dict[str, Any]]:
         if part.begins:
             yield from self._begun({"type": "tool_use", "id": part.call.id, "name": part.call.name, "input": {}})
         if part.arguments:

@@ -32,36 +32,36 @@ class PartialToolCall:
 
 
 @dataclass(frozen=True, slots=True)
-class CallPart:
-    """New part of a call: its beginning, or further arguments."""
+class CallDelta:
+    """News of a call: its beginning, or further arguments."""
 
     call: PartialToolCall
     arguments: str
     begins: bool = False
 
 
-Part: TypeAlias = (
-    tuple[Literal["reasoning"], str] | tuple[Literal["content"], str] | tuple[Literal["call"], CallPart]
+DeltaPiece: TypeAlias = (
+    tuple[Literal["reasoning"], str] | tuple[Literal["content"], str] | tuple[Literal["call"], CallDelta]
 )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
-    """New parts of a sample."""
+class SampleDelta:
+    """New text, reasoning and calls of a sample."""
 
     reasoning: str = ""
     content: str = ""
-    calls: tuple[CallPart, ...] = ()
+    calls: tuple[CallDelta, ...] = ()
 
-    def __add__(self, other: Parts) -> Parts:
-        return Parts(self.reasoning + other.reasoning, self.content + other.content, self.calls + other.calls)
+    def __add__(self, other: SampleDelta) -> SampleDelta:
+        return SampleDelta(self.reasoning + other.reasoning, self.content + other.content, self.calls + other.calls)
 
     def __bool__(self) -> bool:
         return bool(self.reasoning or self.content or self.calls)
 
     @property
-    def in_order(self) -> Iterator[Part]:
-        """Parts in the order of the text: further arguments of a call that has begun earlier come before content."""
+    def in_order(self) -> Iterator[DeltaPiece]:
+        """Pieces in the order of the text: further arguments of a call that has begun earlier come before content."""
         if self.reasoning:
             yield "reasoning", self.reasoning
         begun = next((at for at, part in enumerate(self.calls) if part.begins), len(self.calls))
@@ -115,8 +115,8 @@ class SampleReader:
     def __post_init__(self) -> None:
         self._reader = self.rendered.reader(separate=self.separate)
 
-    def read(self, each: Delta | Generation) -> Parts:
-        """New parts in an event of a stream."""
+    def read(self, each: Delta | Generation) -> SampleDelta:
+        """Delta of an event of a stream."""
         if isinstance(each, Delta):
             self.length += len(each.text)
             self.logprobs += len(each.logprobs)
@@ -135,13 +135,13 @@ class SampleReader:
         """True while a call has begun and has not ended."""
         return self._reader.open
 
-    def _parts(self, pieces: Pieces, *, ended: bool) -> Parts:
+    def _parts(self, pieces: Pieces, *, ended: bool) -> SampleDelta:
         self.reasoning += pieces.reasoning
         self._reasoning += pieces.reasoning
         content, reasoning = pieces.content, ""
         if self._reasoning and (self.stream_reasoning or ended or content or pieces.calls):
             reasoning, self._reasoning = self._reasoning, ""
-        calls: list[CallPart] = []
+        calls: list[CallDelta] = []
         if self.forced_custom_tool is not None:
             calls += self._input(self.forced_custom_tool, content)
             content = ""
@@ -149,23 +149,23 @@ class SampleReader:
             calls += self._call(piece)
         if ended or not self._reader.open:
             calls += self._whole_inputs()
-        return Parts(reasoning, content, tuple(calls))
+        return SampleDelta(reasoning, content, tuple(calls))
 
-    def _begin(self, name: str, *, custom: bool) -> CallPart:
+    def _begin(self, name: str, *, custom: bool) -> CallDelta:
         call = PartialToolCall(len(self.calls), name, custom, f"{self.prefix}{random_id()[:24]}")
         self.calls.append(call)
-        return CallPart(call, "", begins=True)
+        return CallDelta(call, "", begins=True)
 
-    def _more(self, call: PartialToolCall, arguments: str) -> CallPart:
+    def _more(self, call: PartialToolCall, arguments: str) -> CallDelta:
         call.arguments += arguments
-        return CallPart(call, arguments)
+        return CallDelta(call, arguments)
 
-    def _input(self, name: str, text: str) -> list[CallPart]:
+    def _input(self, name: str, text: str) -> list[CallDelta]:
         """Parts of text that is the input of a custom tool."""
         begun = [] if self.calls else [self._begin(name, custom=True)]
         return [*begun, *([self._more(self.calls[0], text)] if text else [])]
 
-    def _call(self, piece: CallPiece) -> list[CallPart]:
+    def _call(self, piece: CallPiece) -> list[CallDelta]:
         found = []
         if piece.name:
             found = self._whole_inputs()
@@ -177,7 +177,7 @@ class SampleReader:
             found.append(self._more(call, piece.arguments))
         return found
 
-    def _whole_inputs(self) -> list[CallPart]:
+    def _whole_inputs(self) -> list[CallDelta]:
         """Complete inputs of custom tools whose calls have ended."""
         found, self._inputs = self._inputs, {}
         return [self._more(self.calls[index], input_of(arguments)) for index, arguments in found.items()]

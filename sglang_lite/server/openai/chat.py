@@ -16,9 +16,9 @@ from sglang_lite.random_ids import random_id
 from sglang_lite.runtime.core.submission import GenerateRequest
 from sglang_lite.server.async_engine import with_first_event
 from sglang_lite.server.conversation.sample_reader import (
-    CallPart,
+    CallDelta,
     PartialToolCall,
-    Parts,
+    SampleDelta,
     SampleReader,
     entries_of,
     logprobs_of,
@@ -112,10 +112,10 @@ def _read(
 
 def _choice_of(service: Service, parsed: _ParsedChat, generation: Generation) -> dict[str, Any]:
     sample = parsed.sample()
-    parts = sample.read(generation)
-    message: dict[str, Any] = {"role": "assistant", "content": parts.content}
-    if parts.reasoning:
-        message["reasoning_content"] = parts.reasoning
+    new = sample.read(generation)
+    message: dict[str, Any] = {"role": "assistant", "content": new.content}
+    if new.reasoning:
+        message["reasoning_content"] = new.reasoning
     if sample.calls:
         message["content"] = message["content"] or None
         message["tool_calls"] = [_as_call(call) for call in sample.calls]
@@ -135,19 +135,19 @@ def _as_call(call: PartialToolCall) -> dict[str, Any]:
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
 
-def _delta(parts: Parts) -> dict[str, Any]:
-    """Delta with new parts of a sample."""
+def _delta(new: SampleDelta) -> dict[str, Any]:
+    """Delta with new new of a sample."""
     delta: dict[str, Any] = {}
-    if parts.reasoning:
-        delta["reasoning_content"] = parts.reasoning
-    if parts.content:
-        delta["content"] = parts.content
-    if parts.calls:
-        delta["tool_calls"] = [_call_delta(part) for part in parts.calls]
+    if new.reasoning:
+        delta["reasoning_content"] = new.reasoning
+    if new.content:
+        delta["content"] = new.content
+    if new.calls:
+        delta["tool_calls"] = [_call_delta(part) for part in new.calls]
     return delta
 
 
-def _call_delta(part: CallPart) -> dict[str, Any]:
+def _call_delta(part: CallDelta) -> dict[str, Any]:
     call, new = part.call, part.arguments
     if part.begins:
         return {"index": call.index, **_as_call(replace(call, arguments=new))}

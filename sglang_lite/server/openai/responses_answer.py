@@ -10,7 +10,7 @@ from typing import Any
 
 from sglang_lite.protocol import Delta, Generation, TokenLogprob
 from sglang_lite.protocol.anything import Json
-from sglang_lite.server.conversation.sample_reader import CallPart, Parts, SampleReader, entries_of, logprobs_of
+from sglang_lite.server.conversation.sample_reader import CallDelta, SampleDelta, SampleReader, entries_of, logprobs_of
 from sglang_lite.server.openai.responses_items import new_id
 
 Event = dict[str, Any]
@@ -105,7 +105,7 @@ class ResponseAnswer:
                 self.logprobs.add(each.text, each.logprobs)
             else:
                 self.logprobs.add(each.text[before:], logprobs_of(each)[known:])
-        yield from self._parts(self.sample.read(each))
+        yield from self._deltas(self.sample.read(each))
         if isinstance(each, Generation):
             if not self.items:
                 yield from self._begun("message")
@@ -129,15 +129,15 @@ class ResponseAnswer:
             yield self._at(f"{name}.done", input=item["input"])
         yield self._of_item("response.output_item.done", item)
 
-    def _parts(self, parts: Parts) -> Iterator[Event]:
-        calls_follow = any(part.begins for part in parts.calls)
-        for kind, part in parts.in_order:
-            if isinstance(part, CallPart):
+    def _deltas(self, new: SampleDelta) -> Iterator[Event]:
+        calls_follow = any(part.begins for part in new.calls)
+        for kind, part in new.in_order:
+            if isinstance(part, CallDelta):
                 yield from self._call(part)
             elif kind == "content":
                 yield from self._text("message", part, last=not calls_follow)
             else:
-                yield from self._text("reasoning", part, last=not parts.content and not calls_follow)
+                yield from self._text("reasoning", part, last=not new.content and not calls_follow)
 
     def _text(self, kind: str, text: str, *, last: bool) -> Iterator[Event]:
         if not self._open or self.items[-1]["type"] != kind:
@@ -151,7 +151,7 @@ class ResponseAnswer:
             told["logprobs"] = found
         yield self._at(f"{_DONE[kind]}.delta", content_index=0, delta=text, **told)
 
-    def _call(self, part: CallPart) -> Iterator[Event]:
+    def _call(self, part: CallDelta) -> Iterator[Event]:
         call = part.call
         kind, name = ("custom_tool_call", "input") if call.custom else ("function_call", "arguments")
         if part.begins:

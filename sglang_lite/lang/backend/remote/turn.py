@@ -13,7 +13,7 @@ import msgspec
 from sglang_lite.constraints.matching import validate
 from sglang_lite.lang.backend.base import refusal
 from sglang_lite.lang.backend.planning import AnswerSource, BackendCall
-from sglang_lite.lang.backend.remote.turn_match import TurnHole, TurnPart, UnstoppedAnswer, read, unrepeated
+from sglang_lite.lang.backend.remote.turn_match import TurnHole, TurnPiece, UnstoppedAnswer, read, unrepeated
 from sglang_lite.lang.backend.remote.turn_plan import Generated, TurnContext, TurnPlan, plan, stops_of, turn_text
 from sglang_lite.lang.backend.rendering import from_start, with_continue_request
 from sglang_lite.lang.expressions import SglGen, SglSelect
@@ -131,7 +131,7 @@ class Turn:
             self._ahead = await self._ask_ahead(index, parts, ask, self._request(ask), turn_start)
 
     async def _ask_ahead(
-        self, index: int, parts: Sequence[TurnPart], ask: BackendCall, prompt: Prompt, turn_start: str
+        self, index: int, parts: Sequence[TurnPiece], ask: BackendCall, prompt: Prompt, turn_start: str
     ) -> bool:
         """Asks for the rest of a turn, without the stops of its generations, and keeps the values found in the answer.
         Returns False if the answer does not contain the generation at `index`.

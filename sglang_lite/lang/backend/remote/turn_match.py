@@ -40,7 +40,7 @@ class TurnHole:
     fits: Callable[[str], bool] | None = None
 
 
-TurnPart: TypeAlias = str | TurnHole
+TurnPiece: TypeAlias = str | TurnHole
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class Reading:
     unused_tokens: int
 
 
-def read(answer: UnstoppedAnswer, parts: Sequence[TurnPart]) -> Reading:
+def read(answer: UnstoppedAnswer, parts: Sequence[TurnPiece]) -> Reading:
     """Reads the parts of a turn, from the first on, out of an answer.
 
     The first constant may stand some lines further down, too. A generation ends at its first stop string, or with the

@@ -8,7 +8,7 @@ from sglang_lite.runtime.kernels.attention_metadata import DecodeWork, DevicePla
 from sglang_lite.runtime.kernels.kv_cache import KVCache, scale_by_kv_head
 from sglang_lite.runtime.kernels.reference.page_table import token_slots
 from sglang_lite.runtime.kernels.reference.prefix_attention import prefix_partials
-from sglang_lite.runtime.kernels.reference.softmax import Part, attend_tokens, merged
+from sglang_lite.runtime.kernels.reference.softmax import PartialAttention, attend_tokens, merged
 
 
 def split_work(
@@ -56,7 +56,7 @@ def decode_attention(
     k, v = cache.k[layer], cache.v[layer]
     for row in range(plan.decoding):
         first, count = work.rows[row].tolist()
-        parts: list[Part] = []
+        parts: list[PartialAttention] = []
         for _, start, end, slot in work.items[first : first + count].tolist():
             if window is not None:
                 start = max(start, int(plan.positions[row]) + 1 - window)

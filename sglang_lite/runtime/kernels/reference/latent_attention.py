@@ -9,7 +9,7 @@ from sglang_lite.runtime.kernels.kv_cache import KVCache, apply_latent_scales
 from sglang_lite.runtime.kernels.reference.attention import AttentionRules, attend_rows
 from sglang_lite.runtime.kernels.reference.page_table import token_slots
 from sglang_lite.runtime.kernels.reference.prefix_attention import prefix_partials
-from sglang_lite.runtime.kernels.reference.softmax import Part, attend_tokens, merged
+from sglang_lite.runtime.kernels.reference.softmax import PartialAttention, attend_tokens, merged
 
 
 def latent_decode(
@@ -33,7 +33,7 @@ def latent_decode(
         if plan.shared is not None:
             first, chunks = row * plan.shared.max_chunks, int(plan.shared.chunks[row])
             parts += [prefix_partials(work.partials, first + i, q.shape[1]) for i in range(chunks)]
-        out[row, :, :rank] = merged([Part(acc[:, :rank], *ml) for acc, *ml in parts]) * by
+        out[row, :, :rank] = merged([PartialAttention(acc[:, :rank], *ml) for acc, *ml in parts]) * by
 
 
 def latent_prefix(

@@ -7,7 +7,7 @@ import torch
 from sglang_lite.runtime.kernels.attention_metadata import DecodeWork, DevicePlan, Partials
 from sglang_lite.runtime.kernels.kv_cache import KVCache
 from sglang_lite.runtime.kernels.reference.page_table import token_slots
-from sglang_lite.runtime.kernels.reference.softmax import Part, attend_tokens
+from sglang_lite.runtime.kernels.reference.softmax import PartialAttention, attend_tokens
 
 
 def prefix_attention(
@@ -31,7 +31,7 @@ def prefix_attention(
                 target.copy_(value)
 
 
-def prefix_partials(partials: Partials, index: int, heads: int) -> Part:
+def prefix_partials(partials: Partials, index: int, heads: int) -> PartialAttention:
     """Returns the buffers for one row's attention over one piece of a prefix."""
     here = slice(index * heads, (index + 1) * heads)
-    return Part(partials.prefix_acc[here], partials.prefix_ml[here, 0], partials.prefix_ml[here, 1])
+    return PartialAttention(partials.prefix_acc[here], partials.prefix_ml[here, 0], partials.prefix_ml[here, 1])

@@ -11,7 +11,7 @@ import torch
 from sglang_lite.runtime.kernels.kv_cache import gather
 
 
-class Part(NamedTuple):
+class PartialAttention(NamedTuple):
     """Attention over some tokens of a sequence, not yet divided by the sum of weights.
 
     Attributes:
@@ -27,7 +27,7 @@ class Part(NamedTuple):
 
 def attend_tokens(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, at: torch.Tensor, *, scale: float, softcap: float | None
-) -> Part:
+) -> PartialAttention:
     """Attention of one token over others, all of which it sees.
 
     Args:
@@ -43,10 +43,10 @@ def attend_tokens(
     scores = scores / math.log(2)
     highest = scores.amax(1)
     weights = torch.exp2(scores - highest.unsqueeze(1))
-    return Part(torch.einsum("hn, hnd -> hd", weights, values), highest, weights.sum(1))
+    return PartialAttention(torch.einsum("hn, hnd -> hd", weights, values), highest, weights.sum(1))
 
 
-def merged(parts: Sequence[Part]) -> torch.Tensor:
+def merged(parts: Sequence[PartialAttention]) -> torch.Tensor:
     """Merges the attention over all parts of a sequence: float32 [heads, head_dim]."""
     acc, highest, total = (torch.stack(each) for each in zip(*parts))
     weights = torch.exp2(highest - highest.amax(0))

@@ -1,4 +1,4 @@
-"""Parts of an engine for running requests to refer to. They don't refer to the engine itself, so that it ends when its
+"""Context of running requests: what they use of an engine. Does not refer to the engine itself, which ends when its
 user drops it."""
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from sglang_lite.runtime.tokens.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
-class EngineParts:
-    """Parts of an engine that its requests and programs use.
+class EngineContext:
+    """Context of an engine's requests and programs.
 
     Attributes:
         loop: step loop; keeps the model until it ends.
