@@ -97,10 +97,10 @@ class BenchReport:
         """
         content = asdict(self)
         for row, written in zip(self.rows, content["rows"]):
-            for way in ("requests", "program"):
-                runs = getattr(row, way)
+            for form in ("requests", "program"):
+                runs = getattr(row, form)
                 if runs is not None:
-                    written[way] |= {"median": runs.median, "spread": runs.spread, "count": len(runs.seconds)}
+                    written[form] |= {"median": runs.median, "spread": runs.spread, "count": len(runs.seconds)}
         try:
             path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
         except OSError as error:

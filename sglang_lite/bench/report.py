@@ -93,11 +93,11 @@ def _numbers(shape: str, *, fp8: bool, gpu: bool) -> str:
 
 def _row(engine: Engine, name: str, work: Workload, best: float | None, repeat: int) -> Row:
     """Measures a workload: once, then `repeat` times, alternating between requests and program."""
-    ways: list[Callable[[], Measured]] = [partial(run, engine, work)]
+    forms: list[Callable[[], Measured]] = [partial(run, engine, work)]
     if name in PROGRAMS:
-        ways.append(partial(run_as_program, engine, name, work))
-    first = [way() for way in ways]
-    later = [[way() for way in ways] for _ in range(repeat)]
+        forms.append(partial(run_as_program, engine, name, work))
+    first = [form() for form in forms]
+    later = [[form() for form in forms] for _ in range(repeat)]
     requests, *program = [
         Runs(one.seconds, tuple(each.seconds for each in column), column[0].steps)
         for one, column in zip(first, zip(*later))

@@ -161,14 +161,14 @@ class Automaton:
 
     def shortest_accepted(self, state: State) -> list[int]:
         """Character classes of a shortest accepted text from a state; the state must accept some text."""
-        ways: dict[State, list[int]] = {state: []}
+        paths: dict[State, list[int]] = {state: []}
         for each in (queue := [state]):
             if self._terms.nullable[each]:
-                return ways[each]
+                return paths[each]
             for symbol in self.classes:
                 after = self.step(each, symbol)
-                if after != DEAD and after not in ways:
-                    ways[after] = [*ways[each], symbol]
+                if after != DEAD and after not in paths:
+                    paths[after] = [*paths[each], symbol]
                     queue.append(after)
         raise AssertionError("no text is accepted from here")
 

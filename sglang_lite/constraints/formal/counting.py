@@ -139,8 +139,8 @@ def _counts(machine: Automaton) -> dict[State, int | None]:
     open_steps = {state: len(after) for state, after in useful.items()}
     counts: dict[State, int | None] = dict.fromkeys(useful)  # states that lead to a cycle keep None
     for state in (queue := [state for state, steps in open_steps.items() if not steps]):
-        ways = (_size(machine, symbol) * (counts[to] or 0) for symbol, to in useful[state].items())
-        counts[state] = machine.accepting(state) + sum(ways)
+        sizes = (_size(machine, symbol) * (counts[to] or 0) for symbol, to in useful[state].items())
+        counts[state] = machine.accepting(state) + sum(sizes)
         for each in before[state]:
             open_steps[each] -= 1
             if not open_steps[each]:

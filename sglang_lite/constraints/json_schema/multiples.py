@@ -91,8 +91,8 @@ def _size_of_endings(number: int) -> int:
         common = math.gcd(10, number)
         number //= common
         sizes.append(min(10 // common, number))
-    for ways in reversed(sizes):
-        size = ways * (size + 1)
+    for count in reversed(sizes):
+        size = count * (size + 1)
     return size
 
 
@@ -149,8 +149,8 @@ def _size_of_bounded(number: int, length: int) -> int:
     if length == 1:
         return 1 + 10 // number
     half = length // 2
-    ways: int = min(number, 10**half)
-    return ways * (_size_of_bounded(number, half) + _size_of_bounded(number, length - half))
+    count: int = min(number, 10**half)
+    return count * (_size_of_bounded(number, half) + _size_of_bounded(number, length - half))
 
 
 @cache

@@ -34,7 +34,7 @@ ALL_CONSTRAINTS = frozenset(CONSTRAINT_NAMES)
 # Events of a branch, under SGLang's names. "commit_lazy_operations" comes before a fork.
 EVENTS = ("begin_program", "end_program", "commit_lazy_operations", "fork_program", "fill_image")
 # Methods by which a class can answer in another way than by `agenerate` and `aselect`.
-_WAYS = {"answers_now": ("answer_now", "select_now"), "plays_programs": ("open_program",)}
+_ABILITIES = {"answers_now": ("answer_now", "select_now"), "plays_programs": ("open_program",)}
 
 
 class ProgramAtBackend(Protocol):
@@ -110,11 +110,11 @@ class Backend:
     def __init_subclass__(cls, **keywords: object) -> None:
         super().__init_subclass__(**keywords)
         own = vars(cls).keys()
-        for way, methods in _WAYS.items():
+        for ability, methods in _ABILITIES.items():
             if not own.isdisjoint(methods):
-                setattr(cls, way, True)
+                setattr(cls, ability, True)
             elif "agenerate" in own or "aselect" in own:
-                setattr(cls, way, False)
+                setattr(cls, ability, False)
 
     # ---------------------------------------------------------------------------------------------- answers
 

@@ -69,8 +69,8 @@ def common_rules(each: Sequence[TurnRules]) -> TurnRules:
     )  # fmt: skip
 
 
-def _weakest(ways: Iterable[BegunTurns]) -> BegunTurns:
-    return min(ways, key=_WEAKEST_FIRST.index)
+def _weakest(turns: Iterable[BegunTurns]) -> BegunTurns:
+    return min(turns, key=_WEAKEST_FIRST.index)
 
 
 @dataclass(frozen=True, slots=True)
