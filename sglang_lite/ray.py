@@ -163,7 +163,7 @@ class ActorPool:
         kind = ray.remote(num_cpus=options.num_cpus, num_gpus=num_gpus, max_concurrency=_LANES)(_Actor)
         for _ in range(count):
             threading.Thread(
-                target=self._sit, args=(kind, task, max_rows), name="sglang_lite-actor", daemon=True
+                target=self._supervise, args=(kind, task, max_rows), name="sglang_lite-actor", daemon=True
             ).start()
 
     def stop(self) -> None:
@@ -183,7 +183,7 @@ class ActorPool:
 
     # ---------------------------------------------------------------------------------------- an actor's threads
 
-    def _sit(self, kind: Any, task: Any, max_rows: int) -> None:
+    def _supervise(self, kind: Any, task: Any, max_rows: int) -> None:
         """Starts and supervises an actor, and a second one if the first dies."""
         error: Exception = BackendError("it was stopped.")
         for _ in range(2):
@@ -200,7 +200,7 @@ class ActorPool:
                 if not isinstance(failed, self._ray.exceptions.RayActorError):
                     break
                 continue
-            lanes = [threading.Thread(target=self._lane, args=(actor, max_rows), daemon=True) for _ in range(_LANES)]
+            lanes = [threading.Thread(target=self._feed, args=(actor, max_rows), daemon=True) for _ in range(_LANES)]
             for lane in lanes:
                 lane.start()
             for lane in lanes:
@@ -213,7 +213,7 @@ class ActorPool:
         for index in lost:
             self._finish(index, _no_actor(error))
 
-    def _lane(self, actor: Any, max_rows: int) -> None:
+    def _feed(self, actor: Any, max_rows: int) -> None:
         """Gives groups of rows to an actor until none are left or the actor has died."""
         exceptions = self._ray.exceptions
         while rows := self._take(actor, max_rows):
@@ -226,7 +226,7 @@ class ActorPool:
                 for index in rows:
                     self._finish(index, _no_actor(error))
             except exceptions.RayError as error:
-                self._again(actor, rows, error)
+                self._requeue(actor, rows, error)
                 return
 
     def _take(self, actor: Any, max_rows: int) -> list[int]:
@@ -254,7 +254,7 @@ class ActorPool:
             self._bell.notify_all()
         self._report(index, outcome)
 
-    def _again(self, actor: Any, rows: list[int], error: Exception) -> None:
+    def _requeue(self, actor: Any, rows: list[int], error: Exception) -> None:
         """Queues the unfinished rows of a dead actor again. Rows whose actor has died for the second time fail."""
         with self._bell:
             self._actors.discard(actor)

@@ -64,7 +64,10 @@ def lower_bound(spec: ModelSpec, work: Workload, rates: Rates, *, bits: int = 16
     flops = 2 * (active + head)
 
     def weights(rows: int) -> float:
-        read = sum(layer.attention.weight_elements(hidden) + _fed(layer.feed_forward, hidden, rows) for layer in layers)
+        read = sum(
+            layer.attention.weight_elements(hidden) + _feed_forward_weights(layer.feed_forward, hidden, rows)
+            for layer in layers
+        )
         return size * read + 2 * head
 
     token = (2 if spec.latent else size) * spec.kv_layout.numbers
@@ -86,7 +89,7 @@ def lower_bound(spec: ModelSpec, work: Workload, rates: Rates, *, bits: int = 16
     return float(prompts + steps)
 
 
-def _fed(spec: FeedForwardSpec, hidden: int, rows: int) -> int:
+def _feed_forward_weights(spec: FeedForwardSpec, hidden: int, rows: int) -> int:
     """Number of weights of a feed-forward that `rows` rows read. For experts, the expected number with a uniform
     router."""
     if isinstance(spec, DenseSpec):

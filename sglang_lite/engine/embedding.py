@@ -33,14 +33,14 @@ Numbers: TypeAlias = "tuple[NDArray[np.float32], list[int]]"  # of texts [N, wid
 Texts: TypeAlias = str | Sequence[int] | Sequence[str | Sequence[int]]  # one or several, each a text or token ids
 
 
-def native(compute: Callable[[Any], Numbers], prompt: Texts) -> Any:  # a dictionary, or a list: by the prompt
+def sglang_form(compute: Callable[[Any], Numbers], prompt: Texts) -> Any:  # a dictionary, or a list: by the prompt
     """Numbers of texts in SGLang's form, that of `sgl.Engine.encode`. The outputs of a reward model take the place of
     vectors there.
 
     Args:
         compute: `embeddings` or `label_numbers` with all arguments but the texts.
     """
-    texts, single = several(prompt)
+    texts, single = prompt_texts(prompt)
     started = time.perf_counter()
     vectors, tokens = compute(texts)
     seconds = time.perf_counter() - started
@@ -147,7 +147,7 @@ def label_numbers(
     return exponents / exponents.sum(1, keepdims=True), tokens
 
 
-def several(prompt: Texts) -> tuple[Any, bool]:  # a list of any texts
+def prompt_texts(prompt: Texts) -> tuple[Any, bool]:  # a list of any texts
     """Texts of a prompt, each a text or token ids, and True if the prompt is a single text."""
     single = isinstance(prompt, str) or are_ids(prompt)
     if not single:

@@ -149,14 +149,14 @@ def _report(
                 findings[msgspec.structs.replace(finding, message=f"{finding.message} (row {number})")] = None
     shared = None
     if counter is not None:
-        graphs = [graph, *others] if arguments else [graph, _again(graph)]
+        graphs = [graph, *others] if arguments else [graph, _second_graph(graph)]
         shared = sharing(graphs, counter, has_rows=bool(arguments))
         for move in shared.moves:
             findings[Finding("move-up", f"{move}.", move.where, "All rows have the same text there.")] = None
     return LintReport(name, len(arguments), tuple(findings), tuple(notes), shared)
 
 
-def _again(graph: Graph) -> Graph:
+def _second_graph(graph: Graph) -> Graph:
     """Graph of a second run: texts that change with every run are the other ones."""
     nodes = list(graph.nodes)
     for change in graph.changes:

@@ -253,11 +253,11 @@ async def model_info(service: Service, _: HttpRequest) -> Response:
         "has_image_understanding": False,
         "has_audio_understanding": False,
         "max_model_len": engine.context_length,
-        "sglang_lite": _ours(service),  # gateways forward this whole answer, but not that of `/server_info`
+        "sglang_lite": _own_server_info(service),  # gateways forward this whole answer, but not that of `/server_info`
     })  # fmt: skip
 
 
-def _ours(service: Service) -> dict[str, Any]:
+def _own_server_info(service: Service) -> dict[str, Any]:
     engine = service.engine
     template = engine.chat_template()
     return {
@@ -282,7 +282,7 @@ async def server_info(service: Service, _: HttpRequest) -> Response:
         **settings,
         "served_model_name": service.model_name,
         "sglang_lite": {
-            **_ours(service), "program": True, "program_priority": True, "output_ids": True, "records": True,
+            **_own_server_info(service), "program": True, "program_priority": True, "output_ids": True, "records": True,
         },
     })  # fmt: skip
 

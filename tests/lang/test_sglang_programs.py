@@ -145,7 +145,7 @@ def test_run_gives_a_state_with_the_shapes_of_sglang():
     assert executor.sid == executor.sid != program.run("", backend=sgl.ScriptedBackend()).stream_executor.sid
 
 
-def test_api_speculation_changes_nothing_where_there_is_no_api():
+def test_api_drafts_change_nothing_where_there_is_no_api():
     def body(s):
         s += "a" + sgl.gen("x", stop=".") + "b" + sgl.gen("y", 2)
 

@@ -1,5 +1,5 @@
-"""Programs of the kinds that SGLang's own tests run (`sglang/test/test_programs.py`), in other words: what they check of a
-result, but for what a model has to know."""
+"""Programs of the kinds that SGLang's own tests run (`sglang/test/test_programs.py`), in other words: what they check
+of a result, but for what a model has to know."""
 
 import re
 from typing import Any
@@ -194,7 +194,7 @@ def test_variables_of_dtypes_can_be_set_to_their_values():
     assert (type(state["whole"]), type(state["real"]), type(state["flag"])) == (int, float, bool)
 
 
-def test_speculation_over_several_generations_of_one_turn():
+def test_api_drafts_over_several_generations_of_one_turn():
     @sgl.function(num_api_spec_tokens=64)
     def character(s):
         s += sgl.user("A character, please.")

@@ -192,7 +192,7 @@ class Engine(base.Engine):
             EngineClosedError: the engine is closed.
         """
         options: dict[str, Any] = {"dimensions": dimensions, "prompt_name": prompt_name, "truncate": truncate}
-        return embedding.native(partial(embedding.embeddings, self, **options), prompt)
+        return embedding.sglang_form(partial(embedding.embeddings, self, **options), prompt)
 
     def score_pairs(self, pairs: Sequence[tuple[str, str]], *, truncate: bool = False) -> list[float]:
         """Scores of pairs of texts (a query and a document) by a cross-encoder: between 0 and 1, or unbounded if the
@@ -240,7 +240,7 @@ class Engine(base.Engine):
             CapabilityError: the model has no labels.
             ParameterError, EngineClosedError: as `encode`.
         """
-        texts, single = embedding.several(prompt)
+        texts, single = embedding.prompt_texts(prompt)
         found = embedding.classes(self, texts, truncate=truncate)[0]
         return found[0] if single else found
 
@@ -259,7 +259,7 @@ class Engine(base.Engine):
             CapabilityError: the model computes embeddings.
             ParameterError, EngineClosedError: as `encode`.
         """
-        texts, single = embedding.several(prompt)
+        texts, single = embedding.prompt_texts(prompt)
         found, _ = embedding.label_numbers(self, texts, plain=True, truncate=truncate)
         numbers = found[:, 0].tolist() if found.shape[1] == 1 else found.tolist()
         return numbers[0] if single else numbers

@@ -103,7 +103,7 @@ class ServerProcess:
     def _wait(self, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
         if not self._settled.wait(timeout_s):
-            raise self._late(timeout_s)
+            raise self._timeout_error(timeout_s)
         if not self.url:
             raise self._ended()
         server = ServerClient(self.url, None, None, _PATIENCE_S, 0)
@@ -114,7 +114,7 @@ class ServerProcess:
             if self._process.poll() is not None:
                 raise self._ended()
             if time.monotonic() > deadline:
-                raise self._late(timeout_s)
+                raise self._timeout_error(timeout_s)
             time.sleep(_POLL_S)
 
     def _ended(self) -> SglError:
@@ -125,7 +125,7 @@ class ServerProcess:
             return ParameterError(name, f"{problem}.", hint="`sglang-lite serve --help` lists its flags.")
         return BackendError(f"the server ended with status {status}.{self._last_lines()}")
 
-    def _late(self, timeout_s: float) -> BackendError:
+    def _timeout_error(self, timeout_s: float) -> BackendError:
         return BackendError(
             f"the server was not ready after {timeout_s:g} s.{self._last_lines()}", hint="Raise launch_timeout."
         )

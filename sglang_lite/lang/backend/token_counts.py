@@ -64,7 +64,7 @@ def _count(tokenizer: TiktokenEncoding, text: str) -> int:
     return len(encode(text))
 
 
-def beyond(reported: Usage, possible: Usage) -> Usage:
+def unreported_usage(reported: Usage, possible: Usage) -> Usage:
     """Tokens of a call that is taken to have used `possible`, beyond those that it reported."""
     return Usage(
         max(possible.prompt_tokens - reported.prompt_tokens, 0), 0,

@@ -311,7 +311,7 @@ def saving(report: Report, file: BatchFile[ProgramState] | None) -> Report:
     return save
 
 
-def _wanted(outcome: Outcome, on_error: OnError) -> bool:
+def _is_yielded(outcome: Outcome, on_error: OnError) -> bool:
     """Returns True if an iterator yields an outcome. Raises the outcome if it is an error and `on_error` is "raise"."""
     if isinstance(outcome, Exception) and on_error == "raise":
         raise outcome
@@ -321,7 +321,7 @@ def _wanted(outcome: Outcome, on_error: OnError) -> bool:
 def yield_results(plan: BatchPlan, outcomes: Generator[tuple[int, Outcome], None, None]) -> Iterator[UserValue]:
     with plan, contextlib.closing(outcomes):
         for index, outcome in outcomes:
-            if _wanted(outcome, plan.on_error):
+            if _is_yielded(outcome, plan.on_error):
                 yield outcome if plan.ordered else (index, outcome)
 
 
@@ -331,5 +331,5 @@ async def ayield_results(
     with plan:
         async with contextlib.aclosing(outcomes):
             async for index, outcome in outcomes:
-                if _wanted(outcome, plan.on_error):
+                if _is_yielded(outcome, plan.on_error):
                     yield outcome if plan.ordered else (index, outcome)

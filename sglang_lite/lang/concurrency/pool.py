@@ -84,10 +84,10 @@ class ThreadPool:
 async def in_pool(pool: ThreadPool, work: Callable[[], UserValue]) -> UserValue:
     """Runs blocking work on a pool and returns its result. Cancelling does not stop the thread: it finishes by
     itself."""
-    return await elsewhere(pool.submit, work)
+    return await on_other_thread(pool.submit, work)
 
 
-async def elsewhere(submit: Callable[[Callable[[], object]], object], work: Callable[[], UserValue]) -> UserValue:
+async def on_other_thread(submit: Callable[[Callable[[], object]], object], work: Callable[[], UserValue]) -> UserValue:
     """Runs `work` on another thread, in a copy of this task's context, and returns its result.
 
     Args:

@@ -12,10 +12,10 @@ import msgspec
 
 from sglang_lite.lang.backend.base import Backend
 from sglang_lite.lang.backend.token_counts import (
-    beyond,
     estimated_tokens,
     is_credible,
     tokens_of,
+    unreported_usage,
     unreported_usages,
 )
 from sglang_lite.lang.checks import check_positive, check_whole
@@ -171,7 +171,7 @@ class NodeAccount:
         if is_credible(total, prompt, texts, tokenizer):
             return True
         longest = max(self.reserved.completion_tokens, sum(tokens_of(text, tokenizer) for text in texts))
-        self.used.append(beyond(total, msgspec.structs.replace(self.reserved, completion_tokens=longest)))
+        self.used.append(unreported_usage(total, msgspec.structs.replace(self.reserved, completion_tokens=longest)))
         return False
 
 

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from sglang_lite.errors import shown
 from sglang_lite.lang.concurrency.deadline import current_deadline
-from sglang_lite.lang.concurrency.pool import elsewhere
+from sglang_lite.lang.concurrency.pool import on_other_thread
 from sglang_lite.protocol import (
     BackendError,
     BudgetError,
@@ -128,7 +128,7 @@ async def check_value(check: Callable[[UserValue], UserValue], value: UserValue,
         if inspect.iscoroutinefunction(check):
             verdict = check(value)
         else:  # in a fresh thread, as the check may wait for other programs, whose checks need threads too
-            verdict = await elsewhere(
+            verdict = await on_other_thread(
                 lambda job: threading.Thread(target=job, daemon=True).start(), partial(check, value)
             )
         if inspect.isawaitable(verdict):

@@ -29,14 +29,14 @@ class _TextSoFar:
     """
 
     question: Question = field(default_factory=Question)
-    unknown: list[_Draft] = field(default_factory=list)
+    unknown: list[_Entry] = field(default_factory=list)
 
     def copy(self) -> _TextSoFar:
         return _TextSoFar(self.question.copy(), list(self.unknown))
 
 
 @dataclass(slots=True)
-class _Draft:
+class _Entry:
     """Node of a trace that is being made.
 
     Attributes:
@@ -58,7 +58,7 @@ class _Draft:
 def trace_of(player: BasePlayer) -> Trace:
     """Trace of a branch, as far as it is played, and of the branches forked from it."""
     run = player.run
-    nodes = [draft.record() for draft in list(_drafts(player))]
+    nodes = [entry.record() for entry in list(_entries(player))]
     seconds = max((node.end for node in nodes), default=0.0)
     started = time.time() - (time.perf_counter() - run.account.started)
     head = TraceHead(len(nodes), seconds, name_of(run.backend), run.backend.get_model_name(), started)
@@ -74,21 +74,21 @@ def answers_of(player: BasePlayer) -> list[TraceNode]:
     ]
 
 
-def _drafts(player: BasePlayer) -> Iterator[_Draft]:
+def _entries(player: BasePlayer) -> Iterator[_Entry]:
     """Yields the nodes in reading order: those of a fork's branches follow the fork."""
-    open_branches = [iter(_Reader(player, (), _TextSoFar(), rejected=False, now=0.0).drafts)]
+    open_branches = [iter(_Reader(player, (), _TextSoFar(), rejected=False, now=0.0).entries)]
     while open_branches:
-        draft = next(open_branches[-1], None)
-        if draft is None:
+        entry = next(open_branches[-1], None)
+        if entry is None:
             open_branches.pop()
             continue
-        yield draft
-        fields = draft.fields
-        for i, child in reversed(list(enumerate(draft.children))):
-            assert draft.text is not None
+        yield entry
+        fields = entry.fields
+        for i, child in reversed(list(enumerate(entry.children))):
+            assert entry.text is not None
             path = (*fields["path"], fields["place"], i)
-            reader = _Reader(child, path, draft.text.copy(), rejected=fields["rejected"], now=fields["end"])
-            open_branches.append(iter(reader.drafts))
+            reader = _Reader(child, path, entry.text.copy(), rejected=fields["rejected"], now=fields["end"])
+            open_branches.append(iter(reader.entries))
 
 
 class _Reader:
@@ -101,20 +101,20 @@ class _Reader:
         now: time of the fork, in seconds from the run's start.
 
     Attributes:
-        drafts: nodes of the branch.
+        entries: nodes of the branch.
     """
 
     def __init__(
         self, player: BasePlayer, path: tuple[int, ...], text: _TextSoFar, *, rejected: bool, now: float
     ) -> None:
-        self.drafts: list[_Draft] = []
+        self.entries: list[_Entry] = []
         self._path, self._text, self._rejected, self._now = path, text, rejected, now
         self._marks: dict[int, tuple[int, _TextSoFar]] = {}  # number of nodes before the mark, and the text
         self._run, self._started = player.run, player.run.account.started
         for op in {id(op): op for op in player.played[:]}.values():  # stopped operations may occur twice
             self._take(op)
-        if player.failure is not None and self.drafts and self.drafts[-1].fields["error"] is None:
-            self.drafts[-1].fields["error"] = _told(player.failure)
+        if player.failure is not None and self.entries and self.entries[-1].fields["error"] is None:
+            self.entries[-1].fields["error"] = _told(player.failure)
 
     def _take(self, op: Op) -> None:
         match op:
@@ -131,8 +131,8 @@ class _Reader:
             case SelectOp():
                 self._selection(op)
             case ForkOp():
-                draft = self._add("fork", op.node.where)
-                draft.children, draft.text = op.children, self._text.copy()
+                entry = self._add("fork", op.node.where)
+                entry.children, entry.text = op.children, self._text.copy()
             case JoinOp():
                 self._join(op)
             case ScopeOp(node):
@@ -147,14 +147,14 @@ class _Reader:
                 self._add("grammar_end", None)
                 self._text.question.grammar = None
 
-    def _add(self, kind: str, where: Location | None, images: Sequence[Image] = (), **fields: Any) -> _Draft:
+    def _add(self, kind: str, where: Location | None, images: Sequence[Image] = (), **fields: Any) -> _Entry:
         fields = {"start": self._now, "end": self._now, "error": None, "rejected": self._rejected, **fields}
-        place = len(self.drafts)
-        draft = _Draft({"kind": kind, "path": self._path, "place": place, "where": where and where.names, **fields})
-        self.drafts.append(draft)
+        place = len(self.entries)
+        entry = _Entry({"kind": kind, "path": self._path, "place": place, "where": where and where.names, **fields})
+        self.entries.append(entry)
         self._text.question.add(fields.get("text", ""), images)
         self._now = max(self._now, fields["end"])
-        return draft
+        return entry
 
     def _generation(self, op: GenOp) -> None:
         found, text, forced = _results(op), "", tuple[tuple[int, int], ...]()
@@ -211,12 +211,12 @@ class _Reader:
 
     def _mark(self, op: MarkOp) -> None:
         if not op.back:
-            self._marks[id(op.mark)] = len(self.drafts), self._text.copy()
+            self._marks[id(op.mark)] = len(self.entries), self._text.copy()
             self._add("mark", None)
             return
-        count, text = self._marks.get(id(op.mark), (len(self.drafts), self._text))
-        for draft in self.drafts[count + 1 :]:
-            draft.fields["rejected"] = True
+        count, text = self._marks.get(id(op.mark), (len(self.entries), self._text))
+        for entry in self.entries[count + 1 :]:
+            entry.fields["rejected"] = True
         self._text = text.copy()
         self._add("rollback", None)
 
@@ -230,10 +230,10 @@ class _Reader:
             uncached = miss["left"]
         elif miss is None and usage.cached_tokens and usage.cached_tokens >= usage.prompt_tokens - 1:
             uncached = 0
-        for draft in reversed(self._text.unknown):
-            length = len(draft.fields["text"])
+        for entry in reversed(self._text.unknown):
+            length = len(entry.fields["text"])
             cached = int(length - min(uncached, length))
-            draft.cached = cached if draft.cached is None else min(draft.cached, cached)
+            entry.cached = cached if entry.cached is None else min(entry.cached, cached)
             uncached = max(uncached - length, 0)
         self._text.unknown = []
 

@@ -224,7 +224,7 @@ def conversation_of(body: ChatRequest, unused: list[str]) -> tuple[Conversation,
         ConstraintError: a constraint of the answer can't be enforced.
     """
     messages = template_messages(body.messages)
-    constraint = constraints.only(
+    constraint = constraints.single_constraint(
         response_format=constraints.response_format(body.response_format),
         regex=None if body.regex is None else Regex(body.regex),
         ebnf=None if body.ebnf is None else Ebnf(body.ebnf),

@@ -179,7 +179,7 @@ def _prompts(given: str | Sequence[str | int | list[int]]) -> Sequence[str | Seq
 
 
 def _constraint(body: CompletionRequest) -> Constraint | None:
-    return constraints.only(
+    return constraints.single_constraint(
         response_format=constraints.response_format(body.response_format),
         json_schema=None if body.json_schema is None else json_schema(body.json_schema),
         regex=None if body.regex is None else Regex(body.regex),

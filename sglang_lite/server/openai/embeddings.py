@@ -119,7 +119,7 @@ async def sglang_answer(service: Service, body: NativeTexts, compute: Callable[.
     field = "input_ids" if body.text is None else "text"
     given: Any = getattr(body, field)
     texts_of(given, field)
-    ask = partial(embedding.native, partial(compute, truncate=body.truncate, field=field), given)
+    ask = partial(embedding.sglang_form, partial(compute, truncate=body.truncate, field=field), given)
     return answer(await service.call_engine(ask, at_most_s=LONGEST_S))
 
 

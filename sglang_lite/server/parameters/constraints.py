@@ -14,7 +14,7 @@ from sglang_lite.protocol.anything import Json
 _JSON_OBJECT = {"type": "object"}
 
 
-def only(**given: Constraint | None) -> Constraint | None:
+def single_constraint(**given: Constraint | None) -> Constraint | None:
     """The only constraint of a request, or None. Raises ParameterError, with both names, if the request has two."""
     found = {name: constraint for name, constraint in given.items() if constraint is not None}
     if len(found) > 1:

@@ -284,7 +284,7 @@ def test_a_word_is_not_taken_for_one_that_is_said_again():
 # ------------------------------------------------------------------------------------------------ when, and when not
 
 
-def test_without_speculation_a_begun_turn_is_refused_before_the_first_call(api, model):
+def test_without_drafts_a_begun_turn_is_refused_before_the_first_call(api, model):
     with pytest.raises(sgl.CapabilityError, match=r"'name'.*already in the assistant's turn: 'Name:'") as error:
         program(None).run(backend=model(lambda body: TURN))
     assert "num_api_spec_tokens" in str(error.value)
@@ -322,7 +322,7 @@ def test_to_emulate_is_to_ask_for_the_rest(api, model):
     assert [request.body["stop"] for request in api.requests] == [["\n"], ["\n"], ["\n", "."]]
 
 
-def test_speculation_ends_where_it_does_not_pay(api, model):
+def test_drafts_end_where_they_do_not_pay(api, model):
     fast = program()
     backend = model(lambda body: stopped(" x\ny", body) if begun(body) else "no such thing")
     runs = 0

@@ -27,12 +27,12 @@ from sglang_lite.lang.backend.token_counts import (
     SentRequests,
     TiktokenEncoding,
     TokenUsage,
-    beyond,
     estimated_tokens,
     is_credible,
     note_unreported,
     sent_requests,
     tokens_of,
+    unreported_usage,
     unreported_usages,
 )
 from sglang_lite.lang.results import unsent, with_warnings
@@ -260,7 +260,7 @@ class CallAccount:
         reported, samples = self._reader.usage, self._reader.samples.values()
         whole = all(sample.finish_reason is not None for sample in samples)
         if not whole or not is_credible(reported, self._request.prompt, map(_text, samples), self._tokenizer):
-            note_unreported(beyond(reported, self._possible()))
+            note_unreported(unreported_usage(reported, self._possible()))
             self._reader.meta.setdefault("warnings", []).append(NOT_CREDIBLE)
 
     def fail(self, error: SglError | None) -> None:
@@ -277,7 +277,7 @@ class CallAccount:
         if error is None:
             note_unreported(self._possible(), unanswered - 1)
         elif unanswered > 0:
-            note_unreported(beyond(self._reader.usage, self._possible()))
+            note_unreported(unreported_usage(self._reader.usage, self._possible()))
             note_unreported(self._possible(), unanswered - 1)
 
     def _possible(self) -> Usage:

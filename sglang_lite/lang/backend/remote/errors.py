@@ -55,7 +55,7 @@ class ErrorTranslator:
         except self.base as error:
             raise self._translated(error) from self._cause(error)
         except httpx2.TimeoutException as error:
-            raise self._late() from self._cause(error)
+            raise self._timeout_error() from self._cause(error)
         except httpx2.HTTPError as error:  # SDKs don't convert errors while an answer is read
             broken = self.unreadable_error(f"the connection failed in the middle of the answer ({error})")
             broken.retryable = True
@@ -90,12 +90,12 @@ class ErrorTranslator:
         shown = f"{error} {error.__cause__} {error.__context__}"
         return error if self.redacted(shown) == shown else None
 
-    def _late(self) -> RequestTimeoutError:
+    def _timeout_error(self) -> RequestTimeoutError:
         return RequestTimeoutError(f"{self.name} did not answer in time.", hint=f"Raise timeout=; {_RETRIES}.")
 
     def _translated(self, error: Exception) -> BackendError:
         if isinstance(error, self.timeout):
-            return self._late()
+            return self._timeout_error()
         if isinstance(error, self.connection):
             cause = error.__cause__ or error
             why = self.redacted(f"{type(cause).__name__}: {cause}")

@@ -225,7 +225,7 @@ class _Explainer:
         if isinstance(own.source, SharedCall):
             best = 0 if own.source in self._shared else best
             self._shared.add(own.source)
-        tries = self._tries(own)
+        tries = self._retry_count(own)
         if turn is not None and turn.mode == "text" and index:
             return replace(explained, calls=(0, worst * tries))  # the turn's first node brings its first answer
         return replace(explained, calls=(best, worst * (1 + tries)))
@@ -242,7 +242,7 @@ class _Explainer:
             return f"{error.message} {error.hint}"
         return None
 
-    def _tries(self, own: SglGen | SglSelect) -> int:
+    def _retry_count(self, own: SglGen | SglSelect) -> int:
         """Number of retries of a node."""
         options = own.options if isinstance(own, SglGen) else None
         return self._retries if options is None or options.retries is None else options.retries

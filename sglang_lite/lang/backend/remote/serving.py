@@ -68,7 +68,7 @@ async def serve(
         params = msgspec.structs.replace(params, stop=UNSET)
     if strategy.samples > 1:
         params = msgspec.structs.replace(params, n=UNSET)
-        calls = [_alone(backend, prompt, params, constraint, strategy) for _ in range(strategy.samples)]
+        calls = [_single_sample(backend, prompt, params, constraint, strategy) for _ in range(strategy.samples)]
         for index, each in enumerate(await _all(calls)):
             yield msgspec.structs.replace(each, index=index)
     elif strategy.name == "repair":
@@ -95,7 +95,7 @@ async def _all(calls: Sequence[Coroutine[Any, Any, Generation]]) -> list[Generat
     return [each for each in outcomes if isinstance(each, Generation)]
 
 
-async def _alone(
+async def _single_sample(
     backend: RemoteBackend, prompt: Prompt, params: SamplingParams, constraint: Constraint | None, strategy: Strategy
 ) -> Generation:
     """One of several samples, each of which has calls of its own."""
