@@ -18,7 +18,7 @@ class BasePlayer(ABC):
 
     Args:
         run: run that the branch belongs to.
-        pushed: handed-over side of the branch, for a backend that plays whole programs; None if the backend is asked
+        pushed: pushed-down side of the branch, for a backend that plays whole programs; None if the backend is asked
             node by node.
         log: text log of the branch, or None if the run is not streamed.
 

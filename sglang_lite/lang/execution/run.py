@@ -1,4 +1,4 @@
-"""State shared by the branches of a run: its backend, settings, deadline, and the program that it hands over."""
+"""State shared by the branches of a run: its backend, settings, deadline, and the program that it pushes down."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class RunSettings:
         seed: seed from which each node's seed is derived, or None for random seeds.
         timeout: seconds for the whole run, or None for no limit.
         retries: number of further attempts after a node's backend has failed.
-        push_down: whether to hand over the run as one program, if the backend plays programs.
+        push_down: whether to push the run down as one program, if the backend plays programs.
         priority: priority of that program at its engine.
         budget: limits on the run's usage, which runs may share; the backend is then asked node by node. None for no
             limits.
@@ -70,7 +70,7 @@ class RunSettings:
     use_thread: bool = True
 
     def check_priority(self, backend: Backend) -> None:
-        """Raises CapabilityError if a priority is set, but the run is not handed over to a backend that accepts
+        """Raises CapabilityError if a priority is set, but the run is not pushed down to a backend that accepts
         priorities."""
         takes = self.push_down and backend.plays_programs and backend.capabilities.priority
         if self.priority and not takes:
@@ -117,7 +117,7 @@ class Run:
         state: returns the body's state of the main branch, for errors of budgets; None if there is no body or no
             budget.
         account: usage of the nodes, and elapsed time.
-        push_down: True if this run and the enclosing runs may be handed over.
+        push_down: True if this run and the enclosing runs may be pushed down.
         context: context variables of the run's caller; operations are played in copies of it.
     """
 
@@ -164,7 +164,7 @@ class Run:
         self.account = RunUsage()
 
     def pushed(self) -> PushedBranch | None:
-        """Main branch of a program to hand over, or None if the backend is asked node by node.
+        """Main branch of a program to push down, or None if the backend is asked node by node.
 
         Raises:
             CapabilityError: a priority is set that no backend takes.

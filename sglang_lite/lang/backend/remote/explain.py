@@ -308,7 +308,7 @@ class TracedAnswer:
 
 
 class PlannedTurn(AnswerSource):
-    """Place of a generation in a planned turn, for the explanation: a trace asks for no answers.
+    """Source of a planned generation of a turn, for the explanation: a trace asks for no answers.
 
     Attributes:
         plan: plan of the turn.
