@@ -30,9 +30,9 @@ hypothesis.settings.load_profile("no deadline")
 
 
 SLOW_TESTS = Path(__file__).parent / "slow_tests.txt"
-# Seconds on the processor, which other work on the machine hardly changes: of a case, and of a fixture that a file's tests share.
+# Seconds on the processor, which other work on the machine hardly changes: of a case, and of what a file's tests share.
 SLOW, SLOW_FIXTURE = 0.05, 0.5
-_fixtures: dict[str, float] = {}  # of the file whose tests are run
+_fixtures: dict[tuple[str, str], float] = {}  # by scope and name, of the file whose tests are run
 _slowest: dict[str, float] = defaultdict(float)  # of each test the longest case
 
 
@@ -51,8 +51,7 @@ def pytest_fixture_setup(fixturedef: pytest.FixtureDef[object]) -> Generator[Non
     try:
         return (yield)
     finally:
-        if fixturedef.scope == "module":
-            _fixtures[fixturedef.argname] = _processor_s() - before
+        _fixtures[fixturedef.scope, fixturedef.argname] = _processor_s() - before
 
 
 @pytest.hookimpl(wrapper=True)
@@ -61,8 +60,10 @@ def pytest_runtest_call(item: pytest.Function) -> Generator[None, object, object
     try:
         return (yield)
     finally:
-        shared = max((_fixtures.get(name, 0.0) for name in item.fixturenames), default=0.0)
-        spent = max(_processor_s() - before, shared * SLOW / SLOW_FIXTURE)
+        own, shared = (
+            sum(_fixtures.get((scope, name), 0.0) for name in item.fixturenames) for scope in ("function", "module")
+        )
+        spent = max(_processor_s() - before + own, shared * SLOW / SLOW_FIXTURE)
         item.user_properties.append(("processor_s", spent))
 
 
