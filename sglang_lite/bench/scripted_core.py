@@ -14,7 +14,7 @@ from typing import Any
 
 from sglang_lite import Engine
 from sglang_lite.engine.core import OpenProgram
-from sglang_lite.program.nodes import Gen, Node, Text
+from sglang_lite.program.nodes import Gen, Node, Text, Verdict
 from sglang_lite.protocol import (
     CapabilityError,
     Delta,
@@ -201,6 +201,9 @@ class _Growing:
         _check_nodes(nodes)
         self._playing.nodes += nodes
 
+    def judge(self, path: tuple[int, ...], place: int, verdict: Verdict) -> None:
+        raise CapabilityError("a script takes no verdicts.")
+
     def close(self) -> None:
         self._playing.closed = True
 
@@ -250,5 +253,5 @@ class _Playing:
 
 
 def _check_nodes(nodes: Sequence[Node]) -> None:
-    if not all(isinstance(node, Gen | Text) for node in nodes):
-        raise CapabilityError("a script plays texts and generations alone.")
+    if not all(isinstance(node, Text) or (isinstance(node, Gen) and not node.judged) for node in nodes):
+        raise CapabilityError("a script plays texts, and generations that nobody judges.")

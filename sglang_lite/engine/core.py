@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-    from sglang_lite.program.nodes import Node, Path
+    from sglang_lite.program.nodes import Node, Path, Verdict
     from sglang_lite.protocol import ProgramSink
     from sglang_lite.runtime.calls import EngineCall, R
     from sglang_lite.runtime.config import Capacity, EngineConfig
@@ -24,6 +24,7 @@ class OpenProgram(Protocol):
     """Program that can be extended while it is played: see `EngineProgram`."""
 
     def extend(self, path: Path, nodes: Sequence[Node]) -> None: ...
+    def judge(self, path: Path, place: int, verdict: Verdict) -> None: ...
     def drop(self, path: Path) -> None: ...
     def close(self) -> None: ...
     def abort(self) -> None: ...

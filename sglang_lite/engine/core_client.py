@@ -31,13 +31,14 @@ from sglang_lite.engine.frames import (
     DropBranch,
     Encode,
     Extend,
+    Judge,
     Ready,
     Submit,
     Submitted,
 )
 from sglang_lite.engine.open_submissions import OpenSubmission
 from sglang_lite.errors import shown
-from sglang_lite.program.nodes import Gen, Node
+from sglang_lite.program.nodes import Gen, Node, Verdict
 from sglang_lite.program.nodes import Path as BranchPath
 from sglang_lite.protocol import (
     ParameterError,
@@ -58,6 +59,7 @@ from sglang_lite.runtime.core.submission import (
     Submission,
     check_nodes,
     check_priority,
+    check_verdict,
 )
 from sglang_lite.runtime.embedding.request import EncodeRequest, not_a_generator_error, not_an_encoder_error
 from sglang_lite.runtime.embedding.spec import EncoderSpec, encoder_spec, is_encoder
@@ -196,6 +198,15 @@ class CoreClient:
             ]
         self._link.send(number, Extend(path, tuple(nodes), {i: as_failure(error) for i, error in refused.items()}))
 
+    def judge(self, number: int, path: BranchPath, place: int, verdict: Verdict) -> None:
+        """Gives a verdict on a node of an open program: see `EngineProgram.judge`."""
+        self.gate.check_open()
+        check_verdict(path, place, verdict)
+        if verdict.again is not None:  # invalid parameters may have any type, and may not be serialisable
+            for error in self.builder.refused((verdict.again,)).values():
+                raise error
+        self._link.send(number, Judge(path, place, verdict))
+
     # ---------------------------------------------------------------------------------- calls with one answer
 
     def ask(self, call: EngineCall[R]) -> Future[R]:
@@ -289,6 +300,9 @@ class _OpenProgram:
 
     def extend(self, path: BranchPath, nodes: Sequence[Node]) -> None:
         self._core.extend(self._number, path, nodes)
+
+    def judge(self, path: BranchPath, place: int, verdict: Verdict) -> None:
+        self._core.judge(self._number, path, place, verdict)
 
     def drop(self, path: BranchPath) -> None:
         self._link.send(self._number, DropBranch(path))

@@ -25,6 +25,7 @@ from sglang_lite.engine.frames import (
     Close,
     DropBranch,
     Extend,
+    Judge,
     Log,
     Progress,
     Ready,
@@ -126,7 +127,7 @@ class EngineLink:
             self.submissions.add(number, entry)
             _send_to(self._process, data)
 
-    def send(self, number: int, message: Extend | DropBranch | Close | Abort) -> None:
+    def send(self, number: int, message: Extend | Judge | DropBranch | Close | Abort) -> None:
         """Sends a message of an open submission, unless that has ended. Sends nothing from a forked copy."""
         if self._gate.is_copy:
             return

@@ -17,7 +17,7 @@ from typing import Any, Final, TypeAlias, get_args
 import msgspec
 
 from sglang_lite.errors import BackendError, Location, ParameterError, SglError
-from sglang_lite.program.nodes import Node, Path
+from sglang_lite.program.nodes import Node, Path, Verdict
 from sglang_lite.protocol import Constraint, Delta, Generation, SamplingParams, Selection
 from sglang_lite.runtime.calls import CompileGrammar, FlushCache, StartProfile, Stats, StopProfile, UpdateWeights
 from sglang_lite.runtime.config import Capacity
@@ -73,6 +73,14 @@ class Extend(_Message, frozen=True, tag="extend"):
     refused: dict[int, Failure] = {}
 
 
+class Judge(_Message, frozen=True, tag="judge"):
+    """Verdict on the node at a place of a branch."""
+
+    path: Path
+    place: int
+    verdict: Verdict
+
+
 class DropBranch(_Message, frozen=True, tag="drop"):
     """Branch of an open program that its caller has abandoned."""
 
@@ -89,7 +97,7 @@ class Abort(_Message, frozen=True, tag="abort"):
 
 Submitted: TypeAlias = Submit | SelectRequest | ProgramRequest | OpenRequest
 Asked: TypeAlias = Encode | CompileGrammar | UpdateWeights | FlushCache | Stats | StartProfile | StopProfile
-Request: TypeAlias = Start | Submitted | Extend | DropBranch | Close | Abort | Asked
+Request: TypeAlias = Start | Submitted | Extend | Judge | DropBranch | Close | Abort | Asked
 Command: TypeAlias = tuple[int, Request]
 
 
@@ -126,7 +134,7 @@ class ProgramEnded(msgspec.Struct, frozen=True, tag_field="kind", tag="Ended"):
 
 
 class RequestEvent(_Message, frozen=True, tag="told"):
-    """Event of a submission; an event of a program has the path and name of its node.
+    """Event of a submission; an event of a program has the path and name of its node, and the attempt at it.
 
     Attributes:
         cached: number of tokens of the prompt that were found in the cache; -1 while unknown.
@@ -139,6 +147,7 @@ class RequestEvent(_Message, frozen=True, tag="told"):
     path: Path | None = None
     name: str | None = None
     ends: bool = False
+    attempt: int = 0
 
 
 class AskReply(_Message, frozen=True, tag="answer"):

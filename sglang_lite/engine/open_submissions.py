@@ -100,7 +100,7 @@ class OpenSubmissions:
         elif isinstance(event, ProgramEnded):
             event = ProgramResult(event.text)
         if message.path is not None:
-            event = Played(message.path, message.name, event)
+            event = Played(message.path, message.name, event, message.attempt)
         times = 1
         if isinstance(event, Delta | Played):
             if entry.failed:

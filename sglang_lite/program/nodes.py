@@ -5,8 +5,8 @@ records them. A program is a tree of branches, each a sequence of nodes to which
 named by its path: () is the main branch, (2, 0) the first branch of the fork that is node 2 of the main branch.
 
 No node contains the caller's own Python (a check, a reader of values, a method of choosing, another backend): a node
-that needs it is `held`. The result of a held node is reported and not appended, and nodes behind it are played without
-its text. So a caller adds them only when it has decided; until then the branch waits, without a slot.
+that needs it is judged. Its answer is reported and not appended, and its branch waits, without a slot, until the caller
+has given its verdict: the text that stands there, or another question.
 
 Nodes are added in the order in which the program was written, over all branches: a fork before the nodes of its
 branches, a join before a rollback in a branch that it joins.
@@ -21,7 +21,7 @@ from types import NoneType
 from typing import Final, Literal, NoReturn, TypeAlias, get_args
 
 from sglang_lite.errors import Location, ParameterError, shown, with_article
-from sglang_lite.protocol import UNSET, Constraint, SamplingParams, Unset
+from sglang_lite.protocol import UNSET, Constraint, SamplingParams, Span, Unset
 from sglang_lite.protocol.prompt import Image
 from sglang_lite.protocol.record import Record, Variant
 from sglang_lite.protocol.sampling import Deferred
@@ -253,14 +253,14 @@ class Gen(BaseNode, frozen=True, eq=False):
         name: name of the variable, or None.
         params: sampling parameters.
         constraint: constraint of the generated text, or None.
-        held: True if the caller decides on the result, so that nothing is appended to the text.
+        judged: True if the caller decides on the answer: nothing is appended, and the branch waits for the verdict.
         stream: True if deltas are sent even if its program is not streamed.
     """
 
     name: str | None
     params: SamplingParams = SamplingParams()
     constraint: Constraint | None = None
-    held: bool = False
+    judged: bool = False
     stream: bool = False
 
     def __post_init__(self) -> None:
@@ -278,7 +278,7 @@ class Select(BaseNode, frozen=True, eq=False):
     Attributes:
         name: name of the variable, or None.
         choices: texts to choose from.
-        method: name of the method of choosing, or None if the caller chooses (the node is held).
+        method: name of the method of choosing, or None if the caller chooses: the answer is judged, as of Gen.
         temperature: if above 0, the choice is drawn from the softmax of the method's scores.
         seed: seed of that draw, or UNSET for a random one.
         unconditional: True if the choices are also scored without the prompt.
@@ -300,6 +300,10 @@ class Select(BaseNode, frozen=True, eq=False):
             return
         if not isinstance(self.choices, tuple) or not all(isinstance(choice, str) for choice in self.choices):
             raise _wrong(self, "choices", "a tuple of strings")
+
+
+class Pause(BaseNode, frozen=True, eq=False):
+    """Place where the branch waits for a verdict of the caller, who says what stands here, or what is to be asked."""
 
 
 class GrammarBegin(BaseNode, frozen=True, eq=False):
@@ -377,7 +381,29 @@ class Rollback(BaseNode, frozen=True, eq=False):
 
 
 Content: TypeAlias = Text | ImagePart | TurnBegin | TurnEnd | ScopeBegin | ScopeEnd  # what a branch's text is made of
-Node: TypeAlias = Content | Gen | Select | GrammarBegin | GrammarEnd | Fork | Join | Mark | Rollback
+Node: TypeAlias = Content | Gen | Select | Pause | GrammarBegin | GrammarEnd | Fork | Join | Mark | Rollback
+
+
+def is_judged(node: Node) -> bool:
+    """Returns True if a branch waits at a node for the caller's verdict."""
+    return (
+        isinstance(node, Pause)
+        or (isinstance(node, Gen) and node.judged)
+        or (isinstance(node, Select) and node.method is None)
+    )
+
+
+class Verdict(Record, frozen=True):
+    """Caller's verdict on the answer to a judged node, or on what stands at a pause. To refuse an answer for good, the
+    caller drops the branch.
+
+    Attributes:
+        text: what is appended.
+        again: question that is asked in the node's place, behind that text; None if the branch goes on.
+    """
+
+    text: tuple[Span, ...] = ()
+    again: Gen | Select | None = None
 
 
 class Program(Record, frozen=True):

@@ -175,11 +175,13 @@ class Played(Record, frozen=True, gc=True):  # an error's traceback has frames, 
         path: path of the node: the path of its branch and the node's place in the branch.
         name: name of the node, or None.
         event: new text of a running generation, the node's result, or the error that it failed with.
+        attempt: number of verdicts before it that have asked again in this place.
     """
 
     path: tuple[int, ...]
     name: str | None
     event: Delta | Generation | Selection | SglError
+    attempt: int = 0
 
 
 class ProgramResult(Record, frozen=True):

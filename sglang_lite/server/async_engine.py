@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
+import msgspec
+
 from sglang_lite.engine.core import OpenProgram
 from sglang_lite.engine.engine import Engine
 from sglang_lite.program.nodes import Path
@@ -352,15 +354,16 @@ def _joined(events: Iterable[T]) -> list[T | Delta]:
 def _joined_played(events: Sequence[ProgramEvent]) -> list[ProgramEvent]:
     """Events of a program in order, with the deltas of each sample of a node joined to one."""
     found: list[ProgramEvent] = []
-    at: dict[tuple[Path, int], int] = {}  # index in `found` of each sample's delta
+    at: dict[tuple[Path, int, int], int] = {}  # index in `found` of each sample's delta
     for event in events:
         new = event.event if isinstance(event, Played) else None
         if isinstance(event, Played) and isinstance(new, Delta):
-            place = at.setdefault((event.path, new.index), len(found))
+            place = at.setdefault((event.path, event.attempt, new.index), len(found))
             if place < len(found):
                 last = found[place]
                 assert isinstance(last, Played)
-                found[place] = Played(event.path, event.name, *_joined((last.event, new)))
+                (joined,) = _joined((last.event, new))
+                found[place] = msgspec.structs.replace(event, event=joined)
                 continue
         found.append(event)
     return found

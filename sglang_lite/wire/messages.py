@@ -32,6 +32,7 @@ class PlayedData(Record, frozen=True):
     path: tuple[int, ...]
     name: str | None
     event: Delta | Generation | Selection | Failure
+    attempt: int = 0
 
 
 # Types that may be sent, by name: all records of these modules.
@@ -101,7 +102,7 @@ def decode(data: bytes | bytearray | memoryview, *, limits: Limits = LIMITS) -> 
         return as_error(found)
     if isinstance(found, PlayedData):
         event = as_error(found.event) if isinstance(found.event, Failure) else found.event
-        return Played(found.path, found.name, event)
+        return Played(found.path, found.name, event, found.attempt)
     return cast(Record, found)
 
 
@@ -120,7 +121,7 @@ def _named(message: Message) -> tuple[str, Record]:
     if TYPES.get(name) is not type(message):
         raise WireError(f"a {name} can't be sent", hint=f"Send one of {', '.join(TYPES)}, or an SglError.")
     if isinstance(message, Played) and isinstance(message.event, SglError):
-        return name, PlayedData(message.path, message.name, as_failure(message.event))
+        return name, PlayedData(message.path, message.name, as_failure(message.event), message.attempt)
     return name, message
 
 

@@ -52,6 +52,9 @@ class Carried:
     def extend(self, path, nodes):
         self._program.extend(path, self._carry(Program(tuple(nodes))).nodes)
 
+    def judge(self, path, place, verdict):
+        self._program.judge(path, place, self._carry(verdict))
+
 
 @pytest.fixture(scope="module")
 def engine():
@@ -64,7 +67,7 @@ def said(message):
     if isinstance(message, sgl.SglError):
         return type(message), str(message), message.hint
     if isinstance(message, Played):
-        return message.path, message.name, said(message.event)
+        return message.path, message.name, said(message.event), message.attempt
     if isinstance(message, Program):
         return message, [node.where for node in message.nodes]
     return message

@@ -85,7 +85,7 @@ def test_every_node_that_is_handed_over_names_its_line(tiny, monkeypatch):
     }  # fmt: skip
 
 
-def test_a_check_a_method_of_the_callers_and_another_backend_are_held(tiny):
+def test_a_check_a_method_of_the_callers_and_another_backend_are_judged(tiny):
     class Last(ChoicesSamplingMethod):
         def __call__(self, *, choices, **scores):
             return ChoicesDecision(choices[-1], {})

@@ -36,6 +36,7 @@ from sglang_lite.engine.frames import (
     DropBranch,
     Encode,
     Extend,
+    Judge,
     Log,
     ProgramEnded,
     Progress,
@@ -251,6 +252,8 @@ class CommandHandler:
                 self._programs[number] = self._core.open_program(message, sink, self._outgoing.flush)
             case Extend() if program is not None:
                 program.extend(message.path, message.nodes, {i: _refusal(of) for i, of in message.refused.items()})
+            case Judge() if program is not None:
+                program.judge(message.path, message.place, message.verdict)
             case DropBranch() if program is not None:
                 program.drop(message.path)
             case Close() if program is not None:
@@ -327,15 +330,16 @@ class CommandHandler:
     def _deliver(
         self, submission: _Submission, event: Delta | Generation | Selection | Played | ProgramResult | SglError
     ) -> None:
-        path = name = None
+        path, name, attempt = None, None, 0
         if isinstance(event, Played):
-            path, name, event = event.path, event.name, event.event
+            path, name, attempt, event = event.path, event.name, event.attempt, event.event
         elif not isinstance(event, Delta):
             submission.expected_ends -= 1
             if not submission.expected_ends:
                 self._open.pop(submission.number, None)
                 self._programs.pop(submission.number, None)
-        self._outgoing.put(RequestEvent(submission.number, _as_data(event), submission.cached_tokens, path, name))
+        told = RequestEvent(submission.number, _as_data(event), submission.cached_tokens, path, name, attempt=attempt)
+        self._outgoing.put(told)
 
     def _fail(self, number: int, error: BaseException) -> None:
         """Sends an error that ends a submission, even if several last events were expected or the number is unknown."""

@@ -11,13 +11,15 @@ import threading
 import time
 from collections.abc import Sequence
 
+import msgspec
+
 from sglang_lite.engine.connection import Connection
 from sglang_lite.engine.frames import AskReply, Log, Progress, Report, RequestEvent, failure_of, frame
 from sglang_lite.program.nodes import Path
 from sglang_lite.protocol import Delta, Generation, ParameterError
 
 MAX_LOGS = 1000  # most log records that wait while the handle reads nothing
-_Stream = tuple[int, Path | None, int]  # submission, path of the node, sample
+_Stream = tuple[int, Path | None, int, int]  # submission, path of the node, attempt, sample
 
 
 class _Joined:
@@ -36,7 +38,7 @@ class _Joined:
             tuple([each for delta in deltas for each in delta.logprobs]),
             deltas[0].index,
         )
-        return RequestEvent(first.id, joined, first.cached, first.path, first.name)
+        return RequestEvent(first.id, joined, first.cached, first.path, first.name, attempt=first.attempt)
 
 
 class Outgoing:
@@ -66,7 +68,7 @@ class Outgoing:
         with self._lock:
             event = told.event
             if isinstance(event, Delta):
-                stream = (told.id, told.path, event.index)
+                stream = (told.id, told.path, told.attempt, event.index)
                 begun = self._begun.setdefault(told.id, set())
                 if stream not in begun:
                     begun.add(stream)
@@ -78,7 +80,7 @@ class Outgoing:
                 else:
                     joined.deltas.append(event)
                 return
-            stream = (told.id, told.path, getattr(event, "index", 0))
+            stream = (told.id, told.path, told.attempt, getattr(event, "index", 0))
             self._streams.pop(stream, None)
             begun = self._begun.get(told.id, set())
             begun.discard(stream)
@@ -153,7 +155,7 @@ class Outgoing:
                 return
             (message,) = messages
             if isinstance(message, RequestEvent):
-                message = RequestEvent(message.id, failure_of(error), message.cached, message.path, message.name)
+                message = msgspec.structs.replace(message, event=failure_of(error), ends=False)
             elif isinstance(message, AskReply):
                 message = AskReply(message.id, failure=failure_of(error))
             else:

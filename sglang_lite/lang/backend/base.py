@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from sglang_lite.lang.backend.capabilities import CONSTRAINT_NAMES, EVERYTHING, Capabilities, Demands
 from sglang_lite.lang.backend.profiles.prices import Price, find_price
 from sglang_lite.lang.concurrency.pool import ThreadPool
-from sglang_lite.program.nodes import Node, Path
+from sglang_lite.program.nodes import Node, Path, Verdict
 from sglang_lite.protocol import (
     CapabilityError,
     Constraint,
@@ -42,6 +42,10 @@ class ProgramAtBackend(Protocol):
 
     def extend(self, path: Path, nodes: Sequence[Node]) -> None:
         """Appends nodes to a branch. Raises SglError if the backend refuses the nodes."""
+        ...
+
+    def judge(self, path: Path, place: int, verdict: Verdict) -> None:
+        """Gives the verdict on a judged node of a branch, or on a pause, by its index there."""
         ...
 
     def drop(self, path: Path) -> None:

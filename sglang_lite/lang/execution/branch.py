@@ -227,9 +227,9 @@ class Branch:
         self.backend.check(own, Demands("select", constraint=choices, scores=not only_picks(own)), where)
         self._matcher = None
         variable = self._declare(node.name, self.next_node(), where)
-        held = own.multi or self.run.settings.retries or self.run.kept is not None
+        judged = own.multi or self.run.settings.retries or self.run.kept is not None
         node = msgspec.structs.replace(
-            node, method=None if held else node.method, seed=self.seed_of(variable.node), special=self._role is None,
+            node, method=None if judged else node.method, seed=self.seed_of(variable.node), special=self._role is None,
             where=where,
         )  # fmt: skip
         return SelectOp(node, own, variable, in_body=self.run.body_open)
@@ -268,8 +268,8 @@ class Branch:
             thoughts = self._declare(name, path, where)
         variable = self._declare(own.node.name, path, where, kind)
         shows_tools = own.tools is not None and self._role is not None and self._role[0] == "assistant"
-        held, later = shows_tools or _held(own, self.run), self.player.later is not None
-        node = Gen(own.node.name, params, constraint, held, stream=later, where=where)
+        judged, later = shows_tools or _judged(own, self.run), self.player.later is not None
+        node = Gen(own.node.name, params, constraint, judged, stream=later, where=where)
         self._matcher = None
         return GenOp(node, own, variable, thoughts=thoughts, shows_tools=shows_tools, in_body=self.run.body_open)
 
@@ -518,7 +518,7 @@ def raised_at(error: BaseException) -> Location | None:
     return found
 
 
-def _held(own: SglGen, run: Run) -> bool:
+def _judged(own: SglGen, run: Run) -> bool:
     """Returns True if the caller's Python decides on a generation's result: by retries, a check, another backend, or
     because an earlier run may have the answer."""
     if own.options is None or run.kept is not None:

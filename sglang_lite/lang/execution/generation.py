@@ -280,10 +280,11 @@ def _events(
         if kept:
             return _replayed(kept)
     repairs = bool(attempt) and shows(options, op)
-    if player.pushed is not None and not op.has_own_prompt and not repairs:
-        first = op.pushed_node if not attempt else None
-        pushed, place = first or (player.pushed, player.pushed.gen(op, params, player.transcript.pieces))
-        return pushed.answers(place, params.samples)
+    if op.pushed_node is not None and not op.has_own_prompt and not repairs:
+        pushed, place = op.pushed_node
+        if attempt or not op.is_asked:
+            pushed.ask_again(op, msgspec.structs.replace(op.node, params=params), player.transcript.pieces)
+        return pushed.answers((place, op.attempt), params.samples)
     asked.set((player, op))
     source, stream = op.expression.source, player.transcript.log is not None
     if source is not None:

@@ -51,7 +51,8 @@ class AnswerOp(msgspec.Struct, eq=False):  # a msgspec.Struct: its constructor r
     variable: Variable
     # Handed-over branch that receives the answer, and the node's index there.
     pushed_node: tuple[PushedBranch, int] | None = None
-    mark: int | None = None  # index of the mark before that node, for rolling back
+    is_asked: bool = False  # whether its program was asked for it when it was handed over
+    attempt: int = 0  # number of times that its program was asked again
     began: float = 0.0  # `time.perf_counter()` when it began to wait; 0.0 if it has not, or if that was not measured
     ended: float = 0.0  # `time.perf_counter()` when it was answered or failed
     failed_attempts: tuple[FailedAttempt, ...] = ()
@@ -152,12 +153,12 @@ class BranchMark:
 
     Attributes:
         position: position in the transcript; None until the mark is played.
-        node_index: index of the mark's node in the handed-over branch, or None if it is not handed over.
+        pushed: handed-over branch, and the index of the mark's node there; None if it is not handed over.
         children: number of branches that were forked before the mark.
     """
 
     position: Place | None = None
-    node_index: int | None = None
+    pushed: tuple[PushedBranch, int] | None = None
     children: int = 0
 
 

@@ -110,9 +110,12 @@ class Player(BasePlayer):
     def _push(self, op: Op) -> None:
         """Hands an operation over to the backend's program, or to a new one if that is closed. Needs the lock."""
         assert self.pushed is not None
-        if not self.pushed.add(op):
-            self.pushed = self.pushed.fresh(self._current, self.transcript.pieces)
-            self.pushed.add(op)
+        if not self.pushed.takes(op):
+            goes_back = isinstance(op, MarkOp) and op.back
+            self.pushed = self.pushed.fresh(op if goes_back else self._current, self.transcript.pieces)
+            if goes_back:
+                return
+        self.pushed.add(op)
 
     def before_adding(self, where: Location | None) -> None:
         """Checks that something may be added. After the end of the body, begins to log the text for streams."""
@@ -165,15 +168,14 @@ class Player(BasePlayer):
         ended = list[Variable]()
         ends = [end for child in self.children[mark.children :] for end in child.end(self.depth, ended)]
         with self._lock:
-            lost = self._failure is not None and mark.position is None  # the branch failed before the mark
             found = removal(mark, (self._current, *self._queue), self.claims, self.depth)
             running = None if mark.position is None or found.claimed or self._current is _NOTHING else self._current
             back = MarkOp(mark, back=True, waits=found.claimed or bool(ended), ended=ended)
             if mark.position is not None:
                 self._failure = None
             self._queue = found.kept
-            if self.pushed is not None and not lost:
-                self.pushed.roll_back(back, found.removed)
+            if self.pushed is not None:
+                self.pushed.take_back((running, *found.removed))
             if queued := self._current is not None:  # at once, as the current operation may fail at any time
                 if self.pushed is not None:
                     self._push(back)
@@ -283,8 +285,8 @@ class Player(BasePlayer):
             with self._lock:  # `_next`, inlined: this is the hottest loop of the language
                 if self._current is not op:
                     return None
-                if self.pushed is not None and self.pushed.held is op:
-                    self.pushed.resume_after(op, self.transcript.pieces, self._queue)
+                if self.pushed is not None:
+                    self.pushed.settle(op, self.transcript.pieces)
                 if not self._queue:
                     self._current = None
                     return None
@@ -295,8 +297,8 @@ class Player(BasePlayer):
         with self._lock:
             if self._current is not op:
                 return None
-            if self.pushed is not None and self.pushed.held is op:
-                self.pushed.resume_after(op, self.transcript.pieces, self._queue)
+            if self.pushed is not None:
+                self.pushed.settle(op, self.transcript.pieces)
             self._current = self._queue.popleft() if self._queue else None
             return self._current
 
@@ -395,12 +397,10 @@ class Player(BasePlayer):
                 pending.append(self._queue.popleft())
             if back is not None:  # the failed operation is already taken back, by a rollback that is queued
                 self._current = self._queue.popleft()
-                if self.pushed is not None:
-                    self.pushed.skip_to(back)
             else:
-                if self.pushed is not None:
-                    self.pushed.drop()
                 self._failure = failure
+            if self.pushed is not None:
+                self.pushed.fail((at, *pending), taken_back=back is not None)
             waiting, self._waiting = self._waiting, None
         if at is not None and not isinstance(at, EventOp):  # the listener has been told already
             pending.insert(0, at)

@@ -7,20 +7,21 @@ from the program instead of asking the backend node by node.
 A program has one outbox, in order of submission over all branches. It is sent whenever a node needs an answer. So the
 backend knows of a fork before it gets the branches' nodes, and of a join before it gets a rollback in what is joined.
 
-A node is held if the caller's Python decides on its result (a check, further attempts, a method of choosing, another
-backend): no later node of the branch is handed over until the branch has played the held node and knows its text.
+A node is judged if the caller's Python decides what stands in its place (a check, further attempts, a method of
+choosing, another backend). The backend's branch waits there for the verdict, which is given when the branch here has
+played the node.
 """
 
 from __future__ import annotations
 
 import asyncio
-import secrets
 import threading
 from bisect import bisect
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -28,7 +29,6 @@ from sglang_lite.lang.backend.base import Backend, ProgramAtBackend
 from sglang_lite.lang.concurrency.loop import executor
 from sglang_lite.lang.concurrency.variables import resolve
 from sglang_lite.lang.execution.operations import (
-    BranchMark,
     EventOp,
     ForkOp,
     GenOp,
@@ -40,7 +40,7 @@ from sglang_lite.lang.execution.operations import (
     SelectOp,
 )
 from sglang_lite.lang.execution.transcript import Piece
-from sglang_lite.program.nodes import Join, Mark, Node, Path, Rollback, Text
+from sglang_lite.program.nodes import Gen, Join, Mark, Node, Path, Pause, Rollback, Select, Text, Verdict, is_judged
 from sglang_lite.protocol import (
     Delta,
     Generation,
@@ -49,13 +49,28 @@ from sglang_lite.protocol import (
     ProgramError,
     ProgramEvent,
     RequestAbortedError,
-    SamplingParams,
     Selection,
     SglError,
     Span,
-    Unset,
 )
 from sglang_lite.protocol.anything import UserValue
+
+_Attempt: TypeAlias = tuple[int, int]  # index of a node in its branch, and number of the attempt at it
+_Given: TypeAlias = tuple[int, Verdict]  # index of a node, and the verdict on it
+
+
+@dataclass(slots=True)
+class _Judged:
+    """Operation that waits for a verdict.
+
+    Attributes:
+        place: index of its node in the branch.
+        known: number of pieces of the branch's text that the program has, once the operation is played.
+    """
+
+    op: Op
+    place: int
+    known: int | None = None
 
 
 def priority_keywords(priority: int) -> dict[str, int]:
@@ -83,8 +98,7 @@ class PushedProgram:
         self.lock = threading.RLock()
         self.closed = False
         self._open: ProgramAtBackend | None = None
-        self._outbox: list[tuple[PushedBranch, Node]] = []  # nodes that are not sent yet
-        self._unforked: list[tuple[PushedBranch, Node]] = []  # those of branches whose fork is not handed over yet
+        self._outbox: list[tuple[PushedBranch, Node | _Given]] = []  # what is not sent yet
         self._branches: dict[Path, PushedBranch] = {}  # branches that have nodes in the program
         self._ended: SglError | None = None  # error with which the program ended
 
@@ -93,27 +107,15 @@ class PushedProgram:
         """True if the program was opened, even if it has ended since."""
         return self._open is not None or self._ended is not None
 
-    def put(self, branch: PushedBranch, nodes: Sequence[Node]) -> None:
-        """Appends nodes of a branch to the outbox."""
-        box = self._unforked if branch.path is None else self._outbox
-        box += [(branch, node) for node in nodes]
-
-    def fork(self) -> bool:
-        """Moves the nodes of branches that have been forked now to the outbox. Returns True if one needs an answer."""
-        waiting, self._unforked, asks = self._unforked, [], False
-        for branch, node in waiting:
-            self.put(branch, (node,))
-            asks = asks or (branch.asks and branch.path is not None)
-        return asks
+    def put(self, branch: PushedBranch, item: Node | _Given) -> None:
+        """Appends a node of a branch, or a verdict on one, to the outbox."""
+        self._outbox.append((branch, item))
 
     def flush(self, branch: PushedBranch) -> None:
         """Sends the outbox to the backend, as a node of a branch needs an answer. The first call opens the program."""
         if self._ended is not None:
-            self._forget_nodes()
+            self._outbox = []
             executor().post(branch.end, self._ended)
-            return
-        branch.asks = branch.path is None
-        if branch.asks:
             return
         try:
             if self._open is None:
@@ -126,33 +128,40 @@ class PushedProgram:
             self._send(self._open)
 
     def _send(self, program: ProgramAtBackend) -> None:
-        for branch, nodes in self._runs():
+        for branch, items in self._runs():
             path = branch.path
             assert path is not None
             self._branches[path] = branch
             error = branch.refusal
             if error is None:
                 try:
-                    program.extend(path, nodes)
+                    if isinstance(items, tuple):
+                        program.judge(path, *items)
+                    else:
+                        program.extend(path, items)
                 except SglError as refused:
                     branch.refused = error = refused
             if error is not None:
                 executor().post(branch.end, error)
 
-    def _runs(self) -> list[tuple[PushedBranch, list[Node]]]:
-        """Empties the outbox into lists of nodes, each of one branch. The order of nodes of different branches is kept
-        where it matters: joins and rollbacks stay behind everything before them, and branches behind their forks."""
+    def _runs(self) -> list[tuple[PushedBranch, list[Node] | _Given]]:
+        """Empties the outbox into verdicts, and lists of nodes of one branch each. The order of nodes of different
+        branches is kept where it matters: joins and rollbacks stay behind everything before them, and branches behind
+        their forks."""
         outbox, self._outbox = self._outbox, []
-        runs: list[tuple[PushedBranch, list[Node]]] = []
+        runs: list[tuple[PushedBranch, list[Node] | _Given]] = []
         growing: dict[PushedBranch, list[Node]] = {}
-        for branch, node in outbox:
-            if isinstance(node, Join | Rollback):
-                growing = dict(runs[-1:])
+        for branch, item in outbox:
+            if isinstance(item, tuple):
+                runs.append((branch, item))
+                continue
+            if isinstance(item, Join | Rollback):
+                growing = {last: nodes for last, nodes in runs[-1:] if isinstance(nodes, list)}
             nodes = growing.get(branch)
             if nodes is None:
                 nodes = growing[branch] = []
                 runs.append((branch, nodes))
-            nodes.append(node)
+            nodes.append(item)
         return runs
 
     def drop(self, branch: PushedBranch) -> None:
@@ -166,26 +175,22 @@ class PushedProgram:
         """Announces that no more nodes will come."""
         with self.lock:
             self.closed = True
-            self._forget_nodes()  # nothing waits for them
+            self._outbox = []  # nothing waits for it
             if self._open is not None:
                 self._open.close()
-
-    def _forget_nodes(self) -> None:
-        """Empties the outbox, which breaks reference cycles that the garbage collector would have to find."""
-        self._outbox, self._unforked = [], []
 
     def _take(self, event: ProgramEvent) -> None:
         """Dispatches an event of the program to its branch. Runs on the executor loop."""
         if isinstance(event, Played):
             if (branch := self._branches.get(event.path[:-1])) is not None:
-                branch.take(event.path[-1], event.event)
+                branch.take((event.path[-1], event.attempt), event.event)
             return
         name = type(self.backend).__name__
         error = event if isinstance(event, SglError) else ProgramError(f"{name} ended the program before this node.")
         with self.lock:
             self._ended, self._open = error, None
-            self._forget_nodes()
             # Breaks reference cycles, which the garbage collector would have to find.
+            self._outbox = []
             branches, self._branches = self._branches, {}
         for branch in branches.values():
             branch.end(error)
@@ -196,32 +201,27 @@ class PushedBranch:
 
     Attributes:
         parent: branch from which it was forked, or None for the main branch.
-        held: operation that the branch has to finish before more nodes are handed over, or None.
-        forked_at: (index of the fork's node in the parent, index in the fork), or None if the fork is not handed over
-            yet.
+        forked_at: (index of the fork's node in the parent, index in the fork), or None before the fork is handed over.
         count: number of its nodes that are handed over.
-        asks: True if a node of it needs an answer, but its fork is not handed over yet.
         refused: error with which the backend has refused some of its nodes, or None.
     """
 
     def __init__(self, program: PushedProgram, parent: PushedBranch | None = None) -> None:
         self.program, self.parent = program, parent
-        self.held: Op | None = None
         self.forked_at: tuple[int, int] | None = None
         self.count = 0
-        self.asks = False
         self.refused: SglError | None = None
         self._path: Path | None = () if parent is None else None
-        self._sent_pieces = 0  # number of pieces that the program has, counted when `held` was reached
-        self._is_fresh = False  # True if no text was handed over to this program yet
-        self._inboxes: dict[int, NodeEvents] = {}  # by index of the node; used on the executor loop
+        self._judged: dict[int, _Judged] = {}  # by id of the operation
+        self._judged_places = set[int]()  # those of all judged nodes so far
+        self._inboxes: dict[_Attempt, NodeEvents] = {}  # used on the executor loop
         self._ended: SglError | None = None  # error with which the program ended
         self._failed: tuple[int, SglError] | None = None  # index of the failed node, and its error
         self._rollbacks: list[int] = []  # indices of the rollbacks' nodes, ascending
 
     @property
     def path(self) -> Path | None:
-        """Path of the branch in the program, or None if its fork is not handed over yet."""
+        """Path of the branch in the program, or None if its fork is not handed over."""
         if self._path is None and self.parent is not None and self.forked_at is not None:
             before = self.parent.path
             self._path = None if before is None else (*before, *self.forked_at)
@@ -234,123 +234,93 @@ class PushedBranch:
 
     # ------------------------------------------------------------------ the submitting side, under the branch's lock
 
-    def add(self, op: Op) -> bool:
-        """Hands over an operation, unless an operation before it is held. Returns False if the program is closed."""
+    def takes(self, op: Op) -> bool:
+        """Returns True if the program can be extended by an operation: it is open, and has the mark of a rollback."""
+        has_mark = not isinstance(op, MarkOp) or not op.back or op.mark.pushed is None or op.mark.pushed[0] is self
+        return has_mark and not self.program.closed
+
+    def add(self, op: Op) -> None:
+        """Hands over an operation."""
         with self.program.lock:
-            if self.program.closed:
-                return False
-            if self.held is None and self._add(op):
+            if self._add(op):
                 self.program.flush(self)
-            return True
 
     def fresh(self, at: Op | None, pieces: Sequence[Piece]) -> PushedBranch:
         """Copy of the branch in a new program, for what is added after the end of the body.
 
         Args:
-            at: operation that the branch is playing, or None.
+            at: operation behind which it begins, or None if the branch plays nothing.
             pieces: text of the branch, used if `at` is None.
         """
         old = self.program
         pushed = PushedBranch(PushedProgram(old.backend, stream=old.stream, priority=old.priority, asks=old.asks))
-        pushed.begin_fresh(at, pieces)
+        pushed.begin_after(at, pieces)
         return pushed
 
-    def begin_fresh(self, at: Op | None, pieces: Sequence[Piece]) -> None:
-        """Begins a new program with the branch's text so far: at once if no operation is being played, else when `at`
-        is finished. Arguments as of `fresh`."""
-        self.held, self._is_fresh = at, True
-        if at is None:
-            self._sync(pieces)
+    def begin_after(self, at: Op | None, pieces: Sequence[Piece]) -> None:
+        """Begins a program with the branch's text so far, or behind an operation. Arguments as of `fresh`."""
+        if at is not None:
+            self._put_judged(at, Pause()).known = 0
+        for span in _spans(pieces if at is None else ()):
+            self._put(Text(span.text, span.ids, span.special))
 
     def join(self, node: Join, children: Sequence[PushedBranch | None]) -> Join:
-        """Returns the join node with the current number of nodes of each joined branch, or unchanged if this branch or
-        one of them is held or not handed over."""
+        """Join with the current number of nodes of each joined branch; unchanged if one of them is not in the
+        program."""
         with self.program.lock:
-            own = [child for child in children if child is not None and child.parent is self and child.held is None]
-            if self.held is not None or len(own) < len(children):
+            own = [child for child in children if child is not None and child.parent is self]
+            if len(own) < len(children):
                 return node
             return msgspec.structs.replace(node, ends=tuple(child.count for child in own))
 
-    def resume_after(self, op: Op, pieces: Sequence[Piece], queue: Iterable[Op]) -> None:
-        """Hands over what a held operation has done, and the queued operations behind it. Called when the branch has
-        played the held operation."""
-        with self.program.lock:
-            if self.held is not op:
-                return
-            self.held = None
-            back = isinstance(op, MarkOp) and not self._is_fresh
-            if isinstance(op, MarkOp) and back:
-                self._go_back(op.mark)
-            else:
-                self._sync(pieces)
-            if self._add_all(queue) or (back and self.program.opened):
-                self.program.flush(self)
+    def take_back(self, ops: Iterable[Op | None]) -> None:
+        """Forgets operations that a rollback has removed: no verdict on them will come."""
+        for op in ops:
+            self._judged.pop(id(op), None)
 
-    def roll_back(self, op: MarkOp, removed: Sequence[Op]) -> None:
-        """Hands over a rollback. If it waits for claimed nodes, it is held when the branch comes to it; then the
-        backend gets it when it is played.
+    def fail(self, ops: Sequence[Op | None], *, taken_back: bool) -> None:
+        """Cancels operations, as the first of them, or the branch as a whole, has failed.
 
         Args:
-            removed: operations that it has removed.
+            taken_back: whether a rollback behind them has taken them back: then only the wait for a verdict ends.
         """
         with self.program.lock:
-            if op.waits:
-                if any(each is self.held for each in removed):
-                    self.held = None
-            elif op.mark.node_index is not None:  # else the mark stands behind the held operation
-                self.held = None
-                self._go_back(op.mark)
-                if self.program.opened:
-                    self.program.flush(self)
+            waits = any(id(op) in self._judged for op in ops[:1])
+            self.take_back(ops)
+            if waits or not taken_back:
+                self.program.drop(self)
 
-    def skip_to(self, op: MarkOp) -> None:
-        """Notes that the branch continues at a rollback, which takes a failed operation back."""
-        with self.program.lock:
-            if op.waits:
-                self.held = op
-
-    def drop(self) -> None:
-        """Cancels the queued and running nodes, as the branch has failed."""
-        with self.program.lock:
-            self.program.drop(self)
-
-    def _put(self, *nodes: Node) -> int:
-        """Appends nodes, and returns the index of the last one."""
-        self.program.put(self, nodes)
-        self.count += len(nodes)
+    def _put(self, node: Node) -> int:
+        """Appends a node, and returns its index."""
+        self.program.put(self, node)
+        self.count += 1
         return self.count - 1
 
-    def _go_back(self, mark: BranchMark) -> None:
-        assert mark.node_index is not None
-        self._rollbacks.append(self._put(Rollback(mark.node_index)))
-
-    def _sync(self, pieces: Sequence[Piece]) -> None:
-        """Appends the text that is not handed over yet."""
-        for piece in pieces[self._sent_pieces :]:
-            if isinstance(piece, str):
-                self._put(Text(piece))
-            elif not isinstance(piece, Image):
-                for span in (piece,) if isinstance(piece, Span) else piece.spans:
-                    self._put(Text(span.text, span.ids, span.special))
-        self._sent_pieces, self._is_fresh = len(pieces), False
+    def _put_judged(self, op: Op, node: Node) -> _Judged:
+        self._judged_places.add(self.count)
+        judged = self._judged[id(op)] = _Judged(op, self._put(node))
+        return judged
 
     def _add(self, op: Op) -> bool:
         """Appends the node of an operation. Returns True if the pending nodes have to be sent now, as an answer is
-        needed."""
+        needed or something is to be cancelled."""
         match op:
-            case GenOp():
-                return self._gen(op)
-            case SelectOp():
-                return self._select(op)
+            case GenOp() | SelectOp():
+                return self._add_answer(op)
             case ForkOp():
-                return self._fork(op)
+                place = self._put(op.node)
+                for i, child in enumerate(op.children):
+                    if child.pushed is not None:
+                        child.pushed.forked_at = place, i
             case JoinOp():
-                self._join(op)
+                self._add_join(op)
+            case MarkOp() if op.back:
+                if op.mark.pushed is None:  # the mark was never handed over
+                    return False
+                self._rollbacks.append(self._put(Rollback(op.mark.pushed[1])))
+                return self.program.opened
             case MarkOp():
-                if not op.back:
-                    op.mark.node_index = self._put(Mark())
-                elif op.waits:
-                    self.held = op
+                op.mark.pushed = self, self._put(Mark())
             case ScopeOp():
                 self._put(op.node)
             case ReadOp() | EventOp():
@@ -359,44 +329,21 @@ class PushedBranch:
                 self._put(node)
         return False
 
-    def _add_all(self, queue: Iterable[Op]) -> bool:
-        asks = False
-        for op in queue:
-            if self.held is not None:
-                break
-            asks = self._add(op) or asks
+    def _add_answer(self, op: GenOp | SelectOp) -> bool:
+        """Appends a node that needs an answer; a pause if the program is not asked for it, or only later."""
+        asks = True
+        if is_judged(op.node):  # choices that an open grammar allows are known when it is played
+            asks = self.program.asks and isinstance(op, GenOp) and not op.has_own_prompt
+            place = self._put_judged(op, op.node if asks else Pause()).place
+        else:
+            place = self._put(op.node)
+        op.pushed_node, op.is_asked = (self, place), asks
         return asks
 
-    def _gen(self, op: GenOp) -> bool:
-        if op.node.held:
-            self.held = op
-            if not self.program.asks or op.has_own_prompt:
-                return False
-            op.mark = self._put(Mark())
-        op.pushed_node = self, self._put(op.node)
-        return True
-
-    def _select(self, op: SelectOp) -> bool:
-        if op.node.method is None:
-            self.held = op
-            return False
-        if isinstance(op.node.seed, Unset):  # a fixed seed, as the branch and the backend both draw
-            op.node = msgspec.structs.replace(op.node, seed=secrets.randbits(63))
-        op.pushed_node = self, self._put(op.node)
-        return True
-
-    def _fork(self, op: ForkOp) -> bool:
-        place = self._put(op.node)
-        branches = [child.pushed for child in op.children if child.pushed is not None]
-        for i, pushed in enumerate(branches):
-            pushed.forked_at = place, i
-        return self.program.fork()
-
-    def _join(self, op: JoinOp) -> None:
+    def _add_join(self, op: JoinOp) -> None:
         branches = [child.pushed for child in op.children if child.pushed is not None and child.pushed.parent is self]
-        appends = op.node.mode == "concate_and_append"
-        if appends and (not op.node.ends or len(branches) < len(op.children)):
-            self.held = op
+        if op.node.mode == "concate_and_append" and (not op.node.ends or len(branches) < len(op.children)):
+            self._put_judged(op, Pause())
             return
         if branches and branches[0].forked_at is not None:
             op.node = msgspec.structs.replace(op.node, fork=branches[0].forked_at[0])
@@ -405,44 +352,44 @@ class PushedBranch:
     # -------------------------------------------------------------- the playing side, on the executor loop
 
     def note_start(self, op: Op, pieces: Sequence[Piece]) -> None:
-        """Notes how much text a held operation begins with. Called when the branch begins to play an operation."""
-        if self.held is op and not self._is_fresh:
-            self._sent_pieces = len(pieces)
+        """Notes how much text a judged operation begins with. Called when the branch begins to play an operation."""
+        judged = self._judged.get(id(op))
+        if judged is not None and judged.known is None:
+            judged.known = len(pieces)
 
-    def gen(self, op: GenOp, params: SamplingParams, pieces: Sequence[Piece]) -> int:
-        """Sends a held generation; if it was sent before, after a rollback to its mark. Returns the index of its
-        node."""
+    def ask_again(self, op: GenOp | SelectOp, node: Gen | Select, pieces: Sequence[Piece]) -> None:
+        """Asks for an answer in the place of a judged operation, behind the text that it has added so far."""
         with self.program.lock:
-            self._begin_attempt(op, pieces)
-            place = self._put(msgspec.structs.replace(op.node, params=params, held=True))
+            if id(op) not in self._judged:  # and nothing of it may follow the rollback
+                raise RequestAbortedError("a rollback removed this node.")
+            op.attempt += 1
+            self._judge(op, pieces, node)
             self.program.flush(self)
-            return place
 
-    def score(self, op: SelectOp, choices: Sequence[str], pieces: Sequence[Piece], *, unconditional: bool) -> int:
-        """Sends a selection that is to be scored only. Returns the index of its node."""
-        with self.program.lock:
-            self._begin_attempt(op, pieces)
-            node = msgspec.structs.replace(op.node, choices=tuple(choices), method=None, unconditional=unconditional)
-            place = self._put(node)
-            self.program.flush(self)
-            return place
+    def settle(self, op: Op, pieces: Sequence[Piece]) -> None:
+        """Gives the last verdict on an operation if it is judged, as the branch has played it."""
+        if id(op) in self._judged:
+            with self.program.lock:
+                self._judge(op, pieces)
+                self._judged.pop(id(op), None)
+                if self.program.opened:
+                    self.program.flush(self)
 
-    def _begin_attempt(self, op: GenOp | SelectOp, pieces: Sequence[Piece]) -> None:
-        if self.held is not op:  # and nothing of it may follow the rollback
-            raise RequestAbortedError("a rollback removed this node.")
-        if op.mark is not None:
-            self._rollbacks.append(self._put(Rollback(op.mark)))
-        self._sync(pieces)
-        op.mark = self._put(Mark())
+    def _judge(self, op: Op, pieces: Sequence[Piece], again: Gen | Select | None = None) -> None:
+        judged = self._judged[id(op)]
+        self.program.put(self, (judged.place, Verdict(tuple(_spans(pieces[judged.known :])), again)))
+        judged.known = len(pieces)
 
-    def take(self, place: int, event: Delta | Generation | Selection | SglError) -> None:
-        """Passes an event of a node to its inbox. An error also fails all nodes behind the node, up to a rollback."""
-        if isinstance(event, SglError):
+    def take(self, attempt: _Attempt, event: Delta | Generation | Selection | SglError) -> None:
+        """Passes an event of a node to its inbox. An error also fails all nodes behind it, up to a rollback, unless the
+        node is judged."""
+        place, _ = attempt
+        if isinstance(event, SglError) and place not in self._judged_places:
             self._failed = place, event
             for each, inbox in list(self._inboxes.items()):
-                if each > place and self._is_lost(each):
+                if each[0] > place and self._is_lost(each[0]):
                     inbox.put(event)
-        self._inbox(place).put(event)
+        self._inbox(attempt).put(event)
 
     def _is_lost(self, place: int) -> bool:
         """Returns True if an earlier node has failed and no rollback between the two has taken it back."""
@@ -457,10 +404,10 @@ class PushedBranch:
         for inbox in list(self._inboxes.values()):
             inbox.put(error)
 
-    async def answers(self, place: int, last: int = 1) -> AsyncGenerator[Delta | Generation | Selection, None]:
+    async def answers(self, attempt: _Attempt, last: int = 1) -> AsyncGenerator[Delta | Generation | Selection, None]:
         """Yields the events of a node, up to its `last`-th generation or selection. Raises the SglError with which the
         node failed."""
-        inbox = self._inbox(place)
+        inbox = self._inbox(attempt)
         try:
             while last:
                 event = await inbox.get()
@@ -469,28 +416,28 @@ class PushedBranch:
                 last -= not isinstance(event, Delta)
                 yield event
         finally:
-            self._inboxes.pop(place, None)
+            self._inboxes.pop(attempt, None)
 
     def answer(self, place: int) -> UserValue:
         """First event of a node, or None if none has come yet."""
-        inbox = self._inbox(place)
+        inbox = self._inbox((place, 0))
         if not inbox.events:
             return None
-        self._inboxes.pop(place, None)
+        self._inboxes.pop((place, 0), None)
         return inbox.events.popleft()
 
     def when_answered(self, place: int, then: Callable[[], object]) -> NodeEvents:
         """Calls `then` when the next event of a node comes; `answer` must have returned None. Returns an object whose
         `cancel` revokes the call."""
-        inbox = self._inbox(place)
+        inbox = self._inbox((place, 0))
         inbox.then = then
         return inbox
 
-    def _inbox(self, place: int) -> NodeEvents:
-        found = self._inboxes.get(place)
+    def _inbox(self, attempt: _Attempt) -> NodeEvents:
+        found = self._inboxes.get(attempt)
         if found is None:
-            found = self._inboxes[place] = NodeEvents()
-            if self._failed is not None and self._is_lost(place):
+            found = self._inboxes[attempt] = NodeEvents()
+            if self._failed is not None and self._is_lost(attempt[0]):
                 found.put(self._failed[1])
             elif self._ended is not None:
                 found.put(self._ended)
@@ -527,3 +474,12 @@ class NodeEvents:
     def cancel(self) -> None:
         """Revokes the callback."""
         self.then = None
+
+
+def _spans(pieces: Sequence[Piece]) -> Iterator[Span]:
+    """Yields text as a program gets it."""
+    for piece in pieces:
+        if isinstance(piece, str):
+            yield Span(piece)
+        elif not isinstance(piece, Image):
+            yield from (piece,) if isinstance(piece, Span) else piece.spans

@@ -105,19 +105,17 @@ async def _answer(player: BasePlayer, op: SelectOp, texts: Sequence[str], seed: 
 
 async def _score(player: BasePlayer, op: SelectOp, texts: Sequence[str]) -> Selection:
     unconditional = op.expression.choices_method.requires_unconditional_logprobs
-    if player.pushed is None:
+    if op.pushed_node is None:
         asked.set((player, op))
         scores_needed.set(not only_picks(op.expression))
         return await _retried(player, op, partial(_select_once, player, op, texts, unconditional=unconditional))
+    pushed, place = op.pushed_node
+    node = msgspec.structs.replace(op.node, choices=tuple(texts), method=None, unconditional=unconditional)
 
     async def ask(_: int) -> Selection:
-        assert player.pushed is not None
-        pushed_node, op.pushed_node = op.pushed_node, None
-        pushed, place = pushed_node or (
-            player.pushed,
-            player.pushed.score(op, texts, player.transcript.pieces, unconditional=unconditional),
-        )
-        answers: list[Any] = [each async for each in pushed.answers(place)]
+        if not op.is_asked:
+            pushed.ask_again(op, node, player.transcript.pieces)
+        answers: list[Any] = [each async for each in pushed.answers((place, op.attempt))]
         selection: Selection = answers[0]
         return selection
 
@@ -160,7 +158,6 @@ async def _select_several(player: BasePlayer, op: SelectOp) -> None:
         if selection.picked == MULTI_END:
             break
         player.transcript.append_choice(selection.picked)
-        op.mark = None  # the mark was before the text of this choice
         chosen.append(selection.picked.removeprefix(before))
         remaining.remove(chosen[-1])
     _chosen(player, op, selections, MULTI_SEPARATOR.join(chosen), chosen)

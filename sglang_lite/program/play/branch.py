@@ -17,6 +17,7 @@ from sglang_lite.program.nodes import (
     Node,
     Path,
     Select,
+    is_judged,
 )
 from sglang_lite.protocol import ProgramError, SglError
 
@@ -120,11 +121,13 @@ class Ask(Generic[TextT, QueuedT]):
         branch: branch of the node.
         place: index of the node in its branch.
         entry: the node, as it was queued.
+        attempt: number of verdicts before it that have asked again in this place.
     """
 
     branch: Branch[TextT, QueuedT]
     place: int
     entry: QueuedT
+    attempt: int = 0
 
     @property
     def node(self) -> Gen | Select | GrammarBegin | GrammarEnd:
@@ -160,7 +163,9 @@ class Branch(Generic[TextT, QueuedT]):
         count: number of nodes that the branch was ever given.
         played: number of nodes played, failed or skipped.
         ask: what it waits for, or None.
-        held: True if its last answer was not appended, as the caller decides on it.
+        paused: place at which it waits for a verdict of the caller, or None.
+        verdicts: verdicts on nodes that it has not reached, by place, in order: pieces, and what is asked again.
+        attempt: number of verdicts that have asked again in the place where it is.
         error: error that it has failed with, or was dropped with; a rollback resets it.
         refused: error that it fails with once its queue is empty, or None.
         lost: True if it has ended for good: its fork was rolled back, or will never be played.
@@ -177,8 +182,9 @@ class Branch(Generic[TextT, QueuedT]):
     """
 
     __slots__ = (
-        "_totals", "ask", "claims", "count", "error", "expected", "forks", "held", "joined", "joining", "joins",
-        "lengths", "lost", "marks", "path", "played", "queue", "quiet", "refused", "rollbacks", "text", "untold",
+        "_totals", "ask", "attempt", "claims", "count", "error", "expected", "forks", "joined", "joining", "joins",
+        "lengths", "lost", "marks", "path", "paused", "played", "queue", "quiet", "refused", "rollbacks", "text",
+        "untold", "verdicts",
     )  # fmt: skip
 
     def __init__(self, path: Path, totals: Totals, text: TextT | None = None) -> None:
@@ -187,7 +193,10 @@ class Branch(Generic[TextT, QueuedT]):
         self.expected = NOTHING_EXPECTED
         self.count = self.played = 0
         self.ask: Ask[TextT, QueuedT] | None = None
-        self.held = self.lost = self.quiet = self.untold = self.joining = False
+        self.paused: int | None = None
+        self.attempt = 0
+        self.verdicts: dict[int, deque[tuple[Sequence[object], QueuedT | None]]] = {}
+        self.lost = self.quiet = self.untold = self.joining = False
         self.error: SglError | None = None
         self.refused: SglError | None = None
         self.forks: dict[int, list[Branch[TextT, QueuedT]]] = {}
@@ -205,9 +214,8 @@ class Branch(Generic[TextT, QueuedT]):
 
     @property
     def returns(self) -> bool:
-        """True if the branch will need its text again: it has nodes to play, or the caller has yet to judge an
-        answer."""
-        return self.ask is not None or bool(self.queue) or self.held
+        """True if the branch will need its text again: it has nodes to play, or waits for a verdict."""
+        return self.ask is not None or bool(self.queue) or self.paused is not None
 
     @property
     def children(self) -> Iterator[Branch[TextT, QueuedT]]:
@@ -228,7 +236,9 @@ class Branch(Generic[TextT, QueuedT]):
         self._totals.queued -= 1
 
     def cut(self, start: int) -> None:
-        """Removes the queued nodes from a place on."""
+        """Removes the queued nodes from a place on, and the verdicts on them."""
+        if self.verdicts:
+            self.verdicts = {place: each for place, each in self.verdicts.items() if place < start}
         while self.queue and self.queue[-1][0] >= start:
             self.expected -= self.queue.pop()[1].expected
             self._totals.queued -= 1
@@ -236,6 +246,15 @@ class Branch(Generic[TextT, QueuedT]):
     def set_ask(self, ask: Ask[TextT, QueuedT] | None) -> None:
         self._totals.asked += (ask is not None) - (self.ask is not None)
         self.ask = ask
+
+    @property
+    def judged_place(self) -> int | None:
+        """Place of the judged node that it is at, whose answer may not have come yet; None if it is at another."""
+        return self.ask.place if self.ask is not None and is_judged(self.ask.node) else self.paused
+
+    def is_decided(self, place: int) -> bool:
+        """Returns True if the last verdict on a node has come before the branch did."""
+        return any(again is None for _, again in self.verdicts.get(place, ()))
 
     def mark_played(self, place: int) -> list[Branch[TextT, QueuedT]]:
         """Notes that a node was played. Returns branches that may be able to join now."""
@@ -246,7 +265,7 @@ class Branch(Generic[TextT, QueuedT]):
 
     def end(self) -> None:
         """Forgets what is not played, and breaks reference cycles, so that no garbage collection is needed."""
-        self.held = False
+        self.paused = None
         self.queue.clear()
         self.claims.clear()
         self.joined.clear()

@@ -8,6 +8,8 @@ Rules, beside those in program/nodes.py:
 - A branch that fails stays failed: its queued and later nodes are not played, nor the branches that they would fork.
   Branches that were forked before play on. A rollback to a mark before the failed node revives the branch.
 - A join claims what its branches have at its own place in the program, and fails if a claimed node does.
+- A branch waits at a judged node for the verdict, also if its answer has failed. The verdict may come before the branch
+  or the answer does, which is then given up. Claims wait for it, too.
 - A rollback takes effect as soon as it is received, but nodes that a join has claimed are played before.
 """
 
@@ -26,8 +28,10 @@ from sglang_lite.program.nodes import (
     Join,
     Mark,
     Path,
+    Pause,
     Rollback,
     Select,
+    is_judged,
 )
 from sglang_lite.program.play.branch import Ask, Branch, QueuedT, TextT, Totals
 from sglang_lite.protocol import ProgramError, RequestAbortedError, SglError
@@ -48,11 +52,13 @@ class Failed:
         path: path of the node: that of its branch, and its place.
         name: name of its variable, or None.
         error: why.
+        attempt: as of Ask.
     """
 
     path: Path
     name: str | None
     error: SglError
+    attempt: int = 0
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -91,12 +97,13 @@ class Player(Generic[TextT, QueuedT]):
         main: the main branch.
         totals: numbers of queued nodes, and of branches that wait for an answer.
         ended: True once the program has ended; all inputs are ignored then.
+        judges: False if no verdicts will come: answers to judged nodes add nothing then.
     """
 
     def __init__(self, text: TextT) -> None:
         self.totals = Totals()
         self.main = Branch[TextT, QueuedT]((), self.totals, text)
-        self.ended = False
+        self.ended, self.judges = False, True
         self._branches: dict[Path, Branch[TextT, QueuedT]] = {(): self.main}
         self._closed = False
         self._stray: SglError | None = None  # error of nodes for a branch that was not forked
@@ -143,23 +150,45 @@ class Player(Generic[TextT, QueuedT]):
         """Notes the answer to a node; nothing if the ask was given up.
 
         Args:
-            pieces: what the node adds to the text; None if the caller decides on the answer.
+            pieces: what the node adds to the text; None if the answer is judged.
         """
-        if not ask.is_current:
+        if ask.is_current:
+            ask.branch.set_ask(None)
+            if pieces is None and self.judges:
+                ask.branch.paused = ask.place
+            else:
+                self._settle(ask.branch, ask.place, pieces or ())
+            self._run()
+
+    def judge(self, path: Path, place: int, pieces: Sequence[object], again: QueuedT | None = None) -> None:
+        """Notes the caller's verdict on a judged node. Nothing if the node was rolled back or its branch has failed.
+
+        Args:
+            pieces: what is appended to the text.
+            again: question to ask in the node's place, behind these pieces; None if the branch goes on.
+        """
+        if self.ended:
             return
-        branch, branch.held = ask.branch, pieces is None
-        branch.set_ask(None)
-        if pieces and branch.text is not None:
-            branch.text.write(pieces)
-        self._ready += branch.mark_played(ask.place)
-        self._ready.appendleft(branch)  # first, so that a driver can continue where it is
-        self._run()
+        branch = self._branches.get(path)
+        if branch is None or place >= branch.count:
+            self._stray = ProgramError("a verdict was given on a node that was not added.", hint="Add the node first.")
+        elif branch.error is None and place >= branch.played:
+            branch.verdicts.setdefault(place, deque()).append((pieces, again))
+            if branch.judged_place == place:
+                self._give_up_ask(branch)
+                self._resume(branch, place)
+                self._run()
 
     def failed(self, ask: Ask[TextT, QueuedT], error: SglError) -> None:
         """Notes that a node has failed; nothing if the ask was given up."""
         if ask.is_current:
             ask.branch.set_ask(None)
-            self._fail(ask.branch, error, ask.place, getattr(ask.node, "name", None))
+            name = getattr(ask.node, "name", None)
+            if self.judges and is_judged(ask.node):
+                ask.branch.paused = ask.place
+                self._effects.append(Failed((*ask.branch.path, ask.place), name, error, ask.attempt))
+            else:
+                self._fail(ask.branch, error, ask.place, name)
             self._run()
 
     def drop(self, path: Path) -> None:
@@ -168,9 +197,18 @@ class Player(Generic[TextT, QueuedT]):
         branch = self._branches.get(path)
         if branch is None or branch.lost:
             return
-        branch.refused, branch.quiet = branch.refused or RequestAbortedError("the branch was dropped."), True
-        if branch.error is None and (branch.ask is None or not isinstance(branch.ask.node, Gen | Select)):
-            place = next((at for at, entry in branch.queue if isinstance(entry.node, Gen | Select)), None)
+        error = branch.refused or RequestAbortedError("the branch was dropped.")
+        if branch.judged_place is not None and (back := branch.next_rollback()) is not None:
+            self._give_up_ask(branch)  # the caller has refused an answer that it has already taken back
+            branch.paused = None
+            self._ready += [*branch.fail_claims(error, back), branch]
+            self._run()
+            return
+        branch.refused, branch.quiet = error, True
+        asked = branch.ask is not None and isinstance(branch.ask.node, Gen | Select)
+        if branch.error is None and branch.paused is None and not asked:
+            waits = ((at, isinstance(entry.node, Gen | Select | Pause)) for at, entry in branch.queue)
+            place = next((at for at, answered in waits if answered and not branch.is_decided(at)), None)
             if place is not None:
                 branch.cut(place)
                 for child in branch.skip_rollbacks(place):
@@ -215,7 +253,6 @@ class Player(Generic[TextT, QueuedT]):
                 if isinstance(node, Join):
                     branch.add_join(place, node)
                 branch.push(place, entry)
-                branch.held = False
             elif branch.untold and told:
                 branch.untold = False
                 self._effects.append(Failed((*branch.path, place), None, failure))
@@ -263,6 +300,8 @@ class Player(Generic[TextT, QueuedT]):
                 self._play(self._ready.popleft())
             if not self._closed or self.totals.asked:
                 return
+            if any(branch.paused is not None for branch in self._branches.values()):
+                return
             waiting = next((branch for branch in self._branches.values() if branch.joining), None)
             if waiting is None:
                 self._end(self.main.error or self._stray)
@@ -272,7 +311,7 @@ class Player(Generic[TextT, QueuedT]):
     def _play(self, branch: Branch[TextT, QueuedT]) -> None:
         """Plays nodes until one has to wait, or the queue is empty."""
         text = branch.text
-        if text is None or branch.ask is not None:
+        if text is None or branch.ask is not None or branch.paused is not None:
             return
         branch.joining = False
         while branch.queue:
@@ -283,10 +322,12 @@ class Player(Generic[TextT, QueuedT]):
                     branch.joining = True
                     return
                 branch.pop()
-                if isinstance(node, Gen | Select | GrammarBegin | GrammarEnd):
-                    ask = Ask(branch, place, entry)
-                    branch.set_ask(ask)
-                    self._effects.append(ask)
+                if isinstance(node, Gen | Select | GrammarBegin | GrammarEnd | Pause):
+                    branch.attempt = 0
+                    if isinstance(node, Pause) or (place in branch.verdicts and is_judged(node)):
+                        self._resume(branch, place)
+                    else:
+                        self._ask(branch, place, entry)
                     return
                 if isinstance(node, Rollback):
                     self._go_back(branch, place)
@@ -303,6 +344,34 @@ class Player(Generic[TextT, QueuedT]):
             self._ready += branch.mark_played(place)
         self._end_refused(branch)
         self._effects.append(Idle(branch))
+
+    def _ask(self, branch: Branch[TextT, QueuedT], place: int, entry: QueuedT) -> None:
+        branch.paused = None
+        ask = Ask(branch, place, entry, branch.attempt)
+        branch.set_ask(ask)
+        self._effects.append(ask)
+
+    def _resume(self, branch: Branch[TextT, QueuedT], place: int) -> None:
+        """Carries out the verdicts that have come on the node where a branch is, and waits for the last one."""
+        assert branch.text is not None
+        branch.paused, verdicts = place, branch.verdicts.pop(place, None)
+        while verdicts:
+            pieces, again = verdicts.popleft()
+            if again is None:
+                self._settle(branch, place, pieces)
+                return
+            branch.text.write(pieces)
+            branch.attempt += 1
+            if not verdicts:  # else the answer is decided on already
+                self._ask(branch, place, again)
+
+    def _settle(self, branch: Branch[TextT, QueuedT], place: int, pieces: Sequence[object]) -> None:
+        """Appends what a node adds, and lets its branch go on."""
+        branch.paused = None
+        if pieces and branch.text is not None:
+            branch.text.write(pieces)
+        self._ready += branch.mark_played(place)
+        self._ready.appendleft(branch)  # first, so that a driver can continue where it is
 
     def _begin(self, text: TextT, path: Path, place: int, size: int) -> None:
         """Begins the branches of a fork."""
@@ -365,7 +434,7 @@ class Player(Generic[TextT, QueuedT]):
 
     def _stop(self, branch: Branch[TextT, QueuedT]) -> None:
         """Discards what is asked and queued."""
-        branch.refused, branch.joining, branch.held = None, False, False
+        branch.refused, branch.joining, branch.paused = None, False, None
         self._give_up_ask(branch)
         branch.cut(0)
         self._effects.append(Idle(branch))

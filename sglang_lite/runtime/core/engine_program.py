@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from sglang_lite.program.nodes import Gen, GrammarBegin, GrammarEnd, Node, Path, Rollback
+from sglang_lite.program.nodes import Gen, GrammarBegin, GrammarEnd, Node, Path, Rollback, Verdict
 from sglang_lite.program.play.branch import Ask
 from sglang_lite.program.play.player import Cancel, Ended, Failed, Forked, Idle, Player
 from sglang_lite.protocol import (
@@ -37,7 +37,7 @@ from sglang_lite.runtime.core.prepared_node import (
 )
 from sglang_lite.runtime.core.program_room import ProgramRoom
 from sglang_lite.runtime.core.selection_job import SelectionJob
-from sglang_lite.runtime.core.submission import MAX_QUEUED, check_nodes, too_many_error
+from sglang_lite.runtime.core.submission import MAX_QUEUED, check_nodes, check_verdict, too_many_error
 from sglang_lite.runtime.core.token_text import OpenGrammar, TokenText
 from sglang_lite.runtime.requests.request import Request
 from sglang_lite.runtime.requests.schedule_hints import ScheduleHints
@@ -111,6 +111,7 @@ class EngineProgram:
         invalid."""
         entries = [prepared(node, self.context) for node in nodes]
         check_params(entries)
+        self._player.judges = False
         self._add((), entries)
         self.close()
 
@@ -124,6 +125,23 @@ class EngineProgram:
         revive the branch."""
         self.context.loop.inbox.post_if_open(partial(self._input, partial(self._player.drop, path)))
 
+    def judge(self, path: Path, place: int, verdict: Verdict) -> None:
+        """Gives a verdict on a node, which may come before the branch reaches the node. Nothing if the node was rolled
+        back or its branch has failed.
+
+        Args:
+            path: path of the branch.
+            place: index of the node in the branch.
+
+        Raises:
+            ParameterError: an argument has the wrong type.
+            EngineClosedError: the engine is closed.
+        """
+        check_verdict(path, place, verdict)
+        again = None if verdict.again is None else prepared(verdict.again, self.context)
+        call = partial(self._player.judge, path, place, verdict.text, again)
+        self.parts.loop.inbox.post(partial(self._input, call))
+
     def close(self) -> None:
         """Closes the program: no more nodes will be added."""
         self.context.loop.inbox.post_if_open(partial(self._input, self._player.close))
@@ -136,13 +154,13 @@ class EngineProgram:
 
     def tell(self, ask: EngineAsk, event: Delta | Generation | Selection) -> None:
         """Sends an event of a node."""
-        self._sink(Played((*ask.branch.path, ask.place), getattr(ask.node, "name", None), event))
+        self._sink(Played((*ask.branch.path, ask.place), getattr(ask.node, "name", None), event, ask.attempt))
 
     def answered(self, ask: EngineAsk, spans: Sequence[Span] | None = (), *, in_slot: bool = False) -> Request | None:
         """Continues the branch behind a node.
 
         Args:
-            spans: text that the node adds; None if the caller decides on the answer.
+            spans: text that the node adds; None if the answer is judged.
             in_slot: whether the next request of the branch can continue in the slot of the one that has just ended.
 
         Returns:
@@ -225,8 +243,8 @@ class EngineProgram:
                             following = self._start(effect, log) or following
                         case Cancel(ask):
                             self._give_up(ask)
-                        case Failed(path, name, error):
-                            self._sink(Played(path, name, error))
+                        case Failed(path, name, error, attempt):
+                            self._sink(Played(path, name, error, attempt))
                         case Forked(branch) if branch.returns and branch.text is not None:
                             ids = np.array(branch.text.log.fixed, dtype=np.int32)
                             self.context.loop.scheduler.prefix_locks.want(self._hints_of(branch), ids, self.namespace)

@@ -159,6 +159,6 @@ class GenerationJob:
 
     @property
     def _appended(self) -> Sequence[Span] | None:
-        """Text that the first sample adds; None if the caller decides."""
+        """Text that the first sample adds; None if the answer is judged."""
         node = self._ask.node
-        return None if isinstance(node, Gen) and node.held else self._generations[0].spans
+        return None if isinstance(node, Gen) and node.judged else self._generations[0].spans

@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from sglang_lite.program.nodes import Fork, Gen, GrammarBegin, GrammarEnd, Join, Node, Rollback, Select, Text
+from sglang_lite.program.nodes import Fork, Gen, GrammarBegin, GrammarEnd, Join, Node, Pause, Rollback, Select, Text
 from sglang_lite.program.play.branch import NOTHING_EXPECTED, Ask, Branch, QueuedNode
 from sglang_lite.protocol import ConstraintError, EngineClosedError, ParameterError, SglError, Span
 from sglang_lite.runtime.core.engine_context import EngineContext
@@ -88,7 +88,7 @@ def prepare_following(ask: EngineAsk, context: EngineContext) -> PreparedNode | 
 def _next_generation(ask: EngineAsk) -> tuple[PreparedNode, list[Span]] | None:
     """Generation that follows an asked node, if nothing in between takes time, and the text in between; the text is
     empty if it can't be predicted."""
-    known = isinstance(ask.node, Gen) and not ask.node.held
+    known = isinstance(ask.node, Gen) and not ask.node.judged
     spans = list[Span]()
     for _, entry in ask.branch.queue:
         node = entry.node
@@ -98,7 +98,7 @@ def _next_generation(ask: EngineAsk) -> tuple[PreparedNode, list[Span]] | None:
             spans.clear()
         elif isinstance(node, Text) and node.text:
             spans.append(Span(node.text, special=node.special))
-        elif isinstance(node, Select | GrammarBegin | GrammarEnd | Rollback) or (
+        elif isinstance(node, Select | Pause | GrammarBegin | GrammarEnd | Rollback) or (
             isinstance(node, Join) and node.mode == "concate_and_append"
         ):
             return None

@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from sglang_lite.program.choosing import METHODS, decide
 from sglang_lite.program.nodes import Select
 from sglang_lite.protocol import Selection, SglError, Span
@@ -81,8 +83,9 @@ class SelectionJob:
         spans: Sequence[Span] | None = None
         if isinstance(outcome, Selection) and node.method is not None:
             try:
-                choice = decide(outcome, node.choices, METHODS[node.method], node.temperature, node.seed).decision
-                spans = (Span(choice, special=node.special),)
+                picked = decide(outcome, node.choices, METHODS[node.method], node.temperature, node.seed).decision
+                outcome = msgspec.structs.replace(outcome, picked=picked)
+                spans = (Span(picked, special=node.special),)
             except SglError as error:
                 outcome = error
         if isinstance(outcome, SglError):

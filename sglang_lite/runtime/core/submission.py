@@ -10,7 +10,7 @@ from typing import TypeAlias, get_args
 import msgspec
 
 from sglang_lite.errors import shown
-from sglang_lite.program.nodes import BaseNode, Node, Path, Program
+from sglang_lite.program.nodes import BaseNode, Fork, Node, Path, Pause, Program, Verdict
 from sglang_lite.protocol import Constraint, OverloadedError, ParameterError, Prompt, SamplingParams, Unset
 from sglang_lite.runtime.requests.resolved_params import LogitProcessor
 
@@ -84,6 +84,7 @@ class ProgramRequest(msgspec.Struct, frozen=True, array_like=True, tag="play"):
         check_kind("program", self.program, Program)
         check_kind("program", self.program.nodes, list, tuple)
         check_nodes(self.program.nodes)
+        check_unpaused(self.program.nodes)
         if len(self.program.nodes) > MAX_QUEUED:
             raise too_many_error()
 
@@ -113,6 +114,22 @@ def check_nodes(nodes: Sequence[Node], path: Path = ()) -> None:
     for node in nodes:
         if not isinstance(node, BaseNode):
             raise ParameterError("nodes", f"{shown(node)} is no node of a program.")
+
+
+def check_unpaused(nodes: Sequence[Node]) -> None:
+    """Raises ParameterError if a node is a pause, which would never end in a program that is not open."""
+    for node in nodes:
+        if isinstance(node, Pause):
+            raise ParameterError("program", "a pause needs a verdict, which only an open program can get. Open it.")
+        for branch in node.branches if isinstance(node, Fork) else ():
+            check_unpaused(branch)
+
+
+def check_verdict(path: Path, place: int, verdict: Verdict) -> None:
+    """Raises ParameterError if an argument has the wrong type."""
+    check_nodes((), path)
+    check_kind("place", place, int)
+    check_kind("verdict", verdict, Verdict)
 
 
 def check_kind(name: str, value: object, *kinds: type) -> None:

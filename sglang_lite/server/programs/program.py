@@ -8,14 +8,14 @@ import math
 import time
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from typing import Any
 
 import msgspec
 from starlette.responses import Response
 
 from sglang_lite import wire
 from sglang_lite.engine.core import OpenProgram
-from sglang_lite.program.nodes import Fork, Gen, ImagePart, Mark, Node, Path, Program, Select
+from sglang_lite.program.nodes import Fork, Gen, ImagePart, Mark, Node, Path, Program, Select, Verdict
 from sglang_lite.protocol import (
     CapabilityError,
     Generation,
@@ -67,15 +67,17 @@ class PlayRequest(msgspec.Struct, kw_only=True):
 
 
 class ProgramAnswer(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Further nodes of a branch, or its end."""
+    """Further nodes of a branch, a verdict on one of its nodes, or its end."""
 
     path: list[int]
     nodes: list[dict[str, Any]] | None = None
+    place: int | None = None
+    verdict: dict[str, Any] | None = None
     drop: bool = False
 
 
 class ProgramAnswers(msgspec.Struct, kw_only=True):
-    """Further nodes for branches of an open program."""
+    """Changes to branches of an open program."""
 
     version: int
     answers: list[ProgramAnswer] = []
@@ -429,46 +431,69 @@ async def extend(service: Service, call: HttpRequest) -> Response:
     entry = service.programs.get(id)
     if not isinstance(entry, _OpenProgramEntry) or entry.key != call.key:
         raise NotFoundError(f"no open program has the id {id[:60]!r}.", hint="It may have ended.")
-    if entry.closed:
-        raise ParameterError("answers", "the program was closed.")
-    entry.remaining, entry.closed = _after(entry.remaining, changes), close
-    for path, nodes in changes:
-        if nodes:
-            entry.program.extend(path, nodes)
+    if entry.closed and any(change.verdict is None for change in changes):
+        raise ParameterError("answers", "the program was closed: it takes verdicts alone.")
+    entry.remaining, entry.closed = _after(entry.remaining, changes), entry.closed or close
+    for change in changes:
+        if change.verdict is not None:
+            entry.program.judge(change.path, change.place, change.verdict)
+        elif change.nodes:
+            entry.program.extend(change.path, change.nodes)
         else:
-            entry.program.drop(path)
+            entry.program.drop(change.path)
     if close:
         entry.program.close()
     return answer({"id": id})
 
 
-_Changes: TypeAlias = Sequence[tuple[Path, Sequence[Node]]]  # nodes for each branch; without nodes, it is dropped
+@dataclass(frozen=True, slots=True)
+class _Change:
+    """Change to a branch: a verdict on the node at a place, or further nodes; with neither, it is dropped."""
+
+    path: Path
+    nodes: Sequence[Node] = ()
+    place: int = 0
+    verdict: Verdict | None = None
 
 
-def _read_answers(reader: RequestReader, call: HttpRequest) -> tuple[_Changes, bool]:
+def _read_answers(reader: RequestReader, call: HttpRequest) -> tuple[Sequence[_Change], bool]:
     """Changes to an open program, and whether nothing more will come."""
     given = call.object()
     check_version(given, "")
     body = ANSWERS.read(given, call.unused if call.reports else None)
-    changes: list[tuple[Path, Sequence[Node]]] = []
-    for i, each in enumerate(body.answers):
-        pointer, path = f"/answers/{i}", tuple(each.path)
-        if len(path) % 2 or any(place < 0 for place in path):
-            raise ParameterError(f"{pointer}/path", f"{each.path!r:.60} is no branch's: pairs of a fork and an index.")
-        if each.drop == bool(each.nodes):
-            raise ParameterError(pointer, "has neither nodes nor drop: true. Give one of them.")
-        changes.append((path, _program({"nodes": each.nodes}, pointer, call).nodes if each.nodes else ()))
+    changes = [_change(each, f"/answers/{i}", call) for i, each in enumerate(body.answers)]
     _after(replace(limits_of(reader, None, "")[0], open=True), changes)  # no program may have more
     return changes, body.close
 
 
-def _after(remaining: ProgramBudget, changes: _Changes) -> ProgramBudget:
+def _change(given: ProgramAnswer, pointer: str, call: HttpRequest) -> _Change:
+    path, place = tuple(given.path), given.place
+    if len(path) % 2 or any(index < 0 for index in path):
+        raise ParameterError(f"{pointer}/path", f"{given.path!r:.60} is no branch's: pairs of a fork and an index.")
+    if bool(given.nodes) + (given.verdict is not None) + given.drop != 1:
+        raise ParameterError(pointer, "has to have nodes, a verdict or drop: true. Give one of them.")
+    if (given.verdict is None) != (place is None) or (place is not None and place < 0):
+        raise ParameterError(f"{pointer}/place", "is the index of the node that a verdict is given on.")
+    if given.nodes:
+        return _Change(path, _program({"nodes": given.nodes}, pointer, call).nodes)
+    if given.verdict is None or place is None:
+        return _Change(path)
+    verdict = record_of("Verdict", given.verdict, f"{pointer}/verdict", call)
+    assert isinstance(verdict, Verdict)
+    return _Change(path, place=place, verdict=verdict)
+
+
+def _after(remaining: ProgramBudget, changes: Sequence[_Change]) -> ProgramBudget:
     """Budget that changes leave. Raises ParameterError if they exceed it."""
-    for i, (_, nodes) in enumerate(changes):
+    for i, change in enumerate(changes):
         pointer = f"/answers/{i}"
-        # Dropping a branch costs as much as a node.
-        remaining = remaining.minus(nodes, f"{pointer}/nodes") if nodes else remaining.minus((Mark(),), pointer)
-    return remaining
+        if change.nodes:
+            remaining = remaining.minus(change.nodes, f"{pointer}/nodes")
+        elif change.verdict is not None and change.verdict.again is not None:
+            remaining = replace(remaining, open=False).minus((change.verdict.again,), f"{pointer}/verdict/again")
+        else:  # dropping a branch, or going on, costs as much as a node
+            remaining = remaining.minus((Mark(),), pointer)
+    return replace(remaining, open=True)
 
 
 async def refuse_rows(service: Service, call: HttpRequest) -> Response:

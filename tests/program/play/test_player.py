@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from sglang_lite.program.nodes import Fork, Gen, Join, Mark, Node, Rollback, Text
+from sglang_lite.program.nodes import Fork, Gen, Join, Mark, Node, Pause, Rollback, Text
 from sglang_lite.program.play.branch import Ask, BranchText, QueuedNode
 from sglang_lite.program.play.player import Cancel, Ended, Failed, Forked, Idle, Player
 from sglang_lite.protocol import ProgramError, RequestAbortedError, SglError
@@ -43,14 +43,33 @@ def answer(prompt):
     return None if value % 17 == 0 else f"<{value}>"
 
 
+def verdict(value, attempt):
+    """Verdict on an answer: None if it is refused, "again" with another question, or the text."""
+    if value is None:
+        return "again" if attempt < 1 else None
+    number = int(value[1:-1])
+    if number % 13 == 0:
+        return None
+    return "again" if number % 3 == 0 and attempt < 2 else value.upper() + "."
+
+
 class Driver:
-    """Answers what the player asks for, in an order that `draw` chooses."""
+    """Answers what the player asks for, in an order that `draw` chooses. Gives verdicts likewise: on answers once they
+    have come, on pauses at any time."""
 
     def __init__(self, draw):
         self.draw, self.player = draw, Player(Words("P"))
         self.asks, self.prompts, self.errors, self.events = [], {}, {}, []
+        self.verdicts, self.attempts, self.counts = [], {}, {}
 
     def add(self, path, *nodes):
+        for place, node in enumerate(nodes, self.counts.get(path, 0)):
+            if isinstance(node, Pause):
+                again = queued(Gen("p")) if place % 3 == 0 else None
+                self.verdicts.append(lambda place=place, again=again: self.player.judge(path, place, ("p",), again))
+            elif isinstance(node, Gen) and node.name == "early":
+                self.verdicts.append(lambda place=place: self.player.judge(path, place, ("e",)))
+        self.counts[path] = self.counts.get(path, 0) + len(nodes)
         self.player.add(path, [queued(node) for node in nodes])
         self.take()
 
@@ -60,26 +79,50 @@ class Driver:
             match effect:
                 case Ask(branch, place):
                     self.asks.append(effect)
-                    self.prompts[(*branch.path, place)] = str(branch.text)
+                    key = (*branch.path, place)
+                    attempt = self.attempts[key] = self.attempts.get(key, -1) + 1
+                    self.prompts[(*key, *[-1] * attempt)] = str(branch.text)
                 case Cancel(ask):
                     self.asks.remove(ask)
                 case Failed(path, _, error):
                     assert path not in self.errors
                     self.errors[path] = error
 
+    @property
+    def waits(self):
+        return bool(self.asks or self.verdicts)
+
     def answer_one(self):
-        ask = self.asks.pop(self.draw.randrange(len(self.asks)))
-        found = answer(str(ask.branch.text))
-        if found is None:
-            self.player.failed(ask, ProgramError("no answer."))
+        i = self.draw.randrange(len(self.asks) + len(self.verdicts))
+        if i >= len(self.asks):
+            self.verdicts.pop(i - len(self.asks))()
         else:
-            self.player.answered(ask, (found,))
+            ask = self.asks.pop(i)
+            found = answer(str(ask.branch.text))
+            if found is None:
+                self.player.failed(ask, ProgramError("no answer."))
+                if ask.node.judged and ask.node.name != "early":
+                    self.verdicts.append(lambda: self.judge(ask, None))
+            elif ask.node.judged:
+                self.player.answered(ask, None)
+                if ask.node.name != "early":
+                    self.verdicts.append(lambda: self.judge(ask, found))
+            else:
+                self.player.answered(ask, (found,))
         self.take()
+
+    def judge(self, ask, found):
+        what = verdict(found, ask.attempt)
+        if what is not None:
+            pieces, again = (("r",), queued(ask.node)) if what == "again" else ((what,), None)
+            self.player.judge(ask.branch.path, ask.place, pieces, again)
+        elif ask.branch.paused == ask.place and ask.branch.attempt == ask.attempt:
+            self.player.drop(ask.branch.path)
 
     def close(self):
         self.player.close()
         self.take()
-        while self.asks:
+        while self.waits:
             self.answer_one()
         assert isinstance(self.events[-1], Ended)
         return self.events[-1].error
@@ -126,14 +169,31 @@ class Plain:
                 self.failed = text == "!"
                 self.added += [text] * (not self.failed)
             case Gen():
-                prompts[(*self.path, place)] = self.text
-                found = answer(self.text)
-                self.failed = found is None
-                self.added += [] if found is None else [found]
+                if node.name == "early":
+                    prompts[(*self.path, place)] = self.text
+                    self.added.append("e")
+                else:
+                    self.ask((*self.path, place), node.judged, prompts)
+            case Pause():
+                self.added.append("p")
+                if place % 3 == 0:
+                    self.ask((*self.path, place), False, prompts)
             case Mark():
                 self.marks[place] = list(self.added)
             case Join(fork):
                 self.join(place, [self.forks[fork]] if fork is not None else self.since_join())
+
+    def ask(self, key, judged, prompts):
+        for attempt in range(3):
+            prompts[(*key, *[-1] * attempt)] = self.text
+            found = answer(self.text)
+            if judged:
+                found = verdict(found, attempt)
+            if found != "again":
+                break
+            self.added.append("r")
+        self.failed = found is None
+        self.added += [] if found is None else [found]
 
     def since_join(self):
         return [children for at, children in self.forks.items() if at > self.joins[-1]]
@@ -161,7 +221,8 @@ def random_steps(draw, tree):
         if kind < 0.3:
             node: Node = Text("!" if draw.random() < 0.04 else f"t{i} ")
         elif kind < 0.6:
-            node = Gen("x")
+            judged = kind < 0.42
+            node = Gen("early" if kind < 0.36 else "x", judged=judged) if kind < 0.55 else Pause()
         elif kind < 0.72 and len(branch.path) < 6:
             node = Fork(((),) * draw.randrange(0, 4))
         elif kind < 0.82 and branch.forks:
@@ -186,7 +247,7 @@ def test_the_order_of_answers_changes_no_text(hurry):
         for path, node in random_steps(draw, tree):
             tree[path].add(node, tree, prompts)
             driver.add(path, node)
-            while driver.asks and draw.random() < hurry:
+            while driver.waits and draw.random() < hurry:
                 driver.answer_one()
         error = driver.close()
         assert (error is not None) == main.failed, seed
@@ -221,13 +282,34 @@ def test_a_stale_answer_is_ignored():
     assert driver.prompts[3,] == "P"
 
 
-def test_a_held_answer_is_not_appended_and_its_branch_returns():
+def test_a_branch_waits_for_the_verdict_on_a_judged_answer():
     driver = Driver(random.Random(0))
-    driver.add((), Gen("a", held=True))
+    driver.add((), Gen("a", judged=True), Text("x"), Gen("b"))
     driver.player.answered(driver.asks.pop(), None)
+    driver.take()
     assert driver.player.main.returns
-    driver.add((), Text("x"), Gen("b"))
-    assert driver.prompts[2,] == "Px"
+    assert not driver.asks
+    driver.player.judge((), 0, ("A",))
+    driver.take()
+    assert driver.prompts[2,] == "PAx"
+
+
+def test_a_verdict_on_a_node_that_was_not_added_is_an_error():
+    driver = Driver(random.Random(0))
+    driver.player.judge((), 0, ("A",))
+    with pytest.raises(ProgramError, match="a verdict was given on a node that was not added"):
+        raise driver.close()
+
+
+def test_a_program_ends_when_its_verdicts_have_come():
+    driver = Driver(random.Random(0))
+    driver.add((), Pause(), Text("x"))
+    driver.verdicts.clear()
+    driver.player.close()
+    assert not driver.player.ended
+    driver.player.judge((), 0, ("A",))
+    assert driver.player.ended
+    assert str(driver.player.main.text) == "PAx"
 
 
 def test_a_program_that_fails_as_a_whole_gives_up_what_it_asked_for():

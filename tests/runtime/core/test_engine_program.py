@@ -7,19 +7,20 @@ import pytest
 
 import sglang_lite as sgl
 import sglang_lite.runtime.core.engine_program as module
-from sglang_lite.program.nodes import Fork, Gen, Join, Mark, Node, Program, Rollback, Select, Text
+from sglang_lite.program.nodes import Fork, Gen, Join, Mark, Node, Pause, Program, Rollback, Select, Text, Verdict
 from sglang_lite.protocol import (
     Choices,
     Delta,
     Generation,
+    ParameterError,
     Played,
     ProgramResult,
     Prompt,
     Regex,
     SamplingParams,
-    Selection,
     Span,
 )
+from sglang_lite.runtime.core.submission import ProgramRequest
 from tests.runtime.scripted import SteppedEngine, ended
 from tests.waiting import until
 
@@ -385,21 +386,57 @@ def test_a_branch_that_was_dropped_tells_nothing_and_can_go_back():
     assert isinstance(opened.at(5)[0], Generation)
 
 
-def test_what_is_held_is_told_and_not_appended():
+def test_a_verdict_says_what_stands_where_an_answer_was_judged():
     engine = stepped()
     opened = Opened(engine)
-    opened.extend(Text("abc"), Gen("x", greedy(4), held=True))
-    opened.extend(Select("s", ("d", "e"), method=None))
-    (x,), (s,) = opened.at(1), opened.at(2)
-    assert isinstance(s, Selection)
-    opened.extend(Text("d"), Gen("y", greedy(4)))
+    opened.extend(
+        Text("abc"),
+        Gen("x", greedy(4), judged=True),
+        Select("s", ("d", "e"), method=None),
+        Text("!"),
+        Gen("y", greedy(4)),
+    )
+    (x,) = opened.at(1)
+    assert not opened.at(2)
+    opened.program.judge((), 1, Verdict(x.spans))
+    engine.drain()
+    (s,) = opened.at(2)
+    assert [score.text for score in s.scores] == ["d", "e"]
+    assert s.picked is None
+    again = Select(None, ("f", "g"))
+    opened.program.judge((), 2, Verdict((Span("d"),), again))
+    engine.drain()
+    picked = opened.at(2)[1].picked
     plain = Opened(engine)
-    plain.extend(Text("abcd"), Gen("y", greedy(4)))
-    assert opened.at(4)[0].token_ids == plain.at(1)[0].token_ids
-    opened.extend(*[Text(span.text, span.ids, span.special) for span in x.spans])
+    plain.extend(Text("abc"), Gen("x", greedy(4)), Text(f"d{picked}!"), Gen("y", greedy(4)))
+    assert opened.at(4)[0].token_ids == plain.at(3)[0].token_ids
     opened.program.close()
     engine.drain()
-    assert opened.events[-1].text == f"abcd{opened.at(4)[0].text}{x.text}"
+    assert opened.events[-1].text == f"abc{x.text}d{picked}!{opened.at(4)[0].text}"
+
+
+def test_a_verdict_may_ask_again_and_say_what_stands_at_a_pause():
+    engine = stepped()
+    opened = Opened(engine)
+    opened.extend(Text("abc"), Pause(), Gen("y", greedy(4), judged=True))
+    opened.program.judge((), 2, Verdict((Span("no"),)))  # before its place is reached
+    opened.program.judge((), 1, Verdict((Span("d"),), Gen("x", greedy(3), judged=True)))
+    engine.drain()
+    assert opened.at(1)[0].usage.prompt_tokens == 4
+    opened.program.judge((), 1, Verdict())
+    opened.program.close()
+    engine.drain()
+    assert not opened.at(2)  # decided on before it was asked
+    assert opened.events[-1].text == "abcdno"
+
+
+def test_a_program_that_is_not_open_takes_no_verdicts():
+    engine = stepped()
+    whole = Program((Text("a"), Fork(((Pause(),),))))
+    with pytest.raises(ParameterError, match="a pause needs a verdict"):
+        ProgramRequest("", whole).check()
+    with pytest.raises(ParameterError, match="verdict: 'x' is no Verdict"):
+        Opened(engine).program.judge((), 0, "x")
 
 
 def test_open_programs_wait_for_room_and_their_nodes_have_a_bound():

@@ -4,8 +4,8 @@ import pytest
 
 import sglang_lite as sgl
 import sglang_lite.runtime.core.engine_program as module
-from sglang_lite.program.nodes import Fork, Gen, ImagePart, Join, Mark, Node, Program, Rollback, Text
-from sglang_lite.protocol import Generation, Image, Played, ProgramResult
+from sglang_lite.program.nodes import Fork, Gen, ImagePart, Join, Mark, Node, Program, Rollback, Text, Verdict
+from sglang_lite.protocol import Generation, Image, Played, ProgramResult, Span
 from tests.runtime.core.test_engine_program import Opened, greedy, stepped
 
 LONG = Gen("long", greedy(40, ignore_eos=True))
@@ -168,14 +168,15 @@ def test_nodes_of_a_branch_that_was_not_forked_are_an_error_at_once(path):
 
 
 @both
-def test_nodes_behind_a_held_one_are_played_without_its_text(eager):
+def test_nodes_behind_a_judged_one_wait_for_the_verdict(eager):
     program = Rules(eager=eager)
-    program.add(Text("abc"), Gen("x", greedy(4), held=True), Text("d"), Gen("y", greedy(4)))
+    program.add(Text("abc"), Gen("x", greedy(4), judged=True), Text("d"), Gen("y", greedy(4)))
+    program.program.judge((), 1, Verdict((Span("e"),)))
     result = program.close()
     alone = Rules()
-    alone.add(Text("abcd"), Gen("y", greedy(4)))
+    alone.add(Text("abced"), Gen("y", greedy(4)))
     assert program.at(3)[0].token_ids == alone.at(1)[0].token_ids
-    assert result.text == f"abcd{program.at(3)[0].text}"
+    assert result.text == f"abced{program.at(3)[0].text}"
 
 
 def test_a_rollback_to_a_mark_that_the_engine_comes_to_after_the_drop_revives_the_branch():

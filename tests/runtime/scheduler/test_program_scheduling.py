@@ -39,7 +39,7 @@ class Checked:
 
     def go_on(self, *nodes):
         self.waiting = False
-        self.program.extend((), (*nodes, Gen("x", greedy(self.tokens), held=True)))
+        self.program.extend((), (*nodes, Gen("x", greedy(self.tokens), judged=True)))
 
     def told(self, event):
         if isinstance(event, Played) and not isinstance(event.event, Delta):
@@ -182,7 +182,7 @@ def test_going_back_finds_what_was_there_before_the_mark():
     engine = engine_with(256)
     found = []
     program = engine.open_program(sink=found.append)
-    program.extend((), (Text(letters(0, 60)), Gen("a", greedy(2)), Mark(), Gen("x", greedy(8), held=True)))
+    program.extend((), (Text(letters(0, 60)), Gen("a", greedy(2)), Mark(), Gen("x", greedy(8), judged=True)))
     engine.drain()
     program.extend((), (Rollback(2), Gen("y", greedy(8))))
     program.close()

@@ -230,13 +230,15 @@ def nodes(*given):
     return data_of(Program(given))["nodes"]
 
 
-def test_a_held_node_is_answered_by_further_nodes(http, engine):
-    growing = Growing(http, Program((Text("a quick"), Gen("a", FOUR, held=True))))
-    held = growing.next()
-    assert isinstance(held, Played)
-    assert held.path == (1,)
-    verdict = [{"path": [], "nodes": nodes(Text(" [ok] "), Fork(((Gen("b", FOUR),),)))}]
-    assert growing.answer(*verdict).json() == {"id": growing.id}
+def test_a_judged_node_waits_for_its_verdict(http, engine):
+    growing = Growing(
+        http, Program((Text("a quick"), Gen("a", FOUR, judged=True), Text(" "), Fork(((Gen("b", FOUR),),))))
+    )
+    judged = growing.next()
+    assert isinstance(judged, Played)
+    assert judged.path == (1,)
+    verdict = {"path": [], "place": 1, "verdict": {"text": [{"text": " [ok]"}]}}
+    assert growing.answer(verdict).json() == {"id": growing.id}
     assert growing.next().name == "b"
     assert growing.answer({"path": [3, 0], "nodes": nodes(Text("!"))}, close=True).status_code == 200
     usage = growing.next()
@@ -291,6 +293,10 @@ def test_answers_are_checked_before_any_is_taken(http):
     for answers, parameter in (
         ([{"path": [0], "drop": True}], "/answers/0/path"),
         ([{"path": []}], "/answers/0"),
+        ([{"path": [], "drop": True, "place": 1, "verdict": {}}], "/answers/0"),
+        ([{"path": [], "verdict": {}}], "/answers/0/place"),
+        ([{"path": [], "place": -1, "verdict": {}}], "/answers/0/place"),
+        ([{"path": [], "place": 1, "verdict": {"text": "x"}}], "/answers/0/verdict/text"),
         ([{"path": [], "nodes": nodes(Text("a"), Text("b"), Text("c"))}], "/answers/0/nodes/2"),
         ([{"path": [], "nodes": nodes(Text("a"))}, {"path": [], "nodes": [{"kind": "X"}]}], "/answers/1/nodes/0/kind"),
     ):

@@ -9,7 +9,7 @@ import json
 import secrets
 from collections import Counter, deque
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -17,7 +17,7 @@ from sglang_lite import wire
 from sglang_lite.lang.backend.http.client import RETRYABLE_ERRORS, Retries, ServerClient
 from sglang_lite.lang.concurrency.deadline import current_deadline
 from sglang_lite.lang.concurrency.loop import executor
-from sglang_lite.program.nodes import Fork, Gen, Node, Path, Program, Rollback
+from sglang_lite.program.nodes import Fork, Gen, Node, Path, Program, Rollback, Select, Verdict
 from sglang_lite.protocol import (
     BackendError,
     Delta,
@@ -34,6 +34,7 @@ from sglang_lite.protocol import (
 )
 
 _MOMENT_S, _MAX_MOMENTS = 0.001, 5
+_Attempt: TypeAlias = tuple[Path, int]
 
 
 class RemoteProgram:
@@ -52,6 +53,7 @@ class RemoteProgram:
         self._server, self._sink, self._stream, self._priority = server, sink, stream, priority
         self._branches: dict[Path, list[Node]] = {(): []}  # all nodes added so far
         self._unsent: deque[dict[str, Any]] = deque()
+        self._verdicts: list[dict[str, Any]] = []  # all so far: a program that is sent again needs them again
         self._closed = False
         self._repeatable = True  # False after a drop or rollback, whose effect depends on timing
         self._delivered = _DeliveredEvents()
@@ -72,6 +74,14 @@ class RemoteProgram:
         data = _as_data(seeded)
         executor().post(self._extend, path, seeded, data)
 
+    def judge(self, path: Path, place: int, verdict: Verdict) -> None:
+        """Gives the verdict on a node of a branch. Raises WireError if it can't be sent."""
+        again = None if verdict.again is None else _seeded(verdict.again)
+        assert again is None or isinstance(again, Gen | Select)
+        verdict = msgspec.structs.replace(verdict, again=again)
+        data = json.loads(wire.encode(verdict))["data"]
+        executor().post(self._judge, {"path": list(path), "place": place, "verdict": data})
+
     def drop(self, path: Path) -> None:
         """Ends the queued and running nodes of a branch."""
         executor().post(self._drop, path)
@@ -87,6 +97,10 @@ class RemoteProgram:
             self._repeatable = False
         self._branches.setdefault(path, []).extend(nodes)
         self._add({"path": list(path), "nodes": data})
+
+    def _judge(self, item: dict[str, Any]) -> None:
+        self._verdicts.append(item)
+        self._add(item)
 
     def _drop(self, path: Path) -> None:
         self._repeatable = False
@@ -173,9 +187,11 @@ class RemoteProgram:
 
     def _all_before_drop(self) -> dict[Path, Sequence[Node]]:
         """Nodes for the first request: all, or if a branch was dropped already, those before that. Items for further
-        requests remain: a drop ends what stands before it, and not what comes after."""
+        requests remain: a drop ends what stands before it, and not what comes after. All verdicts come before them, as
+        only a program in which nothing was dropped is sent again."""
         drop = next((i for i, each in enumerate(self._unsent) if "drop" in each), len(self._unsent))
-        self._unsent = deque(itertools.islice(self._unsent, drop, None))
+        rest = (each for each in itertools.islice(self._unsent, drop, None) if "verdict" not in each)
+        self._unsent = deque([*self._verdicts, *rest])
         later = Counter[Path]()
         for each in self._unsent:
             later[tuple(each["path"])] += len(each.get("nodes", ()))
@@ -272,14 +288,14 @@ class _DeliveredEvents:
     twice."""
 
     def __init__(self) -> None:
-        self._finished: Counter[Path] = Counter()  # number of finished nodes of each path
-        self._texts: dict[tuple[Path, int], str] = {}
+        self._finished: Counter[_Attempt] = Counter()  # number of finished samples
+        self._texts: dict[tuple[_Attempt, int], str] = {}
         self.begin()
 
     def begin(self) -> None:
         """Prepares for the events of a program that is played from its start."""
-        self._finished_now: Counter[Path] = Counter()
-        self._texts_now: dict[tuple[Path, int], str] = {}
+        self._finished_now: Counter[_Attempt] = Counter()
+        self._texts_now: dict[tuple[_Attempt, int], str] = {}
 
     async def news_in(
         self, server: ServerClient, datas: AsyncGenerator[str, None], retries: Retries, *, deltas: bool = True
@@ -305,23 +321,23 @@ class _DeliveredEvents:
 
     def _news(self, played: Played, *, deltas: bool) -> Iterable[Played]:
         """Yields the part of an event that was not delivered yet."""
-        event = played.event
+        event, attempt = played.event, (played.path, played.attempt)
         if not isinstance(event, Delta):
-            self._finished_now[played.path] += 1
-            if self._finished_now[played.path] > self._finished[played.path]:
-                self._finished[played.path] += 1
+            self._finished_now[attempt] += 1
+            if self._finished_now[attempt] > self._finished[attempt]:
+                self._finished[attempt] += 1
                 yield played
             return
         if not deltas:
             return
-        key = played.path, event.index
+        key = attempt, event.index
         text = self._texts_now[key] = self._texts_now.get(key, "") + event.text
         delivered = self._texts.get(key, "")
         if len(text) > len(delivered):
             self._texts[key] = text
             again = len(event.text) > len(text) - len(delivered)  # a part of its text was delivered
             news = Delta(text[len(delivered) :], index=event.index) if again else event
-            yield Played(played.path, played.name, news)
+            yield msgspec.structs.replace(played, event=news)
 
 
 def _event(server: ServerClient, data: str) -> ProgramEvent | Usage:
