@@ -17,8 +17,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Generic, TypeAlias
+from typing import Generic
 
 from sglang_lite.program.nodes import (
     Fork,
@@ -33,58 +32,10 @@ from sglang_lite.program.nodes import (
     Select,
     is_judged,
 )
-from sglang_lite.program.play.branch import Ask, Branch, QueuedT, TextT, Totals
+from sglang_lite.program.play.branch import Ask, Branch, QueuedT, TextT
+from sglang_lite.program.play.branches import Branches
+from sglang_lite.program.play.effects import Effect, Failed, Idle
 from sglang_lite.protocol import ProgramError, RequestAbortedError, SglError
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class Cancel(Generic[TextT, QueuedT]):
-    """Effect: the answer is not needed any more."""
-
-    ask: Ask[TextT, QueuedT]
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class Failed:
-    """Effect: a node failed, or will not be played.
-
-    Attributes:
-        path: path of the node: that of its branch, and its place.
-        name: name of its variable, or None.
-        error: why.
-        attempt: as of Ask.
-    """
-
-    path: Path
-    name: str | None
-    error: SglError
-    attempt: int = 0
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class Forked(Generic[TextT, QueuedT]):
-    """Effect: a branch begins, as its fork was played."""
-
-    branch: Branch[TextT, QueuedT]
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class Idle(Generic[TextT, QueuedT]):
-    """Effect: a branch has nothing to play."""
-
-    branch: Branch[TextT, QueuedT]
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class Ended:
-    """Effect: the program has ended, with an error or None. It is the last effect."""
-
-    error: SglError | None
-
-
-Effect: TypeAlias = (
-    Ask[TextT, QueuedT] | Cancel[TextT, QueuedT] | Failed | Forked[TextT, QueuedT] | Idle[TextT, QueuedT] | Ended
-)
 
 
 class Player(Generic[TextT, QueuedT]):
@@ -101,18 +52,15 @@ class Player(Generic[TextT, QueuedT]):
     """
 
     def __init__(self, text: TextT) -> None:
-        self.totals = Totals()
-        self.main = Branch[TextT, QueuedT]((), self.totals, text)
+        self._branches = Branches[TextT, QueuedT](text)
+        self.main, self.totals = self._branches.main, self._branches.totals
         self.ended, self.judges = False, True
-        self._branches: dict[Path, Branch[TextT, QueuedT]] = {(): self.main}
         self._closed = False
         self._stray: SglError | None = None  # error of nodes for a branch that was not forked
-        self._ready: deque[Branch[TextT, QueuedT]] = deque()  # branches that may be able to play
-        self._effects: list[Effect[TextT, QueuedT]] = []
 
     def effects(self) -> list[Effect[TextT, QueuedT]]:
         """Takes the effects since the last call, in order."""
-        effects, self._effects = self._effects, []
+        effects, self._branches.effects = self._branches.effects, []
         return effects
 
     # ------------------------------------------------------------------------------------------------- inputs
@@ -129,17 +77,16 @@ class Player(Generic[TextT, QueuedT]):
         """
         if self.ended:
             return None
-        branch = self._branches.get(path)
+        branch = self._branches.by_path.get(path)
         if branch is None:
-            branch = self._branches[path] = Branch(path, self.totals)
             self._stray = ProgramError(
                 "nodes were added to a branch that was not forked.",
                 hint="Add the fork first. A path names it by its place among the branch's nodes.",
             )
-            self._lose(branch, self._stray)
+            branch = self._branches.add_lost(path, self._stray)
         if refusal is not None and branch.error is None and branch.refused is None:
             branch.refused = refusal
-            self._effects.append(Failed((*path, branch.count), None, refusal))
+            self._branches.effects.append(Failed((*path, branch.count), None, refusal))
         first = branch.count
         branch.count += len(entries)
         self._queue(branch, first, entries, told=True)
@@ -157,7 +104,7 @@ class Player(Generic[TextT, QueuedT]):
             if pieces is None and self.judges:
                 ask.branch.paused = ask.place
             else:
-                self._settle(ask.branch, ask.place, pieces or ())
+                self._branches.settle(ask.branch, ask.place, pieces or ())
             self._run()
 
     def judge(self, path: Path, place: int, pieces: Sequence[object], again: QueuedT | None = None) -> None:
@@ -169,13 +116,13 @@ class Player(Generic[TextT, QueuedT]):
         """
         if self.ended:
             return
-        branch = self._branches.get(path)
+        branch = self._branches.by_path.get(path)
         if branch is None or place >= branch.count:
             self._stray = ProgramError("a verdict was given on a node that was not added.", hint="Add the node first.")
         elif branch.error is None and place >= branch.played:
             branch.verdicts.setdefault(place, deque()).append((pieces, again))
             if branch.judged_place == place:
-                self._give_up_ask(branch)
+                self._branches.give_up_ask(branch)
                 self._resume(branch, place)
                 self._run()
 
@@ -186,22 +133,22 @@ class Player(Generic[TextT, QueuedT]):
             name = getattr(ask.node, "name", None)
             if self.judges and is_judged(ask.node):
                 ask.branch.paused = ask.place
-                self._effects.append(Failed((*ask.branch.path, ask.place), name, error, ask.attempt))
+                self._branches.effects.append(Failed((*ask.branch.path, ask.place), name, error, ask.attempt))
             else:
-                self._fail(ask.branch, error, ask.place, name)
+                self._branches.fail(ask.branch, error, ask.place, name)
             self._run()
 
     def drop(self, path: Path) -> None:
         """Ends a branch, from its next answer on, without telling. The caller may have played what is before it by
         itself, and a rollback can revive the branch."""
-        branch = self._branches.get(path)
+        branch = self._branches.by_path.get(path)
         if branch is None or branch.lost:
             return
         error = branch.refused or RequestAbortedError("the branch was dropped.")
         if branch.judged_place is not None and (back := branch.next_rollback()) is not None:
-            self._give_up_ask(branch)  # the caller has refused an answer that it has already taken back
+            self._branches.give_up_ask(branch)  # the caller has refused an answer that it has already taken back
             branch.paused = None
-            self._ready += [*branch.fail_claims(error, back), branch]
+            self._branches.ready += [*branch.fail_claims(error, back), branch]
             self._run()
             return
         branch.refused, branch.quiet = error, True
@@ -212,10 +159,10 @@ class Player(Generic[TextT, QueuedT]):
             if place is not None:
                 branch.cut(place)
                 for child in branch.skip_rollbacks(place):
-                    self._lose(child, branch.refused, quiet=True)
+                    self._branches.lose(child, branch.refused, quiet=True)
             if branch.ask is not None or branch.queue:
                 return
-        self._end_refused(branch)
+        self._branches.end_refused(branch)
         self._run()
 
     def close(self) -> None:
@@ -226,8 +173,8 @@ class Player(Generic[TextT, QueuedT]):
     def fail(self, error: SglError) -> None:
         """Ends the program with an error."""
         if not self.ended:
-            for branch in self._branches.values():
-                self._give_up_ask(branch)
+            for branch in self._branches.by_path.values():
+                self._branches.give_up_ask(branch)
             self._end(error)
 
     # ------------------------------------------------------------------------------------------- what is added
@@ -247,7 +194,7 @@ class Player(Generic[TextT, QueuedT]):
                 continue
             failure = branch.error or branch.refused
             if isinstance(node, Fork):
-                made = self._announce(branch, place, entry.branches)
+                made = self._branches.announce(branch, place, entry.branches)
                 forked += [(child, nodes, failure, branch.quiet) for child, nodes in zip(made, entry.branches)]
             if failure is None:
                 if isinstance(node, Join):
@@ -255,23 +202,12 @@ class Player(Generic[TextT, QueuedT]):
                 branch.push(place, entry)
             elif branch.untold and told:
                 branch.untold = False
-                self._effects.append(Failed((*branch.path, place), None, failure))
+                self._branches.effects.append(Failed((*branch.path, place), None, failure))
         for child, nodes, failure, quiet in forked:  # behind the joins that claim them: a rollback may be among them
             self._queue(child, 0, nodes, told=False)
             if failure is not None:
-                self._lose(child, failure, quiet=quiet)
-        self._ready.append(branch)
-
-    def _announce(
-        self, branch: Branch[TextT, QueuedT], place: int, branches: Sequence[Sequence[QueuedT]]
-    ) -> list[Branch[TextT, QueuedT]]:
-        """Makes the branches of a fork, which begin when the fork is played."""
-        made = [Branch[TextT, QueuedT]((*branch.path, place, i), self.totals) for i in range(len(branches))]
-        for child, nodes in zip(made, branches):
-            child.count = len(nodes)
-            self._branches[child.path] = child
-        branch.forks[place] = made
-        return made
+                self._branches.lose(child, failure, quiet=quiet)
+        self._branches.ready.append(branch)
 
     def _roll_back(self, branch: Branch[TextT, QueuedT], mark: int, at: int, entry: QueuedT) -> None:
         """Removes what is queued behind a mark but not claimed, and goes back at once if nothing before is left."""
@@ -287,26 +223,26 @@ class Player(Generic[TextT, QueuedT]):
             branch.push(at, entry)
             branch.refused, branch.quiet = None, False
         else:
-            self._stop(branch)
+            self._branches.stop(branch)
             branch.error, branch.quiet = None, False
-            self._go_back(branch, at)
+            self._branches.go_back(branch, at)
 
     # ------------------------------------------------------------------------------------------------- playing
 
     def _run(self) -> None:
         """Plays what can be played, and ends the program if it is closed and fully played."""
         while not self.ended:
-            while self._ready:
-                self._play(self._ready.popleft())
+            while self._branches.ready:
+                self._play(self._branches.ready.popleft())
             if not self._closed or self.totals.asked:
                 return
-            if any(branch.paused is not None for branch in self._branches.values()):
+            if any(branch.paused is not None for branch in self._branches.by_path.values()):
                 return
-            waiting = next((branch for branch in self._branches.values() if branch.joining), None)
+            waiting = next((branch for branch in self._branches.by_path.values() if branch.joining), None)
             if waiting is None:
                 self._end(self.main.error or self._stray)
                 return
-            self._fail(waiting, ProgramError("a join waits for nodes that were never added."))
+            self._branches.fail(waiting, ProgramError("a join waits for nodes that were never added."))
 
     def _play(self, branch: Branch[TextT, QueuedT]) -> None:
         """Plays nodes until one has to wait, or the queue is empty."""
@@ -327,29 +263,23 @@ class Player(Generic[TextT, QueuedT]):
                     if isinstance(node, Pause) or (place in branch.verdicts and is_judged(node)):
                         self._resume(branch, place)
                     else:
-                        self._ask(branch, place, entry)
+                        self._branches.ask(branch, place, entry)
                     return
                 if isinstance(node, Rollback):
-                    self._go_back(branch, place)
+                    self._branches.go_back(branch, place)
                     continue
                 if isinstance(node, Fork):
-                    self._begin(text, branch.path, place, len(entry.branches))
+                    self._branches.begin(text, branch.path, place, len(entry.branches))
                 elif isinstance(node, Mark):
                     branch.marks[place] = text.mark()
                 elif not isinstance(node, Join):
                     text.append(node)
             except SglError as error:
-                self._fail(branch, error, place, getattr(node, "name", None))
+                self._branches.fail(branch, error, place, getattr(node, "name", None))
                 return
-            self._ready += branch.mark_played(place)
-        self._end_refused(branch)
-        self._effects.append(Idle(branch))
-
-    def _ask(self, branch: Branch[TextT, QueuedT], place: int, entry: QueuedT) -> None:
-        branch.paused = None
-        ask = Ask(branch, place, entry, branch.attempt)
-        branch.set_ask(ask)
-        self._effects.append(ask)
+            self._branches.ready += branch.mark_played(place)
+        self._branches.end_refused(branch)
+        self._branches.effects.append(Idle(branch))
 
     def _resume(self, branch: Branch[TextT, QueuedT], place: int) -> None:
         """Carries out the verdicts that have come on the node where a branch is, and waits for the last one."""
@@ -358,96 +288,13 @@ class Player(Generic[TextT, QueuedT]):
         while verdicts:
             pieces, again = verdicts.popleft()
             if again is None:
-                self._settle(branch, place, pieces)
+                self._branches.settle(branch, place, pieces)
                 return
             branch.text.write(pieces)
             branch.attempt += 1
             if not verdicts:  # else the answer is decided on already
-                self._ask(branch, place, again)
-
-    def _settle(self, branch: Branch[TextT, QueuedT], place: int, pieces: Sequence[object]) -> None:
-        """Appends what a node adds, and lets its branch go on."""
-        branch.paused = None
-        if pieces and branch.text is not None:
-            branch.text.write(pieces)
-        self._ready += branch.mark_played(place)
-        self._ready.appendleft(branch)  # first, so that a driver can continue where it is
-
-    def _begin(self, text: TextT, path: Path, place: int, size: int) -> None:
-        """Begins the branches of a fork."""
-        for i in range(size):
-            branch = self._branches[(*path, place, i)]
-            branch.text = text.fork()
-            self._ready += branch.settle_claims()
-            self._effects.append(Forked(branch))
-            self._ready.append(branch)
-
-    def _go_back(self, branch: Branch[TextT, QueuedT], at: int) -> None:
-        for child in branch.go_back(at):
-            self._lose(child, RequestAbortedError("a rollback removed the fork of this branch."), quiet=True)
-        self._ready += branch.mark_played(at)
-
-    # ------------------------------------------------------------------------------------------------- failing
-
-    def _fail(
-        self, branch: Branch[TextT, QueuedT], error: SglError, place: int | None = None, name: str | None = None
-    ) -> None:
-        """Ends a branch with an error of the node at `place`, by default of the next one, unless a queued rollback
-        takes the node back."""
-        self._effects.append(Failed((*branch.path, branch.next_place if place is None else place), name, error))
-        back = branch.next_rollback()
-        if back is None:
-            self._give_up(branch, error)
-        else:
-            self._give_up_ask(branch)
-            self._ready += [*branch.fail_claims(error, back), branch]
-
-    def _lose(self, branch: Branch[TextT, QueuedT], error: SglError, *, quiet: bool = False) -> None:
-        """Ends a branch and those forked from it for good.
-
-        Args:
-            quiet: whether the error is told only if nodes are added later.
-        """
-        if branch.lost:
-            return
-        branch.lost, branch.quiet = True, quiet
-        if branch.error is None:
-            if not quiet:
-                self._effects.append(Failed((*branch.path, branch.next_place), None, error))
-            self._give_up(branch, error, quiet=quiet)
-        branch.untold = quiet
-        for child in branch.children:
-            self._lose(child, error, quiet=quiet)
-
-    def _end_refused(self, branch: Branch[TextT, QueuedT]) -> None:
-        if branch.refused is not None:
-            self._give_up(branch, branch.refused, quiet=branch.quiet)
-
-    def _give_up(self, branch: Branch[TextT, QueuedT], error: SglError, *, quiet: bool = False) -> None:
-        """Ends a branch with an error, and the branches of forks that will not be played (`quiet`: as in `_lose`)."""
-        branch.error = error
-        ended = [child for child in branch.children if child.text is None] + branch.skip_rollbacks(0)
-        self._stop(branch)
-        self._ready += branch.fail_claims(error)
-        for child in ended:
-            self._lose(child, error, quiet=quiet)
-
-    def _stop(self, branch: Branch[TextT, QueuedT]) -> None:
-        """Discards what is asked and queued."""
-        branch.refused, branch.joining, branch.paused = None, False, None
-        self._give_up_ask(branch)
-        branch.cut(0)
-        self._effects.append(Idle(branch))
-
-    def _give_up_ask(self, branch: Branch[TextT, QueuedT]) -> None:
-        if branch.ask is not None:
-            self._effects.append(Cancel(branch.ask))
-            branch.set_ask(None)
+                self._branches.ask(branch, place, again)
 
     def _end(self, error: SglError | None) -> None:
         self.ended = True
-        for branch in self._branches.values():
-            branch.end()
-            self._effects.append(Idle(branch))
-        self._effects.append(Ended(error))
-        self._branches, self._ready = {}, deque()
+        self._branches.end(error)

@@ -10,7 +10,8 @@ import numpy as np
 
 from sglang_lite.program.nodes import Gen, GrammarBegin, GrammarEnd, Node, Path, Rollback, Verdict
 from sglang_lite.program.play.branch import Ask
-from sglang_lite.program.play.player import Cancel, Ended, Failed, Forked, Idle, Player
+from sglang_lite.program.play.effects import Cancel, Ended, Failed, Forked, Idle
+from sglang_lite.program.play.player import Player
 from sglang_lite.protocol import (
     Delta,
     EngineClosedError,
@@ -104,7 +105,8 @@ class EngineProgram:
         entries = [prepared(node, self.context) for node in nodes]
         for i, error in refused.items():
             entries[i].params = error
-        self._add(path, entries)
+        self.context.open_requests.count("programs_extended")
+        self.context.loop.inbox.post(partial(self._extend, path, entries))
 
     def play(self, nodes: Sequence[Node]) -> None:
         """Adds the nodes of a whole program, and closes it. Raises ParameterError if a parameter of a generation is
@@ -112,12 +114,9 @@ class EngineProgram:
         entries = [prepared(node, self.context) for node in nodes]
         check_params(entries)
         self._player.judges = False
-        self._add((), entries)
-        self.close()
-
-    def _add(self, path: Path, entries: Sequence[PreparedNode]) -> None:
         self.context.open_requests.count("programs_extended")
-        self.context.loop.inbox.post(partial(self._extend, path, entries))
+        self.context.loop.inbox.post(partial(self._extend, (), entries))
+        self.close()
 
     def drop(self, path: Path) -> None:
         """Ends a branch that the caller has given up, from its next answer on; no more events of it are sent. What
@@ -140,7 +139,7 @@ class EngineProgram:
         check_verdict(path, place, verdict)
         again = None if verdict.again is None else prepared(verdict.again, self.context)
         call = partial(self._player.judge, path, place, verdict.text, again)
-        self.parts.loop.inbox.post(partial(self._input, call))
+        self.context.loop.inbox.post(partial(self._input, call))
 
     def close(self) -> None:
         """Closes the program: no more nodes will be added."""
