@@ -449,8 +449,6 @@ LARGE_CLASSES = {
     "PushedBranch": (250, 29),
     "Engine": (250, 25),
     "EngineProgram": (250, 25),
-    "Compiler": (250, 25),
-    "StepLoop": (250, 20),
     "play.Player": (250, 22),
 }
 # Functions of more than 60 lines, kernels and their launchers apart. As above.

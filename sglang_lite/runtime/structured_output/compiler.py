@@ -7,20 +7,14 @@ which can be killed, and only loaded here. The two paths don't wait for each oth
 from __future__ import annotations
 
 import logging
-import re
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor
-from copy import copy
 from functools import cached_property, partial
-from operator import methodcaller
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from sglang_lite.constraints.json_schema.mask_rules import RulePosition
-from sglang_lite.constraints.memo import size_of, trim
+from sglang_lite.constraints.memo import trim
 from sglang_lite.constraints.number_text import PATTERNS
 from sglang_lite.protocol import (
     Constraint,
@@ -35,6 +29,7 @@ from sglang_lite.protocol import (
 from sglang_lite.runtime.models.resolve import cache_folder
 from sglang_lite.runtime.structured_output.base import CompiledGrammar, GrammarEngine, Mask, PreparedGrammar
 from sglang_lite.runtime.structured_output.disk_cache import SLOW_S, GrammarDiskCache
+from sglang_lite.runtime.structured_output.grammar_cache import GrammarCache, without_blanks
 from sglang_lite.runtime.structured_output.json_number import JsonNumberGrammar, may_be_number
 from sglang_lite.runtime.structured_output.number import NumberGrammar
 from sglang_lite.runtime.structured_output.prefixed import ContinuedGrammar
@@ -42,22 +37,15 @@ from sglang_lite.runtime.structured_output.registry import make_engine
 from sglang_lite.runtime.structured_output.ruled_grammar import EndingTokens, mask_rules_of, unpacked, with_mask_rules
 from sglang_lite.runtime.structured_output.simple import is_simple
 from sglang_lite.runtime.structured_output.vocabulary import Vocabulary, mask_of
-from sglang_lite.runtime.structured_output.worker import TransientError, Worker
+from sglang_lite.runtime.structured_output.worker import Worker
 
 if TYPE_CHECKING:
     from sglang_lite.runtime.tokens.tokenizer import Tokenizer
 
 logger = logging.getLogger("sglang_lite")
 
-CACHED = 1024  # most grammars in the cache
-CACHED_BYTES = 128 << 20  # most bytes of cached grammars, without the newest, whose future is not done yet
 WORKERS = 2
 _SMALL = Regex("a")
-_BLANKS = " \t\r\n"
-_LONG = 1 << 15  # most characters of a schema that is cached without its blanks; longer ones would block the loop
-# Strings, punctuation, and text between them. The repeats are possessive, as backtracking keeps 100 bytes for each
-# character. `findall` finds all at once, as a Python callback for each would block the loop.
-_PARTS = re.compile(r'"(?:[^"\\]++|\\.)*+"|[{}\[\],:]|[^"{}\[\],:]++|"', re.DOTALL)
 
 
 class Compiler:
@@ -71,6 +59,10 @@ class Compiler:
         backend: name of the grammar engine.
         timeout_s: seconds of CPU time that compiling a constraint may take.
         memory_mb: memory limit of a worker process, in MB.
+
+    Attributes:
+        cache: compiled grammars.
+        disk_hits: number of grammars that were found on disk.
     """
 
     def __init__(
@@ -84,7 +76,8 @@ class Compiler:
         timeout_s: float,
         memory_mb: int,
     ) -> None:
-        self.hits = self.misses = self.disk_hits = 0
+        self.cache = GrammarCache()
+        self.disk_hits = 0
         self._tokenizer, self._backend = tokenizer, backend
         self._vocab_size, self._eos_ids = vocab_size, sorted(eos_ids)
         self._threads = threads
@@ -93,8 +86,6 @@ class Compiler:
         self._made: GrammarEngine | None = None
         self._creating = threading.Lock()  # guards the creation of the engine and of workers
         self._loading = threading.Lock()
-        self._cache: OrderedDict[Constraint, Future[CompiledGrammar]] = OrderedDict()
-        self._bytes = 0  # of the cache's entries
         self._pending_in_workers = 0  # constraints being compiled by workers, or waiting for one
         self._pending = 0  # all constraints being compiled or waiting
         self._lock = threading.Lock()
@@ -105,11 +96,6 @@ class Compiler:
         self._on_disk: GrammarDiskCache | None = None
         self._workers: list[Worker] = []
         self._idle: list[Worker] = []
-
-    @property
-    def cached_bytes(self) -> int:
-        """Approximate memory of the cached grammars and errors, in bytes."""
-        return self._bytes
 
     def is_busy(self) -> bool:
         """Returns True while constraints are being compiled, which takes CPU time from all other computation."""
@@ -134,15 +120,10 @@ class Compiler:
         if isinstance(constraint, Continuation):
             return self._continued(constraint)
         key = without_blanks(constraint)
+        future, is_new = self.cache.find(key)
+        if not is_new:
+            return future
         with self._lock:
-            cached = self._cache.get(key)
-            if cached is not None:
-                self.hits += 1
-                self._cache.move_to_end(key)
-                error = cached.exception() if cached.done() else None
-                return cached if error is None else _failed(error)
-            self.misses += 1
-            future = self._cache[key] = Future()
             self._pending += 1
         try:
             if is_simple(constraint):
@@ -227,10 +208,17 @@ class Compiler:
                 grammar = JsonNumberGrammar(grammar, self._vocabulary.tokens, ~self._digits)
         except Exception as error:  # of any kind: it must not vanish in the pool
             self._fail(key, future, error)
-            return
-        with self._lock:
-            self._count(key, future, grammar.size)
-        future.set_result(grammar)
+        else:
+            self.cache.keep(key, future, grammar.size)
+            future.set_result(grammar)
+
+    def _fail(self, key: Constraint, future: Future[CompiledGrammar], error: Exception) -> None:
+        if self._closed:
+            error = EngineClosedError("the engine is closed.")
+        elif not isinstance(error, SglError):
+            error = ConstraintError(f"the constraint could not be compiled: {error!r}")
+        self.cache.keep_error(key, future, error)
+        future.set_exception(error)
 
     def _settle_locally(self, key: Constraint, future: Future[CompiledGrammar], constraint: Constraint) -> None:
         self._settle(key, future, lambda: self._with_mask_rules(self.build(constraint), mask_rules_of(constraint)))
@@ -245,34 +233,6 @@ class Compiler:
             last = not self._pending_in_workers
         if last:  # compiling may have taken many times the memory that is kept; without trimming, it would add up
             trim()
-
-    def _fail(self, key: Constraint, future: Future[CompiledGrammar], error: Exception) -> None:
-        if self._closed:
-            error = EngineClosedError("the engine is closed.")
-        elif not isinstance(error, SglError):
-            error = ConstraintError(f"the constraint could not be compiled: {error!r}")
-        with self._lock:
-            is_cached = self._cache.get(key) is future
-            if is_cached and isinstance(error, ConstraintError) and not isinstance(error, TransientError):
-                self._cache[key] = cached = _failed(error)
-                self._count(key, cached, 0)
-            elif is_cached:  #  not cached: another attempt may stay within the limits
-                del self._cache[key]
-        future.set_exception(error)
-
-    def _count(self, key: Constraint, future: Future[CompiledGrammar], size: int) -> None:
-        """Adds the bytes of a cache entry: the grammar, and the constraint, whose text may take megabytes."""
-        if self._cache.get(key) is future:
-            self._bytes += size_of(key) + size
-        self._drop_oldest()
-
-    def _drop_oldest(self) -> None:
-        for key, future in list(self._cache.items()):
-            if len(self._cache) <= CACHED and self._bytes <= CACHED_BYTES:
-                return
-            if future.done():
-                del self._cache[key]
-                self._bytes -= size_of(key) + (future.result().size if future.exception() is None else 0)
 
     def _with_mask_rules(self, grammar: CompiledGrammar, positions: tuple[RulePosition, ...] | None) -> CompiledGrammar:
         return grammar if positions is None else with_mask_rules(grammar, self._ending_tokens, positions)
@@ -344,22 +304,3 @@ class Compiler:
     @cached_property
     def _vocabulary(self) -> Vocabulary:
         return Vocabulary.of(self._tokenizer, self._vocab_size, self._eos_ids)
-
-
-def _failed(error: BaseException) -> Future[CompiledGrammar]:
-    """Returns a future that has failed with a copy of an error.
-
-    Raising an error adds frames to its traceback; in a cached error, these would keep requests alive.
-    """
-    future: Future[CompiledGrammar] = Future()
-    future.set_exception(copy(error))
-    return future
-
-
-def without_blanks(constraint: Constraint) -> Constraint:
-    """Returns a schema without blanks unless it is long, and other constraints unchanged. Keeps the order of
-    members."""
-    if isinstance(constraint, JsonSchema) and len(constraint.schema) <= _LONG:
-        parts = map(methodcaller("strip", _BLANKS), _PARTS.findall(constraint.schema))
-        return msgspec.structs.replace(constraint, schema="".join(parts))
-    return constraint

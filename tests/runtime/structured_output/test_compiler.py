@@ -36,7 +36,8 @@ from sglang_lite.protocol import (
 )
 from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.structured_output import worker
-from sglang_lite.runtime.structured_output.compiler import Compiler, without_blanks
+from sglang_lite.runtime.structured_output.compiler import Compiler
+from sglang_lite.runtime.structured_output.grammar_cache import without_blanks
 from sglang_lite.runtime.structured_output.simple import is_simple
 from sglang_lite.runtime.structured_output.timings import MAX_SAMPLES, Durations
 from sglang_lite.server.sglang.server_args import engine_settings
@@ -361,13 +362,13 @@ def test_a_repeat_without_counts_counts_nothing():
 
 
 def test_refused_constraints_are_remembered_within_bytes(monkeypatch):
-    monkeypatch.setattr("sglang_lite.runtime.structured_output.compiler.CACHED_BYTES", 200_000)
+    monkeypatch.setattr("sglang_lite.runtime.structured_output.grammar_cache.CACHED_BYTES", 200_000)
     with make() as engine:
         compiler = engine.core.compiler
         for i in range(8):
             with pytest.raises(ConstraintError):
                 engine.complete("ab", PARAMS, Regex("a" * 60_000 + str(i)))
-        assert 60_000 < compiler.cached_bytes < 300_000
+        assert 60_000 < compiler.cache.bytes < 300_000
 
 
 @pytest.mark.skipif(not allocated(), reason="the C library does not tell what is allocated")
@@ -380,7 +381,7 @@ def test_kept_grammars_count_with_what_they_were_seen_to_take():
     with make(threads=2) as engine:
         compiler = engine.core.compiler
         compiler.request(constraint).result()
-        counted, others, seen = compiler.cached_bytes, [], [allocated()]
+        counted, others, seen = compiler.cache.bytes, [], [allocated()]
         for _ in range(20):
             others.append(compiler.build(constraint))
             seen.append(allocated())
