@@ -443,7 +443,6 @@ def test_files_and_classes_can_be_held_in_a_head():
 # Docstrings, comments, blank lines and properties are free. The numbers may only go down, to (250, 20), and names away.
 LARGE_CLASSES = {
     "ProgramState": (250, 48),  # SGLang's names among them
-    "GpuRunner": (316, 20),
     "lang.Branch": (306, 32),
     "lang.Player": (273, 26),
     "PushedBranch": (250, 29),

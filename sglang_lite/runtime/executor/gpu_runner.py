@@ -15,14 +15,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sglang_lite.protocol import ModelError, SamplingParams, SglError
+from sglang_lite.protocol import SamplingParams
 from sglang_lite.runtime.attention.base import AttentionRequirements
 from sglang_lite.runtime.attention.registry import make_layers_attention
 from sglang_lite.runtime.executor.cuda_graphs import CapturedGraph, CudaGraphs
-from sglang_lite.runtime.executor.device_masks import DeviceMasks
+from sglang_lite.runtime.executor.gpu_draws import GpuDraws, GpuPendingTokens
 from sglang_lite.runtime.executor.gpu_inputs import BLOCK_SIZES, MAX_TOKEN_READS, GpuInputs, build_gpu_inputs
 from sglang_lite.runtime.executor.gpu_slots import GpuSlots
-from sglang_lite.runtime.executor.logit_adjustments import DrawAdjustments, adjust_logits
+from sglang_lite.runtime.executor.logit_adjustments import DrawAdjustments
 from sglang_lite.runtime.executor.prefill_graphs import PrefillGraphs, captured_tokens
 from sglang_lite.runtime.executor.prefix_groups import (
     LATENT_SAVING_FACTOR,
@@ -34,29 +34,23 @@ from sglang_lite.runtime.executor.prompt_logprobs import FIRST_ROWS, PromptLogpr
 from sglang_lite.runtime.executor.sampler import (
     Masks,
     Sampled,
-    draw_logprobs,
-    token_logprob,
 )
 from sglang_lite.runtime.executor.staging import Staging, make_event
 from sglang_lite.runtime.executor.step_record import SAMPLING, SlotPages, StepRecord
-from sglang_lite.runtime.kernels import sampling as draws
 from sglang_lite.runtime.kernels.attention_metadata import DevicePlan, SharedPrefixes
 from sglang_lite.runtime.kernels.device_properties import properties_of
 from sglang_lite.runtime.kernels.kv_copy import KVCopy
 from sglang_lite.runtime.kernels.page_table import update_pages
 from sglang_lite.runtime.kernels.prefix_attention import block_queries, hopper_prefix_module
-from sglang_lite.runtime.kernels.sampling import draw
 from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.models.model import DeviceModel, Model, is_fused
 from sglang_lite.runtime.models.spec import AttentionSpec, LatentSpec
-from sglang_lite.runtime.requests.request import not_finite
 from sglang_lite.runtime.requests.resolved_params import resolve_params
 
 _EVENT_RING_SIZE = 8  # events in the ring: a measured step uses two until its tokens are read
 # One in this many steps with masks measures how long the device waits for them: recording events takes the host as long
 # as a launch.
 _MEASURE_EVERY = 8
-_MAX_CAPTURED_DRAWS = 64  # most rows of a graph whose draws are captured, too
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,48 +74,6 @@ class GpuForward:
     scored: dict[int, PromptLogprobs]
     graph: CapturedGraph | None
     done: torch.cuda.Event | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class GpuPendingTokens:
-    """Tokens that are being drawn and copied to the host.
-
-    Attributes:
-        tokens: int32 [R], on the host once `done` has come.
-        done: event after the draws; None if the device is not a GPU.
-        positions: positions [R] of the drawn tokens.
-        adjustments, masks: arguments of `sample`.
-        logprobs: log-probabilities [V] on the device, by row.
-        errors: reason that a row has no valid token, by row.
-        waiting: events at the start and the end of the device's wait for masks; None if that is not measured.
-    """
-
-    tokens: torch.Tensor
-    done: torch.cuda.Event | None
-    positions: Ints
-    adjustments: dict[int, DrawAdjustments]
-    masks: Masks | None
-    logprobs: dict[int, torch.Tensor]
-    errors: dict[int, SglError]
-    waiting: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
-
-    def read(self) -> Sampled:
-        """Waits for the draws and returns the tokens."""
-        if self.done is not None:
-            self.done.synchronize()
-        tokens = self.tokens.tolist()
-        errors = dict(self.errors)
-        for i, token in enumerate(tokens):
-            if token >= 0 or i in errors:
-                continue
-            if token == draws.NOT_FINITE:
-                errors[i] = not_finite(int(self.positions[i]))
-            elif self.masks is None or self.masks.rows[i] < 0:  # the error of a grammar explains that better
-                errors[i] = ModelError(f"no token can follow at position {self.positions[i]}: all logits are -inf.")
-        tokens = [max(token, 0) for token in tokens]
-        logprobs = {i: token_logprob(row, tokens[i], self.adjustments[i].params) for i, row in self.logprobs.items()}
-        waited = None if self.waiting is None else self.waiting[0].elapsed_time(self.waiting[1]) / 1000
-        return Sampled(tokens, logprobs, errors, waited)
 
 
 class GpuRunner:
@@ -154,7 +106,6 @@ class GpuRunner:
         original_logprobs: bool = False,
     ) -> None:
         self._model, self._slot_pages, self._longest = model, slot_pages, slot_pages.longest
-        self._original_logprobs = original_logprobs
         self._device = device = model.device
         slots, page_size, heads = len(slot_pages.pages), slot_pages.page_size, model.attentions[0]
         self._cache = model.allocate_cache((pages + 1) * page_size)
@@ -165,13 +116,8 @@ class GpuRunner:
             max(heads.heads // 4, 1) if isinstance(heads, LatentSpec) else heads.kv_heads
         )
         self._attention = make_layers_attention(attention, [self._requirements(each) for each in model.attentions])
-        self._masks = DeviceMasks(device, 0, 0)  # empty until `allocate_masks`
         self._staging = Staging(device, 3 * step_tokens + 8 * (slots + 1) + 4096)
         cuda = device.type == "cuda"
-        # Results of captured draws, in memory that the host can read.
-        self._tokens = torch.empty(
-            _MAX_CAPTURED_DRAWS, dtype=torch.int32, device=None if cuda else device, pin_memory=cuda
-        )
         self._slots = GpuSlots(slot_pages, pages, self._staging, device)
         self._dummy_token = pages * page_size  # first token slot of the dummy page
         self._event_ring = cycle([make_event(timed=True) for _ in range(_EVENT_RING_SIZE if cuda else 0)])
@@ -179,28 +125,16 @@ class GpuRunner:
         self._prefixes: PrefixGroups | None = None
         self._target_chunks = -(-properties_of(device).programs_to_fill // heads.kv_heads)
         if model.shares_prefixes and self._attention.shares_prefixes:
-            self._prefixes = self._find_prefixes(heads)
+            self._prefixes = _prefix_groups(model, slot_pages, self._target_chunks)
         captured = self._attention.capturable and model.uncapturable is None
         self.graphs = CudaGraphs(
             graphs if captured else (), self._max_decoded_tokens, self._slots, self._staging,
             page_size=page_size, extra_items=self._target_chunks, vocab_size=model.vocab_size,
             dtype=model.precision.compute,
         )  # fmt: skip
+        self._draws = GpuDraws(self._slots, self._staging, device, self.graphs, original_logprobs=original_logprobs)
         max_captured = captured_tokens(model, step_tokens) if self.graphs.sizes else 0
         self.prompts = PrefillGraphs(max_captured, self._slots, self._staging, page_size, self.graphs.record)
-
-    def _find_prefixes(self, heads: AttentionSpec | LatentSpec) -> PrefixGroups:
-        group, precision = heads.heads // heads.kv_heads, self._model.precision
-        queries = block_queries(group, precision.compute.itemsize)
-        if isinstance(heads, LatentSpec):
-            return PrefixGroups(self._slot_pages, self._target_chunks, queries // group, LATENT_SAVING_FACTOR)
-        properties, page_size = properties_of(self._device), self._slot_pages.page_size
-        hopper = hopper_prefix_module(
-            properties, heads.key_size, precision.compute, precision.cache, page_size, heads.softcap
-        )
-        if hopper is None:
-            return PrefixGroups(self._slot_pages, self._target_chunks, queries // group)
-        return PrefixGroups(self._slot_pages, hopper.programs(properties, heads.kv_heads), hopper.MAX_QUERIES // group)
 
     @property
     def model(self) -> DeviceModel:
@@ -218,7 +152,7 @@ class GpuRunner:
         """Frees the GPU's memory. No method may be called afterwards."""
         self.graphs.clear()
         self.prompts.clear()
-        del self._model, self._cache, self._copy, self._attention, self._slots, self._masks, self.graphs, self.prompts
+        del self._model, self._cache, self._copy, self._attention, self._slots, self._draws, self.graphs, self.prompts
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
@@ -245,7 +179,7 @@ class GpuRunner:
         if graph is not None:
             logits = graph.run(inputs, shared)
             if graph.draws is None:
-                self._capture_draws(graph)
+                self._draws.capture(graph, self._model.logit_softcap)
             return GpuForward(record, None, logits, inputs.last, {}, graph, self._forward_event(record))
         prefilled = self.prompts.run(self._run, inputs) if shared is None else None
         hidden, last = prefilled or (self._run(self._plan(inputs, shared)), inputs.last)
@@ -278,50 +212,11 @@ class GpuRunner:
             return Sampled((), {})
         record, graph = forward.record, forward.graph
         waiting = None if masks is None or forward.done is None else (forward.done, self._record_event())
-        whole = graph is not None and graph.plan.separate and len(rows) == len(record.slots)
-        if not whole or graph is None or graph.draws is None or adjustments:
-            return self._draw_each(forward, rows, adjustments, masks, waiting)
-        if masks is not None:
-            self._masks.send(masks, len(graph.logits))
-        graph.draws[masks is not None].replay()
-        tokens, done = self._tokens[: len(rows)], self._staging.record_event()
-        return GpuPendingTokens(tokens, done, record.ends[rows], {}, masks, {}, {}, waiting)
-
-    def _draw_each(
-        self, forward: GpuForward, rows: NDArray[np.int64], adjustments: dict[int, DrawAdjustments],
-        masks: Masks | None, waiting: tuple[torch.cuda.Event, torch.cuda.Event] | None,
-    ) -> GpuPendingTokens:  # fmt: skip
-        """Implements `sample` without captured draws."""
-        record, logits = forward.record, self._logits_of(forward, rows)
-        slots, positions = record.slots[rows], record.ends[rows]
-        reported = [i for i, row in adjustments.items() if row.params.return_logprob]
-        logprobs: dict[int, torch.Tensor] = {}
-        errors: dict[int, SglError] = {}
-        softcap = self._model.logit_softcap
-        if adjustments:
-            logits = logits.float()
-            if softcap is not None:
-                logits, softcap = torch.tanh(logits / softcap) * softcap, None
-            if self._original_logprobs:
-                logprobs = {i: logits[i].log_softmax(-1) for i in reported}
-            errors = adjust_logits(logits, adjustments)
-        where = self._staging.send_all(slots, positions - 1)
-        tokens = self._staging.host_buffer(len(rows))
-        device_masks = mask_rows = None
-        if masks is not None:
-            self._masks.send(masks, len(rows))
-            device_masks, mask_rows = self._masks.of(len(rows))
-        if not self._original_logprobs:
-            for i in reported:
-                if masks is not None and device_masks is not None and masks.rows[i] >= 0:
-                    _forbid(logits[i], device_masks[masks.rows[i]].to(logits.device))
-                logprobs[i] = draw_logprobs(logits[i], adjustments[i].params)
-        draw(
-            logits, where[0], where[1], self._slots.sampling, self._slots.last_tokens, tokens,
-            masks=device_masks, mask_rows=mask_rows, softcap=softcap,
-        )  # fmt: skip
-        done = self._staging.record_event()
-        return GpuPendingTokens(tokens, done, positions, adjustments, masks, logprobs, errors, waiting)
+        positions = record.ends[rows]
+        if graph is not None and len(rows) == len(record.slots) and not adjustments and self._draws.can_replay(graph):
+            return self._draws.replay(graph, positions, masks, waiting)
+        logits, softcap = self._logits_of(forward, rows), self._model.logit_softcap
+        return self._draws.draw(logits, record.slots[rows], positions, adjustments, masks, softcap, waiting)
 
     def _logits_of(self, forward: GpuForward, rows: NDArray[np.int64]) -> torch.Tensor:
         """Returns the logits of some rows: a view if a graph computed them and `rows` is all, else a new tensor."""
@@ -334,27 +229,10 @@ class GpuRunner:
 
     def allocate_masks(self, rows: int, words: int) -> Ints:
         """Allocates pinned int32 [rows, words] for the token masks of a step; see `DeviceMasks`."""
-        self._masks = DeviceMasks(self._device, rows, words)
+        memory = self._draws.allocate_masks(rows, words)
         for graph in self.graphs.captured.values():
-            self._capture_draws(graph)
-        return self._masks.words
-
-    @torch.inference_mode()
-    def _capture_draws(self, graph: CapturedGraph) -> None:
-        """Captures the draws of a graph with few rows, whose kernels could take longer to launch than to run."""
-        plan, rows = graph.plan, len(graph.logits)
-        if not plan.separate or rows > _MAX_CAPTURED_DRAWS:
-            return
-
-        def draw_rows(masked: bool) -> torch.Tensor:
-            masks, mask_rows = self._masks.of(rows) if masked else (None, None)
-            draw(
-                graph.logits, plan.slots[:rows], plan.positions[:rows], self._slots.sampling, self._slots.last_tokens,
-                self._tokens[:rows], masks=masks, mask_rows=mask_rows, softcap=self._model.logit_softcap,
-            )  # fmt: skip
-            return self._tokens
-
-        graph.draws = self.graphs.record(partial(draw_rows, False))[0], self.graphs.record(partial(draw_rows, True))[0]
+            self._draws.capture(graph, self._model.logit_softcap)
+        return memory
 
     def _run(self, plan: DevicePlan) -> torch.Tensor:
         return self._model.run(plan, self._cache, self._attention.plan_step(plan))
@@ -417,8 +295,7 @@ class GpuRunner:
         count = min(FIRST_ROWS, self._longest)
         tokens = np.zeros(count, dtype=np.int32)
         adjustments = {0: DrawAdjustments(everything, tokens, prompt_len=0, banned=(0,))}
-        self._masks = DeviceMasks(self._device, 1, -(-self._model.vocab_size // 32))
-        masks = Masks(self._masks.words, slots)
+        masks = Masks(self._draws.allocate_masks(1, -(-self._model.vocab_size // 32)), slots)
         masks.words.fill(-1)  # masks that allow every token
         for start in (0, count - 1):
             forward = self.forward(_one_row(slots, start, count))
@@ -478,15 +355,7 @@ class GpuRunner:
         hidden = self._run(plan)
         for rows in _doubled(min(count, self._slots.dummy)):
             logits = self._model.raw_logits(hidden[:rows])
-        masks = full(-1, 1, -(-logits.shape[1] // 32))
-        softcap = self._model.logit_softcap
-        # The forms that `sample` passes to `draw`: logits as computed, and float32 logits with the softcap applied.
-        for one, cap in ((logits[:1], softcap), (logits[:1].float(), None)):
-            for mask, which in ((None, None), (masks, zeros(1))):
-                draw(
-                    one, slots[:1], plan.positions[:1], self._slots.sampling, self._slots.last_tokens, zeros(1),
-                    masks=mask, mask_rows=which, softcap=cap,
-                )  # fmt: skip
+        self._draws.warm_up(logits[:1], slots[:1], plan.positions[:1], self._model.logit_softcap)
 
     def _plan(self, inputs: GpuInputs, shared: SharedPrefixArrays | None) -> DevicePlan:
         count = inputs.decoding
@@ -515,6 +384,22 @@ class GpuRunner:
         return SharedPrefixes(lengths, chunks, order, items.view(-1, 6), MAX_CHUNKS)
 
 
+def _prefix_groups(model: DeviceModel, slot_pages: SlotPages, target_chunks: int) -> PrefixGroups:
+    """Groups of the size that the kernel for shared prefixes reads at once."""
+    heads, precision = model.attentions[0], model.precision
+    group = heads.heads // heads.kv_heads
+    queries = block_queries(group, precision.compute.itemsize)
+    if isinstance(heads, LatentSpec):
+        return PrefixGroups(slot_pages, target_chunks, queries // group, LATENT_SAVING_FACTOR)
+    properties, page_size = properties_of(model.device), slot_pages.page_size
+    hopper = hopper_prefix_module(
+        properties, heads.key_size, precision.compute, precision.cache, page_size, heads.softcap
+    )
+    if hopper is None:
+        return PrefixGroups(slot_pages, target_chunks, queries // group)
+    return PrefixGroups(slot_pages, hopper.programs(properties, heads.kv_heads), hopper.MAX_QUERIES // group)
+
+
 def _one_row(slots: Ints, start: int, end: int) -> StepRecord:
     """Returns a step of one row: tokens `start` to `end` of one slot, with id 0."""
     single, nothing = int(end - start == 1), np.zeros(0, dtype=np.int32)
@@ -525,13 +410,6 @@ def _one_row(slots: Ints, start: int, end: int) -> StepRecord:
         copies=np.zeros((2, 0), dtype=np.int32), page_indices=nothing, pages=nothing, started=nothing,
         sampling=np.zeros(0, dtype=SAMPLING),
     )  # fmt: skip
-
-
-def _forbid(logits: torch.Tensor, words: torch.Tensor) -> None:
-    """Sets the logits [V] of tokens to -inf whose bits in the int32 words [ceil(V / 32)] are 0, as the kernel of draws
-    does."""
-    bits = (words.unsqueeze(1) >> torch.arange(32, device=words.device)) & 1
-    logits.masked_fill_(bits.view(-1)[: len(logits)] == 0, float("-inf"))
 
 
 def _doubled(limit: int) -> list[int]:

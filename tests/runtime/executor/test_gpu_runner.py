@@ -18,7 +18,7 @@ from sglang_lite.protocol import Generation, ModelError, Regex, SamplingParams
 from sglang_lite.runtime.executor import make_runner
 from sglang_lite.runtime.executor import prefix_groups as shared
 from sglang_lite.runtime.executor.cuda_graphs import CudaGraphs, graph_sizes
-from sglang_lite.runtime.executor.gpu_runner import GpuPendingTokens
+from sglang_lite.runtime.executor.gpu_draws import GpuPendingTokens
 from sglang_lite.runtime.models.gpu_decoder import GpuDecoder
 from tests.runtime.kernels import BACKENDS, PACKAGES, needs_kernels, skip_without
 from tests.runtime.models.tiny import VOCAB, randomise, save

@@ -4,7 +4,7 @@ import inspect
 
 import pytest
 
-from sglang_lite.runtime.executor import cpu_runner, gpu_runner, sampler
+from sglang_lite.runtime.executor import cpu_runner, gpu_draws, gpu_runner, sampler
 from sglang_lite.runtime.executor.model_runner import LaunchedForward, ModelRunner, PendingTokens
 
 
@@ -31,7 +31,7 @@ def test_a_runner_has_the_methods_of_the_interface(runner):
     ("interface", "kinds"),
     [
         (LaunchedForward, (cpu_runner.CpuForward, gpu_runner.GpuForward)),
-        (PendingTokens, (sampler.Sampled, gpu_runner.GpuPendingTokens)),
+        (PendingTokens, (sampler.Sampled, gpu_draws.GpuPendingTokens)),
     ],
 )
 def test_a_runners_results_have_the_members_of_the_interface(interface, kinds):

@@ -1,0 +1,192 @@
+"""Draws of next tokens on a GPU: in one captured launch if it can be, else with what requests ask of their logits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from sglang_lite.protocol import ModelError, SglError
+from sglang_lite.runtime.executor.cuda_graphs import CapturedGraph, CudaGraphs
+from sglang_lite.runtime.executor.device_masks import DeviceMasks
+from sglang_lite.runtime.executor.gpu_slots import GpuSlots
+from sglang_lite.runtime.executor.logit_adjustments import DrawAdjustments, adjust_logits
+from sglang_lite.runtime.executor.sampler import Masks, Sampled, draw_logprobs, token_logprob
+from sglang_lite.runtime.executor.staging import Staging
+from sglang_lite.runtime.kernels import sampling as draws
+from sglang_lite.runtime.kernels.sampling import draw
+from sglang_lite.runtime.kv_cache.pages import Ints
+from sglang_lite.runtime.requests.request import not_finite
+
+_MAX_CAPTURED_DRAWS = 64  # most rows of a graph whose draws are captured, too
+
+
+@dataclass(frozen=True, slots=True)
+class GpuPendingTokens:
+    """Tokens that are being drawn and copied to the host.
+
+    Attributes:
+        tokens: int32 [R], on the host once `done` has come.
+        done: event after the draws; None if the device is not a GPU.
+        positions: positions [R] of the drawn tokens.
+        adjustments, masks: arguments of `sample`.
+        logprobs: log-probabilities [V] on the device, by row.
+        errors: reason that a row has no valid token, by row.
+        waiting: events at the start and the end of the device's wait for masks; None if that is not measured.
+    """
+
+    tokens: torch.Tensor
+    done: torch.cuda.Event | None
+    positions: Ints
+    adjustments: dict[int, DrawAdjustments]
+    masks: Masks | None
+    logprobs: dict[int, torch.Tensor]
+    errors: dict[int, SglError]
+    waiting: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
+
+    def read(self) -> Sampled:
+        """Waits for the draws and returns the tokens."""
+        if self.done is not None:
+            self.done.synchronize()
+        tokens = self.tokens.tolist()
+        errors = dict(self.errors)
+        for i, token in enumerate(tokens):
+            if token >= 0 or i in errors:
+                continue
+            if token == draws.NOT_FINITE:
+                errors[i] = not_finite(int(self.positions[i]))
+            elif self.masks is None or self.masks.rows[i] < 0:  # the error of a grammar explains that better
+                errors[i] = ModelError(f"no token can follow at position {self.positions[i]}: all logits are -inf.")
+        tokens = [max(token, 0) for token in tokens]
+        logprobs = {i: token_logprob(row, tokens[i], self.adjustments[i].params) for i, row in self.logprobs.items()}
+        waited = None if self.waiting is None else self.waiting[0].elapsed_time(self.waiting[1]) / 1000
+        return Sampled(tokens, logprobs, errors, waited)
+
+
+class GpuDraws:
+    """Draws of a runner, whose results the next step reads on the device.
+
+    Args:
+        slots: state of slots on the device: their parameters, and their last tokens, which draws replace.
+        staging: copies to and from the device.
+        device: device of the logits.
+        graphs: graphs of the runner, which capture their draws, too.
+        original_logprobs: as for `GpuRunner`.
+    """
+
+    def __init__(
+        self, slots: GpuSlots, staging: Staging, device: torch.device, graphs: CudaGraphs, *, original_logprobs: bool
+    ) -> None:
+        cuda = device.type == "cuda"
+        self._slots, self._staging, self._device, self._graphs = slots, staging, device, graphs
+        self._original_logprobs = original_logprobs
+        self._masks = DeviceMasks(device, 0, 0)  # empty until `allocate_masks`
+        # Results of captured draws, in memory that the host can read.
+        self._tokens = torch.empty(
+            _MAX_CAPTURED_DRAWS, dtype=torch.int32, device=None if cuda else device, pin_memory=cuda
+        )
+
+    def allocate_masks(self, rows: int, words: int) -> Ints:
+        """Allocates pinned int32 [rows, words] for the token masks of a step: see `DeviceMasks`. Draws that were
+        captured before must be captured again."""
+        self._masks = DeviceMasks(self._device, rows, words)
+        return self._masks.words
+
+    @torch.inference_mode()
+    def capture(self, graph: CapturedGraph, softcap: float | None) -> None:
+        """Captures the draws of a graph with few rows, whose kernels could take longer to launch than to run."""
+        plan, rows = graph.plan, len(graph.logits)
+        if not plan.separate or rows > _MAX_CAPTURED_DRAWS:
+            return
+
+        def draw_rows(masked: bool) -> torch.Tensor:
+            masks, mask_rows = self._masks.of(rows) if masked else (None, None)
+            draw(
+                graph.logits, plan.slots[:rows], plan.positions[:rows], self._slots.sampling, self._slots.last_tokens,
+                self._tokens[:rows], masks=masks, mask_rows=mask_rows, softcap=softcap,
+            )  # fmt: skip
+            return self._tokens
+
+        graph.draws = (
+            self._graphs.record(partial(draw_rows, False))[0],
+            self._graphs.record(partial(draw_rows, True))[0],
+        )
+
+    def can_replay(self, graph: CapturedGraph) -> bool:
+        """True if the draws of all rows of the graph are captured."""
+        return graph.plan.separate and graph.draws is not None
+
+    def replay(
+        self, graph: CapturedGraph, positions: Ints, masks: Masks | None,
+        waiting: tuple[torch.cuda.Event, torch.cuda.Event] | None,
+    ) -> GpuPendingTokens:  # fmt: skip
+        """Launches the captured draws of a graph that has run; arguments as for `draw`."""
+        assert graph.draws is not None
+        if masks is not None:
+            self._masks.send(masks, len(graph.logits))
+        graph.draws[masks is not None].replay()
+        tokens, done = self._tokens[: len(positions)], self._staging.record_event()
+        return GpuPendingTokens(tokens, done, positions, {}, masks, {}, {}, waiting)
+
+    def draw(
+        self, logits: torch.Tensor, slots: Ints, positions: Ints, adjustments: dict[int, DrawAdjustments],
+        masks: Masks | None, softcap: float | None, waiting: tuple[torch.cuda.Event, torch.cuda.Event] | None,
+    ) -> GpuPendingTokens:  # fmt: skip
+        """Launches draws from logits.
+
+        Args:
+            logits: logits [R, vocab_size], which may be changed.
+            slots, positions: slot of each row, and position of its drawn token.
+            adjustments, masks: as for `ModelRunner.sample`.
+            softcap: softcap of the logits that is not applied yet, or None.
+            waiting: as in `GpuPendingTokens`.
+        """
+        reported = [i for i, row in adjustments.items() if row.params.return_logprob]
+        logprobs: dict[int, torch.Tensor] = {}
+        errors: dict[int, SglError] = {}
+        if adjustments:
+            logits = logits.float()
+            if softcap is not None:
+                logits, softcap = torch.tanh(logits / softcap) * softcap, None
+            if self._original_logprobs:
+                logprobs = {i: logits[i].log_softmax(-1) for i in reported}
+            errors = adjust_logits(logits, adjustments)
+        where = self._staging.send_all(slots, positions - 1)
+        tokens = self._staging.host_buffer(len(slots))
+        device_masks = mask_rows = None
+        if masks is not None:
+            self._masks.send(masks, len(slots))
+            device_masks, mask_rows = self._masks.of(len(slots))
+        if not self._original_logprobs:
+            for i in reported:
+                if masks is not None and device_masks is not None and masks.rows[i] >= 0:
+                    _forbid(logits[i], device_masks[masks.rows[i]].to(logits.device))
+                logprobs[i] = draw_logprobs(logits[i], adjustments[i].params)
+        draw(
+            logits, where[0], where[1], self._slots.sampling, self._slots.last_tokens, tokens,
+            masks=device_masks, mask_rows=mask_rows, softcap=softcap,
+        )  # fmt: skip
+        done = self._staging.record_event()
+        return GpuPendingTokens(tokens, done, positions, adjustments, masks, logprobs, errors, waiting)
+
+    def warm_up(
+        self, logits: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor, softcap: float | None
+    ) -> None:
+        """Compiles the kernels of draws, from the logits of one row of the dummy slot."""
+        tokens = torch.zeros(1, dtype=torch.int32, device=self._device)
+        masks = torch.full((1, -(-logits.shape[1] // 32)), -1, dtype=torch.int32, device=self._device)
+        # The forms that `draw` has: logits as computed, and float32 logits with the softcap applied.
+        for one, cap in ((logits, softcap), (logits.float(), None)):
+            for mask, which in ((None, None), (masks, torch.zeros_like(tokens))):
+                draw(
+                    one, slots, positions, self._slots.sampling, self._slots.last_tokens, tokens,
+                    masks=mask, mask_rows=which, softcap=cap,
+                )  # fmt: skip
+
+
+def _forbid(logits: torch.Tensor, words: torch.Tensor) -> None:
+    """Sets the logits [V] of tokens to -inf whose bits in the int32 words [ceil(V / 32)] are 0, as the kernel of draws
+    does."""
+    bits = (words.unsqueeze(1) >> torch.arange(32, device=words.device)) & 1
+    logits.masked_fill_(bits.view(-1)[: len(logits)] == 0, float("-inf"))
