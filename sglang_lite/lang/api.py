@@ -178,16 +178,8 @@ def gen(
     free = dtype is None and choices is None and regex is None and json_schema is None and type is None
     free = free and tools is None and constraint is None
     kind = None if free else _only_kind(given)
-    if tool_choice is not None and tools is None:
-        raise ParameterError(
-            "tool_choice", f"{tool_choice!r:.60} is given without tools.", hint="Pass tools=[…], or leave it out."
-        )
-    if parallel_tool_calls is not None and (tools is None or not isinstance(parallel_tool_calls, bool)):
-        raise ParameterError(
-            "parallel_tool_calls",
-            f"{parallel_tool_calls!r:.60} is not True or False, or is given without tools.",
-            hint="Pass tools=[…], or leave it out.",
-        )
+    if tool_choice is not None or parallel_tool_calls is not None:
+        _check_tool_use(tool_choice, parallel_tool_calls, tools)
     params = gen_params(max_tokens, sampling)
     if choices is not None:
         _refuse_beside_choices(
@@ -224,6 +216,19 @@ def _only_kind(given: Sequence[Any]) -> str:
     if others:
         raise ParameterError(others[0], f"can't be combined with {kind}.", hint="Give a generation one constraint.")
     return kind
+
+
+def _check_tool_use(tool_choice: Any, parallel_tool_calls: Any, tools: Any) -> None:
+    if tool_choice is not None and tools is None:
+        raise ParameterError(
+            "tool_choice", f"{tool_choice!r:.60} is given without tools.", hint="Pass tools=[…], or leave it out."
+        )
+    if parallel_tool_calls is not None and (tools is None or not isinstance(parallel_tool_calls, bool)):
+        raise ParameterError(
+            "parallel_tool_calls",
+            f"{parallel_tool_calls!r:.60} is not True or False, or is given without tools.",
+            hint="Pass tools=[…], or leave it out.",
+        )
 
 
 def _refuse_beside_choices(**given: Any) -> None:

@@ -85,25 +85,14 @@ def tokenizer_from_gguf(metadata: Mapping[str, Foreign], label: str) -> Tokenize
 def _from_gguf(metadata: Mapping[str, Any], label: str) -> Tokenizer:
     kind = metadata.get("tokenizer.ggml.model")
     try:
-        tokens: list[str] = metadata["tokenizer.ggml.tokens"]
-        types: list[int] = metadata.get("tokenizer.ggml.token_type") or [_NORMAL] * len(tokens)
-        for key in ("token_type", "scores"):
-            given = metadata.get(f"tokenizer.ggml.{key}") or tokens
-            if not isinstance(given, list) or len(given) != len(tokens) or not tokens:
-                raise ModelError(f"{label}: `tokenizer.ggml.{key}` is not one for each of {len(tokens):,} tokens.")
+        tokens, types = _tokens_and_types(metadata, label)
         if kind == "gpt2":
-            backend = _gguf_byte_level(metadata, tokens, label)
-            continuation = None
+            backend, continuation = _gguf_byte_level(metadata, tokens, label), None
             table = [
                 byte_level_bytes(token) if types[i] == _NORMAL else token.encode() for i, token in enumerate(tokens)
             ]
         elif kind == "llama":
-            scores = metadata["tokenizer.ggml.scores"]
-            if str(metadata.get("general.architecture")).startswith("gemma"):
-                scores = [-i for i in range(len(tokens))]  # Gemma's merges are ranked by token id
-            space = metadata.get("tokenizer.ggml.add_space_prefix", True)
-            backend = _gguf_sentencepiece(tokens, scores, label, prefix_space=space)
-            continuation = _gguf_sentencepiece(tokens, scores, label, prefix_space=False) if space else None
+            backend, continuation = _sentencepiece_backends(metadata, tokens, label)
             table = [
                 token.encode() if types[i] in (_CONTROL, _USER_DEFINED) else sentencepiece_bytes(token)
                 for i, token in enumerate(tokens)
@@ -149,6 +138,15 @@ def _from_gguf(metadata: Mapping[str, Any], label: str) -> Tokenizer:
     )
 
 
+def _tokens_and_types(metadata: Mapping[str, Any], label: str) -> tuple[list[str], list[int]]:
+    tokens: list[str] = metadata["tokenizer.ggml.tokens"]
+    for key in ("token_type", "scores"):
+        given = metadata.get(f"tokenizer.ggml.{key}") or tokens
+        if not isinstance(given, list) or len(given) != len(tokens) or not tokens:
+            raise ModelError(f"{label}: `tokenizer.ggml.{key}` is not one for each of {len(tokens):,} tokens.")
+    return tokens, metadata.get("tokenizer.ggml.token_type") or [_NORMAL] * len(tokens)
+
+
 _GGUF_SPECIALS = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
 
 
@@ -176,6 +174,18 @@ def _gguf_byte_level(metadata: Mapping[str, Any], tokens: list[str], label: str)
     )
     backend.decoder = decoders.ByteLevel()
     return backend
+
+
+def _sentencepiece_backends(
+    metadata: Mapping[str, Any], tokens: list[str], label: str
+) -> tuple[Backend, Backend | None]:
+    """Backend for the beginning of a text, and another one for what follows, if they differ."""
+    scores = metadata["tokenizer.ggml.scores"]
+    if str(metadata.get("general.architecture")).startswith("gemma"):
+        scores = [-i for i in range(len(tokens))]  # Gemma's merges are ranked by token id
+    space = metadata.get("tokenizer.ggml.add_space_prefix", True)
+    backend = _gguf_sentencepiece(tokens, scores, label, prefix_space=space)
+    return backend, _gguf_sentencepiece(tokens, scores, label, prefix_space=False) if space else None
 
 
 def _gguf_sentencepiece(tokens: list[str], scores: list[float], label: str, *, prefix_space: bool) -> Backend:
