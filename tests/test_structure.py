@@ -439,19 +439,21 @@ def test_files_and_classes_can_be_held_in_a_head():
     assert sorted(long_classes) == sorted(MANY_FIELDS)
 
 
-# Classes of the package with more than 250 lines of code or 20 methods, and the numbers of both that they have today.
-# Docstrings, comments, blank lines and properties are free. The numbers may only go down, to (250, 20), and names away.
+# Classes that users know, with more than 20 methods: the reason.
+FACADES = {
+    "ProgramState": "SGLang's names for what a body does with its state, and what runs add to them: save, rerun, trace",
+    "Engine": "each kind of call of an engine, waiting and not, and SGLang's names for what it tells of itself",
+}
+# Other classes of the package with more than 250 lines of code or 20 methods, and the numbers of both that they have
+# today. Docstrings, comments, blank lines and properties are free. The numbers may only go down, to (250, 20), and names
+# away.
 LARGE_CLASSES = {
-    "ProgramState": (250, 48),  # SGLang's names among them
     "lang.Branch": (306, 32),
     "lang.Player": (273, 26),
     "PushedBranch": (250, 29),
-    "Engine": (250, 25),
     "EngineProgram": (250, 25),
     "play.Player": (250, 22),
 }
-# Functions of more than 60 lines, kernels and their launchers apart. As above.
-LONG_FUNCTIONS = {"gen": 148, "run_batch": 76, "run": 72, "_from_gguf": 65, "plan_of": 64}
 
 
 def code_lines(file):
@@ -471,33 +473,38 @@ def is_property(function):
     return "property" in names or "setter" in names or "cached_property" in names
 
 
-def size(node, file):
-    """Lines of code and methods of a class; only classes of more than 250 lines in all are counted exactly."""
-    methods = sum(
-        isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef) and not is_property(each) for each in node.body
-    )
+def size(node, file, most):
+    """Lines of code of a class or function, counted exactly if it has more lines than `most` in all."""
     lines = range(node.lineno, node.end_lineno + 1)
-    return len(code_lines(file).intersection(lines)) if len(lines) > 250 else len(lines), methods
+    return len(code_lines(file).intersection(lines)) if len(lines) > most else len(lines)
+
+
+def number_of_methods(node):
+    return sum(isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef) and not is_property(each) for each in node.body)
 
 
 def test_classes_have_few_lines_of_code_and_methods_and_functions_are_short():
-    large, long = {}, {}
+    large, long, facades = {}, {}, set()
     for file in PACKAGE.rglob("*.py"):
         for node in statements(file):
             if isinstance(node, ast.ClassDef):
-                lines, methods = size(node, file)
+                lines, methods = size(node, file, 250), number_of_methods(node)
                 if lines > 250 or methods > 20:
                     parts = [*file.relative_to(PACKAGE).with_suffix("").parts, node.name]
                     keys = [key for key in LARGE_CLASSES if set(key.split(".")) <= set(parts)]
                     limits = LARGE_CLASSES[keys[0]] if keys else (250, 20)
+                    if methods > 20 and node.name in FACADES:
+                        facades.add(node.name)
+                        limits = (250, methods)
                     if lines > limits[0] or methods > limits[1]:
                         large["/".join(parts)] = (lines, methods)
-            elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and "kernels" not in file.parts:
-                lines = (node.end_lineno or 0) - node.lineno + 1
-                if lines > LONG_FUNCTIONS.get(node.name, 60):
+            elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                lines = size(node, file, 60)
+                if lines > 60 and "kernels" not in file.parts:
                     long[node.name] = lines
     assert large == {}
     assert long == {}
+    assert facades == FACADES.keys()
 
 
 def test_folders_of_tests_are_folders_of_the_package():
