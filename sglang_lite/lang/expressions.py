@@ -12,6 +12,8 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from sglang_lite.program.choosing import ChoicesSamplingMethod, token_length_normalized
 from sglang_lite.program.nodes import (
     Expression,
@@ -85,8 +87,7 @@ class GenOptions:
     repair: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class SglGen(Expression):
+class SglGen(msgspec.Struct, Expression, frozen=True):  # most of the time of `gen` was its constructor
     """Generation that `gen` returns: its node, and objects of the caller's Python.
 
     Attributes:
@@ -133,8 +134,7 @@ def example_choices(choices: tuple[str, ...], *, multi: bool) -> tuple[str, ...]
     return (MULTI_SEPARATOR + "a", MULTI_SEPARATOR + "b") if multi else choices
 
 
-@dataclass(frozen=True, slots=True)
-class SglSelect(Expression):
+class SglSelect(msgspec.Struct, Expression, frozen=True):
     """Selection that `select` returns: its node, and objects of the caller's Python.
 
     Attributes:
@@ -218,7 +218,8 @@ class SglSeparateReasoning(Expression):
                     raise ParameterError(
                         "separate_reasoning", "a generation in it has no name.", hint='Name it: gen("answer").'
                     )
-                part = replace(part, options=replace(part.options or GenOptions(), reasoning=self.model_type))
+                options = replace(part.options or GenOptions(), reasoning=self.model_type)
+                part = msgspec.structs.replace(part, options=options)
             marked.append(part)
         return Expressions(marked)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -240,7 +239,7 @@ class Branch:
         if own.tools is not None and (family := backend.tool_family()) is not None:
             spelled = own.tools.value_type(family)
             typed_node = msgspec.structs.replace(own.node, constraint=spelled.constraint)
-            own = replace(own, node=typed_node, value_type=spelled)
+            own = msgspec.structs.replace(own, node=typed_node, value_type=spelled)
         constraint = own.node.constraint
         reasoning = None if options is None else options.reasoning
         kinds = backend.capabilities.constraints

@@ -4,7 +4,6 @@ has are replaced by stand-ins."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -33,7 +32,7 @@ class TracedPlanner(Planner):
         for i, (turn, index) in plan(list(map(_known, parts)), context).items():
             part = planned[i]
             assert isinstance(part, SglGen | SglSelect)
-            planned[i] = replace(part, source=PlannedTurn(turn, index))
+            planned[i] = msgspec.structs.replace(part, source=PlannedTurn(turn, index))
         return planned
 
     def share(self, added: Expression, size: int) -> Expression:
@@ -44,7 +43,7 @@ class TracedPlanner(Planner):
         known = _known(own)
         assert isinstance(known, SglGen)
         if may_share(known, self._run.params, self._about.shares_prompt_cost, size):
-            parts[first] = replace(own, source=SharedCall(size))
+            parts[first] = msgspec.structs.replace(own, source=SharedCall(size))
         return Expressions(parts)
 
     def fork(self, size: int) -> Sequence[Planner]:
@@ -60,9 +59,11 @@ def _known(part: Expression) -> Expression:
             constraint = Regex("[^\n]+") if _is_open(node.constraint) else node.constraint
             changes = {name: UNSET for name in node.params.__struct_fields__ if _is_open(getattr(node.params, name))}
             params = msgspec.structs.replace(node.params, **changes)
-            return replace(part, node=msgspec.structs.replace(node, params=params, constraint=constraint))
+            return msgspec.structs.replace(
+                part, node=msgspec.structs.replace(node, params=params, constraint=constraint)
+            )
         case SglSelect() if _is_open(part.node.choices):
-            return replace(part, node=msgspec.structs.replace(part.node, choices=("a", "b")))
+            return msgspec.structs.replace(part, node=msgspec.structs.replace(part.node, choices=("a", "b")))
     return part
 
 

@@ -8,6 +8,8 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
+import msgspec
+
 from sglang_lite.lang.backend.apis.prompt_cache import MIN_PREFIX_CHARS
 from sglang_lite.lang.backend.base import Backend
 from sglang_lite.lang.backend.planning import AnswerSource, BackendCall, Planner, RunFacts
@@ -102,12 +104,12 @@ class CallPlanner(Planner):
         for i, turn in turns_of(parts, TurnContext(self._backend, role, self._run, where)).items():
             part = planned[i]
             assert isinstance(part, SglGen | SglSelect)
-            planned[i] = replace(part, source=turn)
+            planned[i] = msgspec.structs.replace(part, source=turn)
         if self._gate is None:
             return planned
         for i, part in enumerate(planned):
             if isinstance(part, SglGen):
-                planned[i] = replace(part, source=BehindGate(self._gate, part.source))
+                planned[i] = msgspec.structs.replace(part, source=BehindGate(self._gate, part.source))
                 self._gate = None
                 break
         return planned

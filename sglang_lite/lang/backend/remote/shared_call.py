@@ -43,7 +43,7 @@ def shared(added: Expression, run_params: SamplingParams, shares_cost: SharesCos
         return added
     if not may_share(own, run_params, shares_cost, size):
         return added
-    parts[first] = replace(own, source=SharedCall(size))
+    parts[first] = msgspec.structs.replace(own, source=SharedCall(size))
     return Expressions(parts)
 
 
