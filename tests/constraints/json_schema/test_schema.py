@@ -293,8 +293,6 @@ def test_large_schemas_are_compiled_or_refused_in_time():
     properties = {f"p{i}": {"type": "integer"} for i in range(3000)}
     grammar = byte_engine().compile(json_schema({"type": "object", "properties": properties}))
     assert accepts(grammar, '{"p3": 1, "p2999": 2}')
-    with pytest.raises(ConstraintError, match="too large"):
-        normalise(json_schema({"properties": {f"p{i}": {"const": i} for i in range(30_000)}}))
     either = [{"anyOf": [{"required": [f"p{i}"]}, {"required": [f"q{i}"]}]} for i in range(20)]
     with pytest.raises(ConstraintError, match="too complex"):
         normalise(json_schema({"type": "object", "allOf": either}))
