@@ -88,7 +88,7 @@ def _decides(options: GenOptions) -> bool:
 
 
 def is_only_answered(op: Op, player: BasePlayer) -> TypeGuard[GenOp]:
-    """Returns True if an operation is a handed-over generation with a single sample, on whose result no Python code of
+    """Returns True if an operation is a pushed-down generation with a single sample, on whose result no Python code of
     the caller decides: it needs no task to be played."""
     return (
         type(op) is GenOp
@@ -269,7 +269,7 @@ def _events(
     options: GenOptions,
     attempt: int,
 ) -> AsyncGenerator[Any, None]:
-    """Events of an answer, from the first that has it: the run before, the handed-over program, the expression's
+    """Events of an answer, from the first that has it: the run before, the pushed-down program, the expression's
     source, or the backend."""
     params = op.node.params
     if attempt and not isinstance(params.seed, Unset):  # the same seed would give the same answer
@@ -434,7 +434,7 @@ def _accept(player: BasePlayer, op: GenOp, generations: Sequence[Generation], va
     else:
         behind = player.transcript.append_generated(spans)
     variable = op.variable
-    variable.record, variable.end_place = list(generations) if several else first, behind
+    variable.record, variable.end_position = list(generations) if several else first, behind
     op.ended = player.run.account.played(variable.record)
     variable.set(list(values) if several else values[0])
 

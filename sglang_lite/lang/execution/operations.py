@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from sglang_lite.lang.execution.base_player import BasePlayer
     from sglang_lite.lang.execution.names import NamesAtMark
     from sglang_lite.lang.execution.push_down import PushedBranch
-    from sglang_lite.lang.execution.transcript import Place
+    from sglang_lite.lang.execution.transcript import TranscriptPosition
     from sglang_lite.protocol import Constraint, Generation
 
 
@@ -51,7 +51,7 @@ class AnswerOp(msgspec.Struct, eq=False):  # a msgspec.Struct: its constructor r
     variable: Variable
     # Handed-over branch that receives the answer, and the node's index there.
     pushed_node: tuple[PushedBranch, int] | None = None
-    is_asked: bool = False  # whether its program was asked for it when it was handed over
+    is_asked: bool = False  # whether its program was asked for it when it was pushed down
     attempt: int = 0  # number of times that its program was asked again
     began: float = 0.0  # `time.perf_counter()` when it began to wait; 0.0 if it has not, or if that was not measured
     ended: float = 0.0  # `time.perf_counter()` when it was answered or failed
@@ -149,15 +149,15 @@ Op: TypeAlias = (
 
 @dataclass(slots=True, eq=False)
 class BranchMark:
-    """Place in a branch to come back to.
+    """Point in a branch to come back to.
 
     Attributes:
         position: position in the transcript; None until the mark is played.
-        pushed: handed-over branch, and the index of the mark's node there; None if it is not handed over.
+        pushed: pushed-down branch, and the index of the mark's node there; None if it is not pushed down.
         children: number of branches that were forked before the mark.
     """
 
-    position: Place | None = None
+    position: TranscriptPosition | None = None
     pushed: tuple[PushedBranch, int] | None = None
     children: int = 0
 

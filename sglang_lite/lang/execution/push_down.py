@@ -80,7 +80,7 @@ def priority_keywords(priority: int) -> dict[str, int]:
 
 
 class PushedProgram:
-    """Program of a run that is handed over to its backend.
+    """Program of a run that is pushed down to its backend.
 
     Args:
         stream: whether texts are read while they grow.
@@ -197,12 +197,12 @@ class PushedProgram:
 
 
 class PushedBranch:
-    """Part of a branch that is handed over to the backend.
+    """Part of a branch that is pushed down to the backend.
 
     Attributes:
         parent: branch from which it was forked, or None for the main branch.
-        forked_at: (index of the fork's node in the parent, index in the fork), or None before the fork is handed over.
-        count: number of its nodes that are handed over.
+        forked_at: (index of the fork's node in the parent, index in the fork), or None before the fork is pushed down.
+        count: number of its nodes that are pushed down.
         refused: error with which the backend has refused some of its nodes, or None.
     """
 
@@ -221,7 +221,7 @@ class PushedBranch:
 
     @property
     def path(self) -> Path | None:
-        """Path of the branch in the program, or None if its fork is not handed over."""
+        """Path of the branch in the program, or None if its fork is not pushed down."""
         if self._path is None and self.parent is not None and self.forked_at is not None:
             before = self.parent.path
             self._path = None if before is None else (*before, *self.forked_at)
@@ -315,7 +315,7 @@ class PushedBranch:
             case JoinOp():
                 self._add_join(op)
             case MarkOp() if op.back:
-                if op.mark.pushed is None:  # the mark was never handed over
+                if op.mark.pushed is None:  # the mark was never pushed down
                     return False
                 self._rollbacks.append(self._put(Rollback(op.mark.pushed[1])))
                 return self.program.opened

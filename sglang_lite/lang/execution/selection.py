@@ -176,7 +176,7 @@ def _chosen(
 ) -> None:
     """Sets the variable of a selection."""
     op.variable.record = record
-    op.variable.end_place = player.transcript.end_place
+    op.variable.end_position = player.transcript.end_position
     op.ended = player.run.account.played(record)
     if op.variable.log is not None:
         op.variable.log.append(text)

@@ -28,12 +28,13 @@ class Reasoned:
 
 
 Piece: TypeAlias = str | Span | Image | Reasoned
-EndPlace: TypeAlias = tuple[int, int, tuple[str, int] | None]  # numbers of pieces and finished turns, and the open turn
+# Numbers of pieces and finished turns, and the open turn.
+EndPosition: TypeAlias = tuple[int, int, tuple[str, int] | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Place in a transcript, for rolling back."""
+class TranscriptPosition:
+    """Position in a transcript, for rolling back."""
 
     pieces: int
     messages: int
@@ -89,8 +90,8 @@ class Transcript:
         """Appends a chosen text. Inside a turn, special tokens written in it are plain text."""
         self.append_text(Text(text, special=self._turn is None))
 
-    def append_generated(self, pieces: Sequence[Piece]) -> EndPlace:
-        """Appends pieces that a backend has generated; they were logged while they came. Returns the place behind
+    def append_generated(self, pieces: Sequence[Piece]) -> EndPosition:
+        """Appends pieces that a backend has generated; they were logged while they came. Returns the position behind
         them."""
         start = len(self.pieces)
         self.pieces += pieces
@@ -174,19 +175,21 @@ class Transcript:
         self.pieces, self.messages, self._turn, self.matcher = pieces, messages, turn, matcher
         self._start, self._forks, self._mixed, self._images = len(pieces), forks, mixed, images
 
-    def place(self) -> Place:
-        return Place(len(self.pieces), len(self.messages), self._turn, self.matcher and self.matcher.copy())
+    def position(self) -> TranscriptPosition:
+        return TranscriptPosition(
+            len(self.pieces), len(self.messages), self._turn, self.matcher and self.matcher.copy()
+        )
 
-    def go_back(self, place: Place) -> None:
-        self._turn, self.matcher = place.turn, place.matcher and place.matcher.copy()
-        del self.pieces[place.pieces :], self.messages[place.messages :]
+    def go_back(self, position: TranscriptPosition) -> None:
+        self._turn, self.matcher = position.turn, position.matcher and position.matcher.copy()
+        del self.pieces[position.pieces :], self.messages[position.messages :]
         self._refresh_caches()
 
     # ------------------------------------------------------------------------------------------ reading
 
     @property
-    def end_place(self) -> EndPlace:
-        """Place behind the last piece."""
+    def end_position(self) -> EndPosition:
+        """Position behind the last piece."""
         return len(self.pieces), len(self.messages), self._turn
 
     @property

@@ -132,7 +132,7 @@ def _variable(branch: Branch, name: str, variable: Variable, *, whole: bool) -> 
         return SavedVariable(name, error=str(failure), node=node)
     # A variable may come from a branch whose text is not part of this one.
     in_text = bool(node) and f"{branch.path}/".startswith(f"{node.rpartition('/')[0]}/")
-    behind = variable.end_place if in_text else None
+    behind = variable.end_position if in_text else None
     return SavedVariable(name, value, _result(variable.record, whole=whole), behind=behind, node=node)
 
 
@@ -192,7 +192,7 @@ def branch_of(
         if each.error is not None:
             variable.fail(ProgramError(each.error))
         else:
-            variable.record, variable.end_place = _record(each.result), each.behind
+            variable.record, variable.end_position = _record(each.result), each.behind
             variable.set(from_json_data(each.value, find))
         if each.name:
             branch.names.declare(each.name, variable)

@@ -290,7 +290,7 @@ class Recorder(Player):
                     self.transcript.append_text(_UNKNOWN_TEXT)
             case MarkOp(mark):
                 self._add(Mark(where=user_location()), None)
-                mark.position = self.transcript.place()
+                mark.position = self.transcript.position()
                 self._marks.append((mark, self.scopes))
             case TurnBegin():
                 turn = _replace(op, role=way.plain(op.role))
