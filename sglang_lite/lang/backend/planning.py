@@ -85,7 +85,7 @@ class RunFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class BackendCall:
+class NodeQuestion:
     """Question that a node asks a backend: the arguments of `Backend.agenerate`."""
 
     backend: Backend
@@ -121,12 +121,12 @@ class AnswerSource(ABC):
         yield
 
     @abstractmethod
-    def agenerate(self, ask: BackendCall) -> AsyncGenerator[Delta | Generation, None]:
-        """Yields the events of the generation, as `ask.events()` would."""
+    def agenerate(self, question: NodeQuestion) -> AsyncGenerator[Delta | Generation, None]:
+        """Yields the events of the generation, as `question.events()` would."""
 
-    async def aselect(self, ask: BackendCall, choices: Sequence[str]) -> Selection:
-        """Answer of the selection, as `ask.selection(choices)` would return it."""
-        return await ask.selection(choices)
+    async def aselect(self, question: NodeQuestion, choices: Sequence[str]) -> Selection:
+        """Answer of the selection, as `question.selection(choices)` would return it."""
+        return await question.selection(choices)
 
 
 class Planner(ABC):

@@ -13,7 +13,7 @@ import msgspec
 
 from sglang_lite.constraints.matching import validate
 from sglang_lite.lang.backend.base import Backend, name_of
-from sglang_lite.lang.backend.planning import BackendCall
+from sglang_lite.lang.backend.planning import NodeQuestion
 from sglang_lite.lang.backend.rendering import rerender
 from sglang_lite.lang.backend.token_counts import NOT_CREDIBLE
 from sglang_lite.lang.execution.answer_streams import AnswerStream
@@ -288,7 +288,7 @@ def _events(
     asked.set((player, op))
     source, stream = op.expression.source, player.transcript.log is not None
     if source is not None:
-        return source.agenerate(BackendCall(backend, prompt(), params, constraint(), stream))
+        return source.agenerate(NodeQuestion(backend, prompt(), params, constraint(), stream))
     return backend.agenerate(prompt(), params, constraint(), stream=stream)
 
 

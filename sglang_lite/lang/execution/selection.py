@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from sglang_lite.lang.backend.planning import BackendCall, scores_needed
+from sglang_lite.lang.backend.planning import NodeQuestion, scores_needed
 from sglang_lite.lang.backend.token_counts import NOT_CREDIBLE
 from sglang_lite.lang.execution.base_player import BasePlayer
 from sglang_lite.lang.execution.budget import max_selection_usage
@@ -132,7 +132,7 @@ async def _select_once(
             if op.expression.source is None:
                 selection = await backend.aselect(prompt, texts, unconditional=unconditional)
             else:
-                selection = await op.expression.source.aselect(BackendCall(backend, prompt), texts)
+                selection = await op.expression.source.aselect(NodeQuestion(backend, prompt), texts)
         except SglError as error:
             run.account.failed([error.usage])
             raise

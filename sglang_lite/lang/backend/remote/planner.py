@@ -12,7 +12,7 @@ import msgspec
 
 from sglang_lite.lang.backend.apis.prompt_cache import MIN_PREFIX_CHARS
 from sglang_lite.lang.backend.base import Backend
-from sglang_lite.lang.backend.planning import AnswerSource, BackendCall, Planner, RunFacts
+from sglang_lite.lang.backend.planning import AnswerSource, NodeQuestion, Planner, RunFacts
 from sglang_lite.lang.backend.remote.shared_call import SharesCost, shared
 from sglang_lite.lang.backend.remote.turn import turns_of
 from sglang_lite.lang.backend.remote.turn_plan import TurnContext
@@ -70,10 +70,10 @@ class BehindGate(AnswerSource):
             if self._leads:  # on failure, too
                 self._gate.open()
 
-    async def agenerate(self, ask: BackendCall) -> AsyncGenerator[Delta | Generation, None]:
+    async def agenerate(self, question: NodeQuestion) -> AsyncGenerator[Delta | Generation, None]:
         if self._leads:  # for its first token
-            ask = replace(ask, stream=True)
-        events = ask.events() if self.source is None else self.source.agenerate(ask)
+            question = replace(question, stream=True)
+        events = question.events() if self.source is None else self.source.agenerate(question)
         async for event in events:
             if self._leads:
                 self._gate.open()

@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from sglang_lite.lang.backend.planning import AnswerSource, BackendCall
+from sglang_lite.lang.backend.planning import AnswerSource, NodeQuestion
 from sglang_lite.lang.expressions import SglGen, is_constant
 from sglang_lite.program.nodes import Expression, Expressions
 from sglang_lite.protocol import Constraint, Delta, Generation, SamplingParams, Unset
@@ -56,34 +56,34 @@ class SharedCall(AnswerSource):
         size: number of branches.
     """
 
-    __slots__ = ("_ask", "_samples", "size")
+    __slots__ = ("_question", "_samples", "size")
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self._ask: BackendCall | None = None  # question of the shared call
+        self._question: NodeQuestion | None = None  # question of the shared call
         self._samples: asyncio.Future[list[Generation]] | None = None  # samples that no branch has taken yet
 
-    async def agenerate(self, ask: BackendCall) -> AsyncGenerator[Delta | Generation, None]:
+    async def agenerate(self, question: NodeQuestion) -> AsyncGenerator[Delta | Generation, None]:
         if self._samples is None:
-            self._ask, self._samples = ask, asyncio.get_running_loop().create_future()
-            async for event in self._call(ask, self._samples):
+            self._question, self._samples = question, asyncio.get_running_loop().create_future()
+            async for event in self._call(question, self._samples):
                 yield event
             return
-        alike = self._ask is not None and replace(ask, stream=self._ask.stream) == self._ask
+        alike = self._question is not None and replace(question, stream=self._question.stream) == self._question
         samples = await asyncio.shield(self._samples) if alike else []
         if samples:
             yield samples.pop(0)
             return
-        async for event in ask.events():
+        async for event in question.events():
             yield event
 
     async def _call(
-        self, ask: BackendCall, made: asyncio.Future[list[Generation]]
+        self, question: NodeQuestion, made: asyncio.Future[list[Generation]]
     ) -> AsyncGenerator[Delta | Generation, None]:
         samples: list[Generation] = []
         others: list[Generation] = []
         try:
-            several = replace(ask, params=msgspec.structs.replace(ask.params, n=self.size))
+            several = replace(question, params=msgspec.structs.replace(question.params, n=self.size))
             async for event in several.events():
                 if isinstance(event, Generation):
                     samples.append(event)

@@ -12,7 +12,7 @@ import msgspec
 
 from sglang_lite.constraints.matching import validate
 from sglang_lite.lang.backend.base import refusal
-from sglang_lite.lang.backend.planning import AnswerSource, BackendCall
+from sglang_lite.lang.backend.planning import AnswerSource, NodeQuestion
 from sglang_lite.lang.backend.remote.turn_match import TurnHole, TurnPiece, UnstoppedAnswer, read, unrepeated
 from sglang_lite.lang.backend.remote.turn_plan import Generated, TurnContext, TurnPlan, plan, stops_of, turn_text
 from sglang_lite.lang.backend.rendering import from_start, with_continue_request
@@ -76,62 +76,62 @@ class Turn:
         self._asked: set[int] = set()  # indices of the generations that were asked for
         self._messages: tuple[Message, ...] | None = None  # turns before this one, as the first prompt has them
 
-    async def answers(self, index: int, ask: BackendCall) -> AsyncGenerator[Delta | Generation, None]:
+    async def answers(self, index: int, question: NodeQuestion) -> AsyncGenerator[Delta | Generation, None]:
         """Yields the events of the generation at `index`. A later attempt makes its own call, and answers known
         ahead are dropped."""
-        found = await self._planned_answer(index, ask)
+        found = await self._planned_answer(index, question)
         if found is not None:
             yield found
-        elif self._plan.asks_to_continue and ask.prompt.partial.strip():
-            yield self._with_wasted(await self._ask_to_continue(ask))
+        elif self._plan.asks_to_continue and question.prompt.partial.strip():
+            yield self._with_wasted(await self._ask_to_continue(question))
         else:
-            async for event in ask.events():
+            async for event in question.events():
                 yield self._with_wasted(event) if isinstance(event, Generation) else event
 
-    async def selection(self, index: int, ask: BackendCall, choices: Sequence[str]) -> Selection:
+    async def selection(self, index: int, question: NodeQuestion, choices: Sequence[str]) -> Selection:
         """Answer of the selection at `index`."""
-        found = await self._planned_answer(index, replace(ask, params=self._plan.common_params or NO_PARAMS))
+        found = await self._planned_answer(index, replace(question, params=self._plan.common_params or NO_PARAMS))
         if found is not None:
             return Selection((), found.usage, found.text, found.meta)
-        picked = await replace(ask, prompt=self._request(ask)).selection(choices)
+        picked = await replace(question, prompt=self._request(question)).selection(choices)
         total = self._with_wasted(Generation("", usage=picked.usage, meta=picked.meta))
         return msgspec.structs.replace(picked, usage=total.usage, meta=total.meta)
 
-    def _request(self, ask: BackendCall) -> Prompt:
+    def _request(self, question: NodeQuestion) -> Prompt:
         """Prompt that makes the model continue the turn."""
-        template: Any = ask.backend.get_chat_template()
-        return with_continue_request(ask.prompt, template) if self._plan.asks_to_continue else ask.prompt
+        template: Any = question.backend.get_chat_template()
+        return with_continue_request(question.prompt, template) if self._plan.asks_to_continue else question.prompt
 
-    async def _planned_answer(self, index: int, ask: BackendCall) -> Generation | None:
+    async def _planned_answer(self, index: int, question: NodeQuestion) -> Generation | None:
         """Answer for the generation at `index`, from an earlier call or from a shared call made now; None if it
         needs a call of its own."""
         if index in self._asked:  # a later attempt, so what is known ahead may not fit
             self._answers, self._ahead = {}, False
         self._asked.add(index)
-        self._messages = ask.prompt.messages if self._messages is None else self._messages
-        if ask.prompt.messages != self._messages:  # the model is shown its refused answer
+        self._messages = question.prompt.messages if self._messages is None else self._messages
+        if question.prompt.messages != self._messages:  # the model is shown its refused answer
             return None
         if index not in self._answers:
-            await self._look_ahead(index, ask)
+            await self._look_ahead(index, question)
         return self._answers.pop(index, None)
 
-    async def _look_ahead(self, index: int, ask: BackendCall) -> None:
+    async def _look_ahead(self, index: int, question: NodeQuestion) -> None:
         """Makes a call that may bring this generation and later ones of the turn."""
         if self._plan.mode == "text":
-            await self._ask_text(index, ask)
+            await self._ask_text(index, question)
         if not self._ahead:
             return
-        turn_start = ask.prompt.partial if self._plan.asks_to_continue else ""
+        turn_start = question.prompt.partial if self._plan.asks_to_continue else ""
         if turn_start.strip() and index == 0 and self._plan.span.begins:
             parts = (turn_start, *self._parts[self._indices[0] :])
-            if await self._ask_ahead(index, parts, ask, from_start(ask.prompt), ""):
+            if await self._ask_ahead(index, parts, question, from_start(question.prompt), ""):
                 return
         if len(self._indices) - index > 1:
             parts = self._parts[self._indices[index] :]
-            self._ahead = await self._ask_ahead(index, parts, ask, self._request(ask), turn_start)
+            self._ahead = await self._ask_ahead(index, parts, question, self._request(question), turn_start)
 
     async def _ask_ahead(
-        self, index: int, parts: Sequence[TurnPiece], ask: BackendCall, prompt: Prompt, turn_start: str
+        self, index: int, parts: Sequence[TurnPiece], question: NodeQuestion, prompt: Prompt, turn_start: str
     ) -> bool:
         """Asks for the rest of a turn, without the stops of its generations, and keeps the values found in the answer.
         Returns False if the answer does not contain the generation at `index`.
@@ -140,8 +140,8 @@ class Turn:
             turn_start: text of the turn so far, which the model may repeat at the beginning of its answer.
         """
         assert self._drafts is not None
-        free = msgspec.structs.replace(ask.params, stop=self._plan.stops or UNSET, max_tokens=self._drafts.tokens)
-        response = await ask.answer(prompt, free)
+        free = msgspec.structs.replace(question.params, stop=self._plan.stops or UNSET, max_tokens=self._drafts.tokens)
+        response = await question.answer(prompt, free)
         tokens = tuple(entry.text or "" for entry in response.output_logprobs)
         text = unrepeated(turn_start, response.text) if turn_start else response.text
         answer = UnstoppedAnswer(text, response.finish_reason == "stop", response.usage.completion_tokens, tokens)
@@ -166,19 +166,19 @@ class Turn:
             self._wasted.append(response)
         return found > 0
 
-    async def _ask_text(self, index: int, ask: BackendCall) -> None:
+    async def _ask_text(self, index: int, question: NodeQuestion) -> None:
         """Asks for the turn as one text under a grammar, and finds the generations from `index` on in it.
 
         Raises:
             ValueValidationError: the text can't be split into the generations.
         """
-        begun = ask.prompt.partial
+        begun = question.prompt.partial
         whole = turn_text((begun, *self._plan.fields[self._indices[index] :]))
         assert whole is not None  # plans by text are only made of parts that fit into one
         limits = [p.max_tokens for p in self._parts[self._indices[index] :] if isinstance(p, TurnHole)]
         total = sum(each or 0 for each in limits) + _BESIDE * len(limits)
-        params = msgspec.structs.replace(ask.params, stop=UNSET, max_tokens=UNSET if None in limits else total)
-        response = await ask.answer(from_start(ask.prompt), params, whole)
+        params = msgspec.structs.replace(question.params, stop=UNSET, max_tokens=UNSET if None in limits else total)
+        response = await question.answer(from_start(question.prompt), params, whole)
         remaining = self._parts[self._indices[index] : self._indices[-1] + 1]
         parts = [part for part in (begun, *remaining) if part != ""]
         values = read(UnstoppedAnswer(response.text, True, response.usage.completion_tokens), parts).values
@@ -192,26 +192,28 @@ class Turn:
             meta = {**response.meta, **(_NOT_ASKED if i else {}), "turn": turn}
             self._answers[index + i] = msgspec.structs.replace(response, text=value.text, usage=usage, meta=meta)
 
-    async def _ask_to_continue(self, ask: BackendCall) -> Generation:
+    async def _ask_to_continue(self, question: NodeQuestion) -> Generation:
         """Answer of a call that shows the model the begun turn and asks it to continue.
 
         Raises:
             BackendError: the model only repeated the begun turn.
         """
-        turn_start, request = ask.prompt.partial, self._request(ask)
-        response = await ask.answer(request, ask.params, ask.constraint)
-        if ask.constraint is not None:
+        turn_start, request = question.prompt.partial, self._request(question)
+        response = await question.answer(request, question.params, question.constraint)
+        if question.constraint is not None:
             return msgspec.structs.replace(response, meta={**response.meta, "turn": {"by": "asked"}})
         text = unrepeated(turn_start, response.text)
         if not text.strip() and response.text.strip():  # a stop ended the answer within the repeated text
             self._wasted.append(response)
-            response = await ask.answer(request, msgspec.structs.replace(ask.params, stop=self._plan.stops or UNSET))
-            hole = TurnHole(() if isinstance(ask.params.stop, Unset) else ask.params.stop)
+            response = await question.answer(
+                request, msgspec.structs.replace(question.params, stop=self._plan.stops or UNSET)
+            )
+            hole = TurnHole(() if isinstance(question.params.stop, Unset) else question.params.stop)
             answer = UnstoppedAnswer(unrepeated(turn_start, response.text), True, response.usage.completion_tokens)
             values = read(answer, (hole,)).values
             if not values:
                 raise BackendError(
-                    f"{ask.backend.get_model_name()} did not continue {turn_start[-60:]!r}: it repeated it."
+                    f"{question.backend.get_model_name()} did not continue {turn_start[-60:]!r}: it repeated it."
                 )
             text, response = values[0].text, msgspec.structs.replace(response, matched=values[0].matched)
         return msgspec.structs.replace(response, text=text, meta={**response.meta, "turn": {"by": "asked"}})
@@ -241,11 +243,11 @@ class TurnSource(AnswerSource):
     def __init__(self, turn: Turn, index: int) -> None:
         self._turn, self._index = turn, index
 
-    def agenerate(self, ask: BackendCall) -> AsyncGenerator[Delta | Generation, None]:
-        return self._turn.answers(self._index, ask)
+    def agenerate(self, question: NodeQuestion) -> AsyncGenerator[Delta | Generation, None]:
+        return self._turn.answers(self._index, question)
 
-    async def aselect(self, ask: BackendCall, choices: Sequence[str]) -> Selection:
-        return await self._turn.selection(self._index, ask, choices)
+    async def aselect(self, question: NodeQuestion, choices: Sequence[str]) -> Selection:
+        return await self._turn.selection(self._index, question, choices)
 
 
 def _hole(gen: Generated, outer: SamplingParams) -> TurnHole:
