@@ -5,7 +5,7 @@
 undisturbed  seconds of workloads of `sglang-lite bench`, both forms in turn, and the median of the pairs' ratios
 busy         the same while threads of the caller compute: a loop in Python, `json.loads` in a loop, eight such threads;
              over the time of the same form beside the same loops in an unrelated process
-program      microseconds of a program of four generations of one token
+program      microseconds of a program of four generations of one token; processor time of the caller a row of a batch
 streams      processor time of the caller a token, of 256 streams; with `stream_interval_s`
 start        of a fresh process: seconds to the first token, and what memory the caller has
 hostile      a stream beside requests (`--requests`, 60) whose constraints take long or are refused: the longest gap
@@ -148,6 +148,16 @@ def program(engines: dict[str, sgl.Engine], repeat: int) -> None:
     here, process = (median(took[form]) * 1e6 for form in ("here", "process"))
     print(f"\nprogram of 4 generations: here {here:.0f} us, process {process:.0f} us: {process - here:+.0f} us "
           f"(medians of {len(took['here'])})", flush=True)  # fmt: skip
+    cpu = [cpu_of_rows(engines["process"], 500) for _ in range(repeat + 1)]
+    print(f"row of a batch of it: {median(cpu[1:]) * 1e6:.0f} us of the caller's processor", flush=True)
+
+
+def cpu_of_rows(engine: sgl.Engine, count: int) -> float:
+    """Processor seconds of this process a row."""
+    began = time.process_time()
+    for state in _four.run_batch([{}] * count, backend=engine, temperature=0):
+        state.text()
+    return (time.process_time() - began) / count
 
 
 def stream(engine: sgl.Engine, rows: int, tokens: int) -> tuple[float, float, int]:
