@@ -167,7 +167,8 @@ class GpuRunner:
             queries_per_read=1 if prefixes is None else prefixes.rows_per_block,
         )  # fmt: skip
         if record.copies.shape[1]:
-            self._copy(*torch.from_numpy(record.copies.astype(np.int64)).to(self._device))
+            # Each in a tensor of its own: the kernel is compiled for addresses that are multiples of 16.
+            self._copy(*(torch.from_numpy(at.astype(np.int64)).to(self._device) for at in record.copies))
         self._slots.update(record)
         multi_token_rows = inputs.decoding > record.singles
         shared = (

@@ -138,7 +138,7 @@ def test_choices_about_a_long_text_have_the_scores_they_have_alone(folders, monk
         return inputs
 
     monkeypatch.setattr(cpu_runner, "build_cpu_inputs", built)
-    settings = {**SETTINGS, "deterministic": False, "max_running": 8}
+    settings = {**SETTINGS, "deterministic": False, "max_running": 8, "device": "cpu"}
     with sgl.Engine(folders[0], **settings, in_process=True) as engine:
         prompt, choices = "abcdefg" * 230, ["xyz", "abc", "zzzz", "q1", "hij", "aaa"]
         selection = engine.select(prompt, choices)
