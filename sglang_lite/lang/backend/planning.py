@@ -133,7 +133,7 @@ class Planner(ABC):
     """Planner of a branch's calls, for the thread that adds to the branch."""
 
     @abstractmethod
-    def plan(self, parts: Sequence[Expression], role: str | None, where: Location | None) -> Sequence[Expression]:
+    def plan(self, expressions: Sequence[Expression], role: str | None, where: Location | None) -> Sequence[Expression]:
         """Parts of a statement, with the sources of the generations and selections that have one.
 
         Args:

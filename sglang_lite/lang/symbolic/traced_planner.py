@@ -26,45 +26,47 @@ class TracedPlanner(Planner):
     def __init__(self, backend: TracedBackend) -> None:
         self._about, self._run = backend.about, backend.facts
 
-    def plan(self, parts: Sequence[Expression], role: str | None, where: Location | None) -> Sequence[Expression]:
-        planned = list(parts)
+    def plan(self, expressions: Sequence[Expression], role: str | None, where: Location | None) -> Sequence[Expression]:
+        planned = list(expressions)
         context = TurnContext(self._about, role, self._run, where)
-        for i, (turn, index) in plan(list(map(_known, parts)), context).items():
-            part = planned[i]
-            assert isinstance(part, SglGen | SglSelect)
-            planned[i] = msgspec.structs.replace(part, source=PlannedTurn(turn, index))
+        for i, (turn, index) in plan(list(map(_known, expressions)), context).items():
+            expression = planned[i]
+            assert isinstance(expression, SglGen | SglSelect)
+            planned[i] = msgspec.structs.replace(expression, source=PlannedTurn(turn, index))
         return planned
 
     def share(self, added: Expression, size: int) -> Expression:
-        parts = list(added.walk())
-        first = first_generation(parts)
-        if first is None or not isinstance(own := parts[first], SglGen):
+        expressions = list(added.walk())
+        first = first_generation(expressions)
+        if first is None or not isinstance(own := expressions[first], SglGen):
             return added
         known = _known(own)
         assert isinstance(known, SglGen)
         if may_share(known, self._run.params, self._about.shares_prompt_cost, size):
-            parts[first] = msgspec.structs.replace(own, source=SharedCall(size))
-        return Expressions(parts)
+            expressions[first] = msgspec.structs.replace(own, source=SharedCall(size))
+        return Expressions(expressions)
 
     def fork(self, size: int) -> Sequence[Planner]:
         return [self] * size
 
 
-def _known(part: Expression) -> Expression:
-    match part:
+def _known(expression: Expression) -> Expression:
+    match expression:
         case Symbol():
             return _SOME_TEXT
         case SglGen():
-            node = part.node
+            node = expression.node
             constraint = Regex("[^\n]+") if _is_open(node.constraint) else node.constraint
             changes = {name: UNSET for name in node.params.__struct_fields__ if _is_open(getattr(node.params, name))}
             params = msgspec.structs.replace(node.params, **changes)
             return msgspec.structs.replace(
-                part, node=msgspec.structs.replace(node, params=params, constraint=constraint)
+                expression, node=msgspec.structs.replace(node, params=params, constraint=constraint)
             )
-        case SglSelect() if _is_open(part.node.choices):
-            return msgspec.structs.replace(part, node=msgspec.structs.replace(part.node, choices=("a", "b")))
-    return part
+        case SglSelect() if _is_open(expression.node.choices):
+            return msgspec.structs.replace(
+                expression, node=msgspec.structs.replace(expression.node, choices=("a", "b"))
+            )
+    return expression
 
 
 def _is_open(value: Any) -> bool:

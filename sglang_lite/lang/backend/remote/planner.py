@@ -99,17 +99,17 @@ class CallPlanner(Planner):
     ) -> None:
         self._backend, self._run, self._shares_cost, self._gate = backend, run, shares_cost, gate
 
-    def plan(self, parts: Sequence[Expression], role: str | None, where: Location | None) -> Sequence[Expression]:
-        planned = list(parts)
-        for i, turn in turns_of(parts, TurnContext(self._backend, role, self._run, where)).items():
-            part = planned[i]
-            assert isinstance(part, SglGen | SglSelect)
-            planned[i] = msgspec.structs.replace(part, source=turn)
+    def plan(self, expressions: Sequence[Expression], role: str | None, where: Location | None) -> Sequence[Expression]:
+        planned = list(expressions)
+        for i, turn in turns_of(expressions, TurnContext(self._backend, role, self._run, where)).items():
+            expression = planned[i]
+            assert isinstance(expression, SglGen | SglSelect)
+            planned[i] = msgspec.structs.replace(expression, source=turn)
         if self._gate is None:
             return planned
-        for i, part in enumerate(planned):
-            if isinstance(part, SglGen):
-                planned[i] = msgspec.structs.replace(part, source=BehindGate(self._gate, part.source))
+        for i, expression in enumerate(planned):
+            if isinstance(expression, SglGen):
+                planned[i] = msgspec.structs.replace(expression, source=BehindGate(self._gate, expression.source))
                 self._gate = None
                 break
         return planned

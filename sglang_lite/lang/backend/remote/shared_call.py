@@ -18,11 +18,11 @@ from sglang_lite.protocol.sampling import merge
 SharesCost: TypeAlias = Callable[[SamplingParams, Constraint | None, int], bool]  # a backend's `shares_prompt_cost`
 
 
-def first_generation(parts: Sequence[Expression]) -> int | None:
+def first_generation(expressions: Sequence[Expression]) -> int | None:
     """Index of a statement's first generation, or None if it has none, or if a selection, call or reasoning block comes
     first."""
-    first = next((i for i, part in enumerate(parts) if not is_constant(part)), None)
-    return first if first is not None and isinstance(parts[first], SglGen) else None
+    first = next((i for i, expression in enumerate(expressions) if not is_constant(expression)), None)
+    return first if first is not None and isinstance(expressions[first], SglGen) else None
 
 
 def may_share(own: SglGen, run_params: SamplingParams, shares_cost: SharesCost, size: int) -> bool:
@@ -37,14 +37,14 @@ def may_share(own: SglGen, run_params: SamplingParams, shares_cost: SharesCost, 
 
 def shared(added: Expression, run_params: SamplingParams, shares_cost: SharesCost, size: int) -> Expression:
     """Expression that is added to `size` equal branches, whose first generation is one call for all if it may be."""
-    parts = list(added.walk())
-    first = first_generation(parts)
-    if first is None or not isinstance(own := parts[first], SglGen):
+    expressions = list(added.walk())
+    first = first_generation(expressions)
+    if first is None or not isinstance(own := expressions[first], SglGen):
         return added
     if not may_share(own, run_params, shares_cost, size):
         return added
-    parts[first] = msgspec.structs.replace(own, source=SharedCall(size))
-    return Expressions(parts)
+    expressions[first] = msgspec.structs.replace(own, source=SharedCall(size))
+    return Expressions(expressions)
 
 
 class SharedCall(AnswerSource):

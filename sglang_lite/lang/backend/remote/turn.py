@@ -38,7 +38,7 @@ _NOT_ASKED = {"calls": 0, "cost": 0.0}  # metadata of an answer that another gen
 _BESIDE = 16  # tokens of the constant text beside a value, at most
 
 
-def turns_of(parts: Sequence[Expression], setting: TurnContext) -> dict[int, TurnSource]:
+def turns_of(expressions: Sequence[Expression], setting: TurnContext) -> dict[int, TurnSource]:
     """Sources of a statement's generations in its turns, by their indices in the statement. Generations that are asked
     for alone are left out.
 
@@ -47,7 +47,7 @@ def turns_of(parts: Sequence[Expression], setting: TurnContext) -> dict[int, Tur
     """
     turns: dict[int, Turn] = {}  # by the ids of their plans
     found: dict[int, TurnSource] = {}
-    for i, (planned, index) in plan(parts, setting).items():
+    for i, (planned, index) in plan(expressions, setting).items():
         if planned.refusal is not None:
             raise refusal(setting.backend, *planned.refusal, setting.where)
         turn = turns.setdefault(id(planned), Turn(planned, setting))
@@ -63,13 +63,13 @@ class Turn:
         planned: way in which its generations are asked for.
     """
 
-    __slots__ = ("_ahead", "_answers", "_asked", "_drafts", "_indices", "_messages", "_parts", "_plan", "_wasted")
+    __slots__ = ("_ahead", "_answers", "_asked", "_drafts", "_indices", "_messages", "_pieces", "_plan", "_wasted")
 
     def __init__(self, planned: TurnPlan, setting: TurnContext) -> None:
         span = planned.span
         self._plan, self._drafts = planned, setting.run.drafts
-        self._parts = tuple(p if isinstance(p, str) else _hole(p, setting.run.params) for p in span.parts)
-        self._indices = [i for i, part in enumerate(self._parts) if isinstance(part, TurnHole)]
+        self._pieces = tuple(p if isinstance(p, str) else _hole(p, setting.run.params) for p in span.pieces)
+        self._indices = [i for i, piece in enumerate(self._pieces) if isinstance(piece, TurnHole)]
         self._ahead = planned.ahead
         self._answers: dict[int, Generation] = {}  # by index of the generation
         self._wasted: list[Generation] = []  # calls that brought nothing for their generation
@@ -123,15 +123,15 @@ class Turn:
             return
         turn_start = question.prompt.partial if self._plan.asks_to_continue else ""
         if turn_start.strip() and index == 0 and self._plan.span.begins:
-            parts = (turn_start, *self._parts[self._indices[0] :])
-            if await self._ask_ahead(index, parts, question, from_start(question.prompt), ""):
+            pieces = (turn_start, *self._pieces[self._indices[0] :])
+            if await self._ask_ahead(index, pieces, question, from_start(question.prompt), ""):
                 return
         if len(self._indices) - index > 1:
-            parts = self._parts[self._indices[index] :]
-            self._ahead = await self._ask_ahead(index, parts, question, self._request(question), turn_start)
+            pieces = self._pieces[self._indices[index] :]
+            self._ahead = await self._ask_ahead(index, pieces, question, self._request(question), turn_start)
 
     async def _ask_ahead(
-        self, index: int, parts: Sequence[TurnPiece], question: NodeQuestion, prompt: Prompt, turn_start: str
+        self, index: int, pieces: Sequence[TurnPiece], question: NodeQuestion, prompt: Prompt, turn_start: str
     ) -> bool:
         """Asks for the rest of a turn, without the stops of its generations, and keeps the values found in the answer.
         Returns False if the answer does not contain the generation at `index`.
@@ -145,7 +145,7 @@ class Turn:
         tokens = tuple(entry.text or "" for entry in response.output_logprobs)
         text = unrepeated(turn_start, response.text) if turn_start else response.text
         answer = UnstoppedAnswer(text, response.finish_reason == "stop", response.usage.completion_tokens, tokens)
-        reading = read(answer, parts)
+        reading = read(answer, pieces)
         possible, found = len(self._indices) - index, len(reading.values)
         saved = max(found - 1, 0)
         self._drafts.note(
@@ -174,14 +174,14 @@ class Turn:
         """
         begun = question.prompt.partial
         whole = turn_text((begun, *self._plan.fields[self._indices[index] :]))
-        assert whole is not None  # plans by text are only made of parts that fit into one
-        limits = [p.max_tokens for p in self._parts[self._indices[index] :] if isinstance(p, TurnHole)]
+        assert whole is not None  # plans by text are only made of pieces that fit into one
+        limits = [p.max_tokens for p in self._pieces[self._indices[index] :] if isinstance(p, TurnHole)]
         total = sum(each or 0 for each in limits) + _BESIDE * len(limits)
         params = msgspec.structs.replace(question.params, stop=UNSET, max_tokens=UNSET if None in limits else total)
         response = await question.answer(from_start(question.prompt), params, whole)
-        remaining = self._parts[self._indices[index] : self._indices[-1] + 1]
-        parts = [part for part in (begun, *remaining) if part != ""]
-        values = read(UnstoppedAnswer(response.text, True, response.usage.completion_tokens), parts).values
+        remaining = self._pieces[self._indices[index] : self._indices[-1] + 1]
+        pieces = [piece for piece in (begun, *remaining) if piece != ""]
+        values = read(UnstoppedAnswer(response.text, True, response.usage.completion_tokens), pieces).values
         if len(values) < len(self._indices) - index:
             error = ValueValidationError("the turn's text could not be split into its generations.", text=response.text)
             error.usage = response.usage

@@ -88,18 +88,18 @@ class Reading:
     unused_tokens: int
 
 
-def read(answer: UnstoppedAnswer, parts: Sequence[TurnPiece]) -> Reading:
-    """Reads the parts of a turn, from the first on, out of an answer.
+def read(answer: UnstoppedAnswer, pieces: Sequence[TurnPiece]) -> Reading:
+    """Reads the pieces of a turn, from the first on, out of an answer.
 
     The first constant may stand some lines further down, too. A generation ends at its first stop string, or with the
     answer if the model has ended that. Blanks alone are not a value.
     """
     text, values = answer.text, list[TurnValue]()
     start_of_turn = at = 0
-    for index, part in enumerate(parts):
-        if isinstance(part, TurnHole):
-            ends = itertools.takewhile(lambda p: isinstance(p, str), parts[index + 1 :])
-            found = _value(part, "".join(map(str, ends)), answer, at)
+    for index, piece in enumerate(pieces):
+        if isinstance(piece, TurnHole):
+            ends = itertools.takewhile(lambda p: isinstance(p, str), pieces[index + 1 :])
+            found = _value(piece, "".join(map(str, ends)), answer, at)
             if found is None:
                 break
             value, at = found
@@ -107,7 +107,7 @@ def read(answer: UnstoppedAnswer, parts: Sequence[TurnPiece]) -> Reading:
             if value.cut:
                 break
         else:
-            span = _after(part, text, at, values) if index else _first(part, text)
+            span = _after(piece, text, at, values) if index else _first(piece, text)
             if span is None:
                 break
             start, at = span

@@ -49,18 +49,18 @@ class TurnSpan:
 
     Attributes:
         begins: True if the span begins the turn.
-        parts: texts, generations and selections, in order.
+        pieces: texts, generations and selections, in order.
         indices: indices of its generations and selections in the statement.
     """
 
     begins: bool
-    parts: list[str | Generated] = field(default_factory=list)
+    pieces: list[str | Generated] = field(default_factory=list)
     indices: list[int] = field(default_factory=list)
 
     @property
     def generated(self) -> list[Generated]:
         """Generations and selections of the span."""
-        return [part for part in self.parts if not isinstance(part, str)]
+        return [piece for piece in self.pieces if not isinstance(piece, str)]
 
     @property
     def continues_turn(self) -> bool:
@@ -72,10 +72,10 @@ class TurnSpan:
     def constrains_later(self) -> bool:
         """True if such a generation has a constraint."""
         before = ""
-        for part in self.parts:
-            if not isinstance(part, str) and before.strip() and _constraint(part) is not None:
+        for piece in self.pieces:
+            if not isinstance(piece, str) and before.strip() and _constraint(piece) is not None:
                 return True
-            before += part if isinstance(part, str) else _SOME_TEXT
+            before += piece if isinstance(piece, str) else _SOME_TEXT
         return False
 
     @property
@@ -83,11 +83,11 @@ class TurnSpan:
         """First generation with visible text before it, and that text; if there is none, the last generation and the
         text before it."""
         before, found = "", None
-        for part in self.parts:
-            if isinstance(part, str):
-                before += part
+        for piece in self.pieces:
+            if isinstance(piece, str):
+                before += piece
             else:
-                found = part, before
+                found = piece, before
                 if before.strip():
                     break
         assert found is not None, "spans have a generation"
@@ -122,7 +122,7 @@ class TurnPlan:
         stops: stop strings of the chat template, which end any generation in a turn.
         common_params: sampling parameters common to all generations; None if they differ, so that no call brings
             several.
-        fields: parts of that text: constants, and the constraints of the generations.
+        fields: pieces of that text: constants, and the constraints of the generations.
         refusal: the refused generation, what can't be done, and what to do instead; None unless `mode` is
             "refused".
     """
@@ -145,13 +145,13 @@ class TurnPlan:
         return self.mode in ("ahead", "asked_ahead")
 
 
-def plan(parts: Sequence[Expression], setting: TurnContext) -> dict[int, tuple[TurnPlan, int]]:
+def plan(expressions: Sequence[Expression], setting: TurnContext) -> dict[int, tuple[TurnPlan, int]]:
     """Plans of a statement's turns, by the indices of their generations in the statement, each with the generation's
     index in its turn. Generations that are asked for alone are left out."""
     if setting.backend.capabilities.turns is None:
         return {}
     plans: dict[int, tuple[TurnPlan, int]] = {}
-    for role, span in _spans(parts, setting.role):
+    for role, span in _spans(expressions, setting.role):
         if role == "assistant" or setting.backend.capabilities.continues:
             template = None if role is None else setting.backend.get_chat_template()
             found = _planned(span, setting, () if template is None else tuple(template.stop_str))
@@ -168,23 +168,23 @@ def stops_of(generation: Generated, outer: SamplingParams) -> tuple[str, ...]:
     return () if isinstance(stops, Unset) else stops
 
 
-def _spans(parts: Sequence[Expression], role: str | None) -> Iterator[tuple[str | None, TurnSpan]]:
+def _spans(expressions: Sequence[Expression], role: str | None) -> Iterator[tuple[str | None, TurnSpan]]:
     """Yields the spans of a statement that contain a generation, each with the role of its turn."""
     span = TurnSpan(begins=False)
-    for index, part in enumerate(parts):
-        match part:
+    for index, each in enumerate(expressions):
+        match each:
             case Text():
-                span.parts.append(part.text)
-            case SglGen() | SglSelect() if isinstance(part, SglGen) or only_picks(part):
-                span.parts.append(part)
+                span.pieces.append(each.text)
+            case SglGen() | SglSelect() if isinstance(each, SglGen) or only_picks(each):
+                span.pieces.append(each)
                 span.indices.append(index)
             case ScopeBegin() | ScopeEnd():
                 pass
             case _:
                 if span.indices:
                     yield role, span
-                role = part.role if isinstance(part, TurnBegin) else None if isinstance(part, TurnEnd) else role
-                span = TurnSpan(begins=isinstance(part, TurnBegin))
+                role = each.role if isinstance(each, TurnBegin) else None if isinstance(each, TurnEnd) else role
+                span = TurnSpan(begins=isinstance(each, TurnBegin))
     if span.indices:
         yield role, span
 
@@ -195,7 +195,7 @@ def _planned(span: TurnSpan, setting: TurnContext, stops: tuple[str, ...]) -> Tu
     common = _common_params(span.generated, setting.run.params)
     begun = rules.begun_constrained if span.constrains_later else rules.begun_turns
     if begun != "continued" and rules.enforces_grammars and span.continues_turn and common is not None:
-        fields = tuple(part if isinstance(part, str) else _constraint(part) for part in span.parts)
+        fields = tuple(piece if isinstance(piece, str) else _constraint(piece) for piece in span.pieces)
         if _takes_text(fields, span, setting):
             return TurnPlan("text", span, stops, common, fields)
     ahead = setting.run.drafting and common is not None and span.continues_turn
@@ -220,12 +220,12 @@ def _common_params(generations: Sequence[Generated], outer: SamplingParams) -> S
     """Sampling parameters common to all generations, apart from `_OWN`. None if one call can't bring all of them: they
     are drawn differently, or need details of their tokens."""
     common = None
-    for part in generations:
-        if isinstance(part, SglSelect):
+    for generated in generations:
+        if isinstance(generated, SglSelect):
             continue
-        options = part.options or GenOptions()
-        params = merge(outer, part.node.params)
-        if part.tools is not None or options.backend is not None or options.reasoning is not None:
+        options = generated.options or GenOptions()
+        params = merge(outer, generated.node.params)
+        if generated.tools is not None or options.backend is not None or options.reasoning is not None:
             return None
         if params.max_tokens == 0 or any(getattr(params, name) not in (UNSET, False) for name in _ALONE):
             return None
@@ -240,8 +240,8 @@ def _without_own(params: SamplingParams) -> SamplingParams:
     return msgspec.structs.replace(params, **dict.fromkeys(_OWN, UNSET))
 
 
-def _constraint(part: Generated) -> Constraint | None:
-    return Choices(part.choices) if isinstance(part, SglSelect) else part.node.constraint
+def _constraint(generated: Generated) -> Constraint | None:
+    return Choices(generated.choices) if isinstance(generated, SglSelect) else generated.node.constraint
 
 
 def _takes_text(fields: Sequence[str | Constraint | None], span: TurnSpan, setting: TurnContext) -> bool:
@@ -257,20 +257,20 @@ def _takes_text(fields: Sequence[str | Constraint | None], span: TurnSpan, setti
     return True
 
 
-def turn_text(parts: Sequence[str | Constraint | None]) -> Constraint | None:
+def turn_text(pieces: Sequence[str | Constraint | None]) -> Constraint | None:
     """Constraint on a turn's text, up to its last generation: its constant text unchanged, and the generations'
     constraints in between. None if a generation may be any text (None), or only blanks separate two generations, so
     that the end of the first is unknown."""
     found = list[Constraint]()
     behind = False  # True after a generation, until text other than blanks follows
-    last = max(i for i, part in enumerate(parts) if not isinstance(part, str))
-    for part in parts[: last + 1]:
-        if isinstance(part, str):
-            found += [Choices((part,))] if part else []
-            behind = behind and not part.strip()
-        elif part is None or behind:
+    last = max(i for i, piece in enumerate(pieces) if not isinstance(piece, str))
+    for piece in pieces[: last + 1]:
+        if isinstance(piece, str):
+            found += [Choices((piece,))] if piece else []
+            behind = behind and not piece.strip()
+        elif piece is None or behind:
             return None
         else:
-            found.append(part)
+            found.append(piece)
             behind = True
     return OneOf((InOrder(tuple(found)),))  # every API with grammars supports OneOf
