@@ -134,56 +134,56 @@ class Branch:
             raise not_addable("+=", expr, where)
         elif self.planner is not None:
             role = None if self._role is None else self._role[0]
-            for part in self.planner.plan(list(expr.walk()), role, where):
-                self.submit_part(part, where)
+            for expression in self.planner.plan(list(expr.walk()), role, where):
+                self.submit_one(expression, where)
         elif isinstance(expr, Expressions):
-            for part in expr.walk():
-                self.submit_part(part, where)
+            for expression in expr.walk():
+                self.submit_one(expression, where)
         else:
-            self.submit_part(expr, where)
+            self.submit_one(expr, where)
 
     def share(self, added: Expression, size: int) -> Expression:
         """Expression that is added to this branch and all others of an equal `size`, as the planner shares it."""
         return added if self.planner is None else self.planner.share(added, size)
 
-    def submit_part(self, part: Expression, where: Location | None) -> None:
+    def submit_one(self, expression: Expression, where: Location | None) -> None:
         """Queues the operations of an elementary expression. Arguments as of `submit`."""
-        match part:
+        match expression:
             case Text():
-                self._put_text(part.text, where, part.ids, special=part.special)
+                self._put_text(expression.text, where, expression.ids, special=expression.special)
             case SglGen():
-                self._put(self._gen(part, where))
+                self._put(self._gen(expression, where))
             case SglSelect():
-                self._put(self._select(part, where))
+                self._put(self._select(expression, where))
             case TurnBegin():
-                self._begin_turn(part.role, where)
+                self._begin_turn(expression.role, where)
             case TurnEnd():
-                self._end_turn(part.role, where)
+                self._end_turn(expression.role, where)
             case ScopeBegin():
                 variable = Variable(where)
-                self.names.scopes[part.name] = (*self.names.scopes.get(part.name, ()), variable)
-                self._put(ScopeOp(ScopeBegin(part.name, where=where), variable))
+                self.names.scopes[expression.name] = (*self.names.scopes.get(expression.name, ()), variable)
+                self._put(ScopeOp(ScopeBegin(expression.name, where=where), variable))
             case ScopeEnd():
-                if part.name not in self.names.scopes:
-                    raise ProgramError(f"the variable scope {part.name!r} is not open.", where=where)
-                *outer, variable = self.names.scopes.pop(part.name)
+                if expression.name not in self.names.scopes:
+                    raise ProgramError(f"the variable scope {expression.name!r} is not open.", where=where)
+                *outer, variable = self.names.scopes.pop(expression.name)
                 if outer:
-                    self.names.scopes[part.name] = tuple(outer)
-                self.names.declare(part.name, variable)
-                self._put(ScopeOp(ScopeEnd(part.name, where=where), variable))
+                    self.names.scopes[expression.name] = tuple(outer)
+                self.names.declare(expression.name, variable)
+                self._put(ScopeOp(ScopeEnd(expression.name, where=where), variable))
             case GrammarBegin():
-                self._begin_grammar(part, where)
+                self._begin_grammar(expression, where)
             case GrammarEnd():
                 self._end_grammar(where)
             case SglImage():
-                self._put_images(part.load(where), where)
+                self._put_images(expression.load(where), where)
             case SglSeparateReasoning():
-                for each in part.marked().walk():
-                    self.submit_part(each, where)
+                for each in expression.marked().walk():
+                    self.submit_one(each, where)
             case SglCall():
-                part.play_on(self.run.new_state(self))
+                expression.play_on(self.run.new_state(self))
             case _:
-                raise ParameterError("+=", f"{part!r} can't be executed.", where=where)
+                raise ParameterError("+=", f"{expression!r} can't be executed.", where=where)
 
     def _put_text(
         self, text: str, where: Location | None, ids: tuple[int, ...] | None = None, *, special: bool = True

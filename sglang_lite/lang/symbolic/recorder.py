@@ -378,14 +378,14 @@ class TracedBranch(Branch):
     def _forked(self) -> Recorder:
         return Recorder(self.run, self.player.way)
 
-    def submit_part(self, part: Expression, where: Location | None) -> None:
-        if isinstance(part, Symbol):
-            self.player.add_value(part, where)
-        elif isinstance(part, SglImage):
-            self.player.add_image(part, where)
+    def submit_one(self, expression: Expression, where: Location | None) -> None:
+        if isinstance(expression, Symbol):
+            self.player.add_value(expression, where)
+        elif isinstance(expression, SglImage):
+            self.player.add_image(expression, where)
         else:
-            super().submit_part(part, where)
-        if isinstance(part, GrammarBegin):
+            super().submit_one(expression, where)
+        if isinstance(expression, GrammarBegin):
             self._matcher = None  # text with symbols can't be checked
 
 
