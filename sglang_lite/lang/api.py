@@ -84,7 +84,6 @@ _KINDS = ("dtype", "choices", "regex", "json_schema", "type", "tools", "constrai
 _IN_ORDER = ("name", *named("hooks"), "dtype", "choices", "choices_method", "regex", "json_schema")  # SGLang's order
 
 
-@explains_wrong_arguments
 @written_out("gen", _IN_ORDER)
 def gen(
     name: str | None = None,
@@ -290,7 +289,6 @@ def _schema(value: Any) -> JsonSchema:
 _SHORT_IN_ORDER = ("name", *(name for name in _IN_ORDER if name in named("run")))
 
 
-@explains_wrong_arguments
 @written_out("run", _SHORT_IN_ORDER)
 def gen_int(
     name: str | None = None, max_tokens: int | None = None, *others: UserValue, **sampling: Unpack[SamplingOptions]
@@ -299,7 +297,6 @@ def gen_int(
     return _gen_dtype(int, name, max_tokens, sampling)
 
 
-@explains_wrong_arguments
 @written_out("run", _SHORT_IN_ORDER)
 def gen_string(
     name: str | None = None, max_tokens: int | None = None, *others: UserValue, **sampling: Unpack[SamplingOptions]

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from inspect import Parameter, Signature
 from typing import Final, ParamSpec, TypeVar
 
+from sglang_lite.lang.argument_names import explains_wrong_arguments
 from sglang_lite.protocol import SamplingParams
 from sglang_lite.protocol.anything import UserValue
 from sglang_lite.protocol.sampling import NO_PARAMS, Place, named, read_params
@@ -29,7 +30,7 @@ def written_out(
 
     Args:
         in_order: names of all parameters that can be given by position, if these are more than two: the function
-            receives the others by name, and has `*others` only for type checkers.
+            receives the others by name, and has `*others` only for type checkers. Wrong arguments are explained, too.
     """
     shown = {
         name: Parameter(
@@ -47,18 +48,24 @@ def written_out(
         for name in ("others", "sampling"):
             parameters.pop(name, None)
         signature = Signature(sorted(parameters.values(), key=lambda each: each.kind))
-
+        func.__signature__ = signature  # type: ignore[attr-defined] # read by `inspect.signature`
+        if not in_order:
+            return func
         call: Callable[..., _T] = func
+        free = [parameters.keys() - {*in_order[:count]} for count in range(3)]  # by the values before
+
+        @explains_wrong_arguments
+        @functools.wraps(func)
+        def bound(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+            return call(**signature.bind(*args, **kwargs).arguments)
 
         @functools.wraps(func)
         def by_name(*args: _P.args, **kwargs: _P.kwargs) -> _T:
-            if len(args) <= 2 and kwargs.keys() <= parameters.keys():
+            if len(args) <= 2 and kwargs.keys() <= free[len(args)]:
                 return func(*args, **kwargs)
-            return call(**signature.bind(*args, **kwargs).arguments)
+            return bound(*args, **kwargs)
 
-        found = by_name if in_order else func
-        found.__signature__ = signature  # type: ignore[attr-defined] # read by `inspect.signature`
-        return found
+        return by_name
 
     return with_signature
 
