@@ -6,9 +6,9 @@ from collections import Counter
 
 import pytest
 
-from sglang_lite.program.nodes import Fork, Gen, Mark, Program, Rollback, Select, Text
+from sglang_lite.program.nodes import Fork, Gen, Mark, Program, Rollback, Select, Text, Verdict
 from sglang_lite.program.play.branch import NOTHING_EXPECTED, Branch, ExpectedTokens, Totals
-from sglang_lite.protocol import Choices, Delta, Generation, Number, Played, ProgramResult, SamplingParams
+from sglang_lite.protocol import Choices, Delta, Generation, Number, Played, ProgramResult, SamplingParams, Span
 from sglang_lite.runtime.requests.schedule_hints import ScheduleHints, expected_tokens
 from sglang_lite.runtime.scheduler.admission import PATIENCE
 from sglang_lite.runtime.scheduler.admission_order import fcfs, lpm, priority
@@ -35,11 +35,12 @@ class Checked:
         self.values, self.usages, self.result = [], [], None
         self.program = engine.open_program(sink=self.told)
         self.waiting = True  # for its verdict
-        self.go_on(Text(own))
+        self.program.extend((), (Text(own),))
+        self.go_on()
 
-    def go_on(self, *nodes):
+    def go_on(self):
         self.waiting = False
-        self.program.extend((), (*nodes, Gen("x", greedy(self.tokens), judged=True)))
+        self.program.extend((), (Gen("x", greedy(self.tokens), judged=True),))
 
     def told(self, event):
         if isinstance(event, Played) and not isinstance(event.event, Delta):
@@ -52,10 +53,10 @@ class Checked:
 
     def verdict(self):
         self.waiting = False
+        self.program.judge((), len(self.values), Verdict((Span(self.values[-1]),)))
         if len(self.values) < self.rounds:
-            self.go_on(Text(self.values[-1]))
+            self.go_on()
         else:
-            self.program.extend((), (Text(self.values[-1]),))
             self.program.close()
 
 
