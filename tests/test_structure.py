@@ -450,9 +450,8 @@ FACADES = {
 LARGE_CLASSES = {
     "lang.Branch": (306, 32),
     "lang.Player": (273, 26),
-    "PushedBranch": (250, 29),
+    "PushedBranch": (250, 24),
     "EngineProgram": (250, 25),
-    "play.Player": (250, 22),
 }
 
 
