@@ -285,7 +285,7 @@ class Player(BasePlayer):
             with self._lock:  # `_next`, inlined: this is the hottest loop of the language
                 if self._current is not op:
                     return None
-                if self.pushed is not None:
+                if self.pushed is not None and self.pushed.judged:
                     self.pushed.settle(op, self.transcript.pieces)
                 if not self._queue:
                     self._current = None
@@ -297,7 +297,7 @@ class Player(BasePlayer):
         with self._lock:
             if self._current is not op:
                 return None
-            if self.pushed is not None:
+            if self.pushed is not None and self.pushed.judged:
                 self.pushed.settle(op, self.transcript.pieces)
             self._current = self._queue.popleft() if self._queue else None
             return self._current

@@ -18,7 +18,7 @@ import asyncio
 import threading
 from bisect import bisect
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
@@ -91,12 +91,14 @@ class PushedProgram:
     Attributes:
         lock: lock of all its branches; a branch's own lock is taken before it.
         closed: True if no more nodes are accepted; later nodes need a new program.
+        continued: programs in which branches of it go on, and which close when it does.
     """
 
     def __init__(self, backend: Backend, *, stream: bool, priority: int = 0, asks: bool = True) -> None:
         self.backend, self.stream, self.priority, self.asks = backend, stream, priority, asks
         self.lock = threading.RLock()
         self.closed = False
+        self.continued: list[PushedProgram] = []
         self._open: ProgramAtBackend | None = None
         self._outbox: list[tuple[PushedBranch, Node | _Given]] = []  # what is not sent yet
         self._branches: dict[Path, PushedBranch] = {}  # branches that have nodes in the program
@@ -178,6 +180,9 @@ class PushedProgram:
             self._outbox = []  # nothing waits for it
             if self._open is not None:
                 self._open.close()
+            continued, self.continued = self.continued, []
+        for program in continued:
+            program.close()
 
     def _take(self, event: ProgramEvent) -> None:
         """Dispatches an event of the program to its branch. Runs on the executor loop."""
@@ -204,6 +209,9 @@ class PushedBranch:
         forked_at: (index of the fork's node in the parent, index in the fork), or None before the fork is pushed down.
         count: number of its nodes that are pushed down.
         refused: error with which the backend has refused some of its nodes, or None.
+        judged: operations that wait for a verdict, by id.
+        before: the same branch in the program before, until the branch has played the operation behind which it goes on
+            here; else None.
     """
 
     def __init__(self, program: PushedProgram, parent: PushedBranch | None = None) -> None:
@@ -211,8 +219,9 @@ class PushedBranch:
         self.forked_at: tuple[int, int] | None = None
         self.count = 0
         self.refused: SglError | None = None
+        self.before: PushedBranch | None = None
         self._path: Path | None = () if parent is None else None
-        self._judged: dict[int, _Judged] = {}  # by id of the operation
+        self.judged: dict[int, _Judged] = {}
         self._judged_places = set[int]()  # those of all judged nodes so far
         self._inboxes: dict[_Attempt, NodeEvents] = {}  # used on the executor loop
         self._ended: SglError | None = None  # error with which the program ended
@@ -235,9 +244,11 @@ class PushedBranch:
     # ------------------------------------------------------------------ the submitting side, under the branch's lock
 
     def takes(self, op: Op) -> bool:
-        """Returns True if the program can be extended by an operation: it is open, and has the mark of a rollback."""
-        has_mark = not isinstance(op, MarkOp) or not op.back or op.mark.pushed is None or op.mark.pushed[0] is self
-        return has_mark and not self.program.closed
+        """Returns True if the program can be extended by an operation: it is open, has the mark of a rollback, and need
+        not wait with it (a join without text claims nothing there)."""
+        if isinstance(op, MarkOp) and op.back and op.mark.pushed is not None:
+            return op.mark.pushed[0] is self and not op.waits and not self.program.closed
+        return not self.program.closed
 
     def add(self, op: Op) -> None:
         """Hands over an operation."""
@@ -246,20 +257,25 @@ class PushedBranch:
                 self.program.flush(self)
 
     def fresh(self, at: Op | None, pieces: Sequence[Piece]) -> PushedBranch:
-        """Copy of the branch in a new program, for what is added after the end of the body.
+        """Copy of the branch in a new program, for what the program does not take.
 
         Args:
             at: operation behind which it begins, or None if the branch plays nothing.
             pieces: text of the branch, used if `at` is None.
         """
         old = self.program
-        pushed = PushedBranch(PushedProgram(old.backend, stream=old.stream, priority=old.priority, asks=old.asks))
-        pushed.begin_after(at, pieces)
+        program = PushedProgram(old.backend, stream=old.stream, priority=old.priority, asks=old.asks)
+        with old.lock:
+            if not old.closed:
+                old.continued.append(program)
+        pushed = PushedBranch(program)
+        pushed.begin_after(at, pieces, self)
         return pushed
 
-    def begin_after(self, at: Op | None, pieces: Sequence[Piece]) -> None:
+    def begin_after(self, at: Op | None, pieces: Sequence[Piece], before: PushedBranch) -> None:
         """Begins a program with the branch's text so far, or behind an operation. Arguments as of `fresh`."""
         if at is not None:
+            self.before = before
             self._put_judged(at, Pause()).known = 0
         for span in _spans(pieces if at is None else ()):
             self._put(Text(span.text, span.ids, span.special))
@@ -273,10 +289,12 @@ class PushedBranch:
                 return node
             return msgspec.structs.replace(node, ends=tuple(child.count for child in own))
 
-    def take_back(self, ops: Iterable[Op | None]) -> None:
+    def take_back(self, ops: Sequence[Op | None]) -> None:
         """Forgets operations that a rollback has removed: no verdict on them will come."""
         for op in ops:
-            self._judged.pop(id(op), None)
+            self.judged.pop(id(op), None)
+        if self.before is not None:
+            self.before.take_back(ops)
 
     def fail(self, ops: Sequence[Op | None], *, taken_back: bool) -> None:
         """Cancels operations, as the first of them, or the branch as a whole, has failed.
@@ -284,8 +302,10 @@ class PushedBranch:
         Args:
             taken_back: whether a rollback behind them has taken them back: then only the wait for a verdict ends.
         """
+        if self.before is not None:
+            self.before.fail(ops, taken_back=taken_back)
         with self.program.lock:
-            waits = any(id(op) in self._judged for op in ops[:1])
+            waits = any(id(op) in self.judged for op in ops[:1])
             self.take_back(ops)
             if waits or not taken_back:
                 self.program.drop(self)
@@ -298,7 +318,7 @@ class PushedBranch:
 
     def _put_judged(self, op: Op, node: Node) -> _Judged:
         self._judged_places.add(self.count)
-        judged = self._judged[id(op)] = _Judged(op, self._put(node))
+        judged = self.judged[id(op)] = _Judged(op, self._put(node))
         return judged
 
     def _add(self, op: Op) -> bool:
@@ -353,14 +373,16 @@ class PushedBranch:
 
     def note_start(self, op: Op, pieces: Sequence[Piece]) -> None:
         """Notes how much text a judged operation begins with. Called when the branch begins to play an operation."""
-        judged = self._judged.get(id(op))
-        if judged is not None and judged.known is None:
+        judged = self.judged.get(id(op))
+        if judged is None and self.before is not None:
+            self.before.note_start(op, pieces)
+        elif judged is not None and judged.known is None:
             judged.known = len(pieces)
 
     def ask_again(self, op: GenOp | SelectOp, node: Gen | Select, pieces: Sequence[Piece]) -> None:
         """Asks for an answer in the place of a judged operation, behind the text that it has added so far."""
         with self.program.lock:
-            if id(op) not in self._judged:  # and nothing of it may follow the rollback
+            if id(op) not in self.judged:  # and nothing of it may follow the rollback
                 raise RequestAbortedError("a rollback removed this node.")
             op.attempt += 1
             self._judge(op, pieces, node)
@@ -368,15 +390,21 @@ class PushedBranch:
 
     def settle(self, op: Op, pieces: Sequence[Piece]) -> None:
         """Gives the last verdict on an operation if it is judged, as the branch has played it."""
-        if id(op) in self._judged:
+        before, here = self.before, id(op) in self.judged
+        if here:
             with self.program.lock:
                 self._judge(op, pieces)
-                self._judged.pop(id(op), None)
+                judged = self.judged.pop(id(op))
                 if self.program.opened:
                     self.program.flush(self)
+            if before is not None and judged.place == 0:  # what is left of the branch there is not needed
+                self.before = None
+                before.fail((), taken_back=False)
+        elif before is not None:
+            before.settle(op, pieces)
 
     def _judge(self, op: Op, pieces: Sequence[Piece], again: Gen | Select | None = None) -> None:
-        judged = self._judged[id(op)]
+        judged = self.judged[id(op)]
         self.program.put(self, (judged.place, Verdict(tuple(_spans(pieces[judged.known :])), again)))
         judged.known = len(pieces)
 

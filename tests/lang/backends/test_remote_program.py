@@ -189,6 +189,8 @@ def long_program(s, i):
     forks += "f" + sgl.gen("f", max_tokens=6, temperature=1.0, ignore_eos=True)
     s += forks[0]["f"] + "+" + forks[1]["f"]
     s += sgl.gen("n", dtype=int, max_tokens=4)
+    s += sgl.gen("r", max_tokens=3, temperature=1.0, ignore_eos=True, check=lambda text: len(set(text)) > 2, retries=9)
+    s += sgl.select("m", ["k", "l", "o"], multi=True) + sgl.gen("e", max_tokens=4)
 
 
 def test_programs_whose_connections_are_cut_come_to_the_same():
@@ -203,7 +205,7 @@ def test_programs_whose_connections_are_cut_come_to_the_same():
                 if i % 2 == 0:
                     assert "".join(state.text_iter()) == expected.text()
                 assert state.text() == expected.text()
-                assert {n: state[n] for n in "abcn"} == {n: expected[n] for n in "abcn"}
+                assert {n: state[n] for n in "abcnrme"} == {n: expected[n] for n in "abcnrme"}
             assert proxy.cuts >= 3
             remote.shutdown()
 
