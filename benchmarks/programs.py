@@ -20,6 +20,7 @@ import argparse
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,8 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from sglang_lite.program.nodes import Fork, Gen, Join, Node, Select, Text
-from sglang_lite.protocol import Generation, Played, ProgramResult, SamplingParams
+from sglang_lite.program.nodes import Fork, Gen, Join, Node, Select, Text, Verdict
+from sglang_lite.protocol import Generation, Played, ProgramResult, SamplingParams, Span
 from tests.runtime.scripted import SteppedEngine, hashes, loaded
 
 SECTIONS = ("shared", "crowded")
@@ -138,29 +139,19 @@ def checked(engine: Counting, programs: Sequence[tuple[Node, ...]]) -> list[int]
     ends: list[int] = []
 
     def play(nodes: Sequence[Node]) -> None:
-        program = engine.open_program(sink=lambda event: sink(event))
-
-        def extend(start: int, value: str | None) -> None:
-            stop = next((i for i in range(start, len(nodes)) if isinstance(nodes[i], Gen)), None)
-            rest = nodes[start : None if stop is None else stop]
-            held = () if stop is None else (msgspec.structs.replace(nodes[stop], held=True),)
-            program.extend((), (*(() if value is None else (Text(value),)), *rest, *held))
-            places.append(stop)
-            if stop is None:
-                program.close()
-
         def sink(event: object) -> None:
             if isinstance(event, Played) and isinstance(event.event, Generation):
-                text, at = event.event.text, places[-1]
-                assert at is not None
-                engine.answers.append(lambda: extend(at + 1, text))
+                verdict = Verdict((Span(event.event.text),))
+                engine.answers.append(partial(program.judge, (), event.path[-1], verdict))
             elif isinstance(event, ProgramResult):
                 ends.append(engine.loop.steps)
             elif isinstance(event, Exception):
                 raise event
 
-        places: list[int | None] = []
-        extend(0, None)
+        program = engine.open_program(sink=sink)
+        judged = [msgspec.structs.replace(node, judged=True) if isinstance(node, Gen) else node for node in nodes]
+        program.extend((), judged)
+        program.close()
 
     for nodes in programs:
         play(nodes)
