@@ -31,7 +31,8 @@ def test_an_engine_process_is_started_before_heavy_packages_are_imported():
 def test_an_engine_on_a_cpu_needs_no_triton():
     """Which is a package of Linux on x86 only."""
     modules = (
-        "core.engine_thread, load_model, models.load_transformers, embedding.load, attention.torch, executor.cpu_runner"
+        "core.engine_thread, loading.load_model, models.load_transformers, embedding.load, attention.torch, "
+        "executor.cpu_runner"
     )
     names = ", ".join(f"sglang_lite.runtime.{name}" for name in modules.split(", "))
     run(f"import sys; sys.modules['triton'] = None; import {names}")
