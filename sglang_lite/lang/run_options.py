@@ -49,7 +49,11 @@ def settings_of(given: Mapping[str, UserValue]) -> RunSettings:
     """
     if given.keys() <= {"backend"}:
         return _PLAIN
-    values = {name: value for name, value in given.items() if name in _PARAMS and value is not None}
+    values = {
+        name: value
+        for name, value in given.items()
+        if name in _PARAMS and value is not None and not (value is False and _PARAMS[name].default is False)
+    }  # what is off by itself, SGLang's ignore_eos=False, asks nothing of a backend
     own = {name: value for name, value in given.items() if name in _OWN}
     if (seed := own.get("seed")) is not None:
         if isinstance(seed, bool) or not isinstance(seed, numbers.Integral):
