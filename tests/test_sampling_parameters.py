@@ -167,11 +167,11 @@ def test_the_last_values_in_sglangs_order_are_constraints():
     assert sgl.gen("a", *unset, None, None, None, "[0-9]").node.constraint == sgl.Regex("[0-9]")
 
 
-def test_a_default_that_a_run_is_given_counts_as_set():
+def test_a_default_that_a_run_is_given_counts_as_set_unless_it_is_off_by_itself():
     script = sgl.ScriptedBackend(default="x")
     program = sgl.function(lambda s: s.__iadd__(sgl.gen("a")))
     program.run(backend=script, ignore_eos=False, max_new_tokens=128, top_k=None).sync()
-    assert given_values(script.calls[0].params) == {"max_tokens": 128, "ignore_eos": False}
+    assert given_values(script.calls[0].params) == {"max_tokens": 128}
 
 
 @pytest.mark.parametrize("parameter", named("run").values(), ids=named("run"))
