@@ -251,7 +251,7 @@ class PushedBranch:
         return not self.program.closed
 
     def add(self, op: Op) -> None:
-        """Hands over an operation."""
+        """Pushes an operation down."""
         with self.program.lock:
             if self._add(op):
                 self.program.flush(self)
