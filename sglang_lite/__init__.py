@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from sglang_lite.compat.sglang.engine import Engine
     from sglang_lite.compat.sglang.runtime import Runtime
     from sglang_lite.constraints.coerce import Grammar
+    from sglang_lite.constraints.json_schema.quotes import quote
     from sglang_lite.errors import (
         BackendError,
         BatchError,
@@ -100,6 +101,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "constraints.coerce": ("Grammar",),
+    "constraints.json_schema.quotes": ("quote",),
     "errors": (
         "BackendError", "BatchError", "BudgetError", "CapabilityError", "CompileError", "ConstraintError",
         "DownloadError", "EngineClosedError", "ModelError", "OverloadedError", "ParameterError", "ProgramError",
@@ -156,9 +158,10 @@ __all__ = [  # a literal, for type checkers
     "ServerArgs", "SglError", "TemplateError", "ToolCall", "ToolError", "TraceError", "UnknownVariableError",
     "ValueValidationError", "VertexAI", "__version__", "assistant", "assistant_begin", "assistant_end", "errors",
     "flush_cache", "function", "gen", "gen_int", "gen_string", "get_server_info", "global_config", "grammar",
-    "greedy_token_selection", "image", "load", "price", "record", "select", "separate_reasoning", "server_for_tests",
-    "set_default_backend", "system", "system_begin", "system_end", "testing", "token_length_normalized",
-    "unconditional_likelihood_normalized", "use_tools", "user", "user_begin", "user_end", "video",
+    "greedy_token_selection", "image", "load", "price", "quote", "record", "select", "separate_reasoning",
+    "server_for_tests", "set_default_backend", "system", "system_begin", "system_end", "testing",
+    "token_length_normalized", "unconditional_likelihood_normalized", "use_tools", "user", "user_begin", "user_end",
+    "video",
 ]  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import Annotated
 
 import pytest
 from pydantic import BaseModel
@@ -38,6 +39,7 @@ def test_every_table_shows_statements():
 def test_a_statement_of_the_page_runs(code):
     def body(s):
         s += "Well, "
-        exec(compile(code, PAGE.name, "exec"), {"sgl": sgl, "s": s, "Person": Person, "add": add, "question": "Why?"})
+        names = {"sgl": sgl, "s": s, "Person": Person, "Annotated": Annotated, "add": add, "question": "Why?"}
+        exec(compile(code, PAGE.name, "exec"), names)
 
     sgl.function(body).run(backend=sgl.ScriptedBackend(), seed=1).sync()

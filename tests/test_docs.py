@@ -55,6 +55,15 @@ def test_the_first_program_of_the_readme_prints_what_it_shows(model_file, capsys
     assert capsys.readouterr().out.splitlines() == re.findall(r"^print\(.*\)  # (.*)$", text, re.MULTILINE)
 
 
+def test_the_program_of_quotes_prints_what_it_shows(model_file, capsys):
+    page = (ROOT / "docs" / "constraints.md").read_text()
+    text, shown = re.search(r"(from typing import Annotated\n.*?)```.*?```\n(.*?)```", page, re.DOTALL).groups()
+    with sgl.Engine(deterministic=True, dtype="float32", in_process=True) as engine:
+        sgl.set_default_backend(engine)
+        exec(compile(text, "constraints.md", "exec"), {"__name__": "constraints", "sgl": sgl})
+    assert capsys.readouterr().out == shown
+
+
 def test_the_program_of_coroutines_in_the_readme_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     backend = sgl.ScriptedBackend({"Rate the plan.": "3", "Do better": "a better plan"}, default="a plan")

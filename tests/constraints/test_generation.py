@@ -6,6 +6,7 @@ SGLANG_LITE_RANDOM_SCHEMAS=1000 takes that many schemas.
 import os
 import random
 import threading
+from typing import Annotated
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ import torch
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
+import sglang_lite as sgl
 from sglang_lite import Engine
 from sglang_lite.constraints.json_schema.normal_form import normalise
 from sglang_lite.constraints.schema import json_schema, parse_json
@@ -120,3 +122,23 @@ def test_what_is_forced_from_the_middle_of_a_character_on_is_generated(engine, s
     constraint = Choices(("ênd of it", "ünd of it"))  # of which no character is a token
     generation = engine.complete("x", SamplingParams(max_tokens=50, seed=seed), constraint)
     assert (generation.text in constraint.options, generation.finish_reason) == (True, "stop")
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_generated_quotes_are_spans_and_the_metadata_says_which(engine, seed):
+    rng = random.Random(seed)
+    some = ["aa", "ab", "b", "\u00e9", " ", " ", '"', "\\", "\r\n", "0.5", "\U0001f600", ", "]
+    documents = ["".join(rng.choice(some) for _ in range(length)) + "." for length in (5, 30)]
+
+    @sgl.function
+    def cite(s):
+        s += "x" + sgl.gen("quotes", type=list[Annotated[str, sgl.quote(*documents)]], max_tokens=400, temperature=1)
+
+    states = cite.run_batch([{}] * 5, backend=engine, seed=seed, on_error="return")
+    finished = [state for state in states if isinstance(state, sgl.ProgramState)]
+    for state in finished:
+        found = state.get_meta_info("quotes")["quotes"]
+        assert [each["pointer"] for each in found] == [f"/{i}" for i in range(len(state["quotes"]))]
+        assert [documents[each["source"]][each["start"] : each["end"]] for each in found] == state["quotes"]
+    assert all("max_tokens ended" in str(state) for state in states if state not in finished)
+    assert finished

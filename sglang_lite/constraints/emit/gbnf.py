@@ -17,6 +17,7 @@ from sglang_lite.constraints.formal.nodes import (
     Node,
     Ref,
     Repeat,
+    Substring,
     alternation,
     concat,
 )
@@ -26,8 +27,8 @@ MAX_RULES = 20_000  # rules, including those for states of automata
 
 
 def to_gbnf(language: Language) -> str:
-    """Grammar text whose start is the rule `root`. The notation has no intersections and complements; they are written
-    as the states of their automata.
+    """Grammar text whose start is the rule `root`. The notation has no intersections, complements and substrings; they
+    are written as the states of their automata.
 
     Raises:
         ConstraintError: the language is nested too deeply, or needs too many rules or states.
@@ -71,7 +72,7 @@ class _Speller:
                 return f"({self._body(inner)}){repetition_sign(least, most)}"
             case Ref(name):
                 return self._names[name]
-            case Intersection() | Complement():
+            case Intersection() | Complement() | Substring():
                 if node not in self._automata:
                     self._automata[node] = self._states(node)
                 return self._automata[node]

@@ -21,6 +21,7 @@ from sglang_lite.constraints.formal.nodes import (
     Node,
     Ref,
     Repeat,
+    Substring,
     alternation,
     children,
     concat,
@@ -148,6 +149,8 @@ class _Speller:
                 return _group(" & ", texts, self._terminals, "T")
             case Complement():
                 return self._terminal(Intersection((node,)))
+            case Substring():
+                return f"%regex {_JSON({'substring_chunks': node.pieces})}", 0
         raise AssertionError(f"a {type(node).__name__} is no part of a terminal")
 
     def _part(self, node: Node) -> tuple[str, int]:

@@ -30,6 +30,7 @@ from sglang_lite.constraints.formal.nodes import (
     Node,
     Ref,
     Repeat,
+    Substring,
     alternation,
     children,
     concat,
@@ -444,6 +445,8 @@ def _widened(node: Node) -> Node:
     match node:
         case Complement():  # widening the inside would narrow the complement
             return node
+        case Substring(text):
+            return Repeat(CharSet(charsets.singles("".join(set(text)))), 0, None)
         case Repeat(inner, least, most):
             counted = least > 1 or (most is not None and most > 1)
             return Repeat(_widened(inner), min(least, 1), None if counted else most)

@@ -26,6 +26,7 @@ from sglang_lite.constraints.formal.nodes import (
     Node,
     Ref,
     Repeat,
+    Substring,
     children,
     literal_texts,
 )
@@ -63,6 +64,9 @@ class Automaton:
         self._class_of[surrogates] = _NO_CLASS
         self._terms = Terms(every)
         self._steps: dict[tuple[State, Symbol], State] = {}
+        self._sources: list[Substring] = []  # texts whose substrings are in the nodes
+        self._source_steps: dict[State, dict[Symbol, State]] = {}  # all steps of their states, by state
+        self._offsets = 0  # indexes of texts in all these states
         self._references: dict[State, frozenset[str]] = {}
         self._nonempty: dict[State, bool] = {}
         self.starts = [self._state(node) for node in nodes]
@@ -81,7 +85,7 @@ class Automaton:
     @property
     def size(self) -> int:
         """Approximate memory in bytes."""
-        return 300 * len(self._terms) + 200 * len(self._steps)
+        return 300 * len(self._terms) + 200 * len(self._steps) + 40 * self._offsets
 
     def class_of(self, char: str) -> Symbol:
         return self._class_of[bisect_right(self._bounds, ord(char)) - 1]
@@ -209,6 +213,10 @@ class Automaton:
                 for char in reversed(text):
                     state = terms.concat(terms.characters(self._masks[_single(char)]), state)
                 return state
+            case Substring(_, cuts):
+                if node not in self._sources:
+                    self._sources.append(node)
+                return self._in_source(self._sources.index(node), [i for i, cut in enumerate(cuts) if cut])
             case Ref(name):
                 return terms.term("ref", name, nullable=name in self._empty_rules)
             case Concat(parts):
@@ -225,10 +233,33 @@ class Automaton:
             case Complement(inner):
                 return terms.complement(self._state(inner))
 
+    def _in_source(self, source: int, offsets: list[int]) -> State:
+        """State of the texts that lead from some indexes of a source to one of its cuts."""
+        found = self._sources[source]
+        if offsets == [len(found.text)]:
+            return DONE
+        self._offsets += len(offsets)
+        nullable = any(found.cuts[i] for i in offsets)
+        return self._terms.term("source", source, tuple(offsets), nullable=nullable)
+
+    def _step_in_source(self, state: State, symbol: Symbol) -> State:
+        steps = self._source_steps.get(state)
+        if steps is None:
+            _, source, offsets = self._terms[state]
+            text, after = self._sources[source].text, dict[str, list[int]]()
+            for i in offsets:
+                if i < len(text):
+                    after.setdefault(text[i], []).append(i + 1)
+            steps = {self.class_of(char): self._in_source(source, each) for char, each in after.items()}
+            self._source_steps[state] = steps
+        return steps.get(symbol, DEAD)
+
     def _derive(self, state: State, symbol: Symbol) -> State:
         terms = self._terms
         kind, *rest = terms[state]
         match kind:
+            case "source":
+                return self._step_in_source(state, symbol)
             case "set":
                 return DONE if isinstance(symbol, int) and rest[0] >> symbol & 1 else DEAD
             case "ref":
@@ -279,6 +310,8 @@ def may_be_empty(node: Node, empty_rules: Set[str] = frozenset()) -> bool:
             return least == 0 or below(inner)
         case Complement(inner):
             return not below(inner)
+        case Substring():
+            return True
     return False
 
 
@@ -306,6 +339,8 @@ def _classes(nodes: Iterable[Node]) -> tuple[list[int], list[int], dict[CharSet,
             sets[node] = None
         elif isinstance(node, LiteralText):
             sets.update(dict.fromkeys(map(_single, node.text)))
+        elif isinstance(node, Substring):
+            sets.update(dict.fromkeys(map(_single, sorted(set(node.text)))))
         stack += children(node)
     bounds = sorted({0, *(bound for s in sets for low, high in s.ranges for bound in (low, high + 1))} - {LAST + 1})
     members: list[list[int]] = [[] for _ in bounds]
@@ -338,8 +373,15 @@ def accepts(node: Node, text: str) -> bool:
     """Returns True if a text is in a regular language."""
     if isinstance(node, LiteralText):
         return text == node.text
-    if isinstance(node, Alternation) and (texts := _listed(node.options)) is not None:
-        return text in texts
+    if isinstance(node, Substring):
+        return node.find(text) is not None
+    if isinstance(node, Intersection):
+        return all(accepts(part, text) for part in node.parts)
+    if isinstance(node, Alternation):
+        if (texts := _listed(node.options)) is not None:
+            return text in texts
+        if any(isinstance(option, Substring) for option in node.options):
+            return any(accepts(option, text) for option in node.options)
     found = automaton(node)
     return found.accepting(found.run(found.start, text))
 

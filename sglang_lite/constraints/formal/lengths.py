@@ -17,6 +17,7 @@ from sglang_lite.constraints.formal.nodes import (
     Node,
     Ref,
     Repeat,
+    Substring,
     alternation,
     concat,
     repeat,
@@ -36,6 +37,8 @@ def lengths(node: Node) -> Lengths:
             return 1, 1
         case LiteralText(text):
             return len(text), len(text)
+        case Substring(text):
+            return 0, len(text)
         case Concat(parts):
             each = [lengths(part) for part in parts]
             return sum([low for low, _ in each]), _highest(each, sum)

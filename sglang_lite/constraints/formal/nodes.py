@@ -6,8 +6,10 @@ constraint on output (regex, schema, grammar) becomes one `Language`, and engine
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 from sglang_lite.constraints.formal import charsets
@@ -94,6 +96,38 @@ class LiteralText:
 
 
 @dataclass(frozen=True, slots=True)
+class Substring:
+    """Some successive pieces of a text, or the empty text.
+
+    Attributes:
+        text: the text, which is not empty.
+        cuts: for each index of the text, its end included, 1 if a piece may begin or end there, and else 0.
+    """
+
+    text: str
+    cuts: bytes
+    refers: ClassVar[bool] = False
+
+    @property
+    def size(self) -> int:
+        return 100 + len(self.text) * (2 if self.text.isascii() else 4)
+
+    @property
+    def pieces(self) -> list[str]:
+        """Pieces of the text, in order."""
+        bounds = [match.start() for match in _CUT.finditer(self.cuts)]
+        return [self.text[start:end] for start, end in pairwise(bounds)]
+
+    def find(self, text: str) -> int | None:
+        """Index at which some successive pieces that make up `text` begin for the first time, or None if there are
+        none."""
+        at = self.text.find(text)
+        while at >= 0 and not (self.cuts[at] and self.cuts[at + len(text)]):
+            at = self.text.find(text, at + 1)
+        return None if at < 0 else at
+
+
+@dataclass(frozen=True, slots=True)
 class Concat(_CachedFacts):
     """One text of each part, in order."""
 
@@ -144,9 +178,11 @@ class Ref:
     size: ClassVar[int] = 120
 
 
-Node: TypeAlias = "CharSet | LiteralText | Concat | Alternation | Repeat | Intersection | Complement | Ref"
+Node: TypeAlias = "CharSet | LiteralText | Substring | Concat | Alternation | Repeat | Intersection | Complement | Ref"
 
 MAX_COUNT = 1_000_000  # maximum count of a repeat that is merged from two
+
+_CUT = re.compile(b"\x01")
 
 EMPTY = Concat(())
 NOTHING = CharSet(())
@@ -180,6 +216,23 @@ def literal(text: str) -> Node:
     if not text.isascii() and charsets.has_surrogates(text):
         raise ConstraintError(f"{text!r} has a lone surrogate in it, which is no character.")
     return LiteralText(text) if text else EMPTY
+
+
+def substring(pieces: Iterable[str]) -> Node:
+    """Node of the texts of some successive pieces, the empty text included.
+
+    Raises:
+        ConstraintError: a piece contains a lone surrogate.
+    """
+    pieces = list(pieces)
+    text = "".join(pieces)
+    if not text.isascii() and charsets.has_surrogates(text):
+        raise ConstraintError("the text has a lone surrogate in it, which is no character.")
+    cuts = bytearray(len(text) + 1)
+    cuts[0] = 1
+    for end in accumulate(map(len, pieces)):
+        cuts[end] = 1
+    return Substring(text, bytes(cuts)) if text else EMPTY
 
 
 def concat(*parts: Node) -> Node:

@@ -23,7 +23,7 @@ class Terms:
     small if equal languages become equal terms.
 
     A term is a tuple: ("set", mask of character classes), ("ref", rule), (".", first, second), ("|", …), ("&", …),
-    ("~", state) or ("{", state, least, most).
+    ("~", state), ("{", state, least, most) or ("source", number of a text, indexes of it).
 
     Args:
         characters: mask of all character classes.

@@ -8,14 +8,17 @@ from typing import Any
 
 from sglang_lite.constraints.formal.automaton import accepts
 from sglang_lite.constraints.formal.nodes import NOTHING, literal_texts
+from sglang_lite.constraints.json_schema.document import pointer_token
 from sglang_lite.constraints.json_schema.formulas import Formula, ValidAt, any_of
 from sglang_lite.constraints.json_schema.normal_form import document_of
 from sglang_lite.constraints.json_schema.numbers import is_finite, to_fraction
+from sglang_lite.constraints.json_schema.quotes import KEYWORD, QuoteLocation, located
 from sglang_lite.constraints.json_schema.reader import SchemaReader
 from sglang_lite.constraints.json_schema.values import ANY_VALUE, ValueSet
 from sglang_lite.constraints.json_schema.wellformed import refuse_non_finite
 from sglang_lite.constraints.memo import memoized
 from sglang_lite.protocol import ConstraintError, JsonSchema
+from sglang_lite.protocol.anything import Json
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +53,10 @@ class AllowedValues:
     @property
     def strings(self) -> bool:
         return self._values.strings != NOTHING
+
+    def quote(self, text: str) -> QuoteLocation | None:
+        """Location of a string in the documents that it must quote, or None if it need not be a quote."""
+        return located(self._values.strings, text)
 
     @property
     def arrays(self) -> bool:
@@ -114,6 +121,28 @@ class AllowedValues:
     @property
     def _values(self) -> ValueSet:
         return ANY_VALUE if self.schema is None else _values(self.schema, self.formula)
+
+
+def quotes_of(schema: JsonSchema, value: Json) -> list[dict[str, Json]]:
+    """Quotes in a valid value, in order, each as {"pointer", "source", "start", "end"}: the JSON Pointer of the string,
+    the number of the document, and the characters of the quote there, from `start` to before `end`.
+    """
+    found: list[dict[str, Json]] = []
+    stack = [("", AllowedValues.of(schema), value)] if KEYWORD in schema.schema else []
+    while stack:
+        pointer, allowed, each = stack.pop()
+        below: list[tuple[str, AllowedValues, Any]] = []
+        match each:
+            case str():
+                if (location := allowed.quote(each)) is not None:
+                    source, start, end = location
+                    found.append({"pointer": pointer, "source": source, "start": start, "end": end})
+            case list():
+                below = [(f"{pointer}/{i}", allowed.item(i), item) for i, item in enumerate(each)]
+            case dict():
+                below = [(f"{pointer}/{pointer_token(n)}", allowed.member(n), item) for n, item in each.items()]
+        stack += reversed(below)
+    return found
 
 
 @memoized

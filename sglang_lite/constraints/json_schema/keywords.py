@@ -24,7 +24,7 @@ from sglang_lite.constraints.formal.nodes import (
     complement,
     literal,
 )
-from sglang_lite.constraints.json_schema import formats, numbers, write_numbers
+from sglang_lite.constraints.json_schema import formats, numbers, quotes, write_numbers
 from sglang_lite.constraints.json_schema.document import Document, SchemaLocation
 from sglang_lite.constraints.json_schema.formulas import Const, Formula, all_of
 from sglang_lite.constraints.json_schema.numbers import NumberRange, is_finite, to_fraction
@@ -179,6 +179,11 @@ def _string(context: Context, schema: Schema, location: SchemaLocation, track_ev
     return replace(ANY_VALUE, strings=strings)
 
 
+def _quote(context: Context, schema: Schema, location: SchemaLocation, track_evaluated: bool) -> ValueSet:
+    with errors_at(location, quotes.KEYWORD):
+        return replace(ANY_VALUE, strings=quotes.quote_in(schema[quotes.KEYWORD], context.document.at).node)
+
+
 def _array(context: Context, schema: Schema, location: SchemaLocation, track_evaluated: bool) -> ValueSet:
     prefix, rest = "prefixItems", "items"
     if isinstance(schema.get("items"), list):
@@ -280,6 +285,7 @@ READERS: dict[str, _KeywordReader] = {
     "const": _const,
     **dict.fromkeys(_LIMITS, _number),
     **dict.fromkeys(("minLength", "maxLength", "pattern", "format"), _string),
+    quotes.KEYWORD: _quote,
     **dict.fromkeys(_ITEMS, _array),
     **dict.fromkeys(_MEMBERS, _object),
 }

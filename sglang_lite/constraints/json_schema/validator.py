@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from sglang_lite.constraints.formal.automaton import accepts
-from sglang_lite.constraints.json_schema import formats
+from sglang_lite.constraints.json_schema import formats, quotes
 from sglang_lite.constraints.json_schema.document import REFERENCES, Document, SchemaLocation
 from sglang_lite.constraints.json_schema.numbers import to_fraction
 from sglang_lite.constraints.memo import memoized
@@ -48,6 +48,7 @@ def _validator(constraint: JsonSchema) -> tuple[Any, _ReferencePath]:
         "patternProperties": _pattern_properties,
         "additionalProperties": _additional_properties,
         "multipleOf": _multiple_of,
+        quotes.KEYWORD: _quote,
         "format": _format if constraint.format == "assert" else _no_violations,
     }
     keywords |= {name: partial(_reference, name) for name in REFERENCES if name in draft.VALIDATORS}
@@ -194,6 +195,14 @@ def _pattern(validator: Any, pattern: str, value: Any, schema: Any) -> Iterator[
 def _format(validator: Any, name: str, value: Any, schema: Any) -> Iterator[Any]:
     if isinstance(value, str) and name in formats.ASSERTED and not formats.is_valid(name, value):
         yield _violation(f"{value!r} is not a {name!r}")
+
+
+def _quote(validator: Any, keyword: Any, value: Any, schema: Any) -> Iterator[Any]:
+    if isinstance(value, str):
+        path: _ReferencePath = validator.format_checker
+        quote = quotes.quote_in(keyword, path.document.at)
+        if not accepts(quote.node, value):
+            yield _violation(f"{value!r:.200} is not {quote}")
 
 
 def _multiple_of(validator: Any, step: float, value: Any, schema: Any) -> Iterator[Any]:

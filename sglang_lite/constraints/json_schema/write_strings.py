@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from functools import lru_cache
 
@@ -20,6 +21,7 @@ from sglang_lite.constraints.formal.nodes import (
     LiteralText,
     Node,
     Repeat,
+    Substring,
     alternation,
     concat,
     literal,
@@ -30,6 +32,7 @@ from sglang_lite.constraints.syntax.regex import parse
 
 _SHORT = {'"': '\\"', "\\": "\\\\", "\b": "\\b", "\f": "\\f", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
 _ESCAPED = {code: _SHORT.get(chr(code), f"\\u{code:04x}") for code in (*range(32), ord('"'), ord("\\"))}
+_TO_ESCAPE = re.compile(r'["\\\0-\x1f]')
 _ESCAPED_SET = charsets.union((code, code) for code in _ESCAPED)
 
 _ANY_CHARACTER = parse(r'[^"\\\0-\x1f]|\\(?:["\\bfnrt]|u00(?:0[0-7bef]|1[0-9a-f]))')
@@ -79,9 +82,22 @@ def _written(node: Node) -> Node:
             return _character(node)
         case LiteralText(text):
             return LiteralText(_JSON(text)[1:-1])
+        case Substring():
+            return _written_substring(node)
         case Complement(inner):  # relative to valid JSON strings, not to all texts
             return Intersection((_ANY_CHARACTERS, Complement(_written(inner))))
     return mapped(node, _written)
+
+
+def _written_substring(node: Substring) -> Substring:
+    """Substring whose pieces are those of another one as written. No piece begins or ends inside of an escape."""
+    texts, cuts, at = list[str](), list[bytes](), 0
+    for match in _TO_ESCAPE.finditer(node.text):
+        escape = _ESCAPED[ord(match[0])]
+        texts += node.text[at : match.start()], escape
+        cuts += node.cuts[at : match.end()], bytes(len(escape) - 1)
+        at = match.end()
+    return Substring("".join((*texts, node.text[at:])), b"".join((*cuts, node.cuts[at:])))
 
 
 @lru_cache(maxsize=1024)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sglang_lite.constraints.json_schema.document import subschemas
+from sglang_lite.constraints.json_schema.quotes import KEYWORD, SOURCES
 
 Json = dict[str, Any]
 
@@ -56,3 +57,16 @@ def without_marks(schema: Json) -> SchemaOfType:
         schema = {**schema["$defs"][name], "$defs": schema["$defs"]}
         sets += [each.removeprefix(f"/$defs/{name}") for each in sets if each.startswith(f"/$defs/{name}/")]
     return SchemaOfType(schema, tuple(not_expressed), tuple(sets))
+
+
+def with_shared_sources(schema: Json) -> Json:
+    """Schema in which each text that quotes refer to is written once."""
+    numbers: dict[str, str] = {}
+    queue = [schema]
+    for each in queue:
+        if isinstance(each, dict):
+            if KEYWORD in each:
+                found = [numbers.setdefault(text, str(len(numbers))) for text in each[KEYWORD]["sources"]]
+                each[KEYWORD] = {**each[KEYWORD], "sources": [{"$ref": f"#/{SOURCES}/{number}"} for number in found]}
+            queue += [below for _, below in subschemas(each)]
+    return {**schema, SOURCES: {number: text for text, number in numbers.items()}} if numbers else schema

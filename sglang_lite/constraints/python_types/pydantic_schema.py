@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
+from dataclasses import replace
 from enum import Enum
 from functools import partial
 from typing import Any
@@ -16,8 +17,16 @@ from typing import Any
 from pydantic import PydanticUserError, TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema
 
+from sglang_lite.constraints.json_schema.quotes import Quote
 from sglang_lite.constraints.python_types import patterns as patterns
-from sglang_lite.constraints.python_types.marks import SET, Json, SchemaOfType, marked, without_marks
+from sglang_lite.constraints.python_types.marks import (
+    SET,
+    Json,
+    SchemaOfType,
+    marked,
+    with_shared_sources,
+    without_marks,
+)
 from sglang_lite.constraints.python_types.scalars import SCALARS, CoreNode, all_patterns
 from sglang_lite.protocol import ConstraintError
 from sglang_lite.protocol.anything import UserValue
@@ -65,7 +74,8 @@ def schema_of(adapter: TypeAdapter[UserValue], name: str) -> SchemaOfType:
             f"type: {name} has no JSON schema: {error.message}.",
             hint="Use a type that JSON has values of, or say what they look like with pydantic's WithJsonSchema.",
         ) from error
-    return without_marks(schema)
+    found = without_marks(schema)
+    return replace(found, schema=with_shared_sources(found.schema))
 
 
 def schemas_of(adapters: Sequence[tuple[str, TypeAdapter[UserValue]]]) -> tuple[dict[str, Json], Json]:
@@ -98,7 +108,9 @@ class TypeSchema(GenerateJsonSchema):
         if kind.startswith("function-"):
             function = schema["function"]["function"]
             name = _name_of(function)
-            if _is_pydantic(function) and name in _SOUND:
+            if isinstance(getattr(function, "__self__", None), Quote):
+                pass  # the schema says it
+            elif _is_pydantic(function) and name in _SOUND:
                 found = _SOUND[name] or found
             else:
                 found = marked(found, f"by the function {name}")

@@ -36,6 +36,7 @@ from sglang_lite.constraints.formal.nodes import (
     literal,
     mapped,
     repeat,
+    substring,
 )
 from sglang_lite.constraints.syntax import regex
 from sglang_lite.constraints.syntax.scanner import Scanner, checked_references, special_token
@@ -51,8 +52,6 @@ _INSTEAD = {  # hints for attributes of rules that only llguidance supports
     "max_tokens": "Use gen(max_tokens=…) inside of s.grammar(…).",
     "temperature": "Use gen(temperature=…) inside of s.grammar(…).",
 }  # fmt: skip
-_PIECES = "%piece "  # prefix of rule names for substrings, which terminals may refer to
-_MAX_CHUNKS = 1_000  # maximum number of pieces of a %regex text
 _STRING = r'"((?:\\.|[^"\\\n])*)"(i?)'
 _REGEX = r"/((?:\\.|[^/\\\n])+)/([imslux]*)"
 _ATTRIBUTES = rf"\[(?:{_STRING}|{_REGEX}|[^\]\n\"/])*\]"
@@ -237,7 +236,7 @@ class _Parser:
         if scanner.take("%json"):
             return self._json(at)
         if scanner.take("%regex"):
-            return self._terminal(self._substrings(_read_pieces(scanner, at)))
+            return self._terminal(_read_substring(scanner, at))
         for opening, closing in ((r"\(", r"\)"), (r"\[", r"\]")):
             if scanner.take(opening):
                 scanner.enter_group()
@@ -274,14 +273,6 @@ class _Parser:
         scanner.expect(r"\}", "a closing }")
         return self._templates.use(name, arguments, at)
 
-    def _substrings(self, pieces: list[str]) -> Node:
-        """Node of the texts of some successive pieces; the empty text is included."""
-        first = f"{_PIECES}{len(self._rules)}-"
-        for i, piece in enumerate([*pieces, ""]):
-            rest = (literal(piece), Ref(f"{first}{i + 1}")) if piece or i < len(pieces) else ()
-            self._rules[f"{first}{i}"] = alternation((literal(""), concat(*rest)))
-        return alternation(Ref(f"{first}{i}") for i in range(len(pieces) + 1))
-
     def _json(self, at: int) -> Node:
         schema = _read_json(self._scanner, "%json", at)
         name = f"%json {len(self._schemas)}"
@@ -308,8 +299,6 @@ class _Parser:
         match node:
             case Ref(name) if _is_terminal(name):
                 return self._resolved(name, inside)
-            case Ref(name) if name.startswith(_PIECES):
-                return node
             case Ref(name):
                 self._scanner.fail(f"a terminal, or a lazy rule, refers to the rule {name}", self._uses.get(name, 0))
         return mapped(node, partial(self._without_names, inside=inside))
@@ -341,8 +330,8 @@ def _read_json(scanner: Scanner, directive: str, at: int) -> Any:
     return found
 
 
-def _read_pieces(scanner: Scanner, at: int) -> list[str]:
-    """Pieces into which a `%regex` directive cuts a text: characters, words, or those that it lists."""
+def _read_substring(scanner: Scanner, at: int) -> Node:
+    """Node of a `%regex` directive: some successive pieces of a text, which are characters, words, or listed."""
     options = _read_json(scanner, "%regex", at)
     kind, value = next(iter(options.items())) if isinstance(options, dict) and len(options) == 1 else ("", None)
     if kind == "substring_chunks" and isinstance(value, list) and all(isinstance(each, str) for each in value):
@@ -351,11 +340,9 @@ def _read_pieces(scanner: Scanner, at: int) -> list[str]:
         pieces = list(value) if kind == "substring_chars" else re.findall(r"\w+|\W", value)
     else:
         scanner.fail("%regex has substring_chars, substring_words or substring_chunks", at)
-    if any(charsets.has_surrogates(piece) for piece in pieces):
+    if any(map(charsets.has_surrogates, pieces)):
         scanner.fail("a lone surrogate is no character", at)
-    if len(pieces) > _MAX_CHUNKS:
-        scanner.fail(f"{len(pieces):,} pieces, the limit is {_MAX_CHUNKS:,}", at)
-    return pieces
+    return substring(pieces)
 
 
 def _shortest(node: Node) -> Node:

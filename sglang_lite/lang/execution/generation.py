@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import msgspec
 
+from sglang_lite.constraints.json_schema.allowed_values import quotes_of
+from sglang_lite.constraints.json_schema.quotes import KEYWORD
 from sglang_lite.constraints.matching import validate
 from sglang_lite.lang.backend.base import Backend, name_of
 from sglang_lite.lang.backend.planning import NodeQuestion
@@ -420,6 +424,7 @@ def _accept(player: BasePlayer, op: GenOp, generations: Sequence[Generation], va
         raise ProgramError(f"the backend returned {len(generations)} of {samples} samples.")
     if op.expression.value_type is None and isinstance(op.expression.node.constraint, JsonSchema):
         generations = [_warned_if_cut(op, generation) for generation in generations]
+    generations = _with_quotes(op, generations)
     if _of_logprobs(op.node.params) != _NO_LOGPROBS and (unused := _without_logprobs(op.node.params)):
         warning = f"{', '.join(unused)}: has no effect without return_logprob=True"
         generations = [_warned(op, generation, warning) for generation in generations]
@@ -437,6 +442,22 @@ def _accept(player: BasePlayer, op: GenOp, generations: Sequence[Generation], va
     variable.record, variable.end_position = list(generations) if several else first, behind
     op.ended = player.run.account.played(variable.record)
     variable.set(list(values) if several else values[0])
+
+
+def _with_quotes(op: GenOp, generations: Sequence[Generation]) -> Sequence[Generation]:
+    """Generations whose metadata says where the quotes of their values are."""
+    constraint = op.expression.node.constraint
+    if not isinstance(constraint, JsonSchema) or KEYWORD not in constraint.schema:
+        return generations
+    reasons = op.expression.options is not None and op.expression.options.reasoning is not None
+    found = []
+    for generation in generations:
+        text = _split(op, generation)[1] if reasons else generation.text
+        with suppress(ValueError, RecursionError):  # max_tokens may have cut the text of a schema
+            quotes = quotes_of(constraint, json.loads(text))
+            generation = msgspec.structs.replace(generation, meta={**generation.meta, "quotes": quotes})
+        found.append(generation)
+    return found
 
 
 def _warned_if_cut(op: GenOp, generation: Generation) -> Generation:

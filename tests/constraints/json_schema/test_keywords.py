@@ -31,6 +31,7 @@ ENFORCED: dict[str, Any] = {
     "maxLength": ({"type": "string", "maxLength": 2}, ['"é😀"', '""'], ['"abc"']),
     "pattern": ({"type": "string", "pattern": "b+$"}, ['"abb"'], ['"ba"']),
     "format": ({"type": "string", "format": "date"}, ['"2024-02-29"'], ['"2023-02-29"']),
+    "x-quote": ({"type": "string", "x-quote": "one, two"}, ['"one"', '"one, two"'], ['"two one"', '"tw"', '""']),
     "prefixItems": ({**ARRAY, "prefixItems": [{"type": "null"}]}, ["[null, 1]", "[]"], ["[1]"]),
     "items": ({**ARRAY, "items": {"type": "null"}}, ["[null, null]"], ["[1]"]),
     "additionalItems": ({"$schema": OLD, **ARRAY, "items": [True], "additionalItems": False}, ["[1]"], ["[1, 2]"]),

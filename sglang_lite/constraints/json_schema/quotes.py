@@ -1,0 +1,240 @@
+"""Quotes: strings that are spans of given documents (the keyword `x-quote`, and `sgl.quote` of Python types).
+
+A document is cut into pieces: words and single characters, or characters alone. A quote consists of successive pieces,
+and begins and ends with a character that is not blank, so that it is never empty.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import regex
+
+from sglang_lite.constraints.formal import charsets
+from sglang_lite.constraints.formal.automaton import accepts
+from sglang_lite.constraints.formal.nodes import (
+    ANY_CHAR,
+    Alternation,
+    CharSet,
+    Intersection,
+    Node,
+    Repeat,
+    Substring,
+    alternation,
+    concat,
+    optional,
+    repeat,
+    substring,
+)
+from sglang_lite.constraints.memo import memoized
+from sglang_lite.protocol import ConstraintError
+from sglang_lite.protocol.anything import Json
+
+if TYPE_CHECKING:
+    from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
+
+MAX_SOURCE_CHARS = 1_000_000  # characters of the documents of one quote
+KEYWORD = "x-quote"
+SOURCES = "x-sources"  # keyword of the whole schema: documents that several quotes refer to
+
+_MEMBERS = {"sources", "by", "min_words"}
+# Accents that are characters of their own belong to words. Emojis have variation selectors and zero-width joiners.
+_LETTER = r"[[\w\p{M}]--[\p{Variation_Selector}\u200D]]"
+_WORD = regex.compile(rf"(?V1){_LETTER}+")
+# A line end of two characters, and an emoji of several, are one piece.
+_PIECE, _ASCII_PIECE = regex.compile(rf"(?V1){_LETTER}[{_LETTER}\u200D]*|\X"), re.compile(r"\w+|\r\n|\W")
+_BLANK = charsets.singles("".join(map(chr, (*range(9, 14), *range(28, 33), 0x85, 0xA0, 0x1680, *range(0x2000, 0x200B),
+                                            0x2028, 0x2029, 0x202F, 0x205F, 0x3000))))  # fmt: skip
+_ANY = Repeat(ANY_CHAR, 0, None)
+
+
+class QuoteLocation(NamedTuple):
+    """Location of a quote: the number of its document, and its characters there, from `start` to before `end`."""
+
+    source: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Quote:
+    """Demand that a string is a span of one of some documents. `sgl.quote` describes it.
+
+    Raises:
+        ConstraintError: a document is empty, has too few words, or is too long.
+    """
+
+    sources: tuple[str, ...]
+    by: Literal["words", "chars"] = "words"
+    min_words: int = 0
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    @property
+    def size(self) -> int:
+        """Approximate memory in bytes."""
+        return self.node.size
+
+    @cached_property
+    def node(self) -> Node:
+        """Language of the quotes."""
+        pieces = (_pieces(text) if self.by == "words" else list(text) for text in self.sources)
+        spans = alternation(map(substring, pieces))
+        solid = CharSet(charsets.complement(_BLANK))
+        parts: list[Node] = [concat(solid, optional(concat(_ANY, solid)))]
+        if self.min_words:
+            letters = charsets.singles("".join(c for c in set("".join(self.sources)) if _WORD.fullmatch(c)))
+            word, others = CharSet(letters), Repeat(CharSet(charsets.complement(letters)), 1, None)
+            before = repeat(concat(Repeat(word, 1, None), others), self.min_words - 1, self.min_words - 1)
+            parts.append(concat(optional(others), before, word, _ANY))
+        return Intersection((spans, *parts))
+
+    def checked(self, text: str) -> str:
+        """Returns a quote.
+
+        Raises:
+            ValueError: the text is no quote.
+        """
+        if not accepts(self.node, text):
+            raise ValueError(f"{text!r:.200} is not {self}")
+        return text
+
+    def __str__(self) -> str:
+        source = "the document" if len(self.sources) == 1 else f"one of {len(self.sources)} documents"
+        words = f" of at least {self.min_words} words" if self.min_words else ""
+        return f"a quote{words} from {source}, character by character"
+
+    # ------------------------------------------------------------------------------ pydantic's interface of metadata
+
+    def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> Any:  # pydantic's dict
+        from pydantic_core import core_schema
+
+        return core_schema.no_info_after_validator_function(self.checked, handler(source))
+
+    def __get_pydantic_json_schema__(
+        self,
+        schema: Any,  # pydantic's dict
+        handler: GetJsonSchemaHandler,
+    ) -> dict[str, Json]:
+        keyword = {"sources": list(self.sources), "by": self.by, "min_words": self.min_words}
+        return {**handler(schema), KEYWORD: keyword}
+
+
+def quote(*documents: str, by: Literal["words", "chars"] = "words", min_words: int = 0) -> Quote:
+    """Metadata of a `str`, as in `Annotated[str, sgl.quote(document)]`: its values are spans of the documents.
+
+    A value is found in a document character by character. It begins and ends with a character that is not blank, so it
+    is never empty. `s.get_meta_info(name)["quotes"]` says where each quote of a generated value is.
+
+    Args:
+        documents: texts to quote from, up to 1,000,000 characters together.
+        by: whether a quote begins and ends at ends of words and of other characters ("words"), or anywhere ("chars").
+        min_words: minimum number of words in a quote.
+
+    Raises:
+        ConstraintError: there is no document, one is blank, they are too long, or none has `min_words` words.
+    """
+    return Quote(documents, by, min_words)
+
+
+def quote_in(value: Json, at: Callable[[str], Json]) -> Quote:
+    """Quote that a value of the keyword describes.
+
+    Args:
+        value: a document, or an object with "sources", "by" and "min_words". A source is a text or a reference to one.
+        at: function from a JSON Pointer into the schema to the value there; raises KeyError if there is none.
+
+    Raises:
+        ConstraintError: the value describes no quote.
+    """
+    members = {"sources": [value]} if isinstance(value, str) else value
+    known = isinstance(members, Mapping) and members.keys() <= _MEMBERS
+    if not known or not isinstance(members.get("sources"), list):
+        raise ConstraintError(f"{KEYWORD}: {value!r:.60} is no document and no object with sources, by and min_words.")
+    sources = tuple(_source(each, at) for each in members["sources"])
+    return _quote(sources, members.get("by", "words"), members.get("min_words", 0))
+
+
+def located(strings: Node, text: str) -> QuoteLocation | None:
+    """First location of a quote, or None if the text is no quote.
+
+    Args:
+        strings: language that the text is in.
+        text: text that may be a quote.
+    """
+    match strings:
+        case Substring():
+            return _located((strings,), text)
+        case Alternation(options) if all(isinstance(option, Substring) for option in options):
+            return _located(options, text)
+        case Alternation(options):
+            found = (located(option, text) for option in options if accepts(option, text))
+        case Intersection(parts):
+            found = (located(part, text) for part in parts)
+        case _:
+            return None
+    return next((each for each in found if each is not None), None)
+
+
+def _located(sources: Iterable[Any], text: str) -> QuoteLocation | None:
+    """First location of a text in some Substrings."""
+    starts = ((number, source.find(text)) for number, source in enumerate(sources))
+    return next((QuoteLocation(number, at, at + len(text)) for number, at in starts if at is not None), None)
+
+
+def _source(value: Any, at: Callable[[str], Json]) -> str:
+    if not isinstance(value, Mapping):
+        found = value
+    else:
+        reference = str(value.get("$ref"))
+        try:
+            found = at(reference.removeprefix("#"))
+        except KeyError:
+            raise ConstraintError(f"{KEYWORD}: the schema has no {reference!r:.60}.") from None
+    if not isinstance(found, str):
+        raise ConstraintError(f"{KEYWORD}: the source {found!r:.60} is no text.")
+    return found
+
+
+@memoized
+def _quote(sources: tuple[str, ...], by: Any, min_words: Any) -> Quote:
+    return Quote(sources, by, min_words)
+
+
+def _pieces(text: str) -> list[str]:
+    found: list[str] = (_ASCII_PIECE if text.isascii() else _PIECE).findall(text)
+    return found
+
+
+def _check(quote: Quote) -> None:
+    if quote.by not in ("words", "chars"):
+        raise ConstraintError(f'quote: `by` is {quote.by!r:.60}, which is neither "words" nor "chars".')
+    if isinstance(quote.min_words, bool) or not isinstance(quote.min_words, int) or quote.min_words < 0:
+        raise ConstraintError(f"quote: `min_words` must be a whole number of at least 0, not {quote.min_words!r:.60}.")
+    if not quote.sources:
+        raise ConstraintError("quote: there is no document to quote from.")
+    for number, text in enumerate(quote.sources):
+        if not isinstance(text, str):
+            raise ConstraintError(f"quote: document {number} is {text!r:.60}, which is not a string.")
+        if not text or text.isspace():
+            raise ConstraintError(
+                f"quote: document {number} is {'blank' if text else 'empty'}, so nothing can be quoted from it."
+            )
+        if not text.isascii() and charsets.has_surrogates(text):
+            raise ConstraintError(f"quote: document {number} has a lone surrogate in it, which is no character.")
+        if (first := quote.sources.index(text)) != number:
+            raise ConstraintError(f"quote: document {number} repeats document {first}.")
+    if (length := sum(map(len, quote.sources))) > MAX_SOURCE_CHARS:
+        raise ConstraintError(
+            f"quote: the documents have {length:,} characters, the limit is {MAX_SOURCE_CHARS:,}.",
+            hint="Quote from the passages that matter.",
+        )
+    if quote.min_words:
+        words = max(len(_WORD.findall(text)) for text in quote.sources)
+        if words < quote.min_words:
+            raise ConstraintError(f"quote: no document has {quote.min_words:,} words: the longest has {words:,}.")
