@@ -196,10 +196,10 @@ def test_sglangs_dictionary_has_it_under_sglangs_name(parameter):
 @pytest.mark.parametrize("parameter", named("request").values(), ids=named("request"))
 def test_generate_has_it_as_a_field(parameter):
     written, read = said(parameter)
-    (call,) = read_request("a", **{"return_logprob": True, parameter.name: written}).calls
+    (call,) = read_request("a", **{"return_logprob": True, parameter.sglang: written}).calls
     assert getattr(call.params, parameter.name) == read
-    with pytest.raises(sgl.ParameterError, match=f"^{parameter.name}: sampling_params has no such field"):
-        read_sampling({parameter.name: written})
+    with pytest.raises(sgl.ParameterError, match=f"^{parameter.sglang}: sampling_params has no such field"):
+        read_sampling({parameter.sglang: written})
 
 
 @pytest.mark.parametrize("parameter", named("hooks").values(), ids=named("hooks"))
@@ -240,12 +240,15 @@ def test_what_no_backend_could_honour_is_refused_by_the_name_that_was_written(pa
         "gen": (parameter.name, lambda value: sgl.gen("a", **{parameter.name: value})),
         "run": (parameter.sglang, lambda value: program.run(backend=script, **{parameter.sglang: value})),
         "sampling_params": (parameter.sglang, lambda value: read_sampling({parameter.sglang: value})),
-        "request": (parameter.name, lambda value: read_request("a", **{"return_logprob": True, parameter.name: value})),
+        "request": (
+            parameter.sglang,
+            lambda value: read_request("a", **{"return_logprob": True, parameter.sglang: value}),
+        ),
     }
     for place in set(parameter.places) & ways.keys():
         name, call = ways[place]
         for value in values:
-            if place == "request" and parameter.kind != "token ids":
+            if place == "request" and parameter.kind != "token ids" and parameter.name != "confidence":
                 value = [value]  # else a list is one for each prompt
             with pytest.raises(sgl.ParameterError, match=f"^{name}: .*({message})") as caught:
                 call(value)

@@ -61,7 +61,12 @@ def _generation(g: Generation) -> dict[str, Any]:
         meta["reasoning_content"] = g.reasoning
     if g.output_logprobs:
         meta["output_token_logprobs_length"] = len(g.output_logprobs)
-    return {**meta, **_logprobs("output", g.output_logprobs), **_logprobs("input", g.prompt_logprobs)}
+    return {
+        **meta,
+        **_logprobs("output", g.output_logprobs),
+        **_logprobs("input", g.prompt_logprobs),
+        **({} if g.scores is None else g.scores.as_meta()),
+    }
 
 
 def with_warnings(meta: Mapping[str, Json], *warnings: str) -> dict[str, Json]:

@@ -62,6 +62,7 @@ from sglang_lite.protocol.results import (
     ProgramSink,
     Selection,
     TokenLogprob,
+    TokenScores,
     Usage,
     total_usage,
 )
@@ -124,6 +125,7 @@ __all__ = [
     "Tags",
     "TemplateError",
     "TokenLogprob",
+    "TokenScores",
     "ToolError",
     "TraceError",
     "TraceHead",

@@ -59,6 +59,26 @@ class TokenLogprob(Record, frozen=True):
     ids: tuple[tuple[float, int, str | None], ...] = ()
 
 
+class TokenScores(Record, frozen=True):
+    """Log-probabilities that the model itself gave the tokens of an output, before temperature, penalties, biases and
+    constraint, and what the constraint took.
+
+    Attributes:
+        logprobs: log-probability of each token in nats; None for a token that was given, to continue an output.
+        allowed: log of the probability of all tokens that the constraint allowed in the token's place, 0.0 without a
+            constraint; None as above. `logprobs` minus `allowed` is the token's log-probability under the constraint.
+        ends: number of characters of the text up to the token's end, counting a character that it begins.
+    """
+
+    logprobs: tuple[float | None, ...]
+    allowed: tuple[float | None, ...]
+    ends: tuple[int, ...]
+
+    def as_meta(self) -> dict[str, list[float | None]]:
+        """Log-probabilities as fields of `meta_info`."""
+        return {"output_model_logprobs": list(self.logprobs), "output_allowed_logprobs": list(self.allowed)}
+
+
 class Delta(Variant, frozen=True):
     """New text of a running generation, or new reasoning that a provider reports separately from the text. `index` is
     the number of the sample."""
@@ -87,6 +107,7 @@ class Generation(Variant, frozen=True):
             alternatives, `output_logprobs` has one entry, for the token that would follow.
         meta: further metadata from the backend.
         reasoning: reasoning that the provider reports separately; None if it does not.
+        scores: what the model gave the tokens, if confidence was requested, or log-probabilities under a constraint.
     """
 
     text: str
@@ -100,6 +121,7 @@ class Generation(Variant, frozen=True):
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     meta: Mapping[str, Any] = msgspec.field(default_factory=dict)
     reasoning: str | None = None
+    scores: TokenScores | None = None
 
 
 class ChoiceScore(Record, frozen=True):

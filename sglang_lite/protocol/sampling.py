@@ -299,6 +299,11 @@ PARAMETERS: Final = (
         "with log-probabilities, also each token's text", places=_LOGPROB,
     ),
     Parameter(
+        "confidence", "bool", False,
+        "report how likely the model found each token, with and without the constraint, in the metadata",
+        alias="return_confidence", places=("gen", "request"),
+    ),
+    Parameter(
         "seed", "int", None, "draws depend only on it and the token's position; without it each call draws anew",
         engine_range=Range(-(2**63), 2**64 - 1), alias="sampling_seed", places=_OURS,
     ),
@@ -362,6 +367,7 @@ class GenSamplingOptions(SamplingOptions, total=False):
     """Keywords of `gen` alone."""
 
     min_tokens: int | None
+    confidence: bool | None
     seed: int | None
     include_stop: bool | None
     repetition_penalty: float | None
@@ -398,6 +404,7 @@ class SamplingParams(Record, frozen=True):
     top_logprobs_num: int | Unset = UNSET
     token_ids_logprob: tuple[int, ...] | Unset = UNSET
     return_text_in_logprobs: bool | Unset = UNSET
+    confidence: bool | Unset = UNSET
 
     def __post_init__(self) -> None:
         for parameter, value in zip(PARAMETERS, _values(self)):

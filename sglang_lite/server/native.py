@@ -54,6 +54,7 @@ class GenerateBody(msgspec.Struct, kw_only=True, omit_defaults=True):
     top_logprobs_num: int | list[int] | None = None
     token_ids_logprob: list[int | list[int]] | None = None
     return_text_in_logprobs: bool | None = None
+    return_confidence: bool | None = None
     rid: str | list[str] | None = None
     priority: int | list[int] | None = None
     cache_salt: str | list[str] | None = None

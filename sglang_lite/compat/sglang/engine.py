@@ -76,6 +76,8 @@ class Engine(base.Engine):
             top_logprobs_num: number k of most likely tokens to report at each position.
             token_ids_logprob: ids whose log-probabilities are reported at each position.
             return_text_in_logprobs: whether to report the text of each token.
+            return_confidence: whether to report the model's own log-probability of each generated token, and that of
+                all tokens that its constraint allows, as `output_model_logprobs` and `output_allowed_logprobs`.
             custom_logit_processor: function `processor(token_ids, logits) -> logits`, called for every token, on the
                 engine's thread: slow. SGLang's pickled classes are refused.
             rid: name of the request, for `abort`; in a batch, one name makes name_0, name_1 …

@@ -289,7 +289,10 @@ class StepLoop:
 
     def _draw(self, step: _Launched, masked: MaskedRows) -> None:
         batch = step.batch
-        pending = self.runner.sample(step.forward, masked.rows, self._special(batch, masked.rows), masked.masks)
+        pending = self.runner.sample(
+            step.forward, masked.rows, self._special(batch, masked.rows), masked.masks,
+            self.scheduler.store.table.scored[batch.slots[masked.rows]],
+        )  # fmt: skip
         self.scheduler.count_draws(batch.slots[masked.rows])
         self._in_flight = _InFlight(step, masked, pending)
 

@@ -67,6 +67,8 @@ class TokenReader:
             full[selected].tolist(),
         ):
             request = batch.requests[row]
+            if sampled.scores is not None and table.scored[request.slot]:
+                request.output.score(*sampled.scores[:, i].tolist())
             try:
                 finish = self._process(request, kind, token, sampled.logprobs.get(i))
                 if finish is None and not at_end and self._jump and request.output.matcher is not None:

@@ -100,6 +100,7 @@ class CpuRunner:
         rows: NDArray[np.int64],
         adjustments: dict[int, DrawAdjustments],
         masks: Masks | None = None,
+        scored: NDArray[np.bool_] | None = None,
     ) -> Sampled:
         """Draws the next tokens of some rows.
 
@@ -107,7 +108,7 @@ class CpuRunner:
             forward: forward that computed the rows' hidden states.
             rows: indices of rows of the step.
             adjustments: adjustments of draws that the sampling table doesn't cover, by index into `rows`.
-            masks: token masks of the rows that have a grammar; None if no row has one.
+            masks, scored: as for `ModelRunner.sample`.
         """
         if not len(rows):
             return Sampled((), {})
@@ -116,7 +117,7 @@ class CpuRunner:
         with torch.inference_mode(), self._team(record):
             logits = self._model.logits(forward.hidden[forward.last[torch.from_numpy(rows)]])
             sampled = sample(
-                logits, self._sampling, slots, record.ends[rows], adjustments, masks,
+                logits, self._sampling, slots, record.ends[rows], adjustments, masks, scored,
                 original_logprobs=self._original_logprobs,
             )  # fmt: skip
         self._last_tokens[slots] = sampled.tokens

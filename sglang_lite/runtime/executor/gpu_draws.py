@@ -15,7 +15,7 @@ from sglang_lite.runtime.executor.logit_adjustments import DrawAdjustments, adju
 from sglang_lite.runtime.executor.sampler import Masks, Sampled, draw_logprobs, token_logprob
 from sglang_lite.runtime.executor.staging import Staging
 from sglang_lite.runtime.kernels import sampling as draws
-from sglang_lite.runtime.kernels.sampling import draw
+from sglang_lite.runtime.kernels.sampling import draw, token_scores
 from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.requests.request import not_finite
 
@@ -34,6 +34,7 @@ class GpuPendingTokens:
         logprobs: log-probabilities [V] on the device, by row.
         errors: reason that a row has no valid token, by row.
         waiting: events at the start and the end of the device's wait for masks; None if that is not measured.
+        scores: float32 [2, R], as in `Sampled`, on the host once `done` has come; None if none were requested.
     """
 
     tokens: torch.Tensor
@@ -44,6 +45,7 @@ class GpuPendingTokens:
     logprobs: dict[int, torch.Tensor]
     errors: dict[int, SglError]
     waiting: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
+    scores: torch.Tensor | None = None
 
     def read(self) -> Sampled:
         """Waits for the draws and returns the tokens."""
@@ -61,7 +63,7 @@ class GpuPendingTokens:
         tokens = [max(token, 0) for token in tokens]
         logprobs = {i: token_logprob(row, tokens[i], self.adjustments[i].params) for i, row in self.logprobs.items()}
         waited = None if self.waiting is None else self.waiting[0].elapsed_time(self.waiting[1]) / 1000
-        return Sampled(tokens, logprobs, errors, waited)
+        return Sampled(tokens, logprobs, errors, waited, None if self.scores is None else self.scores.numpy())
 
 
 class GpuDraws:
@@ -118,20 +120,23 @@ class GpuDraws:
         return graph.plan.separate and graph.draws is not None
 
     def replay(
-        self, graph: CapturedGraph, positions: Ints, masks: Masks | None,
-        waiting: tuple[torch.cuda.Event, torch.cuda.Event] | None,
+        self, graph: CapturedGraph, positions: Ints, masks: Masks | None, softcap: float | None,
+        waiting: tuple[torch.cuda.Event, torch.cuda.Event] | None, *, scored: bool = False,
     ) -> GpuPendingTokens:  # fmt: skip
         """Launches the captured draws of a graph that has run; arguments as for `draw`."""
         assert graph.draws is not None
         if masks is not None:
             self._masks.send(masks, len(graph.logits))
         graph.draws[masks is not None].replay()
-        tokens, done = self._tokens[: len(positions)], self._staging.record_event()
-        return GpuPendingTokens(tokens, done, positions, {}, masks, {}, {}, waiting)
+        rows = len(positions)
+        scores = self._scores(graph.logits[:rows], graph.plan.slots[:rows], masks, softcap) if scored else None
+        tokens, done = self._tokens[:rows], self._staging.record_event()
+        return GpuPendingTokens(tokens, done, positions, {}, masks, {}, {}, waiting, scores)
 
     def draw(
         self, logits: torch.Tensor, slots: Ints, positions: Ints, adjustments: dict[int, DrawAdjustments],
-        masks: Masks | None, softcap: float | None, waiting: tuple[torch.cuda.Event, torch.cuda.Event] | None,
+        masks: Masks | None, softcap: float | None, waiting: tuple[torch.cuda.Event, torch.cuda.Event] | None, *,
+        scored: bool = False,
     ) -> GpuPendingTokens:  # fmt: skip
         """Launches draws from logits.
 
@@ -141,12 +146,14 @@ class GpuDraws:
             adjustments, masks: as for `ModelRunner.sample`.
             softcap: softcap of the logits that is not applied yet, or None.
             waiting: as in `GpuPendingTokens`.
+            scored: whether to score the tokens.
         """
         reported = [i for i, row in adjustments.items() if row.params.return_logprob]
         logprobs: dict[int, torch.Tensor] = {}
         errors: dict[int, SglError] = {}
+        raw, raw_softcap = logits, softcap
         if adjustments:
-            logits = logits.float()
+            logits = logits.to(torch.float32, copy=scored)
             if softcap is not None:
                 logits, softcap = torch.tanh(logits / softcap) * softcap, None
             if self._original_logprobs:
@@ -167,8 +174,22 @@ class GpuDraws:
             logits, where[0], where[1], self._slots.sampling, self._slots.last_tokens, tokens,
             masks=device_masks, mask_rows=mask_rows, softcap=softcap,
         )  # fmt: skip
+        scores = self._scores(raw, where[0], masks, raw_softcap) if scored else None
         done = self._staging.record_event()
-        return GpuPendingTokens(tokens, done, positions, adjustments, masks, logprobs, errors, waiting)
+        return GpuPendingTokens(tokens, done, positions, adjustments, masks, logprobs, errors, waiting, scores)
+
+    def _scores(
+        self, logits: torch.Tensor, slots: torch.Tensor, masks: Masks | None, softcap: float | None
+    ) -> torch.Tensor:
+        """Launches the scoring of the tokens that rows have drawn from logits that were not adjusted yet. Returns
+        float32 [2, R], as in `Sampled`."""
+        rows = len(slots)
+        scores = self._staging.host_buffer(2 * rows).view(torch.float32).view(2, rows)
+        device_masks, mask_rows = (None, None) if masks is None else self._masks.of(rows)
+        token_scores(
+            logits, slots, self._slots.last_tokens, scores, masks=device_masks, mask_rows=mask_rows, softcap=softcap
+        )
+        return scores
 
     def warm_up(
         self, logits: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor, softcap: float | None
@@ -176,6 +197,7 @@ class GpuDraws:
         """Compiles the kernels of draws, from the logits of one row of the dummy slot."""
         tokens = torch.zeros(1, dtype=torch.int32, device=self._device)
         masks = torch.full((1, -(-logits.shape[1] // 32)), -1, dtype=torch.int32, device=self._device)
+        scores = torch.zeros((2, 1), device=self._device)
         # The forms that `draw` has: logits as computed, and float32 logits with the softcap applied.
         for one, cap in ((logits, softcap), (logits.float(), None)):
             for mask, which in ((None, None), (masks, torch.zeros_like(tokens))):
@@ -183,6 +205,8 @@ class GpuDraws:
                     one, slots, positions, self._slots.sampling, self._slots.last_tokens, tokens,
                     masks=mask, mask_rows=which, softcap=cap,
                 )  # fmt: skip
+                if one is logits:  # tokens are scored by the logits as computed
+                    token_scores(one, slots, self._slots.last_tokens, scores, masks=mask, mask_rows=which, softcap=cap)
 
 
 def _forbid(logits: torch.Tensor, words: torch.Tensor) -> None:

@@ -207,17 +207,21 @@ class GpuRunner:
         rows: NDArray[np.int64],
         adjustments: dict[int, DrawAdjustments],
         masks: Masks | None = None,
+        scored: NDArray[np.bool_] | None = None,
     ) -> GpuPendingTokens | Sampled:
         """Launches the draws of the next tokens of some rows. Arguments as for `ModelRunner.sample`."""
         if not len(rows):
             return Sampled((), {})
         record, graph = forward.record, forward.graph
         waiting = None if masks is None or forward.done is None else (forward.done, self._record_event())
-        positions = record.ends[rows]
+        positions, softcap = record.ends[rows], self._model.logit_softcap
+        scores = scored is not None and bool(scored.any())
         if graph is not None and len(rows) == len(record.slots) and not adjustments and self._draws.can_replay(graph):
-            return self._draws.replay(graph, positions, masks, waiting)
-        logits, softcap = self._logits_of(forward, rows), self._model.logit_softcap
-        return self._draws.draw(logits, record.slots[rows], positions, adjustments, masks, softcap, waiting)
+            return self._draws.replay(graph, positions, masks, softcap, waiting, scored=scores)
+        return self._draws.draw(
+            self._logits_of(forward, rows), record.slots[rows], positions, adjustments, masks, softcap, waiting,
+            scored=scores,
+        )  # fmt: skip
 
     def _logits_of(self, forward: GpuForward, rows: NDArray[np.int64]) -> torch.Tensor:
         """Returns the logits of some rows: a view if a graph computed them and `rows` is all, else a new tensor."""
@@ -301,7 +305,7 @@ class GpuRunner:
         for start in (0, count - 1):
             forward = self.forward(_one_row(slots, start, count))
             self.sample(forward, row, {}).read()
-            self.sample(forward, row, adjustments, masks).read()
+            self.sample(forward, row, adjustments, masks, np.ones(1, dtype=bool)).read()
         prompt = _one_row(slots, 0, count)
         inputs = build_gpu_inputs(prompt, self._max_decoded_tokens, max_token_reads=0, queries_per_read=1)
         rows = [TokensToScore(1, tokens, self._run(self._plan(inputs, None)))]

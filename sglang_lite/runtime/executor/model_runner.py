@@ -56,6 +56,7 @@ class ModelRunner(Protocol):
         rows: NDArray[np.int64],
         adjustments: dict[int, DrawAdjustments],
         masks: Masks | None = None,
+        scored: NDArray[np.bool_] | None = None,
     ) -> PendingTokens:
         """Launches the draws of the next tokens of some rows.
 
@@ -64,6 +65,7 @@ class ModelRunner(Protocol):
             rows: indices [R] of rows of the step.
             adjustments: adjustments of draws that the sampling table doesn't cover, by index into `rows`.
             masks: token masks of the rows that have a grammar; None if no row has one.
+            scored: True for rows [R] whose scores are to be reported, as in `Sampled`; None for no row.
         """
         ...
 

@@ -55,6 +55,11 @@ class Masks:
     words: NDArray[np.int32]
     rows: Ints
 
+    def allowed(self, row: int, vocab_size: int) -> NDArray[np.bool_]:
+        """Allowed tokens, bool [vocab_size], of a row that has a mask."""
+        bits = np.unpackbits(self.words[self.rows[row]].view(np.uint8), count=vocab_size, bitorder="little")
+        return bits.view(np.bool_)
+
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
@@ -65,12 +70,15 @@ class Sampled:
         logprobs: requested log-probabilities, by row.
         errors: reason that a row has no valid token, by row.
         waited: seconds that the device was idle before the draws; None if not measured.
+        scores: float32 [2, R], log-probability of each row's token and of all its allowed tokens, as in `TokenScores`;
+            None if none were requested. Rows for which none were requested have any value.
     """
 
     tokens: Sequence[int]
     logprobs: Mapping[int, TokenLogprob]
     errors: Mapping[int, SglError] = field(default_factory=dict)
     waited: float | None = None
+    scores: NDArray[np.float32] | None = None
 
     def read(self) -> Sampled:
         """Returns `self`: tokens drawn on the CPU are available at once."""
@@ -84,6 +92,7 @@ def sample(
     positions: Ints,
     adjustments: Mapping[int, DrawAdjustments],
     masks: Masks | None = None,
+    scored: NDArray[np.bool_] | None = None,
     *,
     original_logprobs: bool = False,
 ) -> Sampled:
@@ -95,16 +104,20 @@ def sample(
         slots, positions: slot and position of the drawn token of each row [R].
         adjustments: adjustments that the sampling table doesn't cover, by row.
         masks: token masks of the rows; None if no row has one.
+        scored: True for rows [R] whose scores are to be reported; None for no row.
         original_logprobs: whether log-probabilities are those of `logits` as passed, or those of the adjusted logits.
     """
     reported = [i for i, row in adjustments.items() if row.params.return_logprob]
     logprobs = {i: logits[i].log_softmax(-1) for i in reported if original_logprobs}
+    scores = None if scored is None or not scored.any() else _Scores(logits, scored.nonzero()[0])
     errors = adjust_logits(logits, adjustments)
     masked = () if masks is None else (masks.rows >= 0).nonzero()[0].tolist()
     if masks is not None:
         for i in masked:
-            allowed = np.unpackbits(masks.words[masks.rows[i]].view(np.uint8), bitorder="little")[: logits.shape[1]]
-            logits[i].masked_fill_(torch.from_numpy(allowed) == 0, float("-inf"))
+            allowed = masks.allowed(i, logits.shape[1])
+            logits[i].masked_fill_(torch.from_numpy(~allowed), float("-inf"))
+            if scores is not None:
+                scores.mask(i, allowed)
     logprobs = logprobs or {i: draw_logprobs(logits[i], adjustments[i].params) for i in reported}
     picked = logits.argmax(-1)
     highest = logits.gather(1, picked.unsqueeze(1)).squeeze(1)  # NaN if the row contains one
@@ -118,7 +131,48 @@ def sample(
         rows = torch.from_numpy(drawn)
         picked[rows] = _draw(logits[rows], table, slots[drawn], positions[drawn])
     tokens: list[int] = picked.tolist()
-    return Sampled(tokens, {i: token_logprob(logprobs[i], tokens[i], adjustments[i].params) for i in reported}, errors)
+    return Sampled(
+        tokens,
+        {i: token_logprob(logprobs[i], tokens[i], adjustments[i].params) for i in reported},
+        errors,
+        scores=None if scores is None else scores.of(picked),
+    )
+
+
+class _Scores:
+    """Scores of some rows' draws.
+
+    Args:
+        logits: float32 [R, V], not adjusted yet.
+        rows: indices [S] of the rows.
+    """
+
+    def __init__(self, logits: torch.Tensor, rows: NDArray[np.int64]) -> None:
+        self._rows, self._at = torch.from_numpy(rows), {row: i for i, row in enumerate(rows.tolist())}
+        self._logprobs = (logits if len(rows) == len(logits) else logits[self._rows]).log_softmax(-1)
+        self._scores = torch.zeros(2, len(logits))
+
+    def mask(self, row: int, allowed: NDArray[np.bool_]) -> None:
+        """Sums up what a row's mask [V] allows, if the row is one of those to score."""
+        if row in self._at:
+            self._scores[1, row] = _log_mass(self._logprobs[self._at[row]].numpy(), allowed)
+
+    def of(self, tokens: torch.Tensor) -> NDArray[np.float32]:
+        """Returns the scores of drawn tokens [R], as in `Sampled`."""
+        self._scores[0, self._rows] = self._logprobs.gather(1, tokens[self._rows].unsqueeze(1)).squeeze(1)
+        scores: NDArray[np.float32] = self._scores.numpy()
+        return scores
+
+
+def _log_mass(logprobs: NDArray[np.float32], allowed: NDArray[np.bool_]) -> float:
+    """Log of the probability of the allowed tokens, bool [V], of a row. Adds up the fewer tokens, allowed or not."""
+    if 2 * np.count_nonzero(allowed) > len(allowed):
+        others = float(np.exp(logprobs[~allowed]).sum(dtype=np.float64))
+        if others < 0.5:  # else the difference from 1 would lose digits
+            return float(np.log1p(-others))
+    values = logprobs[allowed]
+    top = values.max(initial=float("-inf"))
+    return float(top + np.log(np.exp(values - top).sum(dtype=np.float64))) if np.isfinite(top) else float("-inf")
 
 
 def draw_logprobs(logits: torch.Tensor, params: ResolvedParams) -> torch.Tensor:

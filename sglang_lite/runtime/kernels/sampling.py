@@ -255,3 +255,77 @@ def draw(
         SOFTCAP=softcap is not None, MASKS=has_masks, BLOCK=BLOCK, BLOCKS=power_of_2(blocks), FAST=fast,
         num_warps=16,
     )  # fmt: skip
+
+
+@triton.jit
+def _add_up(x, highest, total):
+    """Adds logits to a sum of exponentials, which is relative to the highest logit so far."""
+    top = tl.maximum(highest, tl.max(x, 0))
+    return top, total * tl.exp(highest - top) + tl.sum(tl.exp(x - top), 0)
+
+
+@cached_launch
+@triton.jit(do_not_specialize=["words", "rows"])
+def _score(
+    logits, row_stride, slots, last_tokens, masks, mask_rows, words, size, softcap, scores, rows,
+    SOFTCAP: tl.constexpr, MASKS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0)
+    logits += row.to(tl.int64) * row_stride
+    has_mask = False
+    mask_row = masks
+    if MASKS:
+        index = tl.load(mask_rows + row)
+        has_mask = index >= 0
+        mask_row = masks + index.to(tl.int64) * words
+    at = tl.arange(0, BLOCK)
+    # Finite at first, so that blocks of nothing but -inf add 0.
+    highest = tl.full((), -1.0e30, tl.float32)
+    highest_allowed = tl.full((), -1.0e30, tl.float32)
+    total = tl.full((), 0.0, tl.float32)
+    allowed = tl.full((), 0.0, tl.float32)
+    for start in range(0, size, BLOCK):
+        x = _load(logits, start + at, start + at < size, mask_row, False, softcap, SOFTCAP)
+        highest, total = _add_up(x, highest, total)
+        if has_mask:
+            x = _load(logits, start + at, start + at < size, mask_row, True, softcap, SOFTCAP)
+            highest_allowed, allowed = _add_up(x, highest_allowed, allowed)
+    whole = highest + tl.log(total)
+    mass = tl.full((), 0.0, tl.float32)
+    if has_mask:
+        mass = highest_allowed + tl.log(allowed) - whole
+    own = tl.load(logits + tl.load(last_tokens + tl.load(slots + row))).to(tl.float32)
+    if SOFTCAP:
+        own = softcap * (2.0 * tl.sigmoid(2.0 * own / softcap) - 1.0)
+    tl.store(scores + row, own - whole)
+    tl.store(scores + rows + row, mass)
+
+
+def token_scores(
+    logits: torch.Tensor,
+    slots: torch.Tensor,
+    last_tokens: torch.Tensor,
+    scores: torch.Tensor,
+    *,
+    masks: torch.Tensor | None = None,
+    mask_rows: torch.Tensor | None = None,
+    softcap: float | None = None,
+) -> None:
+    """Scores the tokens that `draw` has drawn, before adjustments of the logits.
+
+    Args:
+        logits: [R, V], of any floating-point type.
+        slots: int32 [R], slot of each row.
+        last_tokens: int32 [slots], drawn token of each slot.
+        scores: float32 [2, R] (written), log-probability of each row's token, and of all tokens that its mask allows:
+            0 without a mask.
+        masks, mask_rows, softcap: as for `draw`.
+    """
+    rows, size = logits.shape
+    has_masks = masks is not None and mask_rows is not None
+    masks = last_tokens if masks is None else masks
+    _score[(rows,)](
+        logits, logits.stride(0), slots, last_tokens, masks, mask_rows, masks.shape[1] if has_masks else 0, size,
+        softcap or 0.0, scores, rows,
+        SOFTCAP=softcap is not None, MASKS=has_masks, BLOCK=BLOCK, num_warps=16,
+    )  # fmt: skip

@@ -22,6 +22,7 @@ class SlotTable:
         watched: uint8; new tokens that the host must look at, as `WatchedTokens` of runtime/requests/request.py.
         paced: uint8; tokens to look at for a stream, as `StreamPace` of runtime/requests/request.py.
         streamed: bool; True if the slot's request streams.
+        scored: bool; True if draws report what the model gave their tokens, as `TokenScores`.
         epoch: counter that changes whenever the slot's request or its last tokens change, so that earlier launches for
             it are recognised.
 
@@ -44,6 +45,7 @@ class SlotTable:
         self.watched = np.zeros(slots, dtype=np.uint8)
         self.paced = np.zeros(slots, dtype=np.uint8)
         self.streamed = np.zeros(slots, dtype=bool)
+        self.scored = np.zeros(slots, dtype=bool)
         self._free = list(range(slots - 1, -1, -1))
 
     @property

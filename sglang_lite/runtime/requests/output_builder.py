@@ -14,7 +14,16 @@ from typing import Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from sglang_lite.protocol import ConstraintError, Delta, Generation, ParameterError, SglError, TokenLogprob, Usage
+from sglang_lite.protocol import (
+    ConstraintError,
+    Delta,
+    Generation,
+    ParameterError,
+    SglError,
+    TokenLogprob,
+    TokenScores,
+    Usage,
+)
 from sglang_lite.runtime.kv_cache.cache_miss import Miss
 from sglang_lite.runtime.requests.resolved_params import ResolvedParams
 from sglang_lite.runtime.structured_output.base import Matcher, NumberSoFar
@@ -82,6 +91,7 @@ class OutputBuilder:
         self._stops = StopMatcher(params.stop, params.stop_regex)
         self._text: list[str] = []
         self._logprobs: list[TokenLogprob] = []
+        self._scores: list[tuple[float, float]] = []
         self._unsent: list[int] = []
         self._sent = 0
         for byte in _last_bytes(params):  # cached per byte, and slow for a new one: done here, off the loop's thread
@@ -126,6 +136,11 @@ class OutputBuilder:
             return Finish("stop", self._stops.matched)
         return Finish("stop", None) if complete else None
 
+    def score(self, logprob: float, allowed: float) -> None:
+        """Records what the model gave the next token, and all tokens that the grammar allows there, as in
+        `TokenScores`. Must be called before the token is processed."""
+        self._scores.append((logprob, allowed))
+
     def advance_grammar(self, token: int) -> Finish | None:
         """Processes the next token as `process`, but only advances the grammar: its text is not needed yet."""
         assert self.matcher is not None
@@ -149,7 +164,7 @@ class OutputBuilder:
         Raises:
             ConstraintError, ParameterError: as `process`.
         """
-        if self.matcher is None or self.params.return_logprob:
+        if self.matcher is None or self.params.scores_tokens:
             return [], None
         return self._append(self._forced(limit), masked=masked)
 
@@ -246,7 +261,7 @@ class OutputBuilder:
     ) -> tuple[list[int], Finish | None]:
         """Jumps as `jump` after the first `index` of the given ids, or takes nothing if the ids differ from the forced
         tokens."""
-        if self.matcher is None or self.params.return_logprob:
+        if self.matcher is None or self.params.scores_tokens:
             return [], None
         forced = self._forced(limit - index)
         known = ids[index : index + len(forced)]
@@ -335,7 +350,23 @@ class OutputBuilder:
             output_logprobs=tuple(logprobs),
             prompt_logprobs=tuple(map(self._with_text, self.prompt_logprobs)),
             meta=meta,
+            scores=self._token_scores(written if number is not None else output, len(text)),
         )
+
+    def _token_scores(self, ids: Sequence[int], length: int) -> TokenScores | None:
+        """Scores of the tokens of a text of `length` characters and, unless it is a number, of those that end it; None
+        if none were recorded."""
+        if not self._scores or not ids:
+            return None
+        decoder = IncrementalDecoder(self._tokenizer, skip_special=self.params.skip_special_tokens)
+        given: list[tuple[float | None, float | None]] = [(None, None)] * self.replayed_count
+        scores = [*given, *self._scores][: len(ids)]
+        ends, end = [], 0
+        for token in ids[: len(scores)]:
+            end += len(decoder.push((token,)))
+            ends.append(min(end + decoder.pending, length))
+        logprobs, allowed = zip(*scores)
+        return TokenScores(logprobs, allowed, tuple(ends))
 
     def _add(self, text: str) -> None:
         """Adds text that can no longer become part of a stop string to the result, and sends it if streaming."""

@@ -160,10 +160,19 @@ class Request:
             return WatchedTokens.DRAWS if others else WatchedTokens.GRAMMAR
         if matcher is not None or not p.plain or p.return_logprob or self.processor is not None:
             return WatchedTokens.DRAWS
+        if p.confidence:
+            return WatchedTokens.TEXT
         unclear = any(stop[-1] == "\ufffd" for stop in p.stop)  # U+FFFD stands for bytes that are not UTF-8
         if (output.stream and not self.paced) or unclear or p.stop_regex or p.stop_token_ids:
             return WatchedTokens.TEXT
         return WatchedTokens.STOPS if p.stop else WatchedTokens.ENDS
+
+    @property
+    def scored(self) -> bool:
+        """True if its draws report what the model gave their tokens."""
+        p = self.params
+        asked = p.confidence or (p.return_logprob and self.output.matcher is not None)
+        return asked and not p.scores_next_token
 
     def resume(self, matcher: Matcher | None, *, jump: bool) -> None:
         """Replays the output ids that the caller gave, before the request is submitted. May take long, so not on the

@@ -50,6 +50,7 @@ class ResolvedParams:
     top_logprobs_num: int
     token_ids_logprob: tuple[int, ...]
     return_text_in_logprobs: bool
+    confidence: bool
 
     @property
     def greedy(self) -> bool:
@@ -60,6 +61,11 @@ class ResolvedParams:
         """True if the request generates no tokens, but asks for log-probabilities of the next one: a token is drawn and
         dropped."""
         return not self.max_tokens and self.return_logprob and bool(self.top_logprobs_num or self.token_ids_logprob)
+
+    @property
+    def scores_tokens(self) -> bool:
+        """True if the log-probabilities of all generated tokens are reported, so that each one takes a draw."""
+        return self.return_logprob or self.confidence
 
     @property
     def penalised(self) -> bool:

@@ -125,6 +125,7 @@ class Admission:
         table.watched[slot] = request.watched
         table.paced[slot] = StreamPace.FIRST_TOKEN if request.paced else StreamPace.NONE
         table.streamed[slot] = request.output.stream
+        table.scored[slot] = request.scored
         self._queues.prefill(request)
         self._started.append(request)
         if request.hints is not None:

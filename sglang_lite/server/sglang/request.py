@@ -42,6 +42,7 @@ def read_request(
     top_logprobs_num: int | Sequence[int] | None = None,
     token_ids_logprob: Sequence[int] | Sequence[Sequence[int]] | None = None,
     return_text_in_logprobs: bool = False,
+    return_confidence: bool | None = None,
     custom_logit_processor: LogitProcessor | Sequence[LogitProcessor | None] | None = None,
     rid: str | Sequence[str] | None = None,
     priority: int | Sequence[int] | None = None,
@@ -79,7 +80,7 @@ def read_request(
                 "return_logprob": flags[i], "logprob_start_len": starts[i], "top_logprobs_num": tops[i],
                 "return_text_in_logprobs": return_text_in_logprobs, "token_ids_logprob": ids[i],
             }  # fmt: skip
-        read, constraint = read_sampling(params[i], logprobs)
+        read, constraint = read_sampling(params[i], {**logprobs, "return_confidence": return_confidence})
         calls.append(GenerateRequest(
             prompts[i], read, constraint, namespace="" if salts[i] is None else salts[i],
             priority=0 if priorities[i] is None else priorities[i], logit_processor=_processor(processors[i]),
@@ -224,7 +225,7 @@ def read_sampling(
     """Sampling parameters and constraint of SGLang's `sampling_params`; a value of None stands for the default.
 
     Args:
-        logprobs: fields of the request itself about log-probabilities.
+        logprobs: fields of the request itself about log-probabilities and confidence.
 
     Raises:
         ParameterError: a key is unknown, a value isn't supported, or more than one grammar is given.

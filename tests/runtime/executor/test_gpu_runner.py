@@ -277,6 +277,24 @@ def test_log_probabilities_penalties_and_biases(device, on_cpu):
             assert [i for _, i, _ in a.top] == [i for _, i, _ in b.top]
 
 
+@pytest.mark.sampled(2)
+def test_scores_of_tokens_are_those_of_the_cpu(device, on_cpu):
+    """Alone and beside others, of the model as it is: penalties and log-probabilities don't change them."""
+    engine = device(page_size=4, max_running=4)
+    asked = prompts(3)
+    for params in (
+        greedy(confidence=True, max_tokens=6),
+        greedy(confidence=True, return_logprob=True, repetition_penalty=1.3, logit_bias=((7, 2.0),), max_tokens=6),
+    ):
+        for constraint in (None, Regex("[a-f]{3}x")):
+            for prompt in asked:
+                ours, theirs = (each.complete(prompt, params, constraint) for each in (engine, on_cpu))
+                assert ours.token_ids == theirs.token_ids
+                assert ours.scores.logprobs == pytest.approx(theirs.scores.logprobs, abs=1e-4)
+                assert ours.scores.allowed == pytest.approx(theirs.scores.allowed, abs=1e-4)
+                assert ours.scores.ends == theirs.scores.ends
+
+
 class Operators(TorchDispatchMode):
     """Notes operators that run, each with the formats of what it computes with."""
 

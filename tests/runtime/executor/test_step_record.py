@@ -24,9 +24,9 @@ class Watched:
         self.scored.append({row: each.read() for row, each in forward.scored.items()})
         return forward
 
-    def sample(self, forward, rows, adjustments, masks=None):
+    def sample(self, forward, rows, adjustments, masks=None, scored=None):
         kept = None if masks is None else type(masks)(masks.words.copy(), masks.rows.copy())
-        drawn = self.runner.sample(forward, rows, adjustments, masks)
+        drawn = self.runner.sample(forward, rows, adjustments, masks, scored)
         self.draws.append((rows, adjustments, kept, drawn.read().tokens))
         return drawn
 

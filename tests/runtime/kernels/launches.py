@@ -28,7 +28,7 @@ from sglang_lite.runtime.kernels.prefix_attention import prefix_attention
 from sglang_lite.runtime.kernels.rope_attention import rope_attention
 from sglang_lite.runtime.kernels.rope_store import rope_store
 from sglang_lite.runtime.kernels.rotate import rotate
-from sglang_lite.runtime.kernels.sampling import DeviceSampling, draw
+from sglang_lite.runtime.kernels.sampling import DeviceSampling, draw, token_scores
 from sglang_lite.runtime.kernels.tiled import can_tile, linear_split_k, linear_tiled
 
 DEVICE = torch.device("meta")
@@ -224,6 +224,7 @@ def around(dtype: torch.dtype) -> None:
     logits, rows, masks = empty(8, 152_064, dtype=dtype), ints(8), ints(8, 152_064 // 32)
     sampling = DeviceSampling.allocate(9, DEVICE)
     draw(logits, rows, rows, sampling, plan.last_tokens, rows, masks=masks, mask_rows=rows, softcap=30.0)
+    token_scores(logits, rows, plan.last_tokens, empty(2, 8), masks=masks, mask_rows=rows, softcap=30.0)
 
 
 def latents(dtype: torch.dtype, cached: torch.dtype | None = None) -> None:

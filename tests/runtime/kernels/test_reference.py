@@ -24,6 +24,7 @@ from tests.runtime.kernels import needs_hopper, needs_kernels
 from tests.runtime.kernels.hopper_prefixes import prefixes_on_hopper
 from tests.runtime.kernels.latents import LATENT_SCALES, Latents
 from tests.runtime.kernels.public_launches import public_launches
+from tests.runtime.kernels.scored_tokens import scored
 from tests.runtime.kernels.test_kernels import DEVICE, PAGE, Rows, normal, sampling
 
 FOUND = public_launches()
@@ -549,7 +550,7 @@ CASES = {
     "split_work": split, "prefix_attention": prefixes, "decode_attention": decoded, "prefill_attention": prefilled,
     "rope_attention": turned_and_decoded,
     "prefix_attention_hopper": prefixes_on_hopper,
-    "prefill_attention_hopper": prefilled_on_hopper, "uncached_attention_hopper": fresh_on_hopper, "draw": drawn, "experts_route": routed, "experts_order": ordered,
+    "prefill_attention_hopper": prefilled_on_hopper, "uncached_attention_hopper": fresh_on_hopper, "draw": drawn, "token_scores": scored, "experts_route": routed, "experts_order": ordered,
     "experts_gate_up_few": gated_few, "experts_down_few": summed_few, "experts_gate_up": gated_by_tiles,
     "experts_down": down_by_tiles, "experts_sum": summed, "latent_store": latents_stored,
     "latent_decode": latents_decoded, "latent_prefill": latents_prefilled, "latent_prefix": latents_of_prefixes,

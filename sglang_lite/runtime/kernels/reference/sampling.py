@@ -22,15 +22,39 @@ def draw(
     softcap: float | None = None,
 ) -> None:
     for row, slot in enumerate(slots.tolist()):
-        x = logits[row].float()
-        if softcap is not None:
-            x = softcap * torch.tanh(x / softcap)
-        if masks is not None and mask_rows is not None and mask_rows[row] >= 0:
-            token = torch.arange(len(x), device=x.device)
-            allowed = masks[mask_rows[row]][token // 32] >> (token % 32) & 1
-            x = x.masked_fill(allowed == 0, -math.inf)
+        x = _masked(_capped(logits[row], softcap), row, masks, mask_rows)
         tokens[row] = _draw(x, int(positions[row]), sampling, slot)
         last_tokens[slot] = max(int(tokens[row]), 0)
+
+
+def token_scores(
+    logits: torch.Tensor,
+    slots: torch.Tensor,
+    last_tokens: torch.Tensor,
+    scores: torch.Tensor,
+    *,
+    masks: torch.Tensor | None = None,
+    mask_rows: torch.Tensor | None = None,
+    softcap: float | None = None,
+) -> None:
+    for row, slot in enumerate(slots.tolist()):
+        x = _capped(logits[row], softcap)
+        allowed = _masked(x, row, masks, mask_rows)
+        scores[0, row] = x[last_tokens[slot]] - x.logsumexp(0)
+        scores[1, row] = allowed.logsumexp(0) - x.logsumexp(0)
+
+
+def _capped(logits: torch.Tensor, softcap: float | None) -> torch.Tensor:
+    x = logits.float()
+    return x if softcap is None else softcap * torch.tanh(x / softcap)
+
+
+def _masked(x: torch.Tensor, row: int, masks: torch.Tensor | None, mask_rows: torch.Tensor | None) -> torch.Tensor:
+    if masks is None or mask_rows is None or mask_rows[row] < 0:
+        return x
+    token = torch.arange(len(x), device=x.device)
+    allowed = masks[mask_rows[row]][token // 32] >> (token % 32) & 1
+    return x.masked_fill(allowed == 0, -math.inf)
 
 
 def _draw(x: torch.Tensor, position: int, sampling: DeviceSampling, slot: int) -> int:
