@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sglang_lite.constraints.emit.gbnf import to_gbnf
-from sglang_lite.constraints.json_schema.quotes import KEYWORD
+from sglang_lite.constraints.json_schema.quotes import KEYWORD, in_words
 from sglang_lite.constraints.language import language_of
 from sglang_lite.protocol import Choices, Constraint, ConstraintError, Ebnf, JsonSchema, Lark, Number, Regex
 
@@ -156,9 +156,7 @@ class _Describer:
             elif keyword == "pattern":
                 notes.append(f"matches /{value}/")
             elif keyword == KEYWORD:
-                words = value.get("min_words", 0) if isinstance(value, dict) else 0
-                least = f"at least {words} words, " if words else ""
-                notes.append(f"{least}copied from the text, character by character")
+                notes.append(in_words(value))
             elif keyword == "uniqueItems":
                 notes += ["no two alike"] if value else []
             elif keyword not in _SHAPE and keyword not in _SILENT and not keyword.startswith("x-"):

@@ -16,6 +16,7 @@ from typing import Any, Literal, NotRequired
 
 from typing_extensions import TypedDict
 
+from sglang_lite.constraints.json_schema.quotes import without_documents
 from sglang_lite.constraints.python_types.value_type import ValueType, for_pydantic
 from sglang_lite.constraints.schema import json_schema
 from sglang_lite.protocol import (
@@ -198,9 +199,9 @@ def tool_schemas(tools: Sequence[Callable[..., UserValue]]) -> list[Mapping[str,
 
 
 def _shown(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Schema of arguments with the keys that models know, in their usual order."""
+    """Schema of arguments with the keys that models know, in their usual order, without the documents of quotes."""
     names = ("type", "properties", "required", "$defs")
-    return {name: schema[name] for name in names if name in schema}
+    return {name: without_documents(schema[name]) for name in names if name in schema}
 
 
 def _arguments(tool: Callable[..., Any]) -> Any:

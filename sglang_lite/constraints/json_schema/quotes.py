@@ -160,6 +160,25 @@ def quote_in(value: Json, at: Callable[[str], Json]) -> Quote:
     return _quote(sources, members.get("by", "words"), members.get("min_words", 0))
 
 
+def in_words(keyword: Json) -> str:
+    """Description of a value of the keyword for models, without the documents."""
+    least = keyword.get("min_words", 0) if isinstance(keyword, Mapping) else 0
+    return f"{f'at least {least} words, ' if least else ''}copied from the text, character by character"
+
+
+def without_documents(schema: Json) -> Json:
+    """Schema for a model that has seen the documents elsewhere: descriptions say what is a quote."""
+    if isinstance(schema, list):
+        return [without_documents(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    found = {name: without_documents(each) for name, each in schema.items() if name not in (KEYWORD, SOURCES)}
+    if KEYWORD in schema:
+        words = in_words(schema[KEYWORD])
+        found["description"] = f"{found['description']} ({words})" if found.get("description") else words
+    return found
+
+
 def located(strings: Node, text: str) -> QuoteLocation | None:
     """First location of a quote, or None if the text is no quote.
 

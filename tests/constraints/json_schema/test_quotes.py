@@ -9,13 +9,16 @@ from typing import Annotated
 
 import pytest
 from pydantic import BaseModel, TypeAdapter, ValidationError
+from typing_extensions import TypedDict
 
 import sglang_lite as sgl
 from sglang_lite.constraints.json_schema.allowed_values import quotes_of
 from sglang_lite.constraints.python_types.value_type import value_type
 from sglang_lite.constraints.random_texts import sample
 from sglang_lite.constraints.schema import json_schema
+from sglang_lite.lang.tools import tool_schemas
 from sglang_lite.protocol import ConstraintError, JsonSchema, Lark, ValueValidationError
+from sglang_lite.text.tool_calls import calls_constraint
 from tests.constraints.engine import accepts, compiled
 
 COUNT = int(os.environ.get("SGLANG_LITE_QUOTES", "100"))
@@ -225,3 +228,39 @@ def test_long_substrings_of_lark_grammars():
     allowed = [True, True, True, False, False]
     assert [sgl.grammar.matches(constraint, text) for text in texts] == allowed
     assert [accepts(grammar, text) for text in texts] == allowed
+
+
+DOCUMENT = 'She said: "Go\\home"\nand <left>.'
+
+
+class Arguments(TypedDict):
+    evidence: Annotated[str, sgl.quote(DOCUMENT)]
+
+
+def report(evidence: Annotated[str, sgl.quote(DOCUMENT)]) -> str:
+    """Reports."""
+    return evidence
+
+
+@pytest.mark.parametrize(
+    ("family", "call"),
+    [
+        ("qwen", '<tool_call>\n{{"name": "report", "arguments": {{"evidence": {json}}}}}\n</tool_call>'),
+        (
+            "qwen3_coder",
+            "<tool_call>\n<function=report>\n<parameter=evidence>\n{text}\n</parameter>\n</function>\n</tool_call>",
+        ),
+    ],
+)
+def test_arguments_of_tools_are_quotes(family, call):
+    (shown,) = tool_schemas([report])
+    assert "She said" not in json.dumps(shown)
+    assert "copied from the text" in json.dumps(shown)
+    schemas = {"report": schema_of(Arguments)}
+    constraint = calls_constraint(family, schemas, "required", parallel=False)
+    grammar, error = compiled(constraint)
+    assert error is None
+    texts = ['"Go\\home"\nand', "<left>.", "said", "aid", "She left", " said", ""]
+    calls = [call.format(text=text, json=as_json(text)) for text in texts]
+    assert [text for text, each in zip(texts, calls) if accepts(grammar, each)] == texts[:3]
+    assert [text for text, each in zip(texts, calls) if sgl.grammar.matches(constraint, each)] == texts[:3]

@@ -4,6 +4,7 @@ import contextlib
 import json
 import math
 import re
+from typing import Annotated
 
 import pytest
 from api_server import Reply
@@ -324,6 +325,35 @@ def test_a_broken_answer_is_shown_with_what_was_wrong(api, openai):
     assert meta["cost"] > 0
     assert "is stated in the prompt, checked" in meta["warnings"][0]
     assert state.messages()[-2]["content"] == "Hi"
+
+
+QUOTE = Annotated[str, sgl.quote("It was a dark night.", min_words=2)]
+
+
+def test_an_invented_quote_is_shown_with_what_was_wrong(api, openai):
+    api.answers = [said('{"w": "a bright night"}'), said('{"w": "dark night"}')]
+    state = run(openai("gpt-4o", policy="emulate"), type=dict[str, QUOTE])
+    assert state["a"] == {"w": "dark night"}
+    meta = state.get_meta_info("a")
+    assert (meta["strategy"], meta["calls"]) == ("repair", 2)
+    assert meta["quotes"] == [{"pointer": "/w", "source": 0, "start": 9, "end": 19}]
+    first, second = (request.body for request in api.requests)
+    assert "It was a dark night" not in json.dumps(first), "the prompt has it already"
+    assert "copied from the text" in first["messages"][-1]["content"]
+    wrong = "$.w: 'a bright night' is not a quote of at least 2 words from the document"
+    assert wrong in second["messages"][-1]["content"]
+
+
+@pytest.mark.parametrize("answer", ['{"value": ["dark night"]}', '{"value": ["a bright night"]}'])
+def test_a_quote_that_no_provider_enforces_is_checked(api, openai, answer):
+    api.answers = [said(answer)]
+    state = run(openai("gpt-4o"), type=list[QUOTE])
+    if "bright" in answer:
+        with pytest.raises(sgl.ValueValidationError, match="is not a quote of at least 2 words"):
+            state.sync()
+    else:
+        assert state.get_meta_info("a")["quotes"] == [{"pointer": "/0", "source": 0, "start": 9, "end": 19}]
+    assert "It was a dark night" not in json.dumps(api.last)
 
 
 def test_two_repairs_are_tried_and_no_more(api, openai):

@@ -57,6 +57,20 @@ def test_what_only_narrows_is_told_and_checked(provider, schema, pointer, told):
     assert told in json.loads(found.schema)["properties"]["a"]["description"]
 
 
+@pytest.mark.parametrize("provider", RULES)
+def test_a_quote_is_told_without_its_document_and_checked(provider):
+    quote = {
+        "type": "string",
+        "x-quote": {"sources": [{"$ref": "#/x-sources/0"}], "min_words": 2},
+        "description": "Why.",
+    }
+    found = fit({**an_object(a=quote), "x-sources": {"0": "A long document."}}, provider)
+    assert [each for each, _ in found.checked] == ["/properties/a/x-quote"]
+    assert "long document" not in found.schema
+    told = "Why. (at least 2 words, copied from the text, character by character)"
+    assert json.loads(found.schema)["properties"]["a"] == {"type": "string", "description": told}
+
+
 def test_alternatives_of_which_one_fits_are_sent_as_any_and_checked():
     found = fit(an_object(a={"oneOf": [{"type": "string"}, {"type": "null"}]}))
     assert [pointer for pointer, _ in found.checked] == ["/properties/a/oneOf"]

@@ -11,6 +11,7 @@ from typing import Any, Final
 from sglang_lite.constraints.emit.gbnf import to_gbnf
 from sglang_lite.constraints.emit.lark import to_lark
 from sglang_lite.constraints.emit.regex import to_rust
+from sglang_lite.constraints.json_schema.quotes import without_documents
 from sglang_lite.constraints.language import language_of
 from sglang_lite.constraints.number_text import PATTERNS
 from sglang_lite.constraints.syntax.regex import parse
@@ -59,10 +60,10 @@ def _tools(use: ToolUse, profile: Profile) -> tuple[ToolUse, tuple[tuple[Functio
     checked."""
     found = list[tuple[Function, str, bool]]()
     for function in use.functions:
-        plain = json.dumps(function.parameters)
-        fit = fitted(plain, profile.schema) if profile.schema is not None else None
+        fit = fitted(json.dumps(function.parameters), profile.schema) if profile.schema is not None else None
         strict = fit is not None and not fit.refused
-        found.append((function, fit.schema if fit is not None and strict else plain, strict))
+        hint = json.dumps(without_documents(function.parameters))
+        found.append((function, fit.schema if fit is not None and strict else hint, strict))
     return use, tuple(found)
 
 

@@ -10,6 +10,7 @@ from functools import lru_cache
 from typing import Any
 
 from sglang_lite.constraints.json_schema.document import pointer_token
+from sglang_lite.constraints.json_schema.quotes import KEYWORD, SOURCES, in_words
 from sglang_lite.lang.backend.profiles.profile import SchemaRules
 
 
@@ -58,6 +59,7 @@ def fitted(schema: str, rules: SchemaRules) -> Fit:
 # Annotations, which demand nothing of a value.
 _REMARKS = frozenset({
     "title", "default", "examples", "$schema", "$comment", "deprecated", "discriminator", "readOnly", "writeOnly",
+    SOURCES,
 })  # fmt: skip
 # Keywords that only restrict a schema: they can be left out of it, and described to the model instead.
 _NARROWING = frozenset({
@@ -107,6 +109,9 @@ class _Fitter:
             elif self._enforces(key, value):
                 kept[key] = value
                 self._enforced.append(here)
+            elif key == KEYWORD:
+                descriptions.append(in_words(value))
+                self._checked.append((here, "not enforced by the provider"))
             elif key in _NARROWING:
                 descriptions.append(f"{key}: {value}")
                 self._checked.append((here, "not enforced by the provider"))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from sglang_lite.constraints.emit.gbnf import to_gbnf
+from sglang_lite.constraints.json_schema.quotes import KEYWORD, without_documents
 from sglang_lite.constraints.language import language_of
 from sglang_lite.constraints.matching import validate
 from sglang_lite.errors import Origin
@@ -200,6 +201,8 @@ def _instruction(constraint: Constraint) -> str:
     alone = "and with nothing else"
     match constraint:
         case JsonSchema(schema):
+            if KEYWORD in schema:
+                schema = json.dumps(without_documents(json.loads(schema)), ensure_ascii=False)
             return f"Answer with one JSON value that is valid under this JSON Schema, {alone}:\n{schema}"
         case Choices(options):
             return f"Answer with exactly one of these texts, {alone}:\n{json.dumps(options, ensure_ascii=False)}"
@@ -222,8 +225,10 @@ def shape_of(strategy: Strategy) -> Shape:
         case "json_schema" | "enum" if strategy.form is None:
             return JsonFormat(strategy.field, strict=True)
         case "json_schema" | "enum" | "repair" if strategy.form is not None:
-            schema = strategy.fit.schema if strategy.fit is not None else strategy.form.constraint.schema
-            return JsonFormat(json.loads(schema), strict=strategy.strict)
+            if strategy.fit is None:  # a hint
+                schema = without_documents(json.loads(strategy.form.constraint.schema))
+                return JsonFormat(schema, strict=strategy.strict)
+            return JsonFormat(json.loads(strategy.fit.schema), strict=strategy.strict)
         case "tools":
             use, functions = strategy.field
             tools = [
