@@ -11,7 +11,9 @@ from sglang_lite.constraints.emit.regex import repetition_sign, to_rust
 from sglang_lite.constraints.formal.automaton import may_be_empty
 from sglang_lite.constraints.formal.lengths import MAX_MIN_LENGTH, lengths
 from sglang_lite.constraints.formal.nodes import (
+    ANY_TEXT,
     EMPTY,
+    NOTHING,
     Alternation,
     CharSet,
     Complement,
@@ -33,6 +35,7 @@ from sglang_lite.protocol import ConstraintError
 
 _JSON = json.JSONEncoder(ensure_ascii=False).encode  # json.dumps would make a new encoder for each call
 MAX_DEPTH = 2_000  # nesting of rules; llguidance 1.9.1 overflows its stack between 4,000 and 8,000
+_ANY_BYTES = Complement(NOTHING)  # of llguidance's complement, which is over bytes
 _LARGE = 10_000_000  # bytes of a language, above which each of its large character sets is written once
 MAX_RANGES = 1_000_000  # of the character sets of a language
 _LONG = 100  # characters of a part of a terminal, from which on it is a terminal of its own
@@ -144,9 +147,11 @@ class _Speller:
                 # in the engine.
                 texts = texts or [("/(?s:.*)/", 0)]
                 if outside:
-                    text, depth = self._terminal(alternation(outside))
+                    text, depth = self._terminal(alternation(_with_any_bytes(outside)))
                     texts.append((f"~{text}", depth))
                 return _group(" & ", texts, self._terminals, "T")
+            case Complement(inner) if inner == NOTHING:
+                return f"~/{to_rust(NOTHING)}/", 0
             case Complement():
                 return self._terminal(Intersection((node,)))
             case Substring():
@@ -161,6 +166,19 @@ class _Speller:
                 text, depth = self._terminals.setdefault(text, f"T{len(self._terminals)}"), 0
             self._parts[node] = text, depth
         return self._parts[node]
+
+
+def _with_any_bytes(outside: list[Node]) -> Iterator[Node]:
+    """Yields the alternatives of texts to exclude from other texts, with any bytes instead of any text at their ends.
+    llguidance then knows that no text is left after such a beginning, and that every text is after another one; else
+    it would search for one.
+    """
+    for node in outside:
+        for option in node.options if isinstance(node, Alternation) else (node,):
+            if isinstance(option, Concat) and option.parts[-1:] == (ANY_TEXT,):
+                yield Concat((*option.parts[:-1], _ANY_BYTES))
+            else:
+                yield option
 
 
 def _ranges(language: Language) -> int:

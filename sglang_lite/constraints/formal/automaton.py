@@ -10,7 +10,7 @@ Source: S. Owens, J. Reppy, A. Turon, Regular-expression derivatives re-examined
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from functools import partial
 from typing import TypeAlias
 
@@ -397,8 +397,20 @@ def is_empty(node: Node) -> bool:
     return emptiness(node)[0]
 
 
+def _likely(node: Node) -> Iterator[str]:
+    """A few texts that are likely in a language of substrings, whose automaton is large."""
+    match node:
+        case Intersection(parts) | Alternation(parts):
+            for part in parts:
+                yield from _likely(part)
+        case Substring():
+            yield from node.beginnings
+
+
 @memoized
 def emptiness(node: Node) -> tuple[bool, int]:
     """Emptiness of a regular language (True if empty), and the work spent on the decision."""
+    if any(accepts(node, text) for text in _likely(node)):
+        return False, 1
     found = Automaton(node)
     return not found.nonempty(found.start), found.work

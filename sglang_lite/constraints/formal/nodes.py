@@ -7,7 +7,7 @@ constraint on output (regex, schema, grammar) becomes one `Language`, and engine
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any, ClassVar, NamedTuple, TypeAlias
@@ -118,6 +118,14 @@ class Substring:
         bounds = [match.start() for match in _CUT.finditer(self.cuts)]
         return [self.text[start:end] for start, end in pairwise(bounds)]
 
+    @property
+    def beginnings(self) -> Iterator[str]:
+        """A few of the texts, from the beginning of the whole text: short and long ones, without blanks around them."""
+        length = 1
+        while length < min(2 * len(self.text), _MAX_BEGINNING):
+            yield self.text[: self.cuts.find(1, min(length, len(self.text)))].strip()
+            length *= 2
+
     def find(self, text: str) -> int | None:
         """Index at which some successive pieces that make up `text` begin for the first time, or None if there are
         none."""
@@ -182,6 +190,7 @@ Node: TypeAlias = "CharSet | LiteralText | Substring | Concat | Alternation | Re
 
 MAX_COUNT = 1_000_000  # maximum count of a repeat that is merged from two
 
+_MAX_BEGINNING = 10_000  # characters
 _CUT = re.compile(b"\x01")
 
 EMPTY = Concat(())

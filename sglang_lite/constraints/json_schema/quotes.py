@@ -1,7 +1,7 @@
 """Quotes: strings that are spans of given documents (the keyword `x-quote`, and `sgl.quote` of Python types).
 
 A document is cut into pieces: words and single characters, or characters alone. A quote consists of successive pieces,
-and begins and ends with a character that is not blank, so that it is never empty.
+and begins with a character that is not blank, so that it is never empty.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ import regex
 from sglang_lite.constraints.formal import charsets
 from sglang_lite.constraints.formal.automaton import accepts
 from sglang_lite.constraints.formal.nodes import (
-    ANY_CHAR,
+    ANY_TEXT,
+    EMPTY,
     Alternation,
     CharSet,
+    Complement,
     Intersection,
     Node,
     Repeat,
@@ -49,7 +51,6 @@ _WORD = regex.compile(rf"(?V1){_LETTER}+")
 _PIECE, _ASCII_PIECE = regex.compile(rf"(?V1){_LETTER}[{_LETTER}\u200D]*|\X"), re.compile(r"\w+|\r\n|\W")
 _BLANK = charsets.singles("".join(map(chr, (*range(9, 14), *range(28, 33), 0x85, 0xA0, 0x1680, *range(0x2000, 0x200B),
                                             0x2028, 0x2029, 0x202F, 0x205F, 0x3000))))  # fmt: skip
-_ANY = Repeat(ANY_CHAR, 0, None)
 
 
 class QuoteLocation(NamedTuple):
@@ -84,15 +85,16 @@ class Quote:
     def node(self) -> Node:
         """Language of the quotes."""
         pieces = (_pieces(text) if self.by == "words" else list(text) for text in self.sources)
-        spans = alternation(map(substring, pieces))
-        solid = CharSet(charsets.complement(_BLANK))
-        parts: list[Node] = [concat(solid, optional(concat(_ANY, solid)))]
+        # What is excluded ends after a few characters, and costs an engine nothing from there on.
+        excluded = [EMPTY, concat(CharSet(_BLANK), ANY_TEXT)]
         if self.min_words:
             letters = charsets.singles("".join(c for c in set("".join(self.sources)) if _WORD.fullmatch(c)))
-            word, others = CharSet(letters), Repeat(CharSet(charsets.complement(letters)), 1, None)
-            before = repeat(concat(Repeat(word, 1, None), others), self.min_words - 1, self.min_words - 1)
-            parts.append(concat(optional(others), before, word, _ANY))
-        return Intersection((spans, *parts))
+            word, others = Repeat(CharSet(letters), 1, None), Repeat(CharSet(charsets.complement(letters)), 1, None)
+            fewer = [repeat(concat(word, others), 0, self.min_words - 1)]
+            if self.min_words > 1:
+                fewer.append(concat(repeat(concat(word, others), 0, self.min_words - 2), word))
+            excluded.append(concat(optional(others), alternation(fewer)))
+        return Intersection((alternation(map(substring, pieces)), Complement(alternation(excluded))))
 
     def checked(self, text: str) -> str:
         """Returns a quote.
@@ -128,8 +130,8 @@ class Quote:
 def quote(*documents: str, by: Literal["words", "chars"] = "words", min_words: int = 0) -> Quote:
     """Metadata of a `str`, as in `Annotated[str, sgl.quote(document)]`: its values are spans of the documents.
 
-    A value is found in a document character by character. It begins and ends with a character that is not blank, so it
-    is never empty. `s.get_meta_info(name)["quotes"]` says where each quote of a generated value is.
+    A value is found in a document character by character. It begins with a character that is not blank, so it is never
+    empty. `s.get_meta_info(name)["quotes"]` says where each quote of a generated value is.
 
     Args:
         documents: texts to quote from, up to 1,000,000 characters together.

@@ -17,6 +17,7 @@ from sglang_lite.constraints.formal.nodes import (
     Alternation,
     CharSet,
     Complement,
+    Concat,
     Intersection,
     LiteralText,
     Node,
@@ -66,9 +67,14 @@ def between(before: Node, strings: Node, after: Node, written: Callable[[Node], 
             return LiteralText(f"{edges[0]}{inner.text}{edges[1]}")
         return concat(before, inner, after)
 
+    def excluded(node: Node) -> Node:
+        if isinstance(node, Concat) and node.parts[-1:] == (ANY_TEXT,):  # a beginning says enough
+            return concat(before, written(concat(*node.parts[:-1])), ANY_TEXT)
+        return whole(node)
+
     if not outside and len(inside) == 1:
         return whole(inside[0])
-    without = [Complement(alternation(map(whole, _options(outside))))] if outside else []
+    without = [Complement(alternation(map(excluded, _options(outside))))] if outside else []
     return Intersection((*map(whole, inside), *without))
 
 

@@ -41,7 +41,7 @@ def spans(document, pieces, least=0):
         ends.append(ends[-1] + len(piece))
     found = {document[a:b] for a, b in combinations(ends, 2)}
     words = {text: len(re.findall(r"[\w\u0301]+", text)) for text in found}
-    return {text for text in found if text == text.strip() and text and words[text] >= least}
+    return {text for text in found if text and not text[0].isspace() and words[text] >= least}
 
 
 def words(document):
@@ -217,6 +217,19 @@ def test_faulty_keywords_are_refused_with_their_pointer(keyword, problem):
     ((pointer, reason),) = sgl.grammar.check(schema).refused
     assert pointer == "/items/x-quote"
     assert problem in reason
+
+
+def test_quotes_of_many_words_from_a_long_document():
+    rng = random.Random(0)
+    document = " ".join(rng.choice("abcdefghij") * rng.randint(1, 3) for _ in range(20_000))
+    constraint = schema_of(list[Annotated[str, sgl.quote(document, min_words=9)]])
+    grammar, error = compiled(constraint)
+    assert error is None
+    quote = document[document.index(" ", 5_000) + 1 : document.index(" ", 5_040)]
+    short = " ".join(quote.split()[:8])
+    texts = [f'["{text}"]' for text in (quote, quote + "x", short)]
+    assert [accepts(grammar, text) for text in texts] == [True, False, False]
+    assert [sgl.grammar.matches(constraint, text) for text in texts] == [True, False, False]
 
 
 def test_long_substrings_of_lark_grammars():
