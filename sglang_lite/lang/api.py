@@ -133,8 +133,8 @@ def gen(
         top_logprobs_num: also log-probabilities of this many likeliest tokens at each position; with `max_tokens=0`, at
             the next one (0; 0 to 256).
         return_text_in_logprobs: with log-probabilities, also each token's text (False).
-        confidence: report how likely the model found each token, with and without the constraint, in the metadata
-            (False).
+        confidence: record how likely the model found each token, with and without the constraint, for
+            `s.confidence(name)` (False).
         seed: draws depend only on it and the token's position; without it each call draws anew.
         include_stop: keep the stop that ended the generation in its text (False).
         repetition_penalty: factor for tokens in the prompt or the output; above 1 makes them less likely (1.0; above 0,

@@ -15,11 +15,13 @@ from sglang_lite.lang.argument_names import AttributeHints, explains_wrong_argum
 from sglang_lite.lang.backend.base import Backend
 from sglang_lite.lang.checks import check_whole
 from sglang_lite.lang.concurrency.variables import Variable
+from sglang_lite.lang.confidence import Confidence
 from sglang_lite.lang.execution.branch import Branch
 from sglang_lite.lang.execution.reading import (
     afind_variable,
     all_messages,
     check_name,
+    confidence_of,
     error_of,
     find_variable,
     finished,
@@ -230,6 +232,25 @@ class ProgramState(AttributeHints):
         if not isinstance(record, Selection):
             raise ProgramError(f"{name!r} is not a selection.", hint=_NO_SELECTION, where=user_location())
         return record
+
+    def confidence(self, name: str, sample: int = 0) -> Confidence:
+        """Confidence of the model in the value of a `gen(confidence=True)`, as a tree of the value's shape. Choices in
+        it are scored now, by the backend that generated it.
+
+        Args:
+            sample: index of the sample, if the variable has several.
+
+        Raises:
+            ParameterError: there is no such sample.
+            ProgramError: the variable is no generation, or free text, or has no scores: it was generated without
+                `confidence=True`, or the state was loaded.
+            SglError: the backend could not score choices.
+        """
+        variable = find_variable(self.branch.player, name, user_location())
+        self._wait(variable, name)
+        scored = confidence_of(self.branch.run, variable, name, sample, user_location())
+        found: Confidence = self._wait(scored)
+        return found
 
     def usage(self, name: str | None = None) -> Usage:
         """Usage of the node that made a variable (tokens summed over samples and branches), or without a name of the

@@ -300,7 +300,7 @@ PARAMETERS: Final = (
     ),
     Parameter(
         "confidence", "bool", False,
-        "report how likely the model found each token, with and without the constraint, in the metadata",
+        "record how likely the model found each token, with and without the constraint, for `s.confidence(name)`",
         alias="return_confidence", places=("gen", "request"),
     ),
     Parameter(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sglang_lite.constraints.formal.automaton import accepts
-from sglang_lite.constraints.formal.nodes import NOTHING, literal_texts
+from sglang_lite.constraints.formal.nodes import NOTHING, Alternation, Node, literal_texts
 from sglang_lite.constraints.json_schema.document import pointer_token
 from sglang_lite.constraints.json_schema.formulas import Formula, ValidAt, any_of
 from sglang_lite.constraints.json_schema.normal_form import document_of
@@ -70,6 +70,17 @@ class AllowedValues:
     def choices(self) -> bool:
         """True if the strings are a finite list."""
         return literal_texts(self._values.strings) is not None
+
+    @property
+    def options(self) -> tuple[Json, ...] | None:
+        """The values, if they are a list of scalars: those of an enum, a constant, booleans, null; else None. Numbers
+        of a range are no list."""
+        values, strings = self._values, _listed(self._values.strings)
+        single = [each.low for each in values.numbers if each.low is not None and each.low == each.high]
+        if strings is None or self.containers or len(single) < len(values.numbers):
+            return None
+        numbers = [int(each) if each.denominator == 1 else float(each) for each in single]
+        return (*([None] * values.null), *sorted(values.booleans, reverse=True), *numbers, *strings)
 
     @property
     def only_strings(self) -> bool:
@@ -143,6 +154,14 @@ def quotes_of(schema: JsonSchema, value: Json) -> list[dict[str, Json]]:
                 below = [(f"{pointer}/{pointer_token(n)}", allowed.member(n), item) for n, item in each.items()]
         stack += reversed(below)
     return found
+
+
+def _listed(strings: Node) -> tuple[str, ...] | None:
+    """Texts of a language that is written as a list, or as a union of lists; else None."""
+    if not isinstance(strings, Alternation):
+        return literal_texts(strings)
+    lists = [_listed(option) for option in strings.options]
+    return None if None in lists else tuple(dict.fromkeys(text for texts in lists for text in texts or ()))
 
 
 @memoized

@@ -63,13 +63,14 @@ class Variable:
         kind: Python type of the value, if one was requested.
         node: path in the program's tree of the node that makes it; "" for a value that no node makes.
         log: text of the node while it is generated, closed when the variable is settled; None if no stream is read.
+        question: question that the node has answered, if its confidence was requested; else None.
         end_position: position in the branch's transcript directly after the node; None if no node of the branch made
             the variable.
     """
 
     __slots__ = (
-        "_callbacks", "_done", "_error", "_lock", "_made", "_value", "end_position", "kind", "log", "node", "record",
-        "where",
+        "_callbacks", "_done", "_error", "_lock", "_made", "_value", "end_position", "kind", "log", "node", "question",
+        "record", "where",
     )  # fmt: skip
 
     def __init__(self, where: Location | None = None, made: int | None = None) -> None:
@@ -79,6 +80,7 @@ class Variable:
         self.kind: Any = None
         self.node = ""
         self.log: TextLog | None = None
+        self.question: Any = None
         self.end_position: Any = None
         self._lock = threading.Lock()
         self._done = False

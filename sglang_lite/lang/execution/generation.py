@@ -20,6 +20,7 @@ from sglang_lite.lang.backend.base import Backend, name_of
 from sglang_lite.lang.backend.planning import NodeQuestion
 from sglang_lite.lang.backend.rendering import rerender
 from sglang_lite.lang.backend.token_counts import NOT_CREDIBLE
+from sglang_lite.lang.confidence import Answered
 from sglang_lite.lang.execution.answer_streams import AnswerStream
 from sglang_lite.lang.execution.base_player import BasePlayer
 from sglang_lite.lang.execution.budget import max_generation_usage
@@ -430,6 +431,9 @@ def _accept(player: BasePlayer, op: GenOp, generations: Sequence[Generation], va
         generations = [_warned(op, generation, warning) for generation in generations]
     first, options = generations[0], op.expression.options or _NO_OPTIONS
     own = options.backend is None
+    if op.node.params.confidence is True:
+        constraint, prompt = _constraint(player, op), _prompt(player, op, options, 0)
+        op.variable.question = Answered(options.backend or player.backend, prompt, constraint)
     spans = first.spans if first.spans and own else (Span(first.text, special=False),)
     if options.reasoning is not None:
         thoughts, answers = zip(*(_split(op, g) for g in generations))

@@ -7,12 +7,14 @@ import contextlib
 from collections.abc import Callable
 from functools import partial
 
+from sglang_lite.lang.concurrency.loop import executor
 from sglang_lite.lang.concurrency.variables import Variable, when_all_done
+from sglang_lite.lang.confidence import confidence_in
 from sglang_lite.lang.execution.player import Player, unknown
 from sglang_lite.lang.execution.run import Run, current_run
 from sglang_lite.lang.execution.transcript import Piece
 from sglang_lite.lang.results import as_dicts
-from sglang_lite.protocol import Location, ParameterError, ProgramError, SglError
+from sglang_lite.protocol import Generation, Location, ParameterError, ProgramError, SglError
 from sglang_lite.protocol.anything import UserValue
 
 
@@ -74,6 +76,40 @@ def may_block(run: Run, instead: str, where: Location | None) -> None:
             raise ProgramError(
                 "reading here would block the event loop of an async program.", hint=f"Use {instead}.", where=where
             )
+
+
+def confidence_of(run: Run, variable: Variable, name: str, sample: int, where: Location | None) -> Variable:
+    """Variable of the confidence in a sample of a variable that is set.
+
+    Raises:
+        ParameterError: there is no such sample.
+        ProgramError: the variable has no confidence, or the caller may not block.
+    """
+    may_block(run, "the state, when its run has ended", where)
+    answers, question = variable.record, variable.question
+    answers = answers if isinstance(answers, list) else [answers]
+    if question is None or not all(isinstance(each, Generation) for each in answers):
+        raise ProgramError(
+            f"{name!r}: there is nothing from which to tell how sure the model was.",
+            hint="Use gen(confidence=True), and read its confidence before the state is saved and loaded.",
+            where=where,
+        )
+    if not isinstance(sample, int) or not 0 <= sample < len(answers):
+        raise ParameterError("sample", f"{sample!r:.60} is no index of {len(answers)} samples.", where=where)
+    try:
+        reading = confidence_in(question, answers[sample])
+    except ProgramError as error:
+        raise ProgramError(f"{name!r}: {error.message}", hint=error.hint, where=where) from None
+    found = Variable(where)
+
+    async def settle() -> None:
+        try:
+            found.set(await reading)
+        except BaseException as error:  # told to the reader, who waits
+            found.fail(error)
+
+    asyncio.run_coroutine_threadsafe(settle(), executor().loop)
+    return found
 
 
 # Functions for `Player.read`.

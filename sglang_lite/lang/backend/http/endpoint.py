@@ -16,6 +16,7 @@ from sglang_lite.lang.backend.base import ALL_CONSTRAINTS, Backend, ProgramAtBac
 from sglang_lite.lang.backend.capabilities import Capabilities
 from sglang_lite.lang.backend.http.client import RETRYABLE_ERRORS, Retries, ServerClient
 from sglang_lite.lang.backend.http.native_protocol import (
+    FOREIGN_PARAMS,
     NATIVE,
     SampleStream,
     parse_choice_score,
@@ -104,6 +105,7 @@ class RuntimeEndpoint(Backend):
         images = bool(self.model_info.get("has_image_understanding"))
         self.capabilities = Capabilities(
             ALL_CONSTRAINTS if self._own_info.get("records") or self._behind_gateway else NATIVE.constraints,
+            params=None if self._own_info else FOREIGN_PARAMS,
             images=images,
             priority=bool(self._own_info.get("program_priority")),
         )

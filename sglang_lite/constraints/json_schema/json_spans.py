@@ -1,0 +1,65 @@
+"""Places of values in a JSON text."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from sglang_lite.protocol.anything import Json
+
+_BLANKS = re.compile(r"[ \t\r\n]*")
+_DECODER = json.JSONDecoder()
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedValue:
+    """Value in a text.
+
+    Attributes:
+        value: the value, if it is a scalar; None for arrays and objects.
+        start, end: index of its first character, and of the character behind it.
+        parts: items by index, or members by name, in the order of the text; None for scalars.
+    """
+
+    value: Json
+    start: int
+    end: int
+    parts: Mapping[str | int, PlacedValue] | None = field(default=None)
+
+
+def placed(text: str) -> PlacedValue:
+    """Value that a JSON text spells, with the places of all values inside.
+
+    Raises:
+        ValueError: the text is not JSON.
+        RecursionError: the value is nested too deeply.
+    """
+    json.loads(text)  # so that the places can be read without checks
+    return _placed(text, _skip(text, 0))
+
+
+def _skip(text: str, at: int) -> int:
+    """Index of the first character at or behind `at` that is no blank."""
+    found = _BLANKS.match(text, at)
+    assert found is not None
+    return found.end()
+
+
+def _placed(text: str, start: int) -> PlacedValue:
+    if text[start] not in "[{":
+        value, end = _DECODER.raw_decode(text, start)
+        return PlacedValue(value, start, end)
+    parts: dict[str | int, PlacedValue] = {}
+    at = _skip(text, start + 1)
+    while text[at] not in "]}":
+        name: str | int = len(parts)
+        if text[start] == "{":
+            name, at = _DECODER.raw_decode(text, at)
+            at = _skip(text, _skip(text, at) + 1)  # behind the colon
+        parts[name] = part = _placed(text, at)
+        at = _skip(text, part.end)
+        if text[at] == ",":
+            at = _skip(text, at + 1)
+    return PlacedValue(None, start, at + 1, parts)

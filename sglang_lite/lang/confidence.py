@@ -1,0 +1,219 @@
+"""Confidence of a model in a generated value: in each part, from the scores of its tokens, and in choices, scored anew.
+
+A choice is scored as `select` scores it, since the tokens that were drawn may spell it in one of several ways, and end
+it together with what follows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import re
+from collections.abc import Awaitable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import msgspec
+
+from sglang_lite.constraints.byte_matcher import ByteMatcher
+from sglang_lite.constraints.json_schema.allowed_values import AllowedValues
+from sglang_lite.constraints.json_schema.json_spans import PlacedValue, placed
+from sglang_lite.lang.backend.base import Backend
+from sglang_lite.protocol import (
+    Choices,
+    Constraint,
+    Generation,
+    JsonSchema,
+    ProgramError,
+    Prompt,
+    Selection,
+    Span,
+    TokenScores,
+)
+from sglang_lite.protocol.anything import Json
+
+_TAIL: Final = re.compile(r"[ \t\r\n]*[,\]}]")  # what ends a value inside an array or object
+
+
+@dataclass(frozen=True, slots=True)
+class Confidence:
+    """Confidence of a model in a value that it generated, and in the value's parts.
+
+    Attributes:
+        text: text of the value.
+        logprob: log of the probability of this value under the constraint, given the text before. Of a choice (enum,
+            Literal, boolean, null): of its share in `probs`. Of any other value: of its tokens, one after the other,
+            and of a number's end.
+        mass: log of the probability that the model itself gave to what the constraint allowed, over all tokens of the
+            value; 0 if the model would have written nothing else.
+        probs: probability of each choice, by its value, or by its text if the constraint is a list of texts; None for
+            other values.
+        parts: members by name, or items by index.
+    """
+
+    text: str
+    logprob: float
+    mass: float
+    probs: Mapping[Json, float] | None = None
+    parts: Mapping[str | int, Confidence] = field(default_factory=dict)
+
+    def __getitem__(self, part: str | int) -> Confidence:
+        """Confidence in a member of an object, by its name, or in an item of an array, by its index."""
+        return self.parts[part]
+
+    @property
+    def prob(self) -> float:
+        """Probability of this value under the constraint, between 0 and 1."""
+        return math.exp(self.logprob)
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """Question that a generation has answered: its backend, prompt and constraint."""
+
+    backend: Backend
+    prompt: Prompt
+    constraint: Constraint | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """Choice in an answer.
+
+    Attributes:
+        start: index of its first character.
+        texts: text of each possible choice, by the key of `Confidence.probs`.
+        tail: text that ends it.
+    """
+
+    start: int
+    texts: Mapping[Json, str]
+    tail: str
+
+
+def confidence_in(question: Answered, answer: Generation) -> Awaitable[Confidence]:
+    """Confidence in the value of an answer, as a coroutine that has its choices scored, all at once.
+
+    Raises:
+        ProgramError: the answer is free text, was cut, or has no scores of its tokens.
+    """
+    scores, value = _scores_of(answer, question.constraint), _value_of(answer, question.constraint)
+    choices = list(_choices(question.constraint, answer.text, value))
+
+    async def scored() -> Confidence:
+        selections = await asyncio.gather(*(_score(question, answer, scores, choice) for choice in choices))
+        found = {choice.start: (choice, each) for choice, each in zip(choices, selections)}
+        return _Reader(answer.text, scores, found).confidence(value)
+
+    return scored()
+
+
+def _scores_of(answer: Generation, constraint: Constraint | None) -> TokenScores:
+    if constraint is None:
+        raise ProgramError(
+            "free text has no value to be sure of.",
+            hint="Give gen a type or a constraint. For log-probabilities of tokens use gen(return_logprob=True).",
+        )
+    scores = answer.scores
+    if scores is None:
+        raise ProgramError("the backend has not scored its tokens.", hint="Use a local engine, or its server.")
+    if None in scores.logprobs:
+        raise ProgramError(
+            "the first of its tokens have no scores, as its stream was continued after an interruption.",
+            hint="Generate it again: state.rerun(…).",
+        )
+    return scores
+
+
+def _value_of(answer: Generation, constraint: Constraint | None) -> PlacedValue:
+    """Value of an answer with its places. A text other than JSON is one value without parts."""
+    text = answer.text
+    if not isinstance(constraint, JsonSchema):
+        return PlacedValue(text, 0, len(text))
+    try:
+        return placed(text)
+    except (ValueError, RecursionError) as error:
+        why = "max_tokens has cut its text" if answer.finish_reason == "length" else f"its text is no JSON: {error}"
+        raise ProgramError(f"{why}.", hint="Raise max_tokens.") from error
+
+
+def _choices(constraint: Constraint | None, text: str, value: PlacedValue) -> Iterator[_Choice]:
+    """Yields the choices in an answer, in the order of its text."""
+    if isinstance(constraint, Choices):
+        yield _Choice(0, {each: each for each in constraint.options}, "")
+    elif isinstance(constraint, JsonSchema):
+        matcher = ByteMatcher(constraint)
+        for each, options in _leaves(value, AllowedValues.of(constraint)):
+            texts = [json_text(option) for option in options]
+            own = text[each.start : each.end]
+            matcher.push(text[len(matcher.text) : each.start])
+            possible = matcher.filter(texts)  # after the text before: it may have ruled some out
+            if own in possible:
+                several = len(set(options)) < len(options)  # 1 and True are equal
+                keys = {t: t if several else option for t, option in zip(texts, options)}
+                tail = _TAIL.match(text, each.end)
+                yield _Choice(each.start, {keys[t]: t for t in possible}, tail.group() if tail else "")
+
+
+def json_text(value: Json) -> str:
+    """JSON text of a scalar, as constraints spell it."""
+    return msgspec.json.encode(value).decode()
+
+
+def _leaves(value: PlacedValue, allowed: AllowedValues) -> Iterator[tuple[PlacedValue, Sequence[Json]]]:
+    """Yields the scalars of a value that are one of a list, with that list."""
+    if value.parts is None:
+        if options := allowed.options:
+            yield value, options
+        return
+    for name, part in value.parts.items():
+        yield from _leaves(part, allowed.member(name) if isinstance(name, str) else allowed.item(name))
+
+
+async def _score(question: Answered, answer: Generation, scores: TokenScores, choice: _Choice) -> Selection:
+    """Scores of the choices that were possible, in the order of `choice.texts`."""
+    prompt, before = question.prompt, answer.text[: choice.start]
+    if before:
+        own = len(before.rstrip())  # blanks before a choice are part of its first token, as `select` would have them
+        count = sum(end <= own for end in scores.ends)
+        kept = scores.ends[count - 1] if count else 0
+        written = [Span(before[:kept], answer.token_ids[:count])] if count else []
+        written += [Span(before[kept:], special=False)] if kept < len(before) else []
+        prompt = msgspec.structs.replace(prompt, spans=(*prompt.spans, *written), partial=prompt.partial + before)
+    texts = [text + choice.tail for text in choice.texts.values()]
+    return await question.backend.aselect(prompt, texts, unconditional=False)
+
+
+class _Reader:
+    """Reader of confidences from scores.
+
+    Args:
+        text: text of the answer.
+        scores: scores of its tokens.
+        choices: choices in the text with their scores, by index of their first character.
+    """
+
+    def __init__(self, text: str, scores: TokenScores, choices: Mapping[int, tuple[_Choice, Selection]]) -> None:
+        self._text, self._choices = text, choices
+        self._tokens: list[tuple[int, int, float, float]] = []  # start, end, log-probability and mass of each token
+        start = 0
+        for logprob, allowed, end in zip(scores.logprobs, scores.allowed, scores.ends):
+            assert logprob is not None
+            assert allowed is not None
+            # A token without text of its own (the rest of a character, or an end) belongs to the character before.
+            self._tokens.append((min(start, end - 1), end, min(logprob - allowed, 0.0), min(allowed, 0.0)))
+            start = end
+
+    def confidence(self, value: PlacedValue) -> Confidence:
+        text = self._text[value.start : value.end]
+        is_number = isinstance(value.value, int | float) and not isinstance(value.value, bool)
+        end = value.end + is_number  # only what follows a number says that it has ended
+        own = [(logprob, mass) for first, behind, logprob, mass in self._tokens if first < end and behind > value.start]
+        logprob, mass = math.fsum(each for each, _ in own), math.fsum(each for _, each in own)
+        if value.parts is None and value.start in self._choices:
+            choice, selection = self._choices[value.start]
+            shares = dict(zip(choice.texts, selection.probs.values(), strict=True))
+            key = next(key for key, each in choice.texts.items() if each == text)
+            return Confidence(text, math.log(shares[key]) if shares[key] else -math.inf, mass, shares)
+        parts = {name: self.confidence(part) for name, part in (value.parts or {}).items()}
+        return Confidence(text, logprob, mass, parts=parts)
