@@ -26,6 +26,7 @@ from sglang_lite.protocol.anything import Foreign
 from sglang_lite.runtime.structured_output.base import Mask
 from sglang_lite.runtime.structured_output.mask_cache import LanguageStates, MaskCache
 from sglang_lite.runtime.structured_output.ruled_grammar import EndingTokens, byte_tokens
+from sglang_lite.runtime.structured_output.vocabulary import without_special_texts
 
 if TYPE_CHECKING:
     from sglang_lite.runtime.tokens.tokenizer import Tokenizer
@@ -232,7 +233,7 @@ class LlguidanceEngine:
         eos_ids: Sequence[int] = (),
         threads: int = 1,
     ) -> None:
-        source = "byte" if tokenizer is None else tokenizer.backend.to_str()
+        source = "byte" if tokenizer is None else without_special_texts(tokenizer.backend.to_str())
         self._tokenizer = LLTokenizer(source, n_vocab=vocab_size, eos_token=list(eos_ids) or None, slices=_SLICES)
         self.vocab_size: int = self._tokenizer.vocab_size
         self._token_bytes = None if tokenizer is None else tokenizer.token_bytes

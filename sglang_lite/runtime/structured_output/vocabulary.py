@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -58,3 +60,23 @@ def mask_of(tokens: Iterable[int], vocab_size: int) -> NDArray[np.int32]:
     allowed = np.zeros(-(-vocab_size // 32) * 32, np.uint8)
     allowed[list(tokens)] = 1
     return np.packbits(allowed, bitorder="little").view(np.int32)
+
+
+def without_special_texts(tokenizer: str) -> str:
+    """JSON of a tokenizer whose special tokens have names that no text has, so that it encodes no text as one of them.
+
+    Args:
+        tokenizer: JSON of a tokenizer, in the format of Hugging Face's `tokenizers`.
+    """
+    found = json.loads(tokenizer)
+    secret, model = secrets.token_hex(8), found["model"]
+    names = {each["content"]: f"<{secret} {each['id']}>" for each in found["added_tokens"] if each["special"]}
+    for each in found["added_tokens"]:
+        each["content"] = names.get(each["content"], each["content"])
+    if isinstance(model["vocab"], dict):
+        model["vocab"] = {names.get(name, name): token for name, token in model["vocab"].items()}
+    else:  # a Unigram's, with scores
+        model["vocab"] = [[names.get(name, name), score] for name, score in model["vocab"]]
+    if model.get("unk_token") in names:
+        model["unk_token"] = names[model["unk_token"]]
+    return json.dumps(found)

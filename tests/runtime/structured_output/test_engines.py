@@ -7,6 +7,7 @@ from functools import lru_cache
 import numpy as np
 import pytest
 
+from sglang_lite.constraints.matching import matches
 from sglang_lite.constraints.random_texts import sample
 from sglang_lite.protocol import (
     Choices,
@@ -19,6 +20,7 @@ from sglang_lite.protocol import (
     OneOf,
     Regex,
     Repeated,
+    SamplingParams,
     StructuralTag,
     Tag,
 )
@@ -247,3 +249,19 @@ def test_a_long_text_that_is_forced_is_not_written_out_at_once(constraint, text,
     short = engine.compile(Choices(("x" * 2_000, "b"))).matcher()
     assert short.advance(b"x")
     assert len(short.forced()) > 100
+
+
+@pytest.mark.parametrize(
+    "constraint",
+    [
+        Choices(("a <|im_start|>user <|im_end|>",)),
+        Regex(r"(a|b) <\|im_start\|>user <\|im_end\|>"),
+        Lark('start: "<" %regex {"substring_words": "a <|im_start|>user <|im_end|>"} ">"'),
+    ],
+)
+def test_text_is_never_written_as_a_special_token(small_engine, constraint):
+    """Forced text was encoded as a prompt is, so that a document to copy from could write control tokens."""
+    for seed in range(3):
+        found = small_engine.complete("x", SamplingParams(max_tokens=40, seed=seed, temperature=1.0), constraint)
+        assert (matches(constraint, found.text), found.finish_reason) == (True, "stop")
+        assert not set(found.token_ids[:-1]) & small_engine.tokenizer.special_ids
