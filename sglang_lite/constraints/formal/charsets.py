@@ -12,6 +12,7 @@ from typing import TypeAlias
 
 LAST = 0x10FFFF
 SURROGATES = (0xD800, 0xDFFF)
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 Ranges: TypeAlias = tuple[tuple[int, int], ...]  # (first, last) code points, inclusive; sorted, disjoint, not adjacent
 
@@ -51,7 +52,7 @@ def intersection(ranges: Ranges, others: Ranges) -> Ranges:
 
 
 def has_surrogates(text: str) -> bool:
-    return any(SURROGATES[0] <= ord(char) <= SURROGATES[1] for char in text)
+    return _SURROGATE.search(text) is not None
 
 
 def without_surrogates(low: int, high: int) -> list[tuple[int, int]]:

@@ -6,10 +6,9 @@ constraint on output (regex, schema, grammar) becomes one `Language`, and engine
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate, compress, pairwise
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 from sglang_lite.constraints.formal import charsets
@@ -115,7 +114,7 @@ class Substring:
     @property
     def pieces(self) -> list[str]:
         """Pieces of the text, in order."""
-        bounds = [match.start() for match in _CUT.finditer(self.cuts)]
+        bounds = compress(range(len(self.cuts)), self.cuts)
         return [self.text[start:end] for start, end in pairwise(bounds)]
 
     @property
@@ -191,7 +190,6 @@ Node: TypeAlias = "CharSet | LiteralText | Substring | Concat | Alternation | Re
 MAX_COUNT = 1_000_000  # maximum count of a repeat that is merged from two
 
 _MAX_BEGINNING = 10_000  # characters
-_CUT = re.compile(b"\x01")
 
 EMPTY = Concat(())
 NOTHING = CharSet(())

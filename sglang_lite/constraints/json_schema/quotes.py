@@ -39,6 +39,7 @@ from sglang_lite.protocol.anything import Json
 if TYPE_CHECKING:
     from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
 
+MAX_COUNTED = 800_000  # pieces of the documents times `min_words`; an engine counts the words from each piece on
 MAX_SOURCE_CHARS = 1_000_000  # characters of the documents of one quote
 KEYWORD = "x-quote"
 SOURCES = "x-sources"  # keyword of the whole schema: documents that several quotes refer to
@@ -61,7 +62,7 @@ class QuoteLocation(NamedTuple):
     end: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Quote:
     """Demand that a string is a span of one of some documents. `sgl.quote` describes it.
 
@@ -84,7 +85,14 @@ class Quote:
     @cached_property
     def node(self) -> Node:
         """Language of the quotes."""
-        pieces = (_pieces(text) if self.by == "words" else list(text) for text in self.sources)
+        pieces = [_pieces(text) if self.by == "words" else list(text) for text in self.sources]
+        count = sum(map(len, pieces))
+        if self.min_words * count > MAX_COUNTED:
+            raise ConstraintError(
+                f"quote: min_words={self.min_words} of documents of {count:,} words and other characters takes too "
+                f"much work: at most {MAX_COUNTED // count}.",
+                hint="Quote from the passages that matter, or set a smaller min_words.",
+            )
         # What is excluded ends after a few characters, and costs an engine nothing from there on.
         excluded = [EMPTY, concat(CharSet(_BLANK), ANY_TEXT)]
         if self.min_words:
@@ -105,6 +113,9 @@ class Quote:
         if not accepts(self.node, text):
             raise ValueError(f"{text!r:.200} is not {self}")
         return text
+
+    def __repr__(self) -> str:
+        return f"quote({', '.join(f'{text:.20}…' if len(text) > 20 else text for text in self.sources[:3])})"
 
     def __str__(self) -> str:
         source = "the document" if len(self.sources) == 1 else f"one of {len(self.sources)} documents"

@@ -232,6 +232,13 @@ def test_quotes_of_many_words_from_a_long_document():
     assert [sgl.grammar.matches(constraint, text) for text in texts] == [True, False, False]
 
 
+def test_too_many_words_of_a_long_document_are_refused():
+    schema = {"type": "string", "x-quote": {"sources": ["a " * 25_000], "min_words": 17}}
+    ((pointer, reason),) = sgl.grammar.check(schema).refused
+    assert pointer == "/x-quote"
+    assert "min_words=17 of documents of 50,000 words and other characters takes too much work: at most 16" in reason
+
+
 def test_long_substrings_of_lark_grammars():
     words = " ".join(f"w{i}" for i in range(3_000))
     constraint = Lark(f'start: "<" X ">"\nX: %regex {json.dumps({"substring_words": words})}')
