@@ -21,6 +21,7 @@ from sglang_lite.runtime.requests.request import not_finite
 from sglang_lite.runtime.requests.resolved_params import ResolvedParams
 
 _CANDIDATES = 4096  # tokens that top-p sorts first
+_TINY = 1e-30  # probability below which a sum in float32 is not exact
 
 
 class SamplingTable:
@@ -109,15 +110,17 @@ def sample(
     """
     reported = [i for i, row in adjustments.items() if row.params.return_logprob]
     logprobs = {i: logits[i].log_softmax(-1) for i in reported if original_logprobs}
-    scores = None if scored is None or not scored.any() else _Scores(logits, scored.nonzero()[0])
+    scores = (
+        None
+        if scored is None or not scored.any()
+        else _Scores(logits, scored.nonzero()[0].tolist(), adjustments, masks)
+    )
     errors = adjust_logits(logits, adjustments)
     masked = () if masks is None else (masks.rows >= 0).nonzero()[0].tolist()
     if masks is not None:
         for i in masked:
             allowed = masks.allowed(i, logits.shape[1])
             logits[i].masked_fill_(torch.from_numpy(~allowed), float("-inf"))
-            if scores is not None:
-                scores.mask(i, allowed)
     logprobs = logprobs or {i: draw_logprobs(logits[i], adjustments[i].params) for i in reported}
     picked = logits.argmax(-1)
     highest = logits.gather(1, picked.unsqueeze(1)).squeeze(1)  # NaN if the row contains one
@@ -140,39 +143,47 @@ def sample(
 
 
 class _Scores:
-    """Scores of some rows' draws.
+    """Scores of some rows' draws. Made row by row, so that a row stays in the core's cache.
 
     Args:
         logits: float32 [R, V], not adjusted yet.
-        rows: indices [S] of the rows.
+        rows: indices of the rows.
+        adjustments, masks: as for `sample`.
     """
 
-    def __init__(self, logits: torch.Tensor, rows: NDArray[np.int64]) -> None:
-        self._rows, self._at = torch.from_numpy(rows), {row: i for i, row in enumerate(rows.tolist())}
-        self._logprobs = (logits if len(rows) == len(logits) else logits[self._rows]).log_softmax(-1)
-        self._scores = torch.zeros(2, len(logits))
+    def __init__(
+        self, logits: torch.Tensor, rows: list[int], adjustments: Mapping[int, DrawAdjustments], masks: Masks | None
+    ) -> None:
+        self._logits = logits
+        # A mask leaves the logits of what can be drawn as they are; other adjustments need a copy.
+        self._copies = {i: logits[i].clone() for i in rows if _changes(adjustments.get(i))}
+        self._totals, self._allowed = np.zeros((2, len(logits)), dtype=np.float32)
+        found = torch.empty(logits.shape[1])
+        probs = found.numpy()
+        for i in rows:
+            torch.softmax(logits[i], -1, out=found)
+            self._totals[i] = float(logits[i].amax()) - np.log(probs.max())
+            if masks is not None and masks.rows[i] >= 0:
+                allowed = masks.allowed(i, len(probs))
+                mass = np.dot(probs, allowed.astype(np.float32))  # faster than to pick out what is allowed
+                self._allowed[i] = np.log(min(mass, 1)) if mass > _TINY else self._log_of_tiny(i, allowed)
 
-    def mask(self, row: int, allowed: NDArray[np.bool_]) -> None:
-        """Sums up what a row's mask [V] allows, if the row is one of those to score."""
-        if row in self._at:
-            self._scores[1, row] = _log_mass(self._logprobs[self._at[row]].numpy(), allowed)
+    def _log_of_tiny(self, row: int, allowed: NDArray[np.bool_]) -> float:
+        """Log of the probability of a row's allowed tokens, bool [V], whose exponentials may be too small for
+        float32."""
+        return float(self._logits[row, torch.from_numpy(allowed)].logsumexp(0)) - float(self._totals[row])
 
     def of(self, tokens: torch.Tensor) -> NDArray[np.float32]:
         """Returns the scores of drawn tokens [R], as in `Sampled`."""
-        self._scores[0, self._rows] = self._logprobs.gather(1, tokens[self._rows].unsqueeze(1)).squeeze(1)
-        scores: NDArray[np.float32] = self._scores.numpy()
-        return scores
+        own: NDArray[np.float32] = self._logits.gather(1, tokens.unsqueeze(1)).squeeze(1).numpy()
+        for i, logits in self._copies.items():
+            own[i] = logits[tokens[i]]
+        return np.stack([own - self._totals, self._allowed])
 
 
-def _log_mass(logprobs: NDArray[np.float32], allowed: NDArray[np.bool_]) -> float:
-    """Log of the probability of the allowed tokens, bool [V], of a row. Adds up the fewer tokens, allowed or not."""
-    if 2 * np.count_nonzero(allowed) > len(allowed):
-        others = float(np.exp(logprobs[~allowed]).sum(dtype=np.float64))
-        if others < 0.5:  # else the difference from 1 would lose digits
-            return float(np.log1p(-others))
-    values = logprobs[allowed]
-    top = values.max(initial=float("-inf"))
-    return float(top + np.log(np.exp(values - top).sum(dtype=np.float64))) if np.isfinite(top) else float("-inf")
+def _changes(adjustments: DrawAdjustments | None) -> bool:
+    """Returns True if a row's logits are changed by more than a mask."""
+    return adjustments is not None and not (adjustments.params.plain and adjustments.processor is None)
 
 
 def draw_logprobs(logits: torch.Tensor, params: ResolvedParams) -> torch.Tensor:

@@ -4,10 +4,15 @@ import math
 from concurrent.futures import Future
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from sglang_lite.constraints.schema import json_schema
 from sglang_lite.protocol import Regex, SamplingParams
+from sglang_lite.runtime.executor.sampler import Masks, SamplingTable, sample
+from sglang_lite.runtime.executor.step_record import SAMPLING, sampling_row
+from sglang_lite.runtime.requests.resolved_params import resolve_params
 
 OBJECT = json_schema({
     "type": "object", "properties": {"ok": {"type": "boolean"}, "é": {"type": "string", "maxLength": 4}},
@@ -42,7 +47,7 @@ def test_they_are_the_models_own_whatever_is_drawn_from(small_engine, params):
     assert list(scores.logprobs) == pytest.approx(
         model_logprobs(small_engine, "A fact: ", generation.token_ids), abs=1e-3
     )
-    assert all(own <= allowed <= 1e-6 for own, allowed in zip(scores.logprobs, scores.allowed))
+    assert all(own - 1e-5 < allowed <= 0 for own, allowed in zip(scores.logprobs, scores.allowed))
     assert scores.ends[-1] == len(generation.text)
     for i, end in enumerate(scores.ends):
         text = small_engine.tokenizer.decode(generation.token_ids[: i + 1])
@@ -94,3 +99,20 @@ def test_tokens_of_an_output_that_goes_on_have_no_scores(small_engine):
     assert rest.scores.logprobs[:2] == (None, None) == rest.scores.allowed[:2]
     assert rest.scores.logprobs[2:] == pytest.approx(whole.scores.logprobs[2:], abs=1e-4)
     assert rest.scores.ends == whole.scores.ends
+
+
+@pytest.mark.parametrize("allowed", [[3], [3, 4, 5], [0, 3], [*range(70)]], ids=len)
+def test_masses_from_certain_to_impossible_are_exact(allowed):
+    """Against sums in float64, of logits that reach from 0 to -300."""
+    logits = torch.full((2, 70), -300.0) + torch.arange(70)
+    logits[:, 0], logits[:, 69] = 0.0, float("-inf")
+    words = np.packbits(np.isin(np.arange(96), allowed), bitorder="little").view(np.int32)[None]
+    table, slots = SamplingTable(1), np.zeros(2, dtype=np.int32)
+    table.set(slots[:1], np.array([sampling_row(resolve_params(SamplingParams(temperature=0), 70), 0)], dtype=SAMPLING))
+    masks, raw = Masks(words, np.array([0, -1], dtype=np.int32)), logits.double()
+    drawn = sample(logits, table, slots, slots, {}, masks, np.array([True, True]))
+    assert drawn.scores is not None
+    exact = float(raw[0, allowed].logsumexp(0) - raw[0].logsumexp(0))
+    assert drawn.scores[1] == pytest.approx([exact, 0.0], abs=1e-5)
+    own = [float(raw[i].log_softmax(-1)[token]) for i, token in enumerate(drawn.tokens)]
+    assert drawn.scores[0] == pytest.approx(own, abs=1e-4)
