@@ -20,6 +20,7 @@ SMALL = {
     "constrained_gpu.py": ["--help"],  # it needs a GPU, as others below
     "constraints_suite.py": ["--schemas", "2", "--groups", "2"],
     "cpu_decode.py": ["--batches", "1", "--new", "2", "--systems", "sglang_lite auto", "--sampling", "greedy", "top_p"],
+    "distribution.py": ["--draws", "2"],
     "engine_process.py": ["--repeat", "1", "--tokens", "2", "--workloads", "decode1", "--requests", "1"],
     "experts.py": ["--small"],
     "embedding.py": ["--shape", "small", "--texts", "2", "--tokens", "8", "--repeat", "1"],
