@@ -25,6 +25,9 @@ from sglang_lite.protocol import Constraint, ConstraintError, JsonSchema
 # {1,5000} & [^ ]+).
 _LEXER_FUEL, _STEP_FUEL = 20_000_000, 2_000_000
 _STEP_ITEMS = 500_000
+# A lexer keeps all states that texts have reached, of all requests. A document that is quoted from has some 1.6 of them
+# for each of its characters.
+_LEXER_STATES = 250_000
 # Limits of the Earley items in a row. Each new item is searched for in its row, so a character's work grows at least
 # with the square of the row. A grammar accounts for as many items as it has alternatives; the rest are readings of the
 # text so far, of which an ambiguous grammar adds more with each character. (Of 686 real schemas, one has more than 500
@@ -100,7 +103,9 @@ def _limits(text: str) -> LLParserLimits:
     """Limits of llguidance's work for a grammar, by the number of its alternatives."""
     rules = (line for line in text.split("\n") if not line.startswith("T"))  # a terminal is always one item
     alternatives = sum(1 + line.count(" | ") + line.count("(") for line in rules)
+    substrings = sum(len(line) for line in text.split("\n") if "%regex {" in line)
     return LLParserLimits(
+        max_lexer_states=max(_LEXER_STATES, 2 * substrings),
         max_items_in_row=min(_WAYS + alternatives, _ROW_ITEMS),
         initial_lexer_fuel=_LEXER_FUEL,
         step_lexer_fuel=_STEP_FUEL,

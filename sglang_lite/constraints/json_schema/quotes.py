@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
 
 MAX_COUNTED = 800_000  # pieces of the documents times `min_words`; an engine counts the words from each piece on
-MAX_SOURCE_CHARS = 1_000_000  # characters of the documents of one quote
+MAX_SOURCE_CHARS = 400_000  # characters of the documents of one quote
 KEYWORD = "x-quote"
 SOURCES = "x-sources"  # keyword of the whole schema: documents that several quotes refer to
 
@@ -145,7 +145,7 @@ def quote(*documents: str, by: Literal["words", "chars"] = "words", min_words: i
     empty. `s.get_meta_info(name)["quotes"]` says where each quote of a generated value is.
 
     Args:
-        documents: texts to quote from, up to 1,000,000 characters together.
+        documents: texts to quote from, up to 400,000 characters together.
         by: whether a quote begins and ends at ends of words and of other characters ("words"), or anywhere ("chars").
         min_words: minimum number of words in a quote.
 

@@ -12,6 +12,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
 import sglang_lite as sgl
+from sglang_lite.constraints.byte_matcher import ByteMatcher
 from sglang_lite.constraints.json_schema.allowed_values import quotes_of
 from sglang_lite.constraints.python_types.value_type import value_type
 from sglang_lite.constraints.random_texts import sample
@@ -192,7 +193,7 @@ def test_the_keyword_of_schemas():
         (("a",), {"min_words": -1}, "whole number"),
         (("a",), {"min_words": True}, "whole number"),
         (("a",), {"by": "lines"}, 'neither "words" nor "chars"'),
-        (("a" * 600_000, "b" * 400_001), {}, "1,000,001 characters, the limit is 1,000,000"),
+        (("a" * 200_000, "b" * 200_001), {}, "400,001 characters, the limit is 400,000"),
     ],
 )
 def test_what_can_not_be_quoted_is_refused(arguments, options, problem):
@@ -237,6 +238,17 @@ def test_too_many_words_of_a_long_document_are_refused():
     ((pointer, reason),) = sgl.grammar.check(schema).refused
     assert pointer == "/x-quote"
     assert "min_words=17 of documents of 50,000 words and other characters takes too much work: at most 16" in reason
+
+
+def test_all_of_a_long_document_can_be_quoted_in_turns():
+    """One lexer keeps the states of all texts, and had room for 250,000."""
+    rng = random.Random(0)
+    document = " ".join("".join(rng.choices("abcdefghijklmnop", k=100)) for _ in range(2_600))
+    start = ByteMatcher(schema_of(Annotated[str, sgl.quote(document)]))
+    for at in range(0, len(document), 30 * 101):
+        matcher = start.copy()
+        matcher.push(as_json(document[at : at + 30 * 101].strip()))
+        matcher.end()
 
 
 def test_long_substrings_of_lark_grammars():
