@@ -3,6 +3,7 @@
 A test is one of them if it, its fixtures or what it calls in its file use a module of `SOURCES`.
 """
 
+import copy
 import inspect
 import types
 
@@ -16,7 +17,15 @@ def pytest_addoption(parser):
 def pytest_collection_modifyitems(config, items):
     chosen = [item for item in items if not SOURCES.isdisjoint(_modules(item))]
     config.hook.pytest_deselected(items=[*set(items) - set(chosen)])
-    items[:] = chosen * config.option.loops
+    items[:] = [_again(item) for _ in range(config.option.loops) for item in chosen]
+
+
+def _again(item):
+    """The same test as another item: pytest ends a test's fixtures only where the next item is another one."""
+    again = copy.copy(item)
+    again.user_properties = []
+    again._initrequest()  # noqa: SLF001 # as pytest-rerunfailures does
+    return again
 
 
 def _modules(item):

@@ -19,6 +19,7 @@ from sglang_lite.protocol import Generation, SamplingParams
 from tests.children import in_a_child, interrupted, send
 from tests.engine import processes
 from tests.engine.conftest import SETTINGS
+from tests.waiting import until
 
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
 ROOT = Path(__file__).parents[2]
@@ -57,13 +58,14 @@ def mark(monkeypatch):
 
 @pytest.fixture
 def nothing_left(mark):
-    """Check that afterwards is nothing that was not there before; what other tests have left may end meanwhile."""
+    """Check that afterwards is nothing that was not there before; what other tests have left may end meanwhile. The thread
+    that reads what a process prints ends after all that have its pipe."""
     gc.collect()
     descriptors, threads, children = processes.descriptors(), set(threading.enumerate()), set(processes.children(""))
     yield
     processes.gone(mark)
+    until(lambda: set(threading.enumerate()) <= threads)
     assert processes.descriptors() <= descriptors
-    assert set(threading.enumerate()) <= threads
     assert set(processes.children("")) <= children
 
 

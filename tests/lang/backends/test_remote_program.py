@@ -25,7 +25,8 @@ OURS = {"sglang_lite": {"program": True, "output_ids": True, "records": True}}
 @pytest.fixture
 def server():
     server = NativeServer()
-    server.answers |= {"/server_info": OURS, "GET /program": (405, {})}
+    # A program is closed in a request of its own if its last node is told of before it ends.
+    server.answers |= {"/server_info": OURS, "GET /program": (405, {}), "POST /program/prog-1/answer": {"id": "prog-1"}}
     yield server
     server.close()
 
