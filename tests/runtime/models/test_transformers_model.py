@@ -1,5 +1,6 @@
 """Models that transformers' own code runs over our pages, against transformers by itself."""
 
+import copy
 import json
 import re
 
@@ -13,11 +14,18 @@ from sglang_lite.protocol import SamplingParams
 from sglang_lite.runtime.kernels.attention_metadata import AttentionPlan, DecodeGroup, DecodeRows, ExtendRow
 from sglang_lite.runtime.loading.model_files import read_spec
 from sglang_lite.runtime.models import transformers_model
+from sglang_lite.runtime.models.in_float64 import InFloat64
 from tests.runtime.models.fallback_refused import NOT_MADE, REFUSED, of_this_version
 from tests.runtime.models.tiny import save
 from tests.runtime.models.zoo import KINDS, tiny
 
 TOKENS = 24
+# Kinds with experts, each with a router of its own, and a size of which rounding changes choices.
+EXPERTS = (
+    "mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "deepseek_v3", "ernie4_5_moe", "gpt_oss", "hunyuan_v1_moe", "dbrx", "jetmoe",
+    "hy_v3", "solar_open",
+)  # fmt: skip
+DEEP = {"num_hidden_layers": 8} | dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), 16)
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers' own, of models that few use
 
 
@@ -108,16 +116,51 @@ def test_in_bfloat16_a_wrong_model_is_told_from_rounding(kind, reason):
             transformers_model.TransformersModel(model, kind)
 
 
-def test_what_rounding_alone_changes_is_no_state():
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_rounding_alone_changes_is_no_state(dtype):
     """As with a choice of experts that a last bit decides."""
-    for dtype, right in ((torch.float32, True), (torch.bfloat16, False)):
-        model = with_ours(tiny("llama")).to(dtype)
-        model.model.layers[0].mlp.register_forward_hook(lambda module, given, out: out + torch.sin(1000 * out))
-        if right:
-            transformers_model.TransformersModel(model, "llama")
-        else:
-            with pytest.raises(sgl.ModelError, match=r'rounding to bfloat16 alone .* use dtype="float32"'):
-                transformers_model.TransformersModel(model, "llama")
+    model = with_ours(tiny("llama")).to(dtype)
+    model.model.layers[0].mlp.register_forward_hook(lambda module, given, out: out + torch.sin(1000 * out))
+    transformers_model.TransformersModel(model, "llama")
+
+
+@of_this_version
+@pytest.mark.parametrize("kind", EXPERTS)
+def test_experts_run_in_bfloat16(kind):
+    """Their weights stay as they are."""
+    model = with_ours(tiny(kind, **DEEP)).to(torch.bfloat16)
+    before = copy.deepcopy(model.state_dict())
+    found = transformers_model.TransformersModel(model, kind)
+    assert found.dtype == torch.bfloat16
+    assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
+
+
+@of_this_version
+@pytest.mark.parametrize("kind", EXPERTS)
+def test_in_bfloat16_a_thousandth_of_the_token_before_is_a_state(kind):
+    """Less than rounding changes."""
+    model = with_ours(tiny(kind, **DEEP)).to(torch.bfloat16)
+    layers = model.get_decoder().layers if hasattr(model.get_decoder(), "layers") else model.get_decoder().blocks
+    layers[1].register_forward_pre_hook(lambda module, given: (given[0] + given[0].roll(1, 1) / 1000, *given[1:]))
+    with pytest.raises(sgl.ModelError, match="it keeps other state than keys and values"):
+        transformers_model.TransformersModel(model, kind)
+
+
+@of_this_version
+@pytest.mark.parametrize("kind", ["llama", "gpt2", *EXPERTS])
+def test_in_float64_a_model_computes_what_its_copy_in_float64_does(kind):
+    """And keeps no weight of its own in another dtype."""
+    model = tiny(kind, **DEEP).to(torch.bfloat16)
+    for each in (model, double := copy.deepcopy(model).double()):
+        each.set_attn_implementation("eager")
+        each.set_experts_implementation("eager")
+    ids = torch.randint(2, 95, (1, TOKENS), generator=torch.Generator().manual_seed(1))
+    with torch.inference_mode():
+        with InFloat64():
+            found = model(input_ids=ids, use_cache=False).logits
+            expected = double(input_ids=ids, use_cache=False).logits
+        assert model(input_ids=ids, use_cache=False).logits.dtype == torch.bfloat16
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
 
 
 def test_in_bfloat16_an_ignored_window_is_seen(monkeypatch):

@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import re
+from itertools import cycle, islice
 from typing import Any
 
 import torch
@@ -84,18 +85,19 @@ _NO_LIMITS = re.compile(
 _LONGEST = dict.fromkeys(("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len"), 256)
 
 
-def tiny(kind: str, limit: int | None = None) -> transformers.PreTrainedModel:
+def tiny(kind: str, limit: int | None = None, **settings: object) -> transformers.PreTrainedModel:
     """A model of a kind, in float32.
 
     Args:
         limit: number of tokens that every window, chunk or other limit of the kind is set to; then the model takes 256
             tokens.
+        settings: of the config, where there is no limit.
 
     Raises:
         Exception: of any class: the kind can't be made so small.
     """
     model_class = class_of(kind)
-    config = config_of(kind) if limit is None else limited_config(kind, limit)
+    config = config_of(kind, **settings) if limit is None else limited_config(kind, limit)
     if kind in _GROUPED:
         config.num_key_value_heads = 2
     size = sum(shape.numel() for shape in _shapes(model_class, config).values())
@@ -125,10 +127,11 @@ def _small(
 ) -> transformers.PreTrainedConfig:
     fields = {field.name for field in dataclasses.fields(config_class)}
     named = {config_class.attribute_map.get(name, name): value for name, value in (_SMALL | settings).items()}
-    given = {name: value for name, value in named.items() if name in fields}
+    given: dict[str, Any] = {name: value for name, value in named.items() if name in fields}
     if "layer_types" in fields and (types := config_class().layer_types):
         both = "use_sliding_window" in settings and "sliding_window" in fields and {*types} <= _ATTENTIONS
-        given["layer_types"] = sorted(_ATTENTIONS) if both else [types[0], types[-1]]
+        pair = sorted(_ATTENTIONS) if both else [types[0], types[-1]]
+        given["layer_types"] = [*islice(cycle(pair), given.get("num_hidden_layers", 2))]
     for name, part in config_class.sub_configs.items():
         parts = own.get(name, {})
         if part is transformers.AutoConfig:
