@@ -207,7 +207,11 @@ def _rotates_alike(theirs: Callable[..., Any], dtype: torch.dtype, device: torch
         return False
     tables = (_random((1, 3, 16), dtype, device, seed) for seed in (0, 1))
     rows = _random((1, 2, 3, 16), dtype, device, 2), _random((1, 1, 3, 16), dtype, device, 3), *tables
-    return all(map(_equal_up_to_rounding, rotate(*rows), theirs(*rows)))
+    try:
+        expected = theirs(*rows)
+    except RuntimeError:  # its tables have another shape
+        return False
+    return all(map(_equal_up_to_rounding, rotate(*rows), expected))
 
 
 def _random(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, seed: int = 0) -> torch.Tensor:

@@ -208,7 +208,7 @@ class TransformersModel:
         scale = q.shape[3] ** -0.5 if scale is None else scale
         rules = AttentionRules(scale, window, softcap, None if sinks is None else sinks.float())
         q, k, v = (x[0].transpose(0, 1) for x in (q, k, v))
-        return self._attend(layer, q, k, v, rules)[None]
+        return self._attend(layer, q, k, v, rules)[None].contiguous()  # as modules expect that take a view of it
 
     # ------------------------------------------------------------------------------------------- the trials
 

@@ -125,7 +125,13 @@ def test_a_module_that_waits_for_the_device_runs_without_graphs_and_says_so(engi
 
 @pytest.mark.parametrize(
     ("kind", "norms", "attentions"),
-    [("llama", 5, 2), ("qwen3", 9, 2), ("gemma2", 0, 2), ("gpt2", 0, 0)],  # a Gemma's norms multiply by 1 + weight
+    [
+        ("llama", 5, 2),
+        ("qwen3", 9, 2),
+        ("gemma2", 0, 2),  # its norms multiply by 1 + weight
+        ("gpt2", 0, 0),
+        ("gpt_oss", 5, 0),  # its tables of the rotation have half the size
+    ],
 )
 def test_parts_are_shortened_where_they_compute_the_common_thing(kind, norms, attentions):
     load_transformers.register()

@@ -163,6 +163,18 @@ def test_in_float64_a_model_computes_what_its_copy_in_float64_does(kind):
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
 
 
+@of_this_version
+def test_a_module_may_take_a_view_of_what_attention_gives(monkeypatch):
+    """However that lies in memory."""
+    attention = transformers_model.attention
+
+    def turned(*given, **rules):
+        return attention(*given, **rules).transpose(0, 1).contiguous().transpose(0, 1)
+
+    monkeypatch.setattr(transformers_model, "attention", turned)
+    transformers_model.TransformersModel(with_ours(tiny("jetmoe")), "jetmoe")
+
+
 def test_in_bfloat16_an_ignored_window_is_seen(monkeypatch):
     attend = transformers_model.TransformersModel.attend
 
