@@ -238,7 +238,8 @@ def test_a_python_that_is_none_is_one_error(nothing_left, folders, tmp_path, mon
 
 
 def slow_torch(tmp_path, monkeypatch):
-    """A file; the process imports torch for as long as that can't be read."""
+    """A file; the process imports torch for as long as that can't be read. On the CPU: for a GPU, where there is one, an
+    engine starts a process beside its own that imports torch, too."""
     held = tmp_path / "held"
     os.mkfifo(held)
     (tmp_path / "torch.py").write_text(f"open({str(held)!r}).read()")
@@ -257,7 +258,7 @@ def test_a_process_that_is_killed_while_it_loads_is_one_error(mark, nothing_left
     thread = threading.Thread(target=kill, daemon=True)
     thread.start()
     with pytest.raises(sgl.EngineClosedError, match="SIGKILL"):
-        sgl.Engine(folders[0], **SETTINGS)
+        sgl.Engine(folders[0], **SETTINGS, device="cpu")
     thread.join()
 
 
@@ -298,7 +299,7 @@ def interrupted_constructor(folder, slow):
             opened[:] = opened or [left.enter_context(open(torch, "wb"))]
             return True
 
-        interrupted(lambda: sgl.Engine(folder, **SETTINGS), loading)
+        interrupted(lambda: sgl.Engine(folder, **SETTINGS, device="cpu"), loading)
         processes.gone(slow)
     return processes.marked(slow)
 
