@@ -71,10 +71,7 @@ class Expressions(Expression):
 
     def walk(self) -> Iterator[Expression]:
         for part in self.expr_list:
-            if isinstance(part, Expressions):
-                yield from part.walk()
-            else:
-                yield part if isinstance(part, Expression) else as_expression(part)
+            yield from as_expression(part).walk()
 
     def __repr__(self) -> str:
         return f"ExprList({list(self.expr_list)!r})"
@@ -360,7 +357,7 @@ class Join(BaseNode, frozen=True, eq=False):
             rollback comes later; () for all nodes that it has when the join is added.
         mode: "concate_and_append" waits for the branches and appends the texts that they have added. "gather_variable"
             neither appends nor waits; from here on each variable of the branches is a list with one item for each
-            branch. Both claim what the branches have: a rollback in them does not take it back.
+            branch.
     """
 
     fork: int | None = None
@@ -374,8 +371,7 @@ class Mark(BaseNode, frozen=True, eq=False):
 
 class Rollback(BaseNode, frozen=True, eq=False):
     """Cancels the queued and running nodes behind a mark, and returns to the mark. Takes effect as soon as it is
-    received, and the nodes that joins of the branches above have claimed are played. Ends the branches of forks behind
-    the mark, played or not, likewise.
+    received and the nodes that a join appends are played. Ends the branches of forks behind the mark, played or not.
 
     Attributes:
         mark: index of the mark among this branch's nodes.

@@ -52,6 +52,7 @@ _NOTHING = Text("")  # current operation of a forked branch until its parent has
 # Shared by branches that have never queued anything: a deque of their own would take much memory.
 _NO_QUEUE: deque[Op] = deque()
 _NO_CLAIMS: Mapping[int, Op] = {}
+_ALWAYS = -1  # above every branch
 
 
 class Player(BasePlayer):
@@ -89,8 +90,8 @@ class Player(BasePlayer):
         with self._lock:
             failure = self._failure
             if failure is None:
-                if self.pushed is not None and type(op) not in (ReadOp, EventOp) and not self.pushed.add(op):
-                    self._begin_program(op)
+                if self.pushed is not None and type(op) not in (ReadOp, EventOp):
+                    self._push(op)
                 if self._current is not None:
                     if self._queue is _NO_QUEUE:
                         self._queue = deque()
@@ -106,10 +107,14 @@ class Player(BasePlayer):
         elif (waits := self._advance(op)) is not None:
             self._dispatch(waits)
 
-    def _begin_program(self, op: Op) -> None:
-        """Hands an operation over to a new program of the backend, as the last one is closed. Needs the lock."""
+    def _push(self, op: Op) -> None:
+        """Hands an operation over to the backend's program, or to a new one if that is closed. Needs the lock."""
         assert self.pushed is not None
-        self.pushed = self.pushed.begin_again(self.transcript.pieces)
+        if not self.pushed.takes(op):
+            goes_back = isinstance(op, MarkOp) and op.back
+            self.pushed = self.pushed.fresh(op if goes_back else self._current, self.transcript.pieces)
+            if goes_back:
+                return
         self.pushed.add(op)
 
     def before_adding(self, where: Location | None) -> None:
@@ -160,19 +165,20 @@ class Player(BasePlayer):
     def go_back(self, mark: BranchMark) -> None:
         """Goes back to a mark; a branch that has failed since works again."""
         given_up = RequestAbortedError("a rollback removed this node.")
-        ends = [end for child in self.children[mark.children :] for end in child.end(self.depth)]
+        ended = list[Variable]()
+        ends = [end for child in self.children[mark.children :] for end in child.end(self.depth, ended)]
         with self._lock:
             found = removal(mark, (self._current, *self._queue), self.claims, self.depth)
             running = None if mark.position is None or found.claimed or self._current is _NOTHING else self._current
-            back = MarkOp(mark, back=True)
+            back = MarkOp(mark, back=True, waits=found.claimed or bool(ended), ended=ended)
             if mark.position is not None:
                 self._failure = None
             self._queue = found.kept
             if self.pushed is not None:
                 self.pushed.take_back((running, *found.removed))
             if queued := self._current is not None:  # at once, as the current operation may fail at any time
-                if self.pushed is not None and not self.pushed.add(back):
-                    self._begin_program(back)
+                if self.pushed is not None:
+                    self._push(back)
                 self._queue.append(back)
         for op in found.removed:
             _fail_op(op, given_up)
@@ -193,10 +199,14 @@ class Player(BasePlayer):
             if last is not None:
                 self.claims = {**self.claims, depth: last}
 
-    def end(self, depth: int) -> list[Callable[[], object]]:
+    def end(self, depth: int, ended: list[Variable]) -> list[Callable[[], object]]:
         """Ends the branch, and those forked from it, as a rollback in a branch of this depth has removed its fork: once
-        everything is played that joins above that branch have claimed. Returns calls that fail what is not claimed."""
-        ends = [end for child in self.children for end in child.end(depth)]
+        everything is played that joins above that branch have claimed. Returns calls that fail what is not claimed.
+
+        Args:
+            ended: receives variables that are settled when what is claimed has been played.
+        """
+        ends = [end for child in self.children for end in child.end(depth, ended)]
         error = self.names.gone
         assert error is not None
         with self._lock:
@@ -206,7 +216,8 @@ class Player(BasePlayer):
                 self._queue = found.kept
         if not found.claimed:
             return [*ends, partial(self._abort, error)]
-        self.read(partial(_raise, error))
+        ended.append(self.read(partial(_raise, error)))
+        self.claim(_ALWAYS)
         return [*ends, *(partial(_fail_op, op, error) for op in found.removed)]
 
     def _abort(self, error: SglError) -> None:

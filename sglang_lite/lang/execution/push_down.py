@@ -29,7 +29,6 @@ from sglang_lite.lang.backend.base import Backend, ProgramAtBackend
 from sglang_lite.lang.concurrency.loop import executor
 from sglang_lite.lang.concurrency.variables import resolve
 from sglang_lite.lang.execution.operations import (
-    BranchMark,
     EventOp,
     ForkOp,
     GenOp,
@@ -92,17 +91,16 @@ class PushedProgram:
     Attributes:
         lock: lock of all its branches; a branch's own lock is taken before it.
         closed: True if no more nodes are accepted; later nodes need a new program.
-        count: number of nodes so far, over all branches.
-        outbox: nodes of branches, and verdicts on such, that are not sent yet, in order of submission.
+        continued: programs in which branches of it go on, and which close when it does.
     """
 
     def __init__(self, backend: Backend, *, stream: bool, priority: int = 0, asks: bool = True) -> None:
         self.backend, self.stream, self.priority, self.asks = backend, stream, priority, asks
         self.lock = threading.RLock()
         self.closed = False
-        self.count = 0
+        self.continued: list[PushedProgram] = []
         self._open: ProgramAtBackend | None = None
-        self.outbox: list[tuple[PushedBranch, Node | _Given]] = []
+        self._outbox: list[tuple[PushedBranch, Node | _Given]] = []  # what is not sent yet
         self._branches: dict[Path, PushedBranch] = {}  # branches that have nodes in the program
         self._ended: SglError | None = None  # error with which the program ended
 
@@ -111,10 +109,14 @@ class PushedProgram:
         """True if the program was opened, even if it has ended since."""
         return self._open is not None or self._ended is not None
 
+    def put(self, branch: PushedBranch, item: Node | _Given) -> None:
+        """Appends a node of a branch, or a verdict on one, to the outbox."""
+        self._outbox.append((branch, item))
+
     def flush(self, branch: PushedBranch) -> None:
         """Sends the outbox to the backend, as a node of a branch needs an answer. The first call opens the program."""
         if self._ended is not None:
-            self.outbox = []
+            self._outbox = []
             executor().post(branch.end, self._ended)
             return
         try:
@@ -148,7 +150,7 @@ class PushedProgram:
         """Empties the outbox into verdicts, and lists of nodes of one branch each. The order of nodes of different
         branches is kept where it matters: joins and rollbacks stay behind everything before them, and branches behind
         their forks."""
-        outbox, self.outbox = self.outbox, []
+        outbox, self._outbox = self._outbox, []
         runs: list[tuple[PushedBranch, list[Node] | _Given]] = []
         growing: dict[PushedBranch, list[Node]] = {}
         for branch, item in outbox:
@@ -171,17 +173,16 @@ class PushedProgram:
             self._send(self._open)  # the outbox may contain a mark for a later rollback
             self._open.drop(path)
 
-    def close(self, count: int | None = None) -> bool:
-        """Announces that no more nodes will come. Returns False if it has got more than `count` nodes, and stays
-        open."""
+    def close(self) -> None:
+        """Announces that no more nodes will come."""
         with self.lock:
-            if count is not None and self.count > count:
-                return False
             self.closed = True
-            self.outbox = []  # nothing waits for it
+            self._outbox = []  # nothing waits for it
             if self._open is not None:
                 self._open.close()
-        return True
+            continued, self.continued = self.continued, []
+        for program in continued:
+            program.close()
 
     def _take(self, event: ProgramEvent) -> None:
         """Dispatches an event of the program to its branch. Runs on the executor loop."""
@@ -194,7 +195,7 @@ class PushedProgram:
         with self.lock:
             self._ended, self._open = error, None
             # Breaks reference cycles, which the garbage collector would have to find.
-            self.outbox = []
+            self._outbox = []
             branches, self._branches = self._branches, {}
         for branch in branches.values():
             branch.end(error)
@@ -209,6 +210,8 @@ class PushedBranch:
         count: number of its nodes that are pushed down.
         refused: error with which the backend has refused some of its nodes, or None.
         judged: operations that wait for a verdict, by id.
+        before: the same branch in the program before, until the branch has played the operation behind which it goes on
+            here; else None.
     """
 
     def __init__(self, program: PushedProgram, parent: PushedBranch | None = None) -> None:
@@ -216,6 +219,7 @@ class PushedBranch:
         self.forked_at: tuple[int, int] | None = None
         self.count = 0
         self.refused: SglError | None = None
+        self.before: PushedBranch | None = None
         self._path: Path | None = () if parent is None else None
         self.judged: dict[int, _Judged] = {}
         self._judged_places = set[int]()  # those of all judged nodes so far
@@ -239,23 +243,42 @@ class PushedBranch:
 
     # ------------------------------------------------------------------ the submitting side, under the branch's lock
 
-    def add(self, op: Op) -> bool:
-        """Pushes an operation down. Returns False if the program is closed; nothing of its branches is played then."""
+    def takes(self, op: Op) -> bool:
+        """Returns True if the program can be extended by an operation: it is open, has the mark of a rollback, and need
+        not wait with it (a join without text claims nothing there)."""
+        if isinstance(op, MarkOp) and op.back and op.mark.pushed is not None:
+            return op.mark.pushed[0] is self and not op.waits and not self.program.closed
+        return not self.program.closed
+
+    def add(self, op: Op) -> None:
+        """Pushes an operation down."""
         with self.program.lock:
-            if self.program.closed:
-                return False
             if self._add(op):
                 self.program.flush(self)
-            return True
 
-    def begin_again(self, pieces: Sequence[Piece]) -> PushedBranch:
-        """The branch in a new program, which begins with a mark and the branch's text so far."""
+    def fresh(self, at: Op | None, pieces: Sequence[Piece]) -> PushedBranch:
+        """Copy of the branch in a new program, for what the program does not take.
+
+        Args:
+            at: operation behind which it begins, or None if the branch plays nothing.
+            pieces: text of the branch, used if `at` is None.
+        """
         old = self.program
-        pushed = PushedBranch(PushedProgram(old.backend, stream=old.stream, priority=old.priority, asks=old.asks))
-        pushed.add(MarkOp(BranchMark(), back=False))
-        for span in _spans(pieces):
-            pushed.add(Text(span.text, span.ids, span.special))
+        program = PushedProgram(old.backend, stream=old.stream, priority=old.priority, asks=old.asks)
+        with old.lock:
+            if not old.closed:
+                old.continued.append(program)
+        pushed = PushedBranch(program)
+        pushed.begin_after(at, pieces, self)
         return pushed
+
+    def begin_after(self, at: Op | None, pieces: Sequence[Piece], before: PushedBranch) -> None:
+        """Begins a program with the branch's text so far, or behind an operation. Arguments as of `fresh`."""
+        if at is not None:
+            self.before = before
+            self._put_judged(at, Pause()).known = 0
+        for span in _spans(pieces if at is None else ()):
+            self._put(Text(span.text, span.ids, span.special))
 
     def join(self, node: Join, children: Sequence[PushedBranch | None]) -> Join:
         """Join with the current number of nodes of each joined branch; unchanged if one of them is not in the
@@ -270,6 +293,8 @@ class PushedBranch:
         """Forgets operations that a rollback has removed: no verdict on them will come."""
         for op in ops:
             self.judged.pop(id(op), None)
+        if self.before is not None:
+            self.before.take_back(ops)
 
     def fail(self, ops: Sequence[Op | None], *, taken_back: bool) -> None:
         """Cancels operations, as the first of them, or the branch as a whole, has failed.
@@ -277,6 +302,8 @@ class PushedBranch:
         Args:
             taken_back: whether a rollback behind them has taken them back: then only the wait for a verdict ends.
         """
+        if self.before is not None:
+            self.before.fail(ops, taken_back=taken_back)
         with self.program.lock:
             waits = any(id(op) in self.judged for op in ops[:1])
             self.take_back(ops)
@@ -285,8 +312,7 @@ class PushedBranch:
 
     def _put(self, node: Node) -> int:
         """Appends a node, and returns its index."""
-        self.program.outbox.append((self, node))
-        self.program.count += 1
+        self.program.put(self, node)
         self.count += 1
         return self.count - 1
 
@@ -309,10 +335,9 @@ class PushedBranch:
             case JoinOp():
                 self._add_join(op)
             case MarkOp() if op.back:
-                branch, place = op.mark.pushed or (None, 0)
-                self._rollbacks.append(self._put(Rollback(place if branch is self else 0)))
-                if branch is not self:  # the mark stands before this program: what is left there is the verdict
-                    self._put_judged(op, Pause()).known = 0
+                if op.mark.pushed is None:  # the mark was never pushed down
+                    return False
+                self._rollbacks.append(self._put(Rollback(op.mark.pushed[1])))
                 return self.program.opened
             case MarkOp():
                 op.mark.pushed = self, self._put(Mark())
@@ -337,19 +362,21 @@ class PushedBranch:
 
     def _add_join(self, op: JoinOp) -> None:
         branches = [child.pushed for child in op.children if child.pushed is not None and child.pushed.parent is self]
-        if op.node.ends and len(branches) == len(op.children):
-            if branches and branches[0].forked_at is not None:
-                op.node = msgspec.structs.replace(op.node, fork=branches[0].forked_at[0])
-            self._put(op.node)
-        elif op.node.mode == "concate_and_append":
+        if op.node.mode == "concate_and_append" and (not op.node.ends or len(branches) < len(op.children)):
             self._put_judged(op, Pause())
+            return
+        if branches and branches[0].forked_at is not None:
+            op.node = msgspec.structs.replace(op.node, fork=branches[0].forked_at[0])
+        self._put(op.node)
 
     # -------------------------------------------------------------- the playing side, on the executor loop
 
     def note_start(self, op: Op, pieces: Sequence[Piece]) -> None:
         """Notes how much text a judged operation begins with. Called when the branch begins to play an operation."""
         judged = self.judged.get(id(op))
-        if judged is not None and judged.known is None:
+        if judged is None and self.before is not None:
+            self.before.note_start(op, pieces)
+        elif judged is not None and judged.known is None:
             judged.known = len(pieces)
 
     def ask_again(self, op: GenOp | SelectOp, node: Gen | Select, pieces: Sequence[Piece]) -> None:
@@ -363,17 +390,22 @@ class PushedBranch:
 
     def settle(self, op: Op, pieces: Sequence[Piece]) -> None:
         """Gives the last verdict on an operation if it is judged, as the branch has played it."""
-        if id(op) in self.judged:
+        before, here = self.before, id(op) in self.judged
+        if here:
             with self.program.lock:
                 self._judge(op, pieces)
-                del self.judged[id(op)]
+                judged = self.judged.pop(id(op))
                 if self.program.opened:
                     self.program.flush(self)
+            if before is not None and judged.place == 0:  # what is left of the branch there is not needed
+                self.before = None
+                before.fail((), taken_back=False)
+        elif before is not None:
+            before.settle(op, pieces)
 
     def _judge(self, op: Op, pieces: Sequence[Piece], again: Gen | Select | None = None) -> None:
         judged = self.judged[id(op)]
-        verdict = Verdict(tuple(_spans(pieces[judged.known :])), again)
-        self.program.outbox.append((self, (judged.place, verdict)))
+        self.program.put(self, (judged.place, Verdict(tuple(_spans(pieces[judged.known :])), again)))
         judged.known = len(pieces)
 
     def take(self, attempt: _Attempt, event: Delta | Generation | Selection | SglError) -> None:
