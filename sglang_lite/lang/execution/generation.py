@@ -423,9 +423,12 @@ def _accept(player: BasePlayer, op: GenOp, generations: Sequence[Generation], va
     several = not isinstance(samples, Unset) and samples > 1
     if several and len(generations) != samples:
         raise ProgramError(f"the backend returned {len(generations)} of {samples} samples.")
-    if op.expression.value_type is None and isinstance(op.expression.node.constraint, JsonSchema):
-        generations = [_warned_if_cut(op, generation) for generation in generations]
-    generations = _with_quotes(op, generations)
+    constraint = op.expression.node.constraint
+    if isinstance(constraint, JsonSchema):
+        if op.expression.value_type is None:
+            generations = [_warned_if_cut(op, generation) for generation in generations]
+        if KEYWORD in constraint.schema:
+            generations = _with_quotes(op, constraint, generations)
     if _of_logprobs(op.node.params) != _NO_LOGPROBS and (unused := _without_logprobs(op.node.params)):
         warning = f"{', '.join(unused)}: has no effect without return_logprob=True"
         generations = [_warned(op, generation, warning) for generation in generations]
@@ -448,11 +451,8 @@ def _accept(player: BasePlayer, op: GenOp, generations: Sequence[Generation], va
     variable.set(list(values) if several else values[0])
 
 
-def _with_quotes(op: GenOp, generations: Sequence[Generation]) -> Sequence[Generation]:
+def _with_quotes(op: GenOp, constraint: JsonSchema, generations: Sequence[Generation]) -> Sequence[Generation]:
     """Generations whose metadata says where the quotes of their values are."""
-    constraint = op.expression.node.constraint
-    if not isinstance(constraint, JsonSchema) or KEYWORD not in constraint.schema:
-        return generations
     reasons = op.expression.options is not None and op.expression.options.reasoning is not None
     found = []
     for generation in generations:
