@@ -51,7 +51,7 @@ FIELDS = {
     "day": {"type": "string", "pattern": "^[0-9]{4}-[0-9]{2}-[0-9]{2}$"},
 }
 ITEM = {"type": "object", "properties": FIELDS, "required": list(FIELDS), "additionalProperties": False}
-SCHEMA = {
+SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {"items": {"type": "array", "items": ITEM, "minItems": 64}},
     "required": ["items"],

@@ -257,12 +257,13 @@ def _format(schema: object) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
 
 
+CALL = {"max_tokens": 120}  # a smaller limit than an answer's shortest text is refused
 REQUESTS: dict[str, Mapping[str, Callable[[Client], Awaitable[str]]]] = {
     "valid": {
         "chat": lambda c: c.post("/v1/chat/completions", _chat(c)),
         "chat, streamed": lambda c: c.post("/v1/chat/completions", _chat(c, stream=True)),
-        "chat, schema": lambda c: c.post("/v1/chat/completions", _chat(c, response_format=_format(POINT))),
-        "chat, tool": lambda c: c.post("/v1/chat/completions", _chat(c, tools=[TOOL], tool_choice="required")),
+        "chat, schema": lambda c: c.post("/v1/chat/completions", _chat(c, response_format=_format(POINT), **CALL)),
+        "chat, tool": lambda c: c.post("/v1/chat/completions", _chat(c, tools=[TOOL], tool_choice="required", **CALL)),
         "completions": lambda c: c.post("/v1/completions", {"prompt": c.text(), "max_tokens": 8, "n": 2}),
         "generate": lambda c: c.post(
             "/generate", {"text": [c.text(), c.text()], "sampling_params": {"max_new_tokens": 6, "regex": "[a-z ]+"}}

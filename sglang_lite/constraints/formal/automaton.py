@@ -30,7 +30,7 @@ from sglang_lite.constraints.formal.nodes import (
     children,
     literal_texts,
 )
-from sglang_lite.constraints.formal.terms import DEAD, DONE, State, Terms, too_complex
+from sglang_lite.constraints.formal.terms import DEAD, DONE, State, Term, Terms, too_complex
 from sglang_lite.constraints.memo import memoized
 
 MAX_TRANSITIONS = 100_000
@@ -69,7 +69,7 @@ class Automaton:
         self._offsets = 0  # indexes of texts in all these states
         self._references: dict[State, frozenset[str]] = {}
         self._nonempty: dict[State, bool] = {}
-        self.starts = [self._state(node) for node in nodes]
+        self.starts = [self.state(node) for node in nodes]
         self._terms.limit_derived()
 
     @property
@@ -95,6 +95,18 @@ class Automaton:
         ends = [*self._bounds[1:], LAST + 1]
         pieces = [(low, end - 1) for low, end, c in zip(self._bounds, ends, self._class_of) if c == symbol]
         return CharSet(tuple(pieces))
+
+    def classes_between(self, low: int, high: int) -> list[tuple[int, Symbol]]:
+        """Character classes with code points from `low` to `high`, each with its first of these code points."""
+        first, last = bisect_right(self._bounds, low) - 1, bisect_right(self._bounds, high)
+        found: dict[Symbol, int] = {}
+        for stretch in range(first, last):
+            found.setdefault(self._class_of[stretch], max(self._bounds[stretch], low))
+        return [(code, symbol) for symbol, code in found.items()]
+
+    def term(self, state: State) -> Term:
+        """Term of a state (terms.py)."""
+        return self._terms[state]
 
     def accepting(self, state: State) -> bool:
         return self._terms.nullable[state]
@@ -196,14 +208,16 @@ class Automaton:
                 return self.references(rest[0])
         return frozenset()
 
-    def _rule(self, name: str) -> State:
+    def rule(self, name: str) -> State:
+        """State at the start of a rule's body."""
         if name not in self._rule_states:
-            self._rule_states[name] = self._state(self._rules[name])
+            self._rule_states[name] = self.state(self._rules[name])
         return self._rule_states[name]
 
     # ------------------------------------------------------------------------------------------ derivatives
 
-    def _state(self, node: Node) -> State:
+    def state(self, node: Node) -> State:
+        """State of a node, from which its texts are accepted."""
         terms = self._terms
         match node:
             case CharSet():
@@ -222,16 +236,16 @@ class Automaton:
             case Concat(parts):
                 state = DONE
                 for part in reversed(parts):
-                    state = terms.concat(self._state(part), state)
+                    state = terms.concat(self.state(part), state)
                 return state
             case Alternation(options):
-                return terms.union(map(self._state, options))
+                return terms.union(map(self.state, options))
             case Repeat(inner, least, most):
-                return terms.repeat(self._state(inner), least, most)
+                return terms.repeat(self.state(inner), least, most)
             case Intersection(parts):
-                return terms.intersect(map(self._state, parts))
+                return terms.intersect(map(self.state, parts))
             case Complement(inner):
-                return terms.complement(self._state(inner))
+                return terms.complement(self.state(inner))
 
     def _in_source(self, source: int, offsets: list[int]) -> State:
         """State of the texts that lead from some indexes of a source to one of its cuts."""
@@ -264,7 +278,7 @@ class Automaton:
                 return DONE if isinstance(symbol, int) and rest[0] >> symbol & 1 else DEAD
             case "ref":
                 if isinstance(symbol, int) and rest[0] in self._rules:
-                    return self.step(self._rule(rest[0]), symbol)
+                    return self.step(self.rule(rest[0]), symbol)
                 return DONE if rest[0] == symbol else DEAD
             case ".":
                 options = []

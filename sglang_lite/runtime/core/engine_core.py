@@ -354,13 +354,13 @@ def _start(context: EngineContext, requests: Sequence[Request], grammar: Compile
                 context.loop.fail(request, EngineClosedError("the engine is closed."))
             continue
         if grammar is not None:
-            request.output.matcher = grammar.matcher()
+            request.output.matcher = request.matcher(grammar)
         context.loop.submit(request)
 
 
 def _resume(loop: StepLoop, request: Request, grammar: CompiledGrammar | None) -> None:
     try:
-        request.resume(None if grammar is None else grammar.matcher(), jump=loop.jump)
+        request.resume(None if grammar is None else request.matcher(grammar), jump=loop.jump)
         loop.submit(request)
     except Exception as error:  # any exception: nobody reads the future of the executor
         failure = error if isinstance(error, SglError) else BackendError(f"the output can't be continued: {error!r}")

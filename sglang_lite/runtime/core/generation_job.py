@@ -116,11 +116,10 @@ class GenerationJob:
         compiled = None if entry.grammar is None else entry.grammar.result()
         if within is not None:
             compiled = program.context.compiler.continued(within.grammar, within.text, compiled)
-        if entry.matcher is not None and within is None and len(requests) == 1:
-            requests[0].output.matcher = entry.matcher.result()
-        elif compiled is not None:
+        made = entry.matcher.result() if entry.matcher is not None and within is None and len(requests) == 1 else None
+        if compiled is not None:
             for request in requests:
-                request.output.matcher = compiled.matcher()
+                request.output.matcher = request.matcher(compiled, made, goes_on=within is not None)
         if len(requests) == 1:
             requests[0].follow = self._follow
         self._requests = requests

@@ -15,6 +15,7 @@ from sglang_lite.runtime.core.engine_context import EngineContext
 from sglang_lite.runtime.core.token_text import TokenText
 from sglang_lite.runtime.requests.resolved_params import ResolvedParams
 from sglang_lite.runtime.requests.schedule_hints import expected_tokens
+from sglang_lite.runtime.structured_output import closing
 from sglang_lite.runtime.structured_output.base import CompiledGrammar, Matcher
 
 
@@ -81,7 +82,7 @@ def prepare_following(ask: EngineAsk, context: EngineContext) -> PreparedNode | 
         entry.text, entry.ids = spans, _encoded(spans, context)
     in_grammar = ask.branch.text is None or ask.branch.text.grammar is not None
     if entry.grammar is not None and not in_grammar:  # else the matcher has to advance over text yet unknown
-        entry.matcher = _matcher(entry.grammar, context)
+        entry.matcher = _matcher(entry.grammar, entry.params, context)
     return entry
 
 
@@ -115,12 +116,15 @@ def _encoded(text: Sequence[Span], context: EngineContext) -> Future[array[int]]
         return failed
 
 
-def _matcher(grammar: Future[CompiledGrammar], context: EngineContext) -> Future[Matcher]:
+def _matcher(
+    grammar: Future[CompiledGrammar], params: ResolvedParams | ParameterError | None, context: EngineContext
+) -> Future[Matcher]:
     """Makes a matcher of a grammar that may still be compiling. Runs on a tokenisation thread, as it may take long."""
     made: Future[Matcher] = Future()
 
     def make() -> None:
         try:
+            closing.prepare(grammar.result(), params.max_tokens if isinstance(params, ResolvedParams) else None)
             made.set_result(grammar.result().matcher())
         except SglError as error:
             made.set_exception(error)

@@ -70,6 +70,9 @@ class TokenReader:
             if sampled.scores is not None and table.scored[request.slot]:
                 request.output.score(*sampled.scores[:, i].tolist())
             try:
+                if kind >= GRAMMAR and request.refuses(token):
+                    self._scheduler.draw_again(request)
+                    continue
                 finish = self._process(request, kind, token, sampled.logprobs.get(i))
                 if finish is None and not at_end and self._jump and request.output.matcher is not None:
                     finish, at_end = self._jump_forward(request)

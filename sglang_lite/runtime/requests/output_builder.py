@@ -27,6 +27,7 @@ from sglang_lite.protocol import (
 from sglang_lite.runtime.kv_cache.cache_miss import Miss
 from sglang_lite.runtime.requests.resolved_params import ResolvedParams
 from sglang_lite.runtime.structured_output.base import Matcher, NumberSoFar
+from sglang_lite.runtime.structured_output.closing import ClosingMatcher
 from sglang_lite.runtime.tokens.detokenize import IncrementalDecoder
 from sglang_lite.runtime.tokens.token_log import kept_spans
 from sglang_lite.runtime.tokens.tokenizer import Tokenizer
@@ -80,7 +81,7 @@ class OutputBuilder:
         stream: bool,
     ) -> None:
         self.params, self.ends, self.sink, self.stream = params, ends, sink, stream
-        self.matcher: Matcher | None = None
+        self.matcher: ClosingMatcher | None = None
         self.prompt_logprobs: list[TokenLogprob] = []
         self.forced_tokens = 0
         self.decoded_count = 0
@@ -173,7 +174,7 @@ class OutputBuilder:
         try:
             forced = self.matcher.forced()[: max(limit, 0)]
         except Exception as error:  # raised by the grammar engine's library
-            raise _engine_failed(self.matcher, error) from error
+            raise engine_failed(self.matcher, error) from error
         return forced if len(forced) > 1 else []
 
     def _append(self, forced: list[int], *, masked: bool) -> tuple[list[int], Finish | None]:
@@ -189,7 +190,7 @@ class OutputBuilder:
     # ------------------------------------------------------------------------------------------- continuing
 
     def replayed(
-        self, ids: Sequence[int], limit: int, matcher: Matcher | None, *, jump: bool, masked: bool
+        self, ids: Sequence[int], limit: int, matcher: ClosingMatcher | None, *, jump: bool, masked: bool
     ) -> tuple[OutputBuilder, list[int], Finish | None]:
         """Makes another builder that has processed the ids that the output begins with, as this one would have. May be
         called on any thread.
@@ -218,7 +219,7 @@ class OutputBuilder:
         return output, forced, finish
 
     def replay(
-        self, ids: Sequence[int], limit: int, matcher: Matcher | None, *, jump: bool, masked: bool
+        self, ids: Sequence[int], limit: int, matcher: ClosingMatcher | None, *, jump: bool, masked: bool
     ) -> tuple[list[int], Finish | None]:
         """Processes the ids that the output begins with, before any other token, without sending deltas; arguments,
         result and errors as for `replayed`."""
@@ -333,6 +334,7 @@ class OutputBuilder:
         meta: dict[str, object] = {"num_retractions": retractions}
         if self.matcher is not None:
             meta["constraint_backend"] = self.matcher.engine.name
+            meta["shortened"] = self.matcher.shortened
         if self.replayed_count:
             meta["continued_from"] = self.replayed_count
         if miss is not None:
@@ -406,11 +408,12 @@ def _accept(matcher: Matcher, token: int) -> bool:
         if matcher.accept(token):
             return matcher.finished
     except Exception as error:  # raised by the grammar engine's library; must not end the loop
-        raise _engine_failed(matcher, error) from error
+        raise engine_failed(matcher, error) from error
     raise ConstraintError(f"the constraint allows no continuation: {matcher.error}")
 
 
-def _engine_failed(matcher: Matcher, error: Exception) -> ConstraintError:
+def engine_failed(matcher: Matcher, error: Exception) -> ConstraintError:
+    """Error for an exception that was raised by a grammar engine's library."""
     return ConstraintError(
         f"{matcher.engine.name} failed: {error!r}", hint="Choose another one with constraint_backend."
     )

@@ -14,10 +14,11 @@ from sglang_lite.protocol import Generation, ModelError, TokenLogprob, Usage
 from sglang_lite.runtime.kv_cache.cache_miss import Miss
 from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.kv_cache.prefix_cache import SlotHandle
-from sglang_lite.runtime.requests.output_builder import Finish, OutputBuilder
+from sglang_lite.runtime.requests.output_builder import Finish, OutputBuilder, engine_failed
 from sglang_lite.runtime.requests.resolved_params import LogitProcessor, ResolvedParams
 from sglang_lite.runtime.requests.schedule_hints import ScheduleHints
-from sglang_lite.runtime.structured_output.base import Matcher
+from sglang_lite.runtime.structured_output.base import CompiledGrammar, Matcher
+from sglang_lite.runtime.structured_output.closing import ClosingMatcher
 
 
 class State(enum.Enum):
@@ -174,7 +175,40 @@ class Request:
         asked = p.confidence or (p.return_logprob and self.output.matcher is not None)
         return asked and not p.scores_next_token
 
-    def resume(self, matcher: Matcher | None, *, jump: bool) -> None:
+    def matcher(
+        self, grammar: CompiledGrammar, matcher: Matcher | None = None, *, goes_on: bool = False
+    ) -> ClosingMatcher:
+        """Matcher of its output, which is completed within its limit.
+
+        Args:
+            grammar: grammar of the output.
+            matcher: matcher at the grammar's beginning, if one was made in advance.
+            goes_on: whether the output may also end incomplete, as a later node can go on in the grammar.
+
+        Raises:
+            ParameterError: the limit is too small for any text of the grammar.
+        """
+        made = grammar.matcher() if matcher is None else matcher
+        p = self.params
+        cut = p.scores_next_token or (goes_on and bool(p.stop or p.stop_regex))
+        endings = None if cut else grammar.endings()
+        return ClosingMatcher(made, endings, self.limit - self.prompt_len, required=not goes_on)
+
+    def refuses(self, token: int) -> bool:
+        """Returns True if a drawn token has to be drawn again, as its output could not be completed within its limit.
+
+        Raises:
+            ConstraintError: the grammar engine has failed.
+        """
+        matcher = self.output.matcher
+        if matcher is None or token in self.output.ends:
+            return False
+        try:
+            return matcher.refuses(token)
+        except Exception as error:  # must not end the loop
+            raise engine_failed(matcher, error) from error
+
+    def resume(self, matcher: ClosingMatcher | None, *, jump: bool) -> None:
         """Replays the output ids that the caller gave, before the request is submitted. May take long, so not on the
         loop's thread.
 

@@ -154,6 +154,15 @@ class Scheduler:
         table.tokens[slots, table.known[slots]] = tokens
         table.known[slots] += 1
 
+    def draw_again(self, request: Request) -> None:
+        """Takes the last token of a decoding request back, to draw another one. Voids a draw that was planned after
+        it."""
+        table, slot = self.store.table, request.slot
+        table.known[slot] -= 1
+        table.length[slot] = table.known[slot]
+        table.computed[slot] = table.known[slot] - 1
+        table.epoch[slot] += 1
+
     def append(self, request: Request, tokens: list[int]) -> None:
         """Appends tokens to a decoding request, to be computed like a prompt. Voids a draw that was planned for it."""
         table, slot = self.store.table, request.slot

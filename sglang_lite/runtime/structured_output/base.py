@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Any, Protocol, Self, TypeAlias
 
 import numpy as np
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from sglang_lite.protocol import Constraint, ConstraintError
 
 PreparedGrammar: TypeAlias = Any  # engine-specific and picklable
+TextState: TypeAlias = Any  # state of a text in its grammar, of a kind that only the engine knows
 Mask = NDArray[np.int32]  # token mask: bit i, counted from the least significant bit of word 0, is token i
 
 
@@ -44,6 +45,59 @@ class NumberSoFar(Protocol):
 
     def close(self) -> None:
         """Ends the text: no more tokens follow."""
+        ...
+
+
+class Endings(Protocol):
+    """Short texts that complete the texts of a grammar, by the state that a text is in.
+
+    Attributes:
+        start: state in which the texts begin.
+        size: approximate memory in bytes.
+    """
+
+    @property
+    def size(self) -> int: ...
+
+    @property
+    def start(self) -> TextState: ...
+
+    def after_text(self, text: str) -> Endings | None:
+        """Endings of the texts behind `text`, or None if its state is not known."""
+        ...
+
+    def after(self, state: TextState, token: int) -> TextState | None:
+        """State after a token, or None if the token has no text or is not allowed."""
+        ...
+
+    def text_of(self, token: int) -> bytes:
+        """Text of a token."""
+        ...
+
+    def count(self, state: TextState) -> float:
+        """About the number of tokens of `text`, quickly; infinite if there is none."""
+        ...
+
+    def text(self, state: TextState) -> bytes | None:
+        """A short completion, or None if none is known."""
+        ...
+
+    def advance(self, state: TextState, text: bytes) -> TextState | None:
+        """State after a text, or None if it is not allowed."""
+        ...
+
+    def characters(self, state: TextState) -> Iterable[tuple[str, TextState]]:
+        """Characters that may come next, some of each kind, with the state after each; those before short endings
+        first."""
+        ...
+
+    def spell(self, text: bytes) -> list[int] | None:
+        """Tokens of a text, or None if they can't spell it."""
+        ...
+
+    def fewest(self, state: TextState) -> tuple[int, list[int]] | None:
+        """Number of tokens that no completion has less of, and the tokens of a completion that has about as many; None
+        if they are not found. Takes up to a second."""
         ...
 
 
@@ -91,6 +145,16 @@ class Matcher(Protocol):
         spelled."""
         ...
 
+    def completion(self, endings: Endings, written: bytes, state: TextState) -> bytes | None:
+        """Returns a short completion of the text so far, or None if none is known.
+
+        Args:
+            endings: endings of the matcher's grammar.
+            written: text that is to follow first.
+            state: state of the text with `written`.
+        """
+        ...
+
     def forced(self) -> list[int]:
         """Returns the tokens that must come next, as the tokenizer encodes their text; empty if there is a choice.
 
@@ -113,8 +177,8 @@ class Matcher(Protocol):
 
 
 class LoneMatcher:
-    """Base of matchers that are their only part and share no parser and no masks. By default, masks are always cached
-    and no text is forced."""
+    """Base of matchers that are their only part and share no parser and no masks. By default, masks are always cached,
+    no text is forced and there are no further rules."""
 
     number: NumberSoFar | None = None
 
@@ -130,6 +194,9 @@ class LoneMatcher:
 
     def set_mask(self, mask: Mask) -> None:
         raise AssertionError("its masks are always cached")
+
+    def completion(self, endings: Endings, _: bytes, state: TextState) -> bytes | None:
+        return endings.text(state)
 
     def forced(self) -> list[int]:
         return []
@@ -152,6 +219,11 @@ class CompiledGrammar(Protocol):
         These masks allow every token that continues with allowed text, not only the tokens that a tokenizer would
         choose. The first call may take as long as loading the grammar.
         """
+        ...
+
+    def endings(self) -> Endings | None:
+        """Returns endings of the grammar's texts, or None if they are not known. May take long at the first
+        call."""
         ...
 
 

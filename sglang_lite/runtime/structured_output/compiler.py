@@ -27,6 +27,7 @@ from sglang_lite.protocol import (
     SglError,
 )
 from sglang_lite.runtime.models.resolve import cache_folder
+from sglang_lite.runtime.structured_output import closing
 from sglang_lite.runtime.structured_output.base import CompiledGrammar, GrammarEngine, Mask, PreparedGrammar
 from sglang_lite.runtime.structured_output.disk_cache import SLOW_S, GrammarDiskCache
 from sglang_lite.runtime.structured_output.grammar_cache import GrammarCache, without_blanks
@@ -206,10 +207,11 @@ class Compiler:
             grammar = build()
             if isinstance(key, JsonSchema) and may_be_number(grammar, self._digits):
                 grammar = JsonNumberGrammar(grammar, self._vocabulary.tokens, ~self._digits)
+            size = grammar.size + closing.prepare(grammar)
         except Exception as error:  # of any kind: it must not vanish in the pool
             self._fail(key, future, error)
         else:
-            self.cache.keep(key, future, grammar.size)
+            self.cache.keep(key, future, size)
             future.set_result(grammar)
 
     def _fail(self, key: Constraint, future: Future[CompiledGrammar], error: Exception) -> None:

@@ -106,6 +106,11 @@ class MemberNames:
         ends = (not each.missing and len(self.used) >= each.kind.min_names for each in self.possible)
         return not self.possible or any(ends)
 
+    @property
+    def missing(self) -> list[str]:
+        """Names that the first possible kind of object requires and that have not come."""
+        return sorted(self.possible[0].missing) if self.possible else []
+
     def has_unused(self, prefix: bytes) -> bool:
         """Returns True if an unused name may begin with the text `prefix`."""
         return not any(prefix.startswith(exhausted) for exhausted in self.exhausted)

@@ -10,7 +10,15 @@ from __future__ import annotations
 import re
 from collections.abc import Hashable, Sequence
 
-from sglang_lite.runtime.structured_output.base import CompiledGrammar, Mask, MaskMaker, Matcher, next_mask
+from sglang_lite.runtime.structured_output.base import (
+    CompiledGrammar,
+    Endings,
+    Mask,
+    MaskMaker,
+    Matcher,
+    TextState,
+    next_mask,
+)
 
 # Text that does not change the value of a number without an exponent.
 _AFTER_WHOLE, _AFTER_FRACTION = re.compile(r"(?:\.0*)?(?:[eE][-+]?)?"), re.compile(r"0*(?:[eE][-+]?)?")
@@ -110,6 +118,9 @@ class JsonNumberMatcher:
         self._at_start = False  # a number that began in this text ends as the grammar specifies
         return self._inner.advance(text)
 
+    def completion(self, endings: Endings, written: bytes, state: TextState) -> bytes | None:
+        return self._inner.completion(endings, written, state)
+
     def forced(self) -> list[int]:
         return [] if self._may_end else self._inner.forced()
 
@@ -144,6 +155,9 @@ class JsonNumberGrammar:
 
     def combinable(self) -> CompiledGrammar:
         return self._inner.combinable()
+
+    def endings(self) -> Endings | None:
+        return self._inner.endings()
 
 
 def may_be_number(grammar: CompiledGrammar, digits: Mask) -> bool:

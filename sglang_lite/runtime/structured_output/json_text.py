@@ -7,6 +7,7 @@ and required names have come before their object ends.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any, TypeAlias
@@ -221,6 +222,12 @@ class JsonText:
     def may_break_rules(self) -> bool:
         """True if a name or item could come again, or an object or array could end too early."""
         return any(each.used or each.names.used or each.position is not None for each in self._open)
+
+    @property
+    def missing(self) -> list[bytes]:
+        """JSON texts of names that have to come before the innermost object ends, if a name may come next."""
+        top = self._open[-1] if self._open and self._name_next and not self._quoted else None
+        return [] if top is None else [json.dumps(name, ensure_ascii=False).encode() for name in top.names.missing]
 
     @property
     def has_rules(self) -> bool:

@@ -7,8 +7,8 @@ import pickle
 import threading
 import time
 import weakref
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, is_dataclass, replace
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass, field, is_dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any  # the library has no types
 
@@ -23,8 +23,8 @@ from sglang_lite.constraints.language import language_of
 from sglang_lite.constraints.memo import BoundedCache, allocated, size_of
 from sglang_lite.protocol import Constraint, ConstraintError
 from sglang_lite.protocol.anything import Foreign
-from sglang_lite.runtime.structured_output.base import Mask
-from sglang_lite.runtime.structured_output.mask_cache import LanguageStates, MaskCache
+from sglang_lite.runtime.structured_output.base import Endings, Mask
+from sglang_lite.runtime.structured_output.mask_cache import LanguageStates, MaskCache, State
 from sglang_lite.runtime.structured_output.ruled_grammar import EndingTokens, byte_tokens
 from sglang_lite.runtime.structured_output.vocabulary import without_special_texts
 
@@ -46,6 +46,7 @@ _SLICES = [
 _QUICK = 0.02  # seconds of compilation
 _ENOUGH = 4  # matchers of a lexer before another lexer is added and masks are shared
 _MASK_BYTES = 96 << 20  # limit of cached masks
+_MAX_SPELLED = 10_000  # completions of a grammar whose tokens are cached
 LANGUAGE_BYTES = 64 << 20  # limit of cached language states
 _LARGEST = 30_000  # most characters of a grammar whose states are tracked, as a step may try all its alternatives
 
@@ -142,6 +143,9 @@ class LlguidanceMatcher:
             self.state = self.states.advance(self.state, text)
         return True
 
+    def completion(self, endings: Endings, _: bytes, state: State) -> bytes | None:
+        return endings.text(state)
+
     def forced(self) -> list[int]:
         if self.states is None or self.state is None:
             return list(self.inner.compute_ff_tokens())
@@ -165,6 +169,67 @@ class LlguidanceMatcher:
         return byte_matcher.error_reason(self.inner)
 
 
+@dataclass(frozen=True, slots=True)
+class LanguageEndings:
+    """Endings by the states of a grammar's language.
+
+    Args:
+        engine: engine that spells texts.
+        states: states of the language.
+        start: state in which the texts begin.
+        spelled: cache of the tokens of texts.
+    """
+
+    engine: LlguidanceEngine
+    states: LanguageStates
+    start: State
+    spelled: dict[bytes, list[int] | None] = field(default_factory=dict)
+
+    @property
+    def size(self) -> int:
+        return self.states.size
+
+    def after_text(self, text: str) -> LanguageEndings | None:
+        state = self.states.advance(self.start, text.encode("utf-8", "surrogatepass"))
+        return None if state is None else replace(self, start=state)
+
+    def after(self, state: State, token: int) -> State | None:
+        return self.states.after(state, token)
+
+    def text_of(self, token: int) -> bytes:
+        return self.states.token_bytes[token]
+
+    def count(self, state: State) -> float:
+        return self.states.completion_tokens(state, self._length)
+
+    def _length(self, text: str) -> int:
+        return len(self.spell(text.encode()) or text.encode())
+
+    def text(self, state: State) -> bytes | None:
+        return self.states.completion(state)
+
+    def advance(self, state: State, text: bytes) -> State | None:
+        return self.states.advance(state, text)
+
+    def characters(self, state: State) -> Iterable[tuple[str, State]]:
+        return self.states.characters(state)
+
+    def spell(self, text: bytes) -> list[int] | None:
+        if text not in self.spelled:
+            if len(self.spelled) >= _MAX_SPELLED:
+                self.spelled.clear()
+            self.spelled[text] = self.engine.spell(text) if text else []
+        return self.spelled[text]
+
+    def fewest(self, state: State) -> tuple[int, list[int]] | None:
+        found = self.states.fewest_tokens(state)
+        if found is None:
+            return None
+        # Masks may allow only the tokenizer's own split, which may have more tokens.
+        spelled = self.spell(b"".join(map(self.text_of, found)))
+        return None if spelled is None else (len(found), spelled)
+
+
 class LlguidanceGrammar:
     """Compiled grammar. Computes its first mask, the slowest one, once for all requests.
 
@@ -186,7 +251,9 @@ class LlguidanceGrammar:
         self._matchers: list[weakref.WeakSet[LlguidanceMatcher]] = [weakref.WeakSet()]  # of each lexer
         self._shared = False  # True once enough matchers existed for sharing masks
         self._combinable: LlguidanceGrammar | None = None
-        self._making = threading.Lock()
+        self._making, self._completing = threading.Lock(), threading.Lock()
+        self._endings: LanguageEndings | None = None
+        self._asked = False  # True once the endings were asked for
         self._first = np.zeros((engine.vocab_size + 31) // 32, np.int32)
         start.unsafe_compute_mask_ptr(self._first.ctypes.data, self._first.nbytes)
         if start.is_error():
@@ -212,6 +279,17 @@ class LlguidanceGrammar:
         if self._combinable is None:
             self._combinable = self._engine.load(_unforced(self._prepared))
         return self._combinable
+
+    def endings(self) -> LanguageEndings | None:
+        with self._completing:
+            if not self._asked:
+                self._asked = True
+                states = self._engine.states(self._prepared, self._first)
+                if states is None:
+                    states = self._engine.new_states(self._prepared)
+                if states is not None:
+                    self._endings = LanguageEndings(self._engine, states, states.start)
+        return self._endings
 
 
 class LlguidanceEngine:
@@ -290,15 +368,18 @@ class LlguidanceEngine:
             first: mask of the start.
         """
         cached = self._languages.get(prepared.text)
-        states = self._new_states(prepared) if cached is None else cached[0]
+        states = cached[0] if cached is not None else None
+        if cached is None and len(prepared.text) <= _LARGEST:
+            states = self.new_states(prepared)
         if cached is None and states is not None:
             states.masks[states.start] = first
         # Stored again at each call, as the size grows.
         self._languages.put(prepared.text, states, len(prepared.text) + (0 if states is None else states.size))
         return states
 
-    def _new_states(self, prepared: Prepared) -> LanguageStates | None:
-        if self._token_bytes is None or len(prepared.text) > _LARGEST:
+    def new_states(self, prepared: Prepared) -> LanguageStates | None:
+        """Returns new states of a grammar's language, or None if it has too many."""
+        if self._token_bytes is None:
             return None
         try:
             return LanguageStates(_unpacked(prepared.language), self._token_bytes, self._special)

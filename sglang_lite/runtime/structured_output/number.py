@@ -88,5 +88,8 @@ class NumberGrammar:
     def matcher(self) -> NumberMatcher:
         return NumberMatcher(self)
 
+    def endings(self) -> None:
+        """Returns None: what has been written of a number is a number, or lacks one digit."""
+
     def masks(self, matchers: Sequence[NumberMatcher]) -> NDArray[np.int32]:
         return np.stack([matcher.cached_mask() for matcher in matchers])

@@ -82,6 +82,9 @@ class OutlinesGrammar:
     def combinable(self) -> OutlinesGrammar:
         return self
 
+    def endings(self) -> None:
+        """Returns None: the engine's own states are not the language's."""
+
 
 class OutlinesEngine:
     """outlines-core for one vocabulary.

@@ -11,10 +11,12 @@ from collections.abc import Hashable, Sequence
 from sglang_lite.protocol import ConstraintError
 from sglang_lite.runtime.structured_output.base import (
     CompiledGrammar,
+    Endings,
     Mask,
     MaskMaker,
     Matcher,
     NumberSoFar,
+    TextState,
     next_mask,
 )
 
@@ -42,6 +44,13 @@ class ContinuedGrammar:
 
     def combinable(self) -> ContinuedGrammar:
         return ContinuedGrammar(self._whole.combinable(), self._text, self._part, self._end)
+
+    def endings(self) -> Endings | None:
+        """Returns endings of the whole, or of the part, even if the whole may not allow all of them."""
+        if self._part is not None:
+            return self._part.endings()
+        found = self._whole.endings()
+        return None if found is None else found.after_text(self._text)
 
 
 def matcher_after(grammar: CompiledGrammar, text: str) -> Matcher:
@@ -106,6 +115,9 @@ class ContinuedMatcher:
 
     def advance(self, text: bytes) -> bool:
         return self._part.advance(text) and self._whole.advance(text)
+
+    def completion(self, endings: Endings, written: bytes, state: TextState) -> bytes | None:
+        return self._part.completion(endings, written, state)
 
     def forced(self) -> list[int]:
         return self._part.forced()

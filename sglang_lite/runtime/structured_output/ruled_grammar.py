@@ -25,8 +25,17 @@ from sglang_lite.constraints.json_schema.document import REFERENCES, SchemaLocat
 from sglang_lite.constraints.json_schema.mask_rules import RulePosition
 from sglang_lite.constraints.json_schema.normal_form import document_in, normalise
 from sglang_lite.protocol import Constraint, JsonSchema
-from sglang_lite.runtime.structured_output.base import CompiledGrammar, Mask, MaskMaker, Matcher, NumberSoFar
+from sglang_lite.runtime.structured_output.base import (
+    CompiledGrammar,
+    Endings,
+    Mask,
+    MaskMaker,
+    Matcher,
+    NumberSoFar,
+    TextState,
+)
 from sglang_lite.runtime.structured_output.json_text import JsonText, RulePositions
+from sglang_lite.runtime.structured_output.obeying import obeying
 from sglang_lite.runtime.structured_output.vocabulary import mask_of, tokens_of
 
 _QUOTE = ord('"')
@@ -167,6 +176,9 @@ class RuledGrammar:
     def combinable(self) -> RuledGrammar:
         return RuledGrammar(self._grammar.combinable(), self._tokens, self._positions)
 
+    def endings(self) -> Endings | None:
+        return self._grammar.endings()
+
 
 class RuledMatcher:
     """Matcher whose masks lack the tokens that would break a rule, such as writing a name again."""
@@ -242,6 +254,10 @@ class RuledMatcher:
             self._error = "a name or an item comes again, or an object ends before all names came that have to."
             return False
         return True
+
+    def completion(self, endings: Endings, written: bytes, state: TextState) -> bytes | None:
+        text = self._text.copy()
+        return obeying(endings, state, text) if text.write(written) else None
 
     def forced(self) -> list[int]:
         forced = self._inner.forced()

@@ -91,6 +91,9 @@ class XgrammarGrammar:
     def combinable(self) -> XgrammarGrammar:
         return self
 
+    def endings(self) -> None:
+        """Returns None: the engine's own states are not the language's."""
+
 
 class XgrammarEngine:
     """xgrammar for one vocabulary.

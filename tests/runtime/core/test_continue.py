@@ -149,10 +149,11 @@ STOPS = st.lists(st.text("ab: 0", min_size=1, max_size=4), max_size=3).map(tuple
 @given(data=st.data())
 def test_random_requests_cut_at_random_places_several_times(data):
     rng = data.draw(st.randoms(use_true_random=False))
+    constraint = rng.choice([None, None, *CONSTRAINTS])
     params = sampled(
         seed=rng.randrange(2**64),
         temperature=rng.choice([0.0, 0.7, 1.0, 1.6]),
-        max_tokens=rng.randrange(1, 60),
+        max_tokens=rng.randrange(1 if constraint is None else 24, 60),
         stop=data.draw(STOPS),
         stop_regex=rng.choice([(), ("[ab ]{9}",), ("b.?:$",)]),
         include_stop=rng.random() < 0.3,
@@ -162,7 +163,6 @@ def test_random_requests_cut_at_random_places_several_times(data):
         return_logprob=rng.random() < 0.3,
         ignore_eos=rng.random() < 0.5,
     )
-    constraint = rng.choice([None, None, *CONSTRAINTS])
     stream = rng.random() < 0.5
     engine = SteppedEngine(
         model=model(), retract_every=rng.choice([0, 3]), seed=rng.randrange(99), max_running=4, page_size=rng.choice([1, 4, 16]),

@@ -251,7 +251,7 @@ def test_log_probabilities_of_a_draw_are_those_of_the_cpu(device, on_cpu):
         temperature=0.6, max_tokens=1, return_logprob=True, top_logprobs_num=8, logit_bias=((7, 2.0),), ignore_eos=True
     )
     engine = device(page_size=4, max_running=4)
-    for constraint in (None, Regex("[a-f]{3}x")):
+    for constraint in (None, Regex("[a-f]{1,3}")):
         for prompt in prompts(2):
             ours, theirs = (each.complete(prompt, params, constraint).output_logprobs[0] for each in (engine, on_cpu))
             likely = [[(v, i) for v, i, _ in each.top if v > -1e30] for each in (ours, theirs)]
@@ -286,7 +286,7 @@ def test_scores_of_tokens_are_those_of_the_cpu(device, on_cpu):
         greedy(confidence=True, max_tokens=6),
         greedy(confidence=True, return_logprob=True, repetition_penalty=1.3, logit_bias=((7, 2.0),), max_tokens=6),
     ):
-        for constraint in (None, Regex("[a-f]{3}x")):
+        for constraint in (None, Regex("[a-f]{1,3}")):
             for prompt in asked:
                 ours, theirs = (each.complete(prompt, params, constraint) for each in (engine, on_cpu))
                 assert ours.token_ids == theirs.token_ids
@@ -338,7 +338,7 @@ def test_warming_up_runs_every_operator_that_requests_do(device, tmp_path, monke
     prompt = [*range(2, 20)]
     engine.complete(prompt, greedy(max_tokens=2))
     engine.complete(prompt, everything)
-    engine.complete(prompt, everything, Regex("[a-f]{3}x"))
+    engine.complete(prompt, everything, Regex("[a-f]{1,3}"))
     assert len(asked.seen) > 30
     late = asked.seen - warm.seen - {(torch.ops.aten.copy_.default, torch.int32, torch.int32)}  # no kernel
     assert not late

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 import sglang_lite as sgl
 from sglang_lite.protocol import SamplingParams
+from sglang_lite.runtime.structured_output.closing import ClosingMatcher
 from sglang_lite.runtime.structured_output.mask_filler import MaskFiller
 from tests.engine.collector import Collector
 from tests.runtime.scripted import VOCAB, SteppedEngine, ended
@@ -85,7 +86,7 @@ def run(engine, grammars, slow_at, constrained, length=3):
     for i in range(4):
         engine.submit([5] * (length - 2) + [6, 7 + i], PARAMS, sink=partial(sink, i))
         if i in constrained:
-            engine.built[-1].output.matcher = Parity(grammars, slow_at if i == 1 else None)
+            engine.built[-1].output.matcher = ClosingMatcher(Parity(grammars, slow_at if i == 1 else None), None, 200)
     engine.drain()
     return [end.token_ids for end in ends]
 
@@ -111,12 +112,12 @@ def test_a_request_whose_mask_is_late_can_be_aborted_and_its_slot_used_again():
     engine, grammars = SteppedEngine(max_total_tokens=256, context_length=64, max_running=2, threads=2), SlowEngine()
     _, free = engine.start([5, 6, 7], replace(PARAMS, max_tokens=40))
     slow, aborted = engine.start([5, 6, 8], PARAMS)
-    engine.built[-1].output.matcher = Parity(grammars, 3)
+    engine.built[-1].output.matcher = ClosingMatcher(Parity(grammars, 3), None, 200)
     while not engine.loop.masks.late:
         engine.step()
     slow.abort()
     _, events = engine.start([5, 6, 8], PARAMS)
-    engine.built[-1].output.matcher = Parity(grammars)
+    engine.built[-1].output.matcher = ClosingMatcher(Parity(grammars), None, 200)
     engine.drain()  # while the mask is being made
     assert isinstance(ended(aborted), sgl.RequestAbortedError)
     assert [len(ended(each).token_ids) for each in (free, events)] == [40, 12]
@@ -193,7 +194,7 @@ def test_a_request_that_comes_while_all_wait_for_their_masks_is_answered():
     waiting = [Collector() for _ in range(2)]
     for i, sink in enumerate(waiting):
         engine.submit([5, 6, 7 + i], PARAMS, sink=sink)
-        engine.built[-1].output.matcher = Parity(grammars, 3)
+        engine.built[-1].output.matcher = ClosingMatcher(Parity(grammars, 3), None, 200)
     loop = threading.Thread(target=engine.loop.run)
     loop.start()
     assert grammars.begun.wait(60)

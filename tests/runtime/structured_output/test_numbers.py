@@ -189,12 +189,9 @@ def test_a_json_document_that_is_a_number_ends_there_too(schema, jump):
     assert len(ends) > 2
 
 
-@pytest.mark.parametrize(
-    "schema", [{"type": "integer", "minimum": 10**6}, {"type": "integer", "multipleOf": 7}], ids=str
-)
-def test_a_json_number_that_max_tokens_cuts_keeps_its_digits(schema):
+def test_a_json_number_that_max_tokens_cuts_keeps_its_digits():
     engine = engine_for(max_running=4)
-    constraint = json_schema(schema)
+    constraint = json_schema({"type": "integer", "multipleOf": 7})
     engine.compile_grammar(constraint)
     started = [
         engine.start(prompt, replace(params, max_tokens=3, return_logprob=True), constraint=constraint, stream=True)[1]

@@ -185,13 +185,10 @@ def test_a_call_that_is_demanded_has_valid_input(client, choice):
     assert json.loads("".join(e.partial_json for e in events if e.type == "input_json")) == call.input
 
 
-def test_a_call_that_a_limit_cuts_ends_in_max_tokens(client):
-    for answer in (
-        ask(client, tools=[WEATHER], tool_choice={"type": "any"}, max_tokens=50),
-        streamed(client, tools=[WEATHER], tool_choice={"type": "any"}, max_tokens=50)[1],
-    ):
-        assert answer.stop_reason == "max_tokens"
-        assert answer.content[0].type == "tool_use"
+def test_a_limit_below_the_shortest_call_is_refused_with_both_numbers(client):
+    for call in (ask, streamed):
+        with pytest.raises(anthropic.BadRequestError, match=r"max_tokens: leaves 50 tokens .* has \d+\."):
+            call(client, tools=[WEATHER], tool_choice={"type": "any"}, max_tokens=50)
 
 
 def test_coroutines_have_the_same_answers(client, url):

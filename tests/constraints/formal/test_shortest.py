@@ -1,0 +1,72 @@
+"""Shortest completions, held against a search of all texts by length."""
+
+import random
+
+import pytest
+
+from sglang_lite.constraints.formal.automaton import Automaton
+from sglang_lite.constraints.formal.shortest import UNKNOWN, Shortest
+from sglang_lite.constraints.formal.terms import DEAD
+from sglang_lite.constraints.language import language_of
+from sglang_lite.protocol import ConstraintError, Ebnf, Regex
+from tests.constraints.random_grammars import grammar
+from tests.constraints.random_regexes import pattern
+from tests.counts import some
+
+
+def states_on_the_way(automaton, rng, count=12):
+    """States that a random text goes through."""
+    state, found = automaton.start, [automaton.start]
+    for _ in range(count):
+        after = [s for c in automaton.classes if (s := automaton.step(state, c)) != DEAD]
+        if not after:
+            break
+        state = rng.choice(after)
+        found.append(state)
+    return found
+
+
+def check(constraint, rng):
+    """Returns how many states were compared."""
+    language = language_of(constraint)
+    automaton = Automaton(language.rules[language.start], rules=language.rules)
+    shortest, checked = Shortest(automaton, language.rules), 0
+    for state in states_on_the_way(automaton, rng):
+        length = shortest.length(state)
+        if length > 12:  # the search by length takes too long
+            continue
+        text = shortest.text(state)
+        assert len(text) == length
+        assert automaton.accepting(automaton.run(state, text))
+        assert len(automaton.shortest_accepted(state)) == length
+        assert shortest.tokens(state, len) == length
+        checked += 1
+    return checked
+
+
+@pytest.mark.parametrize(("kind", "drawn"), [(Regex, pattern), (Ebnf, grammar)], ids=["patterns", "grammars"])
+def test_of_random_languages(kind, drawn):
+    checked = 0
+    for seed in range(some(40, 600)):
+        try:
+            checked += check(kind(drawn(random.Random(seed))), random.Random(seed))
+        except (ConstraintError, RecursionError):  # has no text, or begins with itself
+            continue
+    assert checked > 50
+
+
+@pytest.mark.parametrize(("written", "length"), [
+    ("(?=.*[0-9])(?=.*[a-z]).{2,40}", 2), ("(?!aa).{3}", 3), ("(?=[ab]*a)(?=.*bbb)[ab]{2,}", 4), ("a|bc{3}", 1), ("a*", 0),
+])  # fmt: skip
+def test_of_intersections_and_complements(written, length):
+    language = language_of(Regex(written))
+    automaton = Automaton(language.rules[language.start], rules=language.rules)
+    assert Shortest(automaton, language.rules).length(automaton.start) == length
+
+
+def test_what_takes_too_much_work_is_unknown():
+    parts = "".join(f"(?=(..){{{n}}}.{{0,{n}}}$)" for n in (31, 37, 41, 43))
+    language = language_of(Regex(parts + ".*"))
+    automaton = Automaton(language.rules[language.start], rules=language.rules)
+    length = Shortest(automaton, language.rules).length(automaton.start)
+    assert length in (UNKNOWN, 86)
