@@ -24,7 +24,7 @@ SMALL = {
     "engine_process.py": ["--repeat", "1", "--tokens", "2", "--workloads", "decode1", "--requests", "1"],
     "experts.py": ["--small"],
     "embedding.py": ["--shape", "small", "--texts", "2", "--tokens", "8", "--repeat", "1"],
-    "extraction.py": ["--texts", "1", "--max-tokens", "2"],
+    "extraction.py": ["--texts", "1", "--max-tokens", "60"],
     "frontend_overhead.py": ["--seconds", "0.01", "--programs", "4"],
     "first_token.py": ["--help"],  # it needs a GPU
     "fresh_text.py": ["--rows", "2", "--trials", "1"],
