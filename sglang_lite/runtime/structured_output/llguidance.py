@@ -194,7 +194,7 @@ class LanguageEndings:
         return None if state is None else replace(self, start=state)
 
     def after(self, state: State, token: int) -> State | None:
-        return self.states.after(state, token)
+        return self.states.after_drawn(state, token)
 
     def text_of(self, token: int) -> bytes:
         return self.states.token_bytes[token]

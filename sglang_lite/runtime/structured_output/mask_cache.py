@@ -77,6 +77,14 @@ class LanguageStates:
         after = self._steps[key] = self._run(state, self.token_bytes[token]) if spelled else None
         return after
 
+    def after_drawn(self, state: State, token: int) -> State | None:
+        """State after a token that a mask has allowed, also if no more transitions are kept; None if the token has no
+        text, or the state is unknown."""
+        if (state, token) in self._steps or len(self._steps) < _MAX_STEPS:
+            return self.after(state, token)
+        has_text = token not in self._special and token < len(self.token_bytes)
+        return self._run(state, self.token_bytes[token]) if has_text else None
+
     def advance(self, state: State, text: bytes) -> State | None:
         """State after a text, or None if the state is unknown or the text is not allowed."""
         at: State | None = state
