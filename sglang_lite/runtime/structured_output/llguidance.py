@@ -7,8 +7,8 @@ import pickle
 import threading
 import time
 import weakref
-from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass, field, is_dataclass, replace
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, is_dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any  # the library has no types
 
@@ -24,7 +24,9 @@ from sglang_lite.constraints.memo import BoundedCache, allocated, size_of
 from sglang_lite.protocol import Constraint, ConstraintError
 from sglang_lite.protocol.anything import Foreign
 from sglang_lite.runtime.structured_output.base import Endings, Mask
-from sglang_lite.runtime.structured_output.mask_cache import LanguageStates, MaskCache, State
+from sglang_lite.runtime.structured_output.language_endings import LanguageCompletions, LanguageEndings
+from sglang_lite.runtime.structured_output.language_states import LanguageStates, State
+from sglang_lite.runtime.structured_output.mask_cache import MaskCache
 from sglang_lite.runtime.structured_output.ruled_grammar import EndingTokens, byte_tokens
 from sglang_lite.runtime.structured_output.vocabulary import without_special_texts
 
@@ -46,7 +48,6 @@ _SLICES = [
 _QUICK = 0.02  # seconds of compilation
 _ENOUGH = 4  # matchers of a lexer before another lexer is added and masks are shared
 _MASK_BYTES = 96 << 20  # limit of cached masks
-_MAX_SPELLED = 10_000  # completions of a grammar whose tokens are cached
 LANGUAGE_BYTES = 64 << 20  # limit of cached language states
 _LARGEST = 30_000  # most characters of a grammar whose states are tracked, as a step may try all its alternatives
 
@@ -169,67 +170,6 @@ class LlguidanceMatcher:
         return byte_matcher.error_reason(self.inner)
 
 
-@dataclass(frozen=True, slots=True)
-class LanguageEndings:
-    """Endings by the states of a grammar's language.
-
-    Args:
-        engine: engine that spells texts.
-        states: states of the language.
-        start: state in which the texts begin.
-        spelled: cache of the tokens of texts.
-    """
-
-    engine: LlguidanceEngine
-    states: LanguageStates
-    start: State
-    spelled: dict[bytes, list[int] | None] = field(default_factory=dict)
-
-    @property
-    def size(self) -> int:
-        return self.states.size
-
-    def after_text(self, text: str) -> LanguageEndings | None:
-        state = self.states.advance(self.start, text.encode("utf-8", "surrogatepass"))
-        return None if state is None else replace(self, start=state)
-
-    def after(self, state: State, token: int) -> State | None:
-        return self.states.after_drawn(state, token)
-
-    def text_of(self, token: int) -> bytes:
-        return self.states.token_bytes[token]
-
-    def count(self, state: State) -> float:
-        return self.states.completion_tokens(state, self._length)
-
-    def _length(self, text: str) -> int:
-        return len(self.spell(text.encode()) or text.encode())
-
-    def text(self, state: State) -> bytes | None:
-        return self.states.completion(state)
-
-    def advance(self, state: State, text: bytes) -> State | None:
-        return self.states.advance(state, text)
-
-    def characters(self, state: State) -> Iterable[tuple[str, State]]:
-        return self.states.characters(state)
-
-    def spell(self, text: bytes) -> list[int] | None:
-        if text not in self.spelled:
-            if len(self.spelled) >= _MAX_SPELLED:
-                self.spelled.clear()
-            self.spelled[text] = self.engine.spell(text) if text else []
-        return self.spelled[text]
-
-    def fewest(self, state: State) -> tuple[int, list[int]] | None:
-        found = self.states.fewest_tokens(state)
-        if found is None:
-            return None
-        # Masks may allow only the tokenizer's own split, which may have more tokens.
-        spelled = self.spell(b"".join(map(self.text_of, found)))
-        return None if spelled is None else (len(found), spelled)
-
-
 class LlguidanceGrammar:
     """Compiled grammar. Computes its first mask, the slowest one, once for all requests.
 
@@ -288,7 +228,7 @@ class LlguidanceGrammar:
                 if states is None:
                     states = self._engine.new_states(self._prepared)
                 if states is not None:
-                    self._endings = LanguageEndings(self._engine, states, states.start)
+                    self._endings = LanguageEndings(LanguageCompletions(states, self._engine.spell), states.start)
         return self._endings
 
 

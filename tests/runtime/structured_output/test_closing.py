@@ -13,7 +13,7 @@ import sglang_lite as sgl
 from sglang_lite import Engine
 from sglang_lite.constraints.schema import json_schema, parse_json
 from sglang_lite.protocol import Choices, ConstraintError, Delta, Ebnf, Generation, JsonSchema, Regex, SamplingParams
-from sglang_lite.runtime.structured_output import mask_cache
+from sglang_lite.runtime.structured_output import language_states
 from tests.constraints.random_regexes import pattern
 from tests.constraints.suites import maskbench
 from tests.constraints.test_generation import enforced_schemas, random_model
@@ -193,7 +193,7 @@ def test_where_the_free_answer_fits_no_token_changes(small_engine):
 
 
 def test_a_grammar_that_has_seen_many_texts_still_closes(engine, monkeypatch):
-    monkeypatch.setattr(mask_cache, "_MAX_STEPS", 5)  # transitions that are kept for one language
+    monkeypatch.setattr(language_states, "_MAX_STEPS", 5)  # transitions that are kept for one language
     constraint = json_schema({**PERSON, "title": "of its own states"})
     answers = generations(engine, [(constraint, 40, seed) for seed in range(8)])
     assert all(is_valid(constraint, answer.text) for answer in answers)

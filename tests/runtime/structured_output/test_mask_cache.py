@@ -10,8 +10,9 @@ import pytest
 from sglang_lite.constraints.formal.nodes import ANY_TEXT, Language
 from sglang_lite.protocol import Ebnf, JsonSchema, Regex
 from sglang_lite.runtime.structured_output.base import next_mask
+from sglang_lite.runtime.structured_output.language_states import LanguageStates
 from sglang_lite.runtime.structured_output.llguidance import LlguidanceEngine
-from sglang_lite.runtime.structured_output.mask_cache import LanguageStates, MaskCache
+from sglang_lite.runtime.structured_output.mask_cache import MaskCache
 from sglang_lite.runtime.structured_output.mask_filler import MaskFiller
 from sglang_lite.runtime.structured_output.prefixed import matcher_after
 
@@ -132,7 +133,7 @@ def test_bytes_of_a_character_are_a_place_of_their_own():
 
 
 def test_texts_that_never_meet_are_followed_no_longer(monkeypatch, llguidance, filler):
-    monkeypatch.setattr("sglang_lite.runtime.structured_output.mask_cache.TRIAL", 5)
+    monkeypatch.setattr("sglang_lite.runtime.structured_output.language_states.TRIAL", 5)
     grammar = llguidance.compile(Ebnf('root ::= "(" root ")" | "[" root "]" | "x"'))
     matchers = [grammar.matcher() for _ in range(12)]
     masks = np.zeros((12, (llguidance.vocab_size + 31) // 32), np.int32)

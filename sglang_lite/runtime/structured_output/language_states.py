@@ -1,0 +1,104 @@
+"""States of a language, discovered as texts reach them: what is known of one text holds for all texts in its state."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Container, Sequence
+from typing import TypeAlias
+
+from sglang_lite.constraints.formal.automaton import Automaton
+from sglang_lite.constraints.formal.nodes import Language
+from sglang_lite.constraints.formal.terms import DEAD, DONE
+from sglang_lite.protocol import ConstraintError
+from sglang_lite.runtime.structured_output.base import Mask
+
+# State of the automaton, and the bytes of a character that is not complete yet.
+State: TypeAlias = "tuple[int, bytes]"
+
+_MAX_STEPS = 50_000  # most transitions that are cached for one language
+_STEP_BYTES = 300  # memory of a cached transition
+_PIECE = 256  # bytes of a long text that are run under the lock at once
+TRIAL = 1_000  # cache misses before the hit rate decides whether states are tracked
+
+
+class LanguageStates:
+    """States of a language, discovered as texts reach them.
+
+    Args:
+        language: language of the texts.
+        token_bytes: bytes of each token.
+        special: tokens that have no text.
+
+    Attributes:
+        language, token_bytes, special: the arguments of these names.
+        automaton: automaton of the language. Must be used under `lock`.
+        masks: known masks by state.
+    """
+
+    def __init__(self, language: Language, token_bytes: Sequence[bytes], special: Container[int]) -> None:
+        self.language, self.token_bytes, self.special = language, token_bytes, special
+        self.automaton = Automaton(language.rules[language.start], rules=language.rules)
+        self.lock = threading.Lock()
+        self.start: State = (self.automaton.start, b"")
+        self.masks: dict[State, Mask] = {}
+        self.hits = self.misses = 0  # lookups that found a mask, and masks that were computed
+        self.forced: dict[tuple[State, int], list[int]] = {}  # forced tokens by state and last token
+        self._steps: dict[tuple[State, int], State | None] = {}
+
+    @property
+    def size(self) -> int:
+        """Approximate memory in bytes, without the masks."""
+        return self.automaton.size + _STEP_BYTES * (len(self._steps) + len(self.forced))
+
+    @property
+    def worth_tracking(self) -> bool:
+        """True if texts reach the same states often enough for tracking to pay."""
+        return self.misses < TRIAL or self.hits > 2 * self.misses  # each computed mask is looked up once itself
+
+    def after(self, state: State, token: int) -> State | None:
+        """State after a token, or None if the state is unknown or the token is not allowed."""
+        key = state, token
+        if key in self._steps:
+            return self._steps[key]
+        if len(self._steps) >= _MAX_STEPS:
+            return None
+        spelled = token not in self.special and token < len(self.token_bytes)
+        after = self._steps[key] = self._run(state, self.token_bytes[token]) if spelled else None
+        return after
+
+    def after_drawn(self, state: State, token: int) -> State | None:
+        """State after a token that a mask has allowed, also if no more transitions are kept; None if the token has no
+        text, or the state is unknown."""
+        if (state, token) in self._steps or len(self._steps) < _MAX_STEPS:
+            return self.after(state, token)
+        has_text = token not in self.special and token < len(self.token_bytes)
+        return self._run(state, self.token_bytes[token]) if has_text else None
+
+    def advance(self, state: State, text: bytes) -> State | None:
+        """State after a text, or None if the state is unknown or the text is not allowed."""
+        at: State | None = state
+        for start in range(0, len(text), _PIECE):
+            if at is not None:
+                at = self._run(at, text[start : start + _PIECE])
+        return at
+
+    def _run(self, state: State, data: bytes) -> State | None:
+        at, partial = state
+        data = partial + data
+        try:
+            text, rest = data.decode(), b""
+        except UnicodeDecodeError as error:
+            if error.reason != "unexpected end of data":
+                return None
+            text, rest = data[: error.start].decode(), data[error.start :]
+        try:
+            with self.lock:
+                after = self.automaton.run(at, text)
+        except (ConstraintError, RecursionError):  # too many states, or left-recursive rules
+            return None
+        return None if after == DEAD else (after, rest)
+
+    @staticmethod
+    def is_final(state: State) -> bool:
+        """True if only the end of the text is allowed next."""
+        return state == (DONE, b"")
