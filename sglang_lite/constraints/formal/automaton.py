@@ -225,7 +225,9 @@ class Automaton:
             case LiteralText(text):
                 state = DONE
                 for char in reversed(text):
-                    state = terms.concat(terms.characters(self._masks[_single(char)]), state)
+                    state = terms.concat(
+                        terms.characters(1 << self._class_of[bisect_right(self._bounds, ord(char)) - 1]), state
+                    )
                 return state
             case Substring(_, cuts):
                 if node not in self._sources:
@@ -337,37 +339,40 @@ def _empty_rules(rules: Mapping[str, Node]) -> set[str]:
     return empty
 
 
-def _single(char: str) -> CharSet:
-    return CharSet(((ord(char), ord(char)),))
-
-
 def _classes(nodes: Iterable[Node]) -> tuple[list[int], list[int], dict[CharSet, int]]:
     """Classes of characters that no set in the nodes distinguishes: first code point of each stretch, class of each
-    stretch, and the classes in each set as a bit mask.
+    stretch, and the classes in each set as a bit mask. Each character of a literal is a class of its own.
     """
-    sets: dict[CharSet, None] = {ANY_CHAR: None}
+    sets: dict[CharSet, int] = {ANY_CHAR: 0}
+    chars, seen = set[str](), set[int]()
     stack = list(nodes)
     while stack:
         node = stack.pop()
-        if isinstance(node, CharSet):
-            sets[node] = None
-        elif isinstance(node, LiteralText):
-            sets.update(dict.fromkeys(map(_single, node.text)))
-        elif isinstance(node, Substring):
-            sets.update(dict.fromkeys(map(_single, sorted(set(node.text)))))
-        stack += children(node)
-    bounds = sorted({0, *(bound for s in sets for low, high in s.ranges for bound in (low, high + 1))} - {LAST + 1})
-    members: list[list[int]] = [[] for _ in bounds]
+        if isinstance(node, LiteralText | Substring):
+            chars.update(node.text)
+        elif isinstance(node, CharSet):
+            sets[node] = 0
+        elif id(node) not in seen:
+            seen.add(id(node))
+            stack += children(node)
+    ranges = [(low, high + 1) for each in sets for low, high in each.ranges]
+    ranges += [(ord(char), ord(char) + 1) for char in chars]
+    bounds = sorted({0, *(bound for pair in ranges for bound in pair)} - {LAST + 1})
+    stretch_at = {bound: i for i, bound in enumerate([*bounds, LAST + 1])}
+    members: list[tuple[int, ...]] = [()] * len(bounds)
     for i, each in enumerate(sets):
         for low, high in each.ranges:
-            for stretch in range(bisect_right(bounds, low) - 1, bisect_right(bounds, high)):
-                members[stretch].append(i)
+            for stretch in range(stretch_at[low], stretch_at[high + 1]):
+                members[stretch] += (i,)
+    for char in chars:
+        members[stretch_at[ord(char)]] += (-1 - ord(char),)  # unlike the number of any set
     numbers: dict[tuple[int, ...], int] = {}
-    class_of = [numbers.setdefault(tuple(m), len(numbers)) for m in members]
+    class_of = [numbers.setdefault(each, len(numbers)) for each in members]
     masks = [0] * len(sets)
     for member, number in numbers.items():
         for i in member:
-            masks[i] |= 1 << number
+            if i >= 0:
+                masks[i] |= 1 << number
     return bounds, class_of, dict(zip(sets, masks))
 
 

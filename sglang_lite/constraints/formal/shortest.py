@@ -6,46 +6,28 @@ complements need a search, whose work is limited.
 
 from __future__ import annotations
 
-import heapq
-import math
 from collections.abc import Callable, Mapping
-from string import ascii_lowercase, ascii_uppercase, digits
 
 from sglang_lite.constraints.formal.automaton import Automaton, Symbol
-from sglang_lite.constraints.formal.nodes import (
-    Alternation,
-    CharSet,
-    Concat,
-    LiteralText,
-    Node,
-    Ref,
-    Repeat,
-    children,
-)
-from sglang_lite.constraints.formal.terms import DEAD, State
-
-_MAX_EXPANDED = 300  # states expanded by one search
-_PREFERRED = [ord(char) for char in ascii_lowercase + digits + ascii_uppercase]
-_SOME = 4  # characters of a class to choose from
-UNKNOWN = math.inf
+from sglang_lite.constraints.formal.shortest_search import UNKNOWN, searched
+from sglang_lite.constraints.formal.shortest_texts import preferred
+from sglang_lite.constraints.formal.terms import State
 
 
 class Shortest:
     """Shortest completions of the texts of a context-free language.
 
     Args:
-        automaton: automaton of the start rule, made with `rules`.
-        rules: bodies of the rules by name.
+        automaton: automaton of the start rule, made with the rules.
+        rules: least number of characters of each rule's texts (`ShortestTexts.lengths`).
     """
 
-    def __init__(self, automaton: Automaton, rules: Mapping[str, Node]) -> None:
-        self._automaton = automaton
+    def __init__(self, automaton: Automaton, rules: Mapping[str, float]) -> None:
+        self._automaton, self._rules = automaton, rules
         self._lengths: dict[State, float] = {}
         self._tokens: dict[State, float] = {}
         self._found: dict[State, str | None] = {}  # results of searches
         self._characters: dict[Symbol, str] = {}
-        self._rules: dict[str, float] = dict.fromkeys(rules, UNKNOWN)
-        self._solve(rules)
 
     def length(self, state: State) -> float:
         """Least number of characters from a state to acceptance; infinite if there is none, or none was found."""
@@ -151,54 +133,22 @@ class Shortest:
             self._found[state] = self._searched(state)
         return self._found[state]
 
-    def _searched(self, start: State) -> str | None:
-        """Best-first search (A*) by characters."""
-        automaton = self._automaton
-        before: dict[State, tuple[State, Symbol]] = {}
-        steps: dict[State, int] = {start: 0}
-        queue: list[tuple[float, State]] = [(self._bound(start), start)]
-        expanded = set[State]()
-        while queue and len(expanded) < _MAX_EXPANDED:
-            _, state = heapq.heappop(queue)
-            if automaton.accepting(state):
-                path: list[str] = []
-                at = state
-                while at != start:
-                    at, symbol = before[at]
-                    path.append(self._character(symbol))
-                return "".join(reversed(path))
-            if state in expanded:
-                continue
-            expanded.add(state)
-            for symbol in automaton.classes:
-                after = automaton.step(state, symbol)
-                if after != DEAD and steps[state] + 1 < steps.get(after, UNKNOWN):
-                    steps[after], before[after] = steps[state] + 1, (state, symbol)
-                    heapq.heappush(queue, (steps[after] + self._bound(after), after))
-        return None
-
-    def _bound(self, state: State) -> float:
-        """Lower bound of the length, without a search."""
-        if self._automaton.accepting(state):
-            return 0
-        kind, *rest = self._automaton.term(state)
-        match kind:
-            case ".":
-                return self._bound(rest[0]) + self._bound(rest[1])
-            case "|":
-                return min(map(self._bound, rest), default=UNKNOWN)
-            case "&":
-                return max(map(self._bound, rest))
-            case "{":
-                return self._bound(rest[0]) * int(rest[1])
-        return 1
+    def _searched(self, state: State) -> str | None:
+        kind, *parts = self._automaton.term(state)
+        if kind == "&":  # often the shortest text of one part is in all
+            lengths = {part: self.length(part) for part in parts if self._automaton.term(part)[0] != "~"}
+            longest = max(lengths, key=lengths.__getitem__, default=None)
+            if longest is not None and lengths[longest] < UNKNOWN:
+                text = self.text(longest)
+                if self._automaton.accepting(self._automaton.run(state, text)):
+                    return text
+        path = searched(self._automaton, state)
+        return None if path is None else "".join(map(self._character, path))
 
     def characters(self, symbol: Symbol) -> str:
         """Some characters of a class: plain ones if it has any."""
         if symbol not in self._characters:
-            ranges = self._automaton.class_characters(symbol).ranges
-            plain = [chr(code) for code in _PREFERRED if any(low <= code <= high for low, high in ranges)]
-            self._characters[symbol] = "".join(plain[:_SOME]) or chr(ranges[0][0])
+            self._characters[symbol] = preferred(self._automaton.class_characters(symbol).ranges)
         return self._characters[symbol]
 
     def _first(self, mask: int) -> str:
@@ -207,65 +157,3 @@ class Shortest:
 
     def _character(self, symbol: Symbol) -> str:
         return self.characters(symbol)[0]
-
-    def _solve(self, rules: Mapping[str, Node]) -> None:
-        """Finds the least length of each rule's texts: the least fixed point, from above. One round finds it for all
-        rules whose references are found before them, and is enough without recursion."""
-        used = {name: _references(body) & rules.keys() for name, body in rules.items()}
-        users: dict[str, list[str]] = {name: [] for name in rules}
-        order = _used_first(used)
-        number = {name: i for i, name in enumerate(order)}
-        for name in order:
-            self._rules[name] = self._least(rules[name])
-            for each in used[name]:
-                users[each].append(name)
-        changed = [name for name in order if any(number[each] >= number[name] for each in used[name])]
-        while changed:
-            shorter = [name for name in changed if self._least(rules[name]) < self._rules[name]]
-            self._rules |= {name: self._least(rules[name]) for name in shorter}
-            changed = list(dict.fromkeys(user for name in shorter for user in users[name]))
-        self._lengths.clear()  # which may depend on a rule that has become shorter
-
-    def _least(self, node: Node) -> float:
-        """Least length of a node's texts, by what is known of the rules."""
-        match node:
-            case LiteralText(text):
-                return len(text)
-            case CharSet(ranges):
-                return 1 if ranges else UNKNOWN
-            case Ref(name):
-                return self._rules.get(name, UNKNOWN)
-            case Concat(parts):
-                return sum(map(self._least, parts))
-            case Alternation(options):
-                return min(map(self._least, options), default=UNKNOWN)
-            case Repeat(inner, least, _):
-                return least * self._least(inner) if least else 0
-        return self.length(self._automaton.state(node))
-
-
-def _used_first(used: Mapping[str, set[str]]) -> list[str]:
-    """Names in an order in which each comes behind those that it uses, as far as there is one."""
-    order: dict[str, None] = {}
-    opened = set[str]()
-    stack = [(name, False) for name in used]
-    while stack:
-        name, is_done = stack.pop()
-        if is_done:
-            order[name] = None
-        elif name not in opened:
-            opened.add(name)
-            stack.append((name, True))
-            stack += [(each, False) for each in used[name]]
-    return list(order)
-
-
-def _references(body: Node) -> set[str]:
-    found: set[str] = set()
-    stack = [body]
-    while stack:
-        node = stack.pop()
-        if isinstance(node, Ref):
-            found.add(node.name)
-        stack += children(node)
-    return found

@@ -206,10 +206,11 @@ class CompiledGrammar(Protocol):
     """Constraint compiled for one vocabulary.
 
     Attributes:
-        size: approximate memory in bytes.
+        size: approximate memory in bytes, which may grow as texts are written.
     """
 
-    size: int
+    @property
+    def size(self) -> int: ...
 
     def matcher(self) -> Matcher: ...
 
@@ -222,8 +223,7 @@ class CompiledGrammar(Protocol):
         ...
 
     def endings(self) -> Endings | None:
-        """Returns endings of the grammar's texts, or None if they are not known. May take long at the first
-        call."""
+        """Returns endings of the grammar's texts, or None if they are not known."""
         ...
 
 

@@ -212,10 +212,8 @@ class ClosingMatcher:
         return self._inner.error
 
 
-def prepare(grammar: CompiledGrammar, budget: int | None = None) -> int:
+def prepare(grammar: CompiledGrammar, budget: int | None = None) -> None:
     """Does what is slow about the first ClosingMatcher of a grammar, as it may be made on the loop's thread.
-
-    Returns the approximate memory of what is kept, in bytes.
 
     Args:
         grammar: grammar of the texts.
@@ -223,12 +221,18 @@ def prepare(grammar: CompiledGrammar, budget: int | None = None) -> int:
     """
     endings = grammar.endings()
     if endings is None:
-        return 0
+        return
     text = grammar.matcher().completion(endings, b"", endings.start)
     tokens = None if text is None else endings.spell(text)
     if tokens is not None and budget is not None and len(tokens) > budget:
         endings.fewest(endings.start)
-    return endings.size
+
+
+def prepare_states(grammar: CompiledGrammar) -> None:
+    """Finds the first states of a large grammar's texts, which would take long on the loop's thread: up to a second."""
+    endings = grammar.endings()
+    if endings is not None:
+        endings.advance(endings.start, b"")
 
 
 def _fewest(endings: Endings, budget: int) -> list[int] | None:

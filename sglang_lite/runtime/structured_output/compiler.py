@@ -14,7 +14,7 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from sglang_lite.constraints.json_schema.mask_rules import RulePosition
-from sglang_lite.constraints.memo import trim
+from sglang_lite.constraints.memo import LARGE, trim
 from sglang_lite.constraints.number_text import PATTERNS
 from sglang_lite.protocol import (
     Constraint,
@@ -207,12 +207,14 @@ class Compiler:
             grammar = build()
             if isinstance(key, JsonSchema) and may_be_number(grammar, self._digits):
                 grammar = JsonNumberGrammar(grammar, self._vocabulary.tokens, ~self._digits)
-            size = grammar.size + closing.prepare(grammar)
+            closing.prepare(grammar)
         except Exception as error:  # of any kind: it must not vanish in the pool
             self._fail(key, future, error)
         else:
-            self.cache.keep(key, future, size)
+            self.cache.keep(key, future, grammar.size)
             future.set_result(grammar)
+            if grammar.size > LARGE:
+                closing.prepare_states(grammar)
 
     def _fail(self, key: Constraint, future: Future[CompiledGrammar], error: Exception) -> None:
         if self._closed:

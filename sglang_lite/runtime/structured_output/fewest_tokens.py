@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 from sglang_lite.constraints.formal.automaton import Automaton
-from sglang_lite.constraints.formal.shortest import UNKNOWN, Shortest
+from sglang_lite.constraints.formal.shortest import Shortest
+from sglang_lite.constraints.formal.shortest_search import UNKNOWN
 from sglang_lite.constraints.formal.terms import DEAD
 from sglang_lite.constraints.formal.terms import State as Term
 

@@ -7,6 +7,7 @@ import threading
 from collections import OrderedDict
 from concurrent.futures import Future
 from copy import copy
+from dataclasses import dataclass
 from operator import methodcaller
 
 import msgspec
@@ -25,6 +26,20 @@ _LONG = 1 << 15  # most characters of a schema that is cached without its blanks
 _PARTS = re.compile(r'"(?:[^"\\]++|\\.)*+"|[{}\[\],:]|[^"{}\[\],:]++|"', re.DOTALL)
 
 
+@dataclass(slots=True)
+class _Entry:
+    """Future of a grammar.
+
+    Attributes:
+        constraint_bytes: memory of the constraint, whose text may take megabytes.
+        bytes: memory that the cache has counted: of the constraint, and of the grammar when it was last looked at.
+    """
+
+    future: Future[CompiledGrammar]
+    constraint_bytes: int = 0
+    bytes: int = 0
+
+
 class GrammarCache:
     """Futures of grammars by constraint. What was used least recently is dropped first, once it is done.
 
@@ -36,49 +51,60 @@ class GrammarCache:
     def __init__(self) -> None:
         self.hits = self.misses = 0
         self.bytes = 0
-        self._entries: OrderedDict[Constraint, Future[CompiledGrammar]] = OrderedDict()
+        self._entries: OrderedDict[Constraint, _Entry] = OrderedDict()
         self._lock = threading.Lock()
 
     def find(self, key: Constraint) -> tuple[Future[CompiledGrammar], bool]:
         """Returns the future of a constraint's grammar, and whether it is new: the caller then compiles the constraint,
         and calls `keep` or `keep_error`."""
         with self._lock:
-            cached = self._entries.get(key)
-            if cached is None:
+            entry = self._entries.get(key)
+            if entry is None:
                 self.misses += 1
-                future = self._entries[key] = Future()
-                return future, True
+                entry = self._entries[key] = _Entry(Future())
+                return entry.future, True
             self.hits += 1
             self._entries.move_to_end(key)
-            error = cached.exception() if cached.done() else None
-            return cached if error is None else _failed(error), False
+            if not entry.future.done():
+                return entry.future, False
+            error = entry.future.exception()
+            if error is not None:
+                return _failed(error), False
+            self._count(entry, entry.future.result().size)  # texts that were written since may have made it grow
+            return entry.future, False
 
     def keep(self, key: Constraint, future: Future[CompiledGrammar], size: int) -> None:
         """Counts the bytes of a grammar, which the future is about to have."""
         with self._lock:
-            self._count(key, future, size)
+            entry = self._entries.get(key)
+            if entry is not None and entry.future is future:
+                entry.constraint_bytes = size_of(key)
+                self._count(entry, size)
 
     def keep_error(self, key: Constraint, future: Future[CompiledGrammar], error: Exception) -> None:
         """Keeps the error that the future is about to have, unless another attempt may succeed."""
         with self._lock:
-            if self._entries.get(key) is not future:
+            entry = self._entries.get(key)
+            if entry is None or entry.future is not future:
                 return
             if isinstance(error, ConstraintError) and not isinstance(error, TransientError):
-                self._entries[key] = cached = _failed(error)
-                self._count(key, cached, 0)
+                self._entries[key] = entry = _Entry(_failed(error), size_of(key))
+                self._count(entry, 0)
             else:
                 del self._entries[key]
 
-    def _count(self, key: Constraint, future: Future[CompiledGrammar], size: int) -> None:
-        """Adds the bytes of an entry: the grammar, and the constraint, whose text may take megabytes."""
-        if self._entries.get(key) is future:
-            self.bytes += size_of(key) + size
-        for oldest, done in list(self._entries.items()):
+    def _count(self, entry: _Entry, size: int) -> None:
+        """Counts the bytes of an entry's grammar, and drops what no longer fits."""
+        self.bytes += entry.constraint_bytes + size - entry.bytes
+        entry.bytes = entry.constraint_bytes + size
+        if len(self._entries) <= CACHED and self.bytes <= CACHED_BYTES:
+            return
+        for key, oldest in list(self._entries.items()):
             if len(self._entries) <= CACHED and self.bytes <= CACHED_BYTES:
                 return
-            if done.done():
-                del self._entries[oldest]
-                self.bytes -= size_of(oldest) + (done.result().size if done.exception() is None else 0)
+            if oldest.future.done() and oldest is not entry:
+                del self._entries[key]
+                self.bytes -= oldest.bytes
 
 
 def _failed(error: BaseException) -> Future[CompiledGrammar]:

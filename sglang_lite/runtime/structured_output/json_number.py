@@ -148,7 +148,10 @@ class JsonNumberGrammar:
 
     def __init__(self, inner: CompiledGrammar, tokens: Sequence[bytes], ends: Mask) -> None:
         self._inner, self.tokens, self.ends = inner, tokens, ends
-        self.size = inner.size
+
+    @property
+    def size(self) -> int:
+        return self._inner.size
 
     def matcher(self) -> JsonNumberMatcher:
         return JsonNumberMatcher(self, self._inner.matcher())

@@ -7,7 +7,7 @@ import pickle
 import threading
 import time
 import weakref
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any  # the library has no types
@@ -19,12 +19,13 @@ from numpy.typing import NDArray
 from sglang_lite.constraints import byte_matcher
 from sglang_lite.constraints.formal import nodes
 from sglang_lite.constraints.formal.nodes import Language
+from sglang_lite.constraints.formal.shortest_texts import ShortestTexts
 from sglang_lite.constraints.language import language_of
 from sglang_lite.constraints.memo import BoundedCache, allocated, size_of
 from sglang_lite.protocol import Constraint, ConstraintError
 from sglang_lite.protocol.anything import Foreign
 from sglang_lite.runtime.structured_output.base import Endings, Mask
-from sglang_lite.runtime.structured_output.language_endings import LanguageCompletions, LanguageEndings
+from sglang_lite.runtime.structured_output.language_endings import CompletedLanguage, LanguageEndings
 from sglang_lite.runtime.structured_output.language_states import LanguageStates, State
 from sglang_lite.runtime.structured_output.mask_cache import MaskCache
 from sglang_lite.runtime.structured_output.ruled_grammar import EndingTokens, byte_tokens
@@ -60,11 +61,15 @@ class Prepared:
         text: grammar in llguidance's notation.
         language: language that the grammar describes; pickled if it comes from another process, as most are never
             needed and unpickling them would block the loop.
+        lengths: least number of characters of the texts of each rule of the language.
+        shortest: shortest text of the language, or None if none is known.
         parser_bytes: measured memory of a parser, or 0 if unknown.
     """
 
     text: str
     language: Language | bytes
+    lengths: Mapping[str, float]
+    shortest: str | None
     parser_bytes: int = 0
 
 
@@ -186,18 +191,22 @@ class LlguidanceGrammar:
     def __init__(self, engine: LlguidanceEngine, prepared: Prepared, start: Foreign, max_lexers: int) -> None:
         self._engine, self._prepared, self._max_lexers = engine, prepared, max_lexers
         parser = prepared.parser_bytes or _BYTES + byte_matcher.PARSER_BYTES * len(prepared.text)
-        self.size = max_lexers * parser + size_of(prepared.language)
+        self._size = max_lexers * parser + size_of(prepared.language)
         self._starts = [(object(), start)]  # key and first parser of each lexer
         self._matchers: list[weakref.WeakSet[LlguidanceMatcher]] = [weakref.WeakSet()]  # of each lexer
         self._shared = False  # True once enough matchers existed for sharing masks
         self._combinable: LlguidanceGrammar | None = None
-        self._making, self._completing = threading.Lock(), threading.Lock()
-        self._endings: LanguageEndings | None = None
-        self._asked = False  # True once the endings were asked for
+        self._making = threading.Lock()
         self._first = np.zeros((engine.vocab_size + 31) // 32, np.int32)
         start.unsafe_compute_mask_ptr(self._first.ctypes.data, self._first.nbytes)
         if start.is_error():
             raise byte_matcher.matcher_error(start)
+        self._endings = engine.endings(prepared, self._first)
+
+    @property
+    def size(self) -> int:
+        """Approximate memory in bytes, which grows as texts reach more states."""
+        return self._size + (0 if self._endings is None else self._endings.size)
 
     def matcher(self) -> LlguidanceMatcher:
         with self._making:
@@ -221,14 +230,6 @@ class LlguidanceGrammar:
         return self._combinable
 
     def endings(self) -> LanguageEndings | None:
-        with self._completing:
-            if not self._asked:
-                self._asked = True
-                states = self._engine.states(self._prepared, self._first)
-                if states is None:
-                    states = self._engine.new_states(self._prepared)
-                if states is not None:
-                    self._endings = LanguageEndings(LanguageCompletions(states, self._engine.spell), states.start)
         return self._endings
 
 
@@ -317,6 +318,24 @@ class LlguidanceEngine:
         self._languages.put(prepared.text, states, len(prepared.text) + (0 if states is None else states.size))
         return states
 
+    def endings(self, prepared: Prepared, first: Mask) -> LanguageEndings | None:
+        """Returns endings of the texts of a grammar, or None if the model's tokens have no text.
+
+        Args:
+            prepared: prepared form of the grammar.
+            first: mask of the start.
+        """
+        if self._token_bytes is None:
+            return None
+        shortest = None if prepared.shortest is None else prepared.shortest.encode()
+
+        def make_states() -> LanguageStates | None:
+            return self.states(prepared, first) or self.new_states(prepared)
+
+        return LanguageEndings(
+            CompletedLanguage(make_states, self._token_bytes, shortest, prepared.lengths, self.spell)
+        )
+
     def new_states(self, prepared: Prepared) -> LanguageStates | None:
         """Returns new states of a grammar's language, or None if it has too many."""
         if self._token_bytes is None:
@@ -337,7 +356,8 @@ class LlguidanceEngine:
 
 def _prepared(constraint: Constraint) -> Prepared:
     language = language_of(constraint)
-    return Prepared(byte_matcher.grammar_text(constraint), language)
+    shortest = ShortestTexts(language.rules)
+    return Prepared(byte_matcher.grammar_text(constraint), language, shortest.lengths, shortest.text(language.start))
 
 
 def _unpacked(language: Language | bytes) -> Language:
@@ -361,4 +381,4 @@ def _unforced(prepared: Prepared) -> Prepared:
     """Returns the grammar with forced tokens turned off: any tokens may spell text without a choice of characters."""
     if prepared.text.startswith(byte_matcher.NO_FORCING):
         return prepared
-    return Prepared(byte_matcher.NO_FORCING + prepared.text, prepared.language)
+    return replace(prepared, text=byte_matcher.NO_FORCING + prepared.text)

@@ -168,7 +168,10 @@ class RuledGrammar:
 
     def __init__(self, grammar: CompiledGrammar, tokens: EndingTokens, positions: RulePositions) -> None:
         self._grammar, self._tokens, self._positions = grammar, tokens, positions
-        self.size = grammar.size
+
+    @property
+    def size(self) -> int:
+        return self._grammar.size
 
     def matcher(self) -> RuledMatcher:
         return RuledMatcher(self._grammar.matcher(), self._tokens, self._positions)

@@ -5,7 +5,9 @@ import random
 import pytest
 
 from sglang_lite.constraints.formal.automaton import Automaton
-from sglang_lite.constraints.formal.shortest import UNKNOWN, Shortest
+from sglang_lite.constraints.formal.shortest import Shortest
+from sglang_lite.constraints.formal.shortest_search import UNKNOWN
+from sglang_lite.constraints.formal.shortest_texts import ShortestTexts
 from sglang_lite.constraints.formal.terms import DEAD
 from sglang_lite.constraints.language import language_of
 from sglang_lite.protocol import ConstraintError, Ebnf, Regex
@@ -30,7 +32,12 @@ def check(constraint, rng):
     """Returns how many states were compared."""
     language = language_of(constraint)
     automaton = Automaton(language.rules[language.start], rules=language.rules)
-    shortest, checked = Shortest(automaton, language.rules), 0
+    texts = ShortestTexts(language.rules)
+    shortest, checked = Shortest(automaton, texts.lengths), 0
+    text = texts.text(language.start)
+    assert text is not None
+    assert len(text) == shortest.length(automaton.start)
+    assert automaton.accepting(automaton.run(automaton.start, text))
     for state in states_on_the_way(automaton, rng):
         length = shortest.length(state)
         if length > 12:  # the search by length takes too long
@@ -61,12 +68,26 @@ def test_of_random_languages(kind, drawn):
 def test_of_intersections_and_complements(written, length):
     language = language_of(Regex(written))
     automaton = Automaton(language.rules[language.start], rules=language.rules)
-    assert Shortest(automaton, language.rules).length(automaton.start) == length
+    texts = ShortestTexts(language.rules)
+    assert Shortest(automaton, texts.lengths).length(automaton.start) == length
+    assert len(texts.text(language.start) or "") == length
 
 
 def test_what_takes_too_much_work_is_unknown():
     parts = "".join(f"(?=(..){{{n}}}.{{0,{n}}}$)" for n in (31, 37, 41, 43))
     language = language_of(Regex(parts + ".*"))
     automaton = Automaton(language.rules[language.start], rules=language.rules)
-    length = Shortest(automaton, language.rules).length(automaton.start)
+    length = Shortest(automaton, ShortestTexts(language.rules).lengths).length(automaton.start)
     assert length in (UNKNOWN, 86)
+
+
+def test_rules_that_begin_with_themselves_have_a_text():
+    language = language_of(Ebnf('root ::= root "+" term | term\nterm ::= root | "(" root ")" | [0-9]'))
+    assert ShortestTexts(language.rules).text(language.start) == "0"
+
+
+def test_a_text_that_is_too_long_is_not_written():
+    doubled = "\n".join(f"r{i} ::= r{i + 1} r{i + 1}" for i in range(60))
+    texts = ShortestTexts(language_of(Ebnf(f'root ::= r0\n{doubled}\nr60 ::= "a"')).rules)
+    assert texts.lengths["root"] == 2**60
+    assert texts.text("root") is None

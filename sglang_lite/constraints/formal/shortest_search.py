@@ -1,0 +1,56 @@
+"""Search for a shortest text between a state of an automaton and acceptance, for what no structure tells it."""
+
+from __future__ import annotations
+
+import heapq
+import math
+
+from sglang_lite.constraints.formal.automaton import Automaton, Symbol
+from sglang_lite.constraints.formal.terms import DEAD, State
+
+_MAX_EXPANDED = 300  # states expanded by one search
+UNKNOWN = math.inf  # length where no text is known
+
+
+def searched(automaton: Automaton, start: State) -> list[Symbol] | None:
+    """Character classes of a shortest accepted text from a state, or None if none was found within the limit of work.
+    Best first (A*)."""
+    before: dict[State, tuple[State, Symbol]] = {}
+    steps: dict[State, int] = {start: 0}
+    queue: list[tuple[float, State]] = [(_bound(automaton, start), start)]
+    expanded = set[State]()
+    while queue and len(expanded) < _MAX_EXPANDED:
+        _, state = heapq.heappop(queue)
+        if automaton.accepting(state):
+            path: list[Symbol] = []
+            at = state
+            while at != start:
+                at, symbol = before[at]
+                path.append(symbol)
+            return path[::-1]
+        if state in expanded:
+            continue
+        expanded.add(state)
+        for symbol in automaton.classes:
+            after = automaton.step(state, symbol)
+            if after != DEAD and steps[state] + 1 < steps.get(after, UNKNOWN):
+                steps[after], before[after] = steps[state] + 1, (state, symbol)
+                heapq.heappush(queue, (steps[after] + _bound(automaton, after), after))
+    return None
+
+
+def _bound(automaton: Automaton, state: State) -> float:
+    """Lower bound of the length."""
+    if automaton.accepting(state):
+        return 0
+    kind, *rest = automaton.term(state)
+    match kind:
+        case ".":
+            return _bound(automaton, rest[0]) + _bound(automaton, rest[1])
+        case "|":
+            return min((_bound(automaton, each) for each in rest), default=UNKNOWN)
+        case "&":
+            return max(_bound(automaton, each) for each in rest)
+        case "{":
+            return _bound(automaton, rest[0]) * int(rest[1])
+    return 1
