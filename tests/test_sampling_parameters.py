@@ -115,7 +115,8 @@ def test_records_have_a_field_of_its_type(parameter):
     kind = TYPES[parameter.kind]
     assert SamplingParams.__annotations__[parameter.name] == f"{kind} | Unset"
     assert getattr(SamplingParams(), parameter.name) is UNSET
-    resolved = {"seed": "int | None", "stop_regex": "Mapping[str, regex.Pattern[str]]"}.get(parameter.name, kind)
+    others = {"stop_regex": "Mapping[str, regex.Pattern[str]]", **dict.fromkeys(("seed", "repeats"), "int | None")}
+    resolved = others.get(parameter.name, kind)
     assert ResolvedParams.__annotations__[parameter.name] == resolved
 
 

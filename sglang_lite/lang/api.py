@@ -139,6 +139,8 @@ def gen(
         include_stop: keep the stop that ended the generation in its text (False).
         repetition_penalty: factor for tokens in the prompt or the output; above 1 makes them less likely (1.0; above 0,
             at most 2).
+        repeats: maximum number of equal items in a row in a list of JSON, but for numbers, booleans, null and enums (at
+            least 3).
         logit_bias: added to the logits of these token ids (-10,000 to 10,000).
         dtype: int, float, bool or str: text that spells such a value; the result stays text. A number ends where the
             model continues with anything else, which is dropped, or at `max_tokens`; the commas of grouped thousands

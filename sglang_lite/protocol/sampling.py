@@ -317,6 +317,11 @@ PARAMETERS: Final = (
         Range(0, above=True), engine_range=Range(0, 2, above=True), places=_OURS,
     ),
     Parameter(
+        "repeats", "int", None,
+        "maximum number of equal items in a row in a list of JSON, but for numbers, booleans, null and enums",
+        Range(3), engine_range=Range(3, _INT), places=_OURS,
+    ),
+    Parameter(
         "logit_bias", "biases", (), "added to the logits of these token ids",
         Range(0), engine_range=Range(-10_000, 10_000), max_entries=4096, places=_OURS,
     ),
@@ -371,6 +376,7 @@ class GenSamplingOptions(SamplingOptions, total=False):
     seed: int | None
     include_stop: bool | None
     repetition_penalty: float | None
+    repeats: int | None
     logit_bias: Mapping[int, float] | None
 
 
@@ -397,6 +403,7 @@ class SamplingParams(Record, frozen=True):
     frequency_penalty: float | Unset = UNSET
     presence_penalty: float | Unset = UNSET
     repetition_penalty: float | Unset = UNSET
+    repeats: int | Unset = UNSET
     logit_bias: tuple[tuple[int, float], ...] | Unset = UNSET
     seed: int | Unset = UNSET
     return_logprob: bool | Unset = UNSET

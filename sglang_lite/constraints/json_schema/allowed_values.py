@@ -69,7 +69,12 @@ class AllowedValues:
     @property
     def choices(self) -> bool:
         """True if the strings are a finite list."""
-        return literal_texts(self._values.strings) is not None
+        return _listed(self._values.strings) is not None
+
+    @property
+    def repeats(self) -> int | None:
+        """Maximum number of equal items in a row in a generated array (`x-repeats`), or None."""
+        return min((shape.repeats for shape in self._values.arrays if shape.repeats is not None), default=None)
 
     @property
     def options(self) -> tuple[Json, ...] | None:
@@ -154,6 +159,21 @@ def quotes_of(schema: JsonSchema, value: Json) -> list[dict[str, Json]]:
                 below = [(f"{pointer}/{pointer_token(n)}", allowed.member(n), item) for n, item in each.items()]
         stack += reversed(below)
     return found
+
+
+@memoized
+def may_have_lists(schema: JsonSchema) -> bool:
+    """True if a value that is valid under a schema may be, or contain, an array with items."""
+    start = AllowedValues.of(schema)
+    formulas = [start.formula]
+    for formula in formulas:  # grows meanwhile
+        values = ANY_VALUE if start.schema is None else _values(schema, formula)
+        if any(shape.most != 0 for shape in values.arrays):
+            return True
+        members = (each.formula for shape in values.objects for each in shape.members)
+        others = (each for shape in values.objects for _, each in shape.others)
+        formulas += [each for each in dict.fromkeys((*members, *others)) if each not in formulas]
+    return False
 
 
 def _listed(strings: Node) -> tuple[str, ...] | None:

@@ -5,15 +5,15 @@ from __future__ import annotations
 from sglang_lite.constraints.json_schema.applicators import APPLICATORS
 from sglang_lite.constraints.json_schema.document import Document
 from sglang_lite.constraints.json_schema.formats import ASSERTED
-from sglang_lite.constraints.json_schema.keywords import READERS
+from sglang_lite.constraints.json_schema.keywords import READERS, REPEATS
 from sglang_lite.constraints.json_schema.quotes import SOURCES
 
 ASSERTING = {
     *READERS, *APPLICATORS, "then", "else", "minContains", "maxContains", "unevaluatedItems", "unevaluatedProperties",
-}  # fmt: skip
+} - {REPEATS}  # fmt: skip
 _NO_ASSERTIONS = {  # keywords that obviously assert nothing
     "$anchor", "$comment", "$defs", "$dynamicAnchor", "$id", "$recursiveAnchor", "$schema", "$vocabulary", "default",
-    "definitions", "deprecated", "description", "examples", "id", "readOnly", "title", "writeOnly", SOURCES,
+    "definitions", "deprecated", "description", "examples", "id", "readOnly", "title", "writeOnly", SOURCES, REPEATS,
 }  # fmt: skip
 
 

@@ -41,6 +41,7 @@ from sglang_lite.constraints.json_schema.values import (
 from sglang_lite.constraints.syntax.regex import one_line_message, parse_schema_pattern
 from sglang_lite.protocol import ConstraintError
 
+REPEATS = "x-repeats"  # keyword of ours: how many equal items of a list are generated in a row at most
 MAX_CELLS = 1_000  # maximum number of languages that patterns divide names into
 MAX_LENGTH = 2**20  # more than is ever generated: a greater maxLength or maxItems counts as no limit
 
@@ -188,6 +189,12 @@ def _array(context: Context, schema: Schema, location: SchemaLocation, track_eva
     prefix, rest = "prefixItems", "items"
     if isinstance(schema.get("items"), list):
         prefix, rest = "items", "additionalItems"
+    types = schema.get("type", "array")
+    if REPEATS in schema and types != "array" and not (isinstance(types, list) and "array" in types):
+        raise ConstraintError(
+            f"json_schema: {REPEATS} counts equal items of a list, and this is of type {types!r}.",
+            pointer=location.child(REPEATS).pointer,
+        )
     first = tuple(context.below(location, prefix, i) for i in range(len(schema.get(prefix, ()))))
     least, most = int(schema.get("minItems", 0)), schema.get("maxItems")
     most = None if most is None or most > MAX_LENGTH else int(most)
@@ -208,6 +215,7 @@ def _array(context: Context, schema: Schema, location: SchemaLocation, track_eva
         location.child("uniqueItems").pointer if schema.get("uniqueItems") is True else None,
         (None if rest in schema else len(first), also) if track_evaluated else (0, ()),
         location.pointer if location.pointer in context.sets else None,
+        schema.get(REPEATS),
     )
     return replace(ANY_VALUE, arrays=(shape,))
 
@@ -276,7 +284,7 @@ _KeywordReader = Callable[[Context, Schema, SchemaLocation, bool], ValueSet]
 
 _MEMBERS = ("properties", "patternProperties", "additionalProperties", "required", "minProperties", "maxProperties",
             "propertyNames")  # fmt: skip
-_ITEMS = ("prefixItems", "items", "additionalItems", "minItems", "maxItems", "contains", "uniqueItems")
+_ITEMS = ("prefixItems", "items", "additionalItems", "minItems", "maxItems", "contains", "uniqueItems", REPEATS)
 _LIMITS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 
 READERS: dict[str, _KeywordReader] = {

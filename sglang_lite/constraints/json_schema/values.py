@@ -124,6 +124,7 @@ class ArrayShape:
         evaluated: number of leading items that count as evaluated (None for all), and formulas whose items do, too.
         set_pointer: JSON Pointer of the array's schema if the array spells a set. Equal items are then valid, but are
             not generated if the grammar or the masks can prevent them.
+        repeats: how many equal items in a row are generated at most (`x-repeats`), or None. More are valid.
     """
 
     prefix: tuple[Formula, ...] = ()
@@ -134,6 +135,7 @@ class ArrayShape:
     unique_pointer: str | None = None
     evaluated: tuple[int | None, tuple[Formula, ...]] = (0, ())
     set_pointer: str | None = None
+    repeats: int | None = None
 
     def item(self, index: int) -> Formula:
         return self.prefix[index] if index < len(self.prefix) else self.rest
@@ -362,6 +364,7 @@ class Algebra:
             a.unique_pointer or b.unique_pointer,
             evaluated,
             a.set_pointer or b.set_pointer,
+            _smaller(a.repeats, b.repeats),
         )
 
 

@@ -217,5 +217,6 @@ _VALUE_CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
     ),
     "enum": (lambda v: isinstance(v, list), "a list"),
     "uniqueItems": (lambda v: isinstance(v, bool), "true or false"),
+    "x-repeats": (lambda v: _count(v) and v >= 3, "a whole number of at least 3"),
     "type": (_type, f"one of {', '.join(sorted(_TYPES))}, or a list of these"),
 }  # fmt: skip

@@ -6,6 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+from sglang_lite.constraints.json_schema.keywords import REPEATS
+from sglang_lite.constraints.json_schema.repeats import asks_for_limit
 from sglang_lite.lang.backend.capabilities import CONSTRAINT_NAMES, EVERYTHING, Capabilities, Demands
 from sglang_lite.lang.backend.profiles.prices import Price, find_price
 from sglang_lite.lang.concurrency.pool import ThreadPool
@@ -183,8 +185,12 @@ class Backend:
             return
         if constraint is not None and type(constraint) not in can.constraints:
             raise refusal(self, node, CONSTRAINT_NAMES[type(constraint)], _kinds(can.constraints), where)
-        for name in given_values(demands.params) if can.params is not None else ():
-            if can.params is not None and name not in can.params:
+        if can.params is None:
+            return
+        if "repeats" not in can.params and asks_for_limit(constraint):
+            raise refusal(self, node, REPEATS, "Leave the keyword out, or use another backend: gen(backend=…).", where)
+        for name in given_values(demands.params):
+            if name not in can.params:
                 takes = f"It accepts: {', '.join(sorted(can.params)) or 'no parameters'}."
                 instead = f"Leave it out, or use another backend for this node: gen(backend=…). {takes}"
                 raise refusal(self, node, name, instead, where)

@@ -20,6 +20,7 @@ from typing import Any, ClassVar
 import msgspec
 import torch
 
+from sglang_lite.constraints.json_schema.repeats import RepeatRules, repeat_rules
 from sglang_lite.protocol import (
     BackendError,
     Constraint,
@@ -177,6 +178,7 @@ class EngineCore:
     def _submit_generation(self, request: GenerateRequest, sink: Sink) -> Ticket:
         ids = self.builder.prompt_ids(request.prompt)
         params = self.builder.resolved(request.params)
+        repeat_rules(request.constraint, params.repeats)  # refused here
         requests = self.builder.build(
             ids, params, sink, stream=request.stream, namespace=request.namespace, output_ids=request.output_ids
         )  # fmt: skip
@@ -345,22 +347,27 @@ class EngineCore:
             self.thread.join()
 
 
-def _start(context: EngineContext, requests: Sequence[Request], grammar: CompiledGrammar | None = None) -> None:
+def _start(
+    context: EngineContext,
+    requests: Sequence[Request],
+    grammar: CompiledGrammar | None = None,
+    rules: RepeatRules | None = None,
+) -> None:
     for request in requests:
         if request.replayed_count:
             try:
-                context.encoder.submit(_resume, context.loop, request, grammar)
+                context.encoder.submit(_resume, context.loop, request, grammar, rules)
             except RuntimeError:  # the executor has been shut down
                 context.loop.fail(request, EngineClosedError("the engine is closed."))
             continue
         if grammar is not None:
-            request.output.matcher = request.matcher(grammar)
+            request.output.matcher = request.matcher(grammar, rules=rules)
         context.loop.submit(request)
 
 
-def _resume(loop: StepLoop, request: Request, grammar: CompiledGrammar | None) -> None:
+def _resume(loop: StepLoop, request: Request, grammar: CompiledGrammar | None, rules: RepeatRules | None) -> None:
     try:
-        request.resume(None if grammar is None else request.matcher(grammar), jump=loop.jump)
+        request.resume(None if grammar is None else request.matcher(grammar, rules=rules), jump=loop.jump)
         loop.submit(request)
     except Exception as error:  # any exception: nobody reads the future of the executor
         failure = error if isinstance(error, SglError) else BackendError(f"the output can't be continued: {error!r}")
@@ -383,7 +390,8 @@ def _start_constrained(
     compiled: Future[dict[Constraint, CompiledGrammar]],
 ) -> None:
     try:
-        _start(context, requests, compiled.result()[constraint])
+        grammar = compiled.result()[constraint]
+        _start(context, requests, grammar, repeat_rules(constraint, requests[0].params.repeats))
     except Exception as error:  # a grammar engine's failure too must end the requests: nobody reads the future
         failure = error if isinstance(error, SglError) else ConstraintError(f"no mask can be made: {error!r}")
         for request in requests:

@@ -296,7 +296,7 @@ class EngineProgram:
             try:
                 if text.grammar is not None:
                     raise ProgramError("a grammar is open already.")
-                text.grammar = OpenGrammar(grammar.result(), node.text)
+                text.grammar = OpenGrammar(grammar.result(), node.constraint, node.text)
             except SglError as error:
                 self.failed(ask, error)
             else:

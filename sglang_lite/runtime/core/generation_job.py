@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from sglang_lite.constraints.json_schema.repeats import repeat_rules
 from sglang_lite.program.nodes import Gen
-from sglang_lite.protocol import Generation, SglError, Span
+from sglang_lite.protocol import Constraint, Continuation, Generation, SglError, Span
 from sglang_lite.runtime.core.prepared_node import EngineAsk, PreparedNode
 from sglang_lite.runtime.core.token_text import OpenGrammar
 from sglang_lite.runtime.requests.output_builder import Event
@@ -116,10 +117,11 @@ class GenerationJob:
         compiled = None if entry.grammar is None else entry.grammar.result()
         if within is not None:
             compiled = program.context.compiler.continued(within.grammar, within.text, compiled)
+        rules = repeat_rules(_constraint(node, within), params.repeats)
         made = entry.matcher.result() if entry.matcher is not None and within is None and len(requests) == 1 else None
         if compiled is not None:
             for request in requests:
-                request.output.matcher = request.matcher(compiled, made, goes_on=within is not None)
+                request.output.matcher = request.matcher(compiled, made, rules=rules, goes_on=within is not None)
         if len(requests) == 1:
             requests[0].follow = self._follow
         self._requests = requests
@@ -161,3 +163,7 @@ class GenerationJob:
         """Text that the first sample adds; None if the answer is judged."""
         node = self._ask.node
         return None if isinstance(node, Gen) and node.judged else self._generations[0].spans
+
+
+def _constraint(node: Gen, within: OpenGrammar | None) -> Constraint | None:
+    return node.constraint if within is None else Continuation(within.constraint, within.text, node.constraint)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from sglang_lite.constraints.json_schema.repeats import repeat_rules
 from sglang_lite.errors import shown
 from sglang_lite.program.nodes import Fork, Gen, Node
 from sglang_lite.protocol import ParameterError, Prompt, SamplingParams, Span
@@ -84,6 +85,7 @@ class RequestBuilder:
     def validated_ids(self, request: GenerateRequest) -> Sequence[int]:
         """Token ids of a request's prompt. Raises ParameterError if the request could not be run."""
         ids, params = self.prompt_ids(request.prompt), self.resolved(request.params)
+        repeat_rules(request.constraint, params.repeats)
         self.output(request.output_ids, len(self.tokens(ids, params)), params)
         return ids
 

@@ -8,7 +8,7 @@ from functools import partial
 
 from sglang_lite.program.nodes import Content, ImagePart, Text
 from sglang_lite.program.play.branch import BranchText
-from sglang_lite.protocol import CapabilityError, ConstraintError, SglError, Span
+from sglang_lite.protocol import CapabilityError, Constraint, ConstraintError, SglError, Span
 from sglang_lite.runtime.structured_output.base import CompiledGrammar
 from sglang_lite.runtime.structured_output.prefixed import matcher_after
 from sglang_lite.runtime.tokens.token_log import TokenLog
@@ -21,12 +21,14 @@ class OpenGrammar:
 
     Attributes:
         grammar: compiled grammar.
+        constraint: constraint that it was compiled from.
         text: text since the grammar began.
         asked: True if text inside it was generated or selected; text that was only written by the program is not
             checked.
     """
 
     grammar: CompiledGrammar
+    constraint: Constraint
     text: str
     asked: bool = False
 

@@ -64,6 +64,7 @@ class OutputBuilder:
 
     Attributes:
         matcher: matcher of the request's grammar, or None without a grammar.
+        text_of: function that returns the text of tokens, without that of special ones.
         prompt_logprobs: log-probabilities of the prompt's tokens computed so far.
         forced_tokens: number of tokens that were appended because the grammar forces them, without a step each.
         decoded_count: number of tokens whose text was processed.
@@ -82,6 +83,7 @@ class OutputBuilder:
     ) -> None:
         self.params, self.ends, self.sink, self.stream = params, ends, sink, stream
         self.matcher: ClosingMatcher | None = None
+        self.text_of: Callable[[Sequence[int]], bytes] = tokenizer.decode_bytes
         self.prompt_logprobs: list[TokenLogprob] = []
         self.forced_tokens = 0
         self.decoded_count = 0
@@ -335,6 +337,8 @@ class OutputBuilder:
         if self.matcher is not None:
             meta["constraint_backend"] = self.matcher.engine.name
             meta["shortened"] = self.matcher.shortened
+            if (guard := self.matcher.repeats) is not None:
+                meta["repeats"] = {"refused": guard.refused, "repeated": guard.repeated}
         if self.replayed_count:
             meta["continued_from"] = self.replayed_count
         if miss is not None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from sglang_lite.constraints.json_schema.repeats import RepeatRules
 from sglang_lite.protocol import Generation, ModelError, TokenLogprob, Usage
 from sglang_lite.runtime.kv_cache.cache_miss import Miss
 from sglang_lite.runtime.kv_cache.pages import Ints
@@ -19,6 +20,7 @@ from sglang_lite.runtime.requests.resolved_params import LogitProcessor, Resolve
 from sglang_lite.runtime.requests.schedule_hints import ScheduleHints
 from sglang_lite.runtime.structured_output.base import CompiledGrammar, Matcher
 from sglang_lite.runtime.structured_output.closing import ClosingMatcher
+from sglang_lite.runtime.structured_output.repeated_items import RepeatGuard
 
 
 class State(enum.Enum):
@@ -176,13 +178,19 @@ class Request:
         return asked and not p.scores_next_token
 
     def matcher(
-        self, grammar: CompiledGrammar, matcher: Matcher | None = None, *, goes_on: bool = False
+        self,
+        grammar: CompiledGrammar,
+        matcher: Matcher | None = None,
+        *,
+        rules: RepeatRules | None = None,
+        goes_on: bool = False,
     ) -> ClosingMatcher:
         """Matcher of its output, which is completed within its limit.
 
         Args:
             grammar: grammar of the output.
             matcher: matcher at the grammar's beginning, if one was made in advance.
+            rules: rules about equal items of lists, if any.
             goes_on: whether the output may also end incomplete, as a later node can go on in the grammar.
 
         Raises:
@@ -192,10 +200,12 @@ class Request:
         p = self.params
         cut = p.scores_next_token or (goes_on and bool(p.stop or p.stop_regex))
         endings = None if cut else grammar.endings()
-        return ClosingMatcher(made, endings, self.limit - self.prompt_len, required=not goes_on)
+        guard = None if rules is None else RepeatGuard(rules, grammar.endings(), self.output.text_of)
+        return ClosingMatcher(made, endings, self.limit - self.prompt_len, required=not goes_on, repeats=guard)
 
     def refuses(self, token: int) -> bool:
-        """Returns True if a drawn token has to be drawn again, as its output could not be completed within its limit.
+        """Returns True if a drawn token has to be drawn again, as its output could not be completed within its limit,
+        or would repeat an item.
 
         Raises:
             ConstraintError: the grammar engine has failed.

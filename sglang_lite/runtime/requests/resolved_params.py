@@ -44,6 +44,7 @@ class ResolvedParams:
     presence_penalty: float
     repetition_penalty: float
     logit_bias: tuple[tuple[int, float], ...]
+    repeats: int | None
     seed: int | None
     return_logprob: bool
     logprob_start_len: int

@@ -20,6 +20,7 @@ from sglang_lite.runtime.structured_output.base import (
     NumberSoFar,
     TextState,
 )
+from sglang_lite.runtime.structured_output.repeated_items import RepeatGuard
 from sglang_lite.runtime.structured_output.vocabulary import mask_of
 
 _MARGIN = 32  # tokens that a completion may have more than were counted
@@ -37,16 +38,26 @@ class ClosingMatcher:
         endings: endings of its grammar, or None if they are not known; then nothing is refused.
         budget: maximum number of tokens.
         required: whether the text has to be complete at its end; if not, nothing is refused if no text fits.
+        repeats: guard that also refuses tokens, where the budget refuses none; None for no guard.
 
     Attributes:
+        repeats: the argument of this name.
         shortened: whether a token was refused for the budget; "unknown" if a completion was not known all the time.
 
     Raises:
         ParameterError: the budget is too small for any text of the grammar.
     """
 
-    def __init__(self, inner: Matcher, endings: Endings | None, budget: int, *, required: bool = True) -> None:
-        self._inner, self._endings, self._left = inner, endings, budget
+    def __init__(
+        self,
+        inner: Matcher,
+        endings: Endings | None,
+        budget: int,
+        *,
+        required: bool = True,
+        repeats: RepeatGuard | None = None,
+    ) -> None:
+        self._inner, self._endings, self._left, self.repeats = inner, endings, budget, repeats
         self._state = None if endings is None else endings.start
         self._completion = None if endings is None else self._found(b"", endings.start)
         self._next: tuple[int, list[int]] | None = None  # token that was found to fit, and the completion after it
@@ -79,6 +90,15 @@ class ClosingMatcher:
 
     def refuses(self, token: int) -> bool:
         """Returns True if a token that was drawn has to be drawn again: `cached_mask` then lacks it."""
+        repeats = self.repeats
+        if self._exceeds(token):
+            if repeats is not None:
+                repeats.give_way()
+            return True
+        return repeats is not None and repeats.refuses(token)
+
+    def _exceeds(self, token: int) -> bool:
+        """True if no completion fits the budget after a token."""
         if self._sleep or self._state is None or self._follows(token):
             return False
         assert self._endings is not None
@@ -104,6 +124,8 @@ class ClosingMatcher:
     def accept(self, token: int) -> bool:
         if not self._inner.accept(token):
             return False
+        if self.repeats is not None:
+            self.repeats.accept(token)
         self._left -= 1
         if self._sleep:
             self._sleep -= 1
@@ -153,8 +175,11 @@ class ClosingMatcher:
 
     def cached_mask(self) -> Mask | None:
         mask = self._inner.cached_mask()
-        if mask is None or not self._refused:
-            return mask
+        if mask is not None and self._refused:
+            mask = self._within_budget(mask)
+        return mask if mask is None or self.repeats is None else self.repeats.narrowed(mask)
+
+    def _within_budget(self, mask: Mask) -> Mask:
         if self._completion and len(self._refused) >= _REFUSALS:
             allowed: Mask = mask & mask_of(self._completion[:1], 32 * len(mask))
         else:
@@ -180,7 +205,8 @@ class ClosingMatcher:
 
     @property
     def state_key(self) -> Hashable:
-        return id(self) if self._refused else self._inner.state_key
+        narrowed = self._refused or (self.repeats is not None and self.repeats.narrows)
+        return id(self) if narrowed else self._inner.state_key
 
     @property
     def number(self) -> NumberSoFar | None:

@@ -202,7 +202,7 @@ class JsonText:
         if top.start < 0 or top.is_object:
             return True
         text, top.start = self._text[top.start : end], -1
-        value = _hashable(loaded(text))
+        value = hashable(loaded(text))
         repeated = value in top.values
         top.values |= {value}
         top.used |= {text}
@@ -284,13 +284,13 @@ def _has_unused_text(texts: CountedTexts, prefix: bytes, top: _Container) -> boo
     return texts.count_with_prefix(beginning) == 0 or has_unused(texts, beginning, [used.decode() for used in top.used])
 
 
-def _hashable(value: Value) -> Value:
+def hashable(value: Value) -> Value:
     """Hashable form of a JSON value; two values are equal if their forms are."""
     match value:
         case bool():
             return "boolean", value
         case list():
-            return "array", tuple(map(_hashable, value))
+            return "array", tuple(map(hashable, value))
         case dict():
-            return "object", frozenset((name, _hashable(each)) for name, each in value.items())
+            return "object", frozenset((name, hashable(each)) for name, each in value.items())
     return value

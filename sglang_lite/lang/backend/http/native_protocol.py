@@ -42,7 +42,8 @@ from sglang_lite.protocol.sampling import PARAMETERS, given_as_data
 
 _REQUEST = {each.name: each.sglang for each in PARAMETERS if "request" in each.places}
 _SAMPLING = {each.name: each.sglang for each in PARAMETERS if each.name not in _REQUEST}
-FOREIGN_PARAMS = frozenset(each.name for each in PARAMETERS) - {"confidence"}  # of servers other than this package's
+# Parameters of servers other than this package's.
+FOREIGN_PARAMS = frozenset(each.name for each in PARAMETERS) - {"confidence", "repeats"}
 NATIVE = Capabilities(frozenset({Regex, JsonSchema, Choices, Ebnf, Number}))
 
 

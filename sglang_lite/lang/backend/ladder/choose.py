@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
+from sglang_lite.constraints.json_schema.keywords import REPEATS
+from sglang_lite.constraints.json_schema.repeats import asks_for_limit
 from sglang_lite.lang.backend.capabilities import CONSTRAINT_NAMES, BegunTurns, Capabilities, Demands, TurnRules
 from sglang_lite.lang.backend.ladder.native_strategies import native_strategies
 from sglang_lite.lang.backend.ladder.object_constraints import NUMBER_FORMS, json_form
@@ -74,6 +76,8 @@ def _constrained(profile: Profile, policy: Policy, demands: Demands) -> Strategy
     constraint = demands.constraint
     if constraint is None:
         return Strategy("free", profile.api)
+    if asks_for_limit(constraint):
+        return Refusal(REPEATS, "Leave the keyword out of the schema, or use a local engine for this node.")
     possible = list(native_strategies(profile, demands))
     strategies = [each for each in possible if isinstance(each, Strategy)]
     if policy != "strict" and not demands.scores and type(constraint) in SERVED and profile.api != "completions":

@@ -1,0 +1,181 @@
+"""JSON text that is being written: its lists, and whether an item of one comes more often in a row than permitted.
+
+Once as many equal items have come as may come, the beginning of another one is known after which the grammar leaves
+nothing else. A text that has this beginning counts as one in which the item has come.
+"""
+
+from __future__ import annotations
+
+from copy import copy
+from typing import TypeAlias
+
+from sglang_lite.constraints.json_schema.repeats import RepeatRules
+from sglang_lite.runtime.structured_output.base import Endings
+from sglang_lite.runtime.structured_output.json_names import loaded
+from sglang_lite.runtime.structured_output.json_text import Value, hashable
+
+_FEWEST = 3  # equal items that are always permitted
+_QUOTE, _BACKSLASH, _COMMA, _COLON = b'"\\,:'
+_OPENING, _CLOSING, _BLANKS = b"{[", b"}]", b" \t\r\n"
+_ENDS = "]},"  # characters that may end a number
+_SHUT = ('"', "}", "]")  # last characters of values that have an explicit end
+
+Step: TypeAlias = str | int
+
+
+class _Open:
+    """Object or array that is being written.
+
+    Attributes:
+        is_object: whether it is an object.
+        step: last name that has come, or index of the current item.
+        start: index in the text at which the current item begins, or -1 between items.
+        end: index at which the last item has ended, or the array has begun.
+        item: value of the last item.
+        run: number of equal items that the array ends with.
+        bound: text behind `end` that leaves nothing but the same item again; empty if that is permitted.
+    """
+
+    __slots__ = ("bound", "end", "is_object", "item", "run", "start", "step")
+
+    def __init__(self, end: int, *, is_object: bool) -> None:
+        self.is_object, self.end = is_object, end
+        self.step: Step = "" if is_object else 0
+        self.start, self.run, self.bound = -1, 0, b""
+        self.item: Value = None
+
+
+class ListText:
+    """Tracker of the lists of a JSON text.
+
+    Args:
+        rules: how many equal items may come in a row.
+        endings: endings of the text's grammar behind `rules.before`, or None if they are not known: then an item counts
+            as repeated only when it ends.
+
+    Attributes:
+        repeated: number of items that have come more often in a row than permitted.
+    """
+
+    def __init__(self, rules: RepeatRules, endings: Endings | None) -> None:
+        self.repeated = 0
+        self._rules, self._endings = rules, endings
+        self._text = b""
+        self._open: list[_Open] = []
+        self._quoted = self._escaped = self._name_next = False
+        self._name_start = 0
+        before = rules.before.encode("utf-8", "surrogatepass")
+        self._state = None if endings is None else endings.start
+        self._known = len(before)  # length of the text whose state `_state` is
+        self.write(before)
+
+    def copy(self) -> ListText:
+        copied = copy(self)
+        vars(copied)["_open"] = [copy(each) for each in self._open]
+        return copied
+
+    def write(self, text: bytes) -> bool:
+        """Appends a text. Returns True if an item comes more often in a row than permitted, or nothing else can come
+        any more."""
+        start, again = len(self._text), False
+        self._text += text
+        for at, byte in enumerate(text, start):
+            again |= self._read(byte, at)
+            again |= any(each.bound and self._text[each.end : at + 1] == each.bound for each in self._open)
+        return again
+
+    def _read(self, byte: int, at: int) -> bool:
+        if self._quoted:
+            if self._escaped or byte == _BACKSLASH:
+                self._escaped = not self._escaped
+            elif byte == _QUOTE:
+                return self._end_of_string(at + 1)
+            return False
+        if byte in _BLANKS or byte == _COLON:
+            return self._end_of_item(at)
+        if byte == _COMMA:
+            again = self._end_of_item(at)
+            self._go_on()
+            return again
+        if byte in _CLOSING:
+            again = self._end_of_item(at)
+            del self._open[-1:]
+            self._name_next = False
+            return self._end_of_item(at + 1) or again
+        self._begin(byte, at)
+        return False
+
+    def _begin(self, byte: int, at: int) -> None:
+        top = self._open[-1] if self._open else None
+        if top is not None and top.start < 0:
+            top.start = at
+        if byte == _QUOTE:
+            self._quoted, self._name_start = True, at
+        elif byte in _OPENING:
+            self._name_next = byte == _OPENING[0]
+            self._open.append(_Open(at + 1, is_object=self._name_next))
+
+    def _go_on(self) -> None:
+        if self._open:
+            top = self._open[-1]
+            self._name_next = top.is_object
+            if isinstance(top.step, int):
+                top.step += 1
+
+    def _end_of_string(self, end: int) -> bool:
+        self._quoted = False
+        if not self._name_next:
+            return self._end_of_item(end)
+        self._name_next = False
+        self._open[-1].step = str(loaded(self._text[self._name_start : end]))
+        return False
+
+    def _end_of_item(self, end: int) -> bool:
+        """Ends the current item of the innermost array, if one has begun. Returns True if it has come too often."""
+        top = self._open[-1] if self._open else None
+        if top is None or top.is_object or top.start < 0:
+            return False
+        item, again = self._text[top.start : end], self._text[top.end : end]
+        value = hashable(loaded(item))
+        top.run = top.run + 1 if top.run and value == top.item else 1
+        top.item, top.start, top.end, top.bound = value, -1, end, b""
+        if top.run < _FEWEST:
+            return False
+        assert isinstance(top.step, int)
+        most = self._rules.most([each.step for each in self._open[:-1]], top.step, item)
+        if most is None or top.run < most:
+            return False
+        top.bound = self._bound(end, again)
+        self.repeated += top.run > most
+        return top.run > most
+
+    def _bound(self, end: int, again: bytes) -> bytes:
+        """Shortest beginning of a text that leaves nothing else; empty if it is the whole text, or not known.
+
+        Args:
+            end: length of the text before.
+            again: the text, an item and what separates it from the item before.
+        """
+        if self._endings is None or self._state is None or end < self._known:
+            return b""
+        self._state, self._known = self._endings.advance(self._state, self._text[self._known : end]), end
+        places = []  # each character of `again`, with the state before it, and whether it is in a string
+        state, quoted, escaped = self._state, False, False
+        for char in again.decode("utf-8", "surrogatepass"):
+            if state is None:
+                return b""
+            places.append((char, state, quoted))
+            quoted ^= char == '"' and not escaped
+            escaped = char == "\\" and not escaped
+            state = self._endings.advance(state, char.encode("utf-8", "surrogatepass"))
+        if not places[-1][0].endswith(_SHUT) and self._leaves_others(state, _ENDS, quoted=False):
+            return b""  # a number may go on
+        while places and not self._leaves_others(places[-1][1], places[-1][0], quoted=places[-1][2]):
+            places.pop()
+        return "".join(char for char, _, _ in places).encode("utf-8", "surrogatepass")
+
+    def _leaves_others(self, state: object, chars: str, *, quoted: bool) -> bool:
+        """True if a character may come that is none of some characters, and no blank outside of a string."""
+        assert self._endings is not None
+        others = (char for char, _ in self._endings.characters(state))
+        return any(char not in chars and (quoted or char not in " \t\r\n") for char in others)

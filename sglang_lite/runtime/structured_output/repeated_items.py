@@ -1,0 +1,74 @@
+"""Repeated items: draws after which an item of a list would come more often in a row than permitted are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from sglang_lite.constraints.json_schema.repeats import RepeatRules
+from sglang_lite.runtime.structured_output.base import Endings, Mask
+from sglang_lite.runtime.structured_output.list_text import ListText
+from sglang_lite.runtime.structured_output.vocabulary import mask_of
+
+
+class RepeatGuard:
+    """Guard of one text. It gives way where nothing else is possible.
+
+    Args:
+        rules: how many equal items may come in a row.
+        endings: endings of the text's grammar, or None if they are not known.
+        text_of: function that returns the text of tokens, without that of special ones.
+
+    Attributes:
+        refused: number of places in which a token was refused.
+    """
+
+    def __init__(self, rules: RepeatRules, endings: Endings | None, text_of: Callable[[Sequence[int]], bytes]) -> None:
+        self.refused = 0
+        self._lists, self._text_of = ListText(rules, endings), text_of
+        self._tokens: list[int] = []  # refused at the current place
+        self._gives_way = False
+        self._next: tuple[int, ListText] | None = None  # token that was not refused, and the text with it
+
+    @property
+    def repeated(self) -> int:
+        """Number of items that have come more often in a row than permitted, as nothing else was possible."""
+        return self._lists.repeated
+
+    @property
+    def narrows(self) -> bool:
+        """True if the mask of the current place lacks tokens."""
+        return bool(self._tokens)
+
+    def refuses(self, token: int) -> bool:
+        """Returns True if a token that was drawn has to be drawn again: `narrowed` then lacks it."""
+        if self._gives_way:
+            return False
+        lists = self._lists.copy()
+        if lists.write(self._text_of((token,))):
+            self._tokens.append(token)
+            return True
+        self._next = token, lists
+        return False
+
+    def give_way(self) -> None:
+        """Refuses nothing in the current place."""
+        self._tokens, self._gives_way = [], True
+
+    def accept(self, token: int) -> None:
+        """Takes the next token, drawn or not."""
+        if self._next is not None and self._next[0] == token:
+            self._lists = self._next[1]
+        else:
+            self._lists.write(self._text_of((token,)))
+        self.refused += bool(self._tokens)
+        self._tokens, self._gives_way, self._next = [], False, None
+
+    def narrowed(self, mask: Mask) -> Mask:
+        """Mask without the refused tokens; the mask itself if none would be left."""
+        if not self._tokens:
+            return mask
+        allowed: Mask = mask & ~mask_of(self._tokens, 32 * len(mask))
+        if allowed.any():
+            return allowed
+        self.give_way()
+        return mask
