@@ -1,6 +1,7 @@
 """Numbers in free text: only a sign and the first digit are masked, then any token may come.
 
 The first token that does not continue the number ends it, so a model ends a number as it would without a constraint.
+An integer has at most `MAX_DIGITS` digits: behind them, tokens that begin with another one are masked.
 """
 
 from __future__ import annotations
@@ -17,8 +18,10 @@ from sglang_lite.protocol import Number
 from sglang_lite.runtime.structured_output.base import CompiledGrammar, LoneMatcher, Mask
 from sglang_lite.runtime.structured_output.vocabulary import Vocabulary, mask_of
 
+MAX_DIGITS = 19  # as many as the largest integer of 64 bits has
 _FIRST = re.compile(rb"[-+]?[0-9]|[-+]\Z")
 _AFTER_SIGN = re.compile(rb"[0-9]")
+_NO_DIGIT = re.compile(rb"[^0-9,]")
 _NOTHING = "\0"  # stands for the text of tokens without text, which are no part of a number
 
 
@@ -73,13 +76,20 @@ class NumberGrammar:
             for pattern in (_FIRST, _AFTER_SIGN)
         )
         self._any = np.full_like(self._first, -1)
-        self.size = 3 * self._first.nbytes
+        begun = (_NO_DIGIT.split(token, 1)[0] for token in self._tokens)
+        self._counts = np.array([len(digits) - digits.count(b",") for digits in begun])
+        self._longest = int(self._counts.max(initial=0))
+        self._at_most = cache(lambda digits: mask_of(np.flatnonzero(self._counts <= digits), vocabulary.size))
+        self.size = (3 + min(self._longest, MAX_DIGITS)) * self._first.nbytes + self._counts.nbytes
 
     def mask(self, prefix: str) -> Mask:
         """Returns the mask of tokens that may follow the beginning of a number."""
         if not prefix:
             return self._first
-        return self._after_sign if prefix in "-+" else self._any
+        if prefix in "-+":
+            return self._after_sign
+        left = MAX_DIGITS - sum(map(str.isdigit, prefix))
+        return self._any if self.number.kind == "float" or left >= self._longest else self._at_most(max(left, 0))
 
     def text_of(self, token: int) -> str:
         """Returns the text of a token, decoded as Latin-1, since only ASCII matters here."""

@@ -108,6 +108,25 @@ def engine_for(**config):
     return engine
 
 
+@pytest.mark.parametrize("endless", ["[0-9]+", ",[0-9]{3}"])
+def test_an_integer_ends_after_nineteen_digits(endless):
+    """Of a model that writes digits without end; a float has as many as it has."""
+    engine = engine_for()
+    bias = tuple((i, 20.0) for i, token in enumerate(TOKENS) if re.fullmatch(endless, token))
+    for seed in range(30):
+        params = SamplingParams(max_tokens=60, seed=seed, logit_bias=bias, temperature=1.0)
+        numbers = (Number("integer"), Number("float"))
+        events = [engine.start([5, 6], params, constraint=each, stream=seed % 2 == 0)[1] for each in numbers]
+        engine.drain()
+        whole, real = map(ended, events)
+        assert whole.finish_reason == "stop"
+        assert NUMBERS["integer"].fullmatch(whole.text)
+        digits = sum(map(str.isdigit, whole.text))
+        assert digits == 19 or (endless.startswith(",") and digits < 19)
+        assert real.text[:15] == whole.text[:15]
+        assert sum(map(str.isdigit, real.text)) > 19 or digits < 19
+
+
 @pytest.mark.parametrize(("overlap", "page", "chunk", "retract"), [
     (True, 1, 7, 0), (True, 4, 64, 3), (False, 16, 7, 3), (False, 1, 64, 0),
 ], ids=str)  # fmt: skip
