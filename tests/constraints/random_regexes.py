@@ -54,3 +54,31 @@ def _atom(random, depth):
 def texts(random, pattern):
     letters = [*_TEXTS, *(letter for letter in pattern if letter.isalnum())]
     return ["", *("".join(random.choices(letters, k=random.choice([1, 1, 2, 2, 3, 4, 6]))) for _ in range(29))]
+
+
+_ASSERTIONS = [
+    r"\b", r"\B", "^", "$", r"\A", r"\Z", "(?=a)", "(?!b)", "(?<=a)", "(?<!a)", r"(?<=\w)", "(?<!^)", r"(?<![b\n])",
+    "(?=-|$)", "(?!a$)",
+]  # fmt: skip
+_PLAIN = ["a", "b", "1", "-", ".", "[ab]", "[^a]", r"\w", r"\W", r"\n", " ", "\n"]
+_GROUPS = ["({})", "(?:{})", "(?>{})", "(?={})", "(?!{})", "(?i:{})", "(?a:{})", "(?x: {} #)\n)", "(?m:{})", "(?s:{})"]
+_REPEATS = ["", "", "", "?", "*", "+", "*?", "+?", "{2}", "{0,2}", "*+", "++", "?+", "{1,2}+", "(?#))*"]
+
+
+def pattern_with_assertions(random):
+    """A pattern with anchors, lookaround, flags, atomic groups and possessive repeats; Python may refuse it."""
+    flags = random.choice(["", "", "", "(?m)", "(?x)", "(?a)", "(?i)", "(?s)", "(?ms)"])
+    return flags + _asserting_options(random, 0)
+
+
+def _asserting_options(random, depth):
+    return "|".join(_asserting_sequence(random, depth) for _ in range(random.choice([1, 1, 1, 2])))
+
+
+def _asserting_sequence(random, depth):
+    def atom():
+        if depth < 2 and random.random() < 0.3:
+            return random.choice(_GROUPS).format(_asserting_options(random, depth + 1))
+        return random.choice(random.choice([_PLAIN, _ASSERTIONS]))
+
+    return "".join(atom() + random.choice(_REPEATS) for _ in range(random.choice([1, 1, 2, 2, 3, 4])))

@@ -60,3 +60,9 @@ def maskbench(stride=1):
         for line in itertools.islice(lines, 0, None, stride):
             row = json.loads(line)
             yield row["id"], row["schema"], row["tests"]
+
+
+def regexes():
+    """Patterns of public Python code, each with its package, version and licence, and whether it is refused."""
+    with lzma.open(DATA / "regexes.jsonl.xz", "rt", encoding="utf-8") as lines:
+        yield from map(json.loads, lines)

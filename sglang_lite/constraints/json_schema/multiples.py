@@ -11,6 +11,7 @@ import math
 from fractions import Fraction
 from functools import cache, lru_cache
 
+from sglang_lite.constraints.formal.equations import eliminate
 from sglang_lite.constraints.formal.nodes import (
     EMPTY,
     NOTHING,
@@ -131,13 +132,9 @@ def _by_remainder(number: int) -> Node:
     for state in range(number):
         for after in range(number):
             codes = tuple((48 + d, 48 + d) for d in range(10) if (10 * state + d) % number == after)
-            edges[state, after] = concat(CharSet(codes), optional(_POINT))
-    for eliminated in range(number - 1, -1, -1):
-        loop = repeat(edges.get((eliminated, eliminated), NOTHING), 0, None)
-        for a in (start, *range(eliminated)):
-            for b in (*range(eliminated), end):
-                round_about = concat(edges.get((a, eliminated), NOTHING), loop, edges.get((eliminated, b), NOTHING))
-                edges[a, b] = alternation([edges.get((a, b), NOTHING), round_about])
+            if codes:
+                edges[state, after] = concat(CharSet(codes), optional(_POINT))
+    eliminate(edges, range(number))
     return edges[start, end]
 
 

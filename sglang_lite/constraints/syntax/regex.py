@@ -2,17 +2,19 @@
 that no automaton supports.
 
 `parse` returns a small tree whose leaves are sets of code points, so that every engine is given the same language in
-its own dialect (emit/regex.py), whatever `\\w`, `.` or `(?i)` mean there. Lookahead and word boundaries become
-intersections (zero_width.py). Backreferences, lookbehind, conditionals, atomic and possessive groups are refused, with
-a caret under the place.
+its own dialect (emit/regex.py), whatever `\\w`, `.` or `(?i)` mean there. Assertions become intersections
+(zero_width.py), atomic groups and possessive repeats become lookahead. Backreferences, conditionals and longer
+lookbehind are refused, with a caret under the place.
 """
 
 from __future__ import annotations
 
+from collections.abc import Set
 from typing import cast
 
 from sglang_lite.constraints.formal import charsets
-from sglang_lite.constraints.formal.charsets import ECMA, Ranges
+from sglang_lite.constraints.formal.automaton import accepts, is_empty
+from sglang_lite.constraints.formal.charsets import ECMA
 from sglang_lite.constraints.formal.nodes import (
     ANY_CHAR,
     ANY_TEXT,
@@ -25,20 +27,22 @@ from sglang_lite.constraints.formal.nodes import (
     Repeat,
     alternation,
     concat,
+    intersection,
+    optional,
     repeat,
 )
 from sglang_lite.constraints.memo import memoized
-from sglang_lite.constraints.syntax.regex_characters import CharacterReader, PatternCursor
+from sglang_lite.constraints.syntax.regex_characters import CharacterReader, PatternCursor, cased
 from sglang_lite.constraints.syntax.zero_width import (
-    Anchor,
+    Ahead,
     Assertions,
-    Boundary,
+    Behind,
     Lookahead,
     Tree,
-    has_anchor,
+    assertions,
+    boundary,
     has_assertion,
-    is_zero_width,
-    position_of_assertion,
+    lookbehind,
 )
 from sglang_lite.protocol import ConstraintError
 
@@ -55,7 +59,9 @@ def parse(pattern: str) -> Node:
         ConstraintError: the pattern is not valid or is outside the dialect; the message shows the place.
     """
     parser = _Parser(pattern, ecma=False)
-    return parser.language(EMPTY, parser.parse(), EMPTY, EMPTY, EMPTY)
+    tree = parser.parse()
+    node = _without_anchors(tree, EMPTY, EMPTY)
+    return Assertions(parser.cursor.fail).language(EMPTY, tree, EMPTY) if node is None else node
 
 
 def one_line_message(message: str) -> str:
@@ -71,19 +77,20 @@ def one_line_message(message: str) -> str:
 
 
 def parse_inside_grammar(pattern: str) -> Node:
-    """Node of a pattern that is matched within other text, where lookahead and word boundaries would depend on that
-    text.
+    """Node of a pattern that is matched within other text, on which assertions would depend. Anchors at its edges are
+    ignored.
 
     Raises:
-        ConstraintError: the pattern is not valid, is outside the dialect, or contains lookahead or word boundaries.
+        ConstraintError: the pattern is not valid, is outside the dialect, or contains assertions.
     """
     parser = _Parser(pattern, ecma=False)
     tree = parser.parse()
-    if has_assertion(tree):
-        parser.cursor.fail(
-            "lookahead and word boundaries are not supported inside a grammar", position_of_assertion(tree)
-        )
-    return parse(pattern)
+    node = _without_anchors(tree, EMPTY, EMPTY)
+    other = [each.at for each in assertions(tree) if isinstance(each, Behind) and not each.is_start]
+    if node is None or other:
+        at = min(other or [each.at for each in assertions(tree)])
+        parser.cursor.fail("lookahead, lookbehind and word boundaries are not supported inside a grammar", at)
+    return node
 
 
 @memoized
@@ -100,14 +107,60 @@ def parse_schema_pattern(pattern: str) -> Node:
     # Pairs of (texts before the match, meaning of ^ then), and likewise for the texts after it and $.
     anchored: list[tuple[Node, Node]] = [(EMPTY, EMPTY), (more, NOTHING)]
     free: list[tuple[Node, Node]] = [(ANY_TEXT, EMPTY)]
-    fronts = anchored if has_anchor(tree, at_start=True) else free
-    backs = anchored if has_anchor(tree, at_start=False) else free
-    return alternation(
-        parser.language(before, tree, after, caret, dollar) for before, caret in fronts for after, dollar in backs
-    )
+    fronts = anchored if any(isinstance(each, Behind) for each in assertions(tree)) else free
+    backs = anchored if any(isinstance(each, Ahead) for each in assertions(tree)) else free
+    options = []
+    for before, caret in fronts:
+        for after, dollar in backs:
+            node = _without_anchors(tree, caret, dollar)
+            if node is None:
+                return Assertions(parser.cursor.fail).language(ANY_TEXT, tree, ANY_TEXT)
+            options.append(concat(before, node, after))
+    return alternation(options)
+
+
+def _without_anchors(tree: Tree, caret: Node, dollar: Node, *, starts: bool = True, ends: bool = True) -> Node | None:
+    """Node of a tree whose only assertions are `^` at its start and `$` at its end, with these replaced; None for any
+    other tree.
+
+    Args:
+        tree: tree of a pattern.
+        caret, dollar: EMPTY if no text comes before (after) the pattern's match, else NOTHING.
+        starts, ends: whether the tree is at the start (end) of the pattern.
+    """
+    parts: list[Node | None]
+    match tree:
+        case Behind():
+            if caret == EMPTY:  # no character precedes
+                return None if not starts else EMPTY if tree.at_start else NOTHING
+            return NOTHING if starts and tree.is_start else None
+        case Ahead(_, rest):
+            if dollar == EMPTY:  # no character follows
+                return None if not ends else EMPTY if accepts(rest, "") else NOTHING
+            return NOTHING if ends and rest == EMPTY else None
+        case Lookahead():
+            return None
+        case Alternation(options):
+            parts = [_without_anchors(option, caret, dollar, starts=starts, ends=ends) for option in options]
+            return None if None in parts else alternation(part for part in parts if part is not None)
+        case Repeat(inner, least, most):
+            alone = most is not None and most <= 1
+            node = _without_anchors(inner, caret, dollar, starts=starts and alone, ends=ends and alone)
+            return None if node is None else repeat(node, least, most)
+        case Concat(trees):
+            solid = [i for i, part in enumerate(trees) if not isinstance(part, Behind | Ahead)]
+            first, last = (solid[0], solid[-1]) if solid else (len(trees), -1)
+            parts = [
+                _without_anchors(part, caret, dollar, starts=starts and i <= first, ends=ends and i >= last)
+                for i, part in enumerate(trees)
+            ]
+            return None if None in parts else concat(*(part for part in parts if part is not None))
+    return tree
 
 
 _SIGNS: dict[str, tuple[int, int | None]] = {"*": (0, None), "+": (1, None), "?": (0, 1)}
+_LINE_FEED = ((10, 10),)
+_LOOKS = ("(?=", "(?!", "(?<=", "(?<!")
 
 
 class _Parser:
@@ -116,7 +169,8 @@ class _Parser:
         self.characters = CharacterReader(self.cursor, ecma=ecma)
         self.depth = 0
         self.names: set[str] = set()  # names of groups
-        self.ignore_case = self.dot_all = False
+        self.flags: frozenset[str] = frozenset()
+        self.lazy_at = -1  # place of the last lazy repeat
 
     def parse(self) -> Tree:
         cursor = self.cursor
@@ -135,48 +189,62 @@ class _Parser:
     def global_flags(self) -> None:
         cursor = self.cursor
         while match := cursor.match(r"\(\?([a-zA-Z]+)\)"):
-            self.set_flags(match[1], "", match.start(1))
+            self.set_flags(self.flags | set(match[1]), "", match.start(1))
             cursor.at = match.end()
+            self.skip()
 
-    def set_flags(self, on: str, off: str, at: int) -> None:
+    def set_flags(self, on: Set[str], off: str, at: int) -> None:
         cursor = self.cursor
-        supported = "isu" if self.ecma else "isum"
-        for flag in on + off:
+        supported = "isu" if self.ecma else "isumxa"
+        for flag in (*on, *off):
             if flag not in supported:
                 cursor.fail(f"flag {flag!r} is not supported", at, hint=f"Supported: {', '.join(supported)}.")
-        if set(on) & set(off) or "u" in off:
-            cursor.fail("flags that are turned on can't be turned off", at)
-        # `m` only changes the meaning of ^ and $ inside the text, where anchors are refused anyway; `u` is the default.
-        self.ignore_case = (self.ignore_case or "i" in on) and "i" not in off
-        self.dot_all = (self.dot_all or "s" in on) and "s" not in off
+        if on & set(off) or set(off) & set("ua") or on >= set("ua"):
+            cursor.fail("these flags contradict each other, or can't be turned off", at)
+        self.flags = (self.flags - set(off) - (set("ua") if on & set("ua") else set())) | on
+
+    def skip(self) -> None:
+        """Skips comments, and blanks in verbose patterns."""
+        cursor = self.cursor
+        comment = "" if self.ecma else r"\(\?#[^)]*\)"
+        if "x" in self.flags:
+            comment += r"|[ \t\n\r\f\v]+|#[^\n]*"
+        while comment and (match := cursor.match(comment)):
+            cursor.at = match.end()
 
     def alternation(self) -> Tree:
         options = [self.concatenation()]
         while self.cursor.take("|"):
             options.append(self.concatenation())
-        return options[0] if len(options) == 1 else Alternation(cast(tuple[Node, ...], tuple(options)))
+        return options[0] if len(options) == 1 else _alternation(*options)
 
     def concatenation(self) -> Tree:
         parts: list[Tree] = []
+        self.skip()
         while self.cursor.following not in ("", "|", ")"):
             parts.append(self.repetition())
-        return parts[0] if len(parts) == 1 else Concat(cast(tuple[Node, ...], tuple(parts)))
+            self.skip()
+        return parts[0] if len(parts) == 1 else _concat(*parts)
 
     def repetition(self) -> Tree:
         cursor = self.cursor
         start = cursor.at
         tree = self.atom()
+        self.skip()
         counts = self.quantifier()
         if counts is None:
             return tree
-        if is_zero_width(tree):
+        grouped = cursor.pattern[start] == "(" and not (self.ecma and isinstance(tree, Behind | Lookahead))
+        if not grouped and isinstance(tree, Behind | Ahead | Alternation | Lookahead):
             cursor.fail("nothing to repeat", start)
-        if cursor.peek("+"):
-            cursor.fail("possessive quantifiers are not supported", hint="Drop the '+'.")
-        cursor.take("?")  # lazy and greedy repeats match the same language
+        repeated = Repeat(cast(Node, tree), *counts)
+        possessive = not self.ecma and cursor.take("+")
+        if not possessive and cursor.take("?"):  # lazy and greedy repeats match the same language
+            self.lazy_at = cursor.at
+        self.skip()
         if self.quantifier() is not None:
             cursor.fail("multiple repeat", cursor.at - 1)
-        return Repeat(cast(Node, tree), *counts)
+        return self.committed(repeated, start) if possessive else repeated
 
     def quantifier(self) -> tuple[int, int | None] | None:
         cursor = self.cursor
@@ -205,100 +273,78 @@ class _Parser:
         start, char = cursor.at, cursor.pattern[cursor.at]
         if char.isalnum():
             cursor.at += 1
-            return CharSet(self.cased(((ord(char), ord(char)),)))
+            return CharSet(cased(((ord(char), ord(char)),), self.flags))
         if char == "(":
             return self.group()
         if char == "[":
-            return CharSet(self.characters.char_class(ignore_case=self.ignore_case))
+            return CharSet(self.characters.char_class(self.flags))
         if char == ".":
             cursor.at += 1
-            return CharSet(charsets.ALL if self.dot_all else ECMA["."] if self.ecma else charsets.python_class("."))
+            line = ECMA["."] if self.ecma else charsets.python_class(".")
+            return CharSet(charsets.ALL if "s" in self.flags else line)
         if self.quantifier() is not None:
             cursor.fail("nothing to repeat", start)
-        for name, at_start in (("^", True), (r"\A", True), ("$", False), (r"\Z", False), (r"\z", False)):
+        for name in ("^", r"\A", "$", r"\Z", r"\z", r"\b", r"\B"):
             if cursor.take(name):
-                return Anchor(cursor.at - len(name), at_start=at_start)
-        for name in (r"\b", r"\B"):
-            if cursor.take(name):
-                return Boundary(cursor.at - 2, negated=name == r"\B")
+                return self.assertion(name, start)
         if char == "\\":
-            return CharSet(self.cased(self.characters.escape(in_class=False)))
+            return CharSet(cased(self.characters.escape(self.flags, in_class=False), self.flags))
         cursor.at += 1
-        return CharSet(self.cased(((ord(char), ord(char)),)))
+        return CharSet(cased(((ord(char), ord(char)),), self.flags))
 
-    def cased(self, ranges: Ranges) -> Ranges:
-        return charsets.ignoring_case(ranges) if self.ignore_case else ranges
-
-    def language(self, before: Node, tree: Tree, after: Node, caret: Node, dollar: Node) -> Node:
-        """Texts that consist of a text of `before`, one of the tree and one of `after`; `caret` and `dollar` are as for
-        `edges`.
-        """
-        if not has_assertion(tree):
-            return concat(before, self.edges(tree, caret, dollar), after)
-        word = ECMA["w"] if self.ecma else charsets.python_class(r"\w")
-        return Assertions(self.edges, self.cursor.fail, word).language(before, tree, after, caret, dollar)
-
-    def edges(self, tree: Tree, caret: Node, dollar: Node, *, starts: bool = True, ends: bool = True) -> Node:
-        """Node of a tree with its anchors replaced. Anchors may only stand at the edges of the pattern.
-
-        Args:
-            tree: tree without lookahead and boundaries.
-            caret, dollar: EMPTY if no text comes before (after) the pattern's match, else NOTHING.
-            starts, ends: whether the tree is at the start (end) of the pattern.
-        """
-        match tree:
-            case Anchor():
-                if not (starts if tree.at_start else ends):
-                    position = "start" if tree.at_start else "end"
-                    self.cursor.fail(f"an anchor is only supported at the {position} of the pattern", tree.at)
-                return caret if tree.at_start else dollar
-            case Alternation(options):
-                return alternation(self.edges(o, caret, dollar, starts=starts, ends=ends) for o in options)
-            case Repeat(inner, least, most):
-                alone = most is not None and most <= 1
-                inside = self.edges(inner, caret, dollar, starts=starts and alone, ends=ends and alone)
-                return repeat(inside, least, most)
-            case Concat(parts):
-                solid = [i for i, part in enumerate(parts) if not is_zero_width(part)]
-                first, last = (solid[0], solid[-1]) if solid else (len(parts), -1)
-                return concat(
-                    *(
-                        self.edges(part, caret, dollar, starts=starts and i <= first, ends=ends and i >= last)
-                        for i, part in enumerate(parts)
-                    )
-                )
-        assert not isinstance(tree, Lookahead | Boundary), "those are read by `language`"
-        return tree
+    def assertion(self, name: str, at: int) -> Tree:
+        lines = "m" in self.flags
+        match name:
+            case "^":
+                return Behind(at, _LINE_FEED if lines else (), True)
+            case r"\A":
+                return Behind(at, (), True)
+            case "$" if not self.ecma:
+                return Ahead(at, optional(concat(CharSet(_LINE_FEED), ANY_TEXT if lines else EMPTY)))
+            case r"\b" | r"\B":
+                word = ECMA["w"] if self.ecma or "a" in self.flags else charsets.python_class(r"\w")
+                return boundary(at, word, negated=name == r"\B")
+        return Ahead(at, EMPTY)
 
     def group(self) -> Tree:
         cursor = self.cursor
-        start = cursor.at
-        saved = self.ignore_case, self.dot_all
+        start, flags = cursor.at, self.flags
         cursor.at += 1
-        if cursor.take("?"):
-            lookbehind = cursor.peek("<=") or cursor.peek("<!")
-            if cursor.take("P<") or (not lookbehind and cursor.take("<")):
-                end = cursor.pattern.find(">", cursor.at)
-                name = cursor.pattern[cursor.at : end]
-                if end < 0 or not name.isidentifier() or name in self.names:
-                    cursor.fail("bad group name")
-                if not self.ecma:  # in ECMA-262, alternatives may share a name
-                    self.names.add(name)
-                cursor.at = end + 1
-            elif cursor.take("=") or cursor.take("!"):
-                return self.lookahead(start, saved)
-            elif not cursor.take(":"):
-                flags = cursor.match(r"([a-zA-Z]*)(?:-([a-zA-Z]+))?:")
-                if not flags:
-                    kinds = {"<": "lookbehind", ">": "an atomic group",
-                             "(": "a conditional", "P": "a backreference", "#": "a comment"}  # fmt: skip
-                    kind = kinds.get(cursor.following, "this group")
-                    cursor.fail(f"{kind} is not supported", start)
-                self.set_flags(flags[1], flags[2] or "", cursor.at)
-                cursor.at = flags.end()
+        look = next((look for look in _LOOKS if cursor.pattern.startswith(look, start)), "")
+        atomic = not look and not self.ecma and cursor.take("?>")
+        if look:
+            cursor.at = start + len(look)
+        elif not atomic and cursor.take("?"):
+            self.kind(start)
         tree = self.inside(start)
-        self.ignore_case, self.dot_all = saved
+        self.flags = flags
+        if atomic:
+            return self.committed(tree, start)
+        if look in ("(?=", "(?!"):
+            return Lookahead(start, tree, negated=look == "(?!")
+        if look:
+            behind = lookbehind(start, tree, negated=look == "(?<!", mixed=self.ecma)
+            return behind or cursor.fail("lookbehind is only supported for one character", start)
         return tree
+
+    def kind(self, start: int) -> None:
+        """Parses what follows `(?`: a name, or flags for the group."""
+        cursor = self.cursor
+        if cursor.take("P<") or cursor.take("<"):
+            end = cursor.pattern.find(">", cursor.at)
+            name = cursor.pattern[cursor.at : end]
+            if end < 0 or not name.isidentifier() or name in self.names:
+                cursor.fail("bad group name")
+            if not self.ecma:  # in ECMA-262, alternatives may share a name
+                self.names.add(name)
+            cursor.at = end + 1
+        elif not cursor.take(":"):
+            flags = cursor.match(r"([a-zA-Z]*)(?:-([a-zA-Z]+))?:")
+            if not flags:
+                kinds = {">": "an atomic group", "(": "a conditional", "P": "a backreference", "#": "this comment"}
+                cursor.fail(f"{kinds.get(cursor.following, 'this group')} is not supported", start)
+            self.set_flags(set(flags[1]), flags[2] or "", cursor.at)
+            cursor.at = flags.end()
 
     def inside(self, start: int) -> Tree:
         """Parses the rest of a group, including its closing parenthesis."""
@@ -312,9 +358,47 @@ class _Parser:
             cursor.fail("missing )", start)
         return tree
 
-    def lookahead(self, start: int, saved: tuple[bool, bool]) -> Tree:
-        cursor = self.cursor
-        negated = cursor.pattern[cursor.at - 1] == "!"
-        tree = self.inside(start)
-        self.ignore_case, self.dot_all = saved
-        return Lookahead(start, tree, negated=negated)
+    def committed(self, tree: Tree, start: int) -> Tree:
+        """Tree of an atomic group: its first match at a place is its only one there."""
+        if self.lazy_at > start:
+            self.cursor.fail("lazy repeats are not supported in atomic groups", start)
+        if _is_prefix_free(tree):
+            return tree
+        parts: tuple[Tree, ...]
+        match tree:
+            case Repeat(inner, least, most) if _is_prefix_free(inner) or (least < 2 and _is_solid(inner)):
+                each = cast(Node, self.committed(inner, start))  # no round is tried again: ending is always possible
+                ended = Lookahead(start, inner, negated=True)
+                if most is None:
+                    return _concat(Repeat(each, least, None), ended)
+                return _alternation(Repeat(each, most, most), _concat(Repeat(each, least, most - 1), ended))
+            case Alternation(options):
+                parts = tuple(self.committed(option, start) for option in options)
+                earlier = [Lookahead(start, option, negated=True) for option in options]
+                return _alternation(*(_concat(*earlier[:i], part) for i, part in enumerate(parts)))
+            case Concat((*first, last)) if all(map(_is_prefix_free, first)):
+                return _concat(*first, self.committed(last, start))
+        return self.cursor.fail("this atomic group, or possessive repeat, is not supported", start)
+
+
+def _concat(*parts: Tree) -> Tree:
+    return Concat(cast(tuple[Node, ...], parts))
+
+
+def _alternation(*options: Tree) -> Tree:
+    return Alternation(cast(tuple[Node, ...], options))
+
+
+def _is_solid(tree: Tree) -> bool:
+    """Returns True if each text of a tree has characters, and no assertion is in it."""
+    return not has_assertion(tree) and not accepts(cast(Node, tree), "")
+
+
+def _is_prefix_free(tree: Tree) -> bool:
+    """Returns True if no text of a tree is the beginning of another one, so that it has one match in each place."""
+    if isinstance(tree, CharSet):
+        return True
+    if has_assertion(tree):
+        return False
+    node = cast(Node, tree)
+    return is_empty(intersection(node, concat(node, Repeat(ANY_CHAR, 1, None))))

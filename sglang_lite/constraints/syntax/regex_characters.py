@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Set
 from itertools import chain
 from typing import NoReturn
 
@@ -16,7 +17,18 @@ _CATEGORY = r"\{(\^?)([A-Za-z_]+)\}"
 _CHARACTER_NAME = r"\{([^}]+)\}"
 _OCTAL = "0[0-7]{0,2}|[1-7][0-7]{2}"  # three digits, or fewer after a leading zero
 _OCTAL_IN_CLASS = "[0-7]{1,3}"  # no escape is a backreference here
+_ASCII: Ranges = ((0, 127),)
 _ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "f": "\f", "v": "\v", "a": "\a"}
+
+
+def cased(ranges: Ranges, flags: Set[str]) -> Ranges:
+    """Characters that a set matches under the flags `i` and `a`."""
+    if "i" not in flags:
+        return ranges
+    if "a" not in flags:
+        return charsets.ignoring_case(ranges)
+    closed = charsets.ignoring_case(charsets.intersection(ranges, _ASCII))
+    return charsets.union([*ranges, *charsets.intersection(closed, _ASCII)])
 
 
 class PatternCursor:
@@ -69,10 +81,10 @@ class CharacterReader:
 
     def __init__(self, cursor: PatternCursor, *, ecma: bool) -> None:
         self._cursor, self._ecma = cursor, ecma
-        self._classes: dict[tuple[frozenset[Ranges], bool, bool], Ranges] = {}  # by items, case and negation
+        self._classes: dict[tuple[frozenset[Ranges], frozenset[str], bool], Ranges] = {}  # by items, flags and negation
         self._ranges = 0  # in all of them
 
-    def escape(self, *, in_class: bool) -> Ranges:
+    def escape(self, flags: Set[str], *, in_class: bool) -> Ranges:
         cursor = self._cursor
         start = cursor.at
         cursor.at += 1
@@ -82,7 +94,7 @@ class CharacterReader:
         cursor.at += 1
         if char in "dDwWsS":
             if not self._ecma:
-                return charsets.python_class("\\" + char)
+                return charsets.python_class(f"(?a:\\{char})" if "a" in flags else f"\\{char}")
             ranges = ECMA[char.lower()]
             return ranges if char.islower() else charsets.complement(ranges)
         if char in "pP":
@@ -139,7 +151,7 @@ class CharacterReader:
             cursor.fail("a lone surrogate is no character", start)
         return ((code, code),)
 
-    def char_class(self, *, ignore_case: bool) -> Ranges:
+    def char_class(self, flags: frozenset[str]) -> Ranges:
         cursor = self._cursor
         start = cursor.at
         cursor.at += 1
@@ -148,11 +160,11 @@ class CharacterReader:
         first = not self._ecma  # in Python, a ] in first position is a character
         while first or not cursor.peek("]"):
             first = False
-            item = self._class_item(start)
+            item = self._class_item(start, flags)
             if cursor.match("-[^]]"):
                 dash = cursor.at
                 cursor.at += 1
-                upper = self._class_item(start)
+                upper = self._class_item(start, flags)
                 single = len(item) == len(upper) == 1 and item[0][0] == item[0][1] and upper[0][0] == upper[0][1]
                 if self._ecma and not single:  # ECMA-262, B.1.2: a hyphen next to a class is a character
                     items |= {item, upper, ((ord("-"), ord("-")),)}
@@ -163,10 +175,9 @@ class CharacterReader:
             else:
                 items.add(item)
         cursor.at += 1
-        key = frozenset(items), ignore_case, negated
+        key = frozenset(items), flags, negated
         if key not in self._classes:
-            united = charsets.union(chain.from_iterable(items))
-            united = charsets.ignoring_case(united) if ignore_case else united
+            united = cased(charsets.union(chain.from_iterable(items)), flags)
             self._classes[key] = charsets.complement(united) if negated else united
             self._ranges += len(self._classes[key])
             if self._ranges > MAX_RANGES:
@@ -174,12 +185,12 @@ class CharacterReader:
                 cursor.fail(problem, start)
         return self._classes[key]
 
-    def _class_item(self, start: int) -> Ranges:
+    def _class_item(self, start: int, flags: Set[str]) -> Ranges:
         cursor = self._cursor
         if cursor.ended:
             cursor.fail("unterminated character set", start)
         if cursor.peek("\\"):
-            return self.escape(in_class=True)
+            return self.escape(flags, in_class=True)
         char = cursor.pattern[cursor.at]
         cursor.at += 1
         return ((ord(char), ord(char)),)

@@ -1,20 +1,22 @@
-"""Parts of regexes that match no characters: anchors, lookahead, word boundaries.
+"""Parts of regexes that match no characters: anchors, lookahead, lookbehind of one character, word boundaries.
 
-Lookahead and boundaries restrict the text that follows, so a pattern is read from its end: the texts that may follow a
-part are intersected with the assertion there. A boundary also depends on the character before it; the texts that may
-follow are therefore kept twice, for a preceding word character and for any other one (or none).
+Lookahead restricts the text that follows, so a pattern is read from its end: the texts that may follow a part are
+intersected with the assertion there. What looks back depends on the character before it; the texts that may follow are
+therefore kept for each class of preceding characters that the pattern distinguishes. Around a repeat without an end
+these texts are the solution of equations.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple, NoReturn, Protocol, TypeAlias
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import NamedTuple, NoReturn, TypeAlias
 
+from sglang_lite.constraints.formal import charsets
 from sglang_lite.constraints.formal.automaton import accepts, is_empty
 from sglang_lite.constraints.formal.charsets import Ranges
-from sglang_lite.constraints.formal.charsets import complement as other_characters
+from sglang_lite.constraints.formal.equations import solved
 from sglang_lite.constraints.formal.nodes import (
-    ANY_CHAR,
     ANY_TEXT,
     EMPTY,
     NOTHING,
@@ -22,6 +24,7 @@ from sglang_lite.constraints.formal.nodes import (
     CharSet,
     Concat,
     Node,
+    Ref,
     Repeat,
     alternation,
     complement,
@@ -29,32 +32,74 @@ from sglang_lite.constraints.formal.nodes import (
     intersection,
     optional,
 )
+from sglang_lite.protocol import ConstraintError
 
 MAX_UNROLLED = 50  # maximum count of a repeat that contains assertions
 
 
-class Anchor:
-    """Anchor such as `^` or `$`, until its context is known."""
+@dataclass(frozen=True)
+class Behind:
+    """Assertion that a character of `before` precedes, or if `at_start` none at all: `^` or lookbehind."""
 
-    def __init__(self, at: int, *, at_start: bool) -> None:
-        self.at, self.at_start = at, at_start
+    at: int
+    before: Ranges
+    at_start: bool
+
+    @property
+    def is_start(self) -> bool:
+        return self.at_start and not self.before
 
 
+@dataclass(frozen=True)
+class Ahead:
+    """Assertion that the whole text that follows is one of `rest`, such as `$`."""
+
+    at: int
+    rest: Node
+
+
+@dataclass(frozen=True)
 class Lookahead:
     """Assertion that the following text begins with a text of the tree, or does not if `negated`."""
 
-    def __init__(self, at: int, tree: Tree, *, negated: bool) -> None:
-        self.at, self.tree, self.negated = at, tree, negated
+    at: int
+    tree: Tree
+    negated: bool
 
 
-class Boundary:
+Tree: TypeAlias = "Node | Behind | Ahead | Lookahead"  # the parts of a node may be trees, too
+
+
+def boundary(at: int, word: Ranges, *, negated: bool) -> Tree:
     """Word boundary, or its absence if `negated`."""
+    other = charsets.complement(word)
+    begins, no = concat(CharSet(word), ANY_TEXT), optional(concat(CharSet(other), ANY_TEXT))
+    after_word, after_other = (begins, no) if negated else (no, begins)
+    sides = (Behind(at, word, False), Ahead(at, after_word)), (Behind(at, other, True), Ahead(at, after_other))
+    return Alternation(tuple(map(Concat, sides)))  # type: ignore[arg-type]  # the parts are trees
 
-    def __init__(self, at: int, *, negated: bool) -> None:
-        self.at, self.negated = at, negated
+
+def lookbehind(at: int, tree: Tree, *, negated: bool, mixed: bool) -> Behind | None:
+    """Lookbehind with a tree in it, or None if that is not one character, or an assertion about it; or either of them,
+    if that is allowed (`mixed`).
+    """
+    options: tuple[Tree, ...] = tree.options if isinstance(tree, Alternation) else (tree,)
+    found = [each for option in options if (each := _behind(at, option)) is not None]
+    if len(found) < len(options) or (not mixed and len({isinstance(option, CharSet) for option in options}) > 1):
+        return None
+    before, at_start = charsets.union(r for each in found for r in each.before), any(each.at_start for each in found)
+    return Behind(at, charsets.complement(before), not at_start) if negated else Behind(at, before, at_start)
 
 
-Tree: TypeAlias = "Node | Anchor | Lookahead | Boundary"  # the parts of a node may be trees, too
+def _behind(at: int, tree: Tree) -> Behind | None:
+    match tree:
+        case CharSet(ranges):
+            return Behind(at, ranges, False)
+        case Concat(()):
+            return Behind(at, charsets.ALL, True)
+        case Behind():
+            return tree
+    return None
 
 
 def parts_of(tree: Tree) -> tuple[Tree, ...]:
@@ -68,144 +113,144 @@ def parts_of(tree: Tree) -> tuple[Tree, ...]:
     return ()
 
 
-def has_anchor(tree: Tree, *, at_start: bool) -> bool:
-    """Returns True if a tree contains a start anchor (`at_start`) or an end anchor, inside lookahead as well."""
-    if isinstance(tree, Anchor):
-        return tree.at_start == at_start
-    return any(has_anchor(part, at_start=at_start) for part in parts_of(tree))
+def assertions(tree: Tree) -> Iterable[Behind | Ahead | Lookahead]:
+    """Yields the assertions of a tree, those in lookahead included, in the pattern's order."""
+    if isinstance(tree, Behind | Ahead | Lookahead):
+        yield tree
+    for part in parts_of(tree):
+        yield from assertions(part)
 
 
 def has_assertion(tree: Tree) -> bool:
-    """Returns True if a tree contains lookahead or word boundaries."""
-    return isinstance(tree, Lookahead | Boundary) or any(map(has_assertion, parts_of(tree)))
+    return next(iter(assertions(tree)), None) is not None
 
 
-def is_zero_width(tree: Tree) -> bool:
-    return isinstance(tree, Anchor | Lookahead | Boundary)
-
-
-class Edges(Protocol):
-    """Function that replaces the anchors of a tree without assertions; see `edges` of the regex parser."""
-
-    def __call__(self, tree: Tree, caret: Node, dollar: Node, *, starts: bool, ends: bool) -> Node: ...
-
-
-class _Rest(NamedTuple):
-    """Texts that may follow a position, by the character before it.
+class _Context(NamedTuple):
+    """Context of a position: what precedes it.
 
     Attributes:
-        word: texts after a word character.
-        other: texts after any other character, or at the start of the text.
+        last: class of the character before it, or -1 at the start of the text.
+        fresh: how many of the repeats around have read no character of their round yet.
     """
 
-    word: Node
-    other: Node
+    last: int
+    fresh: int
+
+
+_Rest: TypeAlias = dict[_Context, Node]  # texts that may follow a position, by what precedes it
+_START = _Context(-1, 0)
 
 
 class Assertions:
-    """Converter of trees with lookahead and boundaries to regular nodes.
+    """Converter of a tree with assertions to a regular node.
 
     Args:
-        edges: anchor replacement of the parser.
         fail: function that refuses the pattern, given a message and an offset in the pattern.
-        word: word characters.
     """
 
-    def __init__(self, edges: Edges, fail: Callable[[str, int], NoReturn], word: Ranges) -> None:
-        self._edges, self._fail = edges, fail
-        self._word, self._other = CharSet(word), CharSet(other_characters(word))
+    def __init__(self, fail: Callable[[str, int], NoReturn]) -> None:
+        self._fail = fail
+        self._classes: list[Ranges] = []
+        self._names = 0
 
-    def language(self, before: Node, tree: Tree, after: Node, caret: Node, dollar: Node) -> Node:
+    def language(self, before: Node, tree: Tree, after: Node) -> Node:
         """Texts that consist of a text of `before`, one of the tree and one of `after`."""
-        rest = self._following(tree, caret, dollar, _Rest(after, after), starts=True, ends=True)
-        found = self._preceded(before, rest).other  # the start of a text counts as a non-word character
-        return _both(found, ANY_TEXT)
+        self._classes = _classes(each.before for each in assertions(tree) if isinstance(each, Behind))
+        contexts = [_START, *(_Context(i, 0) for i in range(len(self._classes)))]
+        rest = self._following(tree, dict.fromkeys(contexts, after))
+        return _both(self._preceded(before, rest)[_START], ANY_TEXT)
 
-    def _following(self, tree: Tree, caret: Node, dollar: Node, rest: _Rest, *, starts: bool, ends: bool) -> _Rest:
+    def _following(self, tree: Tree, rest: _Rest) -> _Rest:
         """Texts of the tree, each continued by a text of `rest`."""
-        if not has_assertion(tree):
-            return self._preceded(self._edges(tree, caret, dollar, starts=starts, ends=ends), rest)
         match tree:
-            case Boundary():
-                begins, no = concat(self._word, ANY_TEXT), optional(concat(self._other, ANY_TEXT))
-                after_word, after_other = (begins, no) if tree.negated else (no, begins)
-                return _Rest(_both(rest.word, after_word), _both(rest.other, after_other))
+            case Behind():
+                return {context: text if self._holds(tree, context) else NOTHING for context, text in rest.items()}
+            case Ahead():
+                return {context: _both(text, tree.rest) for context, text in rest.items()}
             case Lookahead():
-                ahead = self._ahead(tree, caret, starts=starts)
-                return _Rest(*map(_both, rest, map(complement, ahead) if tree.negated else ahead))
+                ahead = self._following(tree.tree, dict.fromkeys(rest, ANY_TEXT))
+                return {
+                    context: _both(text, complement(ahead[context]) if tree.negated else ahead[context])
+                    for context, text in rest.items()
+                }
+        if not has_assertion(tree):
+            return self._preceded(tree, rest)
+        match tree:
             case Alternation(options):
-                each = [self._following(o, caret, dollar, rest, starts=starts, ends=ends) for o in options]
-                return _Rest(alternation(e.word for e in each), alternation(e.other for e in each))
+                return _united(*(self._following(option, rest) for option in options))
             case Concat(parts):
-                solid = [i for i, part in enumerate(parts) if not is_zero_width(part)]
-                first, last = (solid[0], solid[-1]) if solid else (len(parts), -1)
-                for i in reversed(range(len(parts))):
-                    at_start, at_end = starts and i <= first, ends and i >= last
-                    rest = self._following(parts[i], caret, dollar, rest, starts=at_start, ends=at_end)
+                for part in reversed(parts):
+                    rest = self._following(part, rest)
                 return rest
             case Repeat(inner, least, most):
-                return self._rounds(inner, least, most, caret, dollar, rest, starts=starts, ends=ends)
+                return self._rounds(inner, least, most, rest)
         raise AssertionError("nothing else has an assertion in it")
 
-    def _rounds(
-        self,
-        inner: Node,
-        least: int,
-        most: int | None,
-        caret: Node,
-        dollar: Node,
-        rest: _Rest,
-        *,
-        starts: bool,
-        ends: bool,
-    ) -> _Rest:
-        if most is None or most > MAX_UNROLLED:
-            self._fail(
-                f"lookahead and word boundaries can't be repeated more than {MAX_UNROLLED} times",
-                position_of_assertion(inner),
-            )
-        alone = most <= 1
-        found = rest
-        for count in reversed(range(most)):
-            found = self._following(inner, caret, dollar, found, starts=starts and alone, ends=ends and alone)
+    def _holds(self, assertion: Behind, context: _Context) -> bool:
+        if context.last < 0:
+            return assertion.at_start
+        return bool(charsets.intersection(self._classes[context.last], assertion.before))
+
+    def _rounds(self, inner: Node, least: int, most: int | None, rest: _Rest) -> _Rest:
+        if max(least, most or 0) > MAX_UNROLLED:
+            problem = f"assertions can't be repeated a given number of times above {MAX_UNROLLED}"
+            self._fail(problem, next(iter(assertions(inner))).at)
+        found = self._loop(inner, rest) if most is None else rest
+        for count in reversed(range(least if most is None else most)):
+            found = self._following(inner, found)
             if count >= least:
-                found = _Rest(alternation([rest.word, found.word]), alternation([rest.other, found.other]))
+                found = _united(rest, found)
         return found
 
-    def _ahead(self, look: Lookahead, caret: Node, *, starts: bool) -> _Rest:
-        """Texts that satisfy a lookahead. Its end anchors hold only at the end of the text."""
-        if not has_anchor(look.tree, at_start=False):
-            return self._following(look.tree, caret, NOTHING, _Rest(ANY_TEXT, ANY_TEXT), starts=starts, ends=False)
-        more = Repeat(ANY_CHAR, 1, None)
-        each = [
-            self._following(look.tree, caret, dollar, _Rest(after, after), starts=starts, ends=True)
-            for dollar, after in ((EMPTY, EMPTY), (NOTHING, more))
-        ]
-        return _Rest(alternation(e.word for e in each), alternation(e.other for e in each))
+    def _loop(self, inner: Node, rest: _Rest) -> _Rest:
+        """Texts of any number of rounds, each of one character or more, continued by a text of `rest`."""
+        names = {context: f"repeat {self._names + i}" for i, context in enumerate(rest)}
+        self._names += len(names)
+        again: _Rest = {_Context(i, 0): Ref(names[_Context(i, 0)]) for i in range(len(self._classes))}
+        again |= {_Context(last, fresh + 1): NOTHING for last, fresh in rest}
+        found = self._following(inner, again)
+        rules = {
+            names[context]: alternation([text, found[_Context(context.last, context.fresh + 1)]])
+            for context, text in rest.items()
+        }
+        try:
+            texts = solved(rules)
+        except ConstraintError as error:
+            self._fail(f"this can't be repeated: {error.message}", next(iter(assertions(inner))).at)
+        return {context: texts[name] for context, name in names.items()}
 
     def _preceded(self, part: Node, rest: _Rest) -> _Rest:
         """Texts of a part without assertions, each continued by a text of `rest`."""
-        if rest.word == rest.other:
-            found = concat(part, rest.word)
-            return _Rest(found, found)
-        word, other = (_both(part, concat(ANY_TEXT, last)) for last in (self._word, self._other))
+        groups: dict[Node, list[Ranges]] = {}
+        for i, ranges in enumerate(self._classes):
+            groups.setdefault(rest[_Context(i, 0)], []).append(ranges)
+        if len(groups) == 1 and set(rest.values()) == groups.keys():
+            return {context: concat(part, text) for context, text in rest.items()}
         empty = accepts(part, "")
-        if not empty and NOTHING in (word, other):
-            word, other = (part if word != NOTHING else NOTHING), (part if other != NOTHING else NOTHING)
-        found = alternation([concat(word, rest.word), concat(other, rest.other)])
-        if not empty:
-            return _Rest(found, found)
-        return _Rest(alternation([found, rest.word]), alternation([found, rest.other]))
+        read = {
+            text: _both(part, concat(ANY_TEXT, CharSet(charsets.union(r for ranges in last for r in ranges))))
+            for text, last in groups.items()
+        }
+        if not empty and len(ends := [text for text, some in read.items() if some != NOTHING]) == 1:
+            read = {ends[0]: part}
+        found = alternation(concat(some, text) for text, some in read.items())
+        return {context: alternation([found, text]) if empty else found for context, text in rest.items()}
+
+
+def _classes(sets: Iterable[Ranges]) -> list[Ranges]:
+    """Classes of characters that no set distinguishes."""
+    found = [charsets.ALL]
+    for each in dict.fromkeys(sets):
+        halves = ((charsets.intersection(some, each), charsets.difference(some, each)) for some in found)
+        found = [half for both in halves for half in both if half]
+    return found
+
+
+def _united(*rests: _Rest) -> _Rest:
+    return {context: alternation(rest[context] for rest in rests) for context in rests[0]}
 
 
 def _both(a: Node, b: Node) -> Node:
-    """Intersection of two nodes, or NOTHING if it is empty."""
-    found = intersection(a, b)
-    return NOTHING if is_empty(found) else found
-
-
-def position_of_assertion(tree: Tree) -> int:
-    """Offset in the pattern of the first lookahead or boundary of a tree, which must contain one."""
-    if isinstance(tree, Lookahead | Boundary):
-        return tree.at
-    return next(position_of_assertion(part) for part in parts_of(tree) if has_assertion(part))
+    """Intersection of two nodes, or NOTHING if it is empty; that is not asked of texts in which rules follow."""
+    found = EMPTY if a == EMPTY and accepts(b, "") else intersection(a, b)
+    return NOTHING if not found.refers and is_empty(found) else found

@@ -190,7 +190,7 @@ def test_the_style_is_one():
         ({"propertyNames": {"pattern": "^a?b?$"}, "minProperties": 5}, "/minProperties"),
         ({"$ref": "https://example.com/schema.json"}, "/$ref"),
         ({"$ref": "#/$defs/none"}, "/$ref"),
-        ({"items": {"pattern": "(?<=a)"}}, "/items/pattern"),
+        ({"items": {"pattern": "(?<=ab)"}}, "/items/pattern"),
         ({"patternProperties": {"(": True}}, "/patternProperties"),
         ({"$defs": {"a": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}, "/$defs/a"),
         ({"oneOf": [{"type": "object", "properties": {f"p{i}": {"const": i}}, "required": [f"p{i}"]} for i in range(14)]},
@@ -207,7 +207,7 @@ def test_best_effort_enforces_the_rest_and_tells_what_is_checked():
     schema = {
         "type": "object",
         "properties": {
-            "tags": {"type": "array", "uniqueItems": True, "items": {"type": "string", "pattern": r"(?<!a)x"}}
+            "tags": {"type": "array", "uniqueItems": True, "items": {"type": "string", "pattern": r"(?<!ab)x"}}
         },
         "required": ["tags"],
     }
@@ -220,7 +220,7 @@ def test_best_effort_enforces_the_rest_and_tells_what_is_checked():
     assert not accepts(grammar, '{"tags": [1]}')
     assert not accepts(grammar, "{}")
     assert parse_json(constraint, '{"tags": ["x", "a x"]}') == {"tags": ["x", "a x"]}
-    for text in ('{"tags": ["x", "x"]}', '{"tags": ["ax"]}'):
+    for text in ('{"tags": ["x", "x"]}', '{"tags": ["abx"]}'):
         with pytest.raises(ValueValidationError):
             parse_json(constraint, text)
 

@@ -1,0 +1,170 @@
+"""Least solutions of right-linear equations as regular nodes.
+
+A state is a set of terms that the rest of a text has to satisfy together; its steps are the partial derivatives of
+these terms. What no rule can follow any more leaves the equations as it stands, so that only the part of a language
+that repeats is written anew, by eliminating its states.
+
+Source: V. Antimirov, Partial derivatives of regular expressions, TCS 155(2), 1996.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Hashable, Iterator, Mapping
+from functools import reduce
+from itertools import product
+from typing import TypeAlias, TypeVar
+
+from sglang_lite.constraints.formal import charsets
+from sglang_lite.constraints.formal.automaton import Automaton
+from sglang_lite.constraints.formal.nodes import (
+    ANY_TEXT,
+    EMPTY,
+    NOTHING,
+    CharSet,
+    Node,
+    Ref,
+    alternation,
+    complement,
+    concat,
+    intersection,
+    repeat,
+)
+from sglang_lite.constraints.formal.terms import DEAD, DONE, State, too_complex
+
+MAX_POINTS = 200
+MAX_SIZE = 4_000_000  # bytes of the texts of an edge
+
+Point: TypeAlias = "str | frozenset[State] | None"  # name of a rule, terms to be satisfied together, or the end
+P = TypeVar("P", bound=Hashable)
+
+
+def solved(rules: Mapping[str, Node]) -> dict[str, Node]:
+    """Least solution of each rule as a node without these rules.
+
+    Args:
+        rules: bodies by name. A reference to one of them may only stand at the end of a concatenation, in options of
+            alternations and in intersections with regular nodes, and has characters before it.
+
+    Raises:
+        ConstraintError: the solution has too many states or is too large.
+    """
+    equations = _Equations(rules)
+    edges: dict[tuple[Point, Point], Node] = {}
+    queue: list[Point] = list(rules)
+    for point in queue:
+        if len(queue) > MAX_POINTS:
+            raise too_complex(f"{MAX_POINTS} states in a repeat")
+        for after, text in equations.steps(point):
+            if after is not None and after not in queue:
+                queue.append(after)
+            edges[point, after] = alternation([edges.get((point, after), NOTHING), text])
+    eliminate(edges, [point for point in queue if point not in rules])
+    return {name: edges.get((name, None), NOTHING) for name in rules}
+
+
+def eliminate(edges: dict[tuple[P, P], Node], points: Collection[P]) -> None:
+    """Removes points of an automaton, those with the fewest paths through them first: each path becomes an edge.
+
+    Args:
+        edges: texts by their first and last point; changed in place.
+        points: points to remove, which are neither a start nor the end.
+
+    Raises:
+        ConstraintError: the texts become too large.
+    """
+    left = set(points)
+    while left:
+        degrees = Counter(a for a, b in edges if a != b), Counter(b for a, b in edges if a != b)
+        point = min(left, key=lambda each: degrees[0][each] * degrees[1][each])
+        left.remove(point)
+        into = {a: edges.pop((a, point)) for a, b in list(edges) if b == point != a}
+        out = {b: edges.pop((point, b)) for a, b in list(edges) if a == point != b}
+        again = repeat(edges.pop((point, point), NOTHING), 0, None)
+        for (a, before), (b, after) in product(into.items(), out.items()):
+            edges[a, b] = alternation([edges.get((a, b), NOTHING), concat(before, again, after)])
+            if edges[a, b].size > MAX_SIZE:
+                raise too_complex(f"{MAX_SIZE:,} bytes")
+
+
+class _Equations:
+    def __init__(self, rules: Mapping[str, Node]) -> None:
+        self._rules = rules
+        self._automaton = Automaton(*rules.values(), rules=rules)
+        self._any = frozenset((self._automaton.state(ANY_TEXT),))
+        self._refers: dict[State, bool] = {}
+        self._nodes: dict[State, Node] = {}
+
+    def steps(self, point: Point) -> Iterator[tuple[Point, Node]]:
+        """Yields the points after a point, each with texts that lead there. The end is one if no rule can follow."""
+        assert point is not None, "the end leads nowhere"
+        if isinstance(point, str):
+            for option in self._options(self._automaton.rule(point)):
+                yield (option, EMPTY) if self._refer(*option) else (None, self._texts(option))
+            return
+        characters: dict[frozenset[State], list[tuple[int, int]]] = {}
+        for symbol in self._automaton.classes:
+            each = [self._options(self._automaton.step(state, symbol)) for state in point]
+            for option in dict.fromkeys(frozenset().union(*some) - self._any for some in product(*each)):
+                characters.setdefault(option, []).extend(self._automaton.class_characters(symbol).ranges)
+        for option, ranges in characters.items():
+            one = CharSet(charsets.union(ranges))
+            yield (option, one) if self._refer(*option) else (None, concat(one, self._texts(option)))
+
+    def _texts(self, option: frozenset[State]) -> Node:
+        nodes: list[Node] = [ANY_TEXT, *map(self._node, sorted(option))]
+        return reduce(intersection, nodes)
+
+    def _options(self, state: State) -> list[frozenset[State]]:
+        """Alternatives of a state that may refer to rules, each as terms that have to be satisfied together."""
+        kind, *rest = self._automaton.term(state)
+        if state == DEAD:
+            return []
+        if not self._refer(state):
+            return [frozenset((state,))]
+        if kind == "ref":
+            return self._options(self._automaton.rule(rest[0]))
+        if kind == "|":
+            return [option for each in rest for option in self._options(each)]
+        if kind == "&":
+            return [frozenset().union(*some) for some in product(*map(self._options, rest))]
+        # The steps of a concatenation with a part that may be empty are also those of what follows it.
+        ends = self._options(rest[1]) if self._automaton.accepting(rest[0]) else []
+        return [frozenset((state,)), *(option for option in ends if not self._refer(*option))]
+
+    def _refer(self, *states: State) -> bool:
+        """Returns True if one of the rules may follow one of the states."""
+        for state in states:
+            if state not in self._refers:
+                kind, *rest = self._automaton.term(state)
+                below = rest if kind in ("|", "&", ".") else ()
+                self._refers[state] = rest[0] in self._rules if kind == "ref" else self._refer(*below)
+        return any(self._refers[state] for state in states)
+
+    def _node(self, state: State) -> Node:
+        if state not in self._nodes:
+            self._nodes[state] = self._written(state)
+        return self._nodes[state]
+
+    def _written(self, state: State) -> Node:
+        """Node of a term."""
+        if state == DONE:
+            return EMPTY
+        kind, *rest = self._automaton.term(state)
+        match kind:
+            case "set":
+                classes = [c for c in self._automaton.classes if rest[0] >> c & 1]
+                return CharSet(charsets.union(r for c in classes for r in self._automaton.class_characters(c).ranges))
+            case "ref":
+                return Ref(rest[0])
+            case ".":
+                return concat(*map(self._node, rest))
+            case "|":
+                return alternation(map(self._node, rest))
+            case "&":
+                return reduce(intersection, map(self._node, rest))
+            case "~":
+                return complement(self._node(rest[0]))
+            case "{":
+                return repeat(self._node(rest[0]), *rest[1:])
+        raise AssertionError(f"a repeat has no {kind}")
