@@ -53,7 +53,7 @@ class Shortest:
                 break
         return "".join(parts)
 
-    def tokens(self, state: State, count: Callable[[str], int]) -> float:
+    def tokens(self, state: State, count: Callable[[str], float]) -> float:
         """Number of tokens of `text`, if its parts are spelled one by one; infinite if there is no text.
 
         Args:
@@ -66,7 +66,7 @@ class Shortest:
             self._tokens[state] = known
         return known
 
-    def _count(self, state: State, count: Callable[[str], int]) -> float:
+    def _count(self, state: State, count: Callable[[str], float]) -> float:
         total, literal = 0.0, ""
         while not self._automaton.accepting(state):
             kind, *rest = self._automaton.term(state)
@@ -90,7 +90,7 @@ class Shortest:
                 return total + known
         return total + (count(literal) if literal else 0)
 
-    def _count_part(self, state: State, kind: str, rest: list[int], count: Callable[[str], int]) -> float:
+    def _count_part(self, state: State, kind: str, rest: list[int], count: Callable[[str], float]) -> float:
         return self.tokens(rest[0], count) * rest[1] if kind == "{" else count(self._plain_text(state, kind, rest))
 
     def _plain_text(self, state: State, kind: str, rest: list[int]) -> str:

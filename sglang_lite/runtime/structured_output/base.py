@@ -75,7 +75,12 @@ class Endings(Protocol):
         ...
 
     def count(self, state: TextState) -> float:
-        """About the number of tokens of `text`, quickly; infinite if there is none."""
+        """Number of tokens of a completion that is known or expected, quickly; infinite if there is none."""
+        ...
+
+    def within(self, state: TextState, limit: int) -> list[int] | None:
+        """Tokens of a completion of at most `limit` tokens, or None if none is found. They need not be the tokenizer's
+        own split. Takes some milliseconds in states that are new."""
         ...
 
     def text(self, state: TextState) -> bytes | None:
@@ -92,12 +97,11 @@ class Endings(Protocol):
         ...
 
     def spell(self, text: bytes) -> list[int] | None:
-        """Tokens of a text, or None if they can't spell it."""
+        """The fewest tokens of a text, or None if they can't spell it."""
         ...
 
-    def fewest(self, state: TextState) -> tuple[int, list[int]] | None:
-        """Number of tokens that no completion has less of, and the tokens of a completion that has about as many; None
-        if they are not found. Takes up to a second."""
+    def fewest(self, state: TextState) -> int | None:
+        """Number of tokens that no completion has less of, or None if it is not found. Takes up to a second."""
         ...
 
 
@@ -145,16 +149,6 @@ class Matcher(Protocol):
         spelled."""
         ...
 
-    def completion(self, endings: Endings, written: bytes, state: TextState) -> bytes | None:
-        """Returns a short completion of the text so far, or None if none is known.
-
-        Args:
-            endings: endings of the matcher's grammar.
-            written: text that is to follow first.
-            state: state of the text with `written`.
-        """
-        ...
-
     def forced(self) -> list[int]:
         """Returns the tokens that must come next, as the tokenizer encodes their text; empty if there is a choice.
 
@@ -178,7 +172,7 @@ class Matcher(Protocol):
 
 class LoneMatcher:
     """Base of matchers that are their only part and share no parser and no masks. By default, masks are always cached,
-    no text is forced and there are no further rules."""
+    and no text is forced."""
 
     number: NumberSoFar | None = None
 
@@ -194,9 +188,6 @@ class LoneMatcher:
 
     def set_mask(self, mask: Mask) -> None:
         raise AssertionError("its masks are always cached")
-
-    def completion(self, endings: Endings, _: bytes, state: TextState) -> bytes | None:
-        return endings.text(state)
 
     def forced(self) -> list[int]:
         return []

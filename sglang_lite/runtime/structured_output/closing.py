@@ -7,6 +7,7 @@ where the free answer fits, nothing is refused.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Sequence
 from typing import Literal
 
@@ -23,7 +24,6 @@ from sglang_lite.runtime.structured_output.base import (
 from sglang_lite.runtime.structured_output.repeated_items import RepeatGuard
 from sglang_lite.runtime.structured_output.vocabulary import mask_of
 
-_MARGIN = 32  # tokens that a completion may have more than were counted
 # While many tokens are left, the completion is not looked at after each one. It grows by less than `_GROWTH` tokens for
 # each token of a text on average, and hardly ever by `_LEAP` at once.
 _GROWTH, _LEAP = 3, 64
@@ -59,21 +59,19 @@ class ClosingMatcher:
     ) -> None:
         self._inner, self._endings, self._left, self.repeats = inner, endings, budget, repeats
         self._state = None if endings is None else endings.start
-        self._completion = None if endings is None else self._found(b"", endings.start)
-        self._next: tuple[int, list[int]] | None = None  # token that was found to fit, and the completion after it
+        self._completion: list[int] | None = None  # completion that is known to fit, once one was needed
+        self._after: tuple[int, TextState] | None = None  # token that was found to fit, and the state after it
+        self._next: list[int] | None = None  # completion after that token, if one was needed
         self._refused: list[int] = []
         self._unseen: list[int] = []  # accepted tokens that `_state` lacks
-        self._margin = _MARGIN
         self._sleep = 0  # number of tokens until the completion is looked at again
         self.shortened: bool | Literal["unknown"] = False
-        if self._completion is not None and len(self._completion) > budget:
-            assert endings is not None
-            self._completion = _fewest(endings, budget) if required else None
-        if endings is None or self._completion is None:
+        if endings is not None and not self._fits(endings.start, budget) and required:
+            _check_least(endings, budget)
+        if endings is None or not self._fits(endings.start, budget):
             self._give_up()
         else:
-            # Rules that no grammar can express may make completions longer.
-            self._margin += 2 * max(0, len(self._completion) - int(endings.count(endings.start)))
+            self._completion = self._next
             self._rest()
 
     def _give_up(self) -> None:
@@ -83,8 +81,17 @@ class ClosingMatcher:
     def _rest(self) -> None:
         """Decides for how many tokens the completion need not be looked at."""
         assert self._endings is not None
-        slack = self._left - self._endings.count(self._state) - self._margin - _LEAP
+        slack = self._left - self._endings.count(self._state) - _LEAP
         self._sleep = int(slack) // (1 + _GROWTH) if slack > 0 else 0
+
+    def _fits(self, state: TextState, left: int) -> bool:
+        """Returns True if a completion of a state is known to fit. Keeps it if it was not enough to count."""
+        assert self._endings is not None
+        self._next = None
+        if self._endings.count(state) <= left:
+            return True
+        self._next = self._endings.within(state, left)
+        return self._next is not None
 
     # ---------------------------------------------------------------------------------------------- tokens
 
@@ -99,27 +106,26 @@ class ClosingMatcher:
 
     def _exceeds(self, token: int) -> bool:
         """True if no completion fits the budget after a token."""
-        if self._sleep or self._state is None or self._follows(token):
+        if self._sleep or self._state is None:
             return False
         assert self._endings is not None
         after = self._endings.after(self._state, token)
-        if after is None or self._is_far(after, self._left - 1):
+        if after is None:  # what ends a number is not in its language
             return False
-        completion = self._found(self._endings.text_of(token), after)
-        if completion is not None and len(completion) < self._left:
-            self._next = token, completion
+        if self._completion is not None and self._completion[:1] == [token]:
+            self._after, self._next = (token, after), self._completion[1:]
             return False
-        if self._completion is None:  # it was far away until now
-            self._completion = self._found(b"", self._state)
-            if self._completion is None or len(self._completion) > self._left:
+        if self._fits(after, self._left - 1):
+            self._after = token, after
+            return False
+        if self._completion is None:
+            self._completion = self._endings.within(self._state, self._left)
+            if self._completion is None:
                 self._give_up()
                 return False
         self._refused.append(token)
         self.shortened = True
         return True
-
-    def _follows(self, token: int) -> bool:
-        return self._completion is not None and self._completion[:1] == [token]
 
     def accept(self, token: int) -> bool:
         if not self._inner.accept(token):
@@ -133,8 +139,9 @@ class ClosingMatcher:
             if not self._sleep and not self._inner.finished:
                 self._wake()
         elif self._state is not None:
-            self._refused = []
             self._advance(token)
+        if self._left == 0 and not (self._inner.complete or self._inner.finished):
+            self._give_up()
         return True
 
     def _wake(self) -> None:
@@ -142,36 +149,23 @@ class ClosingMatcher:
         assert self._endings is not None
         self._state = self._endings.advance(self._state, b"".join(map(self._endings.text_of, self._unseen)))
         self._unseen = []
-        if self._state is None:  # the language has too many states
+        if self._state is None or not self._fits(self._state, self._left):
             self._give_up()
-            return
-        self._completion = None
-        self._rest()
+        else:
+            self._completion = self._next
+            self._rest()
 
     def _advance(self, token: int) -> None:
         assert self._endings is not None
-        self._state = self._endings.after(self._state, token)
-        if self._follows(token):
-            assert self._completion is not None
-            self._completion = self._completion[1:]
-        elif self._next is not None and self._next[0] == token:
-            self._completion = self._next[1]
-        elif self._state is not None:
-            self._completion = None if self._is_far(self._state, self._left) else self._found(b"", self._state)
-        elif not self._inner.finished:
-            self._give_up()
-        self._next = None
-
-    def _is_far(self, state: TextState, left: int) -> bool:
-        """Returns True if the completion of a state certainly fits."""
-        assert self._endings is not None
-        return self._endings.count(state) + self._margin <= left
-
-    def _found(self, written: bytes, state: TextState) -> list[int] | None:
-        """Tokens of a completion of the text so far and `written`."""
-        assert self._endings is not None
-        text = self._inner.completion(self._endings, written, state)
-        return None if text is None else self._endings.spell(text)
+        if self._after is not None and self._after[0] == token:
+            self._state, self._completion = self._after[1], self._next
+        else:  # it is forced
+            follows = self._completion is not None and self._completion[:1] == [token]
+            self._completion = self._completion[1:] if self._completion is not None and follows else None
+            self._state = self._endings.after(self._state, token)
+            if self._state is None and not self._inner.finished:
+                self._give_up()
+        self._after, self._next, self._refused = None, None, []
 
     def cached_mask(self) -> Mask | None:
         mask = self._inner.cached_mask()
@@ -180,14 +174,27 @@ class ClosingMatcher:
         return mask if mask is None or self.repeats is None else self.repeats.narrowed(mask)
 
     def _within_budget(self, mask: Mask) -> Mask:
-        if self._completion and len(self._refused) >= _REFUSALS:
-            allowed: Mask = mask & mask_of(self._completion[:1], 32 * len(mask))
-        else:
-            allowed = mask & ~mask_of(self._refused, 32 * len(mask))
-        if not allowed.any():
-            self._give_up()
-            return mask
+        allowed: Mask = mask & ~mask_of(self._refused, 32 * len(mask))
+        if self._completion and (len(self._refused) >= _REFUSALS or not allowed.any()):
+            # The mask may lack this token, where it allows only the tokenizer's own split.
+            return mask_of(self._completion[:1], 32 * len(mask))
         return allowed
+
+    def forced(self) -> list[int]:
+        """Forced tokens; none if they are so many that another split of their text has to be found."""
+        forced = self._inner.forced()
+        if not forced or self._sleep or self._state is None:
+            return forced
+        assert self._endings is not None
+        state, left = self._state, self._left
+        for token in forced:
+            state, left = self._endings.after(state, token), left - 1
+            if state is None:
+                return forced
+        if not self._fits(state, left):
+            return []
+        self._completion = None if self._next is None else [*forced, *self._next]
+        return forced
 
     # ------------------------------------------------------------------------------------- as the inner matcher
 
@@ -219,12 +226,6 @@ class ClosingMatcher:
         self._give_up()
         return self._inner.advance(text)
 
-    def completion(self, endings: Endings, written: bytes, state: TextState) -> bytes | None:
-        return self._inner.completion(endings, written, state)
-
-    def forced(self) -> list[int]:
-        return self._inner.forced()
-
     @property
     def complete(self) -> bool:
         return self._inner.complete
@@ -248,9 +249,7 @@ def prepare(grammar: CompiledGrammar, budget: int | None = None) -> None:
     endings = grammar.endings()
     if endings is None:
         return
-    text = grammar.matcher().completion(endings, b"", endings.start)
-    tokens = None if text is None else endings.spell(text)
-    if tokens is not None and budget is not None and len(tokens) > budget:
+    if endings.count(endings.start) > (math.inf if budget is None else budget):
         endings.fewest(endings.start)
 
 
@@ -261,20 +260,12 @@ def prepare_states(grammar: CompiledGrammar) -> None:
         endings.advance(endings.start, b"")
 
 
-def _fewest(endings: Endings, budget: int) -> list[int] | None:
-    """Tokens of a completion within a budget that is small for the grammar, or None if none was found.
-
-    Raises:
-        ParameterError: there is none.
-    """
-    found = endings.fewest(endings.start)
-    if found is None:
-        return None
-    least, tokens = found
-    if least > budget:
+def _check_least(endings: Endings, budget: int) -> None:
+    """Raises ParameterError if no completion fits into a budget."""
+    least = endings.fewest(endings.start)
+    if least is not None and least > budget:
         raise ParameterError(
             "max_tokens",
             f"leaves {budget:,} tokens for the answer, and the shortest text of the constraint has {least:,}.",
             hint="Raise it, or shorten the prompt if the context is full.",
         )
-    return tokens if len(tokens) <= budget else None

@@ -16,7 +16,6 @@ from sglang_lite.runtime.structured_output.base import (
     Mask,
     MaskMaker,
     Matcher,
-    TextState,
     next_mask,
 )
 
@@ -117,9 +116,6 @@ class JsonNumberMatcher:
     def advance(self, text: bytes) -> bool:
         self._at_start = False  # a number that began in this text ends as the grammar specifies
         return self._inner.advance(text)
-
-    def completion(self, endings: Endings, written: bytes, state: TextState) -> bytes | None:
-        return self._inner.completion(endings, written, state)
 
     def forced(self) -> list[int]:
         return [] if self._may_end else self._inner.forced()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,9 +14,13 @@ from sglang_lite.constraints.formal.shortest_search import UNKNOWN
 from sglang_lite.protocol import ConstraintError
 from sglang_lite.runtime.structured_output.fewest_tokens import FewestTokens
 from sglang_lite.runtime.structured_output.language_states import LanguageStates, State
+from sglang_lite.runtime.structured_output.token_steps import TokenSteps
+from sglang_lite.runtime.structured_output.token_texts import TokenTexts, whole_text
 
-_MAX_SPELLED = 10_000  # completions whose tokens are cached
 _START: State = (-1, b"")  # the states' own start, which need not be known before a text goes on
+_MAX_EXPANDED = 40  # states from which one search tries all tokens
+_TOLERANCE = 2  # tokens by which a count may be too high
+_MAX_WORK = 60_000  # states and transitions of an automaton beyond which nothing is searched, as they are limited
 
 
 class LanguageCompletions:
@@ -24,69 +29,148 @@ class LanguageCompletions:
     Args:
         states: states of the language.
         lengths: least number of characters of each rule's texts.
-        spell: function that returns tokens that spell a text, or None if no tokens do; the same at each call.
+        texts: texts of the tokens.
     """
 
-    def __init__(
-        self, states: LanguageStates, lengths: Mapping[str, float], spell: Callable[[bytes], list[int] | None]
-    ) -> None:
-        self._states, self._spell = states, spell
+    def __init__(self, states: LanguageStates, lengths: Mapping[str, float], texts: TokenTexts) -> None:
+        self._states, self._texts = states, texts
         self._shortest = Shortest(states.automaton, lengths)
         self._counts: dict[State, float] = {}
-        self._fewest: dict[State, list[int] | None] = {}
+        self._best: dict[State, list[int] | None] = {}  # completions of the fewest tokens that are known
+        self._failed: dict[State, int] = {}  # largest number of tokens in which a search has found no completion
+        self._fewest: dict[State, int | None] = {}
+
+    @cached_property
+    def _token_steps(self) -> TokenSteps:
+        return TokenSteps(self._states.automaton, self._shortest, self._texts.arrays)
 
     def count(self, state: State) -> float:
-        """About the number of tokens of `text`, quickly; infinite if there is none."""
+        """Number of tokens of a known completion, quickly; infinite if there is none."""
         found = self._counts.get(state)
         if found is None:
             with self._states.lock:
-                try:
-                    at, rest = self._whole(state)
-                    found = self._shortest.tokens(at, self._length) + len(rest)
-                except (ConstraintError, RecursionError):  # too many states, or left-recursive rules
-                    found = UNKNOWN
+                found = self._count(state)
+        return found
+
+    def _count(self, state: State) -> float:
+        found = self._counts.get(state)
+        if found is None:
+            try:
+                at, rest = self._whole(state)
+                found = self._shortest.tokens(at, self._length) + (self._texts.spelling.count(rest) or 0)
+            except (ConstraintError, RecursionError):  # too many states, or left-recursive rules
+                found = UNKNOWN
             self._counts[state] = found
         return found
 
-    def _length(self, text: str) -> int:
-        return len(self._spell(text.encode()) or text.encode())
+    def _length(self, text: str) -> float:
+        count = self._texts.spelling.count(text.encode())
+        return UNKNOWN if count is None else count
+
+    def within(self, state: State, limit: int) -> list[int] | None:
+        """Tokens of a completion of at most `limit` tokens, or None if none is found. Takes some milliseconds in states
+        that are new."""
+        with self._states.lock:
+            try:
+                best = self._best_known(state)
+                if best is not None and len(best) <= limit:
+                    return best
+                if state[1] or self._failed.get(state, -1) >= limit:
+                    return None
+                found = self._searched(state, limit)
+            except (ConstraintError, RecursionError):  # as in `count`
+                return None
+            if found is None:
+                self._failed[state] = limit
+            return found
+
+    def _best_known(self, state: State) -> list[int] | None:
+        if state not in self._best:
+            text = self._text(state)
+            self._learn(state, None if text is None else self._texts.spelling.tokens(text))
+        return self._best[state]
+
+    def _learn(self, state: State, tokens: list[int] | None) -> None:
+        self._best[state] = tokens
+        self._counts[state] = min(self._count(state), UNKNOWN if tokens is None else len(tokens))
+
+    def _searched(self, start: State, limit: int) -> list[int] | None:
+        """Best-first search by whole tokens."""
+        if self._states.automaton.work > _MAX_WORK:
+            return None
+        counts, before = {start: 0}, dict[State, tuple[State, int]]()
+        queue = [(self._count(start), start)]
+        for _ in range(_MAX_EXPANDED):
+            if not queue:
+                break
+            _, state = heapq.heappop(queue)
+            count = counts[state] + 1
+            for term, token in self._token_steps.after(state[0]):
+                after = term, b""
+                if count >= counts.get(after, UNKNOWN):
+                    continue
+                counts[after], before[after] = count, (state, token)
+                total = count + self._count(after)
+                if total <= limit and (rest := self._best_known(after)) is not None and count + len(rest) <= limit:
+                    return self._learn_path(start, after, before, rest)
+                if total <= limit + _TOLERANCE:
+                    heapq.heappush(queue, (total, after))
+        return None
+
+    def _learn_path(
+        self, start: State, end: State, before: Mapping[State, tuple[State, int]], tokens: list[int]
+    ) -> list[int]:
+        """Keeps the completion of each state of a path. Returns that of its start."""
+        while end != start:
+            end, token = before[end]
+            tokens = [token, *tokens]
+            known = self._best_known(end)
+            if known is None or len(tokens) < len(known):
+                self._learn(end, tokens)
+        return tokens
 
     def text(self, state: State) -> bytes | None:
         """Text of the fewest characters that completes the text so far, or None if none was found."""
         with self._states.lock:
             try:
-                at, rest = self._whole(state)
-                if self._shortest.length(at) == UNKNOWN:
-                    return None
-                return rest + self._shortest.text(at).encode()
+                return self._text(state)
             except (ConstraintError, RecursionError):  # as in `count`
                 return None
+
+    def _text(self, state: State) -> bytes | None:
+        at, rest = self._whole(state)
+        return None if self._shortest.length(at) == UNKNOWN else rest + self._shortest.text(at).encode()
 
     def characters(self, state: State) -> list[tuple[str, State]]:
         """Characters that may come next at the end of a character, some of each kind, with the state after each; those
         before short endings first."""
-        automaton = self._states.automaton
         with self._states.lock:
+            automaton = self._states.automaton
             options = [(symbol, automaton.step(state[0], symbol)) for symbol in automaton.classes]
             options = [(symbol, after) for symbol, after in options if self._shortest.length(after) < UNKNOWN]
             options.sort(key=lambda option: self._shortest.length(option[1]))
             return [(char, (after, b"")) for symbol, after in options for char in self._shortest.characters(symbol)]
 
-    def fewest(self, state: State) -> list[int] | None:
-        """Tokens of a completion with the fewest tokens, or None if it is not found within the limit of work. Takes up
-        to a second."""
+    def fewest(self, state: State) -> int | None:
+        """Number of tokens that no completion has less of, or None if it is not found within the limit of work. Takes
+        up to a second."""
         if state not in self._fewest:
             with self._states.lock:
                 try:
-                    self._fewest[state] = None if state[1] else self._search.search(state[0])
+                    found = None if state[1] else self._search.search(state[0])
+                    best = self._best_known(state)
+                    if found is not None and (best is None or len(found) < len(best)):
+                        self._learn(state, found)
                 except (ConstraintError, RecursionError):  # as in `count`
-                    self._fewest[state] = None
+                    found = None
+            best = self._best.get(state)
+            self._fewest[state] = None if found is None or best is None else len(best)
         return self._fewest[state]
 
     @cached_property
     def _search(self) -> FewestTokens:
         states = self._states
-        texts = [None if i in states.special else _text(each) for i, each in enumerate(states.token_bytes)]
+        texts = [None if i in states.special else whole_text(each) for i, each in enumerate(states.token_bytes)]
         return FewestTokens(states.automaton, self._shortest, texts)
 
     def _whole(self, state: State) -> State:
@@ -99,13 +183,6 @@ class LanguageCompletions:
         options = [(automaton.step(at, symbol), code) for code, symbol in automaton.classes_between(low, high)]
         after, code = min(options, key=lambda option: self._shortest.length(option[0]))
         return after, chr(code).encode("utf-8", "replace")[len(partial) :]
-
-
-def _text(token: bytes) -> str | None:
-    try:
-        return token.decode()
-    except UnicodeDecodeError:
-        return None
 
 
 def _code_points(partial: bytes) -> tuple[int, int]:
@@ -127,7 +204,7 @@ class CompletedLanguage:
         token_bytes: bytes of each token.
         shortest: shortest text, or None if none is known.
         lengths: least number of characters of each rule's texts.
-        spell: function that returns tokens that spell a text, or None if no tokens do.
+        texts: texts of the tokens.
 
     Attributes:
         token_bytes, shortest: the arguments of these names.
@@ -139,11 +216,10 @@ class CompletedLanguage:
         token_bytes: Sequence[bytes],
         shortest: bytes | None,
         lengths: Mapping[str, float],
-        spell: Callable[[bytes], list[int] | None],
+        texts: TokenTexts,
     ) -> None:
         self.token_bytes, self.shortest = token_bytes, shortest
-        self._make_states, self._lengths, self._spell = make_states, lengths, spell
-        self._spelled: dict[bytes, list[int] | None] = {}
+        self._make_states, self._lengths, self._texts = make_states, lengths, texts
         self._made: tuple[LanguageStates, LanguageCompletions] | None = None
         self._asked = False
         self._making = threading.Lock()
@@ -159,16 +235,12 @@ class CompletedLanguage:
             if not self._asked:
                 states = self._make_states()
                 if states is not None:
-                    self._made = states, LanguageCompletions(states, self._lengths, self.spell)
+                    self._made = states, LanguageCompletions(states, self._lengths, self._texts)
                 self._asked = True
         return self._made
 
     def spell(self, text: bytes) -> list[int] | None:
-        if text not in self._spelled:
-            if len(self._spelled) >= _MAX_SPELLED:
-                self._spelled.clear()
-            self._spelled[text] = self._spell(text) if text else []
-        return self._spelled[text]
+        return self._texts.spelling.tokens(text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,14 +294,15 @@ class LanguageEndings:
     def spell(self, text: bytes) -> list[int] | None:
         return self.language.spell(text)
 
-    def fewest(self, state: State) -> tuple[int, list[int]] | None:
-        made = self.language.made()
-        found = None if made is None else made[1].fewest(_known(made[0], state))
-        if found is None:
-            return None
-        # Masks may allow only the tokenizer's own split, which may have more tokens.
-        spelled = self.spell(b"".join(map(self.text_of, found)))
-        return None if spelled is None else (len(found), spelled)
+    def within(self, state: State, limit: int) -> list[int] | None:
+        if state == _START and self.count(state) <= limit:
+            return None if self.language.shortest is None else self.spell(self.language.shortest)
+        found = self.language.made()
+        return None if found is None else found[1].within(_known(found[0], state), limit)
+
+    def fewest(self, state: State) -> int | None:
+        found = self.language.made()
+        return None if found is None else found[1].fewest(_known(found[0], state))
 
 
 def _known(states: LanguageStates, state: State) -> State:

@@ -24,11 +24,12 @@ from sglang_lite.constraints.language import language_of
 from sglang_lite.constraints.memo import BoundedCache, allocated, size_of
 from sglang_lite.protocol import Constraint, ConstraintError
 from sglang_lite.protocol.anything import Foreign
-from sglang_lite.runtime.structured_output.base import Endings, Mask
+from sglang_lite.runtime.structured_output.base import Mask
 from sglang_lite.runtime.structured_output.language_endings import CompletedLanguage, LanguageEndings
-from sglang_lite.runtime.structured_output.language_states import LanguageStates, State
+from sglang_lite.runtime.structured_output.language_states import LanguageStates
 from sglang_lite.runtime.structured_output.mask_cache import MaskCache
 from sglang_lite.runtime.structured_output.ruled_grammar import EndingTokens, byte_tokens
+from sglang_lite.runtime.structured_output.token_texts import TokenTexts
 from sglang_lite.runtime.structured_output.vocabulary import without_special_texts
 
 if TYPE_CHECKING:
@@ -149,9 +150,6 @@ class LlguidanceMatcher:
             self.state = self.states.advance(self.state, text)
         return True
 
-    def completion(self, endings: Endings, _: bytes, state: State) -> bytes | None:
-        return endings.text(state)
-
     def forced(self) -> list[int]:
         if self.states is None or self.state is None:
             return list(self.inner.compute_ff_tokens())
@@ -263,6 +261,10 @@ class LlguidanceEngine:
         self._languages = BoundedCache(LANGUAGE_BYTES)  # grammar text -> states of its language, or None
 
     @cached_property
+    def texts(self) -> TokenTexts:
+        return TokenTexts(self._token_bytes or (), self._special)
+
+    @cached_property
     def ending_tokens(self) -> EndingTokens:
         return byte_tokens() if self._token_bytes is None else EndingTokens(self._token_bytes, self._special)
 
@@ -333,7 +335,7 @@ class LlguidanceEngine:
             return self.states(prepared, first) or self.new_states(prepared)
 
         return LanguageEndings(
-            CompletedLanguage(make_states, self._token_bytes, shortest, prepared.lengths, self.spell)
+            CompletedLanguage(make_states, self._token_bytes, shortest, prepared.lengths, self.texts)
         )
 
     def new_states(self, prepared: Prepared) -> LanguageStates | None:

@@ -16,7 +16,6 @@ from sglang_lite.runtime.structured_output.base import (
     MaskMaker,
     Matcher,
     NumberSoFar,
-    TextState,
     next_mask,
 )
 
@@ -115,9 +114,6 @@ class ContinuedMatcher:
 
     def advance(self, text: bytes) -> bool:
         return self._part.advance(text) and self._whole.advance(text)
-
-    def completion(self, endings: Endings, written: bytes, state: TextState) -> bytes | None:
-        return self._part.completion(endings, written, state)
 
     def forced(self) -> list[int]:
         return self._part.forced()

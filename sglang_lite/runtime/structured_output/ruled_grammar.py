@@ -32,10 +32,9 @@ from sglang_lite.runtime.structured_output.base import (
     MaskMaker,
     Matcher,
     NumberSoFar,
-    TextState,
 )
 from sglang_lite.runtime.structured_output.json_text import JsonText, RulePositions
-from sglang_lite.runtime.structured_output.obeying import obeying
+from sglang_lite.runtime.structured_output.ruled_endings import RuledEndings
 from sglang_lite.runtime.structured_output.vocabulary import mask_of, tokens_of
 
 _QUOTE = ord('"')
@@ -180,7 +179,8 @@ class RuledGrammar:
         return RuledGrammar(self._grammar.combinable(), self._tokens, self._positions)
 
     def endings(self) -> Endings | None:
-        return self._grammar.endings()
+        found = self._grammar.endings()
+        return None if found is None else RuledEndings(found, (found.start, JsonText(self._positions)))
 
 
 class RuledMatcher:
@@ -257,10 +257,6 @@ class RuledMatcher:
             self._error = "a name or an item comes again, or an object ends before all names came that have to."
             return False
         return True
-
-    def completion(self, endings: Endings, written: bytes, state: TextState) -> bytes | None:
-        text = self._text.copy()
-        return obeying(endings, state, text) if text.write(written) else None
 
     def forced(self) -> list[int]:
         forced = self._inner.forced()

@@ -4,12 +4,91 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 from sglang_lite.runtime.structured_output.base import Endings, TextState
 from sglang_lite.runtime.structured_output.json_text import JsonText
 
 _CHARACTERS = re.compile(rb"[\x80-\xBF]+|[^\x80-\xBF][\x80-\xBF]*")  # the first may be the end of one
 _MAX_REPAIRS = 200  # characters that differ from what is shortest
+_MARGIN = 32  # tokens that an obeying completion may have more than were counted
+
+State = tuple[TextState, JsonText]  # state in the grammar, and the text so far, which is never changed
+
+
+@dataclass(frozen=True)
+class RuledEndings:
+    """Endings of texts that obey their rules.
+
+    Args:
+        endings: endings of the texts' grammar.
+        start: state in which the texts begin.
+    """
+
+    endings: Endings
+    start: State
+
+    @property
+    def size(self) -> int:
+        return self.endings.size
+
+    def after_text(self, text: str) -> RuledEndings | None:
+        state = self.advance(self.start, text.encode("utf-8", "surrogatepass"))
+        return None if state is None else replace(self, start=state)
+
+    def after(self, state: State, token: int) -> State | None:
+        after = self.endings.after(state[0], token)
+        return None if after is None else (after, _written(state[1], self.endings.text_of(token)))
+
+    def text_of(self, token: int) -> bytes:
+        return self.endings.text_of(token)
+
+    def advance(self, state: State, text: bytes) -> State | None:
+        after = self.endings.advance(state[0], text)
+        return None if after is None else (after, _written(state[1], text))
+
+    def count(self, state: State) -> float:
+        return self.endings.count(state[0]) + self._margin
+
+    @cached_property
+    def _margin(self) -> float:
+        """Tokens that a completion may have more than the grammar's. Rules that make the first one longer may do so
+        again."""
+        first = self.text(self.start)
+        tokens = None if first is None else self.spell(first)
+        longer = 0 if tokens is None else len(tokens) - self.endings.count(self.start[0])
+        return _MARGIN + 2 * max(0, longer)
+
+    def text(self, state: State) -> bytes | None:
+        return obeying(self.endings, *state)
+
+    def within(self, state: State, limit: int) -> list[int] | None:
+        text = self.text(state)
+        tokens = None if text is None else self.spell(text)
+        if tokens is None or len(tokens) <= limit:
+            return tokens
+        tokens = self.endings.within(state[0], limit)  # of more characters
+        obeys = tokens is not None and state[1].copy().write(b"".join(map(self.text_of, tokens)))
+        return tokens if obeys else None
+
+    def characters(self, state: State) -> Iterator[tuple[str, State]]:
+        for char, after in self.endings.characters(state[0]):
+            text = state[1].copy()
+            if text.write(char.encode()):
+                yield char, (after, text)
+
+    def spell(self, text: bytes) -> list[int] | None:
+        return self.endings.spell(text)
+
+    def fewest(self, state: State) -> int | None:
+        return self.endings.fewest(state[0])
+
+
+def _written(text: JsonText, more: bytes) -> JsonText:
+    text = text.copy()
+    text.write(more)
+    return text
 
 
 def obeying(endings: Endings, state: TextState, text: JsonText) -> bytes | None:
