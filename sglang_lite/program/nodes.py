@@ -357,7 +357,7 @@ class Join(BaseNode, frozen=True, eq=False):
             rollback comes later; () for all nodes that it has when the join is added.
         mode: "concate_and_append" waits for the branches and appends the texts that they have added. "gather_variable"
             neither appends nor waits; from here on each variable of the branches is a list with one item for each
-            branch.
+            branch. Both claim what the branches have: a rollback in them does not take it back.
     """
 
     fork: int | None = None
@@ -371,7 +371,8 @@ class Mark(BaseNode, frozen=True, eq=False):
 
 class Rollback(BaseNode, frozen=True, eq=False):
     """Cancels the queued and running nodes behind a mark, and returns to the mark. Takes effect as soon as it is
-    received and the nodes that a join appends are played. Ends the branches of forks behind the mark, played or not.
+    received, and the nodes that joins of the branches above have claimed are played. Ends the branches of forks behind
+    the mark, played or not, likewise.
 
     Attributes:
         mark: index of the mark among this branch's nodes.

@@ -329,6 +329,85 @@ def test_what_is_added_after_the_body_has_ended_is_a_program_of_its_own(tiny):
     assert tiny.stats()["programs_opened"] == before + 2
 
 
+def test_what_is_added_before_the_body_is_played_goes_on_in_its_program(tiny):
+    def run_and_add(**settings):
+        gates, asked = [threading.Event(), threading.Event()], threading.Event()
+
+        def waits(text, i):
+            asked.set() if i else None
+            return gates[i].wait()
+
+        state = run(lambda s: s.__iadd__("x" + sgl.gen("a", check=lambda text: waits(text, 0))), tiny, **settings)
+        state += sgl.gen("b", check=lambda text: waits(text, 1))
+        state += " and "
+        gates[0].set()
+        asked.wait()
+        state += sgl.gen("c")
+        gates[1].set()
+        return state["c"], state.usage("c").prompt_tokens
+
+    before = tiny.stats()["programs_opened"]
+    assert run_and_add() == run_and_add(push_down=False)
+    assert tiny.stats()["programs_opened"] == before + 1
+
+
+def test_a_rollback_that_waits_for_what_a_join_gathers_stays_in_its_program(tiny):
+    def body(s):
+        s += "x"
+        fork = s.fork(2)
+        with fork[0].checkpoint() as place:
+            fork[0] += sgl.gen("a")
+            inner = fork[0].fork(2)
+            inner += "i" + sgl.gen("b")
+            fork[0] += sgl.gen("a2")
+            inner.join()
+            fork.join()
+            place.rollback()
+        fork[0] += "c" + sgl.gen("d")
+        s += sgl.gen("e")
+        return fork[0]["d"]
+
+    state, opened, submitted = counted(tiny, body)
+    apart, none, _ = counted(tiny, body, push_down=False)
+    assert (opened, submitted, none) == (1, 0, 0)
+    assert (state.ret_value, state.text()) == (apart.ret_value, apart.text())
+    assert [state[name] for name in ("a", "a2", "b", "e")] == [apart[name] for name in ("a", "a2", "b", "e")]
+
+
+def test_a_join_of_a_branch_that_has_failed_keeps_what_it_gathers(tiny):
+    def body(s):
+        s += "x"
+        fork = s.fork(1)
+        s += sgl.gen("bad", check=lambda _: False)
+        with pytest.raises(sgl.ValueValidationError):
+            s["bad"]
+        with fork[0].checkpoint() as place:
+            fork[0] += sgl.gen("a") + sgl.gen("b", check=lambda _: True)
+            fork.join()
+            place.rollback()
+
+    found, wanted = run(body, tiny), run(body, tiny, push_down=False)
+    assert (found["a"], found["b"]) == (wanted["a"], wanted["b"])
+
+
+def test_a_rollback_goes_back_to_before_its_program(tiny):
+    def run_and_go_back(**settings):
+        gate = threading.Event()
+        state = run(lambda s: s.__iadd__("x" + sgl.gen("a", check=lambda text: gate.wait())), tiny, **settings)
+        with state.checkpoint() as place:
+            gate.set()
+            finished(state.branch.player).wait()
+            state += "y" + sgl.gen("b")
+            state += "y" + sgl.gen("c")
+            place.rollback()
+        state += "z" + sgl.gen("d")
+        return state.text(), state.usage("d").prompt_tokens
+
+    before = tiny.stats()["programs_opened"]
+    assert run_and_go_back() == run_and_go_back(push_down=False)
+    assert tiny.stats()["programs_opened"] == before + 2
+
+
 def test_the_branches_of_a_fork_share_their_steps(tiny):
     def body(s):
         s += "x"

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-
 from sglang_lite.lang.concurrency.pool import in_pool
 from sglang_lite.lang.execution import generation, selection
 from sglang_lite.lang.execution.base_player import BasePlayer
-from sglang_lite.lang.execution.operations import AnswerOp, EventOp, GenOp, JoinOp, MarkOp, Op, SelectOp
-from sglang_lite.protocol import SglError
+from sglang_lite.lang.execution.operations import AnswerOp, EventOp, GenOp, JoinOp, Op, SelectOp
 
 
 async def play_awaited(player: BasePlayer, op: Op) -> None:
@@ -18,12 +15,6 @@ async def play_awaited(player: BasePlayer, op: Op) -> None:
             added = [piece for variable in op.added for piece in await variable.get()]
             if player.is_current(op):
                 player.transcript.append_joined(added)
-        case MarkOp():
-            for variable in op.ended:
-                with contextlib.suppress(SglError):
-                    await variable.get()
-            if op.mark.position is not None and player.is_current(op):
-                player.transcript.go_back(op.mark.position)
         case EventOp():
             await in_pool(op.pool, op.call)
         case GenOp():
@@ -37,6 +28,6 @@ def has_to_wait(op: Op) -> bool:
     """Returns True if an operation that is not played yet has to wait."""
     if isinstance(op, AnswerOp):
         return not op.variable.done
-    if isinstance(op, JoinOp | MarkOp):
-        return not all(variable.done for variable in (op.added if isinstance(op, JoinOp) else op.ended))
+    if isinstance(op, JoinOp):
+        return not all(variable.done for variable in op.added)
     return isinstance(op, EventOp)

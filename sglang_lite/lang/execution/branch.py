@@ -30,7 +30,7 @@ from sglang_lite.lang.execution.operations import (
 )
 from sglang_lite.lang.execution.player import Player
 from sglang_lite.lang.execution.push_down import PushedBranch
-from sglang_lite.lang.execution.reading import added, when_finished
+from sglang_lite.lang.execution.reading import added, close_when_finished
 from sglang_lite.lang.execution.repair_prompt import check_repair
 from sglang_lite.lang.execution.run import Run
 from sglang_lite.lang.execution.transcript import Piece
@@ -437,7 +437,7 @@ class Branch:
         """Notes that the body has ended: undeclared names will never be declared, and the text is complete."""
         self.run.body_open = False
         if self.player.pushed is not None:
-            when_finished(self.player, self.player.pushed.program.close)
+            close_when_finished(self.player, self.player.pushed.program)
         if self.names.awaited or self.player.children or self.player.log is not None:
             for player in self.player.tree():
                 player.declare_no_more()

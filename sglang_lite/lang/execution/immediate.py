@@ -62,8 +62,6 @@ def _read(player: BasePlayer, op: ReadOp) -> bool:
 def _mark(player: BasePlayer, op: MarkOp) -> bool:
     if not op.back:
         op.mark.position = player.transcript.position()
-    elif not all(variable.done for variable in op.ended):
-        return False
     elif op.mark.position is not None:
         player.transcript.go_back(op.mark.position)
     return True

@@ -110,18 +110,10 @@ class JoinOp:
 
 @dataclass(slots=True)
 class MarkOp:
-    """Marks a place in the branch, or rolls back to it if `back` is True.
-
-    Attributes:
-        waits: True if the rollback waits for nodes that a join has claimed, in this branch or in branches forked from
-            it.
-        ended: variables that are settled when the branches that the rollback ends have played what was claimed.
-    """
+    """Marks a place in the branch, or rolls back to it if `back` is True."""
 
     mark: BranchMark
     back: bool
-    waits: bool = False
-    ended: Sequence[Variable] = ()
 
 
 @dataclass(slots=True)

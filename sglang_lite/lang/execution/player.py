@@ -34,6 +34,7 @@ from sglang_lite.lang.execution.operations import (
     EventOp,
     ForkOp,
     GenOp,
+    JoinOp,
     MarkOp,
     Op,
     ReadOp,
@@ -52,7 +53,6 @@ _NOTHING = Text("")  # current operation of a forked branch until its parent has
 # Shared by branches that have never queued anything: a deque of their own would take much memory.
 _NO_QUEUE: deque[Op] = deque()
 _NO_CLAIMS: Mapping[int, Op] = {}
-_ALWAYS = -1  # above every branch
 
 
 class Player(BasePlayer):
@@ -102,6 +102,8 @@ class Player(BasePlayer):
                     self.played.append(op)
                     return
                 self._current = op
+            elif self.pushed is not None and type(op) is JoinOp:
+                self.pushed.claim(op)
         if failure is not None:
             _fail_op(op, failure)
         elif (waits := self._advance(op)) is not None:
@@ -110,12 +112,9 @@ class Player(BasePlayer):
     def _push(self, op: Op) -> None:
         """Hands an operation over to the backend's program, or to a new one if that is closed. Needs the lock."""
         assert self.pushed is not None
-        if not self.pushed.takes(op):
-            goes_back = isinstance(op, MarkOp) and op.back
-            self.pushed = self.pushed.fresh(op if goes_back else self._current, self.transcript.pieces)
-            if goes_back:
-                return
-        self.pushed.add(op)
+        if not self.pushed.add(op):
+            self.pushed = self.pushed.begin_again(self.transcript.pieces)
+            self.pushed.add(op)
 
     def before_adding(self, where: Location | None) -> None:
         """Checks that something may be added. After the end of the body, begins to log the text for streams."""
@@ -165,12 +164,11 @@ class Player(BasePlayer):
     def go_back(self, mark: BranchMark) -> None:
         """Goes back to a mark; a branch that has failed since works again."""
         given_up = RequestAbortedError("a rollback removed this node.")
-        ended = list[Variable]()
-        ends = [end for child in self.children[mark.children :] for end in child.end(self.depth, ended)]
+        ends = [end for child in self.children[mark.children :] for end in child.end(self.depth)]
         with self._lock:
             found = removal(mark, (self._current, *self._queue), self.claims, self.depth)
             running = None if mark.position is None or found.claimed or self._current is _NOTHING else self._current
-            back = MarkOp(mark, back=True, waits=found.claimed or bool(ended), ended=ended)
+            back = MarkOp(mark, back=True)
             if mark.position is not None:
                 self._failure = None
             self._queue = found.kept
@@ -199,14 +197,10 @@ class Player(BasePlayer):
             if last is not None:
                 self.claims = {**self.claims, depth: last}
 
-    def end(self, depth: int, ended: list[Variable]) -> list[Callable[[], object]]:
+    def end(self, depth: int) -> list[Callable[[], object]]:
         """Ends the branch, and those forked from it, as a rollback in a branch of this depth has removed its fork: once
-        everything is played that joins above that branch have claimed. Returns calls that fail what is not claimed.
-
-        Args:
-            ended: receives variables that are settled when what is claimed has been played.
-        """
-        ends = [end for child in self.children for end in child.end(depth, ended)]
+        everything is played that joins above that branch have claimed. Returns calls that fail what is not claimed."""
+        ends = [end for child in self.children for end in child.end(depth)]
         error = self.names.gone
         assert error is not None
         with self._lock:
@@ -216,8 +210,7 @@ class Player(BasePlayer):
                 self._queue = found.kept
         if not found.claimed:
             return [*ends, partial(self._abort, error)]
-        ended.append(self.read(partial(_raise, error)))
-        self.claim(_ALWAYS)
+        self.read(partial(_raise, error))
         return [*ends, *(partial(_fail_op, op, error) for op in found.removed)]
 
     def _abort(self, error: SglError) -> None:

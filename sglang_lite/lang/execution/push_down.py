@@ -29,6 +29,7 @@ from sglang_lite.lang.backend.base import Backend, ProgramAtBackend
 from sglang_lite.lang.concurrency.loop import executor
 from sglang_lite.lang.concurrency.variables import resolve
 from sglang_lite.lang.execution.operations import (
+    BranchMark,
     EventOp,
     ForkOp,
     GenOp,
@@ -91,14 +92,14 @@ class PushedProgram:
     Attributes:
         lock: lock of all its branches; a branch's own lock is taken before it.
         closed: True if no more nodes are accepted; later nodes need a new program.
-        continued: programs in which branches of it go on, and which close when it does.
+        count: number of nodes so far, over all branches.
     """
 
     def __init__(self, backend: Backend, *, stream: bool, priority: int = 0, asks: bool = True) -> None:
         self.backend, self.stream, self.priority, self.asks = backend, stream, priority, asks
         self.lock = threading.RLock()
         self.closed = False
-        self.continued: list[PushedProgram] = []
+        self.count = 0
         self._open: ProgramAtBackend | None = None
         self._outbox: list[tuple[PushedBranch, Node | _Given]] = []  # what is not sent yet
         self._branches: dict[Path, PushedBranch] = {}  # branches that have nodes in the program
@@ -173,16 +174,17 @@ class PushedProgram:
             self._send(self._open)  # the outbox may contain a mark for a later rollback
             self._open.drop(path)
 
-    def close(self) -> None:
-        """Announces that no more nodes will come."""
+    def close(self, count: int | None = None) -> bool:
+        """Announces that no more nodes will come. Returns False if it has got more than `count` nodes, and stays
+        open."""
         with self.lock:
+            if count is not None and self.count > count:
+                return False
             self.closed = True
             self._outbox = []  # nothing waits for it
             if self._open is not None:
                 self._open.close()
-            continued, self.continued = self.continued, []
-        for program in continued:
-            program.close()
+        return True
 
     def _take(self, event: ProgramEvent) -> None:
         """Dispatches an event of the program to its branch. Runs on the executor loop."""
@@ -210,8 +212,6 @@ class PushedBranch:
         count: number of its nodes that are pushed down.
         refused: error with which the backend has refused some of its nodes, or None.
         judged: operations that wait for a verdict, by id.
-        before: the same branch in the program before, until the branch has played the operation behind which it goes on
-            here; else None.
     """
 
     def __init__(self, program: PushedProgram, parent: PushedBranch | None = None) -> None:
@@ -219,7 +219,6 @@ class PushedBranch:
         self.forked_at: tuple[int, int] | None = None
         self.count = 0
         self.refused: SglError | None = None
-        self.before: PushedBranch | None = None
         self._path: Path | None = () if parent is None else None
         self.judged: dict[int, _Judged] = {}
         self._judged_places = set[int]()  # those of all judged nodes so far
@@ -243,42 +242,23 @@ class PushedBranch:
 
     # ------------------------------------------------------------------ the submitting side, under the branch's lock
 
-    def takes(self, op: Op) -> bool:
-        """Returns True if the program can be extended by an operation: it is open, has the mark of a rollback, and need
-        not wait with it (a join without text claims nothing there)."""
-        if isinstance(op, MarkOp) and op.back and op.mark.pushed is not None:
-            return op.mark.pushed[0] is self and not op.waits and not self.program.closed
-        return not self.program.closed
-
-    def add(self, op: Op) -> None:
-        """Pushes an operation down."""
+    def add(self, op: Op) -> bool:
+        """Pushes an operation down. Returns False if the program is closed; nothing of its branches is played then."""
         with self.program.lock:
+            if self.program.closed:
+                return False
             if self._add(op):
                 self.program.flush(self)
+            return True
 
-    def fresh(self, at: Op | None, pieces: Sequence[Piece]) -> PushedBranch:
-        """Copy of the branch in a new program, for what the program does not take.
-
-        Args:
-            at: operation behind which it begins, or None if the branch plays nothing.
-            pieces: text of the branch, used if `at` is None.
-        """
+    def begin_again(self, pieces: Sequence[Piece]) -> PushedBranch:
+        """The branch in a new program, which begins with a mark and the branch's text so far."""
         old = self.program
-        program = PushedProgram(old.backend, stream=old.stream, priority=old.priority, asks=old.asks)
-        with old.lock:
-            if not old.closed:
-                old.continued.append(program)
-        pushed = PushedBranch(program)
-        pushed.begin_after(at, pieces, self)
+        pushed = PushedBranch(PushedProgram(old.backend, stream=old.stream, priority=old.priority, asks=old.asks))
+        pushed.add(MarkOp(BranchMark(), back=False))
+        for span in _spans(pieces):
+            pushed.add(Text(span.text, span.ids, span.special))
         return pushed
-
-    def begin_after(self, at: Op | None, pieces: Sequence[Piece], before: PushedBranch) -> None:
-        """Begins a program with the branch's text so far, or behind an operation. Arguments as of `fresh`."""
-        if at is not None:
-            self.before = before
-            self._put_judged(at, Pause()).known = 0
-        for span in _spans(pieces if at is None else ()):
-            self._put(Text(span.text, span.ids, span.special))
 
     def join(self, node: Join, children: Sequence[PushedBranch | None]) -> Join:
         """Join with the current number of nodes of each joined branch; unchanged if one of them is not in the
@@ -293,8 +273,6 @@ class PushedBranch:
         """Forgets operations that a rollback has removed: no verdict on them will come."""
         for op in ops:
             self.judged.pop(id(op), None)
-        if self.before is not None:
-            self.before.take_back(ops)
 
     def fail(self, ops: Sequence[Op | None], *, taken_back: bool) -> None:
         """Cancels operations, as the first of them, or the branch as a whole, has failed.
@@ -302,8 +280,6 @@ class PushedBranch:
         Args:
             taken_back: whether a rollback behind them has taken them back: then only the wait for a verdict ends.
         """
-        if self.before is not None:
-            self.before.fail(ops, taken_back=taken_back)
         with self.program.lock:
             waits = any(id(op) in self.judged for op in ops[:1])
             self.take_back(ops)
@@ -313,6 +289,7 @@ class PushedBranch:
     def _put(self, node: Node) -> int:
         """Appends a node, and returns its index."""
         self.program.put(self, node)
+        self.program.count += 1
         self.count += 1
         return self.count - 1
 
@@ -335,9 +312,10 @@ class PushedBranch:
             case JoinOp():
                 self._add_join(op)
             case MarkOp() if op.back:
-                if op.mark.pushed is None:  # the mark was never pushed down
-                    return False
-                self._rollbacks.append(self._put(Rollback(op.mark.pushed[1])))
+                branch, place = op.mark.pushed or (None, 0)
+                self._rollbacks.append(self._put(Rollback(place if branch is self else 0)))
+                if branch is not self:  # the mark stands before this program: what is left there is the verdict
+                    self._put_judged(op, Pause()).known = 0
                 return self.program.opened
             case MarkOp():
                 op.mark.pushed = self, self._put(Mark())
@@ -360,23 +338,32 @@ class PushedBranch:
         op.pushed_node, op.is_asked = (self, place), asks
         return asks
 
+    def claim(self, op: JoinOp) -> None:
+        """Lets a join claim what its branches have, although this branch has failed and does not play it."""
+        with self.program.lock:
+            if not self.program.closed:
+                self._put_join(op)
+
     def _add_join(self, op: JoinOp) -> None:
-        branches = [child.pushed for child in op.children if child.pushed is not None and child.pushed.parent is self]
-        if op.node.mode == "concate_and_append" and (not op.node.ends or len(branches) < len(op.children)):
+        if not self._put_join(op) and op.node.mode == "concate_and_append":
             self._put_judged(op, Pause())
-            return
-        if branches and branches[0].forked_at is not None:
-            op.node = msgspec.structs.replace(op.node, fork=branches[0].forked_at[0])
+
+    def _put_join(self, op: JoinOp) -> bool:
+        """Appends the node of a join if the program has its fork. Returns False if not."""
+        branches = [child.pushed for child in op.children if child.pushed is not None and child.pushed.parent is self]
+        forks = [branch.forked_at[0] for branch in branches if branch.forked_at is not None]
+        if not op.node.ends or len(forks) < len(op.children):
+            return False
+        op.node = msgspec.structs.replace(op.node, fork=forks[0])
         self._put(op.node)
+        return True
 
     # -------------------------------------------------------------- the playing side, on the executor loop
 
     def note_start(self, op: Op, pieces: Sequence[Piece]) -> None:
         """Notes how much text a judged operation begins with. Called when the branch begins to play an operation."""
         judged = self.judged.get(id(op))
-        if judged is None and self.before is not None:
-            self.before.note_start(op, pieces)
-        elif judged is not None and judged.known is None:
+        if judged is not None and judged.known is None:
             judged.known = len(pieces)
 
     def ask_again(self, op: GenOp | SelectOp, node: Gen | Select, pieces: Sequence[Piece]) -> None:
@@ -390,18 +377,12 @@ class PushedBranch:
 
     def settle(self, op: Op, pieces: Sequence[Piece]) -> None:
         """Gives the last verdict on an operation if it is judged, as the branch has played it."""
-        before, here = self.before, id(op) in self.judged
-        if here:
+        if id(op) in self.judged:
             with self.program.lock:
                 self._judge(op, pieces)
-                judged = self.judged.pop(id(op))
+                del self.judged[id(op)]
                 if self.program.opened:
                     self.program.flush(self)
-            if before is not None and judged.place == 0:  # what is left of the branch there is not needed
-                self.before = None
-                before.fail((), taken_back=False)
-        elif before is not None:
-            before.settle(op, pieces)
 
     def _judge(self, op: Op, pieces: Sequence[Piece], again: Gen | Select | None = None) -> None:
         judged = self.judged[id(op)]

@@ -11,6 +11,7 @@ from sglang_lite.lang.concurrency.loop import executor
 from sglang_lite.lang.concurrency.variables import Variable, when_all_done
 from sglang_lite.lang.confidence import confidence_in
 from sglang_lite.lang.execution.player import Player, unknown
+from sglang_lite.lang.execution.push_down import PushedProgram
 from sglang_lite.lang.execution.run import Run, current_run
 from sglang_lite.lang.execution.transcript import Piece
 from sglang_lite.lang.results import as_dicts
@@ -147,6 +148,17 @@ def when_finished(player: Player, callback: Callable[[], object]) -> None:
         player.read(nothing).when_done(callback)
         return
     when_all_done([branch.read(nothing) for branch in player.tree()], callback)
+
+
+def close_when_finished(player: Player, program: PushedProgram) -> None:
+    """Closes the program of a branch once nothing of it is left to play."""
+    count = program.count
+
+    def close() -> None:
+        if not program.close(count):
+            close_when_finished(player, program)
+
+    when_finished(player, close)
 
 
 def finished(player: Player) -> Variable:

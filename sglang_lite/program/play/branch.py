@@ -98,7 +98,8 @@ class BranchText(ABC, Generic[PieceT]):
 
 @dataclass(eq=False, slots=True)
 class Claim(Generic[TextT, QueuedT]):
-    """Claim of a join on what the first nodes of a branch add. A rollback in that branch waits for it.
+    """Claim of a join on what the first nodes of a branch add, or, in the branches forked from those that it joins, on
+    their being played. A rollback leaves these nodes.
 
     Attributes:
         joiner: branch that has the join.
@@ -168,7 +169,8 @@ class Branch(Generic[TextT, QueuedT]):
         attempt: number of verdicts that have asked again in the place where it is.
         error: error that it has failed with, or was dropped with; a rollback resets it.
         refused: error that it fails with once its queue is empty, or None.
-        lost: True if it has ended for good: its fork was rolled back, or will never be played.
+        lost: True if it has ended for good, or will once its queue is empty: its fork was rolled back, or will never be
+            played.
         quiet: True if its error is not told when it comes.
         untold: True if its error is told to who adds nodes, as nobody was told of it.
         joining: True while it waits for other branches.
@@ -177,7 +179,7 @@ class Branch(Generic[TextT, QueuedT]):
         joined: its claims on other branches, by the join's place; None if the join doesn't match the forks.
         claims: open claims of joins on this branch.
         marks: places of the text to go back to, by the place of the mark.
-        rollbacks: rollbacks that are not played yet, by place: the mark, and the branches of forks behind it.
+        rollbacks: marks of the rollbacks that are not played yet, by place.
         lengths: number of added pieces behind each played node, by place.
     """
 
@@ -204,7 +206,7 @@ class Branch(Generic[TextT, QueuedT]):
         self.joined: dict[int, list[Claim[TextT, QueuedT]] | None] = {}
         self.claims: list[Claim[TextT, QueuedT]] = []
         self.marks: dict[int, object] = {}
-        self.rollbacks: dict[int, tuple[int, list[Branch[TextT, QueuedT]]]] = {}
+        self.rollbacks: dict[int, int] = {}
         self.lengths: dict[int, int] = {}
 
     @property
@@ -230,18 +232,31 @@ class Branch(Generic[TextT, QueuedT]):
         self.expected += entry.expected
         self._totals.queued += 1
 
-    def pop(self) -> None:
-        _, entry = self.queue.popleft()
+    def pop(self) -> tuple[int, QueuedT]:
+        place, entry = self.queue.popleft()
         self.expected -= entry.expected
         self._totals.queued -= 1
+        return place, entry
 
-    def cut(self, start: int) -> None:
-        """Removes the queued nodes from a place on, and the verdicts on them."""
+    def skip(self, end: int) -> list[tuple[int, QueuedT]]:
+        """Removes the queued nodes before a place, and returns them."""
+        self.rollbacks = {at: mark for at, mark in self.rollbacks.items() if at >= end}
+        removed = []
+        while self.queue and self.queue[0][0] < end:
+            removed.append(self.pop())
+        return removed
+
+    def cut(self, start: int) -> list[tuple[int, QueuedT]]:
+        """Removes the queued nodes from a place on, and the verdicts on them. Returns the nodes."""
         if self.verdicts:
             self.verdicts = {place: each for place, each in self.verdicts.items() if place < start}
+        self.rollbacks = {at: mark for at, mark in self.rollbacks.items() if at < start}
+        removed = []
         while self.queue and self.queue[-1][0] >= start:
-            self.expected -= self.queue.pop()[1].expected
+            removed.append(self.queue.pop())
+            self.expected -= removed[-1][1].expected
             self._totals.queued -= 1
+        return removed
 
     def set_ask(self, ask: Ask[TextT, QueuedT] | None) -> None:
         self._totals.asked += (ask is not None) - (self.ask is not None)
@@ -274,19 +289,24 @@ class Branch(Generic[TextT, QueuedT]):
 
     def add_join(self, place: int, node: Join) -> None:
         """Claims what the branches of a join have at the join's own place."""
-        if node.mode == "gather_variable":
-            return
         last = max(self.joins, default=-1)
         places = [at for at in self.forks if (at > last if node.fork is None else at == node.fork)]
         children = [child for at in places for child in self.forks[at]]
         ends: Sequence[int | None] = node.ends or [None] * len(children)
         matches = len(children) == len(ends)
-        self.joined[place] = [child.claim(self, end) for child, end in zip(children, ends)] if matches else None
-        self.joins.append(place)
+        claims = [child.claim(self, end) for child, end in zip(children, ends)] if matches else None
+        if node.mode == "concate_and_append":
+            self.joined[place] = claims
+            self.joins.append(place)
 
     def claim(self, joiner: Branch[TextT, QueuedT], end: int | None) -> Claim[TextT, QueuedT]:
-        """Claims what the first `end` nodes add (None: all nodes so far) for a join of another branch."""
+        """Claims what the first `end` nodes add (None: all nodes so far) for a join of another branch, and all nodes of
+        the branches that they fork."""
         claim = Claim(joiner, self.count if end is None else end)
+        for place, branches in self.forks.items():
+            if place < claim.end:
+                for child in branches:
+                    child.claim(joiner, None)
         self.claims.append(claim)
         self.settle_claims()
         if self.error is not None:
@@ -339,43 +359,37 @@ class Branch(Generic[TextT, QueuedT]):
     def has_mark(self, mark: int) -> bool:
         """Returns True if a mark is played or queued, and no queued rollback removes it."""
         known = mark in self.marks or any(place == mark for place, _ in self.queue)
-        return known and not any(to < mark < at for at, (to, _) in self.rollbacks.items())
+        return known and not any(to < mark < at for at, to in self.rollbacks.items())
 
-    def add_rollback(self, mark: int, at: int) -> int:
-        """Notes a rollback, and forgets the forks and joins that it removes. Returns the place from which on queued
-        nodes are removed: those before are claimed, or not behind the mark."""
-        claimed = max((claim.end for claim in self.claims if mark + 1 < claim.end <= at), default=0)
-        end = max(claimed, mark + 1)
+    def claimed(self, below: Branch[TextT, QueuedT], at: int) -> int:
+        """Number of nodes that a rollback of a branch leaves here, as joins above that branch have claimed them.
+
+        Args:
+            at: number of nodes when the rollback is added.
+        """
+        above = (claim.end for claim in self.claims if len(claim.joiner.path) < len(below.path))
+        return max((end for end in above if end <= at), default=0)
+
+    def take_back(self, mark: int, at: int) -> tuple[int, list[Branch[TextT, QueuedT]]]:
+        """Forgets the forks and joins that a rollback at `at` removes. Returns the place from which on it removes
+        queued nodes, as those before are claimed or not behind the mark, and the branches of the forks."""
+        claimed = self.claimed(self, at)
         gone = [child for place, branches in self.forks.items() if place > mark for child in branches]
         self.forks = {place: branches for place, branches in self.forks.items() if place <= mark}
         self.joins = [place for place in self.joins if place <= mark]
         self.joined = {place: claims for place, claims in self.joined.items() if place <= mark or place < claimed}
-        self.rollbacks[at] = mark, gone + self.skip_rollbacks(end)
-        return end
+        return max(claimed, mark + 1), gone
 
     def next_rollback(self) -> int | None:
-        """Place of the first rollback that takes back what is being played, or None. The nodes before are skipped."""
-        found = min((at for at, (mark, _) in self.rollbacks.items() if mark in self.marks), default=None)
-        if found is not None:
-            while self.queue and self.queue[0][0] < found:
-                self.pop()
-            self.rollbacks[found][1].extend(self.skip_rollbacks(0, found))
-        return found
+        """Place of the first rollback that takes back what is being played, or None."""
+        return min((at for at, mark in self.rollbacks.items() if mark in self.marks), default=None)
 
-    def go_back(self, at: int) -> list[Branch[TextT, QueuedT]]:
-        """Plays the rollback at a place. Returns the branches of forks that it removes. Raises ProgramError if its
-        branch does not have its mark."""
-        if at not in self.rollbacks:
+    def go_back(self, at: int) -> None:
+        """Plays the rollback at a place. Raises ProgramError if its branch does not have its mark."""
+        mark = self.rollbacks.pop(at, None)
+        if mark is None:
             raise ProgramError("a rollback names a mark that its branch does not have.")
         assert self.text is not None
-        mark, gone = self.rollbacks.pop(at)
         self.text.go_back(self.marks[mark])
         self.marks = {place: each for place, each in self.marks.items() if place <= mark}
         self.lengths = {place: length for place, length in self.lengths.items() if place <= mark}
-        return gone
-
-    def skip_rollbacks(self, start: int, end: int | None = None) -> list[Branch[TextT, QueuedT]]:
-        """Forgets the rollbacks between two places that are not played yet. Returns the branches of forks that they
-        would have removed."""
-        skipped = [at for at in self.rollbacks if at >= start and (end is None or at < end)]
-        return [child for at in skipped for child in self.rollbacks.pop(at)[1]]

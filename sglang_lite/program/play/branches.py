@@ -47,6 +47,9 @@ class Branches(Generic[TextT, QueuedT]):
         for child, nodes in zip(made, branches):
             child.count = len(nodes)
             self.by_path[child.path] = child
+            for claim in branch.claims:  # of joins that came first, as the nodes of a branch came with its fork
+                if place < claim.end:
+                    child.claim(claim.joiner, None)
         branch.forks[place] = made
         return made
 
@@ -73,9 +76,24 @@ class Branches(Generic[TextT, QueuedT]):
         self.ready += branch.mark_played(place)
         self.ready.appendleft(branch)  # first, so that a driver can continue where it is
 
+    def roll_back(self, branch: Branch[TextT, QueuedT], mark: int, at: int, entry: QueuedT) -> None:
+        """Removes what is under way behind a mark but not claimed, and goes back at once if nothing before is left."""
+        end, gone = branch.take_back(mark, at)
+        error = RequestAbortedError("a rollback removed the fork of this branch.")
+        for child in gone:
+            self.lose(child, error, quiet=True, below=branch)
+        waits = end > mark + 1 or mark not in branch.marks
+        removed = branch.cut(end) if waits else self.stop(branch)
+        self.lose_forks(branch, removed, error, quiet=True)
+        branch.rollbacks[at], branch.refused, branch.quiet = mark, None, False
+        if waits:
+            branch.push(at, entry)
+        else:
+            branch.error = None
+            self.go_back(branch, at)
+
     def go_back(self, branch: Branch[TextT, QueuedT], at: int) -> None:
-        for child in branch.go_back(at):
-            self.lose(child, RequestAbortedError("a rollback removed the fork of this branch."), quiet=True)
+        branch.go_back(at)
         self.ready += branch.mark_played(at)
 
     def fail(
@@ -88,45 +106,67 @@ class Branches(Generic[TextT, QueuedT]):
         if back is None:
             self.give_up(branch, error)
         else:
-            self.give_up_ask(branch)
-            self.ready += [*branch.fail_claims(error, back), branch]
+            self.skip(branch, back, error)
 
-    def lose(self, branch: Branch[TextT, QueuedT], error: SglError, *, quiet: bool = False) -> None:
+    def skip(self, branch: Branch[TextT, QueuedT], back: int, error: SglError) -> None:
+        """Goes on with a queued rollback that takes back what a branch plays, which is not claimed any more."""
+        branch.paused = None
+        self.give_up_ask(branch)
+        self.lose_forks(branch, branch.skip(back), error, quiet=True)
+        self.ready += [*branch.fail_claims(error, back), branch]
+
+    def lose(
+        self,
+        branch: Branch[TextT, QueuedT],
+        error: SglError,
+        *,
+        quiet: bool = False,
+        below: Branch[TextT, QueuedT] | None = None,
+    ) -> None:
         """Ends a branch and those forked from it for good.
 
         Args:
             quiet: whether the error is told only if nodes are added later.
+            below: branch that has rolled back: what joins above it have claimed is still played.
         """
-        if branch.lost:
-            return
-        branch.lost, branch.quiet = True, quiet
-        if branch.error is None:
-            if not quiet:
+        claimed = 0 if below is None else branch.claimed(below, branch.count)
+        if branch.error is None and claimed > 0:
+            branch.refused = error
+            branch.cut(claimed)
+        elif branch.error is None:
+            if not (quiet or branch.lost):
                 self.effects.append(Failed((*branch.path, branch.next_place), None, error))
             self.give_up(branch, error, quiet=quiet)
-        branch.untold = quiet
-        for child in branch.children:
-            self.lose(child, error, quiet=quiet)
+        if not branch.lost:
+            branch.lost, branch.quiet, branch.untold = True, quiet, quiet
+            for child in branch.children:
+                self.lose(child, error, quiet=quiet, below=below)
+
+    def lose_forks(
+        self, branch: Branch[TextT, QueuedT], removed: Sequence[tuple[int, QueuedT]], error: SglError, *, quiet: bool
+    ) -> None:
+        """Ends the branches of forks that are not played, as they are among the nodes that were removed."""
+        for place, entry in removed:
+            for i in range(len(entry.branches)):
+                self.lose(self.by_path[(*branch.path, place, i)], error, quiet=quiet)
 
     def end_refused(self, branch: Branch[TextT, QueuedT]) -> None:
         if branch.refused is not None:
             self.give_up(branch, branch.refused, quiet=branch.quiet)
 
     def give_up(self, branch: Branch[TextT, QueuedT], error: SglError, *, quiet: bool = False) -> None:
-        """Ends a branch with an error, and the branches of forks that will not be played (`quiet`: as in `_lose`)."""
+        """Ends a branch with an error, and the branches of forks that will not be played (`quiet`: as of `lose`)."""
         branch.error = error
-        ended = [child for child in branch.children if child.text is None] + branch.skip_rollbacks(0)
-        self.stop(branch)
+        removed = self.stop(branch)
         self.ready += branch.fail_claims(error)
-        for child in ended:
-            self.lose(child, error, quiet=quiet)
+        self.lose_forks(branch, removed, error, quiet=quiet)
 
-    def stop(self, branch: Branch[TextT, QueuedT]) -> None:
-        """Discards what is asked and queued."""
+    def stop(self, branch: Branch[TextT, QueuedT]) -> list[tuple[int, QueuedT]]:
+        """Discards what is asked and queued. Returns what was queued."""
         branch.refused, branch.joining, branch.paused = None, False, None
         self.give_up_ask(branch)
-        branch.cut(0)
         self.effects.append(Idle(branch))
+        return branch.cut(0)
 
     def give_up_ask(self, branch: Branch[TextT, QueuedT]) -> None:
         if branch.ask is not None:

@@ -7,10 +7,12 @@ Rules, beside those in program/nodes.py:
 - A node is named by the path of its branch and its place there: the number of nodes that the branch was given before.
 - A branch that fails stays failed: its queued and later nodes are not played, nor the branches that they would fork.
   Branches that were forked before play on. A rollback to a mark before the failed node revives the branch.
-- A join claims what its branches have at its own place in the program, and fails if a claimed node does.
+- A join claims what its branches have at its own place in the program, and what those forked from them have. It fails
+  if a node whose text it appends does. A join of a failed branch claims, too.
 - A branch waits at a judged node for the verdict, also if its answer has failed. The verdict may come before the branch
   or the answer does, which is then given up. Claims wait for it, too.
-- A rollback takes effect as soon as it is received, but nodes that a join has claimed are played before.
+- A rollback takes effect as soon as it is received, but nodes that a join above its branch has claimed are played,
+  those of its own branch before it. The branches that it ends play such nodes, too, and end then.
 """
 
 from __future__ import annotations
@@ -142,13 +144,11 @@ class Player(Generic[TextT, QueuedT]):
         """Ends a branch, from its next answer on, without telling. The caller may have played what is before it by
         itself, and a rollback can revive the branch."""
         branch = self._branches.by_path.get(path)
-        if branch is None or branch.lost:
+        if branch is None or (branch.lost and branch.error is not None):
             return
         error = branch.refused or RequestAbortedError("the branch was dropped.")
         if branch.judged_place is not None and (back := branch.next_rollback()) is not None:
-            self._branches.give_up_ask(branch)  # the caller has refused an answer that it has already taken back
-            branch.paused = None
-            self._branches.ready += [*branch.fail_claims(error, back), branch]
+            self._branches.skip(branch, back, error)  # the caller has refused an answer that it has already taken back
             self._run()
             return
         branch.refused, branch.quiet = error, True
@@ -157,9 +157,7 @@ class Player(Generic[TextT, QueuedT]):
             waits = ((at, isinstance(entry.node, Gen | Select | Pause)) for at, entry in branch.queue)
             place = next((at for at, answered in waits if answered and not branch.is_decided(at)), None)
             if place is not None:
-                branch.cut(place)
-                for child in branch.skip_rollbacks(place):
-                    self._branches.lose(child, branch.refused, quiet=True)
+                self._branches.lose_forks(branch, branch.cut(place), error, quiet=True)
             if branch.ask is not None or branch.queue:
                 return
         self._branches.end_refused(branch)
@@ -190,15 +188,19 @@ class Player(Generic[TextT, QueuedT]):
         for place, entry in enumerate(entries, first):
             node = entry.node
             if isinstance(node, Rollback):
-                self._roll_back(branch, node.mark, place, entry)
+                if branch.has_mark(node.mark):
+                    if not branch.lost:
+                        self._branches.roll_back(branch, node.mark, place, entry)
+                elif branch.error is None and branch.refused is None:  # else the branch has failed before the mark
+                    branch.push(place, entry)  # fails when it is played
                 continue
             failure = branch.error or branch.refused
             if isinstance(node, Fork):
                 made = self._branches.announce(branch, place, entry.branches)
                 forked += [(child, nodes, failure, branch.quiet) for child, nodes in zip(made, entry.branches)]
+            if isinstance(node, Join):  # of a failed branch, too: when it has failed is a matter of timing
+                branch.add_join(place, node)
             if failure is None:
-                if isinstance(node, Join):
-                    branch.add_join(place, node)
                 branch.push(place, entry)
             elif branch.untold and told:
                 branch.untold = False
@@ -208,24 +210,6 @@ class Player(Generic[TextT, QueuedT]):
             if failure is not None:
                 self._branches.lose(child, failure, quiet=quiet)
         self._branches.ready.append(branch)
-
-    def _roll_back(self, branch: Branch[TextT, QueuedT], mark: int, at: int, entry: QueuedT) -> None:
-        """Removes what is queued behind a mark but not claimed, and goes back at once if nothing before is left."""
-        if not branch.has_mark(mark):
-            if branch.error is None and branch.refused is None:
-                branch.push(at, entry)  # fails when it is played
-            return  # else the branch has failed before the mark
-        if branch.lost:
-            return
-        end = branch.add_rollback(mark, at)
-        if end > mark + 1 or mark not in branch.marks:
-            branch.cut(end)
-            branch.push(at, entry)
-            branch.refused, branch.quiet = None, False
-        else:
-            self._branches.stop(branch)
-            branch.error, branch.quiet = None, False
-            self._branches.go_back(branch, at)
 
     # ------------------------------------------------------------------------------------------------- playing
 

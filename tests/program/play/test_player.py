@@ -140,7 +140,7 @@ class Plain:
     def __init__(self, path=(), text="P"):
         self.path, self.before, self.count, self.marks = path, text, 0, {}
         self.added, self.forks, self.failed, self.lost = [], {}, False, False
-        self.joins = [-1]
+        self.joins, self.asked, self.gathered = [-1], [], {}
 
     @property
     def text(self):
@@ -155,6 +155,8 @@ class Plain:
                 for at in [at for at in self.forks if at > node.mark]:
                     for child in self.forks.pop(at):
                         child.lose()
+                self.asked = [key for key in self.asked if key[-1] <= node.mark]
+                self.gathered = {at: keys for at, keys in self.gathered.items() if at <= node.mark}
                 self.joins = [at for at in self.joins if at <= node.mark]
             return
         if isinstance(node, Fork):
@@ -163,6 +165,9 @@ class Plain:
                 tree[child.path] = child
                 if self.failed:
                     child.lose()
+        if isinstance(node, Join) and node.mode == "gather_variable" and not self.lost:
+            trees = [each for child in self.forks[node.fork] for each in child.tree()]
+            self.gathered[place] = [key for each in trees for key in each.asked]
         if self.failed:
             return
         match node:
@@ -170,7 +175,7 @@ class Plain:
                 self.failed = text == "!"
                 self.added += [text] * (not self.failed)
             case Gen():
-                if node.name == "early":
+                if node.name == "early":  # it may be decided before it is asked
                     prompts[(*self.path, place)] = self.text
                     self.added.append("e")
                 else:
@@ -181,10 +186,11 @@ class Plain:
                     self.ask((*self.path, place), False, prompts)
             case Mark():
                 self.marks[place] = list(self.added)
-            case Join(fork):
+            case Join(fork, mode="concate_and_append"):
                 self.join(place, [self.forks[fork]] if fork is not None else self.since_join())
 
     def ask(self, key, judged, prompts):
+        self.asked.append(key)
         for attempt in range(3):
             prompts[(*key, *[-1] * attempt)] = self.text
             found = answer(self.text)
@@ -207,8 +213,14 @@ class Plain:
             for child in children:
                 self.added += child.added
 
+    def tree(self):
+        """The branch and all that were forked from it."""
+        for branch in (found := [self]):
+            found += [child for children in branch.forks.values() for child in children]
+        return found
+
     def lose(self):
-        self.lost = self.failed = True
+        self.lost, self.failed, self.gathered = True, True, {}
         for children in self.forks.values():
             for child in children:
                 child.lose()
@@ -217,7 +229,8 @@ class Plain:
 def random_steps(draw, tree):
     """Yields (path, node) in an order in which a program could be written; `tree` has the branches so far."""
     for i in range(draw.randrange(5, 40)):
-        branch = tree[draw.choice([path for path, each in tree.items() if not each.lost or draw.random() < 0.1])]
+        paths = [path for path, each in tree.items() if not each.lost or draw.random() < 0.1]
+        branch = tree[draw.choice(paths[-3:] if draw.random() < 0.3 else paths)]
         kind = draw.random()
         if kind < 0.3:
             node: Node = Text("!" if draw.random() < 0.04 else f"t{i} ")
@@ -230,6 +243,8 @@ def random_steps(draw, tree):
             fork = draw.choice(list(branch.forks))
             ends = tuple(child.count for child in branch.forks[fork])
             node = Join(None) if draw.random() < 0.3 else Join(fork, ends if draw.random() < 0.5 else ())
+            if draw.random() < 0.5:
+                node = Join(fork, mode="gather_variable")
         elif kind < 0.92:
             node = Mark()
         elif branch.marks:
@@ -255,6 +270,9 @@ def test_the_order_of_answers_changes_no_text(hurry):
         if not main.failed:
             assert str(driver.player.main.text) == main.text, seed
         assert driver.prompts.items() <= prompts.items(), seed
+        assert {
+            key for branch in tree.values() for keys in branch.gathered.values() for key in keys
+        } <= driver.prompts.keys(), seed
         assert driver.player.totals.queued == driver.player.totals.asked == 0
 
 
@@ -269,6 +287,17 @@ def test_the_next_ask_of_an_answered_branch_comes_first():
     driver.player.answered(driver.asks[0], ("A",))
     effects = driver.player.effects()
     assert [(*each.branch.path, each.place) for each in effects if isinstance(each, Ask)] == [(0, 0, 1), (2,)]
+
+
+def test_a_join_claims_also_if_its_branch_has_failed():
+    driver = Driver(random.Random(0))
+    driver.add((), Fork(((),)), Text("!"))
+    driver.add((0, 0), Mark(), Gen("a"), Gen("b"))
+    driver.add((), Join(0, (3,), "gather_variable"))
+    driver.add((0, 0), Rollback(0))
+    driver.player.answered(driver.asks.pop(), ("A",))
+    driver.take()
+    assert asked(driver) == [(0, 0, 2)]
 
 
 def test_a_stale_answer_is_ignored():
@@ -331,6 +360,28 @@ def test_a_branch_is_told_to_begin_before_its_first_ask():
     driver.answer_one()
     kinds = [type(each) for each in driver.events if not isinstance(each, Idle)]
     assert kinds == [Ask, Forked, Ask]
+
+
+def test_a_rollback_leaves_what_a_join_above_it_gathers_from_the_branches_that_it_ends():
+    driver = Driver(random.Random(0))
+    driver.add((), Fork(((),)))
+    driver.add((0, 0), Mark(), Fork(((Gen("a"),), (Gen("b"),))))
+    driver.add((0, 0, 1, 1), Gen("c"))
+    driver.add((0, 0), Join(1, (1, 1), "gather_variable"))  # goes with what it claims
+    driver.add((), Join(0, (3,), "gather_variable"), Text("x"))
+    driver.add((0, 0, 1, 0), Gen("late"))
+    driver.add((0, 0), Rollback(0), Gen("d"))
+    driver.close()
+    assert driver.prompts[0, 0, 4] == "P"
+    assert driver.prompts.keys() == {(0, 0, 1, 0, 0), (0, 0, 1, 1, 0), (0, 0, 1, 1, 1), (0, 0, 4)}
+    assert not driver.errors
+
+
+def test_a_rollback_leaves_nothing_that_only_a_join_which_it_removes_gathers():
+    driver = Driver(random.Random(0))
+    driver.add((), Mark(), Fork(((Gen("a"),),)), Join(1, mode="gather_variable"))
+    driver.add((), Rollback(0), Gen("b"))
+    assert asked(driver) == [(4,)]
 
 
 def test_a_rollback_to_a_mark_that_an_earlier_one_has_removed_fails():

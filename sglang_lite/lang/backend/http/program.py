@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import json
 import secrets
+import sys
 from collections import Counter, deque
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
@@ -55,7 +55,8 @@ class RemoteProgram:
         self._unsent: deque[dict[str, Any]] = deque()
         self._verdicts: list[dict[str, Any]] = []  # all so far: a program that is sent again needs them again
         self._closed = False
-        self._repeatable = True  # False after a drop or rollback, whose effect depends on timing
+        # Number of items before the first drop or rollback; what follows depends on timing, and can't be sent again.
+        self._before_going_back = sys.maxsize
         self._delivered = _DeliveredEvents()
         self._id: str | None = None
         self._sending = False
@@ -93,24 +94,23 @@ class RemoteProgram:
     # ----------------------------------------------------------------------------------------- the executor loop
 
     def _extend(self, path: Path, nodes: Sequence[Node], data: Any) -> None:
-        if any(isinstance(node, Rollback) for node in nodes):
-            self._repeatable = False
         self._branches.setdefault(path, []).extend(nodes)
-        self._add({"path": list(path), "nodes": data})
+        self._add({"path": list(path), "nodes": data}, goes_back=any(isinstance(node, Rollback) for node in nodes))
 
     def _judge(self, item: dict[str, Any]) -> None:
         self._verdicts.append(item)
         self._add(item)
 
     def _drop(self, path: Path) -> None:
-        self._repeatable = False
-        self._add({"path": list(path), "drop": True})
+        self._add({"path": list(path), "drop": True}, goes_back=True)
 
     def _close(self) -> None:
         self._closed = True
         self._send_soon()
 
-    def _add(self, item: dict[str, Any]) -> None:
+    def _add(self, item: dict[str, Any], *, goes_back: bool = False) -> None:
+        if goes_back:
+            self._before_going_back = min(self._before_going_back, self._count)
         self._count += 1
         self._unsent.append(item)
         if self._task is None and not self._over:
@@ -139,7 +139,7 @@ class RemoteProgram:
                 except RETRYABLE_ERRORS as lost:
                     error = lost
                 self._id = self._lost = None
-                if not self._repeatable:
+                if self._before_going_back < sys.maxsize:
                     raise error
                 await self._retries.pause(error)
         except SglError as error:
@@ -164,7 +164,7 @@ class RemoteProgram:
             raise BackendError(
                 "the connections to the server were closed.", hint="Call shutdown() after all results are read."
             )
-        branches = self._all_before_drop()
+        branches = self._first_nodes()
         self._delivered.begin()
         grows = bool(self._unsent) or not self._closed
         body: dict[str, Any] = {
@@ -185,13 +185,12 @@ class RemoteProgram:
                 else:
                     self._end(event)
 
-    def _all_before_drop(self) -> dict[Path, Sequence[Node]]:
-        """Nodes for the first request: all, or if a branch was dropped already, those before that. Items for further
-        requests remain: a drop ends what stands before it, and not what comes after. All verdicts come before them, as
-        only a program in which nothing was dropped is sent again."""
-        drop = next((i for i, each in enumerate(self._unsent) if "drop" in each), len(self._unsent))
-        rest = (each for each in itertools.islice(self._unsent, drop, None) if "verdict" not in each)
-        self._unsent = deque([*self._verdicts, *rest])
+    def _first_nodes(self) -> dict[Path, Sequence[Node]]:
+        """Nodes for the first request: all, or those before the first drop or rollback, which ends what stands before
+        it, and not what comes after. Items for further requests remain: what follows, behind the verdicts so far."""
+        rest = [*self._unsent][self._before_going_back :]
+        earlier = len(self._verdicts) - sum("verdict" in each for each in rest)
+        self._unsent = deque([*self._verdicts[:earlier], *rest])
         later = Counter[Path]()
         for each in self._unsent:
             later[tuple(each["path"])] += len(each.get("nodes", ()))
