@@ -69,7 +69,7 @@ from sglang_lite.runtime.models.resolve import resolve
 from sglang_lite.runtime.requests.output_builder import Sink
 from sglang_lite.runtime.requests.resolved_params import LogitProcessor
 from sglang_lite.runtime.tokens.tokenizer import Tokenizer
-from sglang_lite.wire.failure import as_failure
+from sglang_lite.wire.failure import Failure, as_failure
 
 if TYPE_CHECKING:
     from sglang_lite.runtime.structured_output.base import CompiledGrammar
@@ -186,27 +186,6 @@ class CoreClient:
         self._begin(number, request, OpenSubmission(), lambda: sink)
         return _OpenProgram(self, self._link, number)
 
-    def extend(self, number: int, path: BranchPath, nodes: Sequence[Node]) -> None:
-        """Adds nodes to a branch of an open program: see `EngineProgram.extend`."""
-        self.gate.check_open()
-        check_nodes(nodes, path)
-        refused = {i: error for i, error in self.builder.refused(nodes).items() if isinstance(nodes[i], Gen)}
-        if refused:  # parameters of refused nodes may have any type, and may not be serialisable
-            nodes = [
-                Gen(node.name, where=node.where) if isinstance(node, Gen) and i in refused else node
-                for i, node in enumerate(nodes)
-            ]
-        self._link.send(number, Extend(path, tuple(nodes), {i: as_failure(error) for i, error in refused.items()}))
-
-    def judge(self, number: int, path: BranchPath, place: int, verdict: Verdict) -> None:
-        """Gives a verdict on a node of an open program: see `EngineProgram.judge`."""
-        self.gate.check_open()
-        check_verdict(path, place, verdict)
-        if verdict.again is not None:  # invalid parameters may have any type, and may not be serialisable
-            for error in self.builder.refused((verdict.again,)).values():
-                raise error
-        self._link.send(number, Judge(path, place, verdict))
-
     # ---------------------------------------------------------------------------------- calls with one answer
 
     def ask(self, call: EngineCall[R]) -> Future[R]:
@@ -299,10 +278,22 @@ class _OpenProgram:
         self._core, self._link, self._number = core, link, number
 
     def extend(self, path: BranchPath, nodes: Sequence[Node]) -> None:
-        self._core.extend(self._number, path, nodes)
+        self._core.gate.check_open()
+        check_nodes(nodes, path)
+        sent, refused = [*nodes], dict[int, Failure]()
+        for i, error in self._core.builder.refused(nodes).items():
+            node = nodes[i]
+            if isinstance(node, Gen):  # its parameters may have any type, and may not be serialisable
+                sent[i], refused[i] = Gen(node.name, where=node.where), as_failure(error)
+        self._link.send(self._number, Extend(path, tuple(sent), refused))
 
     def judge(self, path: BranchPath, place: int, verdict: Verdict) -> None:
-        self._core.judge(self._number, path, place, verdict)
+        self._core.gate.check_open()
+        check_verdict(path, place, verdict)
+        if verdict.again is not None:  # invalid parameters may have any type, and may not be serialisable
+            for error in self._core.builder.refused((verdict.again,)).values():
+                raise error
+        self._link.send(self._number, Judge(path, place, verdict))
 
     def drop(self, path: BranchPath) -> None:
         self._link.send(self._number, DropBranch(path))

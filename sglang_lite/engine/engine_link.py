@@ -41,6 +41,7 @@ from sglang_lite.engine.signs_of_life import LOOK_S
 from sglang_lite.protocol import EngineClosedError
 from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.core.gate import CLOSED, Gate
+from sglang_lite.runtime.core.submission import OpenRequest
 from sglang_lite.runtime.host import startup_messages
 from sglang_lite.wire.failure import as_error
 
@@ -125,7 +126,10 @@ class EngineLink:
             self._gate.check_open()
             entry.sink, entry.process = counted(), self._process
             self.submissions.add(number, entry)
-            _send_to(self._process, data)
+            if isinstance(request, OpenRequest):  # nothing is to be played yet
+                entry.unsent = data
+            else:
+                _send_to(self._process, data)
 
     def send(self, number: int, message: Extend | Judge | DropBranch | Close | Abort) -> None:
         """Sends a message of an open submission, unless that has ended. Sends nothing from a forked copy."""
@@ -134,7 +138,8 @@ class EngineLink:
         data = frame([(number, message)])
         with self.submissions.lock:
             if (entry := self.submissions.get(number)) is not None:
-                _send_to(entry.process, data)
+                _send_to(entry.process, entry.unsent + data)
+                entry.unsent = b""
 
     def abort(self, number: int) -> None:
         self.send(number, Abort())

@@ -24,11 +24,12 @@ logger = logging.getLogger("sglang_lite")
 class OpenSubmission:
     """Submission whose last event has not come."""
 
-    __slots__ = ("cached", "expected_ends", "failed", "process", "sink")
+    __slots__ = ("cached", "expected_ends", "failed", "process", "sink", "unsent")
 
     def __init__(self, expected_ends: int = 1) -> None:
         self.expected_ends = expected_ends  # number of last events that have not come
         self.cached = -1  # cached tokens of the prompt; -1 while unknown
+        self.unsent = b""  # frame that goes with the next one
         self.failed = False  # True if the sink has raised: it is then called with last events only
         self.sink: Callable[[Any], None]
         self.process: EngineProcess

@@ -71,7 +71,10 @@ class Expressions(Expression):
 
     def walk(self) -> Iterator[Expression]:
         for part in self.expr_list:
-            yield from as_expression(part).walk()
+            if isinstance(part, Expressions):
+                yield from part.walk()
+            else:
+                yield part if isinstance(part, Expression) else as_expression(part)
 
     def __repr__(self) -> str:
         return f"ExprList({list(self.expr_list)!r})"

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import sglang_lite as sgl
+from sglang_lite.engine.connection import Connection
 from sglang_lite.lang.concurrency.loop import executor
 from sglang_lite.lang.concurrency.variables import Variable
 from sglang_lite.protocol import Generation
@@ -113,6 +114,32 @@ def test_a_program_takes_so_many_calls_at_most(backend, program, most):
     # Threads of hooks are counted from their beginning. The least of three: what others have left on the executor loop
     # may run meanwhile.
     assert min(calls(partial(run, program, made() if backend is Hooks else warm)) for _ in range(3)) <= most
+
+
+def test_a_first_generation_takes_one_write_and_so_many_calls_on_its_own_thread(folders):
+    made = []
+
+    def note(frame, event, _arg):
+        if event == "call" and frame.f_code.co_filename.startswith(PACKAGE):
+            made.append(frame.f_code)
+
+    @sgl.function
+    def body(s):
+        made.clear()
+        before = sys.getprofile()
+        sys.setprofile(note)
+        try:
+            s += "Answer this question, please: " + sgl.gen("a", max_tokens=1)
+            s.text()
+        finally:
+            sys.setprofile(before)
+
+    settings = dict(dtype="float32", max_running=4, max_total_tokens=1024, threads=1)
+    with sgl.Engine(folders[0], **settings, in_process=False) as engine:
+        for _ in range(3):  # what is kept from run to run is there then
+            body.run(backend=engine).sync()
+    assert sum(code is Connection.send.__code__ for code in made) == 1
+    assert len(made) <= 130  # 113 with Python 3.11
 
 
 class Waiting(sgl.BaseBackend):

@@ -24,7 +24,6 @@ from sglang_lite.lang.execution.operations import (
     GenOp,
     JoinOp,
     MarkOp,
-    Op,
     ScopeOp,
     SelectOp,
 )
@@ -127,7 +126,7 @@ class Branch:
         if isinstance(expr, str) and "<coroutine object " in expr:
             check_awaited("+=", expr, where)
         if type(expr) is str and self._matcher is None:  # fast path of _put_text, where most time is spent
-            self._put(Text(expr, None, self._role is None, where=where))
+            self.player.put(Text(expr, None, self._role is None, where=where))
         elif isinstance(expr, str):
             self._put_text(expr, where)
         elif not isinstance(expr, Expression):
@@ -152,9 +151,9 @@ class Branch:
             case Text():
                 self._put_text(expression.text, where, expression.ids, special=expression.special)
             case SglGen():
-                self._put(self._gen(expression, where))
+                self.player.put(self._gen(expression, where))
             case SglSelect():
-                self._put(self._select(expression, where))
+                self.player.put(self._select(expression, where))
             case TurnBegin():
                 self._begin_turn(expression.role, where)
             case TurnEnd():
@@ -162,7 +161,7 @@ class Branch:
             case ScopeBegin():
                 variable = Variable(where)
                 self.names.scopes[expression.name] = (*self.names.scopes.get(expression.name, ()), variable)
-                self._put(ScopeOp(ScopeBegin(expression.name, where=where), variable))
+                self.player.put(ScopeOp(ScopeBegin(expression.name, where=where), variable))
             case ScopeEnd():
                 if expression.name not in self.names.scopes:
                     raise ProgramError(f"the variable scope {expression.name!r} is not open.", where=where)
@@ -170,7 +169,7 @@ class Branch:
                 if outer:
                     self.names.scopes[expression.name] = tuple(outer)
                 self.names.declare(expression.name, variable)
-                self._put(ScopeOp(ScopeEnd(expression.name, where=where), variable))
+                self.player.put(ScopeOp(ScopeEnd(expression.name, where=where), variable))
             case GrammarBegin():
                 self._begin_grammar(expression, where)
             case GrammarEnd():
@@ -194,7 +193,7 @@ class Branch:
             text = str.__str__(text)  # a subclass of str is not plain data
         if self._matcher is not None:  # raises at the user's line
             self._matcher.push(text)
-        self._put(Text(text, ids, special and self._role is None, where=where))
+        self.player.put(Text(text, ids, special and self._role is None, where=where))
 
     def _begin_grammar(self, node: GrammarBegin, where: Location | None) -> None:
         from sglang_lite.constraints.byte_matcher import ByteMatcher
@@ -207,13 +206,13 @@ class Branch:
             )
         self._matcher = ByteMatcher(node.constraint)
         self._grammar = node.constraint
-        self._put(GrammarBegin(node.constraint, where=where))
+        self.player.put(GrammarBegin(node.constraint, where=where))
 
     def _end_grammar(self, where: Location | None) -> None:
         if self._grammar is None:  # a rollback has removed the grammar's beginning
             return
         ahead, self._grammar, self._matcher = self._matcher, None, None
-        self._put(GrammarEnd(where=where))
+        self.player.put(GrammarEnd(where=where))
         if ahead is not None:
             ahead.end()
 
@@ -281,9 +280,6 @@ class Branch:
             more += tuple(self.run.template.stop_str)
         return _completed(params, more, seed) if more or seed is not UNSET else params
 
-    def _put(self, op: Op) -> None:
-        self.player.put(op)
-
     def _put_images(self, images: Sequence[Image], where: Location | None) -> None:
         if self._grammar is not None:
             raise ProgramError("an image can't be part of a grammar.", hint="Add it before.", where=where)
@@ -291,7 +287,7 @@ class Branch:
             raise refusal(self.backend, "image", "images", "Describe what it shows, or use another backend.", where)
         token = getattr(self.run.template, "image_token", "")
         for image in images:
-            self._put(ImagePart(image, token, where=where))
+            self.player.put(ImagePart(image, token, where=where))
         self.tell("fill_image")
 
     def _declare(self, name: str | None, node: str, where: Location | None, kind: Any = None) -> Variable:
@@ -324,14 +320,14 @@ class Branch:
             system = template.default_system_prompt
             if system and not self._turns and role != "system":
                 self._begin_turn("system", where)
-                self._put(Text(system, where=where))
+                self.player.put(Text(system, where=where))
                 self._end_turn("system", where)
             prefix, suffix = template.get_prefix_and_suffix(role, [{"role": r, "content": ""} for r in self._turns])
         except Exception as error:  # templates are the user's code
             raise located(error, where) from error
         self._role = role, suffix
-        self._put(Text(prefix, where=where))
-        self._put(TurnBegin(role, where=where))
+        self.player.put(Text(prefix, where=where))
+        self.player.put(TurnBegin(role, where=where))
 
     def _end_turn(self, role: str, where: Location | None) -> None:
         if self._grammar is not None:
@@ -342,8 +338,8 @@ class Branch:
         _, suffix = self._role
         self._role = None
         self._turns.append(role)
-        self._put(TurnEnd(role, where=where))
-        self._put(Text(suffix, where=where))
+        self.player.put(TurnEnd(role, where=where))
+        self.player.put(Text(suffix, where=where))
 
     def fork(self, size: int = 1, where: Location | None = None) -> list[Branch]:
         """Makes `size` branches that continue from here independently."""
@@ -355,7 +351,7 @@ class Branch:
         players = [child.player for child in children]
         if size > 1:
             self.tell("commit_lazy_operations")
-        self._put(ForkOp(Fork(((),) * size, where=where), players))
+        self.player.put(ForkOp(Fork(((),) * size, where=where), players))
         self.tell("fork_program", players)
         return children
 
@@ -402,7 +398,7 @@ class Branch:
         """Tells the backend's listener of an event, if it listens, after everything queued before has been played."""
         listener = self.backend.event_listener
         if listener is not None and event in listener.events:
-            self._put(EventOp(event, listener.threads, partial(listener.call, event, self.player, children)))
+            self.player.put(EventOp(event, listener.threads, partial(listener.call, event, self.player, children)))
 
     def join(self, children: list[Branch], mode: JoinMode, where: Location | None) -> None:
         """Ends forked branches. With mode "concate_and_append", appends the texts that they have added until now."""
@@ -415,13 +411,13 @@ class Branch:
             self._matcher = None
         for player in players:
             player.claim(self.player.depth)
-        self._put(JoinOp(node, players, appended))
+        self.player.put(JoinOp(node, players, appended))
 
     def mark(self, where: Location | None) -> BranchSnapshot:
         """Sets a mark, and returns a snapshot for `roll_back`."""
         self.player.before_adding(where)
         place = self._snapshot()
-        self._put(MarkOp(place.mark, back=False))
+        self.player.put(MarkOp(place.mark, back=False))
         return place
 
     def roll_back(self, to: BranchSnapshot, where: Location | None) -> None:

@@ -90,8 +90,8 @@ class Player(BasePlayer):
         with self._lock:
             failure = self._failure
             if failure is None:
-                if self.pushed is not None and type(op) not in (ReadOp, EventOp):
-                    self._push(op)
+                if self.pushed is not None and type(op) not in (ReadOp, EventOp) and not self.pushed.add(op):
+                    self._begin_program(op)
                 if self._current is not None:
                     if self._queue is _NO_QUEUE:
                         self._queue = deque()
@@ -109,12 +109,11 @@ class Player(BasePlayer):
         elif (waits := self._advance(op)) is not None:
             self._dispatch(waits)
 
-    def _push(self, op: Op) -> None:
-        """Hands an operation over to the backend's program, or to a new one if that is closed. Needs the lock."""
+    def _begin_program(self, op: Op) -> None:
+        """Hands an operation over to a new program of the backend, as the last one is closed. Needs the lock."""
         assert self.pushed is not None
-        if not self.pushed.add(op):
-            self.pushed = self.pushed.begin_again(self.transcript.pieces)
-            self.pushed.add(op)
+        self.pushed = self.pushed.begin_again(self.transcript.pieces)
+        self.pushed.add(op)
 
     def before_adding(self, where: Location | None) -> None:
         """Checks that something may be added. After the end of the body, begins to log the text for streams."""
@@ -175,8 +174,8 @@ class Player(BasePlayer):
             if self.pushed is not None:
                 self.pushed.take_back((running, *found.removed))
             if queued := self._current is not None:  # at once, as the current operation may fail at any time
-                if self.pushed is not None:
-                    self._push(back)
+                if self.pushed is not None and not self.pushed.add(back):
+                    self._begin_program(back)
                 self._queue.append(back)
         for op in found.removed:
             _fail_op(op, given_up)

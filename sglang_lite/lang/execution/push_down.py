@@ -93,6 +93,7 @@ class PushedProgram:
         lock: lock of all its branches; a branch's own lock is taken before it.
         closed: True if no more nodes are accepted; later nodes need a new program.
         count: number of nodes so far, over all branches.
+        outbox: nodes of branches, and verdicts on such, that are not sent yet, in order of submission.
     """
 
     def __init__(self, backend: Backend, *, stream: bool, priority: int = 0, asks: bool = True) -> None:
@@ -101,7 +102,7 @@ class PushedProgram:
         self.closed = False
         self.count = 0
         self._open: ProgramAtBackend | None = None
-        self._outbox: list[tuple[PushedBranch, Node | _Given]] = []  # what is not sent yet
+        self.outbox: list[tuple[PushedBranch, Node | _Given]] = []
         self._branches: dict[Path, PushedBranch] = {}  # branches that have nodes in the program
         self._ended: SglError | None = None  # error with which the program ended
 
@@ -110,14 +111,10 @@ class PushedProgram:
         """True if the program was opened, even if it has ended since."""
         return self._open is not None or self._ended is not None
 
-    def put(self, branch: PushedBranch, item: Node | _Given) -> None:
-        """Appends a node of a branch, or a verdict on one, to the outbox."""
-        self._outbox.append((branch, item))
-
     def flush(self, branch: PushedBranch) -> None:
         """Sends the outbox to the backend, as a node of a branch needs an answer. The first call opens the program."""
         if self._ended is not None:
-            self._outbox = []
+            self.outbox = []
             executor().post(branch.end, self._ended)
             return
         try:
@@ -151,7 +148,7 @@ class PushedProgram:
         """Empties the outbox into verdicts, and lists of nodes of one branch each. The order of nodes of different
         branches is kept where it matters: joins and rollbacks stay behind everything before them, and branches behind
         their forks."""
-        outbox, self._outbox = self._outbox, []
+        outbox, self.outbox = self.outbox, []
         runs: list[tuple[PushedBranch, list[Node] | _Given]] = []
         growing: dict[PushedBranch, list[Node]] = {}
         for branch, item in outbox:
@@ -181,7 +178,7 @@ class PushedProgram:
             if count is not None and self.count > count:
                 return False
             self.closed = True
-            self._outbox = []  # nothing waits for it
+            self.outbox = []  # nothing waits for it
             if self._open is not None:
                 self._open.close()
         return True
@@ -197,7 +194,7 @@ class PushedProgram:
         with self.lock:
             self._ended, self._open = error, None
             # Breaks reference cycles, which the garbage collector would have to find.
-            self._outbox = []
+            self.outbox = []
             branches, self._branches = self._branches, {}
         for branch in branches.values():
             branch.end(error)
@@ -288,7 +285,7 @@ class PushedBranch:
 
     def _put(self, node: Node) -> int:
         """Appends a node, and returns its index."""
-        self.program.put(self, node)
+        self.program.outbox.append((self, node))
         self.program.count += 1
         self.count += 1
         return self.count - 1
@@ -386,7 +383,8 @@ class PushedBranch:
 
     def _judge(self, op: Op, pieces: Sequence[Piece], again: Gen | Select | None = None) -> None:
         judged = self.judged[id(op)]
-        self.program.put(self, (judged.place, Verdict(tuple(_spans(pieces[judged.known :])), again)))
+        verdict = Verdict(tuple(_spans(pieces[judged.known :])), again)
+        self.program.outbox.append((self, (judged.place, verdict)))
         judged.known = len(pieces)
 
     def take(self, attempt: _Attempt, event: Delta | Generation | Selection | SglError) -> None:

@@ -45,7 +45,7 @@ class Gate:
 
     def check_process(self) -> None:
         """Raises EngineClosedError if this process is a forked copy."""
-        if os.getpid() != self._process:  # not `is_copy`: asked twice a submission
+        if os.getpid() != self._process:  # not `is_copy`: asked with each submission
             raise EngineClosedError(
                 f"the engine belongs to process {self._process}, and this one ({os.getpid()}) is a forked copy of it.",
                 hint="Start an engine in this process (and make it the default backend here), or start processes with "
@@ -54,8 +54,8 @@ class Gate:
 
     def check_open(self) -> None:
         """Raises EngineClosedError if the engine is closed, or this process is a forked copy."""
-        self.check_process()
-        if self.reason:
+        if self.reason or os.getpid() != self._process:
+            self.check_process()
             raise EngineClosedError(self.reason, hint="Make a new one: sgl.Engine(…)." if self.reason == CLOSED else "")
 
     def check_wait(self, name: str) -> None:
