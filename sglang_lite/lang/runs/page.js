@@ -82,6 +82,14 @@ function field(where, name, value) {
   where.append(make("dt", "", name), make("dd", "", spell(String(value))));
 }
 
+function known(name, logprob) {
+  return typeof logprob === "number" ? name + logprob.toFixed(3) + " (" + percent(logprob) + ")" : "";
+}
+
+function percent(logprob) {
+  return (Math.exp(logprob) * 100).toPrecision(3) + " %";
+}
+
 function describe(node) {
   details.replaceChildren(make("h2", "", node.kind.replace("_", " ") + (node.name === null ? "" : " " + node.name)));
   const facts = make("dl");
@@ -99,6 +107,10 @@ function describe(node) {
     }
   }
   field(facts, "ended by", node.finish);
+  if (node.sure) {
+    field(facts, "how sure", percent(node.sure.logprob) + " under its constraint, to which the model itself gave "
+      + percent(node.sure.mass));
+  }
   field(facts, "cost", node.cost);
   field(facts, "error", node.error);
   details.append(facts);
@@ -131,12 +143,13 @@ function describe(node) {
   if (node.tokens.length) {
     details.append(make("h2", "", "Tokens"));
     const tokens = make("div", "tokens");
-    for (const [id, logprob, text] of node.tokens.slice(0, TOKENS)) {
-      const shown = make("span", "token", text === null ? String(id) : spell(text));
+    for (const token of node.tokens.slice(0, TOKENS)) {
+      const text = token.text === undefined ? "" : spell(token.text);
+      const shown = make("span", "token", text || String(token.id));
       shown.tabIndex = 0;
-      shown.title = "id " + id + (logprob === null ? "" : ", log-probability " + logprob.toFixed(3)
-        + " (" + (Math.exp(logprob) * 100).toFixed(1) + " %)");
-      shown.setAttribute("aria-label", (text === null ? "" : spell(text) + ", ") + shown.title);
+      shown.title = "id " + token.id + known(", log-probability ", token.drawn) + known(", the model's own ", token.own)
+        + known(", of all that was allowed ", token.allowed);
+      shown.setAttribute("aria-label", (text && text + ", ") + shown.title);
       tokens.append(shown);
     }
     if (node.tokens.length > TOKENS) tokens.append(make("span", "soft", node.tokens.length - TOKENS + " more"));

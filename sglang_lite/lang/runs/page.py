@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import html
+import math
 import os
 import tempfile
 import webbrowser
@@ -143,6 +144,7 @@ def _node(node: TraceNode) -> dict[str, Any]:
         "miss": _miss(node.miss),
         "choices": _choices(node.results),
         "tokens": _tokens(first) if isinstance(first, Generation) else (),
+        "sure": _sure(first) if isinstance(first, Generation) else None,
         "attempts": [
             {"error": _valid(each.error), "texts": [_valid(answer.text[:LONGEST_TEXT]) for answer in each.answers]}
             for each in node.attempts
@@ -184,13 +186,30 @@ def _choices(results: Sequence[Generation | Selection]) -> list[tuple[str, float
     return found
 
 
-def _tokens(generation: Generation) -> list[tuple[int, float | None, str | None]]:
-    if generation.output_logprobs:
-        return [
-            (each.token_id, each.logprob, None if each.text is None else _valid(each.text))
-            for each in generation.output_logprobs
-        ]
-    return [(token, None, None) for token in generation.token_ids]
+def _tokens(generation: Generation) -> list[dict[str, Any]]:
+    """Tokens, each with its id, and with its text and log-probabilities (drawn from, the model's own, of all allowed
+    tokens) as far as they are known."""
+    logprobs, scores = generation.output_logprobs, generation.scores
+    found: list[dict[str, Any]] = [{"id": token} for token in generation.token_ids]
+    for each, entry in zip(found, logprobs):
+        each |= {"id": entry.token_id, "drawn": entry.logprob}
+        each |= {} if entry.text is None else {"text": _valid(entry.text)}
+    start = 0
+    scored = () if scores is None else zip(scores.logprobs, scores.allowed, scores.ends)
+    for each, (own, allowed, end) in zip(found, scored):
+        each |= {"text": _valid(generation.text[start:end]), "own": own, "allowed": allowed}
+        start = end
+    return found
+
+
+def _sure(generation: Generation) -> dict[str, float] | None:
+    """Log-probability of the text under its constraint, and of what the constraint allowed in the model itself; None
+    if the tokens have no scores."""
+    scores = generation.scores
+    if scores is None or None in scores.logprobs:
+        return None
+    mass = math.fsum(each for each in scores.allowed if each is not None)
+    return {"logprob": math.fsum(each for each in scores.logprobs if each is not None) - mass, "mass": mass}
 
 
 def _valid(text: str) -> str:

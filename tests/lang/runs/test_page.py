@@ -96,6 +96,22 @@ def test_probabilities_of_a_select_are_shown(trace):
     assert sum(share for _, share in choices) == pytest.approx(1)
 
 
+def test_how_sure_the_model_was_is_shown(small_engine):
+    @sgl.function
+    def sure(s):
+        s += "A number: " + sgl.gen("n", regex="[0-9]{3} [ab]é", confidence=True, return_logprob=True, temperature=0)
+
+    state = sure.run(backend=small_engine)
+    node = next(node for node in data(Page(as_html(state.trace())))["nodes"] if node["kind"] == "gen")
+    scores = state.trace().nodes[-1].results[0].scores
+    assert "".join(token["text"] for token in node["tokens"]) == state["n"]
+    assert [token["own"] for token in node["tokens"]] == list(scores.logprobs)
+    for token in node["tokens"]:
+        assert token["drawn"] == pytest.approx(token["own"] - token["allowed"], abs=1e-4)
+    found = state.confidence("n")
+    assert node["sure"] == pytest.approx({"logprob": found.logprob, "mass": found.mass}, abs=1e-4)
+
+
 def test_numbers_are_there_that_are_zero(trace):
     usages = [node["usage"] for node in data(Page(as_html(trace)))["nodes"] if node["kind"] in ("gen", "select")]
     assert all(set(usage) == set(Usage.__struct_fields__) for usage in usages)

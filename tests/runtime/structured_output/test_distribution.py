@@ -1,0 +1,208 @@
+"""Draws under a constraint are those of the masked distribution: against brute force over small languages.
+
+The distribution of a text: at each place, the model's probabilities of the characters (and of the end) that some text of
+the language has there, scaled up to 1. Forced text takes no draw.
+"""
+
+import collections
+import itertools
+import json
+import math
+import random
+import re
+import threading
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import AddedToken, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer as Backend
+
+from sglang_lite import Engine
+from sglang_lite.constraints.schema import json_schema
+from sglang_lite.protocol import Choices, Ebnf, Generation, Lark, Regex, SamplingParams
+from sglang_lite.runtime.loading.load_model import LoadedModel
+from sglang_lite.runtime.tokens.tokenizer import Tokenizer
+from tests.constraints.test_generation import byte_alphabet
+from tests.counts import some
+from tests.runtime.scripted import ScriptedModel, hashes
+
+DRAWS = 4000
+EOS = 256  # after a token for each byte
+LEAST = 1e-3  # p of the chi-square test
+PROMPT = "x"
+
+
+def logits_of(states):
+    """float32 [R, 257]: some 0 to 5, a function of all tokens before."""
+    with np.errstate(over="ignore"):
+        odd = np.arange(1, EOS + 2, dtype=np.uint64) * np.uint64(2) + np.uint64(1)
+        mixed = (np.asarray(states, dtype=np.uint64)[:, None] ^ np.uint64(0x5DEECE66D)) * odd
+    return ((mixed >> np.uint64(40)) % np.uint64(1009)).astype(np.float32) / 200
+
+
+class ByteModel(ScriptedModel):
+    def logits(self, hidden):
+        return torch.from_numpy(logits_of(hidden[:, 0].numpy().view(np.uint64)))
+
+
+def byte_model():
+    alphabet = byte_alphabet()
+    backend = Backend(models.BPE({alphabet[byte]: byte for byte in range(256)} | {"<end>": EOS}, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens([AddedToken("<end>", special=True)])
+    tokenizer = Tokenizer(backend, [*(bytes([byte]) for byte in range(256)), b"<end>"], [EOS], eos_ids=[EOS])
+    return LoadedModel("bytes", ByteModel(), tokenizer, EOS + 1, frozenset({EOS}), 512)
+
+
+# --------------------------------------------------------------------------------------------------------- languages
+
+
+def matching(pattern, alphabet, longest):
+    texts = ("".join(chars) for n in range(longest + 1) for chars in itertools.product(alphabet, repeat=n))
+    return [text for text in texts if re.fullmatch(pattern, text)]
+
+
+def words(seed):
+    """Some words with common beginnings."""
+    draw = random.Random(seed)
+    return sorted({"".join(draw.choices("abé", k=draw.randint(1, 5))) for _ in range(draw.randint(3, 25))})
+
+
+def languages():
+    """Yields constraints, each with all its texts."""
+    for pattern, alphabet, longest in (
+        ("[ab]{1,4}", "ab", 4), ("a{0,6}b?", "ab", 7), ("(?=.*a)[abc]{3}", "abc", 3), ("(?!aa)[ab]{2,4}", "ab", 4),
+        ("(ab|a)(bc|c)?", "abc", 4), ("[é-í]{1,2}", "éêëìí", 2), (r"\d\.[05]", "0123456789.", 3), (r"(a|b\b)[-c]?", "abc-", 2),
+    ):  # fmt: skip
+        yield Regex(pattern), matching(pattern, alphabet, longest)
+    yield Regex("hello (world|there|all)"), [f"hello {each}" for each in ("world", "there", "all")]
+    yield Regex("x=[01]{2},y=[01]"), [f"x={a}{b},y={c}" for a, b, c in itertools.product("01", repeat=3)]
+    for seed in range(5):
+        yield Choices(tuple(words(seed))), words(seed)
+    for seed in range(5, 8):
+        yield Ebnf("root ::= " + " | ".join(map(json.dumps, words(seed)))), words(seed)
+    yield (
+        Ebnf('root ::= "(" root2 ")" | "[" root2 "]"\nroot2 ::= "" | "(" [01] ")" | "x"'),
+        [f"{o}{inner}{c}" for o, c in ("()", "[]") for inner in ("", "(0)", "(1)", "x")],
+    )
+    yield Lark('start: A B?\nA: "a" | "aa"\nB: /b{1,3}/'), [a + b for a in ("a", "aa") for b in ("", "b", "bb", "bbb")]
+    yield (
+        Lark('start: ("y" | "no") ("!" | ",") ~ 0..2'),
+        [w + "".join(end) for w in ("y", "no") for n in range(3) for end in itertools.product("!,", repeat=n)],
+    )
+    for schema, values in (
+        ({"type": "integer", "minimum": -3, "maximum": 21}, range(-3, 22)),
+        ({"enum": ["red", "rod", "ride", 1, None, True]}, ["red", "rod", "ride", 1, None, True]),
+        ({"type": "string", "pattern": "^[ab]{0,3}$"}, matching("[ab]{0,3}", "ab", 3)),
+        ({"type": "array", "items": {"type": "boolean"}, "maxItems": 3},
+         [list(v) for n in range(4) for v in itertools.product([True, False], repeat=n)]),
+        ({"type": "object", "properties": {"a": {"enum": ["x", "y"]}, "b": {"type": "boolean"}}, "required": ["a"],
+          "additionalProperties": False},
+         [{"a": a, **b} for a in "xy" for b in ({}, {"b": True}, {"b": False})]),
+        ({"type": "array", "items": {"enum": [1, 2, 3]}, "uniqueItems": True, "maxItems": 3, "minItems": 1},
+         [list(v) for n in (1, 2, 3) for v in itertools.permutations([1, 2, 3], n)]),
+        ({"anyOf": [{"const": "ab"}, {"type": "array", "items": {"const": 7}, "maxItems": 2}, {"type": "null"}]},
+         ["ab", [], [7], [7, 7], None]),
+        ({"type": "object", "additionalProperties": {"const": 0}, "propertyNames": {"enum": ["p", "q", "pq"]},
+          "minProperties": 1, "maxProperties": 2},
+         [dict.fromkeys(names, 0) for n in (1, 2) for names in itertools.permutations(["p", "q", "pq"], n)]),
+        ({"type": "string", "format": "date", "pattern": "^2024-0[12]-[01]1$"},
+         ["2024-01-01", "2024-01-11", "2024-02-01", "2024-02-11"]),
+    ):  # fmt: skip
+        yield json_schema(schema), [json.dumps(each, ensure_ascii=False) for each in values]
+
+
+LANGUAGES = list(languages())
+
+
+# ------------------------------------------------------------------------------------------------------ distributions
+
+
+def masked_distribution(texts):
+    """Probability of each text."""
+    encoded, found = [text.encode() for text in texts], {}
+    whole = set(encoded)
+    queue = [(b"", 1.0)]
+    while queue:
+        text, p = queue.pop()
+        following = {each[len(text)] for each in encoded if each.startswith(text) and each != text}
+        allowed = sorted(following | ({EOS} if text in whole else set()))
+        if allowed == [EOS]:
+            found[text.decode()] = p
+            continue
+        logits = logits_of(hashes([*PROMPT.encode(), *text])[-1:])[0, allowed].astype(np.float64)
+        shares = np.exp(logits - logits.max())
+        for token, share in zip(allowed, shares / shares.sum()):
+            if token == EOS:
+                found[text.decode()] = p * share
+            else:
+                queue.append((text + bytes([token]), p * share))
+    return found
+
+
+def p_value(counts, probabilities, draws):
+    """Of Pearson's chi-square test; what is expected fewer than 5 times is one cell."""
+    cells, few, expected_few = [], 0, 0.0
+    for text, p in probabilities.items():
+        if p * draws < 5:
+            few, expected_few = few + counts[text], expected_few + p * draws
+        else:
+            cells.append((counts[text], p * draws))
+    cells += [(few, expected_few)] if expected_few else []
+    if len(cells) < 2:
+        return 1.0
+    statistic = sum((count - expected) ** 2 / expected for count, expected in cells)
+    half = torch.tensor([(len(cells) - 1) / 2, statistic / 2], dtype=torch.float64)
+    return float(torch.special.gammaincc(half[0], half[1]))
+
+
+def drawn(engine, constraint, limit):
+    """How often each text was drawn, of DRAWS with fixed seeds."""
+    counts, left = collections.Counter(), threading.Semaphore(0)
+
+    def take(event):
+        assert isinstance(event, Generation), event
+        assert event.meta["shortened"] in (False, "unknown")
+        counts[event.text] += 1
+        left.release()
+
+    for seed in range(DRAWS):
+        engine.submit(PROMPT, SamplingParams(max_tokens=limit, seed=seed, temperature=1.0), constraint, sink=take)
+    for _ in range(DRAWS):
+        assert left.acquire(timeout=120)
+    return counts
+
+
+@pytest.fixture(scope="module", params=["safe", "off"])
+def engine(request):
+    with Engine.of(byte_model(), jump_forward=request.param, max_queued=DRAWS) as engine:
+        yield engine
+
+
+def test_the_test_itself():
+    """Brute force sums to 1, the test accepts its own draws and refuses a distribution that is a little off."""
+    assert len(LANGUAGES) == 30
+    for _, texts in LANGUAGES:
+        assert len(set(texts)) == len(texts)
+        probabilities = masked_distribution(texts)
+        assert probabilities.keys() == set(texts)
+        assert math.fsum(probabilities.values()) == pytest.approx(1)
+        draws = random.Random(0).choices(list(probabilities), list(probabilities.values()), k=DRAWS)
+        assert p_value(collections.Counter(draws), probabilities, DRAWS) > LEAST
+    likeliest = max(probabilities, key=lambda text: probabilities[text])
+    off = {text: p * 0.85 + 0.15 * (text == likeliest) for text, p in probabilities.items()}
+    assert p_value(collections.Counter(draws), off, DRAWS) < LEAST
+
+
+@pytest.mark.parametrize("closing", ["far away", "at each token"])
+@pytest.mark.parametrize("number", random.Random(0).sample(range(30), some(1, 30)))
+def test_texts_are_drawn_from_the_masked_distribution(engine, number, closing):
+    """With a limit that is far away, and with the length of the longest text, where each token is looked at."""
+    constraint, texts = LANGUAGES[number]
+    limit = 400 if closing == "far away" else max(len(text.encode()) for text in texts)
+    counts = drawn(engine, constraint, limit)
+    probabilities = masked_distribution(texts)
+    assert counts.keys() <= probabilities.keys()
+    assert p_value(counts, probabilities, DRAWS) > LEAST
