@@ -17,7 +17,8 @@ from typing import Any, Literal, NotRequired
 from typing_extensions import TypedDict
 
 from sglang_lite.constraints.json_schema.quotes import without_documents
-from sglang_lite.constraints.python_types.value_type import ValueType, for_pydantic
+from sglang_lite.constraints.python_types.readable import readable
+from sglang_lite.constraints.python_types.value_type import ValueType
 from sglang_lite.constraints.schema import json_schema
 from sglang_lite.protocol import (
     ConstraintError,
@@ -223,7 +224,7 @@ def _arguments(tool: Callable[..., Any]) -> Any:
             if parameter.name not in hints:
                 problem = f"{tool.__name__}: the parameter {parameter.name} has no type."
                 raise ParameterError("tools", problem, hint=f"Annotate it, e.g. {parameter.name}: str.")
-            kind = for_pydantic(hints[parameter.name])
+            kind = readable(hints[parameter.name])
             fields[parameter.name] = kind if parameter.default is parameter.empty else NotRequired[kind]
         arguments: Any = TypedDict(f"{tool.__name__}_arguments", fields)  # type: ignore[misc] # made at run time
         adapter = TypeAdapter(with_config({"extra": "forbid"})(arguments))

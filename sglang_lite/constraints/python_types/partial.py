@@ -13,6 +13,7 @@ from typing import Any, ForwardRef, Literal, Union, get_args, get_origin
 
 from typing_extensions import TypedDict
 
+from sglang_lite.constraints.python_types.readable import ClassField, class_fields
 from sglang_lite.constraints.python_types.value_type import value_type
 from sglang_lite.protocol import JsonSchema
 from sglang_lite.protocol.anything import UserValue
@@ -126,15 +127,16 @@ class _Partial:
             return self._done[annotation]
         if annotation in self._names:  # the class contains itself
             return Any if typing.is_typeddict(annotation) else ForwardRef(self._names[annotation])
-        model = issubclass(annotation, BaseModel)
-        if not model and not dataclasses.is_dataclass(annotation) and not typing.is_typeddict(annotation):
+        model, fields = issubclass(annotation, BaseModel), class_fields(annotation)
+        known = model or fields is not None or dataclasses.is_dataclass(annotation) or typing.is_typeddict(annotation)
+        if not known:
             return self._named_tuple(annotation) if hasattr(annotation, "_fields") else annotation
         name = f"Partial{annotation.__name__}"
         while name in self._names.values():
             name += "_"
         self._names[annotation] = name
         self._done[annotation] = partial_type = (
-            self._model(annotation, name) if model else self._record(annotation, name)
+            self._model(annotation, name) if model else self._record(annotation, name, fields)
         )
         return partial_type
 
@@ -155,9 +157,18 @@ class _Partial:
         self._models[name] = created
         return created
 
-    def _record(self, annotation: Any, name: str) -> Any:
-        from pydantic import create_model
+    def _record(self, annotation: Any, name: str, class_fields: list[ClassField] | None) -> Any:
+        from pydantic import ConfigDict, Field, create_model
 
+        if class_fields is not None:
+            config = ConfigDict(arbitrary_types_allowed=True)
+            parts: dict[str, Any] = {
+                each.name: (Union[self._typed(each.annotation), None], Field(None, validation_alias=each.member))  # noqa: UP007 # X | None fails for a ForwardRef
+                for each in class_fields
+                if each.name
+            }
+            self._models[name] = created = create_model(name, __config__=config, **parts)
+            return created
         hints = typing.get_type_hints(annotation)
         if typing.is_typeddict(annotation):
             members = {each: self._typed(hint) for each, hint in hints.items()}

@@ -27,6 +27,7 @@ from sglang_lite.constraints.python_types.marks import (
     with_shared_sources,
     without_marks,
 )
+from sglang_lite.constraints.python_types.readable import ClassReader
 from sglang_lite.constraints.python_types.scalars import SCALARS, CoreNode, all_patterns
 from sglang_lite.protocol import ConstraintError
 from sglang_lite.protocol.anything import UserValue
@@ -108,8 +109,11 @@ class TypeSchema(GenerateJsonSchema):
         if kind.startswith("function-"):
             function = schema["function"]["function"]
             name = _name_of(function)
-            if isinstance(getattr(function, "__self__", None), Quote):
+            owner = getattr(function, "__self__", None)
+            if isinstance(owner, Quote):
                 pass  # the schema says it
+            elif isinstance(owner, ClassReader):
+                found = marked(found, f"by {owner.cls.__name__}: {owner.checks}") if owner.checks else found
             elif _is_pydantic(function) and name in _SOUND:
                 found = _SOUND[name] or found
             else:

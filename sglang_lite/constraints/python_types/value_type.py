@@ -11,21 +11,18 @@ import enum
 import inspect
 import json
 import re
-import sys
-import types
-import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Annotated, Any, Literal, NotRequired, Union, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 import msgspec
-from typing_extensions import TypedDict
 
 from sglang_lite.constraints.json_schema.formats import DATE
 from sglang_lite.constraints.json_schema.wellformed import refuse_duplicate_names
 from sglang_lite.constraints.number_text import PATTERNS, TERMINATORS
 from sglang_lite.constraints.python_types.patterns import MAX_INT, TIME, ZONE
+from sglang_lite.constraints.python_types.readable import readable
 from sglang_lite.constraints.schema import json_schema
 from sglang_lite.protocol import Choices, Constraint, ConstraintError, Number, Regex, ValueValidationError
 
@@ -51,8 +48,8 @@ def value_type(annotation: object) -> ValueType:
     """Constraint and reader of the values of a type.
 
     Args:
-        annotation: a pydantic model, dataclass, TypedDict, Literal, Enum, int, float, bool, str, date, datetime, time,
-            list[…], dict[str, …], … | None, or Annotated with constraints.
+        annotation: a pydantic model, dataclass, attrs class, msgspec Struct, TypedDict, Literal, Enum, int, float,
+            bool, str, date, datetime, time, list[…], dict[str, …], … | None, or Annotated with constraints.
 
     Raises:
         ConstraintError: the type has no JSON schema.
@@ -157,34 +154,13 @@ def _adapter(annotation: Any) -> Any:
     if inspect.isroutine(annotation):
         raise ConstraintError(f"type: {annotation!r} is a function, not a type.")
     try:
-        return TypeAdapter(for_pydantic(annotation))
+        return TypeAdapter(readable(annotation))
     except (PydanticSchemaGenerationError, PydanticUserError, SchemaError, NameError) as error:
         raise ConstraintError(
             f"type: values of {annotation!r} can't be generated: {str(error).partition('. Set ')[0]}"
         ) from error
     except ImportError as error:  # pydantic's optional dependencies, such as email-validator
         raise ConstraintError(f"type: {annotation!r} needs a package: {error}.") from error
-
-
-def for_pydantic(annotation: Any) -> Any:  # any annotation
-    """Converts TypedDicts of `typing` to those of `typing_extensions`, which pydantic requires before
-    Python 3.12.
-    """
-    if typing.is_typeddict(annotation) and sys.version_info < (3, 12):
-        hints = typing.get_type_hints(annotation, include_extras=True)
-        fields = {
-            name: for_pydantic(hint) if name in annotation.__required_keys__ else NotRequired[for_pydantic(hint)]
-            for name, hint in hints.items()
-        }
-        return TypedDict(annotation.__name__, fields)  # type: ignore[operator] # built at run time, as documented
-    origin, arguments = get_origin(annotation), get_args(annotation)
-    if origin is Annotated:
-        return Annotated[(for_pydantic(arguments[0]), *arguments[1:])]
-    if origin in (Union, types.UnionType):
-        return Union[tuple(map(for_pydantic, arguments))]  # noqa: UP007 # members are in a tuple
-    if origin in (list, dict, tuple, set):
-        return origin[tuple(map(for_pydantic, arguments))]
-    return annotation
 
 
 _load = partial(json.loads, object_pairs_hook=refuse_duplicate_names)

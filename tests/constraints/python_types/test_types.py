@@ -12,7 +12,8 @@ import pytest
 from pydantic import BaseModel, Field, TypeAdapter
 
 import sglang_lite as sgl
-from sglang_lite.constraints.python_types.value_type import for_pydantic, value_type
+from sglang_lite.constraints.python_types.readable import readable
+from sglang_lite.constraints.python_types.value_type import value_type
 from sglang_lite.constraints.random_texts import sample
 from sglang_lite.constraints.syntax.regex import parse
 from sglang_lite.protocol import Choices, ConstraintError, JsonSchema, Number, Regex, ValueValidationError
@@ -131,7 +132,7 @@ def test_a_random_text_is_read_or_check_says_what_is_not_enforced(annotation):
         text = sample(kind.constraint, random.Random(seed))
         kind.parse(text)
         if isinstance(kind.constraint, JsonSchema):
-            TypeAdapter(for_pydantic(annotation)).validate_json(text)
+            TypeAdapter(readable(annotation)).validate_json(text)
 
 
 @pytest.mark.parametrize(("annotation", "text"), USUAL, ids=lambda each: str(each)[:60])

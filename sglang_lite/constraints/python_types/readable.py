@@ -1,0 +1,179 @@
+"""Annotations as pydantic reads them: with models in the place of attrs classes and msgspec Structs, and with
+TypedDicts of `typing_extensions`, which pydantic requires before Python 3.12.
+"""
+
+from __future__ import annotations
+
+import sys
+import types
+import typing
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated, Any, ForwardRef, Literal, NotRequired, Union, get_args, get_origin
+
+import msgspec
+from typing_extensions import TypedDict
+
+from sglang_lite.protocol import ConstraintError
+
+
+@dataclass(frozen=True, slots=True)
+class ClassField:
+    """Field of an attrs class or Struct.
+
+    Attributes:
+        name: keyword of the constructor.
+        member: name in JSON.
+        annotation: type of the value.
+        default: arguments of pydantic's Field that give the default, if there is one.
+    """
+
+    name: str
+    member: str
+    annotation: Any
+    default: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ClassReader:
+    """Reader of the values of an attrs class or Struct.
+
+    Attributes:
+        cls: the class.
+        names: keywords of its constructor by the names of the model's fields.
+        checks: what the constructor checks beyond the types of fields, or "" for nothing.
+    """
+
+    cls: type
+    names: dict[str, str]
+    checks: str
+
+    def read(self, model: Any) -> Any:  # an instance of a model made here, of the class
+        """Value of the class with the fields of a model that were given."""
+        try:
+            return self.cls(
+                **{self.names[each]: getattr(model, each) for each in self.names.keys() & model.model_fields_set}
+            )
+        except TypeError as error:  # of which pydantic would make no validation error
+            raise ValueError(str(error)) from error
+
+
+def class_fields(cls: object) -> list[ClassField] | None:
+    """Fields of an attrs class or msgspec Struct that JSON gives; None for any other annotation.
+
+    Raises:
+        ConstraintError: a Struct is written as an array, or a name in an annotation is not known.
+    """
+    if not isinstance(cls, type) or not (hasattr(cls, "__attrs_attrs__") or issubclass(cls, msgspec.Struct)):
+        return None
+    try:
+        hints = typing.get_type_hints(cls, include_extras=True)
+    except NameError as error:
+        raise ConstraintError(f"type: {cls.__name__} has no JSON schema: {error}.") from error
+    return list((_struct_fields if issubclass(cls, msgspec.Struct) else _attrs_fields)(cls, hints))
+
+
+def _struct_fields(cls: type[msgspec.Struct], hints: dict[str, Any]) -> Iterator[ClassField]:
+    config = cls.__struct_config__
+    if config.array_like:
+        raise ConstraintError(f"type: {cls.__name__} is written as an array.", hint="Leave array_like out.")
+    if config.tag is not None:
+        yield ClassField("", str(config.tag_field), Literal[config.tag], {})
+    for each in msgspec.structs.fields(cls):
+        yield ClassField(each.name, each.encode_name, hints[each.name], {} if each.required else _shown(each.default))
+
+
+def _attrs_fields(cls: Any, hints: dict[str, Any]) -> Iterator[ClassField]:
+    import attrs
+
+    for each in attrs.fields(cls):
+        if each.init:
+            default = {} if each.default is attrs.NOTHING else _shown(each.default)
+            yield ClassField(each.alias, each.alias, hints.get(each.name, Any), default)
+
+
+def _shown(default: Any) -> dict[str, Any]:
+    """Arguments of pydantic's Field for a default, which schemas show if it is a scalar; the class itself sets it."""
+    return {"default": default} if isinstance(default, str | int | float | None) else {"default_factory": type(None)}
+
+
+def readable(annotation: Any) -> Any:  # any annotation
+    """Annotation whose values pydantic reads."""
+    return _Readable().of(annotation)
+
+
+class _Readable:
+    """Converter of an annotation. A class that contains itself is referred to by name."""
+
+    def __init__(self) -> None:
+        self._kinds: dict[type, Any] = {}  # annotations in the place of classes, or their names while they are made
+        self._models: list[Any] = []
+        self._namespace: dict[str, Any] = {}
+
+    def of(self, annotation: Any) -> Any:
+        found = self._typed(annotation)
+        for model in self._models:
+            model.model_rebuild(_types_namespace=self._namespace, force=True)
+        return found
+
+    def _typed(self, annotation: Any) -> Any:
+        origin, arguments = get_origin(annotation), get_args(annotation)
+        if typing.is_typeddict(annotation) and sys.version_info < (3, 12):
+            hints = typing.get_type_hints(annotation, include_extras=True)
+            fields = {
+                name: self._typed(hint) if name in annotation.__required_keys__ else NotRequired[self._typed(hint)]
+                for name, hint in hints.items()
+            }
+            return TypedDict(annotation.__name__, fields)  # type: ignore[operator] # built at run time, as documented
+        if origin is Annotated:
+            base, metadata = self._typed(arguments[0]), [_metadata(each) for each in arguments[1:]]
+            return Annotated[(base, *metadata)]
+        if origin in (Union, types.UnionType):
+            kinds = [self._typed(each) for each in arguments if each is not msgspec.UnsetType]
+            return Union[tuple(kinds)]  # noqa: UP007 # members are in a tuple
+        if isinstance(origin, type):
+            converted = tuple(map(self._typed, arguments))
+            return annotation if converted == arguments else origin[converted]  # type: ignore[index] # a generic class
+        fields_of_class = class_fields(annotation)
+        return annotation if fields_of_class is None else self._class(annotation, fields_of_class)
+
+    def _class(self, cls: type, fields: list[ClassField]) -> Any:
+        from pydantic import AfterValidator, Field, create_model
+
+        if cls not in self._kinds:
+            name = f"{cls.__name__}_{len(self._kinds)}"
+            self._kinds[cls] = ForwardRef(name)
+            made: dict[str, Any] = {}
+            for i, each in enumerate(fields):
+                title = each.member.replace("_", " ").title()
+                field = Field(validation_alias=each.member, title=title, **each.default)
+                made[f"field{i}"] = (self._typed(each.annotation), field)
+            model = create_model(cls.__name__, __doc__=cls.__doc__, **made)
+            reader = ClassReader(
+                cls, {f"field{i}": each.name for i, each in enumerate(fields) if each.name}, _checks(cls)
+            )
+            self._models.append(model)
+            self._kinds[cls] = self._namespace[name] = Annotated[model, AfterValidator(reader.read)]
+        return self._kinds[cls]
+
+
+def _checks(cls: Any) -> str:
+    """Name of what the constructor of a class checks beyond the types of fields, or ""."""
+    if issubclass(cls, msgspec.Struct):
+        return "__post_init__" if hasattr(cls, "__post_init__") else ""
+    hooks = [name for name in ("__attrs_pre_init__", "__attrs_post_init__") if hasattr(cls, name)]
+    own = any(each.validator or each.converter for each in cls.__attrs_attrs__)
+    return ", ".join([*(["validators and converters"] if own else []), *hooks])
+
+
+def _metadata(each: Any) -> Any:
+    """Metadata of an annotation as pydantic reads it."""
+    if not isinstance(each, msgspec.Meta):
+        return each
+    from pydantic import Field
+
+    if each.tz is not None:
+        hint = "Use pydantic's AwareDatetime or NaiveDatetime."
+        raise ConstraintError("type: the tz of msgspec's Meta is not supported.", hint=hint)
+    names = ("ge", "gt", "le", "lt", "multiple_of", "pattern", "min_length", "max_length", "title", "description")
+    return Field(**{name: value for name in names if (value := getattr(each, name)) is not None})
