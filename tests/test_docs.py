@@ -64,6 +64,13 @@ def test_the_program_of_quotes_prints_what_it_shows(model_file, capsys):
     assert capsys.readouterr().out == shown
 
 
+def test_the_program_of_the_page_on_notebooks_prints_what_it_shows(capsys):
+    page = (ROOT / "docs" / "notebooks.md").read_text()
+    text, shown = re.search(r"```python\n(.*?)```\n```\n(.*?)```", page, re.DOTALL).groups()
+    executed(text, {})
+    assert capsys.readouterr().out == shown
+
+
 def test_the_program_of_coroutines_in_the_readme_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     backend = sgl.ScriptedBackend({"Rate the plan.": "3", "Do better": "a better plan"}, default="a plan")

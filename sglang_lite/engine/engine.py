@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
 
 from sglang_lite.engine.engine_process import EngineProcess
 from sglang_lite.errors import shown
+from sglang_lite.markup import cut, facts, meter
 from sglang_lite.program.nodes import Program
 from sglang_lite.protocol import (
     BackendError,
@@ -417,6 +418,22 @@ class Engine:
         """Stops the engine and frees its memory; requests that have not ended fail with EngineClosedError. May be
         called again. An engine without references is closed, too."""
         self.core.close()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({cut(self.core.description, 280)})"
+
+    def _repr_html_(self) -> str:
+        """Model, device, limits and counts, for notebooks."""
+        named = {"model": self.model_name, "engine": self.core.description}
+        try:
+            stats = self.stats()
+        except SglError as error:
+            return facts("Engine", named | {"state": error})
+        if "total_tokens" in stats:
+            named["longest sequence"] = f"{self.context_length:,} tokens"
+            used = 1 - stats["free_tokens"] / stats["total_tokens"]
+            named["cache in use"] = meter(used)
+        return facts("Engine", named | stats)
 
     def __enter__(self) -> Self:
         return self

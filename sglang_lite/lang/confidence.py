@@ -19,6 +19,7 @@ from sglang_lite.constraints.byte_matcher import ByteMatcher
 from sglang_lite.constraints.json_schema.allowed_values import AllowedValues
 from sglang_lite.constraints.json_schema.json_spans import PlacedValue, placed
 from sglang_lite.lang.backend.base import Backend
+from sglang_lite.markup import cut, element, fragment, meter, table
 from sglang_lite.protocol import (
     Choices,
     Constraint,
@@ -35,7 +36,7 @@ from sglang_lite.protocol.anything import Json
 _TAIL: Final = re.compile(r"[ \t\r\n]*[,\]}]")  # what ends a value inside an array or object
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Confidence:
     """Confidence of a model in a value that it generated, and in the value's parts.
 
@@ -61,10 +62,27 @@ class Confidence:
         """Confidence in a member of an object, by its name, or in an item of an array, by its index."""
         return self.parts[part]
 
+    def __repr__(self) -> str:
+        parts = f", parts: {cut(', '.join(map(str, self.parts)), 100)}" if self.parts else ""
+        return f"Confidence({cut(repr(self.text), 100)}, prob={self.prob:.4f}, mass={self.mass:.4f}{parts})"
+
+    def _repr_html_(self) -> str:
+        rows = table(("part", "value", "probability", "choices"), _rows(self, ""))
+        return fragment(element("b", "Confidence"), rows)
+
     @property
     def prob(self) -> float:
         """Probability of this value under the constraint, between 0 and 1."""
         return math.exp(self.logprob)
+
+
+def _rows(confidence: Confidence, path: str) -> Iterator[tuple[object, ...]]:
+    """Yields a row for a value and one for each part inside it."""
+    likeliest = sorted((confidence.probs or {}).items(), key=lambda each: -each[1])
+    choices = ", ".join(f"{cut(str(choice))} {share:.1%}" for choice, share in likeliest)
+    yield path or "(all)", confidence.text, meter(confidence.prob), choices
+    for name, part in confidence.parts.items():
+        yield from _rows(part, f"{path}.{name}" if path else str(name))
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,7 @@ from sglang_lite.lang.run_options import backend_of, inherit, settings_of
 from sglang_lite.lang.sampling_keywords import written_out
 from sglang_lite.lang.state import ProgramState, in_event_loop, user_location
 from sglang_lite.lang.tracebacks import trim
+from sglang_lite.markup import cut, element, fragment
 from sglang_lite.protocol import CompileError, ParameterError
 from sglang_lite.protocol.anything import UserValue
 from sglang_lite.protocol.sampling import SamplingOptions
@@ -319,6 +320,18 @@ class SglFunction(BaseProgram):
     def __reduce__(self) -> tuple[object, ...]:
         return pickled(self, SglFunction)
 
+    def __repr__(self) -> str:
+        return f"SglFunction({cut(f'{self.name}{_with_bound(self)}', 280)})"
+
+    def _repr_html_(self) -> str:
+        """Signature and graph of the program, for notebooks. Traces the body, as `trace(explore=8)`."""
+        try:
+            graph: UserValue = self.trace(explore=8).graph().svg()
+        except Exception as error:  # of the body, which may need values that a trace doesn't have
+            graph = element("p", f"no graph: {error}")
+        title = element("b", f"{self.name}{self.signature}")
+        return fragment(title, element("p", inspect.getdoc(self.func) or ""), graph)
+
     def trace(
         self, *, backend: BackendLike | None = None, explore: int | None = None, **kwargs: UserValue
     ) -> UserValue:
@@ -399,6 +412,15 @@ class SglFunction(BaseProgram):
             except TypeError as error:
                 raise _misfit(self, kwargs, what, error) from error
         return kwargs
+
+
+def _with_bound(program: SglFunction) -> inspect.Signature:
+    """Signature without annotations, with the values of bound arguments as defaults."""
+    bound, parameters = program.bind_arguments, program.signature.parameters.values()
+    return inspect.Signature(
+        [p.replace(default=bound.get(p.name, p.default), annotation=p.empty) for p in parameters],
+        __validate_parameters__=False,  # one behind a bound one may have no default
+    )
 
 
 def _misfit(program: SglFunction, arguments: Collection[str], what: str, error: TypeError) -> ParameterError:

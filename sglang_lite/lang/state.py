@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Callable, Iterator
+from functools import partial
+from itertools import accumulate
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from sglang_lite import wire
 from sglang_lite.constraints.coerce import ConstraintLike, as_constraint, check_syntax
+from sglang_lite.kernel import Output
 from sglang_lite.lang import text_streams
 from sglang_lite.lang.argument_names import AttributeHints, explains_wrong_arguments
 from sglang_lite.lang.backend.base import Backend
@@ -48,6 +52,7 @@ from sglang_lite.lang.state_group import ProgramStateGroup as ProgramStateGroup
 from sglang_lite.lang.tracebacks import trim
 from sglang_lite.lang.tracebacks import user_location as user_location  # for modules that import states
 from sglang_lite.lang.unawaited import must_await
+from sglang_lite.markup import Markup, cut, element, fragment
 from sglang_lite.program.nodes import (
     Expression,
     Expressions,
@@ -279,7 +284,8 @@ class ProgramState(AttributeHints):
         return trace_of(player)
 
     def show(self, path: str | PathLike[str] | None = None) -> Path:
-        """Writes the run's trace as a self-contained HTML page and opens it in a browser.
+        """Writes the run's trace as a self-contained HTML page and opens it in a browser, or in a notebook below the
+        cell.
 
         Args:
             path: file to write, or None for a new temporary file.
@@ -292,10 +298,23 @@ class ProgramState(AttributeHints):
         return show(self.trace(), path)
 
     def _repr_html_(self) -> str:
-        """HTML of the trace, for notebooks."""
-        from sglang_lite.lang.runs.page import extract
+        """HTML of the trace, for notebooks. It can't wait for a coroutine body, which runs in the same event loop."""
+        from sglang_lite.lang.runs.extract import extract
+        from sglang_lite.lang.runs.log import trace_of
 
-        return extract(self.trace())
+        run = self.branch.run
+        return extract(trace_of(self.branch.player) if run.body_open and run.is_async else self.trace())
+
+    def _ipython_display_(self) -> None:
+        """Shows the state in a notebook: of a run with stream=True the text as it comes, then as `_repr_html_`."""
+        log = self.branch.player.log
+        if log is None or log.closed or self.branch.run.is_async:
+            raise NotImplementedError  # then IPython takes `_repr_html_`
+        output = Output()
+        with contextlib.suppress(SglError):  # it is in the trace
+            for text in accumulate(self.text_iter()):
+                output.show_soon(partial(_so_far, text))
+        output.show(Markup(self._repr_html_()))
 
     def _record(self, name: str) -> Any:
         variable = find_variable(self.branch.player, name, user_location())
@@ -491,7 +510,11 @@ class ProgramState(AttributeHints):
 
     def __repr__(self) -> str:
         failure = self.branch.player.failure
-        return f"ProgramState({self.text()})" if failure is None else f"ProgramState(failed: {failure})"
+        return f"ProgramState({cut(self.text() if failure is None else f'failed: {failure}', 280)})"
+
+
+def _so_far(text: str) -> Markup:
+    return fragment(element("pre", text))
 
 
 def _refuse_offset(offset: object) -> None:

@@ -11,6 +11,7 @@ from sglang_lite.errors import with_article
 from sglang_lite.lang.concurrency.variables import Variable, when_all_done
 from sglang_lite.lang.execution.branch import Branch
 from sglang_lite.lang.expressions import is_constant
+from sglang_lite.lang.states_table import states_table
 from sglang_lite.lang.tracebacks import user_location
 from sglang_lite.program.nodes import Expression, JoinMode, not_addable
 from sglang_lite.protocol import ParameterError, ProgramError
@@ -51,6 +52,13 @@ class ProgramStateGroup:
         gathered = {name: _gather(children, own, name) for name in dict.fromkeys(chain.from_iterable(own))}
         for name, variable in gathered.items():
             parent.names.declare(name, variable)
+
+    def __repr__(self) -> str:
+        return f"ProgramStateGroup({len(self)} states)"
+
+    def _repr_html_(self) -> str:
+        """Text and variables of the states, for notebooks."""
+        return states_table(self.states, of_runs=False)
 
     def __len__(self) -> int:
         return len(self.states)

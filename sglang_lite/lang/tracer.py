@@ -37,6 +37,7 @@ from sglang_lite.lang.symbolic.recorder import (
 from sglang_lite.lang.symbolic.symbols import SglArgument, SglVariable, refuse, traced_way
 from sglang_lite.lang.symbolic.traced_planner import TracedPlanner
 from sglang_lite.lang.unawaited import must_await
+from sglang_lite.markup import element, fragment
 from sglang_lite.program.graph import Call
 from sglang_lite.program.nodes import BaseNode, Expression, Mark, ScopeBegin, ScopeEnd, Text, TurnBegin, TurnEnd
 from sglang_lite.protocol import (
@@ -161,6 +162,12 @@ class TracerProgramState(ProgramState):
 
     def __repr__(self) -> str:
         return f"TracerProgramState({len(self.nodes)} nodes)"
+
+    def _repr_html_(self) -> str:
+        """Graph of the program; of a branch, the list of its nodes."""
+        if self._program is None:
+            return fragment(element("pre", "\n".join(_lines(self, ""))))
+        return fragment(self.graph().svg())
 
 
 def _lines(state: TracerProgramState, indent: str) -> list[str]:

@@ -1,9 +1,10 @@
-"""Drawings of a graph: as text, and for Mermaid and Graphviz."""
+"""Drawings of a graph: as text, as SVG, and for Mermaid and Graphviz."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
+from sglang_lite.markup import Markup, cut, element
 from sglang_lite.program.graph import Branching, Call, Edge, GraphNode, GraphRecord, Picture, Value, Way
 from sglang_lite.program.nodes import (
     Fork,
@@ -11,6 +12,7 @@ from sglang_lite.program.nodes import (
     GrammarBegin,
     GrammarEnd,
     Join,
+    Path,
     Rollback,
     ScopeBegin,
     ScopeEnd,
@@ -83,9 +85,13 @@ def _short(text: str) -> str:
 
 def as_text(graph: GraphRecord) -> str:
     """Listing with one line for each node: id, branch, description, location. Nodes behind a branching are indented."""
+    return "\n".join([title(graph), *_lines(graph, graph.ways, 0, 0)])
+
+
+def title(graph: GraphRecord) -> str:
+    """Name of the program with its open arguments, and the size of the graph."""
     ways = f"{len(graph.ways)} way{'s' * (len(graph.ways) > 1)}{'' if graph.complete else ', not all'}"
-    title = f"{graph.program}({', '.join(graph.arguments)}): {len(graph.nodes)} nodes, {ways}"
-    return "\n".join([title, *_lines(graph, graph.ways, 0, 0)])
+    return f"{graph.program}({', '.join(graph.arguments)}): {len(graph.nodes)} nodes, {ways}"
 
 
 def _lines(graph: GraphRecord, ways: Sequence[Way], start: int, branching_count: int) -> Iterator[str]:
@@ -161,3 +167,73 @@ def _named(graph: GraphRecord) -> Iterator[tuple[Edge, str]]:
     uses = {use.expression: use.name for node in graph.nodes for use in node.uses}
     for edge in graph.edges:
         yield edge, f"n{edge.source}" if edge.source is not None else arguments[uses[edge.label]]
+
+
+_WIDTH, _HEIGHT, _ROW, _COLUMN = 300, 22, 34, 320  # of a box, and from one to the next
+_MAX_DRAWN = 300  # maximum number of boxes
+_CHARACTERS = 44  # maximum number of characters in a box
+_COLOURS = {"Gen": "#fdecc4", "Select": "#f6deeb", "Branching": "#d5ecfa", "Call": "#cdeee3"}
+
+
+def as_svg(graph: GraphRecord) -> Markup:
+    """Picture. Boxes are in order from top to bottom, with a column for each branch and for each way behind a
+    branching. Solid lines show order, dashed ones data."""
+    boxes = _boxes(graph)
+    lines = [_line(boxes[source], boxes[f"n{edge.target}"], edge) for edge, source in _named(graph)
+             if source in boxes and f"n{edge.target}" in boxes]  # fmt: skip
+    drawn = [_box(at, text, colour) for at, text, colour in _labels(graph, boxes)]
+    width, height = (max((at[i] for at in boxes.values()), default=0) for i in (0, 1))
+    left_out = len(graph.nodes) + len(_arguments(graph)) - len(drawn)
+    note = [element("text", f"{left_out:,} more nodes", x=0, y=height + _ROW + 16)] if left_out else []
+    size = (width + _WIDTH + 2, height + _ROW * 2)
+    return element(
+        "svg", element("title", title(graph)), *lines, *drawn, *note, xmlns="http://www.w3.org/2000/svg", role="img",
+        width=size[0], height=size[1], viewBox=f"-1 -1 {size[0]} {size[1]}", font_family="monospace", font_size=11,
+        fill="currentColor", stroke="none",
+    )  # fmt: skip
+
+
+def _boxes(graph: GraphRecord) -> dict[str, tuple[int, int]]:
+    """Left upper corner of each box that is drawn, by its name in the drawing."""
+    levels, columns = dict[int, int](), dict[tuple[int, Path], int]()
+    first_way = {i: number for number, way in reversed([*enumerate(graph.ways)]) for i in way.nodes}
+    before: dict[int, list[int]] = {}
+    for edge in graph.edges:
+        if edge.source is not None and edge.source < edge.target:
+            before.setdefault(edge.target, []).append(edge.source)
+    arguments = _arguments(graph)
+    boxes = {f"a{i}": (i * _COLUMN, 0) for i in range(len(arguments))}
+    for i, node in enumerate(graph.nodes[:_MAX_DRAWN]):
+        levels[i] = 1 + max((levels[each] for each in before.get(i, ())), default=0 if arguments else -1)
+        column = columns.setdefault((first_way.get(i, 0), node.path), len(columns))
+        boxes[f"n{i}"] = (column * _COLUMN, levels[i] * _ROW)
+    return boxes
+
+
+def _labels(graph: GraphRecord, boxes: Mapping[str, tuple[int, int]]) -> Iterator[tuple[tuple[int, int], str, str]]:
+    """Yields corner, text and colour of each box."""
+    for i, name in enumerate(_arguments(graph)):
+        yield boxes[f"a{i}"], name, "none"
+    for i, node in enumerate(graph.nodes[:_MAX_DRAWN]):
+        yield boxes[f"n{i}"], label(node), _COLOURS.get(node.kind, "#f5f6f8")
+
+
+def _box(at: tuple[int, int], text: str, colour: str) -> Markup:
+    x, y = at
+    ink = "currentColor" if colour == "none" else "#1b1f24"
+    return element(
+        "g", element("title", text),
+        element("rect", x=x, y=y, width=_WIDTH, height=_HEIGHT, rx=4, fill=colour, stroke="#7a8490"),
+        element("text", cut(text.replace("\n", " "), _CHARACTERS), x=x + 6, y=y + 15, fill=ink),
+    )  # fmt: skip
+
+
+def _line(source: tuple[int, int], target: tuple[int, int], edge: Edge) -> Markup:
+    """Line from the lower side of a box to the upper side of another; that of data further to the right."""
+    shift = _WIDTH - 30 if edge.kind == "data" else 20
+    (x0, y0), (x1, y1) = (source[0] + shift, source[1] + _HEIGHT), (target[0] + shift, target[1])
+    middle = (y0 + y1) / 2
+    return element(
+        "path", element("title", edge.label), d=f"M{x0} {y0}C{x0} {middle} {x1} {middle} {x1} {y1}", fill="none",
+        stroke="#7a8490", stroke_dasharray="4 3" if edge.kind == "data" else None,
+    )  # fmt: skip

@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 
 from sglang_lite.errors import CapabilityError, SglError
+from sglang_lite.markup import cut, element, facts, fragment, meter, table
 from sglang_lite.protocol.prompt import Span
 from sglang_lite.protocol.record import Record, Variant
 
@@ -39,6 +40,20 @@ class Usage(Record, frozen=True):
     reasoning_tokens: int = 0
     written_tokens: int = 0
     thrown_away_tokens: int = 0
+
+    def __repr__(self) -> str:
+        return f"Usage({', '.join(f'{name}={count}' for name, count in self._reported().items())})"
+
+    def _repr_html_(self) -> str:
+        return facts("Usage", self._reported())
+
+    def _reported(self) -> dict[str, str]:
+        """Numbers that are not 0, as text."""
+        return {
+            name: f"{value:.4g}" if isinstance(value, float) else str(value)
+            for name, value in msgspec.structs.asdict(self).items()
+            if value
+        }
 
 
 class TokenLogprob(Record, frozen=True):
@@ -123,6 +138,14 @@ class Generation(Variant, frozen=True):
     reasoning: str | None = None
     scores: TokenScores | None = None
 
+    def __repr__(self) -> str:
+        return f"Generation({cut(repr(self.text), 200)}, {len(self.token_ids)} tokens, {self.finish_reason!r})"
+
+    def _repr_html_(self) -> str:
+        finish = f"{self.finish_reason} {'' if self.matched is None else repr(self.matched)}"
+        named = {"text": self.text, "reasoning": self.reasoning, "tokens": len(self.token_ids), "finish": finish}
+        return facts("Generation", {name: value for name, value in named.items() if value is not None})
+
 
 class ChoiceScore(Record, frozen=True):
     """Score of a choice as the continuation of a prompt.
@@ -156,6 +179,20 @@ class Selection(Variant, frozen=True):
     usage: Usage = Usage()
     picked: str | None = None
     meta: Mapping[str, Any] = msgspec.field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        shares = {cut(text, 40): round(share, 4) for text, share in [*self.probs.items()][:4]} if self.scores else None
+        more = f", {len(self.scores) - 4} more" if len(self.scores) > 4 else ""
+        return f"Selection(picked={cut(repr(self.picked), 60)}, probs={shares}{more})"
+
+    def _repr_html_(self) -> str:
+        picked = f"Selection: {cut(str(self.picked))}"
+        if not self.scores:
+            return facts(picked, {})
+        by_share = sorted(self.probs.items(), key=lambda each: -each[1])
+        logprobs = {score.text: sum(score.logprobs) for score in self.scores}
+        rows = ((text, meter(share), f"{logprobs[text]:.3f}") for text, share in by_share)
+        return fragment(element("b", picked), table(("choice", "probability", "log-probability"), rows))
 
     @property
     def probs(self) -> dict[str, float]:

@@ -6,6 +6,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
+from sglang_lite.markup import cut, facts
 from sglang_lite.protocol.record import Record
 from sglang_lite.protocol.results import Generation, Selection, Usage, total_usage
 
@@ -98,6 +99,17 @@ class TraceNode(Record, frozen=True):
     rejected: bool = False
     node: str = ""
     asked: str = ""
+
+    def __repr__(self) -> str:
+        failed = "" if self.error is None else f", failed: {cut(self.error, 60)}"
+        name = "" if self.name is None else f" {cut(self.name, 40)}"
+        return f"TraceNode({self.kind}{name}, {cut(repr(self.text), 100)}, {self.seconds:.3f} s{failed})"
+
+    def _repr_html_(self) -> str:
+        named = {"text": self.text, "line": self.where and f"{self.where[0]}:{self.where[1]}", "error": self.error}
+        if self.results:
+            named |= {"seconds": f"{self.seconds:.3f}", "usage": repr(self.usage)}
+        return facts(f"{self.kind} {self.name or ''}", {name: value for name, value in named.items() if value})
 
     @property
     def usage(self) -> Usage:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from sglang_lite.kernel import progress_bar
 from sglang_lite.protocol import DownloadError
 from sglang_lite.protocol.anything import Json, UserValue
 from sglang_lite.random_ids import random_id
@@ -45,7 +46,6 @@ def download_and_cache_file(url: str, filename: str | None = None) -> str:
     import tempfile
 
     import requests
-    from tqdm.auto import tqdm
 
     target = Path(filename) if filename else Path(tempfile.gettempdir()) / _name_of(url)
     if target.exists():
@@ -57,7 +57,8 @@ def download_and_cache_file(url: str, filename: str | None = None) -> str:
             response.raise_for_status()
             whole = "content-encoding" not in response.headers
             size = int(response.headers.get("content-length", 0)) if whole else 0
-            with open(part, "wb") as file, tqdm(total=size or None, unit="B", unit_scale=True, desc=target.name) as bar:
+            bar = progress_bar(total=size or None, unit="B", unit_scale=True, desc=target.name)
+            with open(part, "wb") as file, bar:
                 for chunk in response.iter_content(1 << 16):
                     file.write(chunk)
                     bar.update(len(chunk))

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeAlias
 
+from sglang_lite.kernel import progress_bar
 from sglang_lite.lang.batches.body_pool import Outcome, Pool, PoolOnLoop, Report
 from sglang_lite.lang.checks import check_flags
 from sglang_lite.lang.execution.branch import raised_at
@@ -23,6 +24,7 @@ from sglang_lite.lang.run_options import backend_of, settings_of
 from sglang_lite.lang.runs.checkpoint import BatchFile, batch_parts
 from sglang_lite.lang.runs.saving import saved_run
 from sglang_lite.lang.state import ProgramState, user_location
+from sglang_lite.lang.states_table import states_table
 from sglang_lite.protocol import BatchError, ParameterError, SglError
 from sglang_lite.protocol.anything import UserValue
 
@@ -230,19 +232,30 @@ class _Order:
             yield index, self._ready.pop(index)
 
 
-def results_of(plan: BatchPlan, outcomes: Mapping[int, Outcome]) -> list[UserValue]:
+class BatchResults(list[UserValue]):
+    """Results of a batch, a list that notebooks show as a table."""
+
+    def __repr__(self) -> str:
+        failed = sum(isinstance(each, Exception) for each in self)
+        return super().__repr__() if len(self) < 2 else f"BatchResults({len(self):,} results, {failed:,} failed)"
+
+    def _repr_html_(self) -> str:
+        return states_table(self, of_runs=True)
+
+
+def results_of(plan: BatchPlan, outcomes: Mapping[int, Outcome]) -> BatchResults:
     """Results of a batch in the order of its items; failures are returned, skipped or raised as the plan's `on_error`
     specifies.
 
     Raises:
         BatchError: some items failed and `on_error` is "raise"; the error carries all results.
     """
-    results: list[Any] = [outcomes[index] for index in range(len(plan.items))]
+    results = BatchResults(outcomes[index] for index in range(len(plan.items)))
     failed = [i for i, result in enumerate(results) if isinstance(result, Exception)]
     if not failed or plan.on_error == "return":
         return results
     if plan.on_error == "skip":
-        return [result for result in results if not isinstance(result, Exception)]
+        return BatchResults(result for result in results if not isinstance(result, Exception))
     first = results[failed[0]]
     message = f"{len(failed)} of {len(results)} programs failed, the first is item {failed[0]}: "
     if isinstance(first, SglError):  # the text of an SglError ends with its location
@@ -257,9 +270,7 @@ class ProgressBar:
     `Report`."""
 
     def __init__(self, total: int, done: int) -> None:
-        from tqdm.auto import tqdm
-
-        self._bar = tqdm(total=total, initial=done, unit="program")
+        self._bar = progress_bar(total=total, initial=done, unit="program")
         self._generated = self._prompt = self._cached = 0
         self._lock = threading.Lock()
 

@@ -1,4 +1,4 @@
-"""Rendering of a trace as one self-contained HTML page, and as a short extract for notebooks.
+"""Rendering of a trace as one self-contained HTML page.
 
 Texts are data in the page: they are in a block of JSON that is not executed. The page's Content-Security-Policy allows
 only its own script, by hash, and no network access.
@@ -22,15 +22,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from sglang_lite.kernel import Output, in_kernel
+from sglang_lite.markup import Markup, element, fragment, printable
 from sglang_lite.protocol import CacheMiss, Generation, Selection, TraceNode
 
 if TYPE_CHECKING:
     from sglang_lite.lang.runs.trace import Trace  # whose `save` imports this module
 
 LONGEST_TEXT: Final = 20_000  # maximum number of characters of a node on the page
-_EXTRACT: Final = 100  # maximum number of nodes in an extract
-_EXTRACT_TEXT: Final = 4_000  # maximum number of characters in an extract
-_ORIGINS: Final = ("constant", "cached", "generated", "forced", "chosen", "joined", "rejected")
+ORIGINS: Final = ("constant", "cached", "generated", "forced", "chosen", "joined", "rejected")
 _WHY: Final = {
     "never_seen": ("never seen", "No prompt that the cache has seen begins so."),
     "evicted": ("evicted", "It was in the cache and was dropped, for want of room or by a flush."),
@@ -43,67 +43,50 @@ _WHY: Final = {
 
 
 def show(trace: Trace, path: str | os.PathLike[str] | None) -> Path:
-    """Writes the page to a file (a temporary one if `path` is None), opens it in a browser, and returns the file's
-    path."""
+    """Writes the page to a file (a temporary one if `path` is None), opens it in a browser, or in a notebook below the
+    cell, and returns the file's path."""
     if path is None:
         number, name = tempfile.mkstemp(prefix="trace-", suffix=".html")
         os.close(number)
         path = name
     file = Path(path)
     file.write_text(as_html(trace), encoding="utf-8")
-    webbrowser.open(file.absolute().as_uri())
+    if in_kernel():
+        Output().show(inline(trace))
+    else:
+        webbrowser.open(file.absolute().as_uri())
     return file
+
+
+def inline(trace: Trace) -> Markup:
+    """Page in a frame of its own, for notebooks. The frame can't reach the notebook."""
+    return fragment(element("iframe", srcdoc=as_html(trace), sandbox="allow-scripts", width="100%", height="600"))
 
 
 def as_html(trace: Trace) -> str:
     """Complete HTML page."""
-    style, script = _resource("origins.css") + _resource("page.css"), _resource("page.js")
+    style, script = resource("origins.css") + resource("page.css"), resource("page.js")
     policy = (
         f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'; img-src data:; "
         "base-uri 'none'; form-action 'none'"
     )
     title = html.escape(_title(trace))
-    totals = "".join(f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in _totals(trace))
-    legend = "".join(f'<li><span class="{origin}">{origin}</span></li>' for origin in _ORIGINS)
-    backend = html.escape(_shown(f"{trace.head.backend} {trace.head.model}"))
-    return Template(_resource("page.html")).substitute(
-        policy=policy, title=title, backend=backend, totals=totals, legend=legend, style=style, script=script,
+    numbers = "".join(f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in totals(trace))
+    legend = "".join(f'<li><span class="{origin}">{origin}</span></li>' for origin in ORIGINS)
+    backend = html.escape(printable(f"{trace.head.backend} {trace.head.model}"))
+    return Template(resource("page.html")).substitute(
+        policy=policy, title=title, backend=backend, totals=numbers, legend=legend, style=style, script=script,
         trace=_embedded(trace),
     )  # fmt: skip
 
 
-def extract(trace: Trace) -> str:
-    """Beginning of the trace as HTML for a notebook: the text of the main branch, coloured by origin, and totals.
-    Contains no script."""
-    parts, remaining = [], _EXTRACT_TEXT
-    for node in trace.nodes[:_EXTRACT]:
-        if node.path or remaining <= 0:
-            continue
-        for text, origin in node.pieces:
-            excerpt = html.escape(_shown(text[:remaining]))
-            parts.append(f'<span class="{origin}" title="{html.escape(_hint(node, origin))}">{excerpt}</span>')
-            remaining -= len(text)
-    more = len(trace.nodes) - _EXTRACT
-    note = f"<p>{more:,} more nodes: <code>state.show()</code> has them.</p>" if more > 0 else ""
-    totals = ", ".join(f"{name} {value}" for name, value in _totals(trace))
-    return (
-        f'<div class="sglang-lite-trace"><style>{_resource("origins.css")}</style><p>{html.escape(totals)}</p>'
-        f'<div class="said">{"".join(parts)}{" …" if remaining <= 0 else ""}</div>{note}</div>'
-    )
-
-
-def _hint(node: TraceNode, origin: str) -> str:
-    name = "" if node.name is None else f" {node.name}"
-    tokens = f", {node.usage.completion_tokens} tokens, {node.seconds:.3f} s" if node.results else ""
-    return _shown(f"{node.kind}{name}: {origin}{tokens}")
-
-
 def _title(trace: Trace) -> str:
     place = next((node.where for node in trace.nodes if node.where is not None), None)
-    return "A run" if place is None else _shown(f"{place[2]} ({Path(place[0]).name})")
+    return "A run" if place is None else printable(f"{place[2]} ({Path(place[0]).name})")
 
 
-def _totals(trace: Trace) -> list[tuple[str, str]]:
+def totals(trace: Trace) -> list[tuple[str, str]]:
+    """Numbers of the whole run, by name."""
     usage = trace.usage
     branches = len({node.path for node in trace.nodes})
     counts = {
@@ -217,13 +200,9 @@ def _valid(text: str) -> str:
     return text.encode("utf-8", "replace").decode()
 
 
-def _shown(text: str) -> str:
-    """Text with control characters other than line ends and tabs replaced by a visible sign."""
-    return "".join(c if c.isprintable() or c in "\n\t" else "\u2423" for c in _valid(text))
-
-
 @cache
-def _resource(name: str) -> str:
+def resource(name: str) -> str:
+    """Text of a file beside this one."""
     return files("sglang_lite.lang.runs").joinpath(name).read_text(encoding="utf-8")
 
 

@@ -20,7 +20,7 @@ from sglang_lite.protocol import TraceHead, TraceNode, Usage, total_usage
 _SAVED = "Give a file that Trace.save has written."
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Trace:
     """Record of a run's nodes.
 
@@ -31,6 +31,19 @@ class Trace:
 
     head: TraceHead
     nodes: tuple[TraceNode, ...]
+
+    def __repr__(self) -> str:
+        branches, usage = len({node.path for node in self.nodes}), self.usage
+        return (
+            f"Trace({len(self.nodes):,} nodes, {branches:,} branches, {usage.completion_tokens:,} tokens generated, "
+            f"{usage.total_s:.3f} s)"
+        )
+
+    def _repr_html_(self) -> str:
+        """Page of the trace, for notebooks."""
+        from sglang_lite.lang.runs.page import inline
+
+        return inline(self)
 
     @property
     def usage(self) -> Usage:

@@ -17,6 +17,7 @@ from sglang_lite.lang.symbolic.graph_checks import Finding, check
 from sglang_lite.lang.symbolic.recorder import TracedWay, is_limit
 from sglang_lite.lang.symbolic.symbols import Symbol, origin
 from sglang_lite.lang.symbolic.unreached import unreached
+from sglang_lite.markup import Markup, cut, fragment
 from sglang_lite.program import drawing
 from sglang_lite.program.graph import Change, GraphRecord, Problem, Way
 from sglang_lite.program.nodes import Path, Text
@@ -38,6 +39,16 @@ class Graph(GraphRecord, frozen=True):
 
     def __str__(self) -> str:
         return drawing.as_text(self)
+
+    def __repr__(self) -> str:
+        return f"Graph({cut(drawing.title(self), 280)})"
+
+    def _repr_html_(self) -> str:
+        return fragment(self.svg())
+
+    def svg(self) -> Markup:
+        """Drawing as SVG: a column for each branch and for each way behind a branching."""
+        return drawing.as_svg(self)
 
     def mermaid(self) -> str:
         """Flowchart in Mermaid's language."""

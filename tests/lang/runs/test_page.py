@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 import pytest
 
 import sglang_lite as sgl
-from sglang_lite.lang.runs.page import extract
+from sglang_lite.lang.runs.extract import extract
 from sglang_lite.lang.trace import Trace, as_html
 from sglang_lite.protocol import TraceHead, TraceNode, Usage
 

@@ -1,0 +1,67 @@
+"""Output in a notebook's kernel: HTML below the cell, which can be replaced, and progress bars of it."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from sglang_lite.markup import Markup, element, fragment
+
+_AT_ONCE = 20  # number of updates before some may be left out: those of a short run are all seen
+_INTERVAL_S = 0.1  # then the least time between two of them
+
+
+def in_kernel() -> bool:
+    """True if this process is a notebook's kernel, and no terminal or script."""
+    ipython = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    return getattr(shell, "kernel", None) is not None
+
+
+class Output:
+    """Place below a cell, for HTML that replaces what was there."""
+
+    def __init__(self) -> None:
+        self._handle: Any = None  # IPython's, which has no types here: it is no dependency
+        self._count, self._shown_at = 0, 0.0
+
+    def show(self, content: Markup) -> None:
+        """Shows HTML."""
+        ipython = importlib.import_module("IPython.display")
+        html = ipython.HTML(content)
+        if self._handle is None:
+            self._handle = ipython.display(html, display_id=True)
+        else:
+            self._handle.update(html)
+        self._count += 1
+        self._shown_at = time.monotonic()
+
+    def show_soon(self, make: Callable[[], Markup]) -> None:
+        """Shows HTML, unless something was shown just before. The last content must be shown with `show`."""
+        if self._count < _AT_ONCE or time.monotonic() - self._shown_at >= _INTERVAL_S:
+            self.show(make())
+
+
+def progress_bar(**options: Any) -> Any:  # of tqdm, as it returns one
+    """tqdm's progress bar: on standard error, or in a notebook below the cell."""
+    from tqdm import tqdm
+
+    if not in_kernel():
+        return tqdm(**options)
+
+    class Bar(tqdm):  # type: ignore[type-arg] # of whatever it counts
+        def __init__(self, **options: Any) -> None:
+            self.output = Output()
+            super().__init__(**options, file=io.StringIO())
+
+        def display(self, msg: str | None = None, pos: int | None = None) -> None:
+            if msg == "":  # it is gone
+                return self.output.show(fragment())
+            counts = f"{self.desc} {self.n:,} of {self.total or '?'} {self.unit}, {self.postfix or ''}"
+            return self.output.show(fragment(element("progress", value=self.n, max=self.total), f" {counts}"))
+
+    return Bar(**options)

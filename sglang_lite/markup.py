@@ -1,0 +1,84 @@
+"""HTML of objects in notebooks. Whatever is put into an element is escaped, unless it is an element itself, so texts of
+programs, models and users stay text."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+LONGEST_TEXT: Final = 300  # maximum number of characters of a table's cell
+_MAX_ROWS: Final = 100  # maximum number of rows of a table
+_STYLE: Final = (
+    ".sglang-lite table { border-collapse: collapse; }"
+    ".sglang-lite :is(th, td) { text-align: left; vertical-align: top; padding: 2px 10px 2px 0; }"
+    ".sglang-lite tr { border-bottom: 1px solid #8886; background: none; }"
+    ".sglang-lite :is(pre, p) { margin: 4px 0; }"
+    ".sglang-lite :is(pre, p, td) { white-space: pre-wrap; overflow-wrap: anywhere; }"
+    ".sglang-lite .error { font-weight: bold; }"
+)
+
+
+class Markup(str):
+    """Text that is HTML already, with everything in it escaped."""
+
+    __slots__ = ()
+
+
+def printable(text: str) -> str:
+    """Text with control characters other than line ends and tabs, and lone surrogates, replaced by a visible sign."""
+    encodable = text.encode("utf-8", "replace").decode()
+    return "".join(c if c.isprintable() or c in "\n\t" else "\u2423" for c in encodable)
+
+
+def escaped(content: object) -> Markup:
+    """Content of an element or attribute: HTML as it is, anything else as text."""
+    return content if isinstance(content, Markup) else Markup(html.escape(printable(str(content))))
+
+
+def element(tag: str, *content: object, **attributes: object) -> Markup:
+    """Element with content, and attributes unless they are None; `class_` is `class`, `stroke_width` is
+    `stroke-width`."""
+    given = "".join(
+        f' {name.rstrip("_").replace("_", "-")}="{escaped(value)}"'
+        for name, value in attributes.items()
+        if value is not None
+    )
+    return Markup(f"<{tag}{given}>{''.join(map(escaped, content))}</{tag}>")
+
+
+def cut(text: str, longest: int = LONGEST_TEXT) -> str:
+    """Text of at most `longest` characters, with a sign where something is left out."""
+    return text if len(text) <= longest else f"{text[: longest - 1]}…"
+
+
+def table(head: Iterable[str], rows: Iterable[Iterable[object]]) -> Markup:
+    """Table whose long cells are cut, and have the whole text where the pointer rests; of many rows the first ones."""
+    lines = [*rows]
+    body = [element("tr", *map(_cell, line)) for line in lines[:_MAX_ROWS]]
+    more = len(lines) - len(body)
+    note = element("p", f"{more:,} more rows") if more else ""
+    return Markup(element("table", element("tr", *(element("th", name) for name in head)), *body) + escaped(note))
+
+
+def _cell(content: object) -> Markup:
+    if isinstance(content, Markup):
+        return element("td", content)
+    text = str(content)
+    return element("td", cut(text), title=cut(text, 4000) if len(text) > LONGEST_TEXT else None)
+
+
+def facts(title: str, named: Mapping[str, object]) -> Markup:
+    """Title, and a table with a row for each name and its value."""
+    rows = [element("tr", element("th", name), _cell(value)) for name, value in named.items()]
+    return fragment(element("b", title), element("table", *rows))
+
+
+def meter(share: float) -> Markup:
+    """Bar of a share between 0 and 1, with the share in percent."""
+    return Markup(element("meter", f"{share:.1%}", value=f"{share:.4f}") + escaped(f" {share:.1%}"))
+
+
+def fragment(*content: object, scope: str | None = None) -> Markup:
+    """Whole HTML of an object in a notebook. `scope` is a further class, for its own styles."""
+    return element("div", element("style", Markup(_STYLE)), *content, class_=f"sglang-lite {scope or ''}".strip())
