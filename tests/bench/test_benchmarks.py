@@ -29,6 +29,7 @@ SMALL = {
     "first_token.py": ["--help"],  # it needs a GPU
     "fresh_text.py": ["--rows", "2", "--trials", "1"],
     "gpu_floor.py": ["--help"],  # it needs a GPU
+    "grammar_cost.py": ["--schemas", "2", "--tools", "8"],
     "grammar_memory.py": ["--constraints", "1", "--seconds", "0"],
     "head.py": ["--rows", "1", "--new", "1", "--rounds", "1"],
     "host_step.py": ["--rows", "4", "--steps", "2"],

@@ -30,12 +30,13 @@ from sglang_lite.runtime.models.resolve import cache_folder
 from sglang_lite.runtime.structured_output import closing
 from sglang_lite.runtime.structured_output.base import CompiledGrammar, GrammarEngine, Mask, PreparedGrammar
 from sglang_lite.runtime.structured_output.disk_cache import SLOW_S, GrammarDiskCache
+from sglang_lite.runtime.structured_output.ending_tokens import EndingTokens
 from sglang_lite.runtime.structured_output.grammar_cache import GrammarCache, without_blanks
 from sglang_lite.runtime.structured_output.json_number import JsonNumberGrammar, may_be_number
 from sglang_lite.runtime.structured_output.number import NumberGrammar
 from sglang_lite.runtime.structured_output.prefixed import ContinuedGrammar
 from sglang_lite.runtime.structured_output.registry import make_engine
-from sglang_lite.runtime.structured_output.ruled_grammar import EndingTokens, mask_rules_of, unpacked, with_mask_rules
+from sglang_lite.runtime.structured_output.ruled_grammar import mask_rules_of, unpacked, with_mask_rules
 from sglang_lite.runtime.structured_output.simple import is_simple
 from sglang_lite.runtime.structured_output.vocabulary import Vocabulary, mask_of
 from sglang_lite.runtime.structured_output.worker import Worker

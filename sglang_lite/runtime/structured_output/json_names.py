@@ -113,10 +113,12 @@ class MemberNames:
 
     def has_unused(self, prefix: bytes) -> bool:
         """Returns True if an unused name may begin with the text `prefix`."""
-        return not any(prefix.startswith(exhausted) for exhausted in self.exhausted)
+        return not self.possible or not any(prefix.startswith(exhausted) for exhausted in self.exhausted)
 
 
 def _after(names: MemberNames, name: bytes) -> MemberNames:
+    if not names.possible:  # of infinitely many names
+        return MemberNames((), names.used | {name}, exhausted=names.used | {name})
     text, parsed = name.decode("utf-8", "ignore"), loaded(name)
     counts = dict(names.counts)
     for end in range(len(text) + 1):

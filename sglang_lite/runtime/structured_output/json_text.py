@@ -91,8 +91,11 @@ class _Container:
 
     def copy(self) -> _Container:
         copied = object.__new__(_Container)
-        for name in _Container.__slots__:
-            setattr(copied, name, getattr(self, name))
+        copied.position, copied.names, copied.is_object = self.position, self.names, self.is_object
+        copied.name, copied.value_start = self.name, self.value_start
+        copied.used, copied.values = self.used, self.values
+        copied.start, copied.count, copied.pending = self.start, self.count, self.pending
+        copied.child = self.child
         return copied
 
     def allowed(self) -> Node | None:
@@ -123,6 +126,7 @@ class JsonText:
         self._positions = positions
         self._open: list[_Container] = []
         self._text = b""  # kept only while a container needs it
+        self._used: list[frozenset[bytes]] | None = None  # `used_names`, if no name and no container has come since
         self._quoted = self._escaped = self._is_name = self._name_next = False
 
     def copy(self) -> JsonText:
@@ -135,7 +139,12 @@ class JsonText:
     def write(self, text: bytes) -> bool:
         """Appends a text. Returns False if a name or item comes again with it, or if no permitted one could follow."""
         start = len(self._text)
+        inside = self._quoted and not self._escaped and b'"' not in text and b"\\" not in text
+        if inside and not start:
+            return True  # nothing depends on this string
         self._text += text
+        if inside:
+            return all(self._has_unused(top, prefix) for top, prefix in self._current())
         allowed = True
         for at, byte in enumerate(text, start):
             if not self._quoted:
@@ -177,6 +186,7 @@ class JsonText:
                 top.start, top.pending = at, False
         elif byte in _OPENING:
             position = self._positions[self._open[-1].child if self._open else self._positions.start]
+            self._used = None
             self._open.append(_Container(position, self._positions.names(position), is_object=byte == _OPENING[0]))
             self._name_next = byte == _OPENING[0]
         return True
@@ -188,7 +198,7 @@ class JsonText:
         name, top.start = self._text[top.start : end], -1
         self._name_next = self._is_name = False
         repeated = name in top.names.used
-        top.name, top.names = name, top.names.with_name(name)
+        top.name, top.names, self._used = name, top.names.with_name(name), None
         if top.position is not None:
             top.child = top.position.members.get(loaded(name), top.position.others)
         return not repeated
@@ -212,16 +222,12 @@ class JsonText:
         allowed = self._end_of_item(top, at)
         if top is not None:
             del self._open[-1]
+            self._used = None
             allowed = allowed and top.names.may_end
         above = self._open[-1] if self._open else None
         return self._end_of_item(above, at + 1) and allowed
 
     # --------------------------------------------------------------------------------------- what may follow
-
-    @property
-    def may_break_rules(self) -> bool:
-        """True if a name or item could come again, or an object or array could end too early."""
-        return any(each.used or each.names.used or each.position is not None for each in self._open)
 
     @property
     def missing(self) -> list[bytes]:
@@ -231,7 +237,24 @@ class JsonText:
 
     @property
     def has_rules(self) -> bool:
-        return any(each.position is not None for each in self._open)
+        return self._positions.start is not None and any(each.position is not None for each in self._open)
+
+    @property
+    def name_so_far(self) -> bytes:
+        """Beginning of the name that is being written, or nothing."""
+        return self._text[self._open[-1].start :] if self._quoted and self._is_name and self._open else b""
+
+    @property
+    def escaped(self) -> bool:
+        """True if the text ends inside an escape of a string."""
+        return self._escaped
+
+    @property
+    def used_names(self) -> list[frozenset[bytes]]:
+        """Names that have come in each open object, as JSON texts."""
+        if self._used is None:
+            self._used = [each.names.used for each in self._open if each.names.used]
+        return self._used
 
     @property
     def quoted(self) -> bool:
@@ -240,7 +263,7 @@ class JsonText:
 
     def forbidden(self) -> list[bytes]:
         """Returns continuations after which only names or items that have come before would be possible."""
-        if self._escaped:
+        if self._escaped or (self._quoted and not self._text):  # no name or item can end here
             return []
         found: set[bytes] = set()
         for top, prefix in self._current():

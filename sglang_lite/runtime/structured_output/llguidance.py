@@ -25,10 +25,10 @@ from sglang_lite.constraints.memo import BoundedCache, allocated, size_of
 from sglang_lite.protocol import Constraint, ConstraintError
 from sglang_lite.protocol.anything import Foreign
 from sglang_lite.runtime.structured_output.base import Mask
+from sglang_lite.runtime.structured_output.ending_tokens import EndingTokens, byte_tokens
 from sglang_lite.runtime.structured_output.language_endings import CompletedLanguage, LanguageEndings
 from sglang_lite.runtime.structured_output.language_states import LanguageStates
 from sglang_lite.runtime.structured_output.mask_cache import MaskCache
-from sglang_lite.runtime.structured_output.ruled_grammar import EndingTokens, byte_tokens
 from sglang_lite.runtime.structured_output.token_texts import TokenTexts
 from sglang_lite.runtime.structured_output.vocabulary import without_special_texts
 
@@ -124,10 +124,10 @@ class LlguidanceMatcher:
         return self.states.masks.get(self.state)
 
     def set_mask(self, mask: Mask) -> None:
-        if not mask.any() or self._inner.is_error():  # matchers in the same state need not share this failure
-            self.state = None
         if self.states is None or self.state is None:
             self._mask = mask
+        elif not mask.any() or self._inner.is_error():  # matchers in the same state need not share this failure
+            self._mask, self.state = mask, None
         else:
             self.engine.mask_cache.put(self.states, self.state, mask)
 

@@ -11,12 +11,10 @@ is always left.
 
 from __future__ import annotations
 
-import bisect
 import io
 import pickle
-from collections.abc import Container, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import is_dataclass
-from functools import cache
 from typing import Any
 
 from sglang_lite.constraints.formal import nodes
@@ -33,12 +31,11 @@ from sglang_lite.runtime.structured_output.base import (
     Matcher,
     NumberSoFar,
 )
+from sglang_lite.runtime.structured_output.ending_tokens import EndingTokens
 from sglang_lite.runtime.structured_output.json_text import JsonText, RulePositions
 from sglang_lite.runtime.structured_output.ruled_endings import RuledEndings
-from sglang_lite.runtime.structured_output.vocabulary import mask_of, tokens_of
+from sglang_lite.runtime.structured_output.vocabulary import tokens_of, without
 
-_QUOTE = ord('"')
-_ENDS = frozenset(b",]} \t\r\n")  # bytes outside strings that end names, items and objects
 _SCALARS = frozenset({"null", "boolean", "number", "integer", "string"})
 _ELSEWHERE = ("enum", "const", *REFERENCES, "anyOf", "oneOf", "allOf")
 
@@ -63,47 +60,6 @@ def _is_open(schema: object, location: SchemaLocation) -> bool:
     if "array" in types:
         return not ("items" in schema and types == {"array"})
     return not any(keyword in schema for keyword in _ELSEWHERE)
-
-
-class EndingTokens:
-    """Index of the tokens that may end a name, an item or an object.
-
-    Args:
-        token_bytes: bytes of each token.
-        special: tokens that have no text.
-    """
-
-    def __init__(self, token_bytes: Sequence[bytes], special: Container[int]) -> None:
-        self.token_bytes, self.special = token_bytes, special
-        spelled = [(text, token) for token, text in enumerate(token_bytes) if token not in special]
-        quoting = [(text, token) for text, token in spelled if _QUOTE in text]
-        self._sorted = sorted(quoting)
-        size = len(token_bytes)
-        self._whole = mask_of((token for text, token in quoting if text.count(b'"') > 1), size)
-        ending = (token for text, token in quoting if not _ENDS.isdisjoint(text[text.index(_QUOTE) :]))
-        self._in_string = self._whole | mask_of(ending, size)
-        self._outside = self._whole | mask_of((token for text, token in spelled if not _ENDS.isdisjoint(text)), size)
-
-    def beginning(self, text: bytes) -> list[int]:
-        """Returns the tokens with a quotation mark that begin with a text."""
-        start = bisect.bisect_left(self._sorted, (text, -1))
-        found = []
-        for each, token in self._sorted[start:]:
-            if not each.startswith(text):
-                break
-            found.append(token)
-        return found
-
-    def candidates(self, mask: Mask, text: JsonText) -> list[int]:
-        """Returns the tokens of a mask that must be tried to find out whether a name or item comes again."""
-        group = self._whole if not text.has_rules else self._in_string if text.quoted else self._outside
-        return tokens_of(mask[: len(group)] & group[: len(mask)])
-
-
-@cache
-def byte_tokens() -> EndingTokens:
-    """Index for a vocabulary with one token per byte."""
-    return EndingTokens([bytes([byte]) for byte in range(256)], ())
 
 
 def mask_rules_of(constraint: Constraint) -> tuple[RulePosition, ...] | None:
@@ -190,6 +146,7 @@ class RuledMatcher:
         self._inner, self._tokens = inner, tokens
         self._strict = positions.start is not None
         self._text = JsonText(positions)
+        self._mask: Mask | None = None  # what is left of the inner matcher's mask in this place
         self._error = ""
 
     @property
@@ -214,41 +171,41 @@ class RuledMatcher:
 
     def cached_mask(self) -> Mask | None:
         mask = self._inner.cached_mask()
-        breaking = [] if mask is None else self._rule_breaking(mask)
-        if mask is None or not breaking:
-            return mask
-        allowed: Mask = mask & ~mask_of(breaking, 32 * len(mask))
-        return allowed if self._strict or allowed.any() else mask
+        if mask is None:
+            return None
+        if self._mask is None:
+            breaking = self._rule_breaking(mask)
+            left = without(mask, breaking) if breaking else mask
+            self._mask = left if self._strict or not breaking or left.any() else mask
+        return self._mask
 
     def _rule_breaking(self, mask: Mask) -> list[int]:
         """Returns the tokens of a mask that write a name or an item again, or end an object too early."""
-        if not self._text.may_break_rules:
-            return []
-        found: list[int] = []
+        forbidden, tried = self._text.forbidden(), self._tokens.candidates(mask, self._text)
+        texts = self._tokens.token_bytes
+        found = [token for token in tried if not self._text.copy().write(texts[token])] if tried else tried
         others: list[bytes] = []
-        for ending in self._text.forbidden():
+        for ending in forbidden:
             if ending.endswith(b'"'):
                 found += self._tokens.beginning(ending)
             else:
                 others.append(ending)
-        texts = self._tokens.token_bytes
         if others:
             found += (t for t in tokens_of(mask) if t < len(texts) and texts[t].startswith(tuple(others)))
-        found += (t for t in self._tokens.candidates(mask, self._text) if not self._text.copy().write(texts[t]))
         return found
 
     def set_mask(self, mask: Mask) -> None:
         self._inner.set_mask(mask)
 
     def accept(self, token: int) -> bool:
+        self._mask = None
         if not self._inner.accept(token):
             return False
-        obeys = True
-        if token not in self._tokens.special and token < len(self._tokens.token_bytes):
-            obeys = self._text.write(self._tokens.token_bytes[token])
-        return self._check(obeys)
+        text = self._tokens.text_of(token)
+        return not text or self._check(self._text.write(text))
 
     def advance(self, text: bytes) -> bool:
+        self._mask = None
         obeys = self._text.write(text)
         return self._inner.advance(text) and self._check(obeys)
 
@@ -260,7 +217,7 @@ class RuledMatcher:
 
     def forced(self) -> list[int]:
         forced = self._inner.forced()
-        if forced and self._text.may_break_rules:
+        if forced:
             text = self._text.copy()
             obeys = [text.write(self._tokens.token_bytes[token]) for token in forced]
             return forced if all(obeys) else forced[: obeys.index(False)]

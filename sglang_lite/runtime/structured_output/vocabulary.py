@@ -51,7 +51,10 @@ class Vocabulary:
 
 def tokens_of(mask: NDArray[np.int32]) -> list[int]:
     """Returns the tokens that a mask allows."""
-    found: list[int] = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist()
+    words = np.flatnonzero(mask)
+    bits = np.unpackbits(mask[words].view(np.uint8), bitorder="little").reshape(len(words), 32)
+    rows, columns = np.nonzero(bits)
+    found: list[int] = (32 * words[rows] + columns).tolist()
     return found
 
 
@@ -60,6 +63,21 @@ def mask_of(tokens: Iterable[int], vocab_size: int) -> NDArray[np.int32]:
     allowed = np.zeros(-(-vocab_size // 32) * 32, np.uint8)
     allowed[list(tokens)] = 1
     return np.packbits(allowed, bitorder="little").view(np.int32)
+
+
+def allowed(mask: NDArray[np.int32], tokens: Iterable[int]) -> list[int]:
+    """Returns those of a few tokens that a mask allows."""
+    bits = memoryview(mask.data).cast("B")
+    return [token for token in tokens if token >> 3 < len(bits) and bits[token >> 3] >> (token & 7) & 1]
+
+
+def without(mask: NDArray[np.int32], tokens: Iterable[int]) -> NDArray[np.int32]:
+    """Returns the mask less a few tokens."""
+    left = mask.copy()
+    bits = memoryview(left.data).cast("B")
+    for token in allowed(mask, tokens):
+        bits[token >> 3] &= ~(1 << (token & 7))
+    return left
 
 
 def without_special_texts(tokenizer: str) -> str:

@@ -1,0 +1,89 @@
+"""Tokens that may end a name, an item or an object of JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Sequence
+from functools import cache
+from itertools import combinations
+
+from sglang_lite.runtime.structured_output.base import Mask
+from sglang_lite.runtime.structured_output.json_text import JsonText
+from sglang_lite.runtime.structured_output.vocabulary import allowed, mask_of, tokens_of
+
+_QUOTE = ord('"')
+_BLANKS = b" \t\r\n"
+_ENDS = frozenset(b",]}" + _BLANKS)  # bytes outside strings that end names, items and objects
+
+
+class EndingTokens:
+    """Index of the tokens that may end a name, an item or an object.
+
+    Args:
+        token_bytes: bytes of each token.
+        special: tokens that have no text.
+    """
+
+    def __init__(self, token_bytes: Sequence[bytes], special: Container[int]) -> None:
+        self.token_bytes = token_bytes
+        self._texts = [b"" if token in special else text for token, text in enumerate(token_bytes)]
+        spelled = [(text, token) for token, text in enumerate(token_bytes) if token not in special]
+        quoting = [(text, token) for text, token in spelled if _QUOTE in text]
+        self._beginning: dict[bytes, list[int]] = {}
+        self._writing: dict[bytes, list[int]] = {}  # tokens that may write this name
+        self._ending_and_writing: dict[bytes, list[int]] = {}  # tokens that may end a name, and write this one
+        self._writing_twice: list[int] = []  # tokens that may write a name twice
+        for text, token in quoting:
+            quotes = [at for at, byte in enumerate(text) if byte == _QUOTE]
+            for at in quotes:
+                self._beginning.setdefault(text[: at + 1], []).append(token)
+            names = [(start, text[start : end + 1]) for start, end in _names(text, quotes)]
+            for name in {name for _, name in names}:
+                self._writing.setdefault(name, []).append(token)
+            for name in {name for start, name in names if start > quotes[0]}:
+                self._ending_and_writing.setdefault(name, []).append(token)
+            if len({name for _, name in names}) < len(names):
+                self._writing_twice.append(token)
+        self._written = frozenset(self._writing)
+        size = len(token_bytes)
+        self._whole = mask_of((token for text, token in quoting if text.count(b'"') > 1), size)
+        ending = (token for text, token in quoting if not _ENDS.isdisjoint(text[text.index(_QUOTE) :]))
+        self._in_string = self._whole | mask_of(ending, size)
+        self._outside = self._whole | mask_of((token for text, token in spelled if not _ENDS.isdisjoint(text)), size)
+
+    def text_of(self, token: int) -> bytes:
+        """Returns the text of a token; empty if it has none."""
+        return self._texts[token] if token < len(self._texts) else b""
+
+    def beginning(self, text: bytes) -> Sequence[int]:
+        """Returns the tokens that begin with a text, whose last byte is a quotation mark."""
+        return self._beginning.get(text, ())
+
+    def candidates(self, mask: Mask, text: JsonText) -> list[int]:
+        """Returns the tokens of a mask that must be tried to find out whether a name or item comes again, apart from
+        those that only end what must not come (`beginning`)."""
+        if text.has_rules or text.escaped:
+            group = self._whole if not text.has_rules else self._in_string if text.quoted else self._outside
+            return tokens_of(mask[: len(group)] & group[: len(mask)])
+        found = list(self._writing_twice)
+        for names in text.used_names:
+            if not self._written.isdisjoint(names):
+                found += (token for name in self._written & names for token in self._writing[name])
+        if self._ending_and_writing and (begun := text.name_so_far):
+            for name, tokens in self._ending_and_writing.items():
+                found += tokens if name.startswith(begun) else ()
+        return allowed(mask, found) if found else found
+
+
+def _names(text: bytes, quotes: Sequence[int]) -> list[tuple[int, int]]:
+    """Indexes of the quotation marks around what may be a whole name in a text."""
+    return [
+        (start, end)
+        for start, end in combinations(quotes, 2)
+        if text[:start].rstrip(_BLANKS)[-1:] in (b"", b"{", b",") and text[end + 1 :].lstrip(_BLANKS)[:1] in (b"", b":")
+    ]
+
+
+@cache
+def byte_tokens() -> EndingTokens:
+    """Index for a vocabulary with one token per byte."""
+    return EndingTokens([bytes([byte]) for byte in range(256)], ())
