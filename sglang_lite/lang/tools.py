@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import inspect
 import json
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, Literal, NotRequired
 
 from typing_extensions import TypedDict
@@ -96,30 +97,26 @@ class Toolbox:
             ParameterError: `tools` is empty, two tools have the same name, a parameter has no type or one that can't be
                 written as JSON, or `choice` is invalid.
         """
-        from sglang_lite.constraints.python_types.pydantic_schema import schemas_of  # pydantic takes a while to load
-
         check_tools(tools)
-        by_name: dict[str, tuple[Callable[..., Any], Any]] = {}
+        by_name: dict[str, Callable[..., Any]] = {}
         for tool in tools:
             name = getattr(tool, "__name__", "")
             if not callable(tool) or not name:
                 raise ParameterError("tools", f"{tool!r} is not a named function.")
             if name in by_name:
                 raise ParameterError("tools", f"two tools are called {name!r}.")
-            by_name[name] = tool, _arguments(tool)
-        schemas, shared = schemas_of([(name, reader) for name, (_, reader) in by_name.items()])
-        shown = tuple(
-            Tool(name, inspect.getdoc(by_name[name][0]) or "", _shown(arguments_schema(schema, shared))).shown
-            for name, schema in schemas.items()
-        )
+            by_name[name] = tool
+        described = shown = _described(tuple(by_name.values()))
         chosen = choice if isinstance(choice, str) else getattr(choice, "__name__", "")
         if chosen in by_name:
             by_name = {chosen: by_name[chosen]}
-            schemas, shared = schemas_of([(chosen, by_name[chosen][1])])
+            described = _described((by_name[chosen],))
         elif choice not in ("auto", "required"):
             raise ParameterError("tool_choice", f"{choice!r} is not 'auto', 'required' or one of the tools.")
         mode: Literal["auto", "required", "named"] = "auto" if choice == "auto" else "required"
-        return Toolbox(by_name, schemas, shared, shown, "named" if chosen in by_name else mode, parallel)
+        pairs = {name: (tool, described.readers[name]) for name, tool in by_name.items()}
+        mode = "named" if chosen in by_name else mode
+        return Toolbox(pairs, described.schemas, described.shared, shown.shown, mode, parallel)
 
     def of_prompt(self, family: str | None) -> PromptTools:
         """Tools as a part of a prompt. For the argument see `value_type`."""
@@ -178,6 +175,43 @@ class Toolbox:
         bound = inspect.signature(tool).bind(**values)
         bound.apply_defaults()
         return ToolCall(name, dict(bound.arguments), tool)
+
+
+@dataclass(frozen=True, slots=True)
+class _Described:
+    """Description of tools by their signatures and docstrings; for its attributes see `Toolbox`."""
+
+    readers: Mapping[str, Any]
+    schemas: Mapping[str, Any]
+    shared: Mapping[str, Any]
+    shown: tuple[Mapping[str, Json], ...]
+
+
+def _described(tools: tuple[Callable[..., Any], ...]) -> _Described:
+    """Describes tools, once for as long as they live. Raises ParameterError as `Toolbox.of`."""
+    try:
+        keys = tuple((weakref.ref(tool), tool.__doc__) for tool in tools)
+        hash(keys)
+    except TypeError:  # has no weak references, or no hash
+        return _describe(tools)
+    return _described_once(keys)
+
+
+@lru_cache(maxsize=64)
+def _described_once(keys: tuple[tuple[weakref.ref[Callable[..., Any]], str | None], ...]) -> _Described:
+    return _describe([tool for reference, _ in keys if (tool := reference()) is not None])
+
+
+def _describe(tools: Sequence[Callable[..., Any]]) -> _Described:
+    from sglang_lite.constraints.python_types.pydantic_schema import schemas_of  # pydantic takes a while to load
+
+    readers = {tool.__name__: _arguments(tool) for tool in tools}
+    schemas, shared = schemas_of(list(readers.items()))
+    shown = tuple(
+        Tool(tool.__name__, inspect.getdoc(tool) or "", _shown(arguments_schema(schema, shared))).shown
+        for tool, schema in zip(tools, schemas.values())
+    )
+    return _Described(readers, schemas, shared, shown)
 
 
 def check_tools(tools: object, where: Location | None = None) -> None:

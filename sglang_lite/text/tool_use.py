@@ -7,6 +7,7 @@ The schema of these texts carries a mark, so that a provider with its own tool p
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -18,6 +19,8 @@ from sglang_lite.protocol.anything import Json
 
 _MARK = "calls of tools"
 _RESULT = "Result of {}: "
+_DEFINITIONS = "#/$defs/"
+_REFERENCE = re.compile(f'"{re.escape(_DEFINITIONS)}([^"/]+)')
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,12 +108,17 @@ def arguments_schema(parameters: Mapping[str, Json], shared: Mapping[str, Json])
     uses.
     """
     definitions = shared.get("$defs", {})
-    name = str(parameters.get("$ref", "")).removeprefix("#/$defs/")
-    if name not in definitions:
-        return {**parameters, **shared}
-    used = json.dumps(definitions)
-    others = {other: schema for other, schema in definitions.items() if other != name or f'"#/$defs/{name}"' in used}
-    return {**definitions[name], **({"$defs": others} if others else {})}
+    name = str(parameters.get("$ref", "")).removeprefix(_DEFINITIONS)
+    root = definitions.get(name, parameters)
+    used: dict[str, Json] = {}
+    referring = [root]
+    while referring:
+        for each in _REFERENCE.findall(json.dumps(referring.pop())):
+            if each in definitions and each not in used:
+                used[each] = definitions[each]
+                referring.append(used[each])
+    others = {key: value for key, value in shared.items() if key != "$defs"} if root is parameters else {}
+    return {**root, **others, **({"$defs": used} if used else {})}
 
 
 def call_object(name: str, arguments: str) -> str:

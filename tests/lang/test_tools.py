@@ -6,7 +6,9 @@
 import asyncio
 import datetime
 import enum
+import gc
 import json
+import weakref
 from dataclasses import dataclass
 from typing import Annotated, Literal, TypedDict
 
@@ -17,6 +19,7 @@ import sglang_lite as sgl
 from sglang_lite import Engine
 from sglang_lite.lang.agent import describe
 from sglang_lite.lang.backend.local import LocalBackend
+from sglang_lite.lang.tools import tool_schemas
 from tests.constraints.test_generation import random_model
 
 
@@ -483,3 +486,43 @@ def test_a_call_that_is_required_each_time_is_told_as_why_no_answer_comes():
         sgl.ToolError, match=r"within 2 tool calls. tool_choice='required' forces a call in each turn. Leave it out"
     ):
         agent.run([add], max_steps=2, tool_choice="required", backend=script)
+
+
+def test_a_tool_is_shown_with_the_definitions_that_it_uses_and_no_others():
+    class Leg(BaseModel):
+        start: Place
+
+    def drive(leg: Leg) -> str: ...
+
+    def count(low: int) -> str: ...
+
+    def visit(place: Place) -> str: ...
+
+    shown = {each["function"]["name"]: each["function"]["parameters"] for each in tool_schemas([drive, count, visit])}
+    used = {name: sorted(schema.get("$defs", {})) for name, schema in shown.items()}
+    assert used == {"drive": ["Leg", "Place"], "count": [], "visit": ["Place"]}
+
+
+def test_tools_are_described_once_and_not_kept():
+    def tool(place: Place) -> str: ...
+
+    first = tool_schemas([tool])
+    assert tool_schemas([tool])[0] is first[0]
+    tool.__doc__ = "Goes there."
+    assert tool_schemas([tool])[0]["function"]["description"] == "Goes there."
+    seen = weakref.ref(tool)
+    del tool
+    gc.collect()
+    assert seen() is None
+
+
+def test_tools_that_live_for_a_moment_are_described_too():
+    class Robot:
+        def go(self, place: Place) -> str: ...
+
+        def say(self, words: str) -> str: ...
+
+    robot = Robot()
+    for _ in range(2):
+        names = [each["function"]["name"] for each in tool_schemas([robot.go, robot.say])]
+        assert names == ["go", "say"]
