@@ -28,7 +28,8 @@ class DistinctItems:
 
     Attributes:
         texts: texts of each of the first items and of the rest, with one spelling for each value; for items that may be
-            any value, the texts of scalars only.
+            any value, the texts of scalars only; any texts that begin as arrays or objects, if these can always go on
+            to differ.
     """
 
     texts: tuple[Node, ...]
@@ -176,8 +177,9 @@ class _Positions:
 
     def _items(self, arrays: Collection[ArrayShape]) -> DistinctItems | None:
         ruled = [shape for shape in arrays if shape in self._masked_shapes.items]
-        if len(arrays) == 1 and ruled:
-            return self._masked_shapes.items[ruled[0]]
+        rules = {self._masked_shapes.items[shape] for shape in ruled}
+        if len(rules) == 1 and all(shape in ruled or (shape.most is not None and shape.most < 2) for shape in arrays):
+            return rules.pop()
         for shape in ruled:
             if shape.unique_pointer is not None:
                 raise ConstraintError(

@@ -15,6 +15,7 @@ from math import comb
 
 from sglang_lite.constraints.formal.counting import counted
 from sglang_lite.constraints.formal.nodes import (
+    ANY_TEXT,
     EMPTY,
     NOTHING,
     Node,
@@ -125,15 +126,36 @@ def _is_anything(values: ValueSet) -> bool:
     return replace(values, inexact=False) == ANY_VALUE
 
 
+def _go_on(writer: ContainerWriter, values: ValueSet) -> bool:
+    """Returns True if each array and object of a set that is about to end may also have another item or member, so that
+    the masks can always avoid an equal one."""
+    empty = writer.reader.empty
+    return all(
+        shape.most is None and not shape.contains and shape.unique_pointer is None and not empty(shape.rest)
+        for shape in values.arrays
+    ) and all(
+        shape.most is None and any(_endless(names) and not empty(each) for names, each in shape.free_others())
+        for shape in values.objects
+    )
+
+
+def _endless(names: Node) -> bool:
+    return names == ANY_TEXT or counted(names).count is None
+
+
 def _item_texts(writer: ContainerWriter, formula: Formula) -> Node:
-    """Texts of items with one spelling for each value; for items that may be any value, the texts of scalars only.
+    """Texts of items with one spelling for each value; any texts that begin as arrays or objects, if these can always
+    go on to differ.
 
     Raises:
         ConstraintError: the items include objects or arrays whose texts can't be listed.
     """
     values = writer.reader.values(formula)
-    if _is_anything(values) or not (values.arrays or values.objects):
-        return _scalars(values)
+    if _is_anything(values):
+        return _scalars(values)  # which never run out
+    if _go_on(writer, values):
+        openings = [*(["["] if values.arrays else []), *(["{"] if values.objects else [])]
+        return alternation([_scalars(values), *(concat(literal(each), ANY_TEXT) for each in openings)])
     try:
         return writer.listed_texts(formula)
     except ConstraintError as error:

@@ -77,7 +77,7 @@ REFUSED = {
     "pattern": [{"pattern": "(?<=ab)c"}, {"pattern": r"(a)\1"}],
     "patternProperties": [{"patternProperties": {"(?<!ab)": True}}],
     "uniqueItems": [
-        {**ARRAY, "items": OBJECT, "uniqueItems": True},
+        {**ARRAY, "items": {**OBJECT, "maxProperties": 3}, "uniqueItems": True},
         {**ARRAY, "items": {"enum": list(range(2000))}, "uniqueItems": True},
         {**ARRAY, "uniqueItems": True, "minItems": 10_000},
         {**ARRAY, "uniqueItems": True, "contains": {"const": 1}},

@@ -50,6 +50,14 @@ UNIQUE: dict[str, dict[str, Any]] = {
         "minItems": 6,
         "type": "array",
     },
+    "open objects": {"items": {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}},
+    "objects of a pattern": {"items": {"patternProperties": {"^b": {"type": "null"}}, "additionalProperties": False}},
+    "open arrays": {"items": {"items": {"type": ["number", "array"]}, "type": ["array", "boolean"]}, "minItems": 4},
+    "open objects in arrays": {"items": {"type": "array", "items": {"type": "object"}}},
+    "alternatives": {
+        "anyOf": [{"items": {"type": "boolean"}, "minItems": 1}, {"maxItems": 0}],
+        "items": {"enum": MANY},
+    },
     "objects or numbers": {"items": {"anyOf": [POINT, {"type": "number"}]}, "prefixItems": [{"const": 1}]},
 }
 
@@ -104,6 +112,11 @@ def test_samples_are_kept(name):
         ("integers", ["[1, 12, 2, 0]"], ["[1, 12, 1]", "[0, 0]"]),
         ("closed objects", ['[{"a": true}, {"a": true, "b": 1}, {"a": true, "b": 10}, {}]'],
          ['[{"a": true}, {"a": true}]', "[{}, {}]", '[{"a": true, "b": 1}, {}, {"a": true, "b": 1}]']),
+        ("open objects", ['[{"a": true}, {"a": true, "b": 1}, {"a": true, "b": 1, "c": {}}]'],
+         ['[{"a": true}, {"a": true}]', '[{"a": true, "b": 1, "c": 1.0}, {"a": true, "c": 1, "b": 1}]', "[{}]"]),
+        ("objects of a pattern", ['[{}, {"b": null}, 1, "b"]'], ["[{}, {}]", '[{"bb": null}, {"bb": null}]', "[1, 1]"]),
+        ("open arrays", ["[[], [1], true, [1, []]]"], ["[[1], [], true, [1.0]]", "[[[]], [[]], [], true]"]),
+        ("open objects in arrays", ["[[], [{}], [{}, {}]]"], ["[[{}], [{}]]"]),
         ("tuples", ['[[true, "a"], [true, "ab"], [true, 1], [false, 1], [false, "a"], [false, "ab"]]'], ["[[true, 1], [true, 1]]"]),
         ("objects or numbers", ['[1, {"a": true}, 1.5, {}]'], ["[1, 1]", '[1, {}, {}]', "[1, 1.0]"]),
         ("nested", ['["a", 1, 1.5, null, true]'], ['["a", 1, 1]']),
@@ -118,8 +131,8 @@ def test_unique_items(name, kept, refused):
 @pytest.mark.parametrize(
     ("schema", "pointer", "problem"),
     [
-        ({"items": {"type": "object"}}, "/uniqueItems", "objects and arrays"),
-        ({"items": {"type": "array", "items": {"type": "object"}}}, "/uniqueItems", "members that are not listed"),
+        ({"items": {"properties": {"a": {"type": "object"}}, "additionalProperties": False}}, "/uniqueItems", "objects and arrays"),
+        ({"items": {"type": "array", "items": {"type": "object"}, "maxItems": 3}}, "/uniqueItems", "members that are not listed"),
         ({"items": {"$ref": "#/$defs/tree"}, "$defs": {"tree": {"properties": {"a": {"$ref": "#/$defs/tree"}}, "type": "object",
           "additionalProperties": False}}}, "/uniqueItems", "nest without a limit"),
         ({"items": {"enum": list(range(10_000))}}, "/uniqueItems", "more than 1,000 values"),

@@ -184,7 +184,7 @@ def test_the_style_is_one():
 @pytest.mark.parametrize(
     ("schema", "pointer"),
     [
-        ({"properties": {"tags": {"items": {"type": "object"}, "uniqueItems": True}}}, "/properties/tags/uniqueItems"),
+        ({"properties": {"tags": {"items": {"type": "object", "maxProperties": 3}, "uniqueItems": True}}}, "/properties/tags/uniqueItems"),
         ({"not": {"type": "array", "uniqueItems": True}}, "/not/uniqueItems"),
         ({"multipleOf": 11}, "/multipleOf"),
         ({"propertyNames": {"pattern": "^a?b?$"}, "minProperties": 5}, "/minProperties"),
