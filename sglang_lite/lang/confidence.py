@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import math
 import re
-from collections.abc import Awaitable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, TypeAlias
 
 import msgspec
 
@@ -109,8 +109,17 @@ class _Choice:
     tail: str
 
 
-def confidence_in(question: Answered, answer: Generation) -> Awaitable[Confidence]:
+# Function that has a question's backend score texts as continuations of a prompt.
+Scorer: TypeAlias = Callable[[Backend, Prompt, Sequence[str]], Awaitable[Selection]]
+
+
+def confidence_in(question: Answered, answer: Generation, score: Scorer) -> Awaitable[Confidence]:
     """Confidence in the value of an answer, as a coroutine that has its choices scored, all at once.
+
+    Args:
+        question: the question that was answered.
+        answer: the answer.
+        score: function that scores choices.
 
     Raises:
         ProgramError: the answer is free text, was cut, or has no scores of its tokens.
@@ -119,7 +128,9 @@ def confidence_in(question: Answered, answer: Generation) -> Awaitable[Confidenc
     choices = list(_choices(question.constraint, answer.text, value))
 
     async def scored() -> Confidence:
-        selections = await asyncio.gather(*(_score(question, answer, scores, choice) for choice in choices))
+        prompts = [_prompt_before(choice, question.prompt, answer, scores) for choice in choices]
+        texts = [[text + choice.tail for text in choice.texts.values()] for choice in choices]
+        selections = await asyncio.gather(*(score(question.backend, *each) for each in zip(prompts, texts)))
         found = {choice.start: (choice, each) for choice, each in zip(choices, selections)}
         return _Reader(answer.text, scores, found).confidence(value)
 
@@ -188,9 +199,9 @@ def _leaves(value: PlacedValue, allowed: AllowedValues) -> Iterator[tuple[Placed
         yield from _leaves(part, allowed.member(name) if isinstance(name, str) else allowed.item(name))
 
 
-async def _score(question: Answered, answer: Generation, scores: TokenScores, choice: _Choice) -> Selection:
-    """Scores of the choices that were possible, in the order of `choice.texts`."""
-    prompt, before = question.prompt, answer.text[: choice.start]
+def _prompt_before(choice: _Choice, prompt: Prompt, answer: Generation, scores: TokenScores) -> Prompt:
+    """Prompt with the text of an answer before a choice."""
+    before = answer.text[: choice.start]
     if before:
         own = len(before.rstrip())  # blanks before a choice are part of its first token, as `select` would have them
         count = sum(end <= own for end in scores.ends)
@@ -198,8 +209,7 @@ async def _score(question: Answered, answer: Generation, scores: TokenScores, ch
         written = [Span(before[:kept], answer.token_ids[:count])] if count else []
         written += [Span(before[kept:], special=False)] if kept < len(before) else []
         prompt = msgspec.structs.replace(prompt, spans=(*prompt.spans, *written), partial=prompt.partial + before)
-    texts = [text + choice.tail for text in choice.texts.values()]
-    return await question.backend.aselect(prompt, texts, unconditional=False)
+    return prompt
 
 
 class _Reader:

@@ -189,6 +189,37 @@ def test_an_enum_is_scored_in_one_step(small_engine):
     assert small_engine.stats()["steps"] - before == 1
 
 
+def test_scores_are_in_the_usage_of_the_run_and_within_its_budget(engine):
+    state = things.run(backend=engine)
+    state.sync()
+    before = state.usage()
+    assert state.confidence("x")["heavy"].probs
+    after = state.usage()
+    assert after.prompt_tokens > before.prompt_tokens
+    assert after.total_s == before.total_s
+    assert after.completion_tokens == before.completion_tokens
+    assert state.usage("x").prompt_tokens < after.prompt_tokens
+    used = before.prompt_tokens + before.completion_tokens
+    scarce = things.run(backend=engine, max_total_tokens=used + 210)
+    scarce.sync()
+    with pytest.raises(sgl.errors.BudgetError, match="max_total_tokens"):
+        [scarce.confidence("x") for _ in range(20)]
+
+
+def test_a_node_with_another_backend_is_scored_there(small_engine):
+    @sgl.function
+    def program(s):
+        s += "The sky is "
+        s += sgl.gen("x", type=Literal["red", "blue"], confidence=True, seed=1, backend=small_engine)
+
+    @sgl.function
+    def selecting(s):
+        s += "The sky is " + sgl.select("x", ["red", "blue"])
+
+    found = program.run(backend=sgl.ScriptedBackend()).confidence("x")
+    assert found.probs == pytest.approx(selecting.run(backend=small_engine).selection("x").probs, abs=1e-4)
+
+
 def test_what_is_no_json_is_one_value(engine):
     @sgl.function
     def program(s):

@@ -212,11 +212,11 @@ class RunUsage:
             their durations are known.
     """
 
-    __slots__ = ("_failed", "_last_end", "_records", "replayed", "started")
+    __slots__ = ("_last_end", "_others", "_records", "replayed", "started")
 
     def __init__(self) -> None:
         self._records: list[Any] = []
-        self._failed: tuple[Usage, ...] = ()  # usage of attempts that failed
+        self._others: tuple[Usage, ...] = ()  # usage of attempts that failed, and of scores that were read
         self.started = self._last_end = time.perf_counter()
         self.replayed = False
 
@@ -230,7 +230,11 @@ class RunUsage:
         """Records the usage of failed attempts; their generated tokens count as thrown away."""
         for usage in usages:
             if usage is not None:
-                self._failed += (msgspec.structs.replace(usage, thrown_away_tokens=usage.completion_tokens),)
+                self._others += (msgspec.structs.replace(usage, thrown_away_tokens=usage.completion_tokens),)
+
+    def scored(self, usage: Usage) -> None:
+        """Records the usage of scores that were read, perhaps after the run's end; they take none of its time."""
+        self._others += (usage,)
 
     def restore(self, usage: Usage) -> None:
         """Takes over the usage of an earlier run, its time included."""
@@ -242,6 +246,6 @@ class RunUsage:
         self.started, self.replayed = self._last_end - seconds, True
 
     def usage(self) -> Usage:
-        """Usage of all nodes and failed attempts, with `total_s` from the run's start to its last result."""
-        total = total_usage([*usages_of(self._records[:]), *self._failed])
+        """Usage of all nodes, failed attempts and scores, with `total_s` from the run's start to its last result."""
+        total = total_usage([*usages_of(self._records[:]), *self._others])
         return msgspec.structs.replace(total, total_s=self._last_end - self.started)

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
+from sglang_lite.lang.backend.base import Backend
 from sglang_lite.lang.concurrency.loop import executor
 from sglang_lite.lang.concurrency.variables import Variable, when_all_done
 from sglang_lite.lang.confidence import confidence_in
+from sglang_lite.lang.execution.budget import max_selection_usage
 from sglang_lite.lang.execution.player import Player, unknown
 from sglang_lite.lang.execution.push_down import PushedProgram
 from sglang_lite.lang.execution.run import Run, current_run
 from sglang_lite.lang.execution.transcript import Piece
 from sglang_lite.lang.results import as_dicts
-from sglang_lite.protocol import Generation, Location, ParameterError, ProgramError, SglError
+from sglang_lite.protocol import Generation, Location, ParameterError, ProgramError, Prompt, Selection, SglError
 from sglang_lite.protocol.anything import UserValue
 
 
@@ -98,7 +100,7 @@ def confidence_of(run: Run, variable: Variable, name: str, sample: int, where: L
     if not isinstance(sample, int) or not 0 <= sample < len(answers):
         raise ParameterError("sample", f"{sample!r:.60} is no index of {len(answers)} samples.", where=where)
     try:
-        reading = confidence_in(question, answers[sample])
+        reading = confidence_in(question, answers[sample], partial(_scored, run))
     except ProgramError as error:
         raise ProgramError(f"{name!r}: {error.message}", hint=error.hint, where=where) from None
     found = Variable(where)
@@ -111,6 +113,16 @@ def confidence_of(run: Run, variable: Variable, name: str, sample: int, where: L
 
     asyncio.run_coroutine_threadsafe(settle(), executor().loop)
     return found
+
+
+async def _scored(run: Run, backend: Backend, prompt: Prompt, texts: Sequence[str]) -> Selection:
+    """Scores of texts, within the budgets of a run and counted in its usage."""
+    with run.within_budget(backend, partial(max_selection_usage, backend, prompt, texts)) as account:
+        selection = await backend.aselect(prompt, texts, unconditional=False)
+        if account is not None:
+            account.used.append(selection.usage)
+    run.account.scored(selection.usage)
+    return selection
 
 
 # Functions for `Player.read`.
