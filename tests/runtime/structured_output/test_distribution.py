@@ -74,7 +74,7 @@ def languages():
     """Yields constraints, each with all its texts."""
     for pattern, alphabet, longest in (
         ("[ab]{1,4}", "ab", 4), ("a{0,6}b?", "ab", 7), ("(?=.*a)[abc]{3}", "abc", 3), ("(?!aa)[ab]{2,4}", "ab", 4),
-        ("(ab|a)(bc|c)?", "abc", 4), ("[é-í]{1,2}", "éêëìí", 2), (r"\d\.[05]", "0123456789.", 3), (r"(a|b\b)[-c]?", "abc-", 2),
+        ("(ab|a)(bc|c)?", "abc", 4), ("[é-í]{1,2}", "éêëìí", 2), (r"[0-9]\.[05]", "0123456789.", 3), (r"(a|b\b)[-c]?", "abc-", 2),
     ):  # fmt: skip
         yield Regex(pattern), matching(pattern, alphabet, longest)
     yield Regex("hello (world|there|all)"), [f"hello {each}" for each in ("world", "there", "all")]
@@ -107,7 +107,7 @@ def languages():
          ["ab", [], [7], [7, 7], None]),
         ({"type": "object", "additionalProperties": {"const": 0}, "propertyNames": {"enum": ["p", "q", "pq"]},
           "minProperties": 1, "maxProperties": 2},
-         [dict.fromkeys(names, 0) for n in (1, 2) for names in itertools.permutations(["p", "q", "pq"], n)]),
+         [dict.fromkeys(names, 0) for n in (1, 2) for names in itertools.combinations(["p", "q", "pq"], n)]),
         ({"type": "string", "format": "date", "pattern": "^2024-0[12]-[01]1$"},
          ["2024-01-01", "2024-01-11", "2024-02-01", "2024-02-11"]),
     ):  # fmt: skip
