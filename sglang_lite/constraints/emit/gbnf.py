@@ -14,6 +14,7 @@ from sglang_lite.constraints.formal.nodes import (
     Intersection,
     Language,
     LiteralText,
+    Multiple,
     Node,
     Ref,
     Repeat,
@@ -27,8 +28,8 @@ MAX_RULES = 20_000  # rules, including those for states of automata
 
 
 def to_gbnf(language: Language) -> str:
-    """Grammar text whose start is the rule `root`. The notation has no intersections, complements and substrings; they
-    are written as the states of their automata.
+    """Grammar text whose start is the rule `root`. The notation has no intersections, complements, substrings and
+    multiples; they are written as the states of their automata.
 
     Raises:
         ConstraintError: the language is nested too deeply, or needs too many rules or states.
@@ -72,7 +73,7 @@ class _Speller:
                 return f"({self._body(inner)}){repetition_sign(least, most)}"
             case Ref(name):
                 return self._names[name]
-            case Intersection() | Complement() | Substring():
+            case Intersection() | Complement() | Substring() | Multiple():
                 if node not in self._automata:
                     self._automata[node] = self._states(node)
                 return self._automata[node]

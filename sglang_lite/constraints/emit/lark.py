@@ -9,6 +9,7 @@ from itertools import chain, groupby
 
 from sglang_lite.constraints.emit.regex import repetition_sign, to_rust
 from sglang_lite.constraints.formal.automaton import may_be_empty
+from sglang_lite.constraints.formal.equations import multiples
 from sglang_lite.constraints.formal.lengths import MAX_MIN_LENGTH, lengths
 from sglang_lite.constraints.formal.nodes import (
     ANY_TEXT,
@@ -20,6 +21,7 @@ from sglang_lite.constraints.formal.nodes import (
     Concat,
     Intersection,
     Language,
+    Multiple,
     Node,
     Ref,
     Repeat,
@@ -129,6 +131,8 @@ class _Speller:
         """
         if node == EMPTY:
             return '""', 0
+        if isinstance(node, Multiple):
+            return self._shared(multiples(node.divisor)), 0
         if not self._large or not children(node):
             with contextlib.suppress(ConstraintError):  # intersections and complements, which need operators
                 return f"/{to_rust(node)}/", 0
@@ -157,6 +161,21 @@ class _Speller:
             case Substring():
                 return f"%regex {_JSON({'substring_chunks': node.pieces})}", 0
         raise AssertionError(f"a {type(node).__name__} is no part of a terminal")
+
+    def _shared(self, node: Node) -> str:
+        """Name of the terminal of a node with many equal parts, each of which is a terminal of its own."""
+        if node not in self._parts:
+            match node:
+                case Concat(parts):
+                    text = " ".join(map(self._shared, parts))
+                case Alternation(options):
+                    text = " | ".join(map(self._shared, options))
+                case Repeat(inner):
+                    text = f"{self._shared(inner)}*"
+                case _:
+                    text = f"/{to_rust(node)}/"
+            self._parts[node] = self._terminals.setdefault(text, f"T{len(self._terminals)}"), 0
+        return self._parts[node][0]
 
     def _part(self, node: Node) -> tuple[str, int]:
         """Text of a part of a terminal, if it is long the name of a terminal of its own; and its groups' depth."""

@@ -27,6 +27,7 @@ from sglang_lite.constraints.formal.nodes import (
     Concat,
     Language,
     LiteralText,
+    Multiple,
     Node,
     Ref,
     Repeat,
@@ -445,6 +446,8 @@ def _widened(node: Node) -> Node:
     match node:
         case Complement():  # widening the inside would narrow the complement
             return node
+        case Multiple():
+            return Repeat(CharSet(charsets.singles("0123456789.")), 0, None)
         case Substring(text):
             return Repeat(CharSet(charsets.singles("".join(set(text)))), 0, None)
         case Repeat(inner, least, most):

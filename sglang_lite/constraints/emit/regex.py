@@ -6,9 +6,11 @@ import re
 from functools import lru_cache
 
 from sglang_lite.constraints.formal.charsets import LAST, Ranges
-from sglang_lite.constraints.formal.nodes import Alternation, CharSet, Concat, LiteralText, Node, Repeat
+from sglang_lite.constraints.formal.equations import multiples
+from sglang_lite.constraints.formal.nodes import Alternation, CharSet, Concat, LiteralText, Multiple, Node, Repeat
 from sglang_lite.protocol import ConstraintError
 
+_MAX_DIVISOR = 7  # of multiples whose pattern is not too large
 _SPECIAL = re.compile("[^a-zA-Z0-9]")
 
 
@@ -34,6 +36,8 @@ def to_rust(node: Node) -> str:
             if not isinstance(inner, CharSet):
                 text = f"(?:{text})"
             return text + repetition_sign(least, most)
+        case Multiple(divisor) if divisor <= _MAX_DIVISOR:
+            return to_rust(multiples(divisor))
     raise ConstraintError(f"a regular expression can't say {type(node).__name__.lower()}.")
 
 

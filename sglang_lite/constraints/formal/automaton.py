@@ -23,6 +23,7 @@ from sglang_lite.constraints.formal.nodes import (
     Concat,
     Intersection,
     LiteralText,
+    Multiple,
     Node,
     Ref,
     Repeat,
@@ -233,6 +234,8 @@ class Automaton:
                 if node not in self._sources:
                     self._sources.append(node)
                 return self._in_source(self._sources.index(node), [i for i, cut in enumerate(cuts) if cut])
+            case Multiple(divisor):
+                return terms.term("multiple", divisor, 0, nullable=True)
             case Ref(name):
                 return terms.term("ref", name, nullable=name in self._empty_rules)
             case Concat(parts):
@@ -276,6 +279,12 @@ class Automaton:
         match kind:
             case "source":
                 return self._step_in_source(state, symbol)
+            case "multiple":
+                digit = next((each for each in range(10) if self.class_of(str(each)) == symbol), None)
+                if digit is None:
+                    return state if symbol == self.class_of(".") else DEAD
+                after = (10 * rest[1] + digit) % rest[0]
+                return terms.term("multiple", rest[0], after, nullable=after == 0)
             case "set":
                 return DONE if isinstance(symbol, int) and rest[0] >> symbol & 1 else DEAD
             case "ref":
@@ -326,7 +335,7 @@ def may_be_empty(node: Node, empty_rules: Set[str] = frozenset()) -> bool:
             return least == 0 or below(inner)
         case Complement(inner):
             return not below(inner)
-        case Substring():
+        case Substring() | Multiple():
             return True
     return False
 
@@ -350,6 +359,8 @@ def _classes(nodes: Iterable[Node]) -> tuple[list[int], list[int], dict[CharSet,
         node = stack.pop()
         if isinstance(node, LiteralText | Substring):
             chars.update(node.text)
+        elif isinstance(node, Multiple):
+            chars.update("0123456789.")
         elif isinstance(node, CharSet):
             sets[node] = 0
         elif id(node) not in seen:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Hashable, Iterator, Mapping
-from functools import reduce
+from functools import cache, reduce
 from itertools import product
 from typing import TypeAlias, TypeVar
 
@@ -63,12 +63,27 @@ def solved(rules: Mapping[str, Node]) -> dict[str, Node]:
     return {name: edges.get((name, None), NOTHING) for name in rules}
 
 
-def eliminate(edges: dict[tuple[P, P], Node], points: Collection[P]) -> None:
+@cache
+def multiples(divisor: int) -> Node:
+    """Node of the texts of `Multiple`, with many equal parts: written out, its length is exponential."""
+    characters: dict[tuple[int, int], list[str]] = {}
+    for remainder in range(divisor):
+        characters.setdefault((remainder, remainder), []).append(".")
+        for digit in range(10):
+            characters.setdefault((remainder, (10 * remainder + digit) % divisor), []).append(str(digit))
+    edges: dict[tuple[int, int], Node] = {(-1, 0): EMPTY, (0, divisor): EMPTY}
+    edges |= {key: CharSet(charsets.singles("".join(each))) for key, each in characters.items()}
+    eliminate(edges, range(divisor), limited=False)
+    return edges[-1, divisor]
+
+
+def eliminate(edges: dict[tuple[P, P], Node], points: Collection[P], *, limited: bool = True) -> None:
     """Removes points of an automaton, those with the fewest paths through them first: each path becomes an edge.
 
     Args:
         edges: texts by their first and last point; changed in place.
         points: points to remove, which are neither a start nor the end.
+        limited: whether texts that become too large are refused.
 
     Raises:
         ConstraintError: the texts become too large.
@@ -83,7 +98,7 @@ def eliminate(edges: dict[tuple[P, P], Node], points: Collection[P]) -> None:
         again = repeat(edges.pop((point, point), NOTHING), 0, None)
         for (a, before), (b, after) in product(into.items(), out.items()):
             edges[a, b] = alternation([edges.get((a, b), NOTHING), concat(before, again, after)])
-            if edges[a, b].size > MAX_SIZE:
+            if limited and edges[a, b].size > MAX_SIZE:
                 raise too_complex(f"{MAX_SIZE:,} bytes")
 
 

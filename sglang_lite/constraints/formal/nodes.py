@@ -135,6 +135,15 @@ class Substring:
 
 
 @dataclass(frozen=True, slots=True)
+class Multiple:
+    """Digits whose number is a multiple of a divisor, with points anywhere among them; or the empty text."""
+
+    divisor: int
+    refers: ClassVar[bool] = False
+    size: ClassVar[int] = 100
+
+
+@dataclass(frozen=True, slots=True)
 class Concat(_CachedFacts):
     """One text of each part, in order."""
 
@@ -185,7 +194,9 @@ class Ref:
     size: ClassVar[int] = 120
 
 
-Node: TypeAlias = "CharSet | LiteralText | Substring | Concat | Alternation | Repeat | Intersection | Complement | Ref"
+Node: TypeAlias = (
+    "CharSet | LiteralText | Substring | Multiple | Concat | Alternation | Repeat | Intersection | Complement | Ref"
+)
 
 MAX_COUNT = 1_000_000  # maximum count of a repeat that is merged from two
 

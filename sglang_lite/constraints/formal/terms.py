@@ -23,7 +23,8 @@ class Terms:
     small if equal languages become equal terms.
 
     A term is a tuple: ("set", mask of character classes), ("ref", rule), (".", first, second), ("|", …), ("&", …),
-    ("~", state), ("{", state, least, most) or ("source", number of a text, indexes of it).
+    ("~", state), ("{", state, least, most), ("source", number of a text, indexes of it) or
+    ("multiple", divisor, remainder so far).
 
     Args:
         characters: mask of all character classes.

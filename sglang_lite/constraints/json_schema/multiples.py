@@ -1,8 +1,8 @@
 """Multiples of a rational number as decimal digits.
 
 A step is a whole number over a power of ten, so a multiple is recognised by its digits without the point. Factors 2 and
-5 are recognised by the last digits, 3 and 7 by the remainder. Other factors have expressions of reasonable size only if
-the number of digits is bounded.
+5 are recognised by the last digits, powers of other small primes by the remainder. Other factors have expressions of
+reasonable size only if the number of digits is bounded.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import math
 from fractions import Fraction
 from functools import cache, lru_cache
 
-from sglang_lite.constraints.formal.equations import eliminate
 from sglang_lite.constraints.formal.nodes import (
     EMPTY,
     NOTHING,
     CharSet,
+    Multiple,
     Node,
     Repeat,
     alternation,
@@ -29,6 +29,7 @@ from sglang_lite.constraints.syntax.regex import parse
 from sglang_lite.protocol import ConstraintError
 
 MAX_ENDINGS = 5_000  # maximum number of digits in an expression for last digits
+MAX_DIVISOR = 31  # of which the remainder is kept
 MAX_BOUNDED = 20_000  # likewise in an expression for a bounded number of digits
 
 _DIGIT = CharSet(((48, 57),))
@@ -55,17 +56,17 @@ def multiples(step: Fraction, most: int | None) -> Node:
     for prime in (2, 5):
         while not rest % prime:
             rest //= prime
-    primes = [prime for prime in (3, 7) if not rest % prime]
-    endless = math.prod(primes) == rest and _size_of_endings(unit // rest) <= MAX_ENDINGS
+    divisors = _prime_powers(rest)
+    endless = max(divisors, default=1) <= MAX_DIVISOR and _size_of_endings(unit // rest) <= MAX_ENDINGS
     bounded = 0
-    if most is not None and (primes or not endless):
+    if most is not None and not endless:
         length = most + decimals
         bounded = most if length * _size_of_bounded(unit, length) <= MAX_BOUNDED else 0
     if not endless and not bounded:
         raise ConstraintError(
             f"multiples of {float(step):g} can't be enforced: their automaton would be too large.",
-            hint="Supported: products of 2 and 5 up to 64 over any power of ten, these times 3, 7 or 21, and others "
-            "between a minimum and a maximum of a few digits.",
+            hint="Supported: products of 2 and 5 up to 64 over any power of ten, these times powers of primes up to "
+            f"{MAX_DIVISOR}, and others between a minimum and a maximum of a few digits.",
         )
 
     def with_fraction(digits: int) -> Node:
@@ -77,9 +78,21 @@ def multiples(step: Fraction, most: int | None) -> Node:
     fractions = [concat(with_fraction(digits), parse("0*")) for digits in range(1, decimals + 1)]
     sign = optional(literal("-"))
     node = concat(sign, alternation([concat(with_fraction(0), optional(parse(r"\.0+"))), *fractions]))
-    for prime in () if bounded else primes:
-        node = intersection(node, concat(sign, _by_remainder(prime)))
+    for divisor in () if bounded else divisors:
+        node = intersection(node, concat(sign, Multiple(divisor)))
     return node
+
+
+def _prime_powers(number: int) -> list[int]:
+    """Powers of different primes of which a number is the product; a last factor may be another number."""
+    found, prime = [], 2
+    while prime <= MAX_DIVISOR:
+        power = 1
+        while not number % prime:
+            number, power = number // prime, power * prime
+        found += [power] if power > 1 else []
+        prime += 1
+    return [*found, number] if number > 1 else found
 
 
 # ------------------------------------------------------------------------------------------------- last digits
@@ -117,25 +130,6 @@ def _endings(number: int, remainder: int, after: int) -> Node:
         last = CharSet(tuple((digit, digit) for digit in digits))
         options.append(concat(_endings(rest, before, after - 1 if after > 0 else 0), point, last))
     return alternation(options)
-
-
-# -------------------------------------------------------------------------------------------------- remainders
-
-
-@cache
-def _by_remainder(number: int) -> Node:
-    """Digits and points whose number without points is a multiple of a small number; built from the automaton of
-    remainders by eliminating its states.
-    """
-    start, end = -1, number
-    edges: dict[tuple[int, int], Node] = {(start, 0): EMPTY, (0, end): EMPTY}
-    for state in range(number):
-        for after in range(number):
-            codes = tuple((48 + d, 48 + d) for d in range(10) if (10 * state + d) % number == after)
-            if codes:
-                edges[state, after] = concat(CharSet(codes), optional(_POINT))
-    eliminate(edges, range(number))
-    return edges[start, end]
 
 
 # ---------------------------------------------------------------------------------------------- a few digits

@@ -22,6 +22,7 @@ from sglang_lite.constraints.json_schema.numbers import (
 )
 from sglang_lite.constraints.json_schema.write_numbers import decimal_text, texts
 from sglang_lite.protocol import ConstraintError, SglError
+from tests.constraints import engine
 
 STEPS = [
     None,
@@ -97,7 +98,8 @@ STEPPED = [
     ("0.01", None, None), ("0.1", None, None), ("0.5", None, None), ("2.5", "0.5", None), ("0.25", "-3", "40"),
     ("0.125", None, "7.3"), ("32", None, None), ("64", "0", "9999"), ("1000", None, None), ("21", "0", "999"), ("0.3", None, None),
     ("0.7", "-20", "20"), ("9", "-500", "500"), ("0.9", "0", "100"), ("1.1", "0", "99.5"), ("2.7", "1", "50"), ("13", "0", "2000"),
-    ("256", "0", "99999"), ("0.0003", None, None), ("0.123", "0", "9.9"),
+    ("256", "0", "99999"), ("0.0003", None, None), ("0.123", "0", "9.9"), ("11", None, None), ("3.1", "-70", None), ("4.29", None, None),
+    ("25", "-900", None), ("0.27", None, None), ("29", "5", "5000"),
 ]  # fmt: skip
 
 
@@ -113,11 +115,24 @@ def test_multiples_of_decimals_are_told_by_brute_force(step, low, high):
 
 
 def test_multiples_that_need_a_large_automaton_are_refused():
-    with pytest.raises(ConstraintError, match="multiples of 11"):
-        texts((NumberRange(step=Fraction(11)),))
+    with pytest.raises(ConstraintError, match="multiples of 37"):
+        texts((NumberRange(step=Fraction(37)),))
     with pytest.raises(ConstraintError, match=r"multiples of 0\.0123"):
         texts((NumberRange(Fraction(0), Fraction(10**9), step=Fraction("0.0123")),))
-    assert accepts(texts((NumberRange(Fraction(0), Fraction(99), step=Fraction(11)),)), "88")
+    assert accepts(texts((NumberRange(Fraction(0), Fraction(99), step=Fraction(37)),)), "74")
+
+
+@pytest.mark.parametrize(
+    "schema", [{"multipleOf": 7}, {"multipleOf": 66}, {"not": {"multipleOf": 13}}, {"multipleOf": 0.39}]
+)
+def test_masks_keep_multiples(schema):
+    grammar, _ = engine.compiled(sgl.grammar.json_schema({"type": "number", **schema}))
+    rng = random.Random(1)
+    step = Fraction(str(schema.get("multipleOf", 13)))
+    for i in range(60):
+        value = rng.randrange(10 ** rng.randrange(1, 25)) * (step if i % 2 else Fraction(1, 100))
+        wanted = (value % step == 0) == ("multipleOf" in schema)
+        assert engine.accepts(grammar, decimal_text(value)) == wanted, value
 
 
 @pytest.mark.parametrize("schema", [{"minimum": 1e300}, {"maximum": -1e308}, {"minimum": -1.5e250, "maximum": 2e300}])

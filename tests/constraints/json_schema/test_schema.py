@@ -186,7 +186,7 @@ def test_the_style_is_one():
     [
         ({"properties": {"tags": {"items": {"type": "object", "maxProperties": 3}, "uniqueItems": True}}}, "/properties/tags/uniqueItems"),
         ({"not": {"type": "array", "uniqueItems": True}}, "/not/uniqueItems"),
-        ({"multipleOf": 11}, "/multipleOf"),
+        ({"multipleOf": 37}, "/multipleOf"),
         ({"propertyNames": {"pattern": "^a?b?$"}, "minProperties": 5}, "/minProperties"),
         ({"$ref": "https://example.com/schema.json"}, "/$ref"),
         ({"$ref": "#/$defs/none"}, "/$ref"),
