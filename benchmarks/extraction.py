@@ -1,8 +1,11 @@
-"""Extraction into plain types: how many greedy runs of the default model finish, and whether a name is invented.
+"""Extraction into plain types: how many greedy runs of the default model finish, how many fields are right, and whether
+a name is invented.
 
-    python benchmarks/extraction.py [--texts 5] [--max-tokens 160] [--show]
+    python benchmarks/extraction.py [--texts 5] [--max-tokens 160] [--hint names | shape] [--show]
 
-A name is invented that the type does not have. Runs that don't finish within the tokens are shown with their texts.
+The prompt names the fields, and may describe the type as `sgl.grammar.describe` does. A field is right if it has the
+value of RIGHT, whatever the case and the blanks around; only fields count about which a text leaves no doubt. A name is
+invented that the type does not have. Runs that don't finish within the tokens are shown with their texts.
 """
 
 from __future__ import annotations
@@ -150,10 +153,42 @@ ENDLESS: dict[Any, list[str]] = {
 }
 
 
+# Names of fields, and for each text their values.
+RIGHT: dict[Any, tuple[tuple[str, ...], list[tuple[Any, ...]]]] = {
+    Person: (("name", "age", "city"), [
+        ("Clara Bauer", 34, "Graz"), ("Tom", 61, "Whitby"), ("Aisha Khan", 27, "Leeds"), ("Marco Rossi", 19, "Turin"),
+        ("Jean Petit", 45, "Lyon"),
+    ]),
+    Event: (("date", "place"), [
+        ("2024-06-12", "Rose Cottage"), ("2025-03-03", "town hall of Bath"), ("2026-07-01", None),
+        ("2025-09-20", "Verona"), ("2024-11-05", "Emma's"),
+    ]),
+    Product: (("price", "currency", "in_stock"), [
+        (249, "EUR", True), (399.99, "USD", False), (35.5, "GBP", True), (24.9, "EUR", True), (19, "USD", False),
+    ]),
+    Review: (("mood", "stars"), [("good", 5), ("bad", 1), ("mixed", 3), ("good", 4), ("bad", 2)]),
+    Weather: (("place", "temperature", "wind_kmh"), [
+        ("Oslo", -3.5, 15), ("Cairo", 38, 10), ("Singapore", 27.2, 60), ("Reykjavik", 4, 5), ("Denver", 12, 20),
+    ]),
+    Ticket: (("urgent", "room", "contact"), [
+        (False, "312", None), (True, None, None), (False, None, None), (True, "server room", None),
+        (False, "hall", "Mr Lee"),
+    ]),
+    Party: (("guests",), [
+        (["Carl", "Dora"],), (["Mayor Hill", "Mrs Wood", "Dr Stone"],), ([],), (["our parents", "Luca"],),
+        (["Emma", "Fred", "Gina"],),
+    ]),
+    Order: (("customer", "paid"), [
+        ("Mr Brown", True), ("Anna Weiss", False), ("Paul", True), ("Lucy", False), ("hotel Adler", True),
+    ]),
+}  # fmt: skip
+
+
 @sgl.function
-def extract(s: Any, kind: Any, text: str, max_tokens: int) -> None:
+def extract(s: Any, kind: Any, text: str, max_tokens: int, hint: str) -> None:
     fields = ", ".join(typing.get_type_hints(kind))
-    s += sgl.user(f"Extract {fields} as JSON from this text:\n{text}")
+    form = f"\n\n{sgl.grammar.describe(kind)}" if hint == "shape" else ""
+    s += sgl.user(f"Extract {fields} as JSON from this text:\n{text}{form}")
     s += sgl.assistant(sgl.gen("value", json_schema=kind, max_tokens=max_tokens, temperature=0))
 
 
@@ -170,24 +205,51 @@ def invented(kind: Any, value: Any) -> list[str]:
     return names
 
 
+def right(kind: Any, text: str, value: Any) -> int:
+    """Number of right fields of a value."""
+    names, rows = RIGHT.get(kind, ((), []))
+    if not names:
+        return 0
+    wanted = rows[(PLAIN | ENDLESS)[kind].index(text)]
+    return sum(_plain(value.get(name)) == _plain(each) for name, each in zip(names, wanted))
+
+
+def _plain(value: Any) -> Any:
+    return (
+        [_plain(each) for each in value]
+        if isinstance(value, list)
+        else value
+        if isinstance(value, int | float | None)
+        else str(value).strip().lower()
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--texts", type=int, default=5, help="how many of each type")
     parser.add_argument("--max-tokens", type=int, default=160)
+    parser.add_argument("--hint", choices=("names", "shape"), default="names", help="what the prompt says")
     parser.add_argument("--show", action="store_true", help="all texts that were generated")
     options = parser.parse_args()
     for title, types in (("plain", PLAIN), ("with lists and dictionaries", ENDLESS)):
         given = [(kind, text) for kind, texts in types.items() for text in texts[: options.texts]]
-        arguments = [{"kind": kind, "text": text, "max_tokens": options.max_tokens} for kind, text in given]
-        finished, names, tokens = 0, 0, 0
-        for (kind, _), state in zip(given, extract.run_batch(arguments)):
+        arguments = [
+            {"kind": kind, "text": text, "max_tokens": options.max_tokens, "hint": options.hint} for kind, text in given
+        ]
+        finished, names, tokens, good = 0, 0, 0, 0
+        for (kind, text), state in zip(given, extract.run_batch(arguments)):
             written, meta = state["value"], state.get_meta_info("value")
             done = meta["finish_reason"]["type"] == "stop"
             extra = invented(kind, json.loads(written)) if done else []
+            good += right(kind, text, json.loads(written)) if done else 0
             finished, names, tokens = finished + done, names + len(extra), tokens + meta["completion_tokens"]
             if options.show or not done or extra:
                 print(f"{kind.__name__}: {'finished' if done else 'NOT FINISHED'} {extra or ''} {written}")
-        print(f"{title}: {finished} of {len(given)} finished, {names} names invented, {tokens} tokens")
+        fields = sum(len(RIGHT[kind][0]) for kind, _ in given if kind in RIGHT)
+        print(
+            f"{title}: {finished} of {len(given)} finished, {good} of {fields} fields right, {names} names invented, "
+            f"{tokens} tokens"
+        )
 
 
 if __name__ == "__main__":
