@@ -3,56 +3,99 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import difflib
+import io
+import itertools
 import json
 import math
 import re
+import shlex
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NoReturn
 
-from sglang_lite.protocol import Constraint, Ebnf, Lark, ParameterError, Regex, SglError
+from sglang_lite.protocol import Constraint, Ebnf, Lark, ParameterError, Regex, SamplingParams, SglError
 from sglang_lite.version import __version__
+
+
+@dataclass(frozen=True, slots=True)
+class _Command:
+    """Command as help lists it: its name, what it does, and a line that shows it in use."""
+
+    name: str
+    does: str
+    example: str
+
+
+_GROUPS = {
+    "begin": (
+        _Command("init", "write a project: a program, its test, rows of data", "sglang-lite init extraction"),
+        _Command("doctor", "tell what this machine can run, how fast, and what is missing", "sglang-lite doctor"),
+        _Command("chat", "talk with a model", "sglang-lite chat --system 'Be brief.'"),
+        _Command(
+            "completion",
+            "print a script by which a shell completes commands and flags",
+            "sglang-lite completion bash >> ~/.bashrc",
+        ),
+    ),
+    "programs": (
+        _Command(
+            "run",
+            "run a program of a file, on arguments or on rows of a file",
+            "sglang-lite run prog.py --arg day=Monday",
+        ),
+        _Command(
+            "lint",
+            "find faults in programs without running them; count the tokens that runs share",
+            "sglang-lite lint prog.py --data rows.jsonl",
+        ),
+        _Command(
+            "trace", "make an HTML page of a run's trace, as Trace.save writes it", "sglang-lite trace plan.jsonl"
+        ),
+        _Command("grammar", "check a schema, regex or grammar", "sglang-lite grammar check schema.json --match '{}'"),
+    ),
+    "models": (
+        _Command(
+            "models",
+            "show how a model would run, without loading it; list or fetch models with a short name",
+            "sglang-lite models smollm2-135m",
+        ),
+        _Command(
+            "serve",
+            "serve a model over HTTP: SGLang's, OpenAI's and Anthropic's protocols",
+            "sglang-lite serve --model-path Qwen/Qwen3-0.6B --port 30000",
+        ),
+        _Command(
+            "warm",
+            "load a model once, so that its GPU kernels are compiled and cached",
+            "sglang-lite warm --model Qwen/Qwen3-0.6B",
+        ),
+        _Command(
+            "bench",
+            "measure a GPU, and vllm and sglang if installed, with random weights",
+            "sglang-lite bench --workload w1",
+        ),
+    ),
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command and returns the exit status. An error of this package is printed as one line on stderr, with
-    status 1; an interrupt has status 130."""
-    parser = argparse.ArgumentParser(prog="sglang-lite", description="Programs for language models.")
-    parser.add_argument("--version", action="version", version=f"sglang-lite {__version__}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    models = commands.add_parser(
-        "models",
-        help="show how a model would run, without loading it; list or fetch models with a short name",
-        usage="sglang-lite models [NAME [--revision REVISION] [--json] | list | pull NAME]",
-    )
-    models.add_argument(
-        "name", nargs="*", metavar="NAME", help="a model, as for Engine; exit status 1 if it is not supported"
-    )
-    models.add_argument("--revision", help="branch, tag or commit of a model from the hub")
-    models.add_argument("--json", action="store_true", help="print a JSON object")
-    models.set_defaults(run=partial(_models, models.error))
-    _add_grammar(commands.add_parser)
-    _add_lint(commands.add_parser)
-    serve = commands.add_parser("serve", help="serve a model over HTTP: SGLang's, OpenAI's and Anthropic's protocols")
-    _serve_flags(serve, sys.argv[1:] if arguments is None else arguments)
-    serve.set_defaults(run=_serve)
-    warm = commands.add_parser("warm", help="load a model once, so that its GPU kernels are compiled and cached")
-    warm.add_argument("--model", help="a model, as for Engine (default: the default model)")
-    warm.set_defaults(run=_warm)
-    trace = commands.add_parser("trace", help="make an HTML page of a run's trace, as Trace.save writes it")
-    trace.add_argument("file", type=Path, help="JSON lines that state.trace().save(…) has written")
-    trace.add_argument("-o", "--output", type=Path, help="the page to write (default: FILE with the ending .html)")
-    trace.set_defaults(run=_trace)
-    _add_bench(commands.add_parser)
+    status 1; an interrupt has status 130. Signs that a terminal lacks are printed as `?`."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+    parser, commands = _parser(sys.argv[1:] if arguments is None else arguments)
     options, unknown = parser.parse_known_args(arguments)
     if unknown:
-        _refuse(commands.choices[options.command], unknown)
+        _refuse(commands[options.command], unknown)
     try:
         run: Callable[[argparse.Namespace], int] = options.run
         return run(options)
@@ -64,6 +107,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
 
 
+def _parser(arguments: Sequence[str]) -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentParser]]:
+    """Parser of the command line, and that of each command. `arguments` are those that will be parsed."""
+    listed = "\n\n".join(
+        "\n".join([f"{group}:", *(f"  {each.name:12} {each.does}" for each in commands)])
+        for group, commands in _GROUPS.items()
+    )
+    plain = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(
+        prog="sglang-lite", usage="sglang-lite COMMAND …", description=f"Programs for language models.\n\n{listed}",
+        epilog="sglang-lite COMMAND --help has the flags of a command, their defaults and an example.",
+        formatter_class=plain,
+    )  # fmt: skip
+    parser.add_argument("--version", action="version", version=f"sglang-lite {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", help=argparse.SUPPRESS)
+    for command in itertools.chain.from_iterable(_GROUPS.values()):
+        description = f"{command.does[0].upper()}{command.does[1:]}."
+        own = commands.add_parser(
+            command.name, description=description, epilog=f"example: {command.example}", formatter_class=plain,
+            prog=f"sglang-lite {command.name}",
+        )  # fmt: skip
+        if command.name == "serve":
+            _serve_flags(own, arguments)
+        else:
+            _FLAGS[command.name](own)
+    return parser, commands.choices
+
+
 def _refuse(command: argparse.ArgumentParser, unknown: Sequence[str]) -> NoReturn:
     """Exits with status 2 and a message that suggests the flag which was probably meant."""
     flags = re.findall(r"--[\w-]+", command.format_usage())
@@ -72,8 +142,79 @@ def _refuse(command: argparse.ArgumentParser, unknown: Sequence[str]) -> NoRetur
     command.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
 
 
-def _add_grammar(add: Callable[..., argparse.ArgumentParser]) -> None:
-    grammar = add("grammar", help="check a schema, regex or grammar")
+def _add_models(models: argparse.ArgumentParser) -> None:
+    models.usage = "sglang-lite models [NAME [--revision REVISION] [--json] | list | pull NAME]"
+    models.add_argument(
+        "name", nargs="*", metavar="NAME", help="a model, as for Engine; exit status 1 if it is not supported"
+    )
+    models.add_argument("--revision", help="branch, tag or commit of a hub model (default: main)")
+    models.add_argument("--json", action="store_true", help="print a JSON object")
+    models.set_defaults(run=partial(_models, models.error))
+
+
+def _add_warm(warm: argparse.ArgumentParser) -> None:
+    warm.add_argument("--model", help="a model, as for Engine (default: the default model)")
+    warm.set_defaults(run=_warm)
+
+
+def _add_trace(trace: argparse.ArgumentParser) -> None:
+    trace.add_argument("file", type=Path, help="JSON lines that state.trace().save(…) has written")
+    trace.add_argument("-o", "--output", type=Path, help="the page to write (default: FILE with the ending .html)")
+    trace.set_defaults(run=_trace)
+
+
+def _add_init(init: argparse.ArgumentParser) -> None:
+    init.add_argument("folder", type=Path, metavar="DIR", help="the folder to write; it is made if it is not there")
+    init.set_defaults(run=_init)
+
+
+def _add_doctor(doctor: argparse.ArgumentParser) -> None:
+    doctor.set_defaults(run=_doctor)
+
+
+def _add_completion(completion: argparse.ArgumentParser) -> None:
+    completion.add_argument("shell", choices=("bash", "zsh", "fish"), help="the shell")
+    completion.set_defaults(run=_completion)
+
+
+def _add_chat(chat: argparse.ArgumentParser) -> None:
+    chat.add_argument("--model", help="a model, as for Engine (default: the default model)")
+    chat.add_argument("--system", default="", metavar="TEXT", help="text of the system turn (default: none)")
+    chat.add_argument(
+        "--max-tokens", type=int, default=512, metavar="N", help="largest number of tokens of an answer (default: 512)"
+    )
+    chat.add_argument(
+        "--temperature",
+        type=float,
+        default=0.0,
+        metavar="T",
+        help="0 for the likeliest tokens, 1 for draws (default: 0)",
+    )
+    chat.set_defaults(run=_chat)
+
+
+def _add_run(run: argparse.ArgumentParser) -> None:
+    run.add_argument(
+        "file",
+        metavar="FILE[:FUNCTION]",
+        help="a Python file; it is imported, so all its code except the __main__ part runs",
+    )
+    run.add_argument(
+        "--arg",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="an argument of the program, several times for several; JSON, or else text (default: none)",
+    )
+    run.add_argument(
+        "--rows", type=Path, metavar="ROWS.jsonl", help="run once for each row, a JSON object of arguments per line"
+    )
+    run.add_argument("--model", help="a model, as for Engine (default: what the file has set, or the default model)")
+    run.add_argument("--seed", type=int, help="seed of the draws (default: another one each time)")
+    run.set_defaults(run=_run)
+
+
+def _add_grammar(grammar: argparse.ArgumentParser) -> None:
     actions = grammar.add_subparsers(dest="action", required=True, metavar="ACTION")
     check = actions.add_parser(
         "check", help="report what is enforced and what is refused; exit status 1 if something is refused"
@@ -90,8 +231,7 @@ def _add_grammar(add: Callable[..., argparse.ArgumentParser]) -> None:
     check.set_defaults(run=_grammar)
 
 
-def _add_lint(add: Callable[..., argparse.ArgumentParser]) -> None:
-    lint = add("lint", help="find faults in programs without running them; count the tokens that runs share")
+def _add_lint(lint: argparse.ArgumentParser) -> None:
     lint.add_argument(
         "file",
         metavar="FILE[:FUNCTION]",
@@ -105,22 +245,21 @@ def _add_lint(add: Callable[..., argparse.ArgumentParser]) -> None:
         "--fail-under",
         type=float,
         metavar="PERCENT",
-        help="exit status 1 if the cache serves less than this share of the prompts",
+        help="exit status 1 if the cache serves less than this share of the prompts (default: 0)",
     )
-    lint.add_argument("--price", type=float, help="price of a million prompt tokens, to report costs")
+    lint.add_argument("--price", type=float, help="price of a million prompt tokens (default: no costs are reported)")
     lint.add_argument(
         "--cached-price", type=float, default=0.0, help="price of a million cached prompt tokens (default: 0)"
     )
-    lint.add_argument("--format", choices=("text", "json"), default="text")
+    lint.add_argument("--format", choices=("text", "json"), default="text", help="form of the report (default: text)")
     lint.set_defaults(run=_lint)
 
 
-def _add_bench(add: Callable[..., argparse.ArgumentParser]) -> None:
-    bench = add("bench", help="measure a GPU, and vllm and sglang if installed, with random weights")
+def _add_bench(bench: argparse.ArgumentParser) -> None:
     bench.add_argument(
         "--shape",
         default="llama-3.1-8b",
-        help="llama-3.1-8b, qwen3-0.6b, qwen3-14b, qwen3-30b-a3b, deepseek-v2-lite; small: on CPUs, too",
+        help="llama-3.1-8b (default), qwen3-0.6b, qwen3-14b, qwen3-30b-a3b, deepseek-v2-lite; small: on CPUs, too",
     )
     bench.add_argument("--workload", nargs="+", metavar="NAME", help="w1, decode1, fork64 … (default: all)")
     bench.add_argument("--repeat", type=int, default=3, help="runs of each workload after the first one (default: 3)")
@@ -131,12 +270,20 @@ def _add_bench(add: Callable[..., argparse.ArgumentParser]) -> None:
         default="native",
         help="code that runs the model (default: native)",
     )
-    bench.add_argument("--json", type=Path, metavar="FILE", help="also write every run to FILE")
+    bench.add_argument("--json", type=Path, metavar="FILE", help="also write every run to FILE (default: none)")
     bench.set_defaults(run=_bench)
+
+
+_FLAGS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
+    "init": _add_init, "doctor": _add_doctor, "chat": _add_chat, "completion": _add_completion, "run": _add_run,
+    "lint": _add_lint, "trace": _add_trace, "grammar": _add_grammar, "models": _add_models, "warm": _add_warm,
+    "bench": _add_bench,
+}  # fmt: skip
 
 
 def _serve_flags(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> None:
     """Adds the flags of `serve`, only if that is the command: the modules that define them are slow to import."""
+    parser.set_defaults(run=_serve)
     if "serve" not in arguments[:1]:
         return
     try:
@@ -191,6 +338,76 @@ def _describe(name: str, options: argparse.Namespace) -> int:
     return 1 if found.refused else 0
 
 
+def _init(options: argparse.Namespace) -> int:
+    from sglang_lite.commands.new_project import write_project
+
+    for file in write_project(options.folder):
+        print(file)
+    folder = shlex.quote(str(options.folder))
+    print(f"\ncd {folder}\npython -m pytest -q\nsglang-lite run extract.py --rows notes.jsonl")
+    return 0
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    from sglang_lite.commands.doctor import diagnoses
+
+    for diagnosis in diagnoses():
+        print(diagnosis.as_text(), flush=True)
+    return 0
+
+
+def _completion(options: argparse.Namespace) -> int:
+    from sglang_lite.commands.completion import SHELLS
+
+    _, commands = _parser(["serve"] if find_spec("uvicorn") else [])
+    words = {
+        name: dict.fromkeys(re.findall(r"(?<![\w-])--[a-z][\w-]*", own.format_help())) for name, own in commands.items()
+    }
+    actions = {"models": ("list", "pull"), "grammar": ("check",), "completion": tuple(SHELLS)}
+    print(SHELLS[options.shell]({name: [*own, *actions.get(name, ())] for name, own in words.items()}), end="")
+    return 0
+
+
+def _chat(options: argparse.Namespace) -> int:
+    from sglang_lite.commands.chat import HELP, Dialogue, chat, typed_lines
+    from sglang_lite.engine.engine import Engine
+
+    SamplingParams(max_tokens=options.max_tokens, temperature=options.temperature)  # checks both
+    with Engine(**({"model": options.model} if options.model else {})) as engine:
+        if sys.stdin.isatty():
+            print(HELP, end="")
+        chat(
+            typed_lines(), sys.stdout, engine, Dialogue(system=options.system),
+            max_tokens=options.max_tokens, temperature=options.temperature,
+        )  # fmt: skip
+    return 0
+
+
+def _run(options: argparse.Namespace) -> int:
+    """Prints the variables of each run as JSON, of rows a line each. Returns exit status 1 if a run has failed."""
+    from sglang_lite.commands.run_file import arguments_of, program_in, results
+    from sglang_lite.engine.engine import Engine
+
+    file, function = _file_and_function(options.file)
+    ascii_only = (sys.stdout.encoding or "").lower() not in ("utf-8", "utf8")
+    failed = False
+    with contextlib.ExitStack() as stack:
+        with redirect_stdout(sys.stderr):  # output of the file, whose code runs
+            program = program_in(file, function)
+        arguments = arguments_of(program, options.arg)
+        engine = None if options.model is None else stack.enter_context(Engine(options.model))
+        for result in results(program, arguments, options.rows, engine, options.seed):
+            failed |= "error" in result and len(result) == 1
+            print(json.dumps(result, ensure_ascii=ascii_only, indent=None if options.rows else 2), flush=True)
+    return 1 if failed else 0
+
+
+def _file_and_function(text: str) -> tuple[Path, str | None]:
+    """File and name of a program, from FILE[:FUNCTION]."""
+    file, _, function = text.rpartition(":") if not text.endswith(".py") else (text, "", "")
+    return Path(file or text), function or None
+
+
 def _warm(options: argparse.Namespace) -> int:
     from sglang_lite.engine.engine import Engine
 
@@ -224,16 +441,14 @@ def _lint(options: argparse.Namespace) -> int:
     from sglang_lite.lint import lint
     from sglang_lite.lint.report import Prices, written
 
-    file, _, function = options.file.rpartition(":") if not options.file.endswith(".py") else (options.file, "", "")
+    file, function = _file_and_function(options.file)
     try:
         for name, price in (("--price", options.price), ("--cached-price", options.cached_price)):
             if price is not None and not 0 <= price < math.inf:
                 raise ParameterError(name, f"{price:g} is not a number of at least 0.")
         prices = Prices(options.price, options.cached_price)
         with redirect_stdout(sys.stderr):  # output of the file, whose code runs
-            reports = lint(
-                Path(file or options.file), function or None, options.data, options.model, options.fail_under, prices
-            )
+            reports = lint(file, function, options.data, options.model, options.fail_under, prices)
     except SglError as error:
         print(f"sglang-lite: {error}", file=sys.stderr)
         return 2

@@ -1,5 +1,7 @@
 """The command line."""
 
+import re
+
 import pytest
 
 from sglang_lite.cli import main
@@ -78,6 +80,33 @@ def test_grammar_check_for_a_models_tokens(written, capsys, model_file):
     assert main(["grammar", "check", file, "--model", str(model_file), "--match", '"two"']) == 0
     assert "matches: yes" in capsys.readouterr().out
     assert main(["grammar", "check", file, "--model", "no-such-model"]) == 1
+
+
+def shown_help(capsys, *arguments):
+    with pytest.raises(SystemExit) as ended:
+        main([*arguments, "--help"])
+    assert ended.value.code == 0
+    return capsys.readouterr().out
+
+
+def test_help_lists_each_command_in_its_group_and_each_has_an_example_and_its_defaults(capsys):
+    overview = shown_help(capsys)
+    groups = re.split(r"^(?=begin:|programs:|models:|options:)", overview, flags=re.MULTILINE)[1:-1]
+    names = [name for group in groups for name in re.findall(r"^  (\w+)  ", group, re.MULTILINE)]
+    assert len(groups) == 3
+    assert len(names) == len(set(names)) == 12
+    for name in names:
+        text = shown_help(capsys, name)
+        assert f"example: sglang-lite {name}" in text
+        if name in (
+            "grammar",
+            "serve",
+        ):  # actions of its own; settings of an engine, whose docstrings have the defaults
+            continue
+        options = text.partition("\noptions:\n")[2].partition("\nexample:")[0]
+        for option in re.split(r"\n  (?=-)", options):
+            if re.match(r"\s*-\S+ [A-Z]{2,}", option) and "ROWS" not in option:
+                assert "default" in option, option
 
 
 @pytest.mark.parametrize("arguments", [["models"], ["models", "list"]])

@@ -68,8 +68,11 @@ def programs_in(module: ModuleType, function: str | None) -> dict[str, SglFuncti
     return found if function is None else {function: found[function]}
 
 
-def rows_in(file: Path) -> list[dict[str, Json]]:
+def rows_in(file: Path, flag: str = "--data") -> list[dict[str, Json]]:
     """Rows of a JSON Lines file, one object a line. Blank lines are skipped.
+
+    Args:
+        flag: flag that named the file, for errors.
 
     Raises:
         ParameterError: the file can't be read, a line is not a JSON object, or the file has no rows.
@@ -78,7 +81,7 @@ def rows_in(file: Path) -> list[dict[str, Json]]:
         # Not `splitlines`: U+2028, U+0085 and others need no escape in a JSON string. "utf-8-sig" skips a BOM.
         lines = file.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise ParameterError("--data", f"{file}: {getattr(error, 'strerror', None) or error}.") from error
+        raise ParameterError(flag, f"{file}: {getattr(error, 'strerror', None) or error}.") from error
     rows = []
     for number, line in enumerate(lines, 1):
         if not line.strip():
@@ -86,18 +89,24 @@ def rows_in(file: Path) -> list[dict[str, Json]]:
         try:
             row = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise ParameterError("--data", f"{file}:{number}: {error}.", hint="Give a JSON object a line.") from None
+            raise ParameterError(flag, f"{file}:{number}: {error}.", hint="Give a JSON object a line.") from None
         if not isinstance(row, dict):
             problem = f"{file}:{number}: {line.strip():.60} is not an object."
-            raise ParameterError("--data", problem, hint='Give arguments by name: {"name": value}.')
+            raise ParameterError(flag, problem, hint='Give arguments by name: {"name": value}.')
         rows.append(row)
     if not rows:
-        raise ParameterError("--data", f"{file} has no rows.")
+        raise ParameterError(flag, f"{file} has no rows.")
     return rows
 
 
-def fitting(program: SglFunction, rows: list[dict[str, Json]], file: Path) -> list[dict[str, Json]]:
+def fitting(
+    program: SglFunction, rows: list[dict[str, Json]], file: Path | None, flag: str = "--data"
+) -> list[dict[str, Json]]:
     """Arguments of each run, including those given by `bind` and the defaults.
+
+    Args:
+        file: file of the rows, or None if there is none and the only row is of the command line.
+        flag: flag that gave the rows, for errors.
 
     Raises:
         ParameterError: a row does not match the program's signature.
@@ -107,8 +116,9 @@ def fitting(program: SglFunction, rows: list[dict[str, Json]], file: Path) -> li
         try:
             bound = program.signature.bind(**program.bound((), row, ""))
         except ParameterError as error:
-            problem = f"{file}: row {number}: {error.message.removeprefix(': ')}"
-            raise ParameterError("--data", problem, hint=error.hint) from None
+            place = "" if file is None else f"{file}: row {number}: "
+            problem = f"{place}{error.message.removeprefix(': ')}"
+            raise ParameterError(flag, problem, hint=error.hint) from None
         bound.apply_defaults()
         variable = [
             p.name for p in program.signature.parameters.values() if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD)

@@ -1,0 +1,1 @@
+"""Commands of `sglang-lite` that are more than a call: each a file."""

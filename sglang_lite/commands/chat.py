@@ -1,0 +1,159 @@
+"""`sglang-lite chat`: a conversation in a terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, TextIO
+
+from sglang_lite.constraints.schema import json_schema
+from sglang_lite.lang.api import assistant, function, gen, system, user
+from sglang_lite.lang.backend.default import BackendLike
+from sglang_lite.lang.state import ProgramState
+from sglang_lite.markup import printable
+from sglang_lite.protocol import JsonSchema, ParameterError, SglError
+
+HELP: Final = """\
+/system TEXT   begin again, with TEXT as the system turn
+/json SCHEMA   let answers be JSON of a schema, given as text or as a file; without SCHEMA, text again
+/save FILE     write the conversation to FILE, as JSON messages
+/help          show this
+/quit          end; so does Ctrl-D. Ctrl-C stops an answer
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Dialogue:
+    """Conversation so far.
+
+    Attributes:
+        turns: pairs of role and text, without the system turn.
+        system: text of the system turn, or "" for none.
+        schema: constraint on the answers, or None.
+    """
+
+    turns: tuple[tuple[str, str], ...] = ()
+    system: str = ""
+    schema: JsonSchema | None = None
+
+    def messages(self) -> list[dict[str, str]]:
+        """Turns in the form of chat APIs."""
+        turns = (("system", self.system), *self.turns) if self.system else self.turns
+        return [{"role": role, "content": text} for role, text in turns]
+
+
+@function
+def _answer(s: ProgramState, conversation: Dialogue) -> None:
+    roles: dict[str, Callable[..., Any]] = {"system": system, "user": user, "assistant": assistant}
+    for message in conversation.messages():
+        s += roles[message["role"]](message["content"])
+    s += assistant(gen("answer", constraint=conversation.schema))
+
+
+def typed_lines() -> Iterator[str]:
+    """Lines of standard input; of a terminal they can be edited, with those before at the arrow keys."""
+    if not sys.stdin.isatty():
+        yield from sys.stdin
+        return
+    with contextlib.suppress(ImportError):  # Windows has none
+        import readline  # noqa: F401 # `input` uses it
+    try:
+        while True:
+            yield input("> ")
+    except EOFError:
+        print()
+
+
+def chat(
+    lines: Iterable[str],
+    out: TextIO,
+    backend: BackendLike | None,
+    conversation: Dialogue,
+    *,
+    max_tokens: int,
+    temperature: float,
+) -> Dialogue:
+    """Takes questions and commands, a line each, and writes answers as they come, until the end of the lines or /quit.
+
+    Args:
+        backend: backend of the answers; None for the default one.
+        max_tokens, temperature: sampling parameters of the answers.
+
+    Returns:
+        The conversation at the end.
+    """
+    answer = partial(_answer.run, backend=backend, stream=True, max_new_tokens=max_tokens, temperature=temperature)
+    for line in lines:
+        text = line.strip()
+        if text == "/quit":
+            break
+        try:
+            if text.startswith("/"):
+                conversation = _commanded(conversation, text, out)
+            elif text:
+                conversation = _answered(conversation, text, out, answer)
+        except SglError as error:
+            print(f"sglang-lite: {error}", file=out)
+    return conversation
+
+
+def _commanded(conversation: Dialogue, text: str, out: TextIO) -> Dialogue:
+    """Conversation after a command. Raises SglError if it can't be done; the conversation then stays as it is."""
+    command, _, rest = text.partition(" ")
+    rest = rest.strip()
+    if command == "/system":
+        print("A new conversation.", file=out)
+        return replace(conversation, system=rest, turns=())
+    if command == "/json":
+        found = json_schema(rest if rest.startswith(("{", "true", "false")) else _read(Path(rest))) if rest else None
+        print("Answers are text." if found is None else "Answers are JSON of the schema.", file=out)
+        return replace(conversation, schema=found)
+    if command == "/save" and rest:
+        messages = conversation.messages()
+        _write(Path(rest), json.dumps(messages, ensure_ascii=False, indent=2) + "\n")
+        print(f"{rest}: {len(messages)} messages", file=out)
+        return conversation
+    if command != "/help":
+        print(f"{command} is no command, or lacks something.", file=out)
+    print(HELP, end="", file=out)
+    return conversation
+
+
+def _answered(conversation: Dialogue, text: str, out: TextIO, answer: Callable[[Dialogue], ProgramState]) -> Dialogue:
+    """Conversation with a question and its answer; an answer that was interrupted counts as far as it came."""
+    asked = replace(conversation, turns=(*conversation.turns, ("user", text)))
+    state = answer(asked)
+    pieces = []
+    try:
+        for piece in state.text_iter("answer"):
+            pieces.append(piece)
+            print(printable(piece), end="", file=out, flush=True)  # no escape sequences of a model
+    except KeyboardInterrupt:
+        state.cancel()
+        print(" (stopped)", end="", file=out)
+    print(file=out, flush=True)
+    return replace(asked, turns=(*asked.turns, ("assistant", "".join(pieces))))
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ParameterError("/json", f"{path}: {_reason(error)}", hint="Give a schema, or a file with one.") from error
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ParameterError("/save", f"{path}: {_reason(error)}") from error
+
+
+def _reason(error: OSError | UnicodeDecodeError) -> str:
+    return f"{os.strerror(error.errno) if isinstance(error, OSError) and error.errno else error}."

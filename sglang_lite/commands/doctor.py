@@ -1,0 +1,135 @@
+"""`sglang-lite doctor`: what this machine can run, how fast, and what is missing."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Final
+
+from sglang_lite.protocol import SamplingParams, SglError
+from sglang_lite.runtime.host.installed import NEEDED
+from sglang_lite.runtime.models.resolve import ALIASES, cache_folder
+from sglang_lite.version import __version__
+
+_EXTRAS: Final = {
+    "local": ("an engine", NEEDED),
+    "server": ("sglang-lite serve", ("starlette", "uvicorn")),
+    "openai": ("sgl.OpenAI", ("openai",)),
+    "anthropic": ("sgl.Anthropic", ("anthropic",)),
+}
+_KEYS: Final = ("OPENAI_API_KEY", "ANTHROPIC_API_KEY")
+_TOKENS: Final = 64  # number of tokens whose generation is timed
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """Something that was looked at, what was found, and what to do about it ("" for nothing)."""
+
+    about: str
+    found: str
+    advice: str = ""
+
+    def as_text(self) -> str:
+        """One line, and one more for the advice."""
+        return f"{self.about:12} {self.found}" + (f"\n{'':12} -> {self.advice}" if self.advice else "")
+
+
+def diagnoses() -> Iterator[Diagnosis]:
+    """Yields what was found, each thing as soon as it was looked at. If the default model is there, the last one is a
+    measurement, which takes as long as an engine's start."""
+    advice = (
+        "" if os.name == "posix" else "An engine then runs in the program's own process. Linux and macOS have more."
+    )
+    yield Diagnosis(
+        "package", f"sglang-lite {__version__}, Python {platform.python_version()}, {platform.platform()}", advice
+    )
+    yield from _packages()
+    yield _terminal()
+    yield _keys()
+    yield _cache()
+    if missing := [name for name in NEEDED if find_spec(name) is None]:
+        yield Diagnosis("engine", f"none without {', '.join(missing)}", "Programs can run on APIs and servers.")
+        return
+    yield from _machine()
+    yield _speed()
+
+
+def _packages() -> Iterator[Diagnosis]:
+    for extra, (use, names) in _EXTRAS.items():
+        missing = [name for name in names if find_spec(name) is None]
+        advice = f"For {use}: pip install 'sglang-lite[{extra}]'" if missing else ""
+        yield Diagnosis(f"[{extra}]", f"missing: {', '.join(missing)}" if missing else "installed", advice)
+
+
+def _terminal() -> Diagnosis:
+    encoding = sys.stdout.encoding or "unknown"
+    advice = (
+        ""
+        if encoding.lower() in ("utf-8", "utf8")
+        else "Signs that it lacks are shown as '?'. Set PYTHONIOENCODING=utf-8."
+    )
+    return Diagnosis("terminal", encoding, advice)
+
+
+def _keys() -> Diagnosis:
+    there = [name for name in _KEYS if os.environ.get(name)]
+    return Diagnosis("keys", f"set: {', '.join(there)}" if there else f"none of {', '.join(_KEYS)} is set")
+
+
+def _cache() -> Diagnosis:
+    folder = cache_folder()
+    around = next((each for each in (folder, *folder.parents) if each.exists()), folder)
+    try:
+        tempfile.TemporaryFile(dir=around).close()  # permissions say less: of containers, read-only disks
+    except OSError:
+        return Diagnosis("cache", f"{folder} can't be written", "Set SGLANG_LITE_CACHE to a folder that can.")
+    free = shutil.disk_usage(around).free
+    advice = "Models need more: set SGLANG_LITE_CACHE to another disk." if free < 1e9 else ""
+    return Diagnosis("cache", f"{folder}, {free / 1e9:,.1f} GB free", advice)
+
+
+def _machine() -> Iterator[Diagnosis]:
+    """Yields what an engine runs on."""
+    import torch
+
+    from sglang_lite.runtime.loading.load_model import why_no_gpu
+    from sglang_lite.runtime.models.memory_check import free_bytes
+
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    free = free_bytes(torch.device("cpu")) or 0
+    advice = "The default model needs about 1 GB." if free < 1e9 else ""
+    yield Diagnosis("processor", f"{cores} cores, {free / 1e9:,.1f} GB of memory free", advice)
+    compiler = next(filter(None, map(shutil.which, (os.environ.get("CXX") or "c++", "g++", "clang++"))), None)
+    advice = "" if compiler else "Install g++ or clang++: steps of few tokens on a CPU are slower without."
+    yield Diagnosis("compiler", compiler or "none", advice)
+    reason = why_no_gpu("cuda")
+    if reason is None:
+        name, memory = torch.cuda.get_device_name(0), free_bytes(torch.device("cuda:0")) or 0
+        yield Diagnosis("GPU", f"{name}, {memory / 1e9:,.1f} GB free")
+    else:
+        yield Diagnosis("GPU", f"none: {reason}", "Engines run on the CPU, well for models of up to 1B parameters.")
+
+
+def _speed() -> Diagnosis:
+    """Speed of the default model, if it is there."""
+    from sglang_lite.engine.engine import Engine
+
+    name = next(iter(ALIASES))
+    if not (cache_folder() / "models" / name).exists():
+        return Diagnosis("speed", f"not measured: {name} is not fetched", f"sglang-lite models pull {name}")
+    started = time.perf_counter()
+    try:
+        with Engine(name, log_level="error") as engine:
+            ready = time.perf_counter()
+            usage = engine.complete("A story:", SamplingParams(max_tokens=_TOKENS, ignore_eos=True)).usage
+    except SglError as error:
+        return Diagnosis("speed", f"not measured: {error}")
+    rate = (usage.completion_tokens - 1) / max(usage.total_s - usage.first_token_s, 1e-9)
+    return Diagnosis("speed", f"{name}: ready after {ready - started:.1f} s, {rate:,.0f} tokens/s in one generation")

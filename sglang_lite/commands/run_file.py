@@ -1,0 +1,103 @@
+"""`sglang-lite run`: a program of a file, with arguments from the command line or rows of a file."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from sglang_lite.lang.backend.default import BackendLike
+from sglang_lite.lang.function import SglFunction
+from sglang_lite.lang.state import ProgramState
+from sglang_lite.lint.files import fitting, load, programs_in, rows_in
+from sglang_lite.protocol import ParameterError, SglError
+from sglang_lite.protocol.anything import Json, UserValue
+
+
+def program_in(file: Path, function: str | None) -> SglFunction:
+    """The program of a file, which is imported.
+
+    Args:
+        function: name of the program, if the file has several.
+
+    Raises:
+        ParameterError: the file can't be imported, or has no such program, or several and no name is given.
+    """
+    found = programs_in(load(file), function)
+    if len(found) > 1:
+        names = ", ".join(found)
+        raise ParameterError(
+            "FILE", f"{file} has several programs: {names}.", hint=f"Name one: {file}:{next(iter(found))}."
+        )
+    return next(iter(found.values()))
+
+
+def arguments_of(program: SglFunction, given: Sequence[str]) -> dict[str, Json]:
+    """Arguments of a program by name, from texts `name=value`. A value is JSON if it can be read as such, and the
+    parameter is not annotated as `str`; else it is text.
+
+    Raises:
+        ParameterError: a text has no `=`, or a name is given twice.
+    """
+    found: dict[str, Json] = {}
+    for each in given:
+        name, equals, text = each.partition("=")
+        if not equals or name in found:
+            raise ParameterError("--arg", f"{each!r:.80} {'is given twice' if equals else 'has no ='}.")
+        parameter = program.signature.parameters.get(name)
+        found[name] = text if parameter is not None and parameter.annotation in (str, "str") else _value(text)
+    return found
+
+
+def _value(text: str) -> Json:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+
+
+def results(
+    program: SglFunction,
+    arguments: Mapping[str, Json],
+    rows: Path | None,
+    backend: BackendLike | None,
+    seed: int | None,
+) -> Iterator[dict[str, UserValue]]:
+    """Yields the variables of each run as plain data, with `return` for the value that the body has returned, or with
+    `error` alone if the run has failed.
+
+    Args:
+        arguments: arguments of the run, or of all runs.
+        rows: JSON Lines file with the further arguments of each run; None for one run.
+
+    Raises:
+        ParameterError: arguments don't fit the program, or the file can't be read.
+    """
+    given = [{}] if rows is None else rows_in(rows, "--rows")
+    items = fitting(program, [{**arguments, **row} for row in given], rows, "--rows" if rows else "--arg")
+    outcomes = program.run_batch(items, backend=backend, seed=seed, on_error="return", generator_style=True)
+    for outcome in outcomes:
+        yield _result(outcome)
+
+
+def _result(outcome: ProgramState | Exception) -> dict[str, UserValue]:
+    if isinstance(outcome, Exception):
+        name = "" if isinstance(outcome, SglError) else f"{type(outcome).__name__}: "
+        return {"error": f"{name}{outcome}"}
+    found = {name: _plain(outcome[name]) for name in outcome.branch.names.variables}
+    return found if outcome.ret_value is None else {**found, "return": _plain(outcome.ret_value)}
+
+
+def _plain(value: UserValue) -> Any:
+    """Value as JSON data; text for what has no form in JSON."""
+    if hasattr(value, "model_dump"):
+        return value.model_dump(mode="json")
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return _plain({each.name: getattr(value, each.name) for each in dataclasses.fields(value)})
+    if isinstance(value, Mapping):
+        return {str(name): _plain(each) for name, each in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_plain(each) for each in value]
+    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
