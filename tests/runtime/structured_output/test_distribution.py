@@ -93,7 +93,8 @@ def languages():
         [w + "".join(end) for w in ("y", "no") for n in range(3) for end in itertools.product("!,", repeat=n)],
     )
     for schema, values in (
-        ({"type": "integer", "minimum": -3, "maximum": 21}, range(-3, 22)),
+        ({"type": "array", "items": {"type": "integer", "minimum": -3, "maximum": 21}, "minItems": 1, "maxItems": 1},
+         [[each] for each in range(-3, 22)]),
         ({"enum": ["red", "rod", "ride", 1, None, True]}, ["red", "rod", "ride", 1, None, True]),
         ({"type": "string", "pattern": "^[ab]{0,3}$"}, matching("[ab]{0,3}", "ab", 3)),
         ({"type": "array", "items": {"type": "boolean"}, "maxItems": 3},
