@@ -403,7 +403,8 @@ class Engine:
         return self._answer(FlushCache())
 
     def stats(self) -> dict[str, Any]:  # counts are int, seconds float
-        """Counts, taken between two steps: requests waiting and running; tokens cached and free; steps; calls so far
+        """Counts, taken between two steps: requests waiting and running; tokens cached and free; tokens of
+        all prompts so far, and those of them that the cache had; steps; calls so far
         (requests and selections, programs, and extensions of programs); constraints compiled, found compiled, and found
         on disk. For the last 4,096 steps with grammars: median, 99th percentile and maximum of the seconds that their
         masks took and that the device waited for masks (measured in one step of eight; on a CPU in every step). And the
@@ -429,11 +430,13 @@ class Engine:
             stats = self.stats()
         except SglError as error:
             return facts("Engine", named | {"state": error})
-        if "total_tokens" in stats:
+        if stats["total_tokens"]:
             named["longest sequence"] = f"{self.context_length:,} tokens"
-            used = 1 - stats["free_tokens"] / stats["total_tokens"]
-            named["cache in use"] = meter(used)
-        return facts("Engine", named | stats)
+            named["cache in use"] = meter(1 - stats["free_tokens"] / stats["total_tokens"])
+        if prompts := stats.get("prompt_tokens"):
+            named["prompts cached"] = meter(stats["prompt_tokens_cached"] / prompts)
+        counts = {name: f"{n:.3g}" if isinstance(n, float) else f"{n:,}" for name, n in stats.items() if n}
+        return facts("Engine", named | counts)
 
     def __enter__(self) -> Self:
         return self

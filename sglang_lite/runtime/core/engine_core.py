@@ -312,6 +312,8 @@ class EngineCore:
                 "cached_tokens": store.tree.pages * store.page_size,
                 "free_tokens": (store.pool.free + store.pool.quarantined) * store.page_size,  # neither has an owner
                 "total_tokens": store.pool.total * store.page_size,
+                "prompt_tokens": scheduler.admission.prompt_tokens,
+                "prompt_tokens_cached": scheduler.admission.prompt_tokens_cached,
                 "steps": self.loop.steps,
                 **self.open_requests.counts(),
                 "grammars_compiled": self.compiler.cache.misses,

@@ -35,6 +35,7 @@ class Admission:
 
     Attributes:
         solo_request: id of the request that was admitted last, if no other ran or waited then, else -1.
+        prompt_tokens, prompt_tokens_cached: tokens of all prompts so far, and those of them that the cache had.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class Admission:
         self._admissions = 0
         self._started: list[Request] = []
         self.solo_request = -1
+        self.prompt_tokens = self.prompt_tokens_cached = 0
 
     @property
     def refuses(self) -> bool:
@@ -101,6 +103,7 @@ class Admission:
                 request.cached_tokens = min(int(table.computed[request.slot]), request.prompt_len)
                 prompt = tokens[: request.prompt_len]
                 request.miss = store.miss(prompt, min(len(reusable), len(prompt)) - 1, match, request.handle)
+                self.count(request)
             self.start(request)
             prefilling[request.slot] = request
             admitted.append(request)
@@ -115,6 +118,11 @@ class Admission:
         table, slots = self._store.table, slots_of(self._queues.running())
         ends = table.length[slots] + self._reserve.growth(table.length[slots], table.limit[slots])
         return int((-(-ends // self._store.page_size) - table.page_count[slots]).sum())
+
+    def count(self, request: Request) -> None:
+        """Counts the tokens of a request's prompt, once it is known which are cached."""
+        self.prompt_tokens += request.prompt_len
+        self.prompt_tokens_cached += request.cached_tokens
 
     def start(self, request: Request) -> None:
         """Queues a request that has a slot for prefill."""

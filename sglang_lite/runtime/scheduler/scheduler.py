@@ -210,6 +210,7 @@ class Scheduler:
         following.cached_tokens = int(table.computed[slot])
         following.miss = self.store.miss_in_place(tokens, handle)
         following.move(State.WAITING)
+        self.admission.count(following)
         self.admission.start(following)
 
     def flush(self) -> int:

@@ -39,6 +39,19 @@ def test_a_prompt_that_is_cached_has_no_miss(engine):
     assert miss(engine, "hello there") is None
 
 
+def test_the_engine_counts_the_tokens_of_prompts_and_of_those_that_were_cached(engine):
+    @sgl.function
+    def program(s, text):
+        s += f"hello {text}" + sgl.gen("a", max_tokens=3, ignore_eos=True) + ", and "
+        s += sgl.gen("b", max_tokens=2, ignore_eos=True)
+
+    usages = [program.run(text, backend=engine).usage() for text in ("there", "there", "again")]
+    results = [engine.complete("hello there", ONE).usage, engine.complete("other", ONE).usage]
+    stats = engine.stats()
+    assert stats["prompt_tokens"] == sum(each.prompt_tokens for each in [*usages, *results])
+    assert stats["prompt_tokens_cached"] == sum(each.cached_tokens for each in [*usages, *results]) > 0
+
+
 def test_a_longer_prompt_was_never_seen_from_its_end_on(engine):
     miss(engine, "abcdef")
     engine.flush_cache()

@@ -270,6 +270,14 @@ def test_settings_of_generation_are_refused(tmp_path):
         sgl.Engine(tmp_path, in_process=True, is_embedding=False)
 
 
+def test_a_notebook_shows_an_engine_without_a_cache(tmp_path):
+    saved(BertModel, tmp_path)
+    with sgl.Engine(tmp_path, in_process=True) as engine:
+        shown = engine._repr_html_()
+    assert engine.model_name in shown
+    assert "cache" not in shown
+
+
 def test_a_tensor_that_is_missing_is_named(tmp_path):
     model = saved(BertModel, tmp_path)
     tensors = {name: tensor for name, tensor in model.state_dict().items() if "layer.1.output.dense.bias" not in name}
