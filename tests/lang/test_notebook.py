@@ -134,6 +134,17 @@ def test_an_engine_tells_its_model_and_its_cache(engine):
     assert len(repr(engine)) <= 300
 
 
+def test_a_backend_is_named_with_its_model():
+    backends = (
+        sgl.ScriptedBackend(),
+        sgl.OpenAI("gpt-4o-mini", api_key="-"),
+        sgl.Fallback([sgl.OpenAI("gpt-4o-mini", api_key="-"), sgl.Anthropic("claude-haiku-4-5", api_key="-")]),
+    )
+    assert [repr(each) for each in backends] == [
+        "ScriptedBackend('scripted')", "OpenAI('gpt-4o-mini')", "Fallback('gpt-4o-mini, claude-haiku-4-5')",
+    ]  # fmt: skip
+
+
 def test_a_closed_engine_tells_so(model_file):
     with sgl.Engine(str(model_file), in_process=True, max_total_tokens=256) as closed:
         pass

@@ -11,6 +11,7 @@ from sglang_lite.constraints.json_schema.repeats import asks_for_limit
 from sglang_lite.lang.backend.capabilities import CONSTRAINT_NAMES, EVERYTHING, Capabilities, Demands
 from sglang_lite.lang.backend.profiles.prices import Price, find_price
 from sglang_lite.lang.concurrency.pool import ThreadPool
+from sglang_lite.markup import cut
 from sglang_lite.program.nodes import Node, Path, Verdict
 from sglang_lite.protocol import (
     CapabilityError,
@@ -196,6 +197,9 @@ class Backend:
                 raise refusal(self, node, name, instead, where)
 
     # ------------------------------------------------------------------------------------------- the model
+
+    def __repr__(self) -> str:
+        return f"{name_of(self)}({cut(self.get_model_name(), 200)!r})"
 
     def get_model_name(self) -> str:
         return type(self).__name__
