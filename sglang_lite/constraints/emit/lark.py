@@ -105,11 +105,14 @@ class _Speller:
                 case Ref(name):
                     body = self._language.rules[name]
                     return self._rules[name] if body.refers else self._lexeme(body), 0
-                case Concat(parts) | Alternation(parts):
-                    operator = " " if isinstance(node, Concat) else " | "
-                    return _group(operator, map(self._body, parts), self._groups, "g")
+                case Concat(parts):
+                    return _group(" ", map(self._body, _joined(parts)), self._groups, "g")
+                case Alternation(options):
+                    return _group(" | ", map(self._body, options), self._groups, "g")
                 case Repeat(inner, least, most):
-                    text, depth = _group("", [self._body(inner)], self._groups, "g")
+                    text, depth = self._body(inner)
+                    if isinstance(inner, Repeat):
+                        text, depth = _group("", [(text, depth)], self._groups, "g")
                     return text + repetition_sign(least, most), depth
         return self._lexeme(node), 0
 
@@ -216,10 +219,24 @@ def _grouped(node: Node) -> Node:
     """Regular node of the same texts, whose runs of parts that may be empty are in nested groups of a few. For each
     part that may come first, llguidance copies all that follow it in its group: in one group of thousands, gigabytes.
     """
+    if not _may_have_run(node):
+        return node
     if not isinstance(node, Concat):
         return mapped(node, _grouped)
     runs = groupby(map(_grouped, _flat(node)), key=may_be_empty)
     return concat(*chain.from_iterable(_nested(list(run)) if empty else run for empty, run in runs))
+
+
+def _may_have_run(node: Node) -> bool:
+    """True if a node has so many parts that may be empty that a run of them may be too long."""
+    stack, found = [node], 0
+    while stack and found <= _MAX_RUN:
+        each = stack.pop()
+        found += (
+            isinstance(each, Substring | Complement) or each == EMPTY or (isinstance(each, Repeat) and not each.least)
+        )
+        stack += children(each)
+    return found > _MAX_RUN
 
 
 def _flat(node: Concat) -> Iterator[Node]:
@@ -227,6 +244,15 @@ def _flat(node: Concat) -> Iterator[Node]:
     for part in node.parts:
         if isinstance(part, Concat):
             yield from _flat(part)
+        else:
+            yield part
+
+
+def _joined(parts: Iterable[Node]) -> Iterator[Node]:
+    """Parts of a concatenation, with those of its concatenations in their place, but for whole lexemes."""
+    for part in parts:
+        if isinstance(part, Concat) and part.refers:
+            yield from _joined(part.parts)
         else:
             yield part
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import accumulate, compress, pairwise
+from operator import attrgetter
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 from sglang_lite.constraints.formal import charsets
@@ -59,16 +60,20 @@ class _CachedFacts:
         stack: list[Any] = [self]
         while stack:
             each = stack[-1]
-            below = children(each)
-            missing = [child for child in below if isinstance(child, _CachedFacts) and not hasattr(child, "facts")]
-            if missing:
-                stack += missing
-                continue
-            own: tuple[Any, ...] = each.ranges if isinstance(each, CharSet) else below
-            if isinstance(each, Repeat):
-                own = (each.node, each.least, each.most)
-            size = 140 + (70 * len(own) if isinstance(each, CharSet) else sum([8 + child.size for child in below]))
-            facts = Facts(hash((type(each), own)), any(child.refers for child in below), size)
+            if isinstance(each, CharSet):
+                facts = Facts(hash((CharSet, each.ranges)), False, 140 + 70 * len(each.ranges))
+            else:
+                below = children(each)
+                missing = [child for child in below if isinstance(child, _CachedFacts) and not hasattr(child, "facts")]
+                if missing:
+                    stack += missing
+                    continue
+                own = (each.node, each.least, each.most) if isinstance(each, Repeat) else below
+                refers, size = False, 140
+                for child in below:
+                    refers = refers or child.refers
+                    size += 8 + child.size
+                facts = Facts(hash((type(each), own)), refers, size)
             object.__setattr__(each, "facts", facts)
             stack.pop()
         return self.facts
@@ -342,13 +347,18 @@ def literal_texts(node: Node) -> tuple[str, ...] | None:
     return None if None in texts else tuple(text for text in texts if text is not None)
 
 
+_CHILDREN: Mapping[type, Callable[[Any], tuple[Node, ...]]] = {
+    Concat: attrgetter("parts"),
+    Alternation: attrgetter("options"),
+    Intersection: attrgetter("parts"),
+    Repeat: lambda node: (node.node,),
+    Complement: lambda node: (node.node,),
+}
+
+
 def children(node: Node) -> tuple[Node, ...]:
-    match node:
-        case Concat(parts) | Intersection(parts) | Alternation(parts):
-            return parts
-        case Repeat(inner, _, _) | Complement(inner):
-            return (inner,)
-    return ()
+    of = _CHILDREN.get(type(node))
+    return () if of is None else of(node)
 
 
 def mapped(node: Node, change: Callable[[Node], Node]) -> Node:
