@@ -29,6 +29,7 @@ from vocabulary import default_tokenizer
 import sglang_lite as sgl
 from sglang_lite.constraints.byte_matcher import grammar_text
 from sglang_lite.constraints.json_schema.allowed_values import quotes_of
+from sglang_lite.constraints.memo import allocated
 from sglang_lite.constraints.python_types.value_type import value_type
 from sglang_lite.protocol import JsonSchema, Regex
 from sglang_lite.runtime.structured_output.base import Matcher, next_mask
@@ -97,12 +98,17 @@ def main() -> None:
     print(f"{len(text):,} characters, {options.tokens:,} tokens")
     print(f"compile: {1e3 * compiled:.0f} ms, of which {1e3 * written:.0f} ms until llguidance has its text")
 
+    before = allocated()
     made = engine.compile(constraint)
     ids = {each: token for token, each in enumerate(tokenizer.token_bytes) if token not in tokenizer.special_ids}
     spelled = (json.dumps(each, ensure_ascii=False).encode() for each in spans(text, dice, options.quotes))
-    times = [seconds for each in spelled for seconds in spell(made.matcher(), each, ids)]
+    times, memory = list[float](), list[int]()
+    for each in spelled:
+        times += spell(made.matcher(), each, ids)
+        memory.append(allocated() - before)
     p50, p99, longest = (1e6 * float(x) for x in np.quantile(times, (0.5, 0.99, 1)))
     print(f"{len(times):,} masks: p50 {p50:.0f} us, p99 {p99:.0f} us, longest {longest:,.0f} us")
+    print(f"memory: {memory[0] / 1e6:,.0f} MB after the first quote, {max(memory) / 1e6:,.0f} MB at most")
 
     outside, misplaced = 0, 0
     for _ in range(options.quotes):

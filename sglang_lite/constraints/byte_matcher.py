@@ -103,9 +103,8 @@ def _limits(text: str) -> LLParserLimits:
     """Limits of llguidance's work for a grammar, by the number of its alternatives."""
     rules = (line for line in text.split("\n") if not line.startswith("T"))  # a terminal is always one item
     alternatives = sum(1 + line.count(" | ") + line.count("(") for line in rules)
-    substrings = sum(len(line) for line in text.split("\n") if "%regex {" in line)
     return LLParserLimits(
-        max_lexer_states=max(_LEXER_STATES, 2 * substrings),
+        max_lexer_states=max(_LEXER_STATES, 2 * substring_characters(text)),
         max_items_in_row=min(_WAYS + alternatives, _ROW_ITEMS),
         initial_lexer_fuel=_LEXER_FUEL,
         step_lexer_fuel=_STEP_FUEL,
@@ -113,6 +112,11 @@ def _limits(text: str) -> LLParserLimits:
         precompute_large_lexemes=False,
         verbose_errors=False,
     )
+
+
+def substring_characters(text: str) -> int:
+    """Number of characters that a grammar's text spends on sources whose substrings it allows."""
+    return sum(len(line) for line in text.split("\n") if "%regex {" in line)
 
 
 def matcher_error(matcher: LLMatcher) -> ConstraintError:

@@ -8,7 +8,7 @@ import threading
 import time
 import weakref
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, is_dataclass, replace
+from dataclasses import dataclass, field, is_dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any  # the library has no types
 
@@ -49,6 +49,10 @@ _SLICES = [
 # A grammar that takes longer to compile has one lexer shared by all threads.
 _QUICK = 0.02  # seconds of compilation
 _ENOUGH = 4  # matchers of a lexer before another lexer is added and masks are shared
+# A lexer of substrings grows by up to so many bytes for each token that differs from all before it, and altogether for
+# each character of its sources in the grammar's text.
+_SEEN_BYTES, _SOURCE_BYTES = 16_000, 1_300
+MAX_GROWN = 256 << 20  # bytes by which a lexer may grow before it is replaced
 _MASK_BYTES = 96 << 20  # limit of cached masks
 LANGUAGE_BYTES = 64 << 20  # limit of cached language states
 _LARGEST = 30_000  # most characters of a grammar whose states are tracked, as a step may try all its alternatives
@@ -74,23 +78,38 @@ class Prepared:
     parser_bytes: int = 0
 
 
+@dataclass(slots=True, eq=False)
+class _Lexer:
+    """Lexer that parsers share behind a lock.
+
+    Attributes:
+        start: parser at the start of a text, of which the others are copies.
+        matchers: matchers whose parsers share the lexer.
+        tokens: number of tokens that these have consumed.
+        is_renewed: whether a lexer that will take its place is being made.
+    """
+
+    start: Foreign
+    matchers: weakref.WeakSet[LlguidanceMatcher] = field(default_factory=weakref.WeakSet)
+    tokens: int = 0
+    is_renewed: bool = False
+
+
 class LlguidanceMatcher:
     """Parser of llguidance, with the state of the language that its text is in.
 
     Args:
         engine: engine that made the matcher.
-        inner: parser.
-        lock_key: key of the parsers that share a lexer.
+        lexer: lexer of its parser.
         first: mask of the start.
         states: shared states of the language, or None if they are not tracked.
     """
 
     number = None
 
-    def __init__(
-        self, engine: LlguidanceEngine, inner: Foreign, lock_key: object, first: Mask, states: LanguageStates | None
-    ) -> None:
-        self.engine, self._inner, self.lock_key = engine, inner, lock_key
+    def __init__(self, engine: LlguidanceEngine, lexer: _Lexer, first: Mask, states: LanguageStates | None) -> None:
+        self.engine, self._inner, self._lexer = engine, lexer.start.deep_copy(), lexer
+        lexer.matchers.add(self)
         self._mask: Mask | None = first
         self.states, self.state = states, None if states is None else states.start
         self._unconsumed: list[int] = []  # accepted tokens that the parser has not consumed yet
@@ -101,8 +120,13 @@ class LlguidanceMatcher:
         """Parser, after it has consumed all accepted tokens."""
         if self._unconsumed:
             self._inner.consume_tokens(self._unconsumed)
+            self._lexer.tokens += len(self._unconsumed)
             self._unconsumed = []
         return self._inner
+
+    @property
+    def lock_key(self) -> Hashable:
+        return self._lexer
 
     @property
     def parts(self) -> tuple[LlguidanceMatcher]:
@@ -138,6 +162,7 @@ class LlguidanceMatcher:
             if self.state is not None and mask is not None and mask[token >> 5] >> (token & 31) & 1:
                 self._unconsumed.append(token)
                 return True
+        self._lexer.tokens += 1
         return bool(self.inner.consume_token(token))
 
     def advance(self, text: bytes) -> bool:
@@ -146,6 +171,7 @@ class LlguidanceMatcher:
         if tokens is None or not self.inner.consume_tokens(tokens):
             return False
         self._last = tokens[-1]
+        self._lexer.tokens += len(tokens)
         if self.states is not None and self.state is not None:
             self.state = self.states.advance(self.state, text)
         return True
@@ -177,7 +203,8 @@ class LlguidanceGrammar:
     """Compiled grammar. Computes its first mask, the slowest one, once for all requests.
 
     Copies of a parser share its lexer behind a lock. To let threads run in parallel, several groups of copies with
-    separate lexers are created as the number of matchers grows.
+    separate lexers are created as the number of matchers grows. The lexer of long texts that are quoted from keeps all
+    that it has seen, so one that has grown too large is replaced by a new one, and goes with its last matcher.
 
     Args:
         engine: engine that compiled the grammar.
@@ -190,8 +217,8 @@ class LlguidanceGrammar:
         self._engine, self._prepared, self._max_lexers = engine, prepared, max_lexers
         parser = prepared.parser_bytes or _BYTES + byte_matcher.PARSER_BYTES * len(prepared.text)
         self._size = max_lexers * parser + size_of(prepared.language)
-        self._starts = [(object(), start)]  # key and first parser of each lexer
-        self._matchers: list[weakref.WeakSet[LlguidanceMatcher]] = [weakref.WeakSet()]  # of each lexer
+        self._most_grown = _SOURCE_BYTES * byte_matcher.substring_characters(prepared.text)
+        self._lexers = [_Lexer(start)]
         self._shared = False  # True once enough matchers existed for sharing masks
         self._combinable: LlguidanceGrammar | None = None
         self._making = threading.Lock()
@@ -204,22 +231,31 @@ class LlguidanceGrammar:
     @property
     def size(self) -> int:
         """Approximate memory in bytes, which grows as texts reach more states."""
-        return self._size + (0 if self._endings is None else self._endings.size)
+        grown = sum(map(self._grown, self._lexers))
+        return self._size + grown + (0 if self._endings is None else self._endings.size)
+
+    def _grown(self, lexer: _Lexer) -> int:
+        """Bytes by which a lexer has grown, at most."""
+        return min(_SEEN_BYTES * lexer.tokens, self._most_grown)
 
     def matcher(self) -> LlguidanceMatcher:
         with self._making:
-            lexer = min(range(len(self._starts)), key=lambda i: len(self._matchers[i]))
-            crowded = len(self._matchers[lexer]) >= _ENOUGH
-            if crowded and len(self._starts) < self._max_lexers:
-                lexer = len(self._starts)
-                self._starts.append((object(), self._engine.parser(self._prepared.text)))
-                self._matchers.append(weakref.WeakSet())
+            lexer = min(self._lexers, key=lambda each: len(each.matchers))
+            crowded = len(lexer.matchers) >= _ENOUGH
+            if crowded and len(self._lexers) < self._max_lexers:
+                lexer = _Lexer(self._engine.parser(self._prepared.text))
+                self._lexers.append(lexer)
+            if self._grown(lexer) > MAX_GROWN and not lexer.is_renewed:
+                lexer.is_renewed = True
+                threading.Thread(target=self._renew, args=(lexer,), name="sglang_lite-lexer", daemon=True).start()
             self._shared = self._shared or crowded
             states = self._engine.states(self._prepared, self._first) if self._shared else None
-            lock_key, parser = self._starts[lexer]
-            matcher = LlguidanceMatcher(self._engine, parser.deep_copy(), lock_key, self._first, states)
-            self._matchers[lexer].add(matcher)
-            return matcher
+            return LlguidanceMatcher(self._engine, lexer, self._first, states)
+
+    def _renew(self, lexer: _Lexer) -> None:
+        new = _Lexer(self._engine.parser(self._prepared.text))  # takes half a second for a document of 100,000 tokens
+        with self._making:
+            self._lexers[self._lexers.index(lexer)] = new
 
     def combinable(self) -> LlguidanceGrammar:
         """Returns the grammar without forced tokens, as forced text would allow only the tokenizer's own split."""
