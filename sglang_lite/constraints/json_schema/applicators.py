@@ -101,15 +101,16 @@ def _dependent(
 ) -> ValueSet:
     for name, requirement in schema[keyword].items():
         if isinstance(requirement, list):
-            needed = ObjectShape(tuple(Member(each, True, True) for each in dict.fromkeys((name, *requirement))))
+            # What a member needs is written before it.
+            needed = ObjectShape(tuple(Member(each, True, True) for each in dict.fromkeys((*requirement, name))))
             present = replace(NO_VALUE, objects=(needed,))
         else:
             present = replace(NO_VALUE, objects=(ObjectShape((Member(name, True, True),)),))
             present = context.algebra.intersect(
-                present, context.values(context.below(location, keyword, name), track_evaluated)
+                context.values(context.below(location, keyword, name), track_evaluated), present
             )
         absent = replace(ANY_VALUE, objects=(ObjectShape((Member(name, False, False),)),))
-        values = context.algebra.unite(context.algebra.intersect(values, each) for each in (absent, present))
+        values = context.algebra.unite(context.algebra.intersect(values, each) for each in (present, absent))
     return values
 
 

@@ -42,6 +42,13 @@ _KEYWORDS_UNKNOWN_TO = {
     "2019-09": _SINCE_2020,
 }
 
+# Keywords of the vocabulary for validation, which a meta-schema may leave out.
+_VALIDATION = frozenset({
+    "type", "enum", "const", "multipleOf", "maximum", "exclusiveMaximum", "minimum", "exclusiveMinimum", "maxLength",
+    "minLength", "pattern", "maxItems", "minItems", "uniqueItems", "maxContains", "minContains", "maxProperties",
+    "minProperties", "required", "dependentRequired",
+})  # fmt: skip
+
 
 @dataclass(frozen=True, slots=True)
 class SchemaLocation:
@@ -97,6 +104,7 @@ class Document:
         root: the schema.
         draft: name of the draft, as in the URI of `$schema`.
         ref_hides_siblings: True if `$ref` hides the keywords next to it in this draft.
+        unknown: keywords that its dialect does not have.
         roots: the schema and the meta-schemas that it refers to, by the prefix of pointers into them.
         start: location of the whole schema.
     """
@@ -106,8 +114,12 @@ class Document:
         self.roots: dict[str, Any] = {"": root}
         schema_uri = str(root.get("$schema")) if isinstance(root, dict) else ""
         self.draft = next((name for name in _KEYWORDS_UNKNOWN_TO if name in schema_uri), "2020-12")
-        self._unknown = _KEYWORDS_UNKNOWN_TO.get(self.draft, frozenset[str]())
-        self.ref_hides_siblings = "$defs" in self._unknown
+        self.unknown = _KEYWORDS_UNKNOWN_TO.get(self.draft, frozenset[str]())
+        self.ref_hides_siblings = "$defs" in self.unknown
+        own = root.get("$defs") if isinstance(root, dict) else None  # where a meta-schema of its own is embedded
+        vocabulary = own[schema_uri].get("$vocabulary") if isinstance(own, dict) and schema_uri in own else None
+        if isinstance(vocabulary, dict) and not any(each.endswith("/vocab/validation") for each in vocabulary):
+            self.unknown |= _VALIDATION
         self._bases: dict[str, tuple[str, str]] = {}  # base URI and pointer of the resource, by a schema's pointer
         self._schemas: dict[str, Any] = {}  # schemas by pointer
         self._resources: dict[str, str] = {"": ""}
@@ -154,11 +166,11 @@ class Document:
     def schema(self, location: SchemaLocation) -> Json:
         """Schema at a location, without keywords that its draft does not have."""
         found = self.at(location.pointer)
-        if not isinstance(found, dict) or not self._unknown:
+        if not isinstance(found, dict) or not self.unknown:
             return found
         if self.ref_hides_siblings and "$ref" in found:
             return {"$ref": found["$ref"]}
-        return {keyword: value for keyword, value in found.items() if keyword not in self._unknown}
+        return {keyword: value for keyword, value in found.items() if keyword not in self.unknown}
 
     def follow(self, location: SchemaLocation, keyword: str) -> SchemaLocation:
         """Location of the target of the reference in a schema.

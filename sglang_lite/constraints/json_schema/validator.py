@@ -59,6 +59,7 @@ def _validator(constraint: JsonSchema) -> tuple[Any, _ReferencePath]:
     if draft is Draft202012Validator:
         keywords["items"] = _items
     document = Document(schema)
+    keywords |= dict.fromkeys(document.unknown & draft.VALIDATORS.keys(), _no_violations)
     for (
         location
     ) in document.locations:  # a nested $schema would make jsonschema switch to its own class for that dialect

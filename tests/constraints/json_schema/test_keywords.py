@@ -48,9 +48,9 @@ ENFORCED: dict[str, Any] = {
     "required": ({**OBJECT, "required": ["a"]}, ['{"a": 1}'], ["{}"]),
     "minProperties": ({**OBJECT, "minProperties": 1}, ['{"a": 1}'], ["{}"]),
     "maxProperties": ({**OBJECT, "maxProperties": 1}, ['{"a": 1}', "{}"], ['{"a": 1, "b": 2}']),
-    "dependentRequired": ({**OBJECT, "dependentRequired": {"a": ["b"]}}, ['{"a": 1, "b": 2}'], ['{"a": 1}']),
+    "dependentRequired": ({**OBJECT, "dependentRequired": {"a": ["b"]}}, ['{"b": 2, "a": 1}'], ['{"a": 1}']),
     "dependentSchemas": ({**OBJECT, "dependentSchemas": {"a": {"required": ["b"]}}}, ['{"b": 2}'], ['{"a": 1}']),
-    "dependencies": ({**OBJECT, "dependencies": {"a": ["b"]}}, ['{"a": 1, "b": 2}'], ['{"a": 1}']),
+    "dependencies": ({**OBJECT, "dependencies": {"a": ["b"]}}, ['{"b": 2, "a": 1}'], ['{"a": 1}']),
     "unevaluatedProperties": (
         {**OBJECT, "allOf": [{"properties": {"a": True}}], "unevaluatedProperties": False}, ['{"a": 1}'], ['{"b": 1}'],
     ),
