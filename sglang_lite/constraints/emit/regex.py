@@ -11,6 +11,8 @@ from sglang_lite.constraints.formal.nodes import Alternation, CharSet, Concat, L
 from sglang_lite.protocol import ConstraintError
 
 _MAX_DIVISOR = 7  # of multiples whose pattern is not too large
+MAX_GROUPS = 80  # depth; Rust's parser counts some levels for each
+_GROUPS = re.compile(r"[()]")  # characters are never written as brackets
 _SPECIAL = re.compile("[^a-zA-Z0-9]")
 
 
@@ -18,8 +20,18 @@ def to_rust(node: Node) -> str:
     """Pattern of a regular node in the syntax of Rust's `regex` (llguidance), independent of flags.
 
     Raises:
-        ConstraintError: the node contains intersections, complements or references.
+        ConstraintError: the node contains intersections, complements or references, or its groups are too deep.
     """
+    text = _written(node)
+    depth = 0
+    for bracket in _GROUPS.findall(text) if text.count("(") > MAX_GROUPS else ():
+        depth += 1 if bracket == "(" else -1
+        if depth > MAX_GROUPS:
+            raise ConstraintError(f"a regular expression can't have groups deeper than {MAX_GROUPS}.")
+    return text
+
+
+def _written(node: Node) -> str:
     match node:
         case CharSet(ranges):
             return _set(ranges)
@@ -27,17 +39,17 @@ def to_rust(node: Node) -> str:
             return _SPECIAL.sub(lambda special: _escape(ord(special[0])), text)
         case Concat(parts):
             return "".join(
-                [f"(?:{to_rust(part)})" if isinstance(part, Alternation) else to_rust(part) for part in parts]
+                [f"(?:{_written(part)})" if isinstance(part, Alternation) else _written(part) for part in parts]
             )
         case Alternation(options):
             return "|".join(map(to_rust, options))
         case Repeat(inner, least, most):
-            text = to_rust(inner)
+            text = _written(inner)
             if not isinstance(inner, CharSet):
                 text = f"(?:{text})"
             return text + repetition_sign(least, most)
         case Multiple(divisor) if divisor <= _MAX_DIVISOR:
-            return to_rust(multiples(divisor))
+            return _written(multiples(divisor))
     raise ConstraintError(f"a regular expression can't say {type(node).__name__.lower()}.")
 
 

@@ -23,7 +23,9 @@ from sglang_lite.constraints.formal.nodes import (
 from sglang_lite.constraints.json_schema.multiples import multiples
 from sglang_lite.constraints.json_schema.numbers import EVERY, MAX_COUNTED, NONE, NumberRange, Numbers
 from sglang_lite.constraints.syntax.regex import parse
+from sglang_lite.protocol import ConstraintError
 
+MAX_DIGITS = 1_000  # of limits
 MAX_LISTED = 1_000  # maximum count of a range's numbers that are listed
 
 # Any number; exponents stay in the range of floats, after up to 8 digits.
@@ -180,22 +182,21 @@ def _integers(low: int, high: int | None) -> Node:
 
 
 def _digits_between(a: str, b: str) -> Node:
-    """Digits from `a` to `b`, which have the same length."""
+    """Digits from `a` to `b`, which have the same length. Options stand side by side: nested ones would be deep."""
     same = 0
     while same < len(a) and a[same] == b[same]:
         same += 1
-    prefix, a, b = a[:same], a[same:], b[same:]
-    if not a:
-        return literal(prefix)
-    rest = len(a) - 1
-    low, high = ord(a[0]), ord(b[0])
-    options = []
-    if a[1:].strip("0"):
-        options.append(concat(literal(a[0]), _digits_between(a[1:], "9" * rest)))
-        low += 1
-    if b[1:].strip("9"):
-        options.append(concat(literal(b[0]), _digits_between("0" * rest, b[1:])))
-        high -= 1
-    if low <= high:
-        options.append(concat(CharSet(((low, high),)), repeat(_DIGIT, rest, rest)))
-    return concat(literal(prefix), alternation(options))
+    if same == len(a):
+        return literal(a)
+    if len(a) > MAX_DIGITS:
+        raise ConstraintError(f"json_schema: limits of more than {MAX_DIGITS:,} digits can't be enforced.")
+    # After these ends any digits may follow.
+    end_a, end_b = (max(len(text.rstrip(last)), same + 1) for text, last in ((a, "0"), (b, "9")))
+    ranges = [(a[:same], ord(a[same]) + (end_a > same + 1), ord(b[same]) - (end_b > same + 1))]
+    ranges += [(a[:i], ord(a[i]) + (i + 1 < end_a), 57) for i in range(same + 1, end_a)]
+    ranges += [(b[:i], 48, ord(b[i]) - (i + 1 < end_b)) for i in range(same + 1, end_b)]
+    return alternation(
+        concat(literal(before), CharSet(((low, high),)), repeat(_DIGIT, rest := len(a) - len(before) - 1, rest))
+        for before, low, high in ranges
+        if low <= high
+    )

@@ -191,6 +191,14 @@ def test_patterns_of_schemas_have_the_class_escapes_of_ecma_262():
         parse_schema_pattern("a{,2}")
 
 
+@pytest.mark.parametrize("depth", [60, 99])
+def test_groups_may_be_deep(depth):
+    pattern = "(?:a" * depth + ")?" * depth
+    grammar = engine.byte_engine().compile(Regex(pattern))
+    for count in (0, 1, depth, depth + 1):
+        assert engine.accepts(grammar, "a" * count) == (count <= depth)
+
+
 def test_unicode_categories():
     assert accepts(parse(r"\p{Uppercase_Letter}\p{Letter}"), "Éa")
     assert re.fullmatch(to_python(parse(r"\p{Lu}\p{Ll}+\P{L}\p{^Nd}")), "Éa!?")
