@@ -87,6 +87,7 @@ if TYPE_CHECKING:
         token_length_normalized,
         unconditional_likelihood_normalized,
     )
+    from sglang_lite.lang.function import SglFunction
     from sglang_lite.lang.global_config import global_config
     from sglang_lite.lang.load_state import load
     from sglang_lite.lang.runs.recording import record
@@ -130,6 +131,7 @@ _HOMES = {
     "lang.choices": (
         "greedy_token_selection", "token_length_normalized", "unconditional_likelihood_normalized",
     ),
+    "lang.function": ("SglFunction",),
     "lang.global_config": ("global_config",),
     "lang.load_state": ("load",),
     "lang.state": ("ProgramState", "ProgramStateGroup"),
@@ -145,9 +147,9 @@ _HOMES = {
 _HOME = {name: f"sglang_lite.{home}" for home, names in _HOMES.items() for name in names}
 
 _MODULES = ("errors", "grammar", "testing")
-# Modules whose names can be imported from here, but are not shown by `dir`: they are in sgl.errors and sgl.testing, and
-# `program.trace().graph()` returns a Graph.
-_NOT_SHOWN = ("errors", "lang.symbolic.graph", "testing.server")
+# Modules whose names can be imported from here, but are not shown by `dir`: they are in sgl.errors and sgl.testing,
+# `program.trace().graph()` returns a Graph, and `function` an SglFunction.
+_NOT_SHOWN = ("errors", "lang.function", "lang.symbolic.graph", "testing.server")
 
 __all__ = [  # a literal, for type checkers
     "Anthropic", "BackendError", "BaseBackend", "BatchError", "BudgetError", "CapabilityError", "Choices",
@@ -155,26 +157,28 @@ __all__ = [  # a literal, for type checkers
     "Fallback", "Grammar", "Graph", "LiteLLM", "ModelError", "OpenAI", "OverloadedError", "ParameterError", "Price",
     "ProgramError", "ProgramState", "ProgramStateGroup", "RateLimit", "RefusalError", "Regex", "Replay",
     "RequestAbortedError", "RequestTimeoutError", "Runtime", "RuntimeEndpoint", "SamplingParams", "ScriptedBackend",
-    "ServerArgs", "SglError", "TemplateError", "ToolCall", "ToolError", "TraceError", "UnknownVariableError",
-    "ValueValidationError", "VertexAI", "__version__", "assistant", "assistant_begin", "assistant_end", "errors",
-    "flush_cache", "function", "gen", "gen_int", "gen_string", "get_server_info", "global_config", "grammar",
-    "greedy_token_selection", "image", "load", "price", "quote", "record", "select", "separate_reasoning",
-    "server_for_tests", "set_default_backend", "system", "system_begin", "system_end", "testing",
+    "ServerArgs", "SglError", "SglFunction", "TemplateError", "ToolCall", "ToolError", "TraceError",
+    "UnknownVariableError", "ValueValidationError", "VertexAI", "__version__", "assistant", "assistant_begin",
+    "assistant_end", "errors", "flush_cache", "function", "gen", "gen_int", "gen_string", "get_server_info",
+    "global_config", "grammar", "greedy_token_selection", "image", "load", "price", "quote", "record", "select",
+    "separate_reasoning", "server_for_tests", "set_default_backend", "system", "system_begin", "system_end", "testing",
     "token_length_normalized", "unconditional_likelihood_normalized", "use_tools", "user", "user_begin", "user_end",
     "video",
 ]  # fmt: skip
 
 
-def __getattr__(name: str) -> Any:  # any object of the package
-    if name in _MODULES:
-        return importlib.import_module(f"sglang_lite.{name}")
-    if name == "Multi":
-        raise AttributeError("sgl.Multi is gone. Several choices are selected with select(…, multi=True).")
-    if name not in _HOME:
-        raise AttributeError(f"module 'sglang_lite' has no attribute {name!r}")
-    value = getattr(importlib.import_module(_HOME[name]), name)
-    globals()[name] = value
-    return value
+if not TYPE_CHECKING:  # a type checker would accept any name
+
+    def __getattr__(name):
+        if name in _MODULES:
+            return importlib.import_module(f"sglang_lite.{name}")
+        if name == "Multi":
+            raise AttributeError("sgl.Multi is gone. Several choices are selected with select(…, multi=True).")
+        if name not in _HOME:
+            raise AttributeError(f"module 'sglang_lite' has no attribute {name!r}")
+        value = getattr(importlib.import_module(_HOME[name]), name)
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:

@@ -101,6 +101,6 @@ def test_a_name_that_is_gone_tells_what_to_write():
     with pytest.raises(AttributeError, match=r"select\(…, multi=True\)"):
         sgl.Multi
     with pytest.raises(sgl.ParameterError, match=r"Use constraint=sgl.Grammar\(…\) here"):
-        sgl.gen("a", lark='start: "a"')  # type: ignore[call-arg]  # as is tested
+        sgl.gen("a", lark='start: "a"')  # type: ignore[call-overload]  # as is tested
     with pytest.raises(AttributeError, match=r"s.selection\(name\).probs"):
         sgl.function(lambda s: None).run(backend=sgl.ScriptedBackend()).probs("a")

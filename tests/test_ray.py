@@ -159,7 +159,7 @@ def test_what_a_cluster_has_done_is_kept_in_a_checkpoint(tmp_path):
 
 def test_what_is_no_cluster_or_beside_a_backend_is_refused():
     with pytest.raises(ParameterError, match="RayOptions"):
-        shout.run_batch(WORDS, cluster="auto")  # type: ignore[arg-type]  # a text is none
+        shout.run_batch(WORDS, cluster="auto")  # type: ignore[call-overload]  # a text is none
     with pytest.raises(ParameterError, match="Leave backend out"):
         shout.run_batch(WORDS, cluster=Threads(), backend=scripted())
 

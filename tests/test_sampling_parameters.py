@@ -302,7 +302,7 @@ def test_what_another_backend_may_take_is_an_engines_to_refuse(wide):
 
 
 def test_an_argument_that_is_not_known_yet_is_taken_in_a_trace_and_refused_by_an_engine():
-    asked = sgl.gen("a", temperature=SglArgument("t"))  # type: ignore[arg-type]  # a symbol, in a trace
+    asked = sgl.gen("a", temperature=SglArgument("t"))  # type: ignore[call-overload]  # a symbol, in a trace
     with pytest.raises(sgl.ParameterError, match=r"^temperature: Argument.* is only known when the program runs"):
         resolve_params(asked.node.params, 10)
 

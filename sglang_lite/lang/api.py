@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Unpack, overload
+from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, Unpack, overload
+
+from typing_extensions import TypeForm
 
 from sglang_lite.constraints.coerce import ConstraintLike, as_constraint, check_syntax
 from sglang_lite.constraints.python_types.value_type import ValueType, number_text, value_type
@@ -26,7 +28,7 @@ from sglang_lite.lang.expressions import (
 from sglang_lite.lang.function import SglFunction
 from sglang_lite.lang.global_config import global_config
 from sglang_lite.lang.sampling_keywords import gen_params, written_out
-from sglang_lite.lang.tools import Toolbox
+from sglang_lite.lang.tools import Toolbox, ToolCall
 from sglang_lite.program.choosing import (
     ChoicesSamplingMethod,
     checked_choices,
@@ -37,25 +39,42 @@ from sglang_lite.program.choosing import (
 from sglang_lite.program.nodes import Expression, Expressions, Gen, Select, TurnBegin, TurnEnd, as_expression
 from sglang_lite.protocol import Constraint, JsonSchema, Number, ParameterError, Regex
 from sglang_lite.protocol.anything import Json, UserValue
-from sglang_lite.protocol.sampling import Deferred, GenSamplingOptions, SamplingOptions, named
+from sglang_lite.protocol.sampling import (
+    Deferred,
+    GenSamplingOptions,
+    OneSampleGenOptions,
+    OneSampleOptions,
+    SamplingOptions,
+    named,
+)
 from sglang_lite.text.reasoning import ReasoningParser
 
+_P = ParamSpec("_P")
+_First = TypeVar("_First")  # the state, or `self` of a method
+_T = TypeVar("_T")
+
+
+class _MakesPrograms(Protocol):
+    def __call__(self, func: Callable[Concatenate[_First, _P], UserValue], /) -> SglFunction[_P]: ...
+
 
 @overload
-def function(func: Callable[..., UserValue], num_api_spec_tokens: int | None = None) -> SglFunction: ...
-@overload
 def function(
-    func: None = None, num_api_spec_tokens: int | None = None
-) -> Callable[[Callable[..., UserValue]], SglFunction]: ...
+    func: Callable[Concatenate[_First, _P], UserValue], num_api_spec_tokens: int | None = None
+) -> SglFunction[_P]: ...
+@overload
+def function(func: None = None, num_api_spec_tokens: int | None = None) -> _MakesPrograms: ...
 @explains_wrong_arguments
 def function(
     func: Callable[..., UserValue] | None = None, num_api_spec_tokens: int | None = None
-) -> SglFunction | Callable[[Callable[..., UserValue]], SglFunction]:
+) -> SglFunction | _MakesPrograms:
     """Decorator that makes a program of a function whose first parameter is the state. Can be used with or without
     parentheses; `num_api_spec_tokens` is described at SglFunction."""
-    if func is None:
-        return lambda func: SglFunction(func, num_api_spec_tokens)
-    return SglFunction(func, num_api_spec_tokens)
+
+    def made(func: Callable[Concatenate[_First, _P], UserValue]) -> SglFunction[_P]:
+        return SglFunction(func, num_api_spec_tokens)
+
+    return made if func is None else SglFunction(func, num_api_spec_tokens)
 
 
 def set_default_backend(backend: BackendLike | None) -> None:
@@ -84,6 +103,93 @@ _KINDS = ("dtype", "choices", "regex", "json_schema", "type", "tools", "constrai
 _IN_ORDER = ("name", *named("hooks"), "dtype", "choices", "choices_method", "regex", "json_schema")  # SGLang's order
 
 
+class _GenOptions(OneSampleGenOptions, total=False):
+    """Keywords of `gen` on which the type of its value does not depend."""
+
+    timeout: float | None
+    retries: int | None
+    backend: BackendLike | None
+    reasoning: str | None
+    repair: bool | None
+
+
+@overload
+def gen(
+    name: str | None = None,
+    max_tokens: int | None = None,
+    *,
+    choices: Iterable[str],
+    choices_method: ChoicesSamplingMethod | str | None = None,
+    **sampling: Unpack[OneSampleGenOptions],
+) -> SglSelect[str]: ...
+@overload
+def gen(
+    name: str | None = None,
+    max_tokens: int | None = None,
+    *,
+    tools: Sequence[Callable[..., UserValue]],
+    tool_choice: str | Callable[..., UserValue] | None = None,
+    parallel_tool_calls: Literal[False] | None = None,
+    check: Callable[[ToolCall | str], object] | None = None,
+    **options: Unpack[_GenOptions],
+) -> SglGen[ToolCall | str]: ...
+@overload
+def gen(
+    name: str | None = None,
+    max_tokens: int | None = None,
+    *,
+    tools: Sequence[Callable[..., UserValue]],
+    tool_choice: str | Callable[..., UserValue] | None = None,
+    parallel_tool_calls: Literal[True],
+    check: Callable[[list[ToolCall] | str], object] | None = None,
+    **options: Unpack[_GenOptions],
+) -> SglGen[list[ToolCall] | str]: ...
+@overload
+def gen(  # type: ignore[overload-overlap] # of one sample, as the next one is of several
+    name: str | None = None,
+    max_tokens: int | None = None,
+    *,
+    type: TypeForm[_T],
+    check: Callable[[_T], object] | None = None,
+    n: Literal[1] | None = None,
+    **options: Unpack[_GenOptions],
+) -> SglGen[_T]: ...
+@overload
+def gen(
+    name: str | None = None,
+    max_tokens: int | None = None,
+    *,
+    type: TypeForm[_T],
+    check: Callable[[_T], object] | None = None,
+    n: int,
+    **options: Unpack[_GenOptions],
+) -> SglGen[list[_T]]: ...
+@overload
+def gen(
+    name: str | None = None,
+    max_tokens: int | None = None,
+    *others: UserValue,
+    dtype: type | str | None = None,
+    regex: str | None = None,
+    json_schema: str | Mapping[str, UserValue] | type | JsonSchema | None = None,
+    constraint: ConstraintLike | None = None,
+    check: Callable[[str], object] | None = None,
+    n: Literal[1] | None = None,
+    **options: Unpack[_GenOptions],
+) -> SglGen[str]: ...
+@overload
+def gen(
+    name: str | None = None,
+    max_tokens: int | None = None,
+    *others: UserValue,
+    dtype: type | str | None = None,
+    regex: str | None = None,
+    json_schema: str | Mapping[str, UserValue] | type | JsonSchema | None = None,
+    constraint: ConstraintLike | None = None,
+    check: Callable[[str], object] | None = None,
+    n: int,
+    **options: Unpack[_GenOptions],
+) -> SglGen[list[str]]: ...
 @written_out("gen", _IN_ORDER)
 def gen(
     name: str | None = None,
@@ -293,6 +399,22 @@ def _schema(value: Any) -> JsonSchema:
 _SHORT_IN_ORDER = ("name", *(name for name in _IN_ORDER if name in named("run")))
 
 
+@overload
+def gen_int(
+    name: str | None = None,
+    max_tokens: int | None = None,
+    *others: UserValue,
+    n: Literal[1] | None = None,
+    **sampling: Unpack[OneSampleOptions],
+) -> SglGen[str]: ...
+@overload
+def gen_int(
+    name: str | None = None,
+    max_tokens: int | None = None,
+    *others: UserValue,
+    n: int,
+    **sampling: Unpack[OneSampleOptions],
+) -> SglGen[list[str]]: ...
 @written_out("run", _SHORT_IN_ORDER)
 def gen_int(
     name: str | None = None, max_tokens: int | None = None, *others: UserValue, **sampling: Unpack[SamplingOptions]
@@ -301,6 +423,22 @@ def gen_int(
     return _gen_dtype(int, name, max_tokens, sampling)
 
 
+@overload
+def gen_string(
+    name: str | None = None,
+    max_tokens: int | None = None,
+    *others: UserValue,
+    n: Literal[1] | None = None,
+    **sampling: Unpack[OneSampleOptions],
+) -> SglGen[str]: ...
+@overload
+def gen_string(
+    name: str | None = None,
+    max_tokens: int | None = None,
+    *others: UserValue,
+    n: int,
+    **sampling: Unpack[OneSampleOptions],
+) -> SglGen[list[str]]: ...
 @written_out("run", _SHORT_IN_ORDER)
 def gen_string(
     name: str | None = None, max_tokens: int | None = None, *others: UserValue, **sampling: Unpack[SamplingOptions]
@@ -310,11 +448,37 @@ def gen_string(
 
 
 def _gen_dtype(dtype: type, name: str | None, max_tokens: int | None, sampling: SamplingOptions) -> SglGen:
-    node = gen(name, max_tokens, dtype=dtype, **sampling)
-    assert isinstance(node, SglGen)
-    return node
+    constraint, read = _constraint_of("dtype", dtype)
+    return SglGen(Gen(name, gen_params(max_tokens, sampling), constraint), read)
 
 
+@overload
+def select(
+    name: str | None,
+    choices: Iterable[str],
+    temperature: float = 0.0,
+    choices_method: ChoicesSamplingMethod | str = token_length_normalized,
+    *,
+    multi: Literal[False] = False,
+) -> SglSelect[str]: ...
+@overload
+def select(
+    name: str | None,
+    choices: Iterable[str],
+    temperature: float = 0.0,
+    choices_method: ChoicesSamplingMethod | str = token_length_normalized,
+    *,
+    multi: Literal[True],
+) -> SglSelect[list[str]]: ...
+@overload
+def select(
+    name: str | None = None,
+    *,
+    choices: Iterable[str],
+    temperature: float = 0.0,
+    choices_method: ChoicesSamplingMethod | str = token_length_normalized,
+    multi: bool = False,
+) -> SglSelect[str | list[str]]: ...
 @explains_wrong_arguments
 def select(
     name: str | None = None,

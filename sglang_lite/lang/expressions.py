@@ -10,9 +10,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias
 
 import msgspec
+from typing_extensions import TypeVar
 
 from sglang_lite.program.choosing import ChoicesSamplingMethod, token_length_normalized
 from sglang_lite.program.nodes import (
@@ -64,6 +65,9 @@ SglVarScopeBegin, SglVarScopeEnd = ScopeBegin, ScopeEnd
 SglFork, SglConcateAndAppend = Fork, Join
 
 
+T = TypeVar("T", default=Any)
+
+
 @dataclass(frozen=True, slots=True)
 class GenOptions:
     """Options of the execution of a generation, which have no influence on sampling.
@@ -87,8 +91,8 @@ class GenOptions:
     repair: bool = False
 
 
-class SglGen(msgspec.Struct, Expression, frozen=True):  # most of the time of `gen` was its constructor
-    """Generation that `gen` returns: its node, and objects of the caller's Python.
+class SglGen(msgspec.Struct, Expression, Generic[T], frozen=True):  # most of the time of `gen` was its constructor
+    """Generation that `gen` returns: its node, and objects of the caller's Python. `T` is the type of its value.
 
     Attributes:
         node: generation as data, with the parameters given to `gen`; unset parameters come from the run.
@@ -134,8 +138,8 @@ def example_choices(choices: tuple[str, ...], *, multi: bool) -> tuple[str, ...]
     return (MULTI_SEPARATOR + "a", MULTI_SEPARATOR + "b") if multi else choices
 
 
-class SglSelect(msgspec.Struct, Expression, frozen=True):
-    """Selection that `select` returns: its node, and objects of the caller's Python.
+class SglSelect(msgspec.Struct, Expression, Generic[T], frozen=True):
+    """Selection that `select` returns: its node, and objects of the caller's Python. `T` is the type of its value.
 
     Attributes:
         node: selection as data; its method is None if `choices_method` is not one of the built-in methods.
@@ -163,6 +167,11 @@ class SglSelect(msgspec.Struct, Expression, frozen=True):
 
     def __repr__(self) -> str:
         return f"Select({self.node.name!r}, choices={list(self.node.choices)!r})"
+
+
+# What names a variable: its name, or the generation or selection that was added under it.
+Named: TypeAlias = SglGen[T] | SglSelect[T]
+VariableName: TypeAlias = str | SglGen | SglSelect
 
 
 def only_picks(select: SglSelect) -> bool:
@@ -262,6 +271,18 @@ class BaseProgram(ABC):
         """Runs the program, for coroutines, and returns its state."""
 
     @abstractmethod
+    def run_call(
+        self, args: Sequence[UserValue], kwargs: dict[str, UserValue], options: dict[str, UserValue]
+    ) -> UserValue:
+        """Runs the program, like `run`, with arguments and options apart."""
+
+    @abstractmethod
+    async def arun_call(
+        self, args: Sequence[UserValue], kwargs: dict[str, UserValue], options: dict[str, UserValue]
+    ) -> UserValue:
+        """Async version of `run_call`."""
+
+    @abstractmethod
     def bound(self, args: Sequence[UserValue], kwargs: dict[str, UserValue], what: str) -> dict[str, UserValue]:
         """Keyword arguments of a call, including those given with `bind`. Raises ParameterError, in which the call is
         named `what`, if the arguments don't fit the program."""
@@ -277,7 +298,7 @@ class BaseProgram(ABC):
 
 class SglCall(Expression, ABC):
     """Call of a program inside another program's body. Added to a state, it continues that state's text
-    (nested_call.py)."""
+    (program_call.py)."""
 
     __slots__ = ()
 

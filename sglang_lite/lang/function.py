@@ -5,37 +5,45 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from types import MethodType
-from typing import Any, NoReturn, ParamSpec, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, NoReturn, TypeAlias, Unpack, overload
+
+from typing_extensions import ParamSpec
 
 from sglang_lite.lang.argument_names import explains_wrong_arguments, nearest_name, no_such_argument
 from sglang_lite.lang.backend.default import BackendLike, backend_for
 from sglang_lite.lang.backend.planning import ApiDrafts
 from sglang_lite.lang.batch_pools import async_pool_of, pool_of
 from sglang_lite.lang.batches import batch
-from sglang_lite.lang.batches.batch import BatchPlan, Cluster, OnError
+from sglang_lite.lang.batches.batch import BATCH_OPTIONS, BatchOptions, BatchPlan, Given, OnError, batch_keywords
 from sglang_lite.lang.body_run import BodyRun, start_thread
 from sglang_lite.lang.execution.kept import Kept
 from sglang_lite.lang.execution.reading import finished
 from sglang_lite.lang.execution.run import BoundCall, Run, RunSettings, current_run
 from sglang_lite.lang.expressions import BaseProgram
 from sglang_lite.lang.global_config import global_config
-from sglang_lite.lang.nested_call import NestedCall
 from sglang_lite.lang.pickled import pickled
-from sglang_lite.lang.run_options import backend_of, inherit, settings_of
-from sglang_lite.lang.sampling_keywords import written_out
+from sglang_lite.lang.program_call import ProgramCall
+from sglang_lite.lang.run_options import (
+    RUN_OPTIONS,
+    backend_of,
+    inherit,
+    run_keywords,
+    run_options,
+    settings_of,
+    with_signature_of,
+)
 from sglang_lite.lang.state import ProgramState, in_event_loop, user_location
 from sglang_lite.lang.tracebacks import trim
 from sglang_lite.markup import cut, element, fragment
 from sglang_lite.protocol import CompileError, ParameterError
 from sglang_lite.protocol.anything import UserValue
-from sglang_lite.protocol.sampling import SamplingOptions
 
+P = ParamSpec("P", default=...)
 _P = ParamSpec("_P")
-_T = TypeVar("_T")
+_Outcome: TypeAlias = ProgramState | Exception  # of an item with on_error="return"
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
@@ -53,73 +61,9 @@ class _Trimmed:
 _trimmed = _Trimmed()
 
 
-def with_signature_of(method: Callable[_P, UserValue]) -> Callable[[Callable[..., _T]], Callable[_P, _T]]:
-    """Decorator that copies `method`'s signature, for wrappers that take *args and **kwargs."""
-
-    def with_signature(twin: Callable[..., _T]) -> Callable[_P, _T]:
-        twin.__signature__ = inspect.signature(method)  # type: ignore[attr-defined] # read by `inspect.signature`
-        return twin
-
-    return with_signature
-
-
-@written_out("run", sglang=True)
-def _run_keywords(
-    self: SglFunction,
-    *args: UserValue,
-    stream: bool = False,
-    backend: BackendLike | None = None,
-    use_thread: bool = True,
-    seed: int | None = None,
-    timeout: float | None = None,
-    retries: int = 0,
-    push_down: bool = True,
-    priority: int = 0,
-    max_cost: float | None = None,
-    max_total_tokens: int | None = None,
-    **kwargs: UserValue,
-) -> None:
-    """Declares what `run` and `arun` take. They receive only what the caller gives, which may be the program's own."""
-
-
-@written_out("run", sglang=True)
-def _batch_keywords(
-    self: SglFunction,
-    batch_kwargs: Sequence[Mapping[str, UserValue] | Sequence[UserValue]],
-    *,
-    max_new_tokens: int | None = None,
-    backend: BackendLike | None = None,
-    num_threads: str | int = "auto",
-    progress_bar: bool = False,
-    generator_style: bool = False,
-    seed: int | None = None,
-    timeout: float | None = None,
-    retries: int = 0,
-    push_down: bool = True,
-    priority: int = 0,
-    max_cost: float | None = None,
-    max_total_tokens: int | None = None,
-    on_error: OnError = "raise",
-    ordered: bool = True,
-    checkpoint: str | Path | None = None,
-    version: str | int | None = None,
-    skip_damaged: bool = False,
-    cluster: Cluster | None = None,
-    **sampling: Unpack[SamplingOptions],
-) -> None:
-    """Declares what `run_batch` and `arun_batch` take."""
-
-
-_RUN_OPTIONS, _BATCH_OPTIONS = (
-    {
-        name: each for name, each in inspect.signature(declared).parameters.items() if each.kind is each.KEYWORD_ONLY
-    }.keys()
-    for declared in (_run_keywords, _batch_keywords)
-)
-
-
-class SglFunction(BaseProgram):
-    """Program: a Python function that adds to a state, and the methods that run it.
+class SglFunction(BaseProgram, Generic[P]):
+    """Program: a Python function that adds to a state, and the methods that run it. `P` are its own parameters, without
+    the state.
 
     Args:
         func: function or coroutine function whose first parameter is the state.
@@ -160,9 +104,17 @@ class SglFunction(BaseProgram):
         named = [p for p in parameters[1:] if p.kind not in variable]
         self.names = frozenset(p.name for p in named)
         self._required = {p.name for p in named if p.default is p.empty}
-        self.options = _RUN_OPTIONS - self.names
+        self.options = RUN_OPTIONS - self.names
         functools.update_wrapper(self, func)
 
+    @overload
+    def __get__(self, instance: None, owner: type | None = None) -> SglFunction[P]: ...
+    @overload  # a method, whose parameters are self, the state and its own
+    def __get__(
+        self: SglFunction[Concatenate[ProgramState, _P]], instance: object, owner: type | None = None
+    ) -> SglFunction[_P]: ...
+    @overload
+    def __get__(self, instance: object, owner: type | None = None) -> SglFunction[P]: ...
     def __get__(self, instance: object, owner: type | None = None) -> SglFunction:
         """Program bound to an instance, if its first parameter is `self`; else the program itself."""
         if instance is None or not self._of_instances:
@@ -171,30 +123,37 @@ class SglFunction(BaseProgram):
         own.api_drafts = self.api_drafts
         return own
 
-    def bind(self, **kwargs: UserValue) -> SglFunction:
-        """Program with some arguments given in advance; arguments of a call override them.
+    def bind(self, *args: P.args, **kwargs: P.kwargs) -> BoundFunction:
+        """Program with arguments given in advance; arguments of a call override them. At run time some of them are
+        enough; type checkers ask for all (`functools.partial(program, …)` takes some of them).
 
         Raises:
             ParameterError: the program has no parameter with the name of an argument.
         """
+        given = {**dict(zip(self.arg_names, args)), **kwargs}
         try:
-            self.signature.bind_partial(**kwargs)
+            self.signature.bind_partial(*args, **kwargs)
+            self.signature.bind_partial(**given)
         except TypeError as error:
             raise ParameterError("bind", f"{self.name}: {error}.", where=user_location()) from error
-        return SglFunction(self.func, self.num_api_spec_tokens, {**self.bind_arguments, **kwargs})
+        if len(args) > len(self.arg_names):
+            raise ParameterError(
+                "bind", f"{self.name}: only arguments with a name can be given.", where=user_location()
+            )
+        return BoundFunction(self.func, self.num_api_spec_tokens, {**self.bind_arguments, **given})
 
-    def __call__(self, *args: UserValue, **kwargs: UserValue) -> UserValue:
-        """Runs the program. Inside another program's body, returns an expression instead: `s += program(…)` continues
-        that state's text, and reading from it (`program(…)["x"]`) runs the program by itself."""
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> ProgramCall:
+        """Call of the program: `s += program(…)` continues the text of another program's state, `program(…).run(…)`
+        and reading from the call (`program(…)["x"]`) run the program by itself."""
         from sglang_lite.lang.tracer import TracingScope, trace_call
 
-        if current_run.get() is not None:
-            return NestedCall(self, args, kwargs)
-        if TracingScope.get_current_scope() is not None:
-            return trace_call(self, args, kwargs)
-        return self.run(*args, **kwargs)
+        if current_run.get() is None and TracingScope.get_current_scope() is not None:
+            return trace_call(self, args, kwargs)  # type: ignore[return-value] # it reads like a call
+        own, options = _split(self, kwargs)
+        self.bound(args, own, "call")
+        return ProgramCall(self, args, own, options)
 
-    @with_signature_of(_run_keywords)
+    @with_signature_of(run_keywords)
     def run(self, *args: UserValue, **kwargs: UserValue) -> ProgramState:
         """Runs the program.
 
@@ -221,7 +180,14 @@ class SglFunction(BaseProgram):
         Returns:
             The state, when the body has returned. Reading from it waits for what is still being generated.
         """
-        call = self._call(args, kwargs)
+        return self.run_call(args, *_split(self, kwargs))
+
+    def run_call(
+        self, args: Sequence[UserValue], kwargs: dict[str, UserValue], options: dict[str, UserValue]
+    ) -> ProgramState:
+        """Runs the program, like `run`, with arguments and options apart."""
+        inherit(options)
+        call = self.prepared(args, kwargs, options)
         settings = call.state.branch.run.settings
         with _trimmed:
             if settings.stream:
@@ -235,11 +201,18 @@ class SglFunction(BaseProgram):
             print(call.state.text())
         return call.state
 
-    @with_signature_of(_run_keywords)
+    @with_signature_of(run_keywords)
     async def arun(self, *args: UserValue, **kwargs: UserValue) -> ProgramState:
         """Async version of `run`. Returns when everything has been executed, or with stream=True at once, while a
         coroutine body continues as a task of this event loop. A plain body runs in a thread."""
-        call = self._call(args, kwargs)
+        return await self.arun_call(args, *_split(self, kwargs))
+
+    async def arun_call(
+        self, args: Sequence[UserValue], kwargs: dict[str, UserValue], options: dict[str, UserValue]
+    ) -> ProgramState:
+        """Async version of `run_call`."""
+        inherit(options)
+        call = self.prepared(args, kwargs, options)
         run = call.state.branch.run
         if not run.settings.stream:
             with _trimmed:
@@ -250,8 +223,78 @@ class SglFunction(BaseProgram):
             start_thread(call.run_streaming)
         return call.state
 
+    @overload
+    def run_batch(
+        self,
+        batch_kwargs: Iterable[Given],
+        *,
+        on_error: Literal["raise", "skip"] = "raise",
+        generator_style: Literal[False] = False,
+        ordered: Literal[True] = True,
+        **options: Unpack[BatchOptions],
+    ) -> list[ProgramState]: ...
+    @overload
+    def run_batch(
+        self,
+        batch_kwargs: Iterable[Given],
+        *,
+        on_error: OnError,
+        generator_style: Literal[False] = False,
+        ordered: Literal[True] = True,
+        **options: Unpack[BatchOptions],
+    ) -> list[_Outcome]: ...
+    @overload
+    def run_batch(
+        self,
+        batch_kwargs: Iterable[Given],
+        *,
+        on_error: Literal["raise", "skip"] = "raise",
+        generator_style: Literal[True],
+        ordered: Literal[True] = True,
+        **options: Unpack[BatchOptions],
+    ) -> Iterator[ProgramState]: ...
+    @overload
+    def run_batch(
+        self,
+        batch_kwargs: Iterable[Given],
+        *,
+        on_error: OnError,
+        generator_style: Literal[True],
+        ordered: Literal[True] = True,
+        **options: Unpack[BatchOptions],
+    ) -> Iterator[_Outcome]: ...
+    @overload
+    def run_batch(
+        self,
+        batch_kwargs: Iterable[Given],
+        *,
+        on_error: Literal["raise", "skip"] = "raise",
+        generator_style: bool = False,
+        ordered: Literal[False],
+        **options: Unpack[BatchOptions],
+    ) -> Iterator[tuple[int, ProgramState]]: ...
+    @overload
+    def run_batch(
+        self,
+        batch_kwargs: Iterable[Given],
+        *,
+        on_error: OnError,
+        generator_style: bool = False,
+        ordered: Literal[False],
+        **options: Unpack[BatchOptions],
+    ) -> Iterator[tuple[int, _Outcome]]: ...
+    @overload
+    def run_batch(
+        self,
+        batch_kwargs: Iterable[Given],
+        *,
+        on_error: OnError = "raise",
+        generator_style: bool = False,
+        ordered: bool = True,
+        **options: Unpack[BatchOptions],
+    ) -> list[_Outcome] | Iterator[_Outcome] | Iterator[tuple[int, _Outcome]]: ...
     @explains_wrong_arguments
-    @with_signature_of(_batch_keywords)
+    @with_signature_of(batch_keywords)
     def run_batch(self, batch_kwargs: UserValue, **given: UserValue) -> UserValue:
         """Runs the program once for each item.
 
@@ -284,7 +327,7 @@ class SglFunction(BaseProgram):
             BatchError: a program failed, and on_error is "raise"; the error carries all results.
             ProgramError: the checkpoint file belongs to another batch, is damaged, or is open in another run.
         """
-        plan = self._plan("run_batch", batch_kwargs, given)
+        plan = _plan(self, "run_batch", batch_kwargs, given)
         make_pool = functools.partial(pool_of, self, plan, until_released=plan.iterates)
         outcomes = batch.iterate(make_pool, plan)
         if plan.iterates:
@@ -292,10 +335,80 @@ class SglFunction(BaseProgram):
         with plan:
             return batch.results_of(plan, dict(outcomes))
 
-    @with_signature_of(_batch_keywords)
+    @overload
+    async def arun_batch(
+        self,
+        batch_kwargs: Iterable[Given],
+        *,
+        on_error: Literal["raise", "skip"] = "raise",
+        generator_style: Literal[False] = False,
+        ordered: Literal[True] = True,
+        **options: Unpack[BatchOptions],
+    ) -> list[ProgramState]: ...
+    @overload
+    async def arun_batch(
+        self,
+        batch_kwargs: Iterable[Given],
+        *,
+        on_error: OnError,
+        generator_style: Literal[False] = False,
+        ordered: Literal[True] = True,
+        **options: Unpack[BatchOptions],
+    ) -> list[_Outcome]: ...
+    @overload
+    async def arun_batch(
+        self,
+        batch_kwargs: Iterable[Given],
+        *,
+        on_error: Literal["raise", "skip"] = "raise",
+        generator_style: Literal[True],
+        ordered: Literal[True] = True,
+        **options: Unpack[BatchOptions],
+    ) -> AsyncIterator[ProgramState]: ...
+    @overload
+    async def arun_batch(
+        self,
+        batch_kwargs: Iterable[Given],
+        *,
+        on_error: OnError,
+        generator_style: Literal[True],
+        ordered: Literal[True] = True,
+        **options: Unpack[BatchOptions],
+    ) -> AsyncIterator[_Outcome]: ...
+    @overload
+    async def arun_batch(
+        self,
+        batch_kwargs: Iterable[Given],
+        *,
+        on_error: Literal["raise", "skip"] = "raise",
+        generator_style: bool = False,
+        ordered: Literal[False],
+        **options: Unpack[BatchOptions],
+    ) -> AsyncIterator[tuple[int, ProgramState]]: ...
+    @overload
+    async def arun_batch(
+        self,
+        batch_kwargs: Iterable[Given],
+        *,
+        on_error: OnError,
+        generator_style: bool = False,
+        ordered: Literal[False],
+        **options: Unpack[BatchOptions],
+    ) -> AsyncIterator[tuple[int, _Outcome]]: ...
+    @overload
+    async def arun_batch(
+        self,
+        batch_kwargs: Iterable[Given],
+        *,
+        on_error: OnError = "raise",
+        generator_style: bool = False,
+        ordered: bool = True,
+        **options: Unpack[BatchOptions],
+    ) -> list[_Outcome] | AsyncIterator[_Outcome] | AsyncIterator[tuple[int, _Outcome]]: ...
+    @with_signature_of(batch_keywords)
     async def arun_batch(self, batch_kwargs: UserValue, **given: UserValue) -> UserValue:
         """Async version of `run_batch`; with generator_style=True or ordered=False, returns an async iterator."""
-        plan = self._plan("arun_batch", batch_kwargs, given)
+        plan = _plan(self, "arun_batch", batch_kwargs, given)
         outcomes = batch.aiterate(functools.partial(async_pool_of, self, plan, until_released=True), plan)
         if plan.iterates:
             return batch.ayield_results(plan, outcomes)
@@ -373,12 +486,6 @@ class SglFunction(BaseProgram):
             if cache is not None:
                 cache(prefix)
 
-    def _call(self, args: Sequence[UserValue], kwargs: Mapping[str, UserValue]) -> BodyRun:
-        """Run with what a call has given: arguments of the program, also those named like options, and options."""
-        options = {name: value for name, value in kwargs.items() if name in self.options}
-        inherit(options)
-        return self.prepared(args, {name: kwargs[name] for name in kwargs if name not in self.options}, options)
-
     def prepared(
         self,
         args: Sequence[UserValue],
@@ -394,13 +501,6 @@ class SglFunction(BaseProgram):
         except ParameterError as error:
             error.where = error.where or user_location()
             raise
-
-    def _plan(self, method: str, batch_kwargs: UserValue, given: dict[str, UserValue]) -> BatchPlan:
-        for name in given:
-            if name not in _BATCH_OPTIONS:
-                raise no_such_argument(method, name, _BATCH_OPTIONS)
-        inherit(given)
-        return batch.plan_of(self, batch_kwargs, given, _batch_keywords.__kwdefaults__ or {})
 
     def bound(self, args: Sequence[UserValue], kwargs: dict[str, UserValue], what: str) -> dict[str, UserValue]:
         if self.bind_arguments:
@@ -421,6 +521,32 @@ def _with_bound(program: SglFunction) -> inspect.Signature:
         [p.replace(default=bound.get(p.name, p.default), annotation=p.empty) for p in parameters],
         __validate_parameters__=False,  # one behind a bound one may have no default
     )
+
+
+class BoundFunction(SglFunction[[]]):
+    """Program with arguments given in advance, by `bind`."""
+
+    if TYPE_CHECKING:  # without arguments, a misspelt option can't be meant for one
+
+        @with_signature_of(run_options)
+        def run(self, **options: UserValue) -> ProgramState: ...  # type: ignore[override]
+
+        @with_signature_of(run_options)
+        async def arun(self, **options: UserValue) -> ProgramState: ...  # type: ignore[override]
+
+
+def _split(program: SglFunction, given: Mapping[str, UserValue]) -> tuple[dict[str, UserValue], dict[str, UserValue]]:
+    """Arguments of the program, also those named like options, and options, of what a call has given by name."""
+    options = {name: value for name, value in given.items() if name in program.options}
+    return {name: value for name, value in given.items() if name not in options}, options
+
+
+def _plan(program: SglFunction, method: str, batch_kwargs: UserValue, given: dict[str, UserValue]) -> BatchPlan:
+    for name in given:
+        if name not in BATCH_OPTIONS:
+            raise no_such_argument(method, name, BATCH_OPTIONS)
+    inherit(given)
+    return batch.plan_of(program, batch_kwargs, given, batch_keywords.__kwdefaults__ or {})
 
 
 def _misfit(program: SglFunction, arguments: Collection[str], what: str, error: TypeError) -> ParameterError:

@@ -19,7 +19,7 @@ from sglang_lite.protocol import (
     Unset,
     Usage,
 )
-from sglang_lite.protocol.anything import Json
+from sglang_lite.protocol.anything import Json, UserValue
 
 
 def meta_info(record: object) -> dict[str, Json] | None:
@@ -163,3 +163,12 @@ def unsent(answer: Generation, params: SamplingParams, usage: Usage, *, end_assu
         "finish_reason": end_assumed,
     }  # fmt: skip
     return [warning for name, warning in WARNINGS.items() if missing[name]]
+
+
+def text_of(record: object, value: UserValue) -> UserValue:
+    """Text in the record of a variable, or the texts in a list of samples or branches; else the value itself."""
+    if isinstance(record, Generation):
+        return record.text
+    if isinstance(record, list) and isinstance(value, list) and len(value) == len(record):
+        return [text_of(r, v) for r, v in zip(record, value)]
+    return value

@@ -1,23 +1,80 @@
-"""Conversion of the keywords of `run` and `run_batch` to settings of a run."""
+"""Keywords of `run` and `run_batch`, and their conversion to settings of a run."""
 
 from __future__ import annotations
 
+import inspect
 import numbers
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields
+from typing import ParamSpec, TypeVar, Unpack
 
 from sglang_lite.lang.backend.base import Backend
-from sglang_lite.lang.backend.default import backend_for
+from sglang_lite.lang.backend.default import BackendLike, backend_for
 from sglang_lite.lang.checks import check_flags, check_limits, check_whole
 from sglang_lite.lang.execution.budget import Budget
 from sglang_lite.lang.execution.run import RunSettings, current_run
+from sglang_lite.lang.sampling_keywords import written_out
 from sglang_lite.protocol import ParameterError
 from sglang_lite.protocol.anything import UserValue
-from sglang_lite.protocol.sampling import NO_PARAMS, named, read_params
+from sglang_lite.protocol.sampling import NO_PARAMS, SamplingOptions, named, read_params
 
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 _PARAMS = named("run", sglang=True)
 _PLAIN = RunSettings()
 _OWN = {field.name for field in fields(RunSettings)}
+
+
+def with_signature_of(method: Callable[_P, UserValue]) -> Callable[[Callable[..., _T]], Callable[_P, _T]]:
+    """Decorator that copies `method`'s signature, for wrappers that take *args and **kwargs."""
+
+    def with_signature(twin: Callable[..., _T]) -> Callable[_P, _T]:
+        twin.__signature__ = inspect.signature(method)  # type: ignore[attr-defined] # read by `inspect.signature`
+        return twin
+
+    return with_signature
+
+
+@written_out("run", sglang=True)
+def run_options(
+    self: object,
+    *,
+    stream: bool = False,
+    backend: BackendLike | None = None,
+    use_thread: bool = True,
+    seed: int | None = None,
+    timeout: float | None = None,
+    retries: int = 0,
+    push_down: bool = True,
+    priority: int = 0,
+    max_cost: float | None = None,
+    max_total_tokens: int | None = None,
+    max_new_tokens: int | None = None,
+    **sampling: Unpack[SamplingOptions],
+) -> None:
+    """Declares what `run` takes besides the program's own arguments."""
+
+
+@written_out("run", sglang=True)
+def run_keywords(
+    self: object,
+    *args: UserValue,
+    stream: bool = False,
+    backend: BackendLike | None = None,
+    use_thread: bool = True,
+    seed: int | None = None,
+    timeout: float | None = None,
+    retries: int = 0,
+    push_down: bool = True,
+    priority: int = 0,
+    max_cost: float | None = None,
+    max_total_tokens: int | None = None,
+    **kwargs: UserValue,
+) -> None:
+    """Declares what `run` and `arun` take. They receive only what the caller gives, which may be the program's own."""
+
+
+RUN_OPTIONS = inspect.signature(run_options).parameters.keys() - {"self"}
 
 
 def inherit(given: dict[str, UserValue]) -> None:

@@ -9,7 +9,9 @@ from functools import partial
 from itertools import accumulate
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, overload
+
+from typing_extensions import TypeForm
 
 from sglang_lite import wire
 from sglang_lite.constraints.coerce import ConstraintLike, as_constraint, check_syntax
@@ -25,6 +27,7 @@ from sglang_lite.lang.execution.reading import (
     afind_variable,
     all_messages,
     check_name,
+    checked,
     confidence_of,
     error_of,
     find_variable,
@@ -34,8 +37,8 @@ from sglang_lite.lang.execution.reading import (
     whole_text,
 )
 from sglang_lite.lang.execution.run import current_run
-from sglang_lite.lang.expressions import BaseProgram
-from sglang_lite.lang.results import meta_info, usages_of
+from sglang_lite.lang.expressions import BaseProgram, Named, VariableName
+from sglang_lite.lang.results import meta_info, text_of, usages_of
 from sglang_lite.lang.runs import files
 from sglang_lite.lang.runs.rerun import run_again
 from sglang_lite.lang.runs.saving import (
@@ -65,7 +68,6 @@ from sglang_lite.program.nodes import (
     as_expression,
 )
 from sglang_lite.protocol import (
-    Generation,
     ParameterError,
     ProgramError,
     RequestAbortedError,
@@ -87,8 +89,13 @@ if TYPE_CHECKING:
 _NO_SELECTION = "Only sgl.select has scores of choices. For log-probabilities of tokens use gen(return_logprob=True)."
 
 
+_T = TypeVar("_T")
+
+
 class ProgramState(AttributeHints):
-    """State of a program: `s += …` adds to its text, `s["name"]` reads a variable.
+    """State of a program: `s += …` adds to its text, `s["name"]` reads a variable. The generation or selection that
+    was added (`person = sgl.gen("person", type=Person)`) can stand for the name: `s[person]` is a Person for type
+    checkers, too.
 
     Adding returns at once; reading waits for the value. Errors of nodes are raised by reads.
 
@@ -125,20 +132,32 @@ class ProgramState(AttributeHints):
             "`s + …` does not make a new state.", hint="Add to this one: s += …, or fork it.", where=user_location()
         )
 
-    def system(self, expr: str | Expression | None = None) -> UserValue:
+    @overload
+    def system(self, expr: None = None) -> Scope: ...
+    @overload
+    def system(self, expr: str | Expression) -> Expressions: ...
+    def system(self, expr: str | Expression | None = None) -> Scope | Expressions:
         """Adds a system turn with the content `expr`; without it, returns a context manager: `with s.system():`."""
         return self._turn("system", expr)
 
-    def user(self, expr: str | Expression | None = None) -> UserValue:
+    @overload
+    def user(self, expr: None = None) -> Scope: ...
+    @overload
+    def user(self, expr: str | Expression) -> Expressions: ...
+    def user(self, expr: str | Expression | None = None) -> Scope | Expressions:
         """Adds a user turn with the content `expr`; without it, returns a context manager: `with s.user():`."""
         return self._turn("user", expr)
 
-    def assistant(self, expr: str | Expression | None = None) -> UserValue:
+    @overload
+    def assistant(self, expr: None = None) -> Scope: ...
+    @overload
+    def assistant(self, expr: str | Expression) -> Expressions: ...
+    def assistant(self, expr: str | Expression | None = None) -> Scope | Expressions:
         """Adds an assistant turn with the content `expr`; without it, returns a context manager: `with
         s.assistant():`."""
         return self._turn("assistant", expr)
 
-    def _turn(self, role: str, expr: str | Expression | None) -> Any:
+    def _turn(self, role: str, expr: str | Expression | None) -> Scope | Expressions:
         if expr is None:
             return Scope(self, TurnBegin(role), TurnEnd(role))
         turn = Expressions((TurnBegin(role), as_expression(expr), TurnEnd(role)))
@@ -206,31 +225,55 @@ class ProgramState(AttributeHints):
     # ------------------------------------------------------------------------------------------ reading
     # Ctrl-C in a read that waits cancels the state.
 
-    def __getitem__(self, name: str) -> UserValue:
+    @overload
+    def __getitem__(self, name: str) -> UserValue: ...
+    @overload
+    def __getitem__(self, name: Named[_T]) -> _T: ...
+    def __getitem__(self, name: VariableName) -> UserValue:
         """Value of a variable; waits until it is set.
 
         Raises:
             UnknownVariableError: the program has no variable of this name.
             SglError: the variable's node failed; the error names the line of the program.
+            ProgramError: `name` is a generation or selection, and the value is not of its type.
         """
         variable = self.branch.names.variables.get(name) if type(name) is str else None
         if variable is None:
             variable = find_variable(self.branch.player, name, user_location())
-        return self._wait(variable, name)
+        value = self._wait(variable, name)
+        return value if type(name) is str else checked(value, name)
 
     get_var = __getitem__
 
+    @overload
+    async def get(self, name: str) -> UserValue: ...
+    @overload
+    async def get(self, name: Named[_T]) -> _T: ...
     @must_await
-    async def get(self, name: str) -> UserValue:
+    async def get(self, name: VariableName) -> UserValue:
         """Value of a variable, like `s[name]`, for coroutines."""
-        return await text_streams.read(self.branch, await afind_variable(self.branch.player, name, user_location()))
+        variable = await afind_variable(self.branch.player, name, user_location())
+        return checked(await text_streams.read(self.branch, variable), name)
 
-    def raw(self, name: str) -> UserValue:
+    def value(self, name: str, type: TypeForm[_T]) -> _T:
+        """Value of a variable, like `s[name]`, with its type for type checkers.
+
+        Args:
+            type: Python type of the value; it is not converted.
+
+        Raises:
+            ProgramError: the value has another type.
+        """
+        value: _T = checked(self[name], name, type)
+        return value
+
+    def raw(self, name: VariableName) -> UserValue:
         """Text from which a typed variable was read, or a list for several samples; returns other values unchanged."""
-        value = self[name]
-        return _text_of(find_variable(self.branch.player, name).record, value)
+        variable = find_variable(self.branch.player, name, user_location())
+        value = self._wait(variable, name)  # and then the variable has its record
+        return text_of(variable.record, value)
 
-    def selection(self, name: str) -> Selection:
+    def selection(self, name: VariableName) -> Selection:
         """Scores of a `select`: each choice with its tokens and their log-probabilities. `picked` is the decision,
         `probs` are the choices' probabilities."""
         record = self._record(name)
@@ -238,7 +281,7 @@ class ProgramState(AttributeHints):
             raise ProgramError(f"{name!r} is not a selection.", hint=_NO_SELECTION, where=user_location())
         return record
 
-    def confidence(self, name: str, sample: int = 0) -> Confidence:
+    def confidence(self, name: VariableName, sample: int = 0) -> Confidence:
         """Confidence of the model in the value of a `gen(confidence=True)`, as a tree of the value's shape. Choices in
         it are scored now, by the backend that generated it.
 
@@ -257,7 +300,7 @@ class ProgramState(AttributeHints):
         found: Confidence = self._wait(scored)
         return found
 
-    def usage(self, name: str | None = None) -> Usage:
+    def usage(self, name: VariableName | None = None) -> Usage:
         """Usage of the node that made a variable (tokens summed over samples and branches), or without a name of the
         whole run, including forks; `total_s` is then the time from the start of the run to the end of its last node.
         While the body runs, only played nodes are counted; afterwards, waits for all branches, even unread ones."""
@@ -316,7 +359,7 @@ class ProgramState(AttributeHints):
                 output.show_soon(partial(_so_far, text))
         output.show(Markup(self._repr_html_()))
 
-    def _record(self, name: str) -> Any:
+    def _record(self, name: VariableName) -> Any:
         variable = find_variable(self.branch.player, name, user_location())
         self._wait(variable, name)
         return variable.record
@@ -325,7 +368,7 @@ class ProgramState(AttributeHints):
         """True if the state has a variable of this name, even if the variable is not set yet."""
         return isinstance(name, str) and name in self.branch.names.variables
 
-    def get_meta_info(self, name: str) -> dict[str, Json] | None:
+    def get_meta_info(self, name: VariableName) -> dict[str, Json] | None:
         """Metadata that the backend reported for a variable, in SGLang's form. None if the variable was set by hand or
         does not exist."""
         try:
@@ -364,12 +407,12 @@ class ProgramState(AttributeHints):
         self._may_wait(self.branch.player.read(nothing))
         return error_of(self.branch.player)
 
-    def _may_wait(self, variable: Variable, name: str | None = None) -> None:
+    def _may_wait(self, variable: Variable, name: VariableName | None = None) -> None:
         if not variable.done and self.branch.run.is_async and self.branch.player.waits:
             what = f"await s.get({name!r})" if name is not None else "await s.async_sync() first"
             may_block(self.branch.run, what, user_location())
 
-    def _wait(self, variable: Variable, name: str | None = None) -> Any:
+    def _wait(self, variable: Variable, name: VariableName | None = None) -> Any:
         self._may_wait(variable, name)
         try:
             return variable.wait()
@@ -383,22 +426,42 @@ class ProgramState(AttributeHints):
 
     # --------------------------------------------------------------------------------------- streaming
 
-    def text_iter(self, var_name: str | None = None) -> Iterator[str]:
+    def text_iter(self, var_name: VariableName | None = None) -> Iterator[str]:
         """Yields the text of the program, or of a variable, in chunks as they arrive, always from the start. In a run
         without stream=True, yields the text of the body in one chunk once it is complete; what is added then comes
         as it arrives."""
         return text_streams.pieces(self, var_name)
 
-    def text_async_iter(self, var_name: str | None = None, return_meta_data: bool = False) -> AsyncIterator[Json]:
+    @overload
+    def text_async_iter(
+        self, var_name: VariableName | None = None, return_meta_data: Literal[False] = False
+    ) -> AsyncIterator[str]: ...
+    @overload
+    def text_async_iter(
+        self, var_name: VariableName, return_meta_data: Literal[True]
+    ) -> AsyncIterator[tuple[str, dict[str, Json]]]: ...
+    @overload
+    def text_async_iter(self, *, return_meta_data: Literal[True]) -> AsyncIterator[str]: ...
+    def text_async_iter(
+        self, var_name: VariableName | None = None, return_meta_data: bool = False
+    ) -> AsyncIterator[UserValue]:
         """Async version of `text_iter`. With a name and `return_meta_data`, yields pairs of text and metadata."""
         return text_streams.apieces(self, var_name, with_meta=return_meta_data)
 
-    def partial_iter(self, var_name: str) -> Iterator[UserValue]:
+    @overload
+    def partial_iter(self, var_name: str) -> Iterator[UserValue]: ...
+    @overload
+    def partial_iter(self, var_name: Named[_T]) -> Iterator[_T]: ...
+    def partial_iter(self, var_name: VariableName) -> Iterator[UserValue]:
         """Yields the values of a typed variable while its text is generated, without parts that are still missing (None
         in a model or dataclass), and finally the whole value. Needs stream=True."""
         return text_streams.values(self, var_name)
 
-    def partial_async_iter(self, var_name: str) -> AsyncIterator[UserValue]:
+    @overload
+    def partial_async_iter(self, var_name: str) -> AsyncIterator[UserValue]: ...
+    @overload
+    def partial_async_iter(self, var_name: Named[_T]) -> AsyncIterator[_T]: ...
+    def partial_async_iter(self, var_name: VariableName) -> AsyncIterator[UserValue]:
         """Async version of `partial_iter`."""
         return text_streams.avalues(self, var_name)
 
@@ -525,15 +588,6 @@ def _refuse_offset(offset: object) -> None:
 def unpickled(data: bytes, program: BaseProgram | None) -> ProgramState:
     """State from a pickle. It can only be read, as it has no backend."""
     return ProgramState.from_saved(decoded(data), AbsentBackend(), import_by_name, program)
-
-
-def _text_of(record: Any, value: Any) -> Any:
-    """Text in the record of a variable, or the texts in a list of samples or branches; else the value itself."""
-    if isinstance(record, Generation):
-        return record.text
-    if isinstance(record, list) and isinstance(value, list) and len(value) == len(record):
-        return [_text_of(r, v) for r, v in zip(record, value)]
-    return value
 
 
 def in_event_loop() -> bool:

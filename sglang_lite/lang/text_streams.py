@@ -16,10 +16,11 @@ from sglang_lite.protocol.anything import UserValue
 
 if TYPE_CHECKING:
     from sglang_lite.lang.execution.branch import Branch
+    from sglang_lite.lang.expressions import VariableName
     from sglang_lite.lang.state import ProgramState
 
 
-def pieces(state: ProgramState, name: str | None) -> Iterator[str]:
+def pieces(state: ProgramState, name: VariableName | None) -> Iterator[str]:
     """Yields the chunks of a state's text, or of a variable's text. Implements `text_iter`.
 
     Raises:
@@ -74,7 +75,7 @@ async def read(branch: Branch, variable: Variable) -> UserValue:
         raise
 
 
-async def apieces(state: ProgramState, name: str | None, *, with_meta: bool) -> AsyncIterator[UserValue]:
+async def apieces(state: ProgramState, name: VariableName | None, *, with_meta: bool) -> AsyncIterator[UserValue]:
     """Async version of `pieces`; with a name and `with_meta`, yields pairs of text and metadata. Implements
     `text_async_iter`."""
     branch = state.branch
@@ -99,7 +100,7 @@ async def apieces(state: ProgramState, name: str | None, *, with_meta: bool) -> 
             yield text
 
 
-def values(state: ProgramState, name: str) -> Iterator[UserValue]:
+def values(state: ProgramState, name: VariableName) -> Iterator[UserValue]:
     """Yields the partial values of a typed variable and finally the whole one. Implements `partial_iter`."""
     partial = _PartialValue(state, name)
     for piece in state.text_iter(name):
@@ -109,7 +110,7 @@ def values(state: ProgramState, name: str) -> Iterator[UserValue]:
         yield value
 
 
-async def avalues(state: ProgramState, name: str) -> AsyncIterator[UserValue]:
+async def avalues(state: ProgramState, name: VariableName) -> AsyncIterator[UserValue]:
     """Async version of `values`. Implements `partial_async_iter`."""
     await afind_variable(state.branch.player, name, user_location())
     partial = _PartialValue(state, name)
@@ -127,7 +128,7 @@ class _PartialValue:
         value: latest partial value, or None if the text gives none yet.
     """
 
-    def __init__(self, state: ProgramState, name: str) -> None:
+    def __init__(self, state: ProgramState, name: VariableName) -> None:
         from sglang_lite.constraints.python_types.partial import partial_reader
 
         kind = find_variable(state.branch.player, name, user_location()).kind

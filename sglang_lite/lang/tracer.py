@@ -20,8 +20,9 @@ from sglang_lite.lang.backend.remote.explain import TracedAnswer, TracedBackend
 from sglang_lite.lang.chat_template import get_chat_template
 from sglang_lite.lang.checks import check_whole
 from sglang_lite.lang.execution.branch import Branch, raised_at
+from sglang_lite.lang.execution.reading import name_of
 from sglang_lite.lang.execution.run import Run, RunSettings, current_run
-from sglang_lite.lang.expressions import BaseProgram
+from sglang_lite.lang.expressions import BaseProgram, VariableName
 from sglang_lite.lang.state import ProgramState, ProgramStateGroup, in_event_loop, user_location
 from sglang_lite.lang.symbolic.graph import Graph, changed, graph_of
 from sglang_lite.lang.symbolic.recorder import (
@@ -121,19 +122,19 @@ class TracerProgramState(ProgramState):
         self.branch.player.states += group.states
         return group
 
-    def __getitem__(self, name: str) -> UserValue:
-        value = super().__getitem__(name)
+    def __getitem__(self, name: VariableName) -> UserValue:
+        value: UserValue = super().__getitem__(name)
         self.branch.player.way.note_read(value)
         return value
 
     get_var = __getitem__
 
     @must_await
-    async def get(self, name: str) -> UserValue:
+    async def get(self, name: VariableName) -> UserValue:
         return self[name]
 
-    def _record(self, name: str) -> NoReturn:
-        refuse(SglVariable(name), "read the metadata of a variable")
+    def _record(self, name: VariableName) -> NoReturn:
+        refuse(SglVariable(name_of(name, user_location())), "read the metadata of a variable")
 
     def graph(self) -> Graph:
         """Graph of the program, with all ways through its body that were followed. Runs the body once more, with the

@@ -347,11 +347,9 @@ def named(place: Place, *, sglang: bool = False) -> dict[str, Parameter]:
 # ---------------------------------------------------------------------------------------------- keywords and record
 
 
-class SamplingOptions(TypedDict, total=False):
-    """Keywords of `gen` and of the ways to run a program, besides the maximum number of tokens, which SGLang gives two
-    names. None is unset."""
+class OneSampleOptions(TypedDict, total=False):
+    """SamplingOptions without the number of samples, on which the type of a value depends."""
 
-    n: int | None
     stop: str | Sequence[str] | None
     stop_token_ids: Sequence[int] | None
     stop_regex: str | Sequence[str] | None
@@ -368,8 +366,15 @@ class SamplingOptions(TypedDict, total=False):
     return_text_in_logprobs: bool | None
 
 
-class GenSamplingOptions(SamplingOptions, total=False):
-    """Keywords of `gen` alone."""
+class SamplingOptions(OneSampleOptions, total=False):
+    """Keywords of `gen` and of the ways to run a program, besides the maximum number of tokens, which SGLang gives two
+    names. None is unset."""
+
+    n: int | None
+
+
+class OneSampleGenOptions(OneSampleOptions, total=False):
+    """GenSamplingOptions without the number of samples."""
 
     min_tokens: int | None
     confidence: bool | None
@@ -378,6 +383,10 @@ class GenSamplingOptions(SamplingOptions, total=False):
     repetition_penalty: float | None
     repeats: int | None
     logit_bias: Mapping[int, float] | None
+
+
+class GenSamplingOptions(SamplingOptions, OneSampleGenOptions, total=False):
+    """Keywords of `gen`."""
 
 
 class SamplingParams(Record, frozen=True):

@@ -7,8 +7,8 @@ import inspect
 import os
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, fields
-from typing import Literal, TypeVar, get_args, get_type_hints
+from dataclasses import KW_ONLY, dataclass, fields
+from typing import Any, Concatenate, Literal, ParamSpec, get_args, get_type_hints
 
 from sglang_lite.protocol import ParameterError
 from sglang_lite.protocol.anything import UserValue
@@ -28,7 +28,7 @@ _MAX = {
 }
 _WHOLE = -1  # value of step_tokens that prefills prompts whole
 DEFAULT_MODEL = "smollm2-135m"
-_Constructor = TypeVar("_Constructor", bound=Callable[..., None])
+_P = ParamSpec("_P")
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +123,7 @@ class EngineConfig:
     """
 
     model: str = DEFAULT_MODEL
+    _: KW_ONLY
     revision: str | None = None
     model_impl: Literal["auto", "native", "transformers"] = "auto"
     load_format: Literal["auto", "safetensors", "gguf", "dummy"] = "auto"
@@ -259,17 +260,23 @@ _OF_A_PROCESS = ("restart", "stall_timeout_s", "stream_interval_s")
 FIELDS = (EngineConfig.__doc__ or "").partition("Attributes:\n")[2].rstrip()  # for other docstrings
 
 
-def takes_fields(constructor: _Constructor) -> _Constructor:
-    """Sets the signature of a constructor to the fields of EngineConfig: all by keyword, the model also by position."""
-    this = next(iter(inspect.signature(constructor).parameters.values()))
-    kinds = get_type_hints(EngineConfig)
-    first, *others = [
-        inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=kinds[f.name])
-        for f in fields(EngineConfig)
-    ]
-    first = first.replace(kind=inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    constructor.__dict__["__signature__"] = inspect.Signature([this, first, *others], return_annotation=None)
-    return constructor
+def _takes(
+    record: Callable[_P, object],
+) -> Callable[[Callable[..., None]], Callable[Concatenate[Any, _P], None]]:  # of any class
+    """Decorator that sets the signature of a constructor to that of a record."""
+
+    def with_signature(constructor: Callable[..., None]) -> Callable[Concatenate[Any, _P], None]:
+        this = next(iter(inspect.signature(constructor).parameters.values()))
+        kinds = get_type_hints(record)
+        own = [each.replace(annotation=kinds[each.name]) for each in inspect.signature(record).parameters.values()]
+        constructor.__dict__["__signature__"] = inspect.Signature([this, *own], return_annotation=None)
+        return constructor
+
+    return with_signature
+
+
+takes_fields = _takes(EngineConfig)  # all fields by keyword, the model also by position
+shows_fields: Callable[[Callable[..., None]], Callable[..., None]] = takes_fields  # and it takes more
 
 
 @dataclass(frozen=True, slots=True)

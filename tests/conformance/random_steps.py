@@ -209,7 +209,9 @@ def node(step: Step) -> Any:
                 options["backend"] = ELSEWHERE[options["backend"]]()
             return sgl.gen(name, **options)
         case Select(name, choices, method, temperature, multi):
-            return sgl.select(name, choices, temperature=temperature, choices_method=METHODS[method], multi=multi)
+            return sgl.select(
+                name, choices=choices, temperature=temperature, choices_method=METHODS[method], multi=multi
+            )
         case Sum(parts):
             found = node(parts[0])
             for part in parts[1:]:

@@ -1,10 +1,14 @@
 """An engine of a small checkpoint in both forms: one child for all tests that leave it as it was."""
 
+from typing import Any
+
 import pytest
 
 import sglang_lite as sgl
 
-SETTINGS = dict(dtype="float32", max_running=4, max_queued=64, max_total_tokens=8192, threads=1, deterministic=True)
+SETTINGS: dict[str, Any] = dict(
+    dtype="float32", max_running=4, max_queued=64, max_total_tokens=8192, threads=1, deterministic=True
+)
 
 
 @pytest.fixture(scope="session")

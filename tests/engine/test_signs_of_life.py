@@ -98,7 +98,7 @@ def test_a_load_that_is_stopped_is_told_of_too(folders, looks, lines, monkeypatc
     before = set(processes.children())
     with ThreadPoolExecutor(1) as pool:
         # On the CPU: for a GPU an engine starts another process that imports torch, where there is one.
-        loading = pool.submit(sgl.Engine, folders[0], **SETTINGS, device="cpu")
+        loading = pool.submit(lambda: sgl.Engine(folders[0], **SETTINGS, device="cpu"))
         with open(held, "wb"), stopped(process_of(before)):  # opening waits for who reads it
             until(lines)
         with pytest.raises(sgl.SglError, match="it has been read"):

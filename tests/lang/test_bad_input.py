@@ -424,8 +424,8 @@ def calls():
         lambda: program.run("a", backend=BACKEND, retries=1.5),  # type: ignore[arg-type]  # wrong on purpose
         lambda: program.run("a", backend=BACKEND, stop=[3]),  # type: ignore[list-item]  # wrong on purpose
         lambda: program.run_batch([("a",)], backend=BACKEND, num_threads=0),
-        lambda: program.run_batch([("a",)], backend=BACKEND, on_error="ignore"),  # type: ignore[arg-type]  # wrong on purpose
-        lambda: program.bind(qestion="a"),
+        lambda: program.run_batch([("a",)], backend=BACKEND, on_error="ignore"),  # type: ignore[call-overload]  # wrong on purpose
+        lambda: program.bind(qestion="a"),  # type: ignore[call-arg]  # wrong on purpose
     ]  # here
 
 

@@ -248,7 +248,8 @@ def written(text):
 
 @pytest.mark.parametrize("place", SIGNATURES)
 def test_a_signature_takes_whatever_sglang_takes(place):
-    ours, theirs = parameters(find(place)), written(SIGNATURES[place])
+    theirs = written(SIGNATURES[place])
+    ours = [p for p in parameters(find(place)) if p in theirs or p[0] != "*args"]  # which only takes more
     order = [p for p in ours if not p[1]]
     required = len([p for p in theirs if not p[1]])
     assert order[:required] == [p for p in theirs if not p[1]]

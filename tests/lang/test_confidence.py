@@ -29,7 +29,7 @@ PROMPT = "A thing, as JSON:\n"
 
 
 @sgl.function
-def things(s, **options):
+def things(s, /, **options):
     s += PROMPT
     s += sgl.gen("x", type=Thing, **{"confidence": True, "temperature": 0, "max_tokens": 200, **options})
 

@@ -220,7 +220,7 @@ def test_arguments_that_do_not_fit_the_program():
     with pytest.raises(sgl.ParameterError, match="unexpected keyword argument 'b'"):
         program.run(a=1, b=2, backend=backend)
     with pytest.raises(sgl.ParameterError, match="no parameter for the state"):
-        sgl.function(lambda: None)
+        sgl.function(lambda: None)  # type: ignore[arg-type]  # wrong on purpose
     with pytest.raises(sgl.ParameterError, match="missing a required argument: 'a', and was given 'A'"):
         program.run(A=1, backend=backend)
     with pytest.raises(sgl.ParameterError, match=r"given 'zz'\. Its arguments: a\. \(Settings of a run: help"):
@@ -369,7 +369,7 @@ def test_a_variable_that_a_failed_stream_never_made_raises_what_it_failed_with()
     @sgl.function
     def program(s):
         s += "x"
-        s += sgl.gen("a", temperature="hot")  # type: ignore[arg-type]  # wrong on purpose
+        s += sgl.gen("a", temperature="hot")  # type: ignore[call-overload]  # wrong on purpose
 
     state = program.run(stream=True, backend=sgl.ScriptedBackend())
     with pytest.raises(sgl.ParameterError, match="temperature") as caught:

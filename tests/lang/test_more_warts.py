@@ -84,7 +84,7 @@ def test_b03_no_reader_loses_the_end_however_it_meets_the_writer():
 
 
 def test_b04_bind_leaves_the_batch_as_it_was():
-    program = sgl.function(lambda s, x, y: s.__iadd__(f"{x}{y}")).bind(y=2)
+    program = sgl.function(lambda s, x, y: s.__iadd__(f"{x}{y}")).bind(y=2)  # type: ignore[call-arg]  # some of them, which type checkers refuse
     items = [{"x": 1}, {"x": 3}]
     program.run_batch(items, backend=sgl.ScriptedBackend())
     assert items == [{"x": 1}, {"x": 3}]

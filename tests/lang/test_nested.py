@@ -188,7 +188,7 @@ def test_an_added_program_runs_with_the_outer_settings():
 
     @sgl.function
     def own(s):
-        s += ask("a", temperature=0.1)  # here
+        s += ask("a", temperature=0.1)  # type: ignore[call-arg]  # options in the call are SGLang's  # here
 
     with pytest.raises(sgl.ParameterError, match="temperature") as caught:
         own.run(backend=script)
@@ -209,7 +209,7 @@ def test_a_called_program_may_have_settings_and_a_backend_of_its_own():
 def test_arguments_that_do_not_fit_are_told_at_the_line():
     @sgl.function
     def program(s):
-        s += ask("a", "b", "c")  # here
+        s += ask("a", "b", "c")  # type: ignore[call-arg]  # wrong on purpose  # here
 
     with pytest.raises(sgl.ParameterError, match="ask: too many positional arguments") as caught:
         program.run(backend=backend())

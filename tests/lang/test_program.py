@@ -270,7 +270,7 @@ def test_the_same_name_twice_reads_the_latest():
 
 def test_first_parameter_may_have_any_name_and_arguments_any_kind():
     class Agent:
-        def ask(self, state, *parts, sep="-", **more):
+        def ask(self, state, /, *parts, sep="-", **more):
             state += sep.join(parts) + str(sorted(more))
 
     program = sgl.function(Agent().ask)
@@ -321,12 +321,12 @@ def test_bind_gives_arguments_that_later_ones_override():
     bound = program.bind(a=1)
     backend = sgl.ScriptedBackend()
     assert bound.run(backend=backend).text() == "12"
-    assert bound.run(b=3, backend=backend).text() == "13"
-    assert bound.run(a=7, backend=backend).text() == "72"
-    assert bound.run(8, backend=backend).text() == "82"
-    assert bound.bind(b=9)(backend=backend).text() == "19"
+    assert bound.run(b=3, backend=backend).text() == "13"  # type: ignore[call-arg]  # arguments again, which type checkers refuse
+    assert bound.run(a=7, backend=backend).text() == "72"  # type: ignore[call-arg]  # arguments again, which type checkers refuse
+    assert bound.run(8, backend=backend).text() == "82"  # type: ignore[arg-type]  # arguments again, which type checkers refuse
+    assert bound.bind(b=9)(backend=backend).text() == "19"  # type: ignore[call-arg]  # arguments again, which type checkers refuse
     with pytest.raises(sgl.ParameterError, match="program: got an unexpected keyword argument 'c'"):
-        program.bind(c=1)
+        program.bind(c=1)  # type: ignore[call-arg]  # wrong on purpose
 
 
 def test_the_decorator_keeps_the_name_and_takes_parentheses():
@@ -485,6 +485,6 @@ def test_own_arguments_of_a_settings_name_may_be_given_in_any_way():
     assert program.run(5, None, backend=backend).text() == "5 None"
     assert program.run(n=1, stop=None, backend=backend).text() == "1 None"
     assert program.bind(n=7, stop="there").run(backend=backend).text() == "7 there"
-    assert program.bind(n=7).run_batch([{"stop": "x"}], backend=backend)[0].text() == "7 x"
+    assert program.bind(n=7).run_batch([{"stop": "x"}], backend=backend)[0].text() == "7 x"  # type: ignore[call-arg]  # some of them, which type checkers refuse
     with pytest.raises(sgl.ParameterError, match="missing a required argument: 'n'"):
         program.run(stop="here", backend=backend)

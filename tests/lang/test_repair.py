@@ -139,9 +139,9 @@ def test_what_can_not_be_shown_is_refused_where_it_is_added(body, error, told):
 
 def test_repair_is_true_or_false_and_goes_with_no_choices():
     with pytest.raises(sgl.ParameterError, match="repair"):
-        sgl.gen("a", repair="yes")  # type: ignore[arg-type] # wrong on purpose
+        sgl.gen("a", repair="yes")  # type: ignore[call-overload] # wrong on purpose
     with pytest.raises(sgl.ParameterError, match="repair"):
-        sgl.gen("a", choices=["a", "b"], repair=True)
+        sgl.gen("a", choices=["a", "b"], repair=True)  # type: ignore[call-overload]  # wrong on purpose
 
 
 class Hooks(sgl.BaseBackend):

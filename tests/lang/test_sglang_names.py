@@ -27,7 +27,7 @@ def test_the_executor_tells_how_the_program_was_called():
     assert executor.default_sampling_para.max_new_tokens == 128
     assert executor.num_api_spec_tokens == 7
     assert executor.use_thread is False
-    assert asks.bind(hint="y").run(question="Why?", backend=sgl.ScriptedBackend()).stream_executor.arguments == {
+    assert asks.bind(hint="y").run(question="Why?", backend=sgl.ScriptedBackend()).stream_executor.arguments == {  # type: ignore[call-arg]  # some of them, which type checkers refuse
         "question": "Why?", "hint": "y",
     }  # fmt: skip
     plain = run("a", backend=sgl.ScriptedBackend()).stream_executor

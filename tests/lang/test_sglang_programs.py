@@ -114,7 +114,7 @@ def test_a_program_knows_its_arguments():
     assert type(program) is ir.SglFunction
     assert (program.arg_names, program.arg_defaults) == (["question", "style"], ["short"])
     assert (program.num_api_spec_tokens, program.bind_arguments) == (64, {})
-    bound = program.bind(style="long")
+    bound = program.bind(style="long")  # type: ignore[call-arg]  # some of them, which type checkers refuse
     assert bound.bind_arguments == {"style": "long"}
     assert bound.num_api_spec_tokens == 64
     assert bound.func is program.func

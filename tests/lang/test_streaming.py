@@ -235,7 +235,7 @@ def test_a_backend_that_does_not_stream_is_read_in_one_piece():
 
 
 @sgl.function
-def saying(s, **options):
+def saying(s, /, **options):
     s += "Say: " + sgl.gen("a", **options)
 
 

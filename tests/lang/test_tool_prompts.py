@@ -78,7 +78,7 @@ def weather(city: str) -> str:
 
 
 @sgl.function
-def agent(s, system=None, **options):
+def agent(s, /, system=None, **options):
     if system:
         s += sgl.system(system)
     s += sgl.user("2+3?")

@@ -193,7 +193,7 @@ def test_what_can_not_be_a_tool_is_refused_where_it_is_written(tools, message):
 
 def test_tools_are_a_constraint_like_any_other():
     with pytest.raises(sgl.ParameterError, match="tools: can't be combined with regex"):
-        sgl.gen("x", regex="a", tools=[add])
+        sgl.gen("x", regex="a", tools=[add])  # type: ignore[call-overload]  # wrong on purpose
 
 
 def test_a_raising_tool_is_a_tool_error_with_its_cause():
@@ -300,7 +300,7 @@ def test_a_choice_that_is_none_is_refused():
         with pytest.raises(sgl.ParameterError, match=r"tool_choice: .* is not 'auto', 'required' or one"):
             sgl.gen("x", tools=[add], tool_choice=choice)  # type: ignore[arg-type]  # wrong on purpose
     with pytest.raises(sgl.ParameterError, match=r"tool_choice: .* is given without tools"):
-        sgl.gen("x", tool_choice="auto")
+        sgl.gen("x", tool_choice="auto")  # type: ignore[call-overload]  # wrong on purpose
 
 
 @pytest.mark.parametrize("thought", ["", "<think>add <tool_call>?</think>\n\n"])
@@ -372,7 +372,7 @@ def test_an_engine_knows_the_format_by_its_chat_template():
 
 
 @sgl.function
-def agent(s, tools, **options):
+def agent(s, /, tools, **options):
     s += sgl.user("2+3+4?")
     return sgl.use_tools(s, tools, "sum", **options)
 

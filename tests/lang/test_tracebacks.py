@@ -74,7 +74,7 @@ ERRORS = {
     "body raises": (lambda: of(lambda s: broken(1)), ["broken"]),
     "nested body": (lambda: of(lambda s: s.__iadd__(sgl.function(calling)())), ["calling", "broken"]),
     "called body": (lambda: of(lambda s: s.call(sgl.function(calling))), ["calling", "broken"]),
-    "misuse": (lambda: of(lambda s: s.__iadd__(sgl.gen("a", check=3))), []),  # type: ignore[arg-type]  # wrong on purpose
+    "misuse": (lambda: of(lambda s: s.__iadd__(sgl.gen("a", check=3))), []),  # type: ignore[call-overload]  # wrong on purpose
     "unknown": (lambda: of(lambda s: s["nothing"]), []),
     "turns": (lambda: of(lambda s: s.__iadd__(sgl.user_end())), []),
     "hook": (lambda: reading(sgl.gen("a"), Blocking()), ["program", "generate", "broken"]),

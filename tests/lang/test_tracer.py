@@ -371,7 +371,7 @@ def test_a_called_program_has_the_template_of_its_callers_backend_and_may_have_s
         s += sgl.user(word) + sgl.assistant(sgl.gen("answer"))
 
     def body(s):
-        s += asks("hi", temperature=0)["answer"]
+        s += asks("hi", temperature=0)["answer"]  # type: ignore[call-arg]  # options in the call are SGLang's
 
     state = trace(body, backend=Plain())
     texts = [node.text for node in state.child_states[0].nodes if isinstance(node, Text)]
@@ -432,7 +432,7 @@ def test_other_threads_run_their_programs_meanwhile():
     results = []
 
     def body(s):
-        thread = threading.Thread(target=lambda: results.append(sub("w")))
+        thread = threading.Thread(target=lambda: results.append(sub("w").state))
         thread.start()
         thread.join()
 

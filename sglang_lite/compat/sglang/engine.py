@@ -8,7 +8,7 @@ import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar, overload
 
 from sglang_lite.compat.sglang import offline
 from sglang_lite.engine import embedding
@@ -16,7 +16,7 @@ from sglang_lite.engine import engine as base
 from sglang_lite.engine.embedding import Texts
 from sglang_lite.protocol.anything import Json
 from sglang_lite.random_ids import random_id
-from sglang_lite.runtime.config import FIELDS, takes_fields
+from sglang_lite.runtime.config import FIELDS, shows_fields, takes_fields
 from sglang_lite.server.sglang.labels import read_score
 from sglang_lite.server.sglang.request import NativeRequest, read_request, without_logprobs
 from sglang_lite.server.sglang.server_args import engine_settings
@@ -51,7 +51,14 @@ class Engine(base.Engine):
         ModelError: the model can't be found, read or run.
     """
 
+    @overload
     @takes_fields
+    def __init__(self, model: str = "", **config: Any) -> None: ...  # fields of EngineConfig
+    @overload
+    def __init__(self, model: os.PathLike[str] | None, **config: Any) -> None: ...  # the same
+    @overload
+    def __init__(self, *, model_path: str, **server_args: Any) -> None: ...  # SGLang's names
+    @shows_fields
     def __init__(
         self,
         model: str | os.PathLike[str] | None = None,

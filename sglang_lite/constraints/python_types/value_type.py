@@ -14,9 +14,10 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import msgspec
+from typing_extensions import is_typeddict
 
 from sglang_lite.constraints.json_schema.formats import DATE
 from sglang_lite.constraints.json_schema.wellformed import refuse_duplicate_names
@@ -92,6 +93,25 @@ def _value_type(annotation: Any, today: datetime.date) -> ValueType:
             schema.setdefault("maximum", MAX_INT)
     constraint = msgspec.structs.replace(json_schema(schema), sets=found.sets)
     return ValueType(annotation, constraint, _reader(annotation, _load), checked=found.not_expressed)
+
+
+def has_type(value: object, annotation: Any) -> bool:  # a type of any kind
+    """True if a value is of a type, as it is: no value is converted."""
+    from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+    if get_origin(annotation) is Annotated:
+        annotation = get_args(annotation)[0]
+    if isinstance(annotation, type) and not is_typeddict(annotation):
+        return isinstance(value, annotation)
+    try:
+        adapter = _adapter(annotation)
+    except ConstraintError:  # a class that no text spells is inside
+        adapter = TypeAdapter(annotation, config=ConfigDict(arbitrary_types_allowed=True))
+    try:
+        adapter.validate_python(value, strict=True)
+    except ValidationError:
+        return False
+    return True
 
 
 def number_text(number: Number) -> ValueType:

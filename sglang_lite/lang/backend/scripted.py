@@ -113,7 +113,7 @@ class ScriptedBackend(Backend):
     @explains_wrong_arguments
     def __init__(
         self,
-        answers: Callable[[ScriptedRequest], str] | Mapping[str | re.Pattern[str], Answer] | None = None,
+        answers: Callable[[ScriptedRequest], str] | Mapping[UserValue, Answer] | None = None,
         *,
         default: str | None = None,
         latency: float | Callable[[ScriptedRequest], float] = 0.0,

@@ -5,15 +5,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import os
 import queue
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias, Unpack
 
 from sglang_lite.kernel import progress_bar
+from sglang_lite.lang.backend.default import BackendLike
 from sglang_lite.lang.batches.body_pool import Outcome, Pool, PoolOnLoop, Report
 from sglang_lite.lang.checks import check_flags
 from sglang_lite.lang.execution.branch import raised_at
@@ -23,13 +25,16 @@ from sglang_lite.lang.load_state import finished
 from sglang_lite.lang.run_options import backend_of, settings_of
 from sglang_lite.lang.runs.checkpoint import BatchFile, batch_parts
 from sglang_lite.lang.runs.saving import saved_run
+from sglang_lite.lang.sampling_keywords import written_out
 from sglang_lite.lang.state import ProgramState, user_location
 from sglang_lite.lang.states_table import states_table
 from sglang_lite.protocol import BatchError, ParameterError, SglError
 from sglang_lite.protocol.anything import UserValue
+from sglang_lite.protocol.sampling import SamplingOptions
 
 OnError: TypeAlias = Literal["raise", "return", "skip"]
 Item: TypeAlias = "tuple[Sequence[Any], dict[str, Any]]"  # positional and keyword arguments of a run
+Given: TypeAlias = Mapping[str, UserValue] | list[UserValue] | tuple[UserValue, ...]  # an item as users give it
 
 
 class Cluster(Protocol):
@@ -43,6 +48,57 @@ class Cluster(Protocol):
 
     def pool(self, program: BaseProgram, plan: BatchPlan, report: Report, *, until_released: bool) -> Pool:
         """Pool that runs the items without a known outcome."""
+
+
+class BatchOptions(SamplingOptions, total=False):
+    """Keywords of `run_batch` that don't change the type of its result."""
+
+    max_new_tokens: int | None
+    backend: BackendLike | None
+    seed: int | None
+    timeout: float | None
+    retries: int
+    push_down: bool
+    priority: int
+    max_cost: float | None
+    max_total_tokens: int | None
+    num_threads: str | int
+    progress_bar: bool
+    checkpoint: str | Path | None
+    version: str | int | None
+    skip_damaged: bool
+    cluster: Cluster | None
+
+
+@written_out("run", sglang=True)
+def batch_keywords(
+    self: object,
+    batch_kwargs: Iterable[Given],
+    *,
+    max_new_tokens: int | None = None,
+    backend: BackendLike | None = None,
+    num_threads: str | int = "auto",
+    progress_bar: bool = False,
+    generator_style: bool = False,
+    seed: int | None = None,
+    timeout: float | None = None,
+    retries: int = 0,
+    push_down: bool = True,
+    priority: int = 0,
+    max_cost: float | None = None,
+    max_total_tokens: int | None = None,
+    on_error: OnError = "raise",
+    ordered: bool = True,
+    checkpoint: str | Path | None = None,
+    version: str | int | None = None,
+    skip_damaged: bool = False,
+    cluster: Cluster | None = None,
+    **sampling: Unpack[SamplingOptions],
+) -> None:
+    """Declares what `run_batch` and `arun_batch` take."""
+
+
+BATCH_OPTIONS = inspect.signature(batch_keywords).parameters.keys() - {"self", "batch_kwargs"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +149,7 @@ class BatchPlan:
 
 def plan_of(
     program: BaseProgram,
-    batch_kwargs: Sequence[Mapping[str, UserValue] | Sequence[UserValue]],
+    batch_kwargs: object,
     given: Mapping[str, UserValue],
     defaults: Mapping[str, UserValue],
 ) -> BatchPlan:
@@ -149,7 +205,7 @@ def plan_of(
     return BatchPlan(items, options, settings, window, file, saved_outcomes, progress, cluster, on_error, ordered)
 
 
-def _item(program: BaseProgram, index: int, item: Mapping[str, Any] | Sequence[Any]) -> Item:
+def _item(program: BaseProgram, index: int, item: Given) -> Item:
     """Positional and keyword arguments of an item, checked against the program's signature."""
     what = f"batch_kwargs[{index}]"
     if isinstance(item, Mapping):

@@ -6,7 +6,9 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
+from sglang_lite.constraints.python_types.value_type import has_type
 from sglang_lite.lang.backend.base import Backend
 from sglang_lite.lang.concurrency.loop import executor
 from sglang_lite.lang.concurrency.variables import Variable, when_all_done
@@ -16,9 +18,22 @@ from sglang_lite.lang.execution.player import Player, unknown
 from sglang_lite.lang.execution.push_down import PushedProgram
 from sglang_lite.lang.execution.run import Run, current_run
 from sglang_lite.lang.execution.transcript import Piece
+from sglang_lite.lang.expressions import SglGen, SglSelect, VariableName
 from sglang_lite.lang.results import as_dicts
-from sglang_lite.protocol import Generation, Location, ParameterError, ProgramError, Prompt, Selection, SglError
+from sglang_lite.lang.tools import ToolCall
+from sglang_lite.lang.tracebacks import user_location
+from sglang_lite.protocol import (
+    Generation,
+    Location,
+    ParameterError,
+    ProgramError,
+    Prompt,
+    Selection,
+    SglError,
+    Unset,
+)
 from sglang_lite.protocol.anything import UserValue
+from sglang_lite.protocol.sampling import Deferred
 
 
 def check_name(name: object, where: Location | None) -> None:
@@ -27,27 +42,75 @@ def check_name(name: object, where: Location | None) -> None:
         raise ParameterError("name", f"{name!r:.60} is not a string.", where=where)
 
 
-def find_variable(player: Player, name: str, where: Location | None = None) -> Variable:
+def name_of(variable: VariableName, where: Location | None) -> str:
+    """Name of a variable that a reader has given as such, or as the generation or selection that was added under it.
+
+    Raises:
+        ParameterError: it is neither, or has no name.
+    """
+    name = variable.name if isinstance(variable, SglGen | SglSelect) else variable
+    check_name(name, where)
+    assert isinstance(name, str)
+    return name
+
+
+def find_variable(player: Player, variable: VariableName, where: Location | None = None) -> Variable:
     """Returns the variable of a name. If the body is still running and the caller is outside it, waits for the name to
     be declared."""
-    check_name(name, where)
-    variable = player.names.variables.get(name)
-    while variable is None:
+    name = name_of(variable, where)
+    found = player.names.variables.get(name)
+    while found is None:
         promise = _promise(player, name, where)
         may_block(player.run, f"await s.get({name!r})", where)
         promise.wait()
-        variable = player.names.variables.get(name)
-    return variable
+        found = player.names.variables.get(name)
+    return found
 
 
-async def afind_variable(player: Player, name: str, where: Location | None = None) -> Variable:
+async def afind_variable(player: Player, variable: VariableName, where: Location | None = None) -> Variable:
     """Coroutine form of `find_variable`."""
-    check_name(name, where)
-    variable = player.names.variables.get(name)
-    while variable is None:
+    name = name_of(variable, where)
+    found = player.names.variables.get(name)
+    while found is None:
         await _promise(player, name, where).get()
-        variable = player.names.variables.get(name)
-    return variable
+        found = player.names.variables.get(name)
+    return found
+
+
+def checked(value: UserValue, variable: VariableName, kind: object = None) -> UserValue:
+    """Value of a variable, if it has the type that its reader expects.
+
+    Args:
+        variable: as for `name_of`. The type is that of the generation or selection, unless `kind` is given.
+
+    Raises:
+        ProgramError: it has another type: another node has set the variable, or it was joined, or has several samples.
+    """
+    if isinstance(value, Deferred) or (kind is None and isinstance(variable, str)):
+        return value
+    if kind is None and not isinstance(variable, str):
+        kind = _type_of(variable)
+    if not has_type(value, kind):
+        shown = getattr(kind, "__name__", None) if isinstance(kind, type) else repr(kind)
+        raise ProgramError(
+            f"{name_of(variable, None)!r} is {value!r:.60}, which is no {shown}.",
+            hint="Read it by its name, s[name]: it may have been set by another node, joined, or have several samples.",
+            where=user_location(),
+        )
+    return value
+
+
+def _type_of(node: SglGen | SglSelect) -> object:
+    """Type of the values of a generation or selection."""
+    kind: Any = str
+    if isinstance(node, SglSelect):
+        return list[kind] if node.multi else kind
+    if node.tools is not None:
+        kind = list[ToolCall] | str if node.tools.parallel else ToolCall | str
+    elif node.value_type is not None and node.value_type.annotation is not None:
+        kind = node.value_type.annotation
+    samples = node.node.params.n
+    return list[kind] if not isinstance(samples, Unset) and samples > 1 else kind
 
 
 def _promise(player: Player, name: str, where: Location | None) -> Variable:
@@ -81,7 +144,7 @@ def may_block(run: Run, instead: str, where: Location | None) -> None:
             )
 
 
-def confidence_of(run: Run, variable: Variable, name: str, sample: int, where: Location | None) -> Variable:
+def confidence_of(run: Run, variable: Variable, name: VariableName, sample: int, where: Location | None) -> Variable:
     """Variable of the confidence in a sample of a variable that is set.
 
     Raises:

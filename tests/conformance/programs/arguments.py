@@ -10,5 +10,10 @@ def ask(s, what, mark="?", *, end):
 
 
 CASE = Case(
-    ask.bind(end="."), {"Who?": " me"}, text="Who? me.", variables={"x": " me"}, arguments={"what": "Who"}, programs=1
+    ask.bind(end="."),  # type: ignore[call-arg]  # some of them, which type checkers refuse
+    {"Who?": " me"},
+    text="Who? me.",
+    variables={"x": " me"},
+    arguments={"what": "Who"},
+    programs=1,
 )

@@ -21,7 +21,7 @@ def connect(request, openai, connected):
 
 
 @sgl.function
-def program(s, **options):
+def program(s, /, **options):
     s += sgl.user("Hi") + sgl.assistant(sgl.gen("a"))
 
 

@@ -164,7 +164,7 @@ def test_the_next_one_is_asked_for_a_turn_as_the_first_is(api, other, connected)
 # ------------------------------------------------------------------------- turns, where the rules of backends differ
 
 
-def fields(s, **options):
+def fields(s, /, **options):
     s += sgl.user("Who?")
     s += sgl.assistant(
         "Name:" + sgl.gen("name", stop=";", **options) + ";\nCity:" + sgl.gen("city", stop=";", **options)

@@ -136,9 +136,9 @@ def test_models_without_tools_of_their_own_write_one_object():
 
 def test_parallel_calls_need_tools():
     with pytest.raises(sgl.ParameterError, match="parallel_tool_calls"):
-        sgl.gen("a", parallel_tool_calls=True)
+        sgl.gen("a", parallel_tool_calls=True)  # type: ignore[call-overload]  # wrong on purpose
     with pytest.raises(sgl.ParameterError, match="parallel_tool_calls"):
-        sgl.gen("a", tools=TOOLS, parallel_tool_calls="yes")  # type: ignore[arg-type] # wrong on purpose
+        sgl.gen("a", tools=TOOLS, parallel_tool_calls="yes")  # type: ignore[call-overload] # wrong on purpose
 
 
 def test_results_are_told_apart_by_their_names_in_order():

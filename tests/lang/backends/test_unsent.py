@@ -22,13 +22,13 @@ USAGE = {"prompt_tokens": 9, "completion_tokens": 1, "total_tokens": 10}
 
 
 @sgl.function
-def ask(s, **options):
+def ask(s, /, **options):
     s += sgl.user("What is the capital of France?")
     s += sgl.assistant(sgl.gen("a", max_tokens=9, **options))
 
 
 @sgl.function
-def text(s, **options):
+def text(s, /, **options):
     s += "The capital of France is" + sgl.gen("a", max_tokens=9, **options)
 
 

@@ -3,13 +3,14 @@
 import contextlib
 import logging
 import sys
+from typing import Any
 
 import pytest
 
 import sglang_lite as sgl
 from sglang_lite.runtime.host import startup_messages
 
-SMALL = {"max_total_tokens": 256, "context_length": 128}
+SMALL: dict[str, Any] = {"max_total_tokens": 256, "context_length": 128}
 
 
 @contextlib.contextmanager
@@ -26,7 +27,7 @@ def no_logging():
 
 
 def test_messages_of_a_level_in_any_letters_are_shown_without_a_logging_set_up(capsys):
-    with no_logging(), sgl.Engine("smollm2-135m", log_level="Info", dtype="float32", **SMALL, in_process=True):
+    with no_logging(), sgl.Engine("smollm2-135m", log_level="Info", dtype="float32", **SMALL, in_process=True):  # type: ignore[call-overload]  # in any letters
         pass
     said = capsys.readouterr().err
     assert "smollm2-135m on cpu, float32, room for 256 tokens; ready after" in said
@@ -60,11 +61,11 @@ def test_all_parts_come_whether_a_bar_is_shown_or_not(monkeypatch):
 
 def test_a_level_that_is_none_is_refused():
     with pytest.raises(sgl.ParameterError, match="log_level: 'loud'"):
-        sgl.Engine(log_level="LOUD", in_process=True)
+        sgl.Engine(log_level="LOUD", in_process=True)  # type: ignore[call-overload]  # wrong on purpose
 
 
 def test_a_model_by_position_is_the_model(tmp_path):
     with pytest.raises(sgl.ModelError, match=r"no config\.json"):
         sgl.Engine(tmp_path, in_process=True)
     with pytest.raises(sgl.ParameterError, match="two names"):
-        sgl.Engine("a", model_path="b", in_process=True)
+        sgl.Engine("a", model_path="b", in_process=True)  # type: ignore[call-overload]  # wrong on purpose

@@ -5,6 +5,7 @@ import json
 import os
 import random
 import struct
+from typing import Any
 
 import pytest
 import torch
@@ -357,7 +358,7 @@ def test_random_configs_load_and_run_or_are_refused(folder):
         "config.json": [CONFIG, CONFIG, GEMMA], "tokenizer_config.json": [SETTINGS], "tokenizer.json": [tiny_tokenizer(96)],
         "generation_config.json": [{"eos_token_id": [1]}],
     }  # fmt: skip
-    options = dict(dtype="float32", max_running=2, max_total_tokens=64, step_tokens=8)
+    options: dict[str, Any] = dict(dtype="float32", max_running=2, max_total_tokens=64, step_tokens=8)
     loaded = 0
     for _ in range(EXAMPLES):
         file = draw.choice(["config.json", "config.json", *files])

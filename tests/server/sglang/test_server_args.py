@@ -134,7 +134,7 @@ def test_values_of_sglang_are_translated():
 
 def test_a_setting_of_the_server_is_named_as_such():
     with pytest.raises(sgl.ParameterError, match=r"api_key: .*") as refused:
-        sgl.Engine(api_key="secret", in_process=True)
+        sgl.Engine(api_key="secret", in_process=True)  # type: ignore[call-overload]  # wrong on purpose
     assert refused.value.hint == "It is a setting of `sglang-lite serve`."
 
 

@@ -1,0 +1,141 @@
+"""Calls of programs, which are added to a state, read from or run."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from sglang_lite.lang.argument_names import no_such_argument
+from sglang_lite.lang.body_run import checked_return_value
+from sglang_lite.lang.expressions import BaseProgram, SglCall
+from sglang_lite.lang.run_options import RUN_OPTIONS, run_options, with_signature_of
+from sglang_lite.lang.state import ProgramState, user_location
+from sglang_lite.protocol import Location, ParameterError, ProgramError
+from sglang_lite.protocol.anything import UserValue
+
+logger = logging.getLogger("sglang_lite")
+
+
+class _Unused:
+    """Logs a warning when a call that was neither added nor read from is garbage-collected.
+
+    A RecursionError may interrupt both the construction and the destruction of a call. Nothing is logged then, and the
+    destructor needs no deeper stack than the constructor.
+
+    Attributes:
+        name: name of the program, or "" once the call has been used.
+    """
+
+    name = ""
+
+    def __init__(self, name: str, where: Location | None) -> None:
+        self._where = where
+        self.name = name
+
+    def __del__(self) -> None:
+        if self.name:
+            with contextlib.suppress(RecursionError):
+                logger.warning(
+                    "%s(…) was neither added (s += …) nor read from, so it has not run. [%s]", self.name, self._where
+                )
+
+
+if TYPE_CHECKING:
+    _Readable = ProgramState
+else:
+    _Readable = object  # what a call has not itself, `__getattr__` finds in its state
+
+
+class ProgramCall(SglCall, _Readable):  # type: ignore[misc] # both have `+`
+    """Call of a program. If it is added to a state, the called body continues that state's text and variables. If it is
+    read from, the program is run by itself, unless the call has been added before: then the state that it was added to
+    is read. `run` and `arun` run the program by themselves, with options of their own."""
+
+    __slots__ = ("_added", "_args", "_kwargs", "_options", "_program", "_state", "_unused")
+
+    def __init__(
+        self,
+        program: BaseProgram,
+        args: Sequence[UserValue],
+        kwargs: Mapping[str, UserValue],
+        options: Mapping[str, UserValue],
+    ) -> None:
+        self._program, self._args, self._kwargs, self._options = program, args, kwargs, options
+        self._state: ProgramState | None = None
+        self._added = False
+        self._unused = _Unused(program.name, user_location())
+
+    def play_on(self, state: ProgramState) -> None:
+        program = self._program
+        self._unused.name = ""
+        if self._state is not None and not self._added:
+            raise ProgramError(
+                f"{program.name}(…) was read from before, so it has already run on its own.", where=user_location()
+            )
+        if program.is_async:
+            raise ProgramError(
+                f"{program.name} is async, and `+=` can't await it.", hint="Use await s.call(…).", where=user_location()
+            )
+        if self._options:
+            raise ParameterError(
+                min(self._options), f"an added {program.name}(…) runs with the settings of the run it is added to.",
+                hint="Give it to the generation, or use s.call(…).", where=user_location(),
+            )  # fmt: skip
+        kwargs = program.bound(self._args, dict(self._kwargs), program.name)
+        self._added, self._state = True, state
+        state.ret_value = checked_return_value(program, program.func(state, *self._args, **kwargs))
+
+    @property
+    def state(self) -> ProgramState:
+        """State of the called program; the first access runs the program by itself, if the call was not added."""
+        from sglang_lite.lang.tracer import TracingScope, trace_call
+
+        self._unused.name = ""
+        if self._state is None:
+            if TracingScope.get_current_scope() is not None:
+                self._state = trace_call(self._program, self._args, dict(self._kwargs))
+            else:
+                self._state = self.run()
+        return self._state
+
+    @with_signature_of(run_options)
+    def run(self, **options: UserValue) -> ProgramState:
+        """Runs the program by itself. `help(program.run)` describes the options.
+
+        Raises:
+            ParameterError: `run` has no such option, or it has an invalid value.
+        """
+        self._unused.name = ""
+        state: ProgramState = self._program.run_call(self._args, dict(self._kwargs), self._with(options))
+        return state
+
+    @with_signature_of(run_options)
+    async def arun(self, **options: UserValue) -> ProgramState:
+        """Async version of `run`."""
+        self._unused.name = ""
+        state: ProgramState = await self._program.arun_call(self._args, dict(self._kwargs), self._with(options))
+        return state
+
+    def _with(self, options: Mapping[str, UserValue]) -> dict[str, UserValue]:
+        for name in options:
+            if name not in RUN_OPTIONS:
+                raise no_such_argument("run", name, RUN_OPTIONS)
+        return {**self._options, **options}
+
+    if not TYPE_CHECKING:  # for type checkers, they are those of a state
+
+        def __getitem__(self, name):
+            return self.state[name]
+
+        def __contains__(self, name):
+            return name in self.state
+
+        def __getattr__(self, name):
+            if name in ProgramCall.__slots__:  # unset: a RecursionError interrupted the constructor
+                raise AttributeError(name)
+            return getattr(self.state, name)
+
+    def __repr__(self) -> str:
+        return f"Call({self._program.name})"
