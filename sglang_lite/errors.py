@@ -323,4 +323,4 @@ class BatchError(ProgramError):
         self, message: str, results: Sequence[object], *, hint: str = "", where: Location | None = None
     ) -> None:
         super().__init__(message, hint=hint, where=where)
-        self.results = list(results)
+        self.results = results if isinstance(results, list) else list(results)  # one that notebooks show

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 import sglang_lite as sgl
+from sglang_lite.cli import main
+from sglang_lite.commands.chat import HELP
 from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.embedding import spec as embedding_spec
 from sglang_lite.runtime.models import families, read_gguf
@@ -69,6 +71,17 @@ def test_the_program_of_the_page_on_notebooks_prints_what_it_shows(capsys):
     text, shown = re.search(r"```python\n(.*?)```\n```\n(.*?)```", page, re.DOTALL).groups()
     executed(text, {})
     assert capsys.readouterr().out == shown
+
+
+def test_the_project_of_the_page_on_commands_prints_what_it_shows(capsys, tmp_path, monkeypatch, engine):
+    monkeypatch.chdir(tmp_path)
+    page = (ROOT / "docs" / "commands.md").read_text()
+    assert HELP in page
+    for command, shown in re.findall(r"\$ sglang-lite ((?:init|run) [^\n]*)\n(.*?)```", page, re.DOTALL):
+        sgl.set_default_backend(engine)
+        assert main(command.split()) == 0
+        assert capsys.readouterr().out == shown
+        monkeypatch.chdir(tmp_path / "extraction")
 
 
 def test_the_program_of_coroutines_in_the_readme_runs(tmp_path, monkeypatch):

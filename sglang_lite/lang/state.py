@@ -15,7 +15,7 @@ from typing_extensions import TypeForm
 
 from sglang_lite import wire
 from sglang_lite.constraints.coerce import ConstraintLike, as_constraint, check_syntax
-from sglang_lite.kernel import Output
+from sglang_lite.kernel import Output, in_kernel
 from sglang_lite.lang import text_streams
 from sglang_lite.lang.argument_names import AttributeHints, explains_wrong_arguments
 from sglang_lite.lang.backend.base import Backend
@@ -351,7 +351,7 @@ class ProgramState(AttributeHints):
     def _ipython_display_(self) -> None:
         """Shows the state in a notebook: of a run with stream=True the text as it comes, then as `_repr_html_`."""
         log = self.branch.player.log
-        if log is None or log.closed or self.branch.run.is_async:
+        if log is None or log.closed or self.branch.run.is_async or not in_kernel():
             raise NotImplementedError  # then IPython takes `_repr_html_`
         output = Output()
         with contextlib.suppress(SglError):  # it is in the trace

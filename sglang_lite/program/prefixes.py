@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol, TypeAlias
 
+from sglang_lite.markup import cut, element, fragment
 from sglang_lite.program.graph import GraphNode, GraphRecord, Picture, Value
 from sglang_lite.program.nodes import Fork, Gen, Join, Mark, Path, Rollback, Select, Text
 from sglang_lite.protocol import Span
@@ -50,7 +51,7 @@ class Prefix:
     after: tuple[Prefix, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class PrefixTree:
     """Prompts of several runs, as a prefix tree.
 
@@ -73,9 +74,18 @@ class PrefixTree:
         """Fraction of the prompt tokens that a cache of sufficient size serves."""
         return 1 - self.unique / self.tokens if self.tokens else 0.0
 
+    def __repr__(self) -> str:
+        return f"PrefixTree({self._title()})"
+
     def __str__(self) -> str:
-        title = f"{self.runs} runs, {self.prompts} prompts of {self.tokens:,} tokens; {self.unique:,} are computed"
-        return "\n".join([f"{title}, {self.shared:.0%} come from the cache", *_lines(self.root, 0)])
+        return "\n".join([self._title(), *_lines(self.root, 0)])
+
+    def _repr_html_(self) -> str:
+        return fragment(element("pre", cut(str(self), 20_000)))
+
+    def _title(self) -> str:
+        size = f"{self.runs} runs, {self.prompts} prompts of {self.tokens:,} tokens"
+        return f"{size}; {self.unique:,} are computed, {self.shared:.0%} come from the cache"
 
 
 def _lines(prefix: Prefix, depth: int) -> Iterator[str]:

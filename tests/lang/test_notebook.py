@@ -86,8 +86,19 @@ def held():
         "selection": state.selection("end"),
         "confidence": Confidence(EVIL, -0.5, 0.0, {EVIL: 0.5, 3: 0.25}, {EVIL: Confidence("1", 0.0, 0.0)}),
         "usage": state.usage(),
+        "prefixes": traced.graph().prefixes([{}], Bytes()),
         "generation": Generation(EVIL, matched=EVIL, reasoning=EVIL),
     }
+
+
+class Bytes:
+    """Tokenizer with a token a byte."""
+
+    def encode_spans(self, spans, *, first=True):
+        return [*"".join(span.text for span in spans).encode("utf-8", "replace")]
+
+    def decode(self, ids):
+        return bytes(ids).decode(errors="replace")
 
 
 def forked(text):
@@ -113,7 +124,7 @@ def failing():
 
 NAMES = [
     "state", "group", "trace", "trace node", "graph", "traced state", "program", "batch", "selection", "confidence",
-    "usage", "generation",
+    "usage", "prefixes", "generation",
 ]  # fmt: skip
 
 
@@ -215,6 +226,12 @@ def test_a_batch_is_a_list_and_a_table_of_values_tokens_and_errors():
         assert name in shown.text
 
 
+def test_the_error_of_a_batch_has_the_table_too():
+    with pytest.raises(sgl.BatchError) as raised:
+        asks.run_batch([["why?"], ["fails"]], backend=failing())
+    assert Fragment(raised.value.results._repr_html_()).text.startswith("2 runs, 1 failed")
+
+
 def test_a_program_that_no_trace_can_follow_shows_why():
     @sgl.function
     def counts(s, items):
@@ -294,6 +311,13 @@ def test_a_streamed_state_is_shown_while_it_runs(kernel):
     assert 'class="columns"' in updates[-1]
     with pytest.raises(NotImplementedError):  # IPython takes the HTML then
         state._ipython_display_()
+
+
+def test_a_terminals_ipython_gets_no_html():
+    state = asks.run("why?", backend=scripted("so"), stream=True)
+    with pytest.raises(NotImplementedError):
+        state._ipython_display_()
+    state.sync()
 
 
 def test_in_a_terminal_progress_is_written_to_stderr(monkeypatch):
