@@ -148,6 +148,7 @@ class Engine:
         logit_processor: LogitProcessor | None = None,
         rid: str | None = None,
         output_ids: Sequence[int] = (),
+        timeout: float | None = None,
     ) -> Ticket:
         """Starts a generation and returns at once.
 
@@ -170,6 +171,7 @@ class Engine:
                 seed the output continues as that stream would have. The first Delta repeats the given ids; the
                 Generation has the complete output, except for `output_logprobs`, which begin after the given ids
                 (`meta["continued_from"]`).
+            timeout: seconds after which the caller gives up: a constrained output is completed before.
 
         Raises:
             ParameterError: a parameter is invalid, the prompt doesn't fit, or the policy knows no priorities.
@@ -178,7 +180,8 @@ class Engine:
         """
         check_priority(priority, self.config.policy)
         request = GenerateRequest(
-            prompt, params, constraint, stream, namespace, priority, logit_processor, rid, output_ids
+            prompt, params, constraint, stream, namespace, priority, logit_processor, rid, output_ids,
+            timeout,
         )  # fmt: skip
         return self.core.submit(request, sink, flush)
 

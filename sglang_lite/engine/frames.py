@@ -55,6 +55,7 @@ class Submit(_Message, frozen=True, tag="submit"):
     priority: int
     processor: str | None
     output_ids: bytes = b""
+    timeout: float | None = None
 
 
 class Encode(_Message, frozen=True, tag="encode"):

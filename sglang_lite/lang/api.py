@@ -263,7 +263,8 @@ def gen(
             ToolCalls, in the model's order, or the answer's text.
         constraint: any constraint, as in sgl.grammar.check: an sgl.Regex or sgl.Choices, a grammar in GBNF or in Lark's
             syntax (sgl.Grammar), a schema …
-        timeout: seconds after which an attempt, its check included, fails with RequestTimeoutError.
+        timeout: seconds after which an attempt, its check included, fails with RequestTimeoutError. An engine completes
+            a constrained answer before.
         retries: number of attempts after the first if the backend fails, the value is invalid or `check` refuses it
             (default: the run's number, which is 0 by default). Each starts from the text before the node, with a
             different seed. At temperature 0 the model would repeat a refused answer: the refusal is raised at once,
@@ -306,13 +307,13 @@ def gen(
     plain = plain and reasoning is None and repair is None
     options = None if plain else _options(timeout, retries, check, backend, reasoning, repair)
     if kind is None:
-        return SglGen(Gen(name, params), None, options)
+        return SglGen(Gen(name, params, timeout=timeout), None, options)
     if tools is not None:
         toolbox = Toolbox.of(tools, "auto" if tool_choice is None else tool_choice, parallel=bool(parallel_tool_calls))
         call_type = toolbox.value_type(None)
-        return SglGen(Gen(name, params, call_type.constraint), call_type, options, toolbox)
+        return SglGen(Gen(name, params, call_type.constraint, timeout=timeout), call_type, options, toolbox)
     constraint, read = _constraint_of(kind, given[_KINDS.index(kind)])
-    return SglGen(Gen(name, params, constraint), read, options)
+    return SglGen(Gen(name, params, constraint, timeout=timeout), read, options)
 
 
 def _only_kind(given: Sequence[Any]) -> str:

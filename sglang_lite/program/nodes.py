@@ -258,6 +258,8 @@ class Gen(BaseNode, frozen=True, eq=False):
         constraint: constraint of the generated text, or None.
         judged: True if the caller decides on the answer: nothing is appended, and the branch waits for the verdict.
         stream: True if deltas are sent even if its program is not streamed.
+        timeout: seconds that the caller waits for the answer, from when the node is played, or None for no limit. An
+            engine completes a constrained answer before they have passed.
     """
 
     name: str | None
@@ -265,10 +267,13 @@ class Gen(BaseNode, frozen=True, eq=False):
     constraint: Constraint | None = None
     judged: bool = False
     stream: bool = False
+    timeout: float | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, _NAMES):
             raise _wrong(self, "name", "a string or None")
+        if not isinstance(self.timeout, int | float | None):
+            raise _wrong(self, "timeout", "a number of seconds or None")
         if not isinstance(self.params, SamplingParams):
             raise _wrong(self, "params", "SamplingParams")
         if not isinstance(self.constraint, _CONSTRAINTS_OR_NONE):

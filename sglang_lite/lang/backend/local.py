@@ -4,6 +4,7 @@ it is used."""
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
@@ -12,6 +13,7 @@ from sglang_lite.lang.backend.base import ALL_CONSTRAINTS, Backend, ProgramAtBac
 from sglang_lite.lang.backend.capabilities import Capabilities
 from sglang_lite.lang.backend.rendering import with_tools
 from sglang_lite.lang.backend.token_counts import TokenUsage
+from sglang_lite.lang.concurrency.deadline import current_deadline
 from sglang_lite.lang.concurrency.loop import executor, running_mailbox
 from sglang_lite.protocol import (
     Constraint,
@@ -62,9 +64,13 @@ class LocalBackend(Backend):
             prompt = with_tools(prompt, self.get_chat_template(), self.engine.tokenizer.control_texts)
         mailbox = running_mailbox()
 
-        count = params.samples
+        count, deadline = params.samples, current_deadline.get()
+        timeout = None if deadline is None else deadline - time.monotonic()
         sink = partial(mailbox.enqueue, events.put_nowait)
-        submit = partial(self.engine.submit, prompt, params, constraint, sink=sink, flush=mailbox.wake, stream=stream)
+        submit = partial(
+            self.engine.submit, prompt, params, constraint,
+            sink=sink, flush=mailbox.wake, stream=stream, timeout=timeout,
+        )  # fmt: skip
         ticket = await self.engine.submit_when_room(submit, count)
         try:
             while count:

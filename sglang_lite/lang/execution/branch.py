@@ -267,7 +267,7 @@ class Branch:
         variable = self._declare(own.node.name, path, where, kind)
         shows_tools = own.tools is not None and self._role is not None and self._role[0] == "assistant"
         judged, later = shows_tools or _judged(own, self.run), self.player.later is not None
-        node = Gen(own.node.name, params, constraint, judged, stream=later, where=where)
+        node = Gen(own.node.name, params, constraint, judged, later, own.node.timeout, where=where)
         self._matcher = None
         return GenOp(node, own, variable, thoughts=thoughts, shows_tools=shows_tools, in_body=self.run.body_open)
 

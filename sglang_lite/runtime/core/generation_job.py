@@ -37,6 +37,7 @@ class GenerationJob:
 
     def __init__(self, program: EngineProgram, ask: EngineAsk, hints: ScheduleHints) -> None:
         self._program, self._ask, self._hints = program, ask, hints
+        self._began = program.context.loop.clock.now()
         self._generations: dict[int, Generation] = {}
         self._requests: list[Request] = []
         self._submitted = False
@@ -114,6 +115,7 @@ class GenerationJob:
         for index, request in enumerate(requests):
             request.hints, request.priority = self._hints, self._hints.priority
             request.output.sink = partial(self._on_event, index)
+            request.times.deadline = None if node.timeout is None else self._began + node.timeout
         compiled = None if entry.grammar is None else entry.grammar.result()
         if within is not None:
             compiled = program.context.compiler.continued(within.grammar, within.text, compiled)

@@ -25,6 +25,7 @@ from sglang_lite.protocol import (
 )
 from sglang_lite.runtime.core.flushes import Flushes
 from sglang_lite.runtime.core.inbox import Inbox
+from sglang_lite.runtime.core.step_clock import StepClock
 from sglang_lite.runtime.core.step_masks import MaskedRows, StepMasks
 from sglang_lite.runtime.core.token_reader import TokenReader
 from sglang_lite.runtime.core.token_watch import DRAWS, TokenWatch
@@ -96,6 +97,7 @@ class StepLoop:
 
     Attributes:
         scheduler, runner, jump: the arguments of these names.
+        clock: clock of the requests' deadlines.
         masks: makes the masks of steps.
     """
 
@@ -125,7 +127,8 @@ class StepLoop:
         self._in_flight: _InFlight | None = None
         slots = len(scheduler.store.table.length)
         self._watch = TokenWatch(scheduler.store.table, eos_ids, vocab_size, stream_interval_s=stream_interval_s)
-        self._reader = TokenReader(scheduler, self._watch, jump=jump)
+        self.clock = StepClock()
+        self._reader = TokenReader(scheduler, self._watch, self.clock, jump=jump)
         words = runner.allocate_masks(slots, -(-vocab_size // 32))
         self.masks = StepMasks(scheduler, filler, words, lambda: not inbox.empty)
 
@@ -214,6 +217,7 @@ class StepLoop:
 
     def step(self) -> None:
         """Runs one step. If it runs out of memory, its requests are retracted and tried one by one."""
+        began = self.clock.now()
         batch = self._plan()
         shortage = None
         try:
@@ -224,6 +228,8 @@ class StepLoop:
             shortage = str(error).partition("\n")[0]
         if shortage is not None:  # outside the except block, so that the memory held by the error is free
             self._isolate(shortage)
+        elif batch is not None:
+            self.clock.record(self.clock.now() - began)
 
     def _plan(self) -> Batch | None:
         batch = self.scheduler.plan()

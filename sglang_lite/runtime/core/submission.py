@@ -31,6 +31,7 @@ class GenerateRequest:
     logit_processor: LogitProcessor | None = None
     rid: str | None = None
     output_ids: Sequence[int] = ()
+    timeout: float | None = None
 
     def check(self) -> None:
         """Raises ParameterError if the constraint, priority or namespace has the wrong type."""
@@ -38,6 +39,7 @@ class GenerateRequest:
             raise ParameterError("constraint", f"{shown(self.constraint)} is no constraint.")
         check_kind("priority", self.priority, int)
         check_kind("namespace", self.namespace, str)
+        check_kind("timeout", self.timeout, int, float, type(None))
 
     @property
     def samples(self) -> int:

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sglang_lite.protocol import SglError, TokenLogprob
+from sglang_lite.runtime.core.step_clock import StepClock
 from sglang_lite.runtime.core.token_watch import GRAMMAR, STOPS, TEXT, TokenWatch
 from sglang_lite.runtime.executor.sampler import Sampled
 from sglang_lite.runtime.requests.output_builder import Finish
@@ -22,11 +23,12 @@ class TokenReader:
     Args:
         scheduler: scheduler of the requests.
         watch: which new tokens the host must look at.
+        clock: clock of the requests' deadlines.
         jump: whether to append forced tokens of grammars as a whole.
     """
 
-    def __init__(self, scheduler: Scheduler, watch: TokenWatch, *, jump: bool) -> None:
-        self._scheduler, self._watch, self._jump = scheduler, watch, jump
+    def __init__(self, scheduler: Scheduler, watch: TokenWatch, clock: StepClock, *, jump: bool) -> None:
+        self._scheduler, self._watch, self._clock, self._jump = scheduler, watch, clock, jump
 
     def prepare(self, request: Request) -> None:
         """Prepares a request's first step: appends the tokens that its grammar forces, and sets `ending` if nothing is
@@ -74,6 +76,8 @@ class TokenReader:
                     self._scheduler.draw_again(request)
                     continue
                 finish = self._process(request, kind, token, sampled.logprobs.get(i))
+                if finish is None and not at_end and request.times.deadline is not None:
+                    at_end = self._close_in_time(request, request.times.deadline)
                 if finish is None and not at_end and self._jump and request.output.matcher is not None:
                     finish, at_end = self._jump_forward(request)
             except SglError as error:
@@ -94,6 +98,15 @@ class TokenReader:
             known = table.tokens[request.slot, : table.known[request.slot]]
             return request.output.process(request.undecoded_tokens(known), None)
         return Finish("stop", token) if token in request.output.ends else None
+
+    def _close_in_time(self, request: Request, deadline: float) -> bool:
+        """Lowers the request's limit to its shortest completion if the time allows hardly more. Returns True if the
+        request has reached its limit."""
+        matcher = request.output.matcher
+        left = None if matcher is None else matcher.close_within(self._clock.steps_until(deadline))
+        if left is not None:
+            self._scheduler.limit(request, left)
+        return left == 0
 
     def _jump_forward(self, request: Request) -> tuple[Finish | None, bool]:
         """Appends the tokens that the request's grammar forces. Returns the reason for the end, if any, and True if the

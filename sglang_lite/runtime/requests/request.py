@@ -69,11 +69,13 @@ class StreamPace(enum.IntEnum):
 
 @dataclass(slots=True)
 class Times:
-    """Times of a request on the clock `time.perf_counter()`; 0.0 for an event that has not happened yet."""
+    """Times of a request on the clock `time.perf_counter()`; 0.0 for an event that has not happened yet. Before the
+    `deadline` a constrained output has to be complete; None for no limit."""
 
     submitted: float = field(default_factory=time.perf_counter)
     started: float = 0.0
     first_token: float = 0.0
+    deadline: float | None = None
 
 
 @dataclass(eq=False, slots=True)

@@ -27,6 +27,7 @@ from sglang_lite.runtime.structured_output.vocabulary import mask_of
 # While many tokens are left, the completion is not looked at after each one. It grows by less than `_GROWTH` tokens for
 # each token of a text on average, and hardly ever by `_LEAP` at once.
 _GROWTH, _LEAP = 3, 64
+_SPARE = 8  # tokens more than the completion that have to fit into the time that is left
 _REFUSALS = 4  # refused tokens in one place before the known completion is followed
 
 
@@ -65,6 +66,7 @@ class ClosingMatcher:
         self._refused: list[int] = []
         self._unseen: list[int] = []  # accepted tokens that `_state` lacks
         self._sleep = 0  # number of tokens until the completion is looked at again
+        self._hurries = False  # True once only the completion may follow, as the time is up
         self.shortened: bool | Literal["unknown"] = False
         if endings is not None and not self._fits(endings.start, budget) and required:
             _check_least(endings, budget)
@@ -76,7 +78,7 @@ class ClosingMatcher:
 
     def _give_up(self) -> None:
         self._state, self._completion, self._refused, self._unseen = None, None, [], []
-        self._sleep, self.shortened = 0, "unknown"
+        self._sleep, self._hurries, self.shortened = 0, False, "unknown"
 
     def _rest(self) -> None:
         """Decides for how many tokens the completion need not be looked at."""
@@ -144,6 +146,29 @@ class ClosingMatcher:
             self._give_up()
         return True
 
+    def close_within(self, steps: float) -> int | None:
+        """Lets only the shortest completion follow if hardly more fits into some steps of a token each.
+
+        Returns:
+            Number of tokens that are left then, or None if there is time for more, or no completion is known.
+        """
+        if self._hurries or self._state is None:
+            return None
+        assert self._endings is not None
+        if self._unseen:
+            if steps > self._endings.count(self._state) + (1 + _GROWTH) * len(self._unseen) + _LEAP + _SPARE:
+                return None
+            self._wake()
+            if self._state is None:
+                return None
+        if steps >= self._endings.count(self._state) + _SPARE:
+            return None
+        self._completion = self._endings.within(self._state, self._left)
+        if self._completion is None:
+            return None
+        self._hurries, self._sleep, self._left, self.shortened = True, 0, len(self._completion), True
+        return self._left
+
     def _wake(self) -> None:
         """Advances the state past the tokens that were not looked at."""
         assert self._endings is not None
@@ -168,6 +193,8 @@ class ClosingMatcher:
         self._after, self._next, self._refused = None, None, []
 
     def cached_mask(self) -> Mask | None:
+        if self._hurries and self._completion:
+            return mask_of(self._completion[:1], self.engine.vocab_size)
         mask = self._inner.cached_mask()
         if mask is not None and self._refused:
             mask = self._within_budget(mask)
@@ -182,6 +209,8 @@ class ClosingMatcher:
 
     def forced(self) -> list[int]:
         """Forced tokens; none if they are so many that another split of their text has to be found."""
+        if self._hurries:
+            return self._completion or []
         forced = self._inner.forced()
         if not forced or self._sleep or self._state is None:
             return forced
@@ -212,7 +241,7 @@ class ClosingMatcher:
 
     @property
     def state_key(self) -> Hashable:
-        narrowed = self._refused or (self.repeats is not None and self.repeats.narrows)
+        narrowed = self._refused or self._hurries or (self.repeats is not None and self.repeats.narrows)
         return id(self) if narrowed else self._inner.state_key
 
     @property
