@@ -17,6 +17,7 @@ SMALL = {
     "attacks.py": ["--seconds", "0.2", "--attacks", "idle"],
     "adjusted_rows.py": ["--shape", "small", "--rows", "2", "--prompt", "4", "--new", "2", "--repeat", "1"],
     "calibration.py": ["--texts", "1"],
+    "closing.py": ["--generations", "20", "--schemas", "16"],
     "constrained.py": ["--systems", "sglang_lite", "--tokens", "4"],
     "constrained_gpu.py": ["--help"],  # it needs a GPU, as others below
     "constraints_suite.py": ["--schemas", "2", "--groups", "2"],

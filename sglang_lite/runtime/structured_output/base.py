@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol, Self, TypeAlias
 
 import numpy as np
@@ -48,16 +49,33 @@ class NumberSoFar(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """Length that the completions of a grammar's texts may grow to.
+
+    Attributes:
+        longest: about the number of tokens of the longest one; if texts nest, of what a level may add.
+        nests: whether there is no limit to the levels of a text.
+    """
+
+    longest: int
+    nests: bool
+
+
 class Endings(Protocol):
     """Short texts that complete the texts of a grammar, by the state that a text is in.
 
     Attributes:
         start: state in which the texts begin.
         size: approximate memory in bytes.
+        growth: how long completions may become.
     """
 
     @property
     def size(self) -> int: ...
+
+    @property
+    def growth(self) -> Growth: ...
 
     @property
     def start(self) -> TextState: ...

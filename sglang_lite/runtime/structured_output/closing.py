@@ -24,9 +24,6 @@ from sglang_lite.runtime.structured_output.base import (
 from sglang_lite.runtime.structured_output.repeated_items import RepeatGuard
 from sglang_lite.runtime.structured_output.vocabulary import mask_of
 
-# While many tokens are left, the completion is not looked at after each one. It grows by less than `_GROWTH` tokens for
-# each token of a text on average, and hardly ever by `_LEAP` at once.
-_GROWTH, _LEAP = 3, 64
 _SPARE = 8  # tokens more than the completion that have to fit into the time that is left
 _REFUSALS = 4  # refused tokens in one place before the known completion is followed
 
@@ -83,8 +80,12 @@ class ClosingMatcher:
     def _rest(self) -> None:
         """Decides for how many tokens the completion need not be looked at."""
         assert self._endings is not None
-        slack = self._left - self._endings.count(self._state) - _LEAP
-        self._sleep = int(slack) // (1 + _GROWTH) if slack > 0 else 0
+        growth, left = self._endings.growth, self._left
+        if growth.nests:  # each token may open a level
+            left = int(left - self._endings.count(self._state) - growth.longest) // (1 + growth.longest)
+        else:
+            left -= growth.longest
+        self._sleep = max(left, 0)
 
     def _fits(self, state: TextState, left: int) -> bool:
         """Returns True if a completion of a state is known to fit. Keeps it if it was not enough to count."""
@@ -156,7 +157,11 @@ class ClosingMatcher:
             return None
         assert self._endings is not None
         if self._unseen:
-            if steps > self._endings.count(self._state) + (1 + _GROWTH) * len(self._unseen) + _LEAP + _SPARE:
+            growth = self._endings.growth
+            if (
+                steps
+                > self._endings.count(self._state) + growth.longest * (1 + len(self._unseen) * growth.nests) + _SPARE
+            ):
                 return None
             self._wake()
             if self._state is None:

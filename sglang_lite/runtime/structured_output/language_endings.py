@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import heapq
+import math
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from sglang_lite.constraints.formal.charsets import LAST
+from sglang_lite.constraints.formal.longest_rest import LongestRest
 from sglang_lite.constraints.formal.shortest import Shortest
 from sglang_lite.constraints.formal.shortest_search import UNKNOWN
 from sglang_lite.protocol import ConstraintError
+from sglang_lite.runtime.structured_output.base import Growth
 from sglang_lite.runtime.structured_output.fewest_tokens import FewestTokens
 from sglang_lite.runtime.structured_output.language_states import LanguageStates, State
 from sglang_lite.runtime.structured_output.token_steps import TokenSteps
 from sglang_lite.runtime.structured_output.token_texts import TokenTexts, whole_text
 
 _START: State = (-1, b"")  # the states' own start, which need not be known before a text goes on
+_CHARACTER = 4  # tokens of a character that began within the text
+_LARGEST = 1_000_000  # tokens, instead of infinitely many
+_SPARE = 1.5  # share of tokens by which completions may be longer than the shortest text lets expect
 _MAX_EXPANDED = 40  # states from which one search tries all tokens
 _TOLERANCE = 2  # tokens by which a count may be too high
 _MAX_WORK = 60_000  # states and transitions of an automaton beyond which nothing is searched, as they are limited
@@ -204,6 +210,7 @@ class CompletedLanguage:
         token_bytes: bytes of each token.
         shortest: shortest text, or None if none is known.
         lengths: least number of characters of each rule's texts.
+        rest: longest of the shortest completions.
         texts: texts of the tokens.
 
     Attributes:
@@ -216,10 +223,12 @@ class CompletedLanguage:
         token_bytes: Sequence[bytes],
         shortest: bytes | None,
         lengths: Mapping[str, float],
+        rest: LongestRest,
         texts: TokenTexts,
     ) -> None:
         self.token_bytes, self.shortest = token_bytes, shortest
         self._make_states, self._lengths, self._texts = make_states, lengths, texts
+        self._rest = rest
         self._made: tuple[LanguageStates, LanguageCompletions] | None = None
         self._asked = False
         self._making = threading.Lock()
@@ -228,6 +237,14 @@ class CompletedLanguage:
     def size(self) -> int:
         """Approximate memory in bytes."""
         return 0 if self._made is None else self._made[0].size
+
+    @cached_property
+    def growth(self) -> Growth:
+        """Length that completions may grow to, in tokens as long as those of the shortest text are on average."""
+        tokens = None if self.shortest is None else self.spell(self.shortest)
+        ratio = (1 + len(tokens)) / (1 + len(self.shortest)) if tokens is not None and self.shortest is not None else 1
+        tokens_of_rest = min(_SPARE * ratio * self._rest.length, _LARGEST) + _CHARACTER
+        return Growth(math.ceil(tokens_of_rest), nests=self._rest.nests)
 
     def made(self) -> tuple[LanguageStates, LanguageCompletions] | None:
         """The states and the completions from them, or None if there are too many states."""
@@ -258,6 +275,10 @@ class LanguageEndings:
     @property
     def size(self) -> int:
         return self.language.size
+
+    @property
+    def growth(self) -> Growth:
+        return self.language.growth
 
     def after_text(self, text: str) -> LanguageEndings | None:
         state = self.advance(self.start, text.encode("utf-8", "surrogatepass"))

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from sglang_lite.constraints import byte_matcher
 from sglang_lite.constraints.formal import nodes
+from sglang_lite.constraints.formal.longest_rest import LongestRest, longest_rest
 from sglang_lite.constraints.formal.nodes import Language
 from sglang_lite.constraints.formal.shortest_texts import ShortestTexts
 from sglang_lite.constraints.language import language_of
@@ -68,6 +69,7 @@ class Prepared:
             needed and unpickling them would block the loop.
         lengths: least number of characters of the texts of each rule of the language.
         shortest: shortest text of the language, or None if none is known.
+        rest: longest of the shortest completions from all places: the fields of a LongestRest.
         parser_bytes: measured memory of a parser, or 0 if unknown.
     """
 
@@ -75,6 +77,7 @@ class Prepared:
     language: Language | bytes
     lengths: Mapping[str, float]
     shortest: str | None
+    rest: tuple[float, bool]
     parser_bytes: int = 0
 
 
@@ -371,7 +374,9 @@ class LlguidanceEngine:
             return self.states(prepared, first) or self.new_states(prepared)
 
         return LanguageEndings(
-            CompletedLanguage(make_states, self._token_bytes, shortest, prepared.lengths, self.texts)
+            CompletedLanguage(
+                make_states, self._token_bytes, shortest, prepared.lengths, LongestRest(*prepared.rest), self.texts
+            )
         )
 
     def new_states(self, prepared: Prepared) -> LanguageStates | None:
@@ -395,7 +400,9 @@ class LlguidanceEngine:
 def _prepared(constraint: Constraint) -> Prepared:
     language = language_of(constraint)
     shortest = ShortestTexts(language.rules)
-    return Prepared(byte_matcher.grammar_text(constraint), language, shortest.lengths, shortest.text(language.start))
+    length, nests = longest_rest(language.rules, language.start, shortest.lengths)
+    text = byte_matcher.grammar_text(constraint)
+    return Prepared(text, language, shortest.lengths, shortest.text(language.start), (length, nests))
 
 
 def _unpacked(language: Language | bytes) -> Language:

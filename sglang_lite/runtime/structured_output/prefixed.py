@@ -18,6 +18,7 @@ from sglang_lite.runtime.structured_output.base import (
     NumberSoFar,
     next_mask,
 )
+from sglang_lite.runtime.structured_output.part_endings import PartEndings
 
 
 class ContinuedGrammar:
@@ -45,11 +46,13 @@ class ContinuedGrammar:
         return ContinuedGrammar(self._whole.combinable(), self._text, self._part, self._end)
 
     def endings(self) -> Endings | None:
-        """Returns endings of the whole, or of the part, even if the whole may not allow all of them."""
-        if self._part is not None:
-            return self._part.endings()
+        """Returns endings of the whole, or of the part as far as the whole allows them."""
         found = self._whole.endings()
-        return None if found is None else found.after_text(self._text)
+        whole = None if found is None else found.after_text(self._text)
+        if self._part is None:
+            return whole
+        part = self._part.endings()
+        return None if part is None or whole is None else PartEndings(part, whole)
 
 
 def matcher_after(grammar: CompiledGrammar, text: str) -> Matcher:

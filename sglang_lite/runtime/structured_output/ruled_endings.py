@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from sglang_lite.runtime.structured_output.base import Endings, TextState
+from sglang_lite.runtime.structured_output.base import Endings, Growth, TextState
 from sglang_lite.runtime.structured_output.json_text import JsonText
 
 _CHARACTERS = re.compile(rb"[\x80-\xBF]+|[^\x80-\xBF][\x80-\xBF]*")  # the first may be the end of one
@@ -33,6 +33,11 @@ class RuledEndings:
     def size(self) -> int:
         return self.endings.size
 
+    @property
+    def growth(self) -> Growth:
+        inner = self.endings.growth
+        return replace(inner, longest=inner.longest + self._margin)
+
     def after_text(self, text: str) -> RuledEndings | None:
         state = self.advance(self.start, text.encode("utf-8", "surrogatepass"))
         return None if state is None else replace(self, start=state)
@@ -52,13 +57,13 @@ class RuledEndings:
         return self.endings.count(state[0]) + self._margin
 
     @cached_property
-    def _margin(self) -> float:
+    def _margin(self) -> int:
         """Tokens that a completion may have more than the grammar's. Rules that make the first one longer may do so
         again."""
         first = self.text(self.start)
         tokens = None if first is None else self.spell(first)
         longer = 0 if tokens is None else len(tokens) - self.endings.count(self.start[0])
-        return _MARGIN + 2 * max(0, longer)
+        return _MARGIN + 2 * max(0, int(longer))
 
     def text(self, state: State) -> bytes | None:
         return obeying(self.endings, *state)

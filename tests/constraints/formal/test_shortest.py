@@ -5,6 +5,7 @@ import random
 import pytest
 
 from sglang_lite.constraints.formal.automaton import Automaton
+from sglang_lite.constraints.formal.longest_rest import longest_rest
 from sglang_lite.constraints.formal.shortest import Shortest
 from sglang_lite.constraints.formal.shortest_search import UNKNOWN
 from sglang_lite.constraints.formal.shortest_texts import ShortestTexts
@@ -71,6 +72,35 @@ def test_of_intersections_and_complements(written, length):
     texts = ShortestTexts(language.rules)
     assert Shortest(automaton, texts.lengths).length(automaton.start) == length
     assert len(texts.text(language.start) or "") == length
+
+
+@pytest.mark.parametrize(("kind", "drawn"), [(Regex, pattern), (Ebnf, grammar)], ids=["patterns", "grammars"])
+def test_no_shortest_completion_is_longer_than_the_longest_rest(kind, drawn):
+    checked = 0
+    for seed in range(some(60, 1000)):
+        try:
+            language = language_of(kind(drawn(random.Random(seed))))
+            texts = ShortestTexts(language.rules)
+            rest = longest_rest(language.rules, language.start, texts.lengths)
+            automaton = Automaton(language.rules[language.start], rules=language.rules)
+            lengths = [
+                Shortest(automaton, texts.lengths).length(s) for s in states_on_the_way(automaton, random.Random(seed))
+            ]
+        except (ConstraintError, RecursionError):
+            continue
+        if rest.nests or UNKNOWN in lengths:
+            continue
+        assert max(lengths) <= rest.length, (seed, lengths)
+        checked += 1
+    assert checked > 15
+
+
+def test_the_longest_rest_counts_what_opens_later():
+    language = language_of(Regex("(a|b(ccc(dd|eeee)){2})?f"))
+    rest = longest_rest(language.rules, language.start, ShortestTexts(language.rules).lengths)
+    assert rest == (1 + 5 * 2 + 1, False)
+    nested = language_of(Ebnf('root ::= "(" root root ")" | "x"'))
+    assert longest_rest(nested.rules, nested.start, {"root": 1}).nests
 
 
 def test_what_takes_too_much_work_is_unknown():

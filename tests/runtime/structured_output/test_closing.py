@@ -194,6 +194,20 @@ def test_where_the_free_answer_fits_no_token_changes(engine, small_engine, token
         assert (answer.token_ids[: len(before)], answer.meta["shortened"]) == (before, False), job
 
 
+def test_a_token_that_opens_much_is_seen_in_time(engine):
+    """Even where many tokens were left before it."""
+    names = [f"name_{i}" for i in range(14)]
+    members: dict[str, Any] = {name: {"type": "boolean"} for name in names}
+    item = {"type": "object", "properties": members, "required": names}
+    tree = {"anyOf": [{"type": "null"}, {**item, "properties": {**members, "name_0": {"$ref": "#"}}}]}
+    for schema in ({"type": "array", "items": item}, tree):
+        constraint = json_schema(schema)
+        limits = range(least(engine, constraint) + 100, 300, 12)
+        answers = generations(engine, [(constraint, limit, limit) for limit in limits])
+        assert all(is_valid(constraint, answer.text) for answer in answers)
+        assert {answer.meta["shortened"] for answer in answers} == {True, False}
+
+
 def test_a_grammar_that_has_seen_many_texts_still_closes(engine, monkeypatch):
     monkeypatch.setattr(language_states, "_MAX_STEPS", 5)  # transitions that are kept for one language
     constraint = json_schema({**PERSON, "title": "of its own states"})
@@ -261,6 +275,32 @@ def test_a_generation_inside_a_grammar_completes_it_if_it_can(small_engine):
 
     state = program.run(40, backend=small_engine, temperature=1.0, seed=1)
     assert json.loads(state.text()[1:])["name"] is not None
+
+
+PARTS = {
+    "a longer end": (r"id-[0-9]{4}-(red|green)\.( more)*", "id-", r"[a-z0-9-]{1,60}\."),
+    "a choice of ends": (r'"(yes, [a-z]{5,}|no)"', '"', r"[a-z, ]+"),
+    "a shorter whole": (r"[ab]{3,9}c*", "", r"[abc]{4,30}"),
+}
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_a_part_closes_with_what_the_whole_allows(engine, name):
+    whole, begin, part = PARTS[name]
+
+    @sgl.function
+    def program(s, limit):
+        s += "x"
+        with s.grammar(Regex(whole)):
+            s += begin + sgl.gen("part", constraint=Regex(part), max_tokens=limit)
+            with s.checkpoint():
+                s += sgl.gen("rest", max_tokens=30)
+
+    for limit in range(10, 40, 3):
+        state = program.run(limit, backend=engine, temperature=1.0, seed=limit)
+        assert re.fullmatch(part, state["part"]), state["part"]
+        assert re.fullmatch(whole, begin + state["part"] + state["rest"])
+        assert state.get_meta_info("part")["shortened"] in (True, False)
 
 
 def test_a_stop_inside_a_grammar_is_free_until_it_comes(small_engine):
