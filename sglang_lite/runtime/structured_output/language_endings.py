@@ -248,12 +248,13 @@ class CompletedLanguage:
 
     def made(self) -> tuple[LanguageStates, LanguageCompletions] | None:
         """The states and the completions from them, or None if there are too many states."""
-        with self._making:
-            if not self._asked:
-                states = self._make_states()
-                if states is not None:
-                    self._made = states, LanguageCompletions(states, self._lengths, self._texts)
-                self._asked = True
+        if not self._asked:  # a lock would take a tenth of a look at a token
+            with self._making:
+                if not self._asked:
+                    states = self._make_states()
+                    if states is not None:
+                        self._made = states, LanguageCompletions(states, self._lengths, self._texts)
+                    self._asked = True
         return self._made
 
     def spell(self, text: bytes) -> list[int] | None:

@@ -69,7 +69,10 @@ class LanguageStates:
     def after_drawn(self, state: State, token: int) -> State | None:
         """State after a token that a mask has allowed, also if no more transitions are kept; None if the token has no
         text, or the state is unknown."""
-        if (state, token) in self._steps or len(self._steps) < _MAX_STEPS:
+        after = self._steps.get((state, token))
+        if after is not None:
+            return after
+        if len(self._steps) < _MAX_STEPS:
             return self.after(state, token)
         has_text = token not in self.special and token < len(self.token_bytes)
         return self._run(state, self.token_bytes[token]) if has_text else None
