@@ -28,6 +28,7 @@ class Shortest:
         self._tokens: dict[State, float] = {}
         self._found: dict[State, str | None] = {}  # results of searches
         self._characters: dict[Symbol, str] = {}
+        self._firsts: dict[int, str] = {}  # by mask of classes
 
     def length(self, state: State) -> float:
         """Least number of characters from a state to acceptance; infinite if there is none, or none was found."""
@@ -152,8 +153,12 @@ class Shortest:
         return self._characters[symbol]
 
     def _first(self, mask: int) -> str:
-        """Character of the first class in a mask."""
-        return self._character((mask & -mask).bit_length() - 1)
+        """Character of a mask's classes: the one that a set of all their characters would have (`preferred`)."""
+        if mask not in self._firsts:
+            symbols = [symbol for symbol in self._automaton.classes if mask >> symbol & 1]
+            ranges = [each for symbol in symbols for each in self._automaton.class_characters(symbol).ranges]
+            self._firsts[mask] = preferred(tuple(sorted(ranges)))[0]
+        return self._firsts[mask]
 
     def _character(self, symbol: Symbol) -> str:
         return self.characters(symbol)[0]

@@ -63,6 +63,19 @@ def test_of_random_languages(kind, drawn):
     assert checked > 50
 
 
+def test_a_text_that_has_begun_ends_like_the_shortest_one():
+    """In the same characters where several would do: they may have other numbers of tokens."""
+    language = language_of(Regex("(a|b)[0-9a-f]{4}-[0-9A-F]{3}[^x]"))
+    automaton = Automaton(language.rules[language.start], rules=language.rules)
+    texts = ShortestTexts(language.rules)
+    text = texts.text(language.start)
+    assert text is not None
+    state = automaton.start
+    for i, char in enumerate(text):
+        assert Shortest(automaton, texts.lengths).text(state) == text[i:]
+        state = automaton.run(state, char)
+
+
 @pytest.mark.parametrize(("written", "length"), [
     ("(?=.*[0-9])(?=.*[a-z]).{2,40}", 2), ("(?!aa).{3}", 3), ("(?=[ab]*a)(?=.*bbb)[ab]{2,}", 4), ("a|bc{3}", 1), ("a*", 0),
 ])  # fmt: skip
