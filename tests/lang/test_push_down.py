@@ -133,7 +133,7 @@ def test_a_branch_that_ends_badly_fails_its_readers_only(tiny, how):
         forks = s.fork(3)
         forks[0] += sgl.gen("a")
         if how == "fails":
-            forks[1] += sgl.gen("a", json_schema={"items": {"type": "object"}, "uniqueItems": True})
+            forks[1] += sgl.gen("a", json_schema={"type": "integer", "multipleOf": 1234577})
         else:
             forks[1] += sgl.gen("a", max_tokens=4000, ignore_eos=True, timeout=1e-6 if how == "is late" else None)
         if how == "is cancelled":
