@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterable, Sequence
 from functools import cache
 from itertools import combinations
 
 from sglang_lite.runtime.structured_output.base import Mask
 from sglang_lite.runtime.structured_output.json_text import JsonText
-from sglang_lite.runtime.structured_output.vocabulary import allowed, mask_of, tokens_of
+from sglang_lite.runtime.structured_output.vocabulary import mask_of, tokens_of
 
 _QUOTE = ord('"')
 _BLANKS = b" \t\r\n"
@@ -43,7 +43,6 @@ class EndingTokens:
                 self._ending_and_writing.setdefault(name, []).append(token)
             if len({name for _, name in names}) < len(names):
                 self._writing_twice.append(token)
-        self._written = frozenset(self._writing)
         size = len(token_bytes)
         self._whole = mask_of((token for text, token in quoting if text.count(b'"') > 1), size)
         ending = (token for text, token in quoting if not _ENDS.isdisjoint(text[text.index(_QUOTE) :]))
@@ -58,20 +57,22 @@ class EndingTokens:
         """Returns the tokens that begin with a text, whose last byte is a quotation mark."""
         return self._beginning.get(text, ())
 
-    def candidates(self, mask: Mask, text: JsonText) -> list[int]:
-        """Returns the tokens of a mask that must be tried to find out whether a name or item comes again, apart from
-        those that only end what must not come (`beginning`)."""
-        if text.has_rules or text.escaped:
-            group = self._whole if not text.has_rules else self._in_string if text.quoted else self._outside
-            return tokens_of(mask[: len(group)] & group[: len(mask)])
+    def writing(self, used: Iterable[frozenset[bytes]]) -> list[int]:
+        """Returns the tokens that may write a whole name of some objects again, or a name twice."""
         found = list(self._writing_twice)
-        for names in text.used_names:
-            if not self._written.isdisjoint(names):
-                found += (token for name in self._written & names for token in self._writing[name])
-        if self._ending_and_writing and (begun := text.name_so_far):
-            for name, tokens in self._ending_and_writing.items():
-                found += tokens if name.startswith(begun) else ()
-        return allowed(mask, found) if found else found
+        for names in used:
+            found += (token for name in self._writing.keys() & names for token in self._writing[name])
+        return found
+
+    def ending_and_writing(self, begun: bytes) -> list[int]:
+        """Returns the tokens that may end a name that has begun, and write it again."""
+        return [t for name, tokens in self._ending_and_writing.items() if name.startswith(begun) for t in tokens]
+
+    def ending(self, mask: Mask, text: JsonText) -> list[int]:
+        """Returns the tokens of a mask that may end a name, an item or an object; in a text without rules those that
+        have two quotation marks."""
+        group = self._whole if not text.has_rules else self._in_string if text.quoted else self._outside
+        return tokens_of(mask[: len(group)] & group[: len(mask)])
 
 
 def _names(text: bytes, quotes: Sequence[int]) -> list[tuple[int, int]]:

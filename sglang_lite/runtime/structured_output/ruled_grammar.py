@@ -34,7 +34,7 @@ from sglang_lite.runtime.structured_output.base import (
 from sglang_lite.runtime.structured_output.ending_tokens import EndingTokens
 from sglang_lite.runtime.structured_output.json_text import JsonText, RulePositions
 from sglang_lite.runtime.structured_output.ruled_endings import RuledEndings
-from sglang_lite.runtime.structured_output.vocabulary import tokens_of, without
+from sglang_lite.runtime.structured_output.vocabulary import allowed, tokens_of, without
 
 _SCALARS = frozenset({"null", "boolean", "number", "integer", "string"})
 _ELSEWHERE = ("enum", "const", *REFERENCES, "anyOf", "oneOf", "allOf")
@@ -147,6 +147,8 @@ class RuledMatcher:
         self._strict = positions.start is not None
         self._text = JsonText(positions)
         self._mask: Mask | None = None  # what is left of the inner matcher's mask in this place
+        self._used: Sequence[frozenset[bytes]] | None = None  # names that have come in the open objects,
+        self._writing: list[int] = []  # and tokens that may write one of them
         self._error = ""
 
     @property
@@ -181,18 +183,31 @@ class RuledMatcher:
 
     def _rule_breaking(self, mask: Mask) -> list[int]:
         """Returns the tokens of a mask that write a name or an item again, or end an object too early."""
-        forbidden, tried = self._text.forbidden(), self._tokens.candidates(mask, self._text)
-        texts = self._tokens.token_bytes
-        found = [token for token in tried if not self._text.copy().write(texts[token])] if tried else tried
+        text, tokens = self._text, self._tokens
+        forbidden, tried = text.forbidden(), self._tried(mask)
+        found = [token for token in tried if not text.copy().write(tokens.token_bytes[token])] if tried else []
         others: list[bytes] = []
         for ending in forbidden:
             if ending.endswith(b'"'):
-                found += self._tokens.beginning(ending)
+                found += tokens.beginning(ending)
             else:
                 others.append(ending)
         if others:
-            found += (t for t in tokens_of(mask) if t < len(texts) and texts[t].startswith(tuple(others)))
+            found += (token for token in tokens_of(mask) if tokens.text_of(token).startswith(tuple(others)))
         return found
+
+    def _tried(self, mask: Mask) -> Sequence[int]:
+        """Tokens of a mask that must be tried: all that may break a rule, but for those that only end what must not
+        come."""
+        text = self._text
+        if text.has_rules or text.escaped:
+            return self._tokens.ending(mask, text)
+        if self._used is not text.used_names:  # not in each place
+            self._used = text.used_names
+            self._writing = self._tokens.writing(self._used)
+        begun = text.name_so_far
+        tried = self._writing + self._tokens.ending_and_writing(begun) if begun else self._writing
+        return allowed(mask, tried) if tried else tried
 
     def set_mask(self, mask: Mask) -> None:
         self._inner.set_mask(mask)
