@@ -5,17 +5,19 @@ import sglang_lite as sgl
 sgl.grammar.check({"items": {"type": "object"}, "uniqueItems": True}).refused
 sgl.grammar.matches(sgl.Grammar('root ::= "a" | "(" root ")"'), "((a))")
 sgl.grammar.complete(sgl.Regex("(yes|yellow)!"), "y").forced  # "e"
+sgl.grammar.explain(dict[str, int], backend)  # how a backend would enforce it
 sgl.grammar.describe(dict[str, int])  # a description of the JSON for a prompt
 """
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -25,6 +27,8 @@ from sglang_lite.constraints.coerce import ConstraintLike, as_constraint, type_o
 from sglang_lite.constraints.coerce import Grammar as Grammar
 from sglang_lite.constraints.describe import description
 from sglang_lite.constraints.json_schema.assertions import assertions_and_annotations
+from sglang_lite.constraints.json_schema.formats import GENERATED_IN_PART
+from sglang_lite.constraints.json_schema.keywords import REPEATS
 from sglang_lite.constraints.json_schema.normal_form import document_of, normalise
 from sglang_lite.constraints.json_schema.write_value import value_text
 from sglang_lite.constraints.language import language_of
@@ -55,14 +59,16 @@ from sglang_lite.protocol.anything import UserValue
 
 if TYPE_CHECKING:
     from sglang_lite.engine.engine import Engine
+    from sglang_lite.lang.backend.base import Backend
+    from sglang_lite.lang.backend.remote.constraint_explanation import ConstraintExplanation
     from sglang_lite.runtime.structured_output.base import CompiledGrammar, Matcher
     from sglang_lite.runtime.structured_output.llguidance import LlguidanceEngine
     from sglang_lite.runtime.tokens.tokenizer import Tokenizer
 
 __all__ = [
     "Choices", "Completion", "Ebnf", "Grammar", "InOrder", "JsonSchema", "Lark", "Number", "OneOf", "Regex", "Repeated",
-    "Report", "StructuralTag", "Tag", "TaggedObject", "Tags", "check", "complete", "describe", "json_schema", "matches",
-    "validate",
+    "Report", "StructuralTag", "Tag", "TaggedObject", "Tags", "check", "complete", "describe", "explain", "json_schema",
+    "matches", "validate",
 ]  # fmt: skip
 
 
@@ -141,6 +147,70 @@ def check(constraint: ConstraintLike, model: str | Path | Engine | None = None) 
     except ConstraintError:  # its texts are too long
         example = None
     return Report((), enforced, checked, remarks, len(language_of(known).rules), example, seconds)
+
+
+def explain(
+    constraint: ConstraintLike | Sequence[str], backend: str | Path | Engine | Backend | None = None
+) -> ConstraintExplanation:
+    """Explains how a generation would be held to a constraint, before any call: by which grammar engine or strategy of
+    a provider, what is refused, what is only checked in the finished value, and what limits there are.
+
+    Args:
+        constraint: constraint, JSON schema or Python type, as for `gen(type=…)`; or a list of texts, as for `select`.
+        backend: backend that would be asked, or a model whose engine would be, as in `check`; None for one token per
+            byte.
+
+    Raises:
+        ConstraintError: the value is not a constraint.
+        ModelError: the model does not exist.
+        BackendError: packages that models need are not installed.
+    """
+    from sglang_lite.lang.backend.capabilities import CONSTRAINT_NAMES
+    from sglang_lite.lang.backend.default import given_backend, is_engine
+    from sglang_lite.lang.backend.remote.constraint_explanation import ConstraintExplanation, explained_by
+
+    select = isinstance(constraint, list | tuple)
+    known = Choices(tuple(constraint)) if isinstance(constraint, list | tuple) else as_constraint(constraint)
+    if backend is not None and not isinstance(backend, str | Path) and not is_engine(backend):
+        kind = None if select else type_of(constraint)
+        return explained_by(given_backend(backend), known, () if kind is None else kind.checked, select=select)
+    model: Any = backend
+    found = ConstraintExplanation(
+        CONSTRAINT_NAMES[type(known)], str(getattr(model, "model_name", None) or model or "a model of bytes"), "native"
+    )
+    if select:
+        return replace(found, by="scores")
+    report = check(constraint, model)
+    if report.refused:
+        return replace(found, mode="refused", refused=report.refused)
+    grammar = _compiled(known, model)
+    endings, limits = grammar.endings(), tuple(_limits(known))
+    fewest = None if endings is None else endings.fewest(endings.start)
+    if fewest is None and model is not None and not isinstance(known, Number):
+        limits += ("the fewest tokens are not known: max_tokens may cut a text",)
+    by = "number" if isinstance(known, Number) else grammar.matcher().engine.name
+    return replace(found, by=by, checked=report.checked, limits=limits, fewest_tokens=fewest)
+
+
+def _limits(constraint: Constraint) -> Iterator[str]:
+    """Yields in what generated texts are held to more than a constraint says, or end elsewhere."""
+    if isinstance(constraint, Number):
+        yield "at most 19 digits" if constraint.kind == "integer" else "as many digits as max_tokens permits"
+        yield "the first token that does not continue the number ends it, and is not part of it"
+    if not isinstance(constraint, JsonSchema):
+        return
+    yield "one style of JSON is generated (whitespace, order of members, numbers); any is accepted"
+    document = document_of(constraint)
+    for location in document.locations:
+        schema = document.schema(location)
+        if not isinstance(schema, dict) or location.pointer[:1] not in ("", "/"):
+            continue
+        if constraint.format == "assert" and schema.get("format") in GENERATED_IN_PART:
+            yield f"{location.pointer}/format: not all that is valid is generated"
+        if REPEATS in schema:
+            yield f"{location.pointer}/{REPEATS}: at most {schema[REPEATS]} equal items in a row are generated"
+    for pointer in constraint.sets:
+        yield f"{pointer}: an item may be written twice where masks can't prevent it; the set has it once"
 
 
 def _enforced_and_remarks(constraint: Constraint) -> tuple[tuple[str, ...], tuple[str, ...]]:

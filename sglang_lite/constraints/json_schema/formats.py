@@ -124,7 +124,8 @@ _FORMATS = {
 }
 
 
-ASSERTED = frozenset({*_FORMATS, "idn-hostname", "idn-email", "regex"})
+GENERATED_IN_PART = frozenset({"hostname", "idn-hostname", "idn-email", "regex"})  # more is valid than is generated
+ASSERTED = frozenset({*_FORMATS, *GENERATED_IN_PART})
 
 
 @lru_cache(maxsize=len(ASSERTED))
