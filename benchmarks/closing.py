@@ -200,7 +200,7 @@ def engine_of(model: str, settings: dict[str, Any], folder: Path) -> sgl.Engine:
         return sgl.Engine(path, dtype="float32", device="cpu", in_process=True, **settings)
     if model == "qwen":
         return sgl.Engine.of(_random_qwen(Path(os.environ["VOCAB"])), **settings)
-    return sgl.Engine(in_process=True, mem_fraction=0.2, **settings)  # others may run beside it
+    return sgl.Engine(in_process=True, **{"max_total_tokens": 256 * LONGEST, **settings})  # others may run beside it
 
 
 def _random_qwen(path: Path) -> Any:
