@@ -509,9 +509,7 @@ def test_a_turn_that_began_outside_does_not_end_inside():
     assert run(body, sgl.ScriptedBackend()).messages()[-1] == {"role": "assistant", "content": "end."}
 
 
-@pytest.mark.parametrize(
-    "constraint", ["a+", Regex("a("), {"uniqueItems": True, "items": {"type": "object"}}, False, 3]
-)
+@pytest.mark.parametrize("constraint", ["a+", Regex("a("), {"type": "integer", "multipleOf": 1234577}, False, 3])
 def test_what_is_no_constraint_is_refused_at_the_start(constraint):
     def body(s):
         with pytest.raises(sgl.ConstraintError), s.grammar(constraint):
