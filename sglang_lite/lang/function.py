@@ -36,29 +36,18 @@ from sglang_lite.lang.run_options import (
     with_signature_of,
 )
 from sglang_lite.lang.state import ProgramState, in_event_loop, user_location
-from sglang_lite.lang.tracebacks import trim
+from sglang_lite.lang.tracebacks import trimmed
 from sglang_lite.markup import cut, element, fragment
 from sglang_lite.protocol import CompileError, ParameterError
 from sglang_lite.protocol.anything import UserValue
+
+if TYPE_CHECKING:
+    from sglang_lite.lang.tracer import TracerProgramState
 
 P = ParamSpec("P", default=...)
 _P = ParamSpec("_P")
 _Outcome: TypeAlias = ProgramState | Exception  # of an item with on_error="return"
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-
-
-class _Trimmed:
-    """Context manager that removes this package's frames from the traceback of an exception raised inside."""
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if error is not None:
-            trim(error)
-
-
-_trimmed = _Trimmed()
 
 
 class SglFunction(BaseProgram, Generic[P]):
@@ -189,7 +178,7 @@ class SglFunction(BaseProgram, Generic[P]):
         inherit(options)
         call = self.prepared(args, kwargs, options)
         settings = call.state.branch.run.settings
-        with _trimmed:
+        with trimmed:
             if settings.stream:
                 start_thread(call.run_streaming)
             else:
@@ -215,7 +204,7 @@ class SglFunction(BaseProgram, Generic[P]):
         call = self.prepared(args, kwargs, options)
         run = call.state.branch.run
         if not run.settings.stream:
-            with _trimmed:
+            with trimmed:
                 await call.arun()
         elif self.is_async:
             run.body, run.loop = asyncio.ensure_future(call.arun_streaming()), asyncio.get_running_loop()
@@ -418,7 +407,7 @@ class SglFunction(BaseProgram, Generic[P]):
     def run_again(self, called: BoundCall, run: Run, kept: Kept) -> ProgramState:
         """Repeats a run of the program, with a fresh budget."""
         budget = None if run.settings.budget is None else run.settings.budget.afresh()
-        with _trimmed:
+        with trimmed:
             settings = replace(run.settings, stream=False, budget=budget)
             call = BodyRun(self, called.args, dict(called.kwargs), run.backend, settings, kept)
             return self._run_here(call)
@@ -447,7 +436,7 @@ class SglFunction(BaseProgram, Generic[P]):
 
     def trace(
         self, *, backend: BackendLike | None = None, explore: int | None = None, **kwargs: UserValue
-    ) -> UserValue:
+    ) -> TracerProgramState:
         """Runs the body once without executing its nodes, and records them. Arguments not given are symbols, which can
         be added and formatted into text; a body that decides by a symbol raises TraceError at that line.
 

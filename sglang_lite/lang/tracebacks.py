@@ -75,3 +75,17 @@ def _without_carriers(trace: TracebackType | None) -> TracebackType | None:
     for each in reversed(frames):
         following = TracebackType(following, each.tb_frame, each.tb_lasti, each.tb_lineno)
     return following
+
+
+class _Trimmed:
+    """Context manager that removes this package's frames from the traceback of an exception raised inside."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if error is not None:
+            trim(error)
+
+
+trimmed = _Trimmed()

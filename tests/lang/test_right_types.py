@@ -148,6 +148,7 @@ def test_run_takes_both_without_telling_them_apart() -> None:
     assert_type(profile.run("Ada", backend=BACKEND), sgl.ProgramState)
     assert profile.run(text="Ada", times=4, temperature=0.3, backend=BACKEND).ret_value == 4
     assert Asker().ask.run("Why?", backend=BACKEND).text() == "short Why?some text"
+    assert_type(profile.trace(text="Ada").graph(), sgl.Graph)
 
 
 def test_values_have_the_types_of_their_generations() -> None:
