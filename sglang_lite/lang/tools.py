@@ -11,6 +11,7 @@ import inspect
 import json
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import Any, Literal, NotRequired
@@ -230,7 +231,7 @@ def tool_schemas(tools: Sequence[Callable[..., UserValue]]) -> list[Mapping[str,
     Raises:
         ParameterError: as for `gen(tools=…)`.
     """
-    return [*Toolbox.of(tools, "auto").shown]
+    return deepcopy([*Toolbox.of(tools, "auto").shown])  # a caller may change them, and tools are described once
 
 
 def _shown(schema: Mapping[str, Any]) -> dict[str, Any]:
