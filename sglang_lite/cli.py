@@ -17,7 +17,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import asdict, dataclass
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import NoReturn
 
@@ -358,8 +357,9 @@ def _doctor(options: argparse.Namespace) -> int:
 
 def _completion(options: argparse.Namespace) -> int:
     from sglang_lite.commands.completion import SHELLS
+    from sglang_lite.runtime.host.installed import is_installed
 
-    _, commands = _parser(["serve"] if find_spec("uvicorn") else [])
+    _, commands = _parser(["serve"] if is_installed("uvicorn") else [])
     words = {
         name: dict.fromkeys(re.findall(r"(?<![\w-])--[a-z][\w-]*", own.format_help())) for name, own in commands.items()
     }

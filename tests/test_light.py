@@ -29,6 +29,9 @@ class Refusing:
 sys.meta_path.insert(0, Refusing())
 """
 PROGRAM = """
+import contextlib
+import io
+
 import pydantic
 import sglang_lite as sgl
 import sglang_lite.cli
@@ -57,7 +60,11 @@ assert sgl.Anthropic("claude", api_key="none")
 assert sgl.grammar.matches(sgl.Regex("a+"), "aa")
 assert sgl.grammar.check(Person).example
 about.trace()
-assert sglang_lite.cli.main(["bench"]) == 1
+assert "Ann" in state._repr_html_()
+assert sglang_lite.cli.main(["bench"]) == sglang_lite.cli.main(["chat"]) == 1
+with contextlib.redirect_stdout(io.StringIO()) as told:
+    assert sglang_lite.cli.main(["doctor"]) == 0
+assert "pip install 'sglang-lite[local]'" in told.getvalue()
 sys.modules["uvicorn"] = None
 try:
     sglang_lite.cli.main(["serve"])

@@ -10,11 +10,10 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import Final
 
 from sglang_lite.protocol import SamplingParams, SglError
-from sglang_lite.runtime.host.installed import NEEDED
+from sglang_lite.runtime.host.installed import NEEDED, is_installed
 from sglang_lite.runtime.models.resolve import ALIASES, cache_folder
 from sglang_lite.version import __version__
 
@@ -54,7 +53,7 @@ def diagnoses() -> Iterator[Diagnosis]:
     yield _terminal()
     yield _keys()
     yield _cache()
-    if missing := [name for name in NEEDED if find_spec(name) is None]:
+    if missing := [name for name in NEEDED if not is_installed(name)]:
         yield Diagnosis("engine", f"none without {', '.join(missing)}", "Programs can run on APIs and servers.")
         return
     yield from _machine()
@@ -63,7 +62,7 @@ def diagnoses() -> Iterator[Diagnosis]:
 
 def _packages() -> Iterator[Diagnosis]:
     for extra, (use, names) in _EXTRAS.items():
-        missing = [name for name in names if find_spec(name) is None]
+        missing = [name for name in names if not is_installed(name)]
         advice = f"For {use}: pip install 'sglang-lite[{extra}]'" if missing else ""
         yield Diagnosis(f"[{extra}]", f"missing: {', '.join(missing)}" if missing else "installed", advice)
 

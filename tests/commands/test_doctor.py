@@ -1,7 +1,7 @@
 """What `sglang-lite doctor` tells of a machine, and of one that lacks something."""
 
-import importlib.util
 import io
+import sys
 
 import pytest
 
@@ -31,10 +31,8 @@ def test_a_machine_without_a_model_is_told_how_to_fetch_it(no_model):
 
 
 def test_a_machine_without_an_engines_packages_is_told_what_to_install(monkeypatch):
-    find = importlib.util.find_spec
-    monkeypatch.setattr(
-        "sglang_lite.commands.doctor.find_spec", lambda name: None if name in ("torch", "openai") else find(name)
-    )
+    for name in ("torch", "openai"):
+        monkeypatch.setitem(sys.modules, name, None)
     told = found()
     assert told["[local]"].found == "missing: torch"
     assert "pip install 'sglang-lite[openai]'" in told["[openai]"].advice

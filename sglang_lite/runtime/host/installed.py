@@ -18,7 +18,7 @@ def check_installed(what: str) -> None:
     Raises:
         BackendError: a package is not installed.
     """
-    missing = [name for name in NEEDED if not _is_there(name)]
+    missing = [name for name in NEEDED if not is_installed(name)]
     if missing:
         raise BackendError(
             f"{what} needs {_listed(missing)}, which {'is' if len(missing) == 1 else 'are'} not installed.",
@@ -26,7 +26,8 @@ def check_installed(what: str) -> None:
         )
 
 
-def _is_there(name: str) -> bool:
+def is_installed(name: str) -> bool:
+    """Returns True if a package can be imported."""
     try:
         return find_spec(name) is not None
     except (ImportError, ValueError):  # an import hook refuses it, or the module has no spec
