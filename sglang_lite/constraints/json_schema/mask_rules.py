@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import combinations, product
+from itertools import combinations, product, zip_longest
 
+from sglang_lite.constraints.formal.automaton import accepts
 from sglang_lite.constraints.formal.nodes import ANY_TEXT, NOTHING, Node, alternation, literal
 from sglang_lite.constraints.json_schema.formulas import Formula, pointer_of
 from sglang_lite.constraints.json_schema.reader import SchemaReader
@@ -78,7 +79,8 @@ class RulePosition:
         items: rule for the items of an array.
         names: rules for the names of an object, one for each possible kind of objects.
         prefix, rest: positions of the first items, and of the items after them.
-        members, others: positions of named members by name, and of all other members.
+        members: positions of named members by name.
+        others: positions of all other members by the language of their names.
     """
 
     items: DistinctItems | None = None
@@ -86,13 +88,20 @@ class RulePosition:
     prefix: tuple[int | None, ...] = ()
     rest: int | None = None
     members: Mapping[str, int | None] = field(default_factory=dict)
-    others: int | None = None
+    others: tuple[tuple[Node, int | None], ...] = ()
 
     def item(self, index: int) -> int | None:
         return self.prefix[index] if index < len(self.prefix) else self.rest
 
+    def member(self, name: str | bytes) -> int | None:
+        """Number of the position of a member; of one without a name (bytes that are no JSON), None."""
+        if isinstance(name, bytes) or name in self.members:
+            return self.members[name] if isinstance(name, str) else None
+        fitting = (number for names, number in self.others if names == ANY_TEXT or accepts(names, name))
+        return next(fitting, None)
+
     def below(self) -> Iterable[int | None]:
-        return (*self.prefix, self.rest, *self.members.values(), self.others)
+        return (*self.prefix, self.rest, *self.members.values(), *(number for _, number in self.others))
 
 
 @dataclass(slots=True)
@@ -171,8 +180,12 @@ class _Positions:
                 name: self._number(_member(shape, name).formula for shape in objects)
                 for name in dict.fromkeys(member.name for shape in objects for member in shape.members)
             }
-            others = self._number(formula for shape in objects for names, formula in shape.others if names != NOTHING)
-            found = replace(found, members=members, others=others)
+            others = [(names, formula) for shape in objects for names, formula in shape.others if names != NOTHING]
+            if len(objects) == 1:
+                by_names = [(names, self._number([formula])) for names, formula in others]
+            else:  # their languages may overlap
+                by_names = [(ANY_TEXT, self._number(formula for _, formula in others))]
+            found = replace(found, members=members, others=tuple(by_names))
         return found
 
     def _items(self, arrays: Collection[ArrayShape]) -> DistinctItems | None:
@@ -238,8 +251,20 @@ class _Positions:
             for i, shape in enumerate(objects)
         )
 
-    def _same(self, a: Formula, b: Formula) -> bool:
-        return a == b or self._reader.values(a) == self._reader.values(b)
+    def _same(self, a: Formula, b: Formula, assumed: set[tuple[Formula, Formula]] | None = None) -> bool:
+        """Returns True if two formulas have the same values, as far as their shapes show it."""
+        assumed = set() if assumed is None else assumed  # pairs that have been asked about: a circle tells nothing new
+        if a == b or (a, b) in assumed:
+            return True
+        assumed.add((a, b))
+        one, other = self._reader.values(a), self._reader.values(b)
+        if replace(one, arrays=(), objects=()) != replace(other, arrays=(), objects=()):
+            return False
+        shapes = zip_longest((*one.arrays, *one.objects), (*other.arrays, *other.objects))
+        pairs = [(_parts(x), _parts(y)) for x, y in shapes]
+        return all(
+            x[0] == y[0] and all(self._same(each, its, assumed) for each, its in zip(x[1], y[1])) for x, y in pairs
+        )
 
     def _member_values(self, formulas: Sequence[Formula]) -> list[Values]:
         """Values of a member in each kind of objects."""
@@ -262,6 +287,19 @@ def name_rule_of(shape: ObjectShape) -> DistinctNames:
     names = [literal(member.name) for member in members] + [names for names, _ in shape.free_others()]
     required = frozenset(member.name for member in members if member.required)
     return DistinctNames(alternation(map(quoted, names)), required, shape.least)
+
+
+def _parts(shape: object) -> tuple[object, tuple[Formula, ...]]:
+    """Demands of a shape beside the formulas of its members or items, and these formulas."""
+    if isinstance(shape, ArrayShape):
+        unique, is_set = shape.unique_pointer is not None, shape.set_pointer is not None
+        rules = len(shape.prefix), shape.least, shape.most, shape.contains, unique, is_set, shape.repeats
+        return rules, (*shape.prefix, shape.rest)
+    if not isinstance(shape, ObjectShape):
+        return None, ()
+    names = [(member.name, member.required) for member in shape.members], [names for names, _ in shape.others]
+    formulas = (*(member.formula for member in shape.members), *(formula for _, formula in shape.others))
+    return (names, shape.least, shape.most, shape.requirements), formulas
 
 
 def _member(shape: ObjectShape, name: str) -> Member:
@@ -290,7 +328,7 @@ def _pruned(positions: list[RulePosition]) -> tuple[RulePosition, ...]:
             prefix=tuple(map(if_needed, position.prefix)),
             rest=if_needed(position.rest),
             members={name: if_needed(number) for name, number in position.members.items()},
-            others=if_needed(position.others),
+            others=tuple((names, if_needed(number)) for names, number in position.others),
         )
         for position in positions
     )

@@ -200,7 +200,7 @@ class JsonText:
         repeated = name in top.names.used
         top.name, top.names, self._used = name, top.names.with_name(name), None
         if top.position is not None:
-            top.child = top.position.members.get(loaded(name), top.position.others)
+            top.child = top.position.member(loaded(name))
         return not repeated
 
     def _end_of_item(self, top: _Container | None, end: int) -> bool:

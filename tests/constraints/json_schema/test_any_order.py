@@ -50,6 +50,15 @@ KINDS: dict[str, dict[str, Any]] = {
     "told by a value": {"oneOf": [
         {"properties": {**FREE, "a": {"const": 1}, "b": True}, "required": ["a"], "additionalProperties": False},
         {"properties": {"a": {"const": 2}, "c": True}, "required": ["a", "c"], "additionalProperties": False}]},
+    "with equal parts": {"oneOf": [
+        {"properties": {**FREE, "a": {"const": 1}, "b": {"type": ["array", "null"], "items": {"type": "integer"}}},
+         "required": ["a"], "additionalProperties": False},
+        {"properties": {**FREE, "a": {"type": "null"}, "b": {"type": ["array", "null"], "items": {"type": "integer"}}, "c": {}},
+         "required": ["a"], "additionalProperties": False}]},
+    "with equal circles": {
+        "$defs": {name: {"type": ["array", "null"], "items": {"anyOf": [{"$ref": f"#/$defs/{name}"}, {"const": 2}]}} for name in "xy"},
+        "oneOf": [{"properties": {**FREE, "a": {"const": 1}, "b": {"$ref": "#/$defs/x"}}, "required": ["a"]},
+                  {"properties": {**FREE, "a": {"type": "null"}, "b": {"$ref": "#/$defs/y"}}, "required": ["a"]}]},
     "told by types": {"anyOf": [
         {"properties": {**FREE, "a": {"type": ["integer", "array"]}, "b": True}, "required": ["b"]},
         {"properties": {**FREE, "a": {"type": "null"}, "c": True}, "required": ["c", "p0"]}]},
@@ -98,6 +107,19 @@ def test_what_came_before_decides_what_is_possible_below():
     kinds = [{"properties": {"k": {"const": i}, "x": each}, "required": ["k", "x"]} for i, each in enumerate(inner)]
     with pytest.raises(ConstraintError, match="alternatives of objects"):
         sgl.grammar.matches(json_schema({"type": "object", "anyOf": kinds}, order="any"), "{}")
+
+
+def test_members_of_a_pattern_have_rules_of_their_own():
+    closed = {"type": "object", **CLOSED, "required": ["a", "b"]}
+    schema = {"type": "object", "patternProperties": {"^x": closed}, "properties": {"y": {"type": "object"}}}
+    constraint, oracle = json_schema(schema, order="any"), jsonschema.Draft202012Validator(schema)
+    grammar, refusal = compiled(constraint)
+    assert refusal is None
+    for value in ({"b": 1, "a": 2}, {"a": 1}, {"b": 1, "p0": 1, "a": 1, "z": 1}, {"b": 1, "p0": 2, "a": 3}, 1):
+        for names in itertools.permutations(["x1", "y", "z"], 2):
+            each = dict.fromkeys(names, value)
+            assert accepts(grammar, json.dumps(each)) == oracle.is_valid(each), each
+    never_gets_stuck(constraint, oracle)
 
 
 def test_a_hundred_members_come_in_any_order():
