@@ -34,6 +34,7 @@ SMALL = {
     "grammar_cost.py": ["--schemas", "2", "--tools", "8"],
     "grammar_memory.py": ["--constraints", "1", "--seconds", "0"],
     "head.py": ["--rows", "1", "--new", "1", "--rounds", "1"],
+    "appending.py": ["--shape", "small", "--rows", "4", "--tokens", "32", "--repeat", "1"],
     "host_step.py": ["--rows", "4", "--steps", "2"],
     "latent_attention.py": ["--help"],  # it needs a GPU
     "mixed_requests.py": ["--help"],  # test_mixed_requests.py runs it, with a small model

@@ -183,6 +183,8 @@ def _loaded(start: Start, outgoing: Outgoing, compiler: CompileProcess | None) -
     finally:
         if compiler is not None:
             compiler.end()
+        gc.collect()
+        gc.freeze()  # and so do the model and its tokenizer
 
 
 class _Submission:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from concurrent.futures import Executor
 from dataclasses import dataclass
 
+from sglang_lite.runtime.core.constant_texts import ConstantTexts
 from sglang_lite.runtime.core.open_requests import OpenRequests
 from sglang_lite.runtime.core.request_builder import RequestBuilder
 from sglang_lite.runtime.core.step_loop import StepLoop
@@ -23,6 +24,7 @@ class EngineContext:
         open_requests: counter of open requests.
         compiler: compiler of grammars.
         encoder: executor for tokenisation, off the loop's thread.
+        constants: token ids of texts between generations.
         tokenizer: tokenizer of the model.
         step_cost: number of additional tokens in a step that take about as long as one more step.
     """
@@ -32,5 +34,6 @@ class EngineContext:
     open_requests: OpenRequests
     compiler: Compiler
     encoder: Executor
+    constants: ConstantTexts
     tokenizer: Tokenizer
     step_cost: float

@@ -45,6 +45,7 @@ from sglang_lite.runtime.calls import (
 from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.core.capacity import capacity_of
 from sglang_lite.runtime.core.choice_scoring import ChoiceScoring
+from sglang_lite.runtime.core.constant_texts import ConstantTexts
 from sglang_lite.runtime.core.engine_context import EngineContext
 from sglang_lite.runtime.core.engine_program import EngineProgram
 from sglang_lite.runtime.core.gate import CLOSED
@@ -158,7 +159,8 @@ class EngineCore:
         encoder = encoder or ThreadPoolExecutor(_ENCODE_THREADS, "sglang_lite-encode")
         self._calls = ThreadPoolExecutor(1, "sglang_lite-calls")  # for calls that wait for the loop, or for files
         self._context = EngineContext(
-            self.loop, self.builder, self.open_requests, self.compiler, encoder, self.tokenizer,
+            self.loop, self.builder, self.open_requests, self.compiler, encoder,
+            ConstantTexts(partial(self.builder.log("").encode_after, first=False), encoder), self.tokenizer,
             step_cost=_STEP_COST if loaded.model.device.type == "cpu" else math.inf,
         )  # fmt: skip
         self._profile: Profiler | None = None

@@ -79,7 +79,7 @@ def prepare_following(ask: EngineAsk, context: EngineContext) -> PreparedNode | 
         return None
     entry, spans = found
     if spans:
-        entry.text, entry.ids = spans, _encoded(spans, context)
+        entry.text, entry.ids = spans, context.constants.ids(spans)
     in_grammar = ask.branch.text is None or ask.branch.text.grammar is not None
     if entry.grammar is not None and not in_grammar:  # else the matcher has to advance over text yet unknown
         entry.matcher = _matcher(entry.grammar, entry.params, context)
@@ -104,16 +104,6 @@ def _next_generation(ask: EngineAsk) -> tuple[PreparedNode, list[Span]] | None:
         ):
             return None
     return None
-
-
-def _encoded(text: Sequence[Span], context: EngineContext) -> Future[array[int]]:
-    """Tokenises text that follows generated tokens."""
-    try:
-        return context.encoder.submit(context.builder.log("").encode_after, text, first=False)
-    except RuntimeError as error:  # the engine is closed
-        failed: Future[array[int]] = Future()
-        failed.set_exception(error)
-        return failed
 
 
 def _matcher(

@@ -222,7 +222,7 @@ class RequestBuilder:
 
     def _as_tokens(self, name: str, ids: Sequence[int]) -> Ints:
         tokens, vocab_size = _whole_numbers(ids), self._vocab_size
-        if tokens is None or not 0 <= int(tokens.min()) <= int(tokens.max()) < vocab_size:
+        if tokens is None or int(tokens.view(f"u{tokens.itemsize}").max()) >= vocab_size:  # negative ones are large
             bad = next((i for i in ids if type(i) is not int or not 0 <= i < vocab_size), ids)
             raise ParameterError(name, f"{shown(bad)} is no token id (0 to {vocab_size - 1:,}).")
         return tokens.astype(np.int32, copy=False)
@@ -236,7 +236,7 @@ class RequestBuilder:
 def _whole_numbers(ids: Sequence[int]) -> NDArray[np.integer] | None:
     """Ids as a one-dimensional integer array, or None if an id is not an integer or exceeds 32 bits."""
     if isinstance(ids, array | np.ndarray):
-        tokens = np.array(ids)
+        tokens = np.asarray(ids)
         return tokens if tokens.dtype.kind == "i" and tokens.ndim == 1 else None
     tokens = np.empty(len(ids), dtype=np.int32)
     try:

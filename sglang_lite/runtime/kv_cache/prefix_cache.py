@@ -133,6 +133,9 @@ class PrefixCache:
     def adopt_cached_pages(self, handle: SlotHandle) -> None:
         """Replaces a slot's computed pages by the tree's after its tokens have changed, if the tree has more of
         them."""
+        node = handle.lock.node
+        if handle.owned_from and node is not None and not node.children:  # nothing in the tree goes on from here
+            return
         slot, table = handle.slot, self.table
         match = self.match(table.tokens[slot, : table.known[slot]], handle.namespace)
         count = len(match.pages)
@@ -224,6 +227,8 @@ class PrefixCache:
         full = int(min(self.table.computed[slot], self.table.known[slot] - all_but_last)) // self.page_size
         if full <= handle.owned_from:
             return
+        if self._grow(handle, full):
+            return
         pages = self.table.pages[slot, :full]
         done = self.tree.insert(self.table.tokens[slot, : full * self.page_size], pages, handle.namespace)
         self.table.pages[slot, :full] = done.pages
@@ -231,6 +236,15 @@ class PrefixCache:
         lock = self.tree.lock(done.node)
         handle.lock.release()
         handle.lock, handle.owned_from = lock, full
+
+    def _grow(self, handle: SlotHandle, full: int) -> bool:
+        """Gives the tree a request's own pages up to `full`, below those that it has locked, without following the
+        whole sequence from the root. Returns False if the tree may have some of them."""
+        tokens = self.table.tokens[handle.slot, handle.owned_from * self.page_size : full * self.page_size]
+        if not handle.lock.grow(tokens, self.table.pages[handle.slot, handle.owned_from : full]):
+            return False
+        handle.owned_from = full
+        return True
 
     def release(self, handle: SlotHandle) -> None:
         """Releases all resources of a request. Its computed tokens stay in the tree."""

@@ -120,6 +120,19 @@ class PrefixLock:
             self._tree.count_locks(self.node, -1)
             self.node = None
 
+    def grow(self, tokens: Ints, pages: Ints) -> bool:
+        """Adds pages to the tree behind the locked ones, and locks them. Returns False if the tree may have some, or
+        if nothing was locked.
+
+        Args:
+            tokens: int32 token ids behind those of the locked pages, a multiple of the page size.
+            pages: page of each; arrays are copied.
+        """
+        grown = self.node and self._tree.grow(self.node, tokens, pages)
+        if grown:
+            self.node = grown
+        return grown is not None
+
     def __enter__(self) -> PrefixLock:
         return self
 
@@ -245,6 +258,22 @@ class RadixTree:
             if child.parent is not None and child.parent.parent is None:
                 self._roots[namespace] = child.parent
         return Insertion(node, np.concatenate((known, pages[at:])), duplicates)
+
+    def grow(self, node: Node, tokens: Ints, pages: Ints) -> Node | None:
+        """Moves a lock on a node to a new one below it, with pages as of `PrefixLock.grow`. Returns the new node, or
+        None if another one begins with these tokens, or if the node is a root, which may not be the tree's any more."""
+        if node.parent is None or self._key(tokens) in node.children:
+            return None
+        self._clock += 1
+        child = Node(tokens.copy(), pages.copy(), node, self._clock)
+        child.locks = 1
+        self._attach(child)
+        self.pages += len(pages)
+        self.locked_pages += len(pages)
+        above: Node | None = node
+        while above is not None:
+            above.last_used, above = self._clock, above.parent
+        return child
 
     def evict(self, count: int, priority: Priority) -> Ints:
         """Removes unlocked leaves, lowest priority first, until at least `count` pages are removed or no such leaf is

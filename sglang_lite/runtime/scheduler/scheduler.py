@@ -267,5 +267,6 @@ def _reach(request: Request, start: int, length: int, budget: int) -> tuple[int,
 
 def _common(a: Ints, b: Ints) -> int:
     length = min(len(a), len(b))
-    differ = np.flatnonzero(a[:length] != b[:length])
-    return int(differ[0]) if len(differ) else length
+    differ = a[:length] != b[:length]
+    at = int(differ.argmax()) if length else 0
+    return at if length and differ[at] else length

@@ -124,6 +124,23 @@ def test_the_next_generation_goes_on_in_its_slot(engine, monkeypatch):
     assert " And" in miss["now"]
 
 
+def test_a_text_between_generations_is_encoded_once_for_all_programs(monkeypatch):
+    engine, encoded = SteppedEngine(max_total_tokens=512, page_size=4), []
+    encode = engine.core.tokenizer.encode_spans
+    monkeypatch.setattr(
+        engine.core.tokenizer,
+        "encode_spans",
+        lambda spans, first: (encoded.append([*spans]), encode(spans, first=first))[1],
+    )
+    again = (Text(" and"), Gen("b", greedy(3)), Text(" and"), Gen("c", greedy(3)))
+    for start in ("abc", "xyz"):
+        events = []
+        engine.run_program("go ", Program((Text(start), Gen("a", greedy(3)), *again)), sink=events.append)
+        engine.drain()
+        assert [event.event.finish_reason for event in events[:-1]] == ["length"] * 3
+    assert encoded.count([Span(" and")]) == 1
+
+
 @pytest.mark.parametrize("stream", [True, False])
 def test_deltas_are_the_texts_in_pieces(engine, stream):
     events = []

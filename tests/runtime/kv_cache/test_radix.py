@@ -165,6 +165,35 @@ def test_namespaces_do_not_share():
     assert tree.match(ints([1]), "a").pages.tolist() == [0]
 
 
+@given(sequences, st.sampled_from([1, 2, 3]), st.data())
+def test_a_lock_grows_as_if_the_whole_sequence_was_inserted(inserted, size, data):
+    grown, whole, following = RadixTree(size), RadixTree(size), 0
+    for tokens in inserted:
+        tokens = ints(tokens[: len(tokens) - len(tokens) % size])
+        pages = ints(range(following, following + len(tokens) // size))
+        following += len(pages)
+        first = data.draw(st.integers(0, len(pages)))
+        done = grown.insert(tokens[: first * size], pages[:first])
+        lock = grown.lock(done.node)
+        if first == len(pages) or not lock.grow(tokens[first * size :], pages[first:]):
+            grown.insert(tokens, ints([*done.pages, *pages[first:]]))
+        lock.release()
+        whole.insert(tokens, pages)
+    assert (grown.pages, grown.locked_pages) == (whole.pages, 0)
+    for tokens in inserted:
+        assert grown.match(ints(tokens)).pages.tolist() == whole.match(ints(tokens)).pages.tolist()
+
+
+def test_a_lock_that_grows_makes_all_above_it_recent():
+    tree = RadixTree(1)
+    lock = tree.lock(tree.insert(ints([1]), ints([0])).node)
+    tree.insert(ints([2]), ints([1]))
+    assert lock.grow(ints([3]), ints([2]))
+    lock.release()
+    assert tree.evict(1, LRU).tolist() == [1]
+    assert tree.evict(2, LRU).tolist() == [2, 0]
+
+
 def test_a_lock_is_released_once():
     tree = RadixTree(1)
     lock = tree.lock(tree.insert(ints([1]), ints([0])).node)
