@@ -72,6 +72,8 @@ class ClosingMatcher:
         else:
             self._completion = self._next
             self._rest()
+            if not self._sleep:
+                prepare_states(endings)
 
     def _give_up(self) -> None:
         self._state, self._completion, self._refused, self._unseen = None, None, [], []
@@ -80,12 +82,7 @@ class ClosingMatcher:
     def _rest(self) -> None:
         """Decides for how many tokens the completion need not be looked at."""
         assert self._endings is not None
-        growth, left = self._endings.growth, self._left
-        if growth.nests:  # each token may open a level
-            left = int(left - self._endings.count(self._state) - growth.longest) // (1 + growth.longest)
-        else:
-            left -= growth.longest
-        self._sleep = max(left, 0)
+        self._sleep = _rest(self._endings, self._state, self._left)
 
     def _fits(self, state: TextState, left: int) -> bool:
         """Returns True if a completion of a state is known to fit. Keeps it if it was not enough to count."""
@@ -273,6 +270,14 @@ class ClosingMatcher:
         return self._inner.error
 
 
+def _rest(endings: Endings, state: TextState, left: int) -> int:
+    """Number of tokens for which the completion of a text need not be looked at."""
+    longest = endings.growth.longest
+    if endings.growth.nests:  # each token may open a level
+        return max(int(left - endings.count(state) - longest) // (1 + longest), 0)
+    return max(left - longest, 0)
+
+
 def prepare(grammar: CompiledGrammar, budget: int | None = None) -> None:
     """Does what is slow about the first ClosingMatcher of a grammar, as it may be made on the loop's thread.
 
@@ -285,13 +290,14 @@ def prepare(grammar: CompiledGrammar, budget: int | None = None) -> None:
         return
     if endings.count(endings.start) > (math.inf if budget is None else budget):
         endings.fewest(endings.start)
+    if budget is not None and not _rest(endings, endings.start, budget):
+        prepare_states(endings)
 
 
-def prepare_states(grammar: CompiledGrammar) -> None:
-    """Finds the first states of a large grammar's texts, which would take long on the loop's thread: up to a second."""
-    endings = grammar.endings()
-    if endings is not None:
-        endings.advance(endings.start, b"")
+def prepare_states(endings: Endings) -> None:
+    """Finds the first states of a grammar's texts, which would take long on the loop's thread: mostly less than a
+    millisecond, but up to a second."""
+    endings.advance(endings.start, b"")
 
 
 def _check_least(endings: Endings, budget: int) -> None:

@@ -14,7 +14,7 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from sglang_lite.constraints.json_schema.mask_rules import RulePosition
-from sglang_lite.constraints.memo import LARGE, trim
+from sglang_lite.constraints.memo import trim
 from sglang_lite.constraints.number_text import PATTERNS
 from sglang_lite.protocol import (
     Constraint,
@@ -214,8 +214,8 @@ class Compiler:
         else:
             self.cache.keep(key, future, grammar.size)
             future.set_result(grammar)
-            if grammar.size > LARGE:
-                closing.prepare_states(grammar)
+            if (endings := grammar.endings()) is not None:
+                closing.prepare_states(endings)  # behind the result: most texts need them much later
 
     def _fail(self, key: Constraint, future: Future[CompiledGrammar], error: Exception) -> None:
         if self._closed:
