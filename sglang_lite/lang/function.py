@@ -518,10 +518,10 @@ class BoundFunction(SglFunction[[]]):
     if TYPE_CHECKING:  # without arguments, a misspelt option can't be meant for one
 
         @with_signature_of(run_options)
-        def run(self, **options: UserValue) -> ProgramState: ...  # type: ignore[override]
+        def run(self, **options: UserValue) -> ProgramState: ...  # type: ignore[override] # no arguments
 
         @with_signature_of(run_options)
-        async def arun(self, **options: UserValue) -> ProgramState: ...  # type: ignore[override]
+        async def arun(self, **options: UserValue) -> ProgramState: ...  # type: ignore[override] # as above
 
 
 def _split(program: SglFunction, given: Mapping[str, UserValue]) -> tuple[dict[str, UserValue], dict[str, UserValue]]:
