@@ -9,6 +9,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from sglang_lite.constraints.formal.charsets import LAST
 from sglang_lite.runtime.structured_output.spelling import Spelling
 
 _LONGEST = 16  # most characters of a token in the arrays: longer ones are words that no short completion has
@@ -49,12 +50,14 @@ class TokenTexts:
         whole = [(whole_text(each), token) for token, each in enumerate(self._token_bytes)]
         texts = [(text, i) for text, i in whole if text and len(text) <= _LONGEST and i not in self._special]
         texts.sort(key=lambda each: -len(each[0]))
-        alphabet = sorted({char for text, _ in texts for char in text})
-        index = {char: i for i, char in enumerate(alphabet)}
-        letters = [
-            np.array([index[text[at]] for text, _ in texts if len(text) > at], dtype=np.int32)
-            for at in range(len(texts[0][0]) if texts else 0)
-        ]
+        lengths = np.array([len(text) for text, _ in texts], dtype=np.int64)
+        codes = np.frombuffer("".join([text for text, _ in texts]).encode("utf-32-le"), dtype=np.uint32)
+        seen = np.zeros(LAST + 1, dtype=bool)
+        seen[codes] = True
+        index = np.cumsum(seen, dtype=np.int32) - 1
+        starts = np.cumsum(lengths) - lengths
+        letters = [index[codes[starts[lengths > at] + at]] for at in range(int(lengths[:1].sum()))]
+        alphabet = [chr(code) for code in np.flatnonzero(seen).tolist()]
         return TokenArrays(np.array([token for _, token in texts], dtype=np.int32), letters, alphabet)
 
 
