@@ -6,7 +6,7 @@ from __future__ import annotations
 def print_highlight(html_content: str) -> None:
     """Shows HTML in bold blue in a notebook; prints it if IPython is not installed."""
     try:
-        from IPython.display import HTML, display  # type: ignore[import-not-found] # only in notebooks
+        from IPython.display import HTML, display  # only in notebooks
     except ImportError:
         print(html_content)
         return
