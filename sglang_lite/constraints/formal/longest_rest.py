@@ -15,6 +15,7 @@ from sglang_lite.constraints.formal.nodes import (
     Ref,
     Repeat,
     Substring,
+    references,
 )
 
 _REGULAR = 32  # characters for what is known of an intersection or complement only by its states
@@ -41,19 +42,6 @@ def longest_rest(rules: Mapping[str, Node], start: str, lengths: Mapping[str, fl
         lengths: least number of characters of each rule's texts.
     """
     found: dict[str, float] = {}
-    opened = list[str]()
-    nests = False
-
-    def of_rule(name: str) -> float:
-        nonlocal nests
-        if name in opened:
-            nests = True
-            return 0
-        if name not in found:
-            opened.append(name)
-            found[name] = of(rules[name])[1]
-            opened.pop()
-        return found[name]
 
     def of(node: Node) -> tuple[float, float]:
         """Least number of characters of a node's texts, and of the rest of one that has begun."""
@@ -63,7 +51,7 @@ def longest_rest(rules: Mapping[str, Node], start: str, lengths: Mapping[str, fl
             case CharSet():
                 return 1, 1
             case Ref(name):
-                return lengths.get(name, 0), of_rule(name) if name in rules else 0
+                return lengths.get(name, 0), found.get(name, 0)  # 0 for a rule that is open
             case Concat(parts):
                 least = rest = 0.0
                 for part in reversed(parts):
@@ -83,4 +71,15 @@ def longest_rest(rules: Mapping[str, Node], start: str, lengths: Mapping[str, fl
                 return 0, _REGULAR
         return 0, _REGULAR
 
-    return LongestRest(of_rule(start), nests)
+    nests, opened = False, {start: iter(sorted(references(rules[start])))}
+    while opened:  # without recursion: rules may be hundreds deep
+        name, left = next(reversed(opened.items()))
+        inner = next(left, None)
+        if inner is None:
+            found[name] = of(rules[name])[1]
+            del opened[name]
+        elif inner in opened:
+            nests = True
+        elif inner in rules and inner not in found:
+            opened[inner] = iter(sorted(references(rules[inner])))
+    return LongestRest(found[start], nests)
