@@ -1,12 +1,22 @@
 """What `sglang-lite doctor` tells of a machine, and of one that lacks something."""
 
 import io
+import logging
 import sys
 
 import pytest
 
 from sglang_lite.cli import main
 from sglang_lite.commands.doctor import diagnoses
+
+
+@pytest.fixture(autouse=True)
+def _level():
+    """The level of messages, which an engine sets for its whole process."""
+    logger = logging.getLogger("sglang_lite")
+    before = logger.level
+    yield
+    logger.setLevel(before)
 
 
 @pytest.fixture
