@@ -33,14 +33,16 @@ def send(pid, number):
 
 
 @contextlib.contextmanager
-def stopped(pid):
-    """Has a child of this process stand still."""
-    send(pid, signal.SIGSTOP)
+def stopped(*pids):
+    """Has children of this process stand still."""
     try:
-        os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOWAIT)
+        for pid in pids:
+            send(pid, signal.SIGSTOP)
+            os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOWAIT)
         yield
     finally:
-        send(pid, signal.SIGCONT)
+        for pid in pids:
+            send(pid, signal.SIGCONT)
 
 
 def _parent(pid):

@@ -411,7 +411,8 @@ def test_a_reader_that_stands_still_loses_nothing(own):
     before = threading.active_count()
     for sink in sinks:
         own.submit("ab", middling, sink=sink, stream=True)
-    processes.idle(*processes.children())
+    for pid in processes.children():
+        processes.idle(pid)
     assert not any(sink.events for sink in sinks)
     go.set()
     for sink in sinks:
