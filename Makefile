@@ -12,13 +12,17 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-com
 WORKERS ?= 2
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
-.PHONY: demo test fast check unit coverage test-long test-gpu format clean
+.PHONY: demo test docs fast check unit coverage test-long test-gpu format clean
 
 demo: $(VENV)/.core
 	@$(BIN)/python examples/quickstart.py
 
 # Everything CI runs. pytest is last, so that its summary is the last line.
 test: check unit
+
+# The site, in build/site. A warning is an error.
+docs: $(VENV)/.dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -62,7 +66,7 @@ $(VENV)/.core: pyproject.toml | $(BIN)/python
 
 $(VENV)/.dev: pyproject.toml | $(BIN)/python
 	@echo "Installing into $(VENV) (the first time takes a few minutes) …"
-	$(PIP) -e '.[dev,openai,anthropic,server]'
+	$(PIP) -e '.[dev,docs,openai,anthropic,server]'
 	@touch $@ $(VENV)/.core
 
 # The tests use no network: the default model is fetched here, once.
@@ -71,4 +75,4 @@ $(VENV)/.model: | $(VENV)/.core
 	@touch $@
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

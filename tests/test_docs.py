@@ -250,3 +250,11 @@ def test_the_page_on_models_names_every_architecture_and_no_other():
     assert known <= in_gguf
     assert {file for _, file in in_gguf} == set(read_gguf.FAMILIES)
     assert f"{len(families.FAMILIES)} families of language models" in (ROOT / "README.md").read_text()
+
+
+def test_the_reference_has_every_public_name_that_is_not_described_elsewhere():
+    pages = "\n".join(page.read_text() for page in (ROOT / "docs" / "reference").glob("*.md"))
+    shown = {path.rpartition(".")[2] for path in re.findall(r"^::: ([\w.]+)$", pages, re.MULTILINE)}
+    elsewhere = {"__version__", "global_config", "EngineConfig", "ServerArgs"}  # compatibility.md
+    renamed = {"Backend": "BaseBackend"}
+    assert set(dir(sgl)) - elsewhere <= {renamed.get(name, name) for name in shown} | set(sgl.errors.__dict__)
