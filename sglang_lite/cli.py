@@ -158,6 +158,7 @@ def _add_warm(warm: argparse.ArgumentParser) -> None:
 
 def _add_trace(trace: argparse.ArgumentParser) -> None:
     trace.add_argument("file", type=Path, help="JSON lines that state.trace().save(…) has written")
+    trace.add_argument("beside", type=Path, nargs="?", metavar="OTHER", help="another run, shown beside it")
     trace.add_argument("-o", "--output", type=Path, help="the page to write (default: FILE with the ending .html)")
     trace.set_defaults(run=_trace)
 
@@ -421,11 +422,12 @@ def _trace(options: argparse.Namespace) -> int:
     from sglang_lite.lang.trace import Trace, as_html
 
     trace = Trace.load(options.file)
+    beside = None if options.beside is None else Trace.load(options.beside)
     page: Path = options.output or options.file.with_suffix(".html")
-    if page == options.file:
+    if page in (options.file, options.beside):
         raise ParameterError("FILE", f"{page} would be overwritten.", hint="Name the page: -o page.html")
     try:
-        page.write_text(as_html(trace), encoding="utf-8")
+        page.write_text(as_html(trace, beside), encoding="utf-8")
     except OSError as error:
         raise ParameterError("--output", f"{page}: {error}") from error
     usage = trace.usage

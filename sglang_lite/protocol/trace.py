@@ -166,6 +166,7 @@ class TraceHead(Record, frozen=True):
         backend: name of the backend's class.
         model: name of the model.
         started: start of the run, in seconds since 1970.
+        arguments: arguments of the program, as name and text, which is shortened.
     """
 
     nodes: int
@@ -173,3 +174,4 @@ class TraceHead(Record, frozen=True):
     backend: str = ""
     model: str = ""
     started: float = 0.0
+    arguments: tuple[tuple[str, str], ...] = ()

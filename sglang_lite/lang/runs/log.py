@@ -4,6 +4,7 @@ here."""
 from __future__ import annotations
 
 import math
+import reprlib
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -13,8 +14,10 @@ from sglang_lite.lang.backend.base import name_of
 from sglang_lite.lang.execution.base_player import BasePlayer
 from sglang_lite.lang.execution.kept import Question
 from sglang_lite.lang.execution.operations import AnswerOp, ForkOp, GenOp, JoinOp, MarkOp, Op, ScopeOp, SelectOp
+from sglang_lite.lang.execution.run import BoundCall
 from sglang_lite.lang.expressions import MULTI_SEPARATOR
 from sglang_lite.lang.runs.trace import Trace
+from sglang_lite.markup import cut
 from sglang_lite.program.nodes import GrammarBegin, GrammarEnd, ImagePart, ScopeBegin, Text, TurnBegin, TurnEnd
 from sglang_lite.protocol import Attempt, Generation, Image, Location, Selection, SglError, TraceHead, TraceNode
 
@@ -61,8 +64,28 @@ def trace_of(player: BasePlayer) -> Trace:
     nodes = [entry.record() for entry in list(_entries(player))]
     seconds = max((node.end for node in nodes), default=0.0)
     started = time.time() - (time.perf_counter() - run.account.started)
-    head = TraceHead(len(nodes), seconds, name_of(run.backend), run.backend.get_model_name(), started)
-    return Trace(head, tuple(nodes))
+    model, arguments = run.backend.get_model_name(), tuple(_arguments(run.called))
+    return Trace(TraceHead(len(nodes), seconds, name_of(run.backend), model, started, arguments), tuple(nodes))
+
+
+class _Shortened(reprlib.Repr):
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel, self.maxstring, self.maxother, self.maxlong = 4, 1000, 200, 200
+        self.maxlist = self.maxtuple = self.maxdict = self.maxset = 20
+
+
+def _arguments(called: BoundCall | None) -> Iterator[tuple[str, str]]:
+    """Yields the arguments of a program by name, as texts of bounded length."""
+    if called is None:
+        return
+    shortened = _Shortened()
+    try:
+        bound = called.program.signature.bind(*called.args, **called.kwargs)
+    except TypeError:  # a loaded run, whose program has other parameters now
+        return
+    for name, value in bound.arguments.items():
+        yield name, cut(value, 2000) if isinstance(value, str) else shortened.repr(value)
 
 
 def answers_of(player: BasePlayer) -> list[TraceNode]:

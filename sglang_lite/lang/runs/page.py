@@ -13,7 +13,7 @@ import math
 import os
 import tempfile
 import webbrowser
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -63,21 +63,43 @@ def inline(trace: Trace) -> Markup:
     return fragment(element("iframe", srcdoc=as_html(trace), sandbox="allow-scripts", width="100%", height="600"))
 
 
-def as_html(trace: Trace) -> str:
-    """Complete HTML page."""
-    style, script = resource("origins.css") + resource("page.css"), resource("page.js")
+def as_html(trace: Trace, beside: Trace | None = None) -> str:
+    """Complete HTML page. `beside` is another run, of which the page shows the same nodes beside the first one's."""
+    runs = [trace] if beside is None else [trace, beside]
+    return page(_title(trace), [as_data(each) for each in runs], resource("page.js"))
+
+
+def page(title: str, runs: Sequence[Mapping[str, object]], script: str, panel: str = "", style: str = "") -> str:
+    """HTML page that shows runs.
+
+    Args:
+        runs: at most two, as of `as_data`.
+        script: script of the page, which begins with page.js.
+        panel: HTML above the runs.
+        style: further rules.
+    """
+    style = resource("origins.css") + resource("page.css") + style
     policy = (
         f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'; img-src data:; "
-        "base-uri 'none'; form-action 'none'"
+        f"connect-src {'self' if panel else 'none'!r}; base-uri 'none'; form-action 'none'"
     )
-    title = html.escape(_title(trace))
-    numbers = "".join(f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in totals(trace))
     legend = "".join(f'<li><span class="{origin}">{origin}</span></li>' for origin in ORIGINS)
-    backend = html.escape(printable(f"{trace.head.backend} {trace.head.model}"))
     return Template(resource("page.html")).substitute(
-        policy=policy, title=title, backend=backend, totals=numbers, legend=legend, style=style, script=script,
-        trace=_embedded(trace),
+        policy=policy, title=html.escape(title), legend=legend, style=style, script=script, panel=panel,
+        runs=_embedded(runs),
     )  # fmt: skip
+
+
+def as_data(trace: Trace) -> dict[str, object]:
+    """Run as the page's script reads it."""
+    return {
+        "title": _title(trace),
+        "backend": _valid(f"{trace.head.backend} {trace.head.model}"),
+        "arguments": [(_valid(name), _valid(text)) for name, text in trace.head.arguments],
+        "totals": totals(trace),
+        "seconds": trace.head.seconds,
+        "nodes": [_node(node) for node in trace.nodes],
+    }
 
 
 def _title(trace: Trace) -> str:
@@ -97,9 +119,8 @@ def totals(trace: Trace) -> list[tuple[str, str]]:
     return [*((name, f"{count:,}") for name, count in counts.items()), ("time", f"{usage.total_s:.3f} s")]
 
 
-def _embedded(trace: Trace) -> str:
-    """Trace as JSON for an HTML script block: contains no `<`, which could end the block."""
-    data = {"seconds": trace.head.seconds, "nodes": [_node(node) for node in trace.nodes]}
+def _embedded(data: object) -> str:
+    """JSON for an HTML script block: contains no `<`, which could end the block."""
     text = msgspec.json.encode(data).decode()
     return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
 
@@ -170,12 +191,13 @@ def _choices(results: Sequence[Generation | Selection]) -> list[tuple[str, float
 
 
 def _tokens(generation: Generation) -> list[dict[str, Any]]:
-    """Tokens, each with its id, and with its text and log-probabilities (drawn from, the model's own, of all allowed
-    tokens) as far as they are known."""
+    """Tokens, each with its id, and with its text, log-probabilities (drawn from, the model's own, of all allowed
+    tokens) and alternatives as far as they are known."""
     logprobs, scores = generation.output_logprobs, generation.scores
     found: list[dict[str, Any]] = [{"id": token} for token in generation.token_ids]
     for each, entry in zip(found, logprobs):
-        each |= {"id": entry.token_id, "drawn": entry.logprob}
+        top = [(_valid(text or str(token)), logprob) for logprob, token, text in entry.top]
+        each |= {"id": entry.token_id, "drawn": entry.logprob, "top": top}
         each |= {} if entry.text is None else {"text": _valid(entry.text)}
     start = 0
     scored = () if scores is None else zip(scores.logprobs, scores.allowed, scores.ends)

@@ -15,7 +15,7 @@ import msgspec
 
 from sglang_lite import wire
 from sglang_lite.lang.runs import files
-from sglang_lite.protocol import TraceHead, TraceNode, Usage, total_usage
+from sglang_lite.protocol import ParameterError, TraceHead, TraceNode, Usage, total_usage
 
 _SAVED = "Give a file that Trace.save has written."
 
@@ -58,17 +58,22 @@ class Trace:
         """Number of tokens that were generated in vain: by attempts that failed, and by nodes that were rolled back."""
         return sum(node.thrown_away for node in self.nodes)
 
-    def save(self, path: files.AnyPath) -> None:
+    def save(self, path: files.AnyPath, beside: Trace | None = None) -> None:
         """Writes the trace: as JSON lines, or as an HTML page if `path` ends in `.html` or `.htm`.
 
+        Args:
+            beside: trace of another run, which the page shows beside this one; None for this one alone.
+
         Raises:
-            ParameterError: the file can't be written.
+            ParameterError: the file can't be written, or `beside` is given for a file that is no page.
             WireError: a value can't be serialised (metadata of a user's backend, for example).
         """
         if Path(path).suffix.lower() in (".html", ".htm"):
             from sglang_lite.lang.runs.page import as_html
 
-            content = as_html(self).encode()
+            content = as_html(self, beside).encode()
+        elif beside is not None:
+            raise ParameterError("beside", f"{path} is no page.", hint="Let its name end in .html.")
         else:
             content = b"".join(wire.encode(record) + b"\n" for record in (self.head, *self.nodes))
         files.write(path, content)

@@ -34,7 +34,7 @@ class Page(HTMLParser):
         assert not [name for name in given if name.startswith("on") or name == "style"]
         if given.get("http-equiv") == "Content-Security-Policy":
             self.policy = given["content"]
-        if tag not in ("meta", "link"):
+        if tag not in ("meta", "link", "input"):
             self._open.append(tag if "type" not in given else f"{tag} {given['type']}")
 
     def handle_endtag(self, tag):
@@ -46,7 +46,7 @@ class Page(HTMLParser):
 
 
 def data(page: Page):
-    return json.loads(page.inside["script application/json"])
+    return json.loads(page.inside["script application/json"])[0]
 
 
 @pytest.fixture(scope="module")
@@ -129,6 +129,11 @@ def test_a_long_text_is_cut_with_a_note():
     assert (len(node["pieces"][0][0]), node["cut"]) == (20_000, 980_000)
 
 
+def test_it_has_the_arguments_of_the_program(trace):
+    [(name, text)] = data(Page(as_html(trace)))["arguments"]
+    assert (name, text) == ("question", EVIL[:-1])
+
+
 def test_an_empty_trace_has_a_page():
     assert data(Page(as_html(Trace(TraceHead(0), ()))))["nodes"] == []
 
@@ -162,3 +167,31 @@ def test_show_writes_the_page(trace, tmp_path, monkeypatch):
 def test_a_trace_saved_as_html_is_the_page(trace, tmp_path, name):
     trace.save(tmp_path / name)
     assert (tmp_path / name).read_text(encoding="utf-8") == as_html(trace)
+
+
+def test_two_runs_are_one_page(trace, tmp_path):
+    other = Trace(TraceHead(1, arguments=(("n", "1"),)), (TraceNode("text", text="other"),))
+    trace.save(tmp_path / "two.html", beside=other)
+    runs = json.loads(Page((tmp_path / "two.html").read_text(encoding="utf-8")).inside["script application/json"])
+    assert [len(run["nodes"]) for run in runs] == [len(trace.nodes), 1]
+    assert runs[1]["arguments"] == [["n", "1"]]
+    with pytest.raises(sgl.ParameterError, match="is no page"):
+        trace.save(tmp_path / "two.jsonl", beside=other)
+
+
+def test_long_and_broken_arguments_are_shortened():
+    class Broken:
+        def __repr__(self):
+            raise ValueError
+
+    @sgl.function
+    def program(s, text, rows, broken):
+        s += "a"
+
+    found = dict(
+        program.run("x" * 9000, ["y"] * 9000, broken=Broken(), backend=sgl.ScriptedBackend()).trace().head.arguments
+    )
+    assert list(found) == ["text", "rows", "broken"]
+    assert len(found["text"]) == 2000
+    assert len(found["rows"]) < 200
+    assert "Broken instance" in found["broken"]

@@ -107,6 +107,12 @@ def test_the_command_overwrites_no_trace_and_says_what_it_can_not_write(file, ou
     assert file.read_bytes() == before
 
 
+def test_the_command_shows_another_run_beside_it(file, tmp_path, capsys):
+    Trace(TraceHead(1), (TraceNode("text", text="the other run"),)).save(tmp_path / "other.jsonl")
+    assert cli.main(["trace", str(file), str(tmp_path / "other.jsonl")]) == 0
+    assert "the other run" in file.with_suffix(".html").read_text()
+
+
 def test_the_command_says_which_line_is_wrong(file, capsys):
     changed(file, 2, cached=99)
     assert cli.main(["trace", str(file)]) == 1
