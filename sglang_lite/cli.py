@@ -51,6 +51,11 @@ _GROUPS = {
             "sglang-lite run prog.py --arg day=Monday",
         ),
         _Command(
+            "playground",
+            "open a page that changes a program's prompts, schemas and answers, and runs it",
+            "sglang-lite playground prog.py",
+        ),
+        _Command(
             "lint",
             "find faults in programs without running them; count the tokens that runs share",
             "sglang-lite lint prog.py --data rows.jsonl",
@@ -214,6 +219,21 @@ def _add_run(run: argparse.ArgumentParser) -> None:
     run.set_defaults(run=_run)
 
 
+def _add_playground(playground: argparse.ArgumentParser) -> None:
+    playground.add_argument(
+        "file",
+        metavar="FILE[:FUNCTION]",
+        help="a Python file; it is imported, so all its code except the __main__ part runs",
+    )
+    playground.add_argument(
+        "--model", help="a model, as for Engine (default: what the file has set, or the default model)"
+    )
+    playground.add_argument(
+        "--port", type=int, default=0, help="port of the page on this machine (default: a free one)"
+    )
+    playground.set_defaults(run=_playground)
+
+
 def _add_grammar(grammar: argparse.ArgumentParser) -> None:
     actions = grammar.add_subparsers(dest="action", required=True, metavar="ACTION")
     check = actions.add_parser(
@@ -276,6 +296,7 @@ def _add_bench(bench: argparse.ArgumentParser) -> None:
 
 _FLAGS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
     "init": _add_init, "doctor": _add_doctor, "chat": _add_chat, "completion": _add_completion, "run": _add_run,
+    "playground": _add_playground,
     "lint": _add_lint, "trace": _add_trace, "grammar": _add_grammar, "models": _add_models, "warm": _add_warm,
     "bench": _add_bench,
 }  # fmt: skip
@@ -291,9 +312,13 @@ def _serve_flags(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> N
 
         from sglang_lite.server import flags
     except ModuleNotFoundError as error:
-        problem = f"sglang-lite: {error}. The server needs more packages: pip install 'sglang-lite[server]'"
-        raise SystemExit(problem) from error
+        raise _packages_missing(error) from error
     flags.add(parser)
+
+
+def _packages_missing(error: ModuleNotFoundError) -> SystemExit:
+    """Exit with the message that the packages of a server are missing."""
+    return SystemExit(f"sglang-lite: {error}. A server needs more packages: pip install 'sglang-lite[server]'")
 
 
 def _serve(options: argparse.Namespace) -> int:
@@ -401,6 +426,23 @@ def _run(options: argparse.Namespace) -> int:
             failed |= "error" in result and len(result) == 1
             print(json.dumps(result, ensure_ascii=ascii_only, indent=None if options.rows else 2), flush=True)
     return 1 if failed else 0
+
+
+def _playground(options: argparse.Namespace) -> int:
+    from sglang_lite.engine.engine import Engine
+    from sglang_lite.playground.programs import Playground
+    from sglang_lite.server.http.sockets import bound
+
+    try:
+        from sglang_lite.playground.app import serve
+    except ModuleNotFoundError as error:
+        raise _packages_missing(error) from error
+    file, function = _file_and_function(options.file)
+    with contextlib.ExitStack() as stack:
+        listening = stack.enter_context(bound("127.0.0.1", options.port))
+        engine = None if options.model is None else stack.enter_context(Engine(options.model))
+        serve(Playground(file, function, engine), listening, partial(print, flush=True))
+    return 0
 
 
 def _file_and_function(text: str) -> tuple[Path, str | None]:

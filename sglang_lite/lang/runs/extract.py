@@ -9,8 +9,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from sglang_lite.lang.runs.page import ORIGINS, resource, totals
+from sglang_lite.lang.runs.page import totals
 from sglang_lite.markup import Markup, cut, element, escaped, fragment
+from sglang_lite.page.render import ORIGINS, resource
 from sglang_lite.protocol import Generation, Selection, TokenScores, TraceNode
 
 if TYPE_CHECKING:

@@ -1,36 +1,26 @@
-"""Rendering of a trace as one self-contained HTML page.
-
-Texts are data in the page: they are in a block of JSON that is not executed. The page's Content-Security-Policy allows
-only its own script, by hash, and no network access.
-"""
+"""A trace as its page shows it: in the browser, in a notebook, as a file."""
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import html
 import math
 import os
 import tempfile
 import webbrowser
-from collections.abc import Mapping, Sequence
-from functools import cache
-from importlib.resources import files
+from collections.abc import Sequence
 from pathlib import Path
-from string import Template
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from sglang_lite.kernel import Output, in_kernel
 from sglang_lite.markup import Markup, element, fragment, printable
+from sglang_lite.page.render import page
 from sglang_lite.protocol import CacheMiss, Generation, Selection, TraceNode
 
 if TYPE_CHECKING:
     from sglang_lite.lang.runs.trace import Trace  # whose `save` imports this module
 
 LONGEST_TEXT: Final = 20_000  # maximum number of characters of a node on the page
-ORIGINS: Final = ("constant", "cached", "generated", "forced", "chosen", "joined", "rejected")
 _WHY: Final = {
     "never_seen": ("never seen", "No prompt that the cache has seen begins so."),
     "evicted": ("evicted", "It was in the cache and was dropped, for want of room or by a flush."),
@@ -65,29 +55,7 @@ def inline(trace: Trace) -> Markup:
 
 def as_html(trace: Trace, beside: Trace | None = None) -> str:
     """Complete HTML page. `beside` is another run, of which the page shows the same nodes beside the first one's."""
-    runs = [trace] if beside is None else [trace, beside]
-    return page(_title(trace), [as_data(each) for each in runs], resource("page.js"))
-
-
-def page(title: str, runs: Sequence[Mapping[str, object]], script: str, panel: str = "", style: str = "") -> str:
-    """HTML page that shows runs.
-
-    Args:
-        runs: at most two, as of `as_data`.
-        script: script of the page, which begins with page.js.
-        panel: HTML above the runs.
-        style: further rules.
-    """
-    style = resource("origins.css") + resource("page.css") + style
-    policy = (
-        f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'; img-src data:; "
-        f"connect-src {'self' if panel else 'none'!r}; base-uri 'none'; form-action 'none'"
-    )
-    legend = "".join(f'<li><span class="{origin}">{origin}</span></li>' for origin in ORIGINS)
-    return Template(resource("page.html")).substitute(
-        policy=policy, title=html.escape(title), legend=legend, style=style, script=script, panel=panel,
-        runs=_embedded(runs),
-    )  # fmt: skip
+    return page(_title(trace), [as_data(each) for each in (trace, beside) if each is not None])
 
 
 def as_data(trace: Trace) -> dict[str, object]:
@@ -117,12 +85,6 @@ def totals(trace: Trace) -> list[tuple[str, str]]:
         "thrown away": trace.thrown_away,
     }  # fmt: skip
     return [*((name, f"{count:,}") for name, count in counts.items()), ("time", f"{usage.total_s:.3f} s")]
-
-
-def _embedded(data: object) -> str:
-    """JSON for an HTML script block: contains no `<`, which could end the block."""
-    text = msgspec.json.encode(data).decode()
-    return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
 
 
 def _node(node: TraceNode) -> dict[str, Any]:
@@ -220,13 +182,3 @@ def _sure(generation: Generation) -> dict[str, float] | None:
 def _valid(text: str) -> str:
     """Text without lone surrogates, which can't be encoded."""
     return text.encode("utf-8", "replace").decode()
-
-
-@cache
-def resource(name: str) -> str:
-    """Text of a file beside this one."""
-    return files("sglang_lite.lang.runs").joinpath(name).read_text(encoding="utf-8")
-
-
-def _digest(text: str) -> str:
-    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"

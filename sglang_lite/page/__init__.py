@@ -1,0 +1,1 @@
+"""HTML pages that show runs: of traces, the playground, and a server."""

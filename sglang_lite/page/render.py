@@ -1,0 +1,59 @@
+"""HTML pages that show runs: one file each, with nothing from elsewhere.
+
+Texts are data in a page: they are in a block of JSON that is not executed, and the script makes text nodes of them. The
+Content-Security-Policy allows only the page's own script and style, by hash.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib.resources import files
+from string import Template
+from typing import Final
+
+import msgspec
+
+ORIGINS: Final = ("constant", "cached", "generated", "forced", "chosen", "joined", "rejected")
+
+
+def page(title: str, runs: Sequence[Mapping[str, object]], edited_by: str | None = None) -> str:
+    """Complete HTML page.
+
+    Args:
+        runs: at most two runs, which are shown beside each other, as page.js reads them.
+        edited_by: name of a panel above the runs, with files NAME.html, .css and .js here; None for none. Its script
+            may send requests to where the page comes from.
+    """
+    panel = "" if edited_by is None else resource(f"{edited_by}.html")
+    style, script = resource("origins.css") + resource("page.css"), resource("page.js")
+    if edited_by is not None:
+        style, script = style + resource(f"{edited_by}.css"), script + resource(f"{edited_by}.js")
+    policy = (
+        f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'; img-src data:; "
+        f"connect-src '{'none' if edited_by is None else 'self'}'; base-uri 'none'; form-action 'none'"
+    )
+    legend = "".join(f'<li><span class="{origin}">{origin}</span></li>' for origin in ORIGINS)
+    return Template(resource("page.html")).substitute(
+        policy=policy, title=html.escape(title), legend=legend, style=style, script=script, panel=panel,
+        runs=_embedded(runs),
+    )  # fmt: skip
+
+
+def _embedded(data: object) -> str:
+    """JSON for an HTML script block: contains no `<`, which could end the block."""
+    text = msgspec.json.encode(data).decode()
+    return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
+
+
+@cache
+def resource(name: str) -> str:
+    """Text of a file beside this one."""
+    return files("sglang_lite.page").joinpath(name).read_text(encoding="utf-8")
+
+
+def _digest(text: str) -> str:
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"

@@ -1,0 +1,100 @@
+"""The playground's web application, for this machine alone: its page, and what the page asks for."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import secrets
+import socket
+import threading
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+import msgspec
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+from starlette.routing import Route
+
+from sglang_lite.page.render import page
+from sglang_lite.playground.programs import ConstraintText, Playground, RerunRequest, RunRequest, report
+
+_MAX_BODY = 4 * 2**20
+_HEADERS = {
+    "cache-control": "no-store",
+    "content-security-policy": "frame-ancestors 'none'",
+    "referrer-policy": "no-referrer",  # the address has the token
+    "x-content-type-options": "nosniff",
+}
+_Body = TypeVar("_Body", RunRequest, RerunRequest, ConstraintText)
+
+
+def application(playground: Playground, token: str, port: int) -> Starlette:
+    """ASGI application of a playground.
+
+    Args:
+        token: what the address of the page, and each of its requests, must have.
+        port: port that it is served at. Requests by other names than the loopback's are refused, so that no web page
+            can reach it by a name that leads here.
+    """
+    hosts = {f"{name}:{port}" for name in ("127.0.0.1", "localhost")}
+
+    def refused(request: Request, given: str) -> Response | None:
+        host, origin = request.headers.get("host", ""), request.headers.get("origin")
+        if host not in hosts or origin not in (None, f"http://{host}"):
+            return _answer({"error": {"text": "Requests of other pages are refused."}}, 403)
+        if not hmac.compare_digest(given.encode(), token.encode()):
+            return _answer({"error": {"text": "The token is wrong. Open the address that was printed."}}, 401)
+        return None
+
+    async def opened(request: Request) -> Response:
+        return refused(request, request.query_params.get("token", "")) or HTMLResponse(
+            page("Playground", [], "playground"), headers=_HEADERS
+        )
+
+    def asking(kind: type[_Body] | None, answer: Callable[..., Any]) -> Callable[[Request], Awaitable[Response]]:
+        async def endpoint(request: Request) -> Response:
+            if failed := refused(request, request.headers.get("x-token", "")):
+                return failed
+            body = bytearray()
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > _MAX_BODY:
+                    return _answer({"error": {"text": "The request is too large."}}, 413)
+            try:
+                arguments = [] if kind is None else [msgspec.json.decode(body, type=kind)]
+            except msgspec.DecodeError as error:
+                return _answer({"error": {"text": str(error)}}, 400)
+            return _answer(await asyncio.to_thread(answer, *arguments))
+
+        return endpoint
+
+    return Starlette(
+        routes=[
+            Route("/", opened),
+            Route("/programs", asking(None, playground.described), methods=["POST"]),
+            Route("/run", asking(RunRequest, playground.run), methods=["POST"]),
+            Route("/rerun", asking(RerunRequest, playground.rerun), methods=["POST"]),
+            Route("/check", asking(ConstraintText, report), methods=["POST"]),
+        ]
+    )
+
+
+def _answer(content: object, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(content), status, _HEADERS, "application/json")
+
+
+def serve(playground: Playground, listening: socket.socket, announce: Callable[[str], object]) -> None:
+    """Serves a playground until the process is interrupted.
+
+    Args:
+        listening: socket bound to the loopback.
+        announce: function that is called with the page's address.
+    """
+    port, token = listening.getsockname()[1], secrets.token_urlsafe(16)
+    server = uvicorn.Server(uvicorn.Config(application(playground, token, port), log_level="warning", access_log=False))
+    listening.listen()
+    threading.Thread(target=playground.prepare, daemon=True).start()
+    announce(f"http://127.0.0.1:{port}/?token={token}")
+    server.run([listening])

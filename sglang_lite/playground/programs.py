@@ -1,0 +1,239 @@
+"""Programs of a file, run with changed texts, and what the page shows of their runs."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import inspect
+import json
+import linecache
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final
+
+import msgspec
+
+from sglang_lite import grammar
+from sglang_lite.commands.run_file import arguments_of
+from sglang_lite.lang.backend.default import BackendLike, backend_for
+from sglang_lite.lang.function import SglFunction
+from sglang_lite.lang.runs.page import as_data
+from sglang_lite.lang.state import ProgramState
+from sglang_lite.lint.files import fitting, load, programs_in
+from sglang_lite.playground.source_texts import edited, texts_of
+from sglang_lite.protocol import Constraint, Ebnf, ParameterError, Regex, SglError
+from sglang_lite.protocol.anything import UserValue
+
+_RUNS: Final = 20  # number of runs that can be run again; older ones are forgotten
+_TIMEOUT_S: Final = 120.0
+
+
+class RunRequest(msgspec.Struct):
+    """Run that the page asks for.
+
+    Attributes:
+        version: version of the file that the page shows, as of `described`.
+        program: name of the program.
+        arguments: its arguments, as typed.
+        edits: new texts, by their place.
+        seed: seed of the draws; None for another one each time.
+    """
+
+    version: str
+    program: str
+    arguments: dict[str, str] = {}
+    edits: dict[int, str] = {}
+    seed: int | None = None
+
+
+class RerunRequest(msgspec.Struct):
+    """Run that is run again from a node on.
+
+    Attributes:
+        run: number of the run.
+        at: variable of the node.
+        value: text of the new answer; None to ask again.
+    """
+
+    run: int
+    at: str
+    value: str | None = None
+
+
+class ConstraintText(msgspec.Struct):
+    """Constraint that is being typed: its kind, as of a SourceText, and its text."""
+
+    kind: str
+    text: str
+
+
+class _ChangedError(ParameterError):
+    """The page shows texts of another version of the file."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    version: str
+    source: str
+    module: ModuleType
+
+
+_KINDS: Final[Mapping[str, Callable[[str], Constraint]]] = {
+    "json_schema": grammar.json_schema, "regex": Regex, "ebnf": Ebnf,
+}  # fmt: skip
+
+
+class Playground:
+    """Programs of a file. The file is loaded again when it has changed.
+
+    Args:
+        file: Python file.
+        function: name of the only program to show; None for all.
+        backend: backend of the runs; None for the one that the file has set, or the default.
+    """
+
+    def __init__(self, file: Path, function: str | None = None, backend: BackendLike | None = None) -> None:
+        self._file, self._function, self._backend = file, function, backend
+        self._loaded: _Loaded | None = None
+        self._runs: dict[int, ProgramState] = {}
+        self._last = 0
+        self._lock = threading.Lock()  # one run at a time: they share the file's names
+
+    def prepare(self) -> None:
+        """Starts what a run needs, so that the first one waits less. Errors are those of the first run."""
+        with self._lock, contextlib.suppress(Exception):
+            self._load()
+            backend_for(self._backend)
+
+    def described(self) -> dict[str, object]:
+        """Programs with their parameters, and the texts that can be changed; or the `error` of loading the file."""
+        try:
+            with self._lock:
+                loaded = self._load()
+            programs = programs_in(loaded.module, self._function)
+            _, texts = texts_of(loaded.source, loaded.module)
+        except Exception as error:
+            return {"error": self._told(error)}
+        return {
+            "version": loaded.version,
+            "programs": [{"name": name, "parameters": _parameters(each)} for name, each in programs.items()],
+            "texts": [
+                {"kind": each.kind, "line": each.line, "program": each.program, "text": each.text} for each in texts
+            ],
+        }  # fmt: skip
+
+    def run(self, asked: RunRequest) -> dict[str, object]:
+        """Runs a program. Its `error` says what failed, and on which line."""
+        return self._shown(lambda: self._run(asked))
+
+    def rerun(self, changed: RerunRequest) -> dict[str, object]:
+        """Runs a program again, with another answer of one of its nodes."""
+
+        def again() -> ProgramState:
+            earlier = self._runs.get(changed.run)
+            if earlier is None:
+                raise ParameterError("run", f"run {changed.run} is forgotten.", hint="Run the program again.")
+            return earlier.rerun(changed.at, changed.value)
+
+        return self._shown(again)
+
+    def _run(self, asked: RunRequest) -> ProgramState:
+        loaded = self._load()
+        if asked.version != loaded.version:
+            raise _ChangedError("FILE", f"{self._file} has changed.", hint="The page has its new texts now: run again.")
+        if asked.program not in programs_in(loaded.module, self._function):
+            raise ParameterError("program", f"there is no program {asked.program!r:.60}.")
+        found = edited(loaded.source, loaded.module, asked.edits)[asked.program]
+        assert isinstance(found, SglFunction)
+        given = [f"{name}={text}" for name, text in asked.arguments.items()]
+        [arguments] = fitting(found, [arguments_of(found, given)], None, "argument")
+        backend = backend_for(self._backend)
+        takes = backend.capabilities.params
+        told: dict[str, Any] = {"return_logprob": True, "top_logprobs_num": 5, "return_text_in_logprobs": True}
+        options = {**arguments, **(told if takes is None or told.keys() <= takes else {})}
+        run: Callable[..., ProgramState] = found.run
+        return run(backend=backend, seed=asked.seed, timeout=_TIMEOUT_S, **options)
+
+    def _shown(self, run: Callable[[], ProgramState]) -> dict[str, object]:
+        """Number and data of a run, as the page shows it, and its error or None."""
+        began = time.perf_counter()
+        with self._lock:
+            try:
+                state = run()
+                error = state.error()
+            except Exception as failure:  # of the user's program, too
+                return {"error": self._told(failure), "changed": isinstance(failure, _ChangedError)}
+            self._last += 1
+            self._runs[self._last] = state
+            self._runs.pop(self._last - _RUNS, None)
+        return {
+            "run": self._last, "seconds": time.perf_counter() - began, "data": as_data(state.trace()),
+            "error": None if error is None else self._told(error),
+        }  # fmt: skip
+
+    def _load(self) -> _Loaded:
+        try:
+            source = self._file.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ParameterError("FILE", f"{self._file}: {error}.") from error
+        if self._loaded is None or self._loaded.source != source:
+            self._loaded = None
+            linecache.checkcache(str(self._file.resolve()))
+            self._loaded = _Loaded(hashlib.sha256(source.encode()).hexdigest(), source, load(self._file))
+        return self._loaded
+
+    def _told(self, error: BaseException) -> dict[str, object]:
+        """Message of an error, and the line of the file where it happened, with its number."""
+        text = str(error) if isinstance(error, SglError) else f"{type(error).__name__}: {error}"
+        line = self._line(error)
+        code = "" if line is None else linecache.getline(str(self._file.resolve()), line).rstrip("\n")
+        return {"text": text, "line": line, "code": code}
+
+    def _line(self, error: BaseException | None) -> int | None:
+        file = str(self._file.resolve())
+        while error is not None:
+            if isinstance(error, SyntaxError) and error.filename == file:
+                return error.lineno
+            if isinstance(error, SglError) and error.where is not None and error.where.file == file:
+                return error.where.line
+            frames = inspect.getinnerframes(error.__traceback__) if error.__traceback__ else []
+            lines = [frame.lineno for frame in frames if frame.filename == file]
+            if lines:
+                return lines[-1]
+            error = error.__cause__
+        return None
+
+
+def _parameters(program: SglFunction) -> list[dict[str, str]]:
+    """Parameters of a program, each with its default or what `bind` has given, as it would be typed."""
+    found = []
+    for each in program.signature.parameters.values():
+        default = program.bind_arguments.get(each.name, each.default)
+        found.append({"name": each.name, "text": "" if default is each.empty else _typed(default)})
+    return found
+
+
+def _typed(value: UserValue) -> str:
+    try:
+        return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    except (TypeError, ValueError):
+        return str(value)
+
+
+def report(checked: ConstraintText) -> dict[str, object]:
+    """Report on a constraint: what is refused, what is only checked in the finished value, and an example."""
+    kind = _KINDS.get(checked.kind)
+    try:
+        if kind is None:
+            raise ParameterError("kind", f"{checked.kind!r:.60} is not one of {', '.join(_KINDS)}.")
+        found = grammar.check(kind(checked.text))
+    except SglError as error:
+        return {"refused": [("", str(error))], "checked": [], "remarks": [], "rules": 0, "example": None}
+    return {
+        "refused": found.refused, "checked": found.checked, "remarks": found.remarks, "rules": found.rules,
+        "example": found.example,
+    }  # fmt: skip
