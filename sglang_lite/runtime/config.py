@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, fields
-from typing import Any, Concatenate, Literal, ParamSpec, get_args, get_type_hints
+from typing import Any, Concatenate, Literal, ParamSpec, TypeAlias, get_args, get_type_hints
 
 from sglang_lite.protocol import ParameterError
 from sglang_lite.protocol.anything import UserValue
@@ -29,6 +29,13 @@ _MAX = {
 _WHOLE = -1  # value of step_tokens that prefills prompts whole
 DEFAULT_MODEL = "smollm2-135m"
 _P = ParamSpec("_P")
+
+
+# How matrices are quantised while they are loaded, or how a checkpoint says that they are.
+QuantizationName: TypeAlias = Literal[
+    "fp8", "int4", "int8", "nf4", "awq", "awq_marlin", "gptq", "gptq_marlin", "compressed-tensors", "bitsandbytes",
+    "modelopt", "modelopt_fp8", "modelopt_fp4", "mxfp4", "w8a8_int8", "w8a8_fp8", "fbgemm_fp8",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +141,7 @@ class EngineConfig:
     special_tokens_in_roles: bool = False
     device: str = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16", "int8"] = "auto"
-    quantization: Literal["fp8"] | None = None
+    quantization: QuantizationName | None = None
     kv_dtype: Literal["auto", "fp8"] = "auto"
     context_length: int | None = None
     max_total_tokens: int | None = None
@@ -212,7 +219,7 @@ class EngineConfig:
             ("load_format", ("auto", "safetensors", "gguf", "dummy")),
             ("dtype", ("auto", "float32", "bfloat16", "float16", "int8")),
             ("jump_forward", ("safe", "off")),
-            ("quantization", (None, "fp8")),
+            ("quantization", (None, *get_args(QuantizationName))),
             ("kv_dtype", ("auto", "fp8")),
             ("policy", ("lpm", "fcfs", "priority")),
             ("constraint_backend", get_args(ConstraintBackend)),

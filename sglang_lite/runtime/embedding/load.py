@@ -101,6 +101,6 @@ def _sources(
     if config.load_format == "dummy":
         return DummySource(device), [DummySource(device) for _ in spec.dense]
     declared = read_quantisation(path)
-    source = open_folder(path, declared.block)
+    source = open_folder(path, declared.matrices)
     declared.check(source)
     return source, [open_folder(layer.folder) for layer in spec.dense]

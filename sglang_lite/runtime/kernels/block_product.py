@@ -15,7 +15,7 @@ import torch
 SOURCE = Path(__file__).with_suffix(".cpp")
 _POINTER, _INT, _LONG = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64
 _OUTPUTS = 16  # outputs in a register, of which a matrix must have a multiple
-_BLOCK = 32
+BLOCK = 32  # columns of a block
 
 
 def is_supported() -> bool:
@@ -25,7 +25,7 @@ def is_supported() -> bool:
 
 def fits(outputs: int, inputs: int) -> bool:
     """True if matrices [outputs, inputs] can be multiplied."""
-    return outputs % _OUTPUTS == 0 and inputs % _BLOCK == 0
+    return outputs % _OUTPUTS == 0 and inputs % BLOCK == 0
 
 
 class Matrix(ctypes.Structure):
@@ -68,7 +68,7 @@ class BlockProduct:
         elif minimum is not None:
             kind, numbers = "8_minimum", 32
         else:
-            kind, numbers = ("8" if scale.shape[1] * _BLOCK == self._inputs else "8_halves"), 32
+            kind, numbers = ("8" if scale.shape[1] * BLOCK == self._inputs else "8_halves"), 32
         halves = [None if x is None else x.half().contiguous() for x in (scale, minimum)]
         size = q.numel() // 32 * numbers + sum(x.nbytes for x in halves if x is not None)
         self._blocks = torch.empty(size, dtype=torch.uint8)
@@ -89,7 +89,7 @@ class BlockProduct:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         x, rows = x.contiguous(), len(x)
         out = x.new_empty((rows, self._outputs))
-        buffer = torch.empty(rows * (self._inputs // 2 + 2 * self._inputs // _BLOCK))  # integers, scales and sums
+        buffer = torch.empty(rows * (self._inputs // 2 + 2 * self._inputs // BLOCK))  # integers, scales and sums
         matrix = self.matrices[x.dtype]
         self._run(matrix, x.data_ptr(), out.data_ptr(), rows, buffer.data_ptr(), torch.get_num_threads())
         return out

@@ -172,9 +172,11 @@ class _Inspection:
     def _source(self) -> HeaderSource | None:
         if self._headers is None:
             return None
-        source = HeaderSource(str(self.path), self._headers)
-        if self.path.is_dir():
-            read_quantisation(self.path).check(source)
+        if not self.path.is_dir():
+            return HeaderSource(str(self.path), self._headers)
+        declared = read_quantisation(self.path)
+        source = HeaderSource(str(self.path), self._headers, declared.matrices.packings)
+        declared.check(source)
         return source
 
     def _fit_decoder(self, spec: ModelSpec) -> None:

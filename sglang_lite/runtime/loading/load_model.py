@@ -196,9 +196,10 @@ def _source(files: ModelFiles, spec: ModelSpec, config: EngineConfig) -> WeightS
         return DummySource(pick_device(config)) if dummy else GgufSource(files.gguf, spec)
     path = files.path
     declared = read_quantisation(path)
+    declared.check_name(config.quantization)
     if config.load_format == "dummy":
         return DummySource(pick_device(config))
-    source = open_folder(path, declared.block)
+    source = open_folder(path, declared.matrices)
     _check_format("safetensors" if isinstance(source, SafetensorsSource) else "bin", config, path)
     declared.check(source)
     return source

@@ -9,7 +9,7 @@ import torch
 
 from sglang_lite.protocol import ModelError
 from sglang_lite.runtime.models.parameters import CheckpointSlice, ParameterSpec
-from sglang_lite.runtime.models.weights.source import EncodedMatrix, Weight, WeightSource
+from sglang_lite.runtime.models.weights.source import EncodedMatrix, EncodedStack, Weight, WeightSource
 
 Table: TypeAlias = dict[tuple[str, int | None], ParameterSpec]  # parameters of a layer, by role and expert
 
@@ -23,7 +23,7 @@ class ParameterTensors:
 
     def __init__(self, source: WeightSource) -> None:
         self._source = source
-        self._stacks: dict[str, torch.Tensor] = {}  # tensors that hold several parameters, by name
+        self._stacks: dict[str, torch.Tensor | EncodedStack] = {}  # tensors that hold several parameters, by name
 
     def forget_stacks(self) -> None:
         """Frees the tensors of which parts were taken; called when a layer has taken all of its parts."""
@@ -48,9 +48,14 @@ class ParameterTensors:
         if not piece.part:
             return self._source.take(piece.name, piece.shape)
         if piece.name not in self._stacks:
-            whole = self._source.take(piece.name, piece.shape)
-            self._stacks[piece.name] = whole.decode(0, piece.shape[0]) if isinstance(whole, EncodedMatrix) else whole
+            taken = self._source.take_stack(piece.name, piece.shape)
+            self._stacks[piece.name] = taken.decode(0, piece.shape[0]) if isinstance(taken, EncodedMatrix) else taken
         whole = self._stacks[piece.name]
+        if isinstance(whole, EncodedStack):
+            expert, outputs = piece.part[0], piece.part[-1]
+            assert isinstance(expert, int)
+            assert isinstance(outputs, slice)
+            return whole.matrix(expert, outputs)
         if piece.groups > 1:
             return whole.view(piece.groups, -1, *whole.shape[1:])[:, *piece.part].flatten(0, 1)
         part = whole[piece.part]

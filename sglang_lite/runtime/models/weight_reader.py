@@ -27,7 +27,8 @@ from sglang_lite.runtime.models.parameter_tensors import ParameterTensors, Table
 from sglang_lite.runtime.models.parameters import ParameterSpec, head_name, layer_parameters, parameters
 from sglang_lite.runtime.models.precision import Precision
 from sglang_lite.runtime.models.spec import AttentionSpec, DenseSpec, ExpertsSpec, LatentSpec, LayerSpec, ModelSpec
-from sglang_lite.runtime.models.weights.source import Blocks, EncodedMatrix, Weight, WeightSource
+from sglang_lite.runtime.models.weights.blocks import Blocks
+from sglang_lite.runtime.models.weights.source import EncodedMatrix, Weight, WeightSource
 
 if TYPE_CHECKING:
     from sglang_lite.runtime.kernels.experts import ExpertMatrices

@@ -5,7 +5,7 @@ import torch
 
 from sglang_lite.runtime.kernels.block_product import SOURCE, BlockProduct, fits, is_supported
 from sglang_lite.runtime.kernels.cpu_library import cpu_library
-from sglang_lite.runtime.models.weights.source import Blocks
+from sglang_lite.runtime.models.weights.blocks import Blocks, Format
 
 OUTPUTS, INPUTS = 48, 160
 LIMITS = {torch.float32: 1e-4, torch.bfloat16: 4e-3}  # of the error, as a part of the result
@@ -32,7 +32,7 @@ def blocks(request):
     minimum = torch.randn(OUTPUTS, INPUTS // columns).mul(8).half().float() if has_minimum else None
     low, high, dtype = (0, 16, torch.uint8) if bits == 4 else (-128, 128, torch.int8)
     made = Blocks(torch.randint(low, high, (OUTPUTS, INPUTS), dtype=dtype), scale, minimum)
-    assert made.kind == request.param
+    assert made.format == Format(*request.param)
     return made
 
 

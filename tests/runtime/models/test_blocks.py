@@ -9,7 +9,7 @@ from sglang_lite.runtime.kernels.block_product import BlockProduct, is_supported
 from sglang_lite.runtime.loading.load_model import precision
 from sglang_lite.runtime.models.layers import linear
 from sglang_lite.runtime.models.layers.linear import DenseLinear, block_head, block_product, make_linear
-from sglang_lite.runtime.models.weights.source import Blocks
+from sglang_lite.runtime.models.weights.blocks import Blocks
 
 CPU = torch.device("cpu")
 needs_compiler = pytest.mark.skipif(

@@ -14,7 +14,7 @@ from sglang_lite.runtime.kernels.cpu_small_batch_step import ThreadedSmallBatchO
 from sglang_lite.runtime.loading.load_model import load_model
 from sglang_lite.runtime.models import cpu_small_batch, decoder
 from sglang_lite.runtime.models.layers import linear, linear_builder
-from sglang_lite.runtime.models.weights.source import Blocks
+from sglang_lite.runtime.models.weights.blocks import Blocks
 from tests.runtime.models.tiny import VOCAB, randomise, save
 from tests.runtime.models.zoo import tiny
 

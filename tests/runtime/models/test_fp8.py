@@ -19,6 +19,7 @@ from sglang_lite.runtime.models.layers.gpu_linear import Fp8Linear, GpuLinear
 from sglang_lite.runtime.models.precision import Precision
 from sglang_lite.runtime.models.read_config import spec_from_config
 from sglang_lite.runtime.models.weights.folder import open_folder
+from sglang_lite.runtime.models.weights.quantization_config import Matrices
 from tests.runtime.kernels import needs_kernels
 from tests.runtime.models.tiny import VOCAB, randomise, save
 
@@ -134,7 +135,7 @@ def test_what_model_optimizer_says_in_a_file_of_its_own(tmp_path):
     theirs.write_text(json.dumps({"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8"}}))
     with engine(folder) as running:
         assert logprobs(running) == pytest.approx(expected_of(reference), abs=1e-5)
-    for said, message in (({"quant_algo": "NVFP4"}, r"'modelopt' \(NVFP4\)"), ("FP8", "can't be understood")):
+    for said, message in (({"quant_algo": "W4A8"}, r"'modelopt' \(W4A8\)"), ("FP8", "can't be understood")):
         theirs.write_text(json.dumps({"quantization": said}))
         with pytest.raises(sgl.ModelError, match=rf"hf_quant_config.json: .*{message}"):
             engine(folder)
@@ -143,11 +144,10 @@ def test_what_model_optimizer_says_in_a_file_of_its_own(tmp_path):
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        *(({"quant_method": name}, f"'{name}'") for name in ("gptq", "awq", "mxfp4", "bitsandbytes")),
         ({"bits": 4}, "'unknown'"),
         ({"quant_method": "fp8", "fmt": "e5m2"}, r"'fp8' \(e5m2\)"),
-        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, r"'modelopt' \(NVFP4\)"),
-        (compressed("channel", type="int"), r"'compressed-tensors' \(int, 8 bits, a scale for each channel\)"),
+        ({"quant_method": "modelopt", "quant_algo": "W4A8"}, r"'modelopt' \(W4A8\)"),
+        (compressed("block", type="int"), r"'compressed-tensors' \(int, 8 bits, a scale for each block\)"),
         (compressed("group", num_bits=4), r"'compressed-tensors' \(float, 4 bits, a scale for each group\)"),
         ({**compressed(), "transform_config": {"x": 1}}, "rotated"),
         ("fp8", "`quantization_config`: 'fp8' is no JSON object"),
@@ -231,7 +231,7 @@ def test_a_product_in_eight_bits_takes_the_numbers_as_they_are(tmp_path, kind):
     """Exactly, where each output has one scale; nearly, where it has several."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     folder, reference = write(tmp_path, CONFIGS[kind][0], kind)
-    stored, source = open_state(folder), open_folder(folder, BLOCK)
+    stored, source = open_state(folder), open_folder(folder, Matrices(block=BLOCK))
     names = [f"model.layers.0.mlp.{name}_proj.weight" for name in ("gate", "up")]
     product = Fp8Linear([source.take(name, (80, 48)) for name in names], None, None, device)  # type: ignore[arg-type]  # no product is asked for
     ours = product.weight.float() * product.scales.unsqueeze(1)

@@ -14,10 +14,11 @@ from typing import TypeAlias
 import torch
 import torch.nn.functional as F
 
-from sglang_lite.runtime.kernels.block_product import SOURCE, BlockProduct, fits, is_supported
+from sglang_lite.runtime.kernels.block_product import BLOCK, SOURCE, BlockProduct, fits, is_supported
 from sglang_lite.runtime.kernels.cpu_library import cpu_library
 from sglang_lite.runtime.models.resolve import cache_folder
-from sglang_lite.runtime.models.weights.source import Blocks, Weight
+from sglang_lite.runtime.models.weights.blocks import Blocks, Format, order_of
+from sglang_lite.runtime.models.weights.source import Weight
 
 Linear: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
 
@@ -61,11 +62,11 @@ class TorchBlocks:
     """Linear layer with 4-bit blocks and bf16 activations through torch, used if no compiler is installed.
 
     Args:
-        blocks: matrices of the kind `KIND`, stacked along N.
+        blocks: matrices of the format `FORMAT` with their inputs in order, stacked along N.
         bias: bias [N], or None.
     """
 
-    KIND = (4, 32, True)
+    FORMAT = Format(4, 32, minimum=True)
 
     def __init__(self, blocks: Sequence[Blocks], bias: torch.Tensor | None) -> None:
         # torch's layout stands for (q - 8) * scale + zero; ours for q * scale + minimum.
@@ -203,29 +204,53 @@ def block_library() -> ctypes.CDLL | None:
 
 def block_product(parts: Sequence[Weight], bias: torch.Tensor | None) -> Linear | None:
     """Linear layer over a checkpoint's blocks without decoding, or None if one of the matrices doesn't allow it."""
-    blocks = [part for part in parts if isinstance(part, Blocks)]
-    alike = [list(run) for _, run in itertools.groupby(blocks, key=lambda part: part.kind)]
+    blocks = [found for part in parts if (found := _multipliable(part)) is not None]
+    alike = [list(run) for _, run in itertools.groupby(blocks, key=lambda part: (part.format, order_of(part)))]
     if len(blocks) < len(parts) or not all(fits(*stacked_shape(run)) for run in alike):
         return None
     library = block_library()
     if library is None:
         return None
-    products, start = [], 0
+    products: list[BlockProduct | ReorderedInputs] = []
+    start = 0
     for run in alike:
         end = start + stacked_shape(run)[0]
         q, scale = torch.cat([b.q for b in run]), torch.cat([b.scale for b in run])
         minima = [b.minimum for b in run if b.minimum is not None]
         minimum = torch.cat(minima) if minima else None
-        products.append(BlockProduct(library, q, scale, minimum, None if bias is None else bias[start:end]))
+        product = BlockProduct(library, q, scale, minimum, None if bias is None else bias[start:end])
+        products.append(product if run[0].order is None else ReorderedInputs(product, run[0].order))
         start = end
     return products[0] if len(products) == 1 else StackedProducts(tuple(products))
+
+
+def _multipliable(part: Weight) -> Blocks | None:
+    """Blocks of a size and kind that `BlockProduct` takes with the values of a matrix, or None."""
+    blocks = part.as_integers() if isinstance(part, Blocks) else None
+    if blocks is None or (blocks.format.bits, blocks.format.group, blocks.format.minimum) == (8, 16, False):
+        return blocks
+    blocks = blocks.in_groups(BLOCK)
+    if blocks is not None and blocks.format.bits == 4 and blocks.minimum is None:
+        return Blocks(blocks.q, blocks.scale, torch.zeros_like(blocks.scale), order=blocks.order)
+    return blocks
+
+
+@dataclass(frozen=True, slots=True)
+class ReorderedInputs:
+    """Linear layer whose weights have their inputs in another order."""
+
+    product: Linear
+    order: torch.Tensor
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return self.product(x[:, self.order])
 
 
 @dataclass(frozen=True, slots=True)
 class StackedProducts:
     """Linear layer whose outputs are split among products with blocks of different kinds."""
 
-    products: tuple[BlockProduct, ...]
+    products: tuple[BlockProduct | ReorderedInputs, ...]
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return torch.cat([product(x) for product in self.products], 1)
@@ -237,7 +262,10 @@ def products_of(linear: Linear) -> tuple[BlockProduct, ...]:
         return products_of(linear.few)
     if isinstance(linear, BlockProduct):
         return (linear,)
-    return linear.products if isinstance(linear, StackedProducts) else ()
+    if not isinstance(linear, StackedProducts):
+        return ()
+    found = tuple(product for product in linear.products if isinstance(product, BlockProduct))
+    return found if len(found) == len(linear.products) else ()
 
 
 def block_head(weight: Weight) -> Linear | None:
@@ -252,7 +280,8 @@ def _few_rows(parts: Sequence[Weight], bias: torch.Tensor | None) -> tuple[Linea
     product = block_product(parts, bias)
     if product is not None:
         return product, 8 if torch.cpu._is_amx_tile_supported() else 16  # noqa: SLF001 # torch has no other name for it
-    blocks = [part for part in parts if isinstance(part, Blocks) and part.kind == TorchBlocks.KIND]
+    found = map(_multipliable, parts)
+    blocks = [part for part in found if part is not None and part.format == TorchBlocks.FORMAT and part.order is None]
     return (TorchBlocks(blocks, bias), 5) if len(blocks) == len(parts) else (None, 0)
 
 

@@ -6,6 +6,7 @@ Each tensor is read through its own memory map: touched pages count as memory un
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
 
 import torch
@@ -13,21 +14,23 @@ import torch
 from sglang_lite.protocol import ModelError
 from sglang_lite.runtime.models.config_fields import read_any_json, shown
 from sglang_lite.runtime.models.weights.fp8 import ScaledRows
-from sglang_lite.runtime.models.weights.source import EncodedMatrix, Weight, WeightSource, canonical
+from sglang_lite.runtime.models.weights.packing import Packed, Packing, packed_matrices
+from sglang_lite.runtime.models.weights.quantization_config import PLAIN, Matrices
+from sglang_lite.runtime.models.weights.source import EncodedMatrix, Stored, Weight, WeightSource, canonical
 
 
-def open_folder(folder: Path, block: tuple[int, int] | None = None) -> WeightSource:
+def open_folder(folder: Path, matrices: Matrices = PLAIN) -> WeightSource:
     """Opens the weights in `folder`; safetensors take precedence over `.bin`.
 
     Args:
         folder: folder of the model.
-        block: rows and columns of the blocks of an 8-bit matrix if each block has a scale, or None.
+        matrices: how its matrices are declared to be stored.
 
     Raises:
         ModelError: the folder has no weights, a shard is missing, or a file is damaged.
     """
     kind, files = weight_files(folder)
-    return (SafetensorsSource if kind == "safetensors" else TorchSource)(folder, files, block)
+    return (SafetensorsSource if kind == "safetensors" else TorchSource)(folder, files, matrices)
 
 
 def weight_files(folder: Path) -> tuple[str, set[Path]]:
@@ -78,11 +81,14 @@ class _FolderSource(WeightSource):
     Args:
         folder: folder of the model, for messages.
         files: files to read.
-        block: rows and columns of the blocks of an 8-bit matrix, as in `open_folder`.
+        matrices: as for `open_folder`.
+
+    Raises:
+        ModelError: a file is damaged, or a tensor is there twice or in part.
     """
 
-    def __init__(self, folder: Path, files: set[Path], block: tuple[int, int] | None) -> None:
-        self._block = block
+    def __init__(self, folder: Path, files: set[Path], matrices: Matrices) -> None:
+        self._block = matrices.block
         stored: dict[str, Path] = {}
         for file in sorted(files):
             for name in self._names(file):
@@ -93,10 +99,50 @@ class _FolderSource(WeightSource):
         if len(self._stored_as) < len(stored):
             twice = next(name for name in stored if self._stored_as[canonical(name)] != name)
             raise ModelError(f"{stored[twice]}: {twice} and {self._stored_as[canonical(twice)]} are the same tensor.")
-        super().__init__(str(folder), {name: stored[stored_as] for name, stored_as in self._stored_as.items()})
+        self._files = {name: stored[stored_as] for name, stored_as in self._stored_as.items()}
+        self._packed = packed_in(str(folder), self._files, matrices.packings)
+        super().__init__(str(folder), unpacked_files(self._files, self._packed))
+
+    @property
+    def has_packed(self) -> bool:
+        return bool(self._packed)
+
+    def _read(self, name: str, file: Path) -> Stored:
+        if name not in self._packed:
+            return self._plain(name, file)
+        each = self._packed[name]
+        parts = {part: self._tensor(each.module + part, self._files[each.module + part]) for part in each.parts}
+        try:
+            return each.packing.read(parts)
+        except ValueError as error:
+            raise ModelError(f"{file}: {name}: {error}.", hint="Fetch the checkpoint again.") from error
 
     @abstractmethod
     def _names(self, file: Path) -> list[str]: ...
+
+    @abstractmethod
+    def _tensor(self, name: str, file: Path) -> torch.Tensor:
+        """Returns a tensor as stored."""
+
+    @abstractmethod
+    def _plain(self, name: str, file: Path) -> Weight:
+        """Returns a tensor that is not packed."""
+
+
+def packed_in(label: str, files: Mapping[str, Path], packings: Sequence[Packing]) -> dict[str, Packed]:
+    """`packed_matrices` among the tensors of a checkpoint. Raises ModelError if a tensor of a matrix is missing."""
+    try:
+        return packed_matrices(files.keys(), packings)
+    except ValueError as error:
+        raise ModelError(f"{label}: {error}.", hint="Fetch the checkpoint again.") from error
+
+
+def unpacked_files(files: Mapping[str, Path], packed: Mapping[str, Packed]) -> dict[str, Path]:
+    """Files by the names of tensors, packed matrices under the names that a model asks for."""
+    names = {each.module + part for each in packed.values() for part in each.parts}
+    used = names.union(*(each.ignored for each in packed.values()))
+    plain = {name: file for name, file in files.items() if name not in used}
+    return plain | {name: files[each.module + each.parts[0]] for name, each in packed.items()}
 
 
 class SafetensorsSource(_FolderSource):
@@ -109,7 +155,14 @@ class SafetensorsSource(_FolderSource):
         except (SafetensorError, OSError) as error:
             raise ModelError(f"{file}: damaged or truncated: {error}", hint="Fetch the file again.") from error
 
-    def _read(self, name: str, file: Path) -> Weight:
+    def _tensor(self, name: str, file: Path) -> torch.Tensor:
+        from safetensors import safe_open
+
+        with safe_open(file, framework="pt") as handle:
+            tensor: torch.Tensor = handle.get_tensor(self._stored_as[name]).clone()
+            return tensor
+
+    def _plain(self, name: str, file: Path) -> Weight:
         from safetensors import safe_open
 
         with safe_open(file, framework="pt") as handle:
@@ -118,21 +171,15 @@ class SafetensorsSource(_FolderSource):
             if len(shape) == 2:
                 rows = _SafetensorsRows(file, self._stored_as[name], shape, part[:0].dtype)
                 return self._scaled(name, rows, file) if rows.dtype == torch.float8_e4m3fn else rows
-            tensor: torch.Tensor = handle.get_tensor(self._stored_as[name]).clone()
-            return tensor
+        return self._tensor(name, file)
 
     def _scaled(self, name: str, rows: _SafetensorsRows, file: Path) -> ScaledRows:
         scale = next((other for other in (f"{name}_scale_inv", f"{name}_scale") if self.has(other)), None)
         if scale is None:
             raise ModelError(f"{file}: {name} is in 8 bits, but {name}_scale or {name}_scale_inv is missing.")
-        scales = self._read(scale, self._unused.pop(scale))
+        scales = self._tensor(scale, self._unused.pop(scale))
         try:
-            return ScaledRows(
-                rows.shape,
-                rows.read,
-                scales.decode(0, scales.shape[0]) if isinstance(scales, EncodedMatrix) else scales,
-                self._block,
-            )
+            return ScaledRows(rows.shape, rows.read, scales, self._block)
         except ValueError as error:
             raise ModelError(f"{file}: {name}: {error}.") from error
 
@@ -160,8 +207,11 @@ class TorchSource(_FolderSource):
     def _names(self, file: Path) -> list[str]:
         return list(pickled_tensors(file))
 
-    def _read(self, name: str, file: Path) -> Weight:
+    def _tensor(self, name: str, file: Path) -> torch.Tensor:
         return pickled_tensors(file)[self._stored_as[name]].clone()
+
+    def _plain(self, name: str, file: Path) -> Weight:
+        return self._tensor(name, file)
 
 
 def pickled_tensors(file: Path, device: str = "cpu") -> dict[str, torch.Tensor]:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import torch
 
-from sglang_lite.runtime.models.weights.source import Blocks
+from sglang_lite.runtime.models.weights.blocks import Blocks
 
 
 def _halves(data: torch.Tensor) -> torch.Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
@@ -13,10 +13,11 @@ import torch
 from sglang_lite.protocol import ModelError
 from sglang_lite.runtime.models.config_fields import MAX_BYTES
 from sglang_lite.runtime.models.read_gguf import spec_from_gguf
-from sglang_lite.runtime.models.weights.folder import pickled_tensors, weight_files
+from sglang_lite.runtime.models.weights.folder import packed_in, pickled_tensors, unpacked_files, weight_files
 from sglang_lite.runtime.models.weights.gguf import LatentHeads, named_tensors
 from sglang_lite.runtime.models.weights.gguf_file import GgufFile, GgufTensor
-from sglang_lite.runtime.models.weights.source import Weight, WeightSource, canonical
+from sglang_lite.runtime.models.weights.packing import Packing
+from sglang_lite.runtime.models.weights.source import Stored, Weight, WeightSource, canonical
 
 if TYPE_CHECKING:
     from huggingface_hub import SafetensorsRepoMetadata
@@ -125,12 +126,28 @@ class HeaderSource(WeightSource):
     Attributes:
         numbers: number of elements of all tensors taken so far.
         in_8_bits: number of these elements that are stored in 8-bit floating point.
+        packed: number of these elements in packed matrices.
     """
 
-    def __init__(self, label: str, headers: Headers) -> None:
-        super().__init__(label, {name: header.file for name, header in headers.items()})
+    def __init__(self, label: str, headers: Headers, packings: Sequence[Packing] = ()) -> None:
+        files = {name: header.file for name, header in headers.items()}
+        self._packed = packed_in(label, files, packings)
+        super().__init__(label, unpacked_files(files, self._packed))
         self._headers = headers
-        self.elements = self.in_8_bits = 0
+        self.elements = self.in_8_bits = self.packed = 0
+
+    @property
+    def has_packed(self) -> bool:
+        return bool(self._packed)
+
+    def take_stack(self, name: str, shape: tuple[int, ...]) -> Stored:
+        if name in self._packed and self.has(name):  # its shape is that of none of its tensors
+            self.ignore(name)
+            found = torch.empty(shape, device="meta")
+            self.elements += found.numel()
+            self.packed += found.numel()
+            return found
+        return super().take_stack(name, shape)
 
     def _read(self, name: str, file: Path) -> Weight:
         header = self._headers[name]

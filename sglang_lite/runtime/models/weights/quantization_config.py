@@ -1,17 +1,42 @@
 """Reader of `quantization_config`: recognises the supported formats of matrices, as each quantisation tool writes them.
 
-It reads no tensors; fp8.py does.
+It reads no tensors; the packings' files beside this one do.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from sglang_lite.protocol import ModelError
+from sglang_lite.protocol import ModelError, ParameterError
 from sglang_lite.runtime.models.config_fields import Json, read_json
+from sglang_lite.runtime.models.weights import bitsandbytes, compressed_tensors, fp4
+from sglang_lite.runtime.models.weights.awq import awq
+from sglang_lite.runtime.models.weights.gptq import BITS, gptq
+from sglang_lite.runtime.models.weights.packing import Packing
 from sglang_lite.runtime.models.weights.source import WeightSource
+
+
+@dataclass(frozen=True, slots=True)
+class Matrices:
+    """Declaration of how matrices are stored.
+
+    Attributes:
+        names: names of `Engine(quantization=)` that mean the same.
+        packings: packings of matrices; empty if they are stored as such, in 8-bit floating point.
+        block: rows and columns of the blocks of an 8-bit matrix if each block has a scale, or None.
+        scales: whether 8-bit floating-point matrices are declared, which have scales.
+    """
+
+    names: tuple[str, ...] = ()
+    packings: tuple[Packing, ...] = ()
+    block: tuple[int, int] | None = None
+    scales: bool = False
+
+
+PLAIN = Matrices()
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,21 +45,39 @@ class Quantisation:
 
     Attributes:
         source: file that declares the format, for messages.
-        block: rows and columns of the blocks of a matrix if each block has a scale, or None.
-        scales: whether matrices are declared to have scales.
+        matrices: what it declares.
     """
 
     source: str
-    block: tuple[int, int] | None
-    scales: bool
+    matrices: Matrices = PLAIN
 
     def check(self, source: WeightSource) -> None:
-        """Raises ModelError if scales are declared but the checkpoint has none."""
-        if self.scales and not source.has_scales:
+        """Raises ModelError if quantised matrices are declared but the checkpoint has none."""
+        if self.matrices.packings and not source.has_packed:
+            method, parts = self.matrices.names[0], [packing.parts[0] for packing in self.matrices.packings]
+            raise ModelError(
+                f"{self.source}: quantization_config says that matrices are packed by {method}, but no tensor is named "
+                f"…{' or …'.join(parts)}.",
+                hint="Remove quantization_config, if the checkpoint is not quantised.",
+            )
+        if self.matrices.scales and not source.has_scales:
             raise ModelError(
                 f"{self.source}: quantization_config says that the weights are in 8 bits, but no tensor has a scale.",
                 hint="Remove quantization_config, if the checkpoint is not quantised.",
             )
+
+    def check_name(self, name: str | None) -> None:
+        """Raises ParameterError if `Engine(quantization=name)` contradicts the declaration, or quantises again."""
+        names = self.matrices.names
+        if name is None or name in (names or ON_LOADING):
+            return
+        found = f"declares {names[0]}" if names else "declares no quantised weights"
+        raise ParameterError(
+            "quantization", f"{name!r} contradicts {self.source}, which {found}.", hint="Leave it out."
+        )  # fmt: skip
+
+
+ON_LOADING = ("fp8", "int4", "int8", "nf4")  # names of `Engine(quantization=)` that quantise plain matrices
 
 
 def read_quantisation(folder: Path) -> Quantisation:
@@ -45,90 +88,168 @@ def read_quantisation(folder: Path) -> Quantisation:
     """
     file = folder / "config.json"
     content = read_json(file)
+    given = _declared(content)
     modelopt = folder / "hf_quant_config.json"
-    if not content.get("quantization_config") and modelopt.exists():
-        file = modelopt
-        quantisation = read_json(file).get("quantization")
-        if isinstance(quantisation, dict):
-            quantisation = {"quant_method": "modelopt", **quantisation}
-        content["quantization_config"] = quantisation
-    return Quantisation(str(file), scale_block_size(content, str(file)), declares_weight_scales(content))
+    if modelopt.exists():
+        quantisation = read_json(modelopt).get("quantization")
+        if given and quantisation and given.get("quant_method") != "modelopt":
+            raise ModelError(f"{file} and {modelopt} declare two quantisations.", hint="Remove the one that is wrong.")
+        if not given:
+            file, given = modelopt, quantisation
+            if isinstance(quantisation, dict):
+                given = {"quant_method": "modelopt", **quantisation}
+    return Quantisation(str(file), declared_matrices(given, str(file)))
 
 
-def scale_block_size(config: Mapping[str, Json], source: str) -> tuple[int, int] | None:
-    """Rows and columns of a block if a config declares that each block of a matrix has a scale; None if it does not.
+def _declared(config: Mapping[str, Json]) -> Json:
+    return config.get("quantization_config") or (config.get("text_config") or {}).get("quantization_config")
+
+
+def declared_matrices(given: Json, source: str) -> Matrices:
+    """Reads what a `quantization_config` declares.
 
     Args:
-        config: parsed `config.json`.
+        given: the parsed config, or None.
         source: name of the file, for messages.
 
     Raises:
         ModelError: matrices are quantised in a way that is not supported, or the declaration is malformed.
     """
-    given = config.get("quantization_config") or (config.get("text_config") or {}).get("quantization_config")
     if not given:
-        return None
+        return PLAIN
     try:
-        return _block(given)
+        method = given.get("quant_method", "unknown")
+        if method not in _METHODS:
+            raise _UnsupportedError(repr(method))
+        return _METHODS[method](given)
     except _UnsupportedError as error:
         raise ModelError(
             f"{source}: weights quantised with {error} are not supported.",
-            hint="Use a checkpoint in 8-bit floating point (fp8, fbgemm_fp8, modelopt, compressed-tensors), an "
-            "unquantised one, or a GGUF file.",
+            hint=f"Supported are {', '.join(_METHODS)}; unquantised checkpoints; and GGUF files.",
         ) from error
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ModelError(f"{source}: quantization_config can't be understood: {error!r}") from error
-
-
-def declares_weight_scales(config: Mapping[str, Json]) -> bool:
-    """True if a config, accepted by `scale_block_size`, declares 8-bit matrices, not only 8-bit keys and values."""
-    given = config.get("quantization_config") or (config.get("text_config") or {}).get("quantization_config") or {}
-    match given.get("quant_method"):
-        case "modelopt":
-            return given.get("quant_algo") is not None
-        case "compressed-tensors":
-            return any(group.get("weights") is not None for group in given["config_groups"].values())
-    return bool(given)
 
 
 class _UnsupportedError(Exception):
     pass
 
 
-def _block(config: Mapping[str, Json]) -> tuple[int, int] | None:
-    method = config.get("quant_method", "unknown")
-    match method:
-        case "fp8":
-            if config.get("fmt", "e4m3") != "e4m3":
-                raise _UnsupportedError(f"{method!r} ({config['fmt']})")
-            return _pair(config.get("weight_block_size"))
-        case "fbgemm_fp8":
-            return None
-        case "modelopt":
-            if config.get("quant_algo") not in (None, "FP8", "FP8_PER_CHANNEL_PER_TOKEN"):
-                raise _UnsupportedError(f"{method!r} ({config.get('quant_algo')})")
-            return None
-        case "compressed-tensors":
-            return _compressed_tensors_block(config)
-    raise _UnsupportedError(repr(method))
+def _fp8(config: Mapping[str, Json]) -> Matrices:
+    if config.get("fmt", "e4m3") != "e4m3":
+        raise _UnsupportedError(f"'fp8' ({config['fmt']})")
+    return Matrices(("fp8",), block=_pair(config.get("weight_block_size")), scales=True)
 
 
-def _compressed_tensors_block(config: Mapping[str, Json]) -> tuple[int, int] | None:
+def _model_optimizer(config: Mapping[str, Json]) -> Matrices:
+    match config.get("quant_algo"):
+        case None:  # only keys and values
+            return PLAIN
+        case "FP8" | "FP8_PER_CHANNEL_PER_TOKEN":
+            return Matrices(("modelopt_fp8", "modelopt", "fp8"), scales=True)
+        case "NVFP4":
+            _check(config.get("group_size", 16) == 16, "group_size", config.get("group_size"), "16")
+            return Matrices(("modelopt_fp4", "modelopt"), (fp4.nvfp4_of_model_optimizer(),))
+        case other:
+            raise _UnsupportedError(f"'modelopt' ({other})")
+
+
+def _gptq(config: Mapping[str, Json]) -> Matrices:
+    bits = config.get("bits")
+    if not isinstance(bits, int) or bits not in BITS:
+        raise ValueError(f"bits is {bits!r}, not one of {', '.join(map(str, BITS))}")
+    version = config.get("checkpoint_format", "gptq")
+    if version not in ("gptq", "gptq_v2"):
+        raise _UnsupportedError(f"'gptq' (checkpoint_format {version!r})")
+    for pattern, own in (config.get("dynamic") or {}).items():
+        if not pattern.startswith("-:") and {"bits", "group_size"} & own.keys():
+            raise _UnsupportedError(f"'gptq' (modules {pattern!r} in a format of their own)")
+    packing = gptq(bits, _group(config.get("group_size")), second_version=version == "gptq_v2")
+    return Matrices(("gptq", "gptq_marlin"), (packing,))
+
+
+def _awq(config: Mapping[str, Json]) -> Matrices:
+    bits = config.get("bits", config.get("w_bit"))
+    _check(bits == 4, "bits", bits, "4")
+    if str(config.get("version", "gemm")).lower() != "gemm":
+        raise _UnsupportedError(f"'awq' (version {config['version']!r})")
+    group = _group(config.get("group_size", config.get("q_group_size")))
+    return Matrices(("awq", "awq_marlin"), (awq(group),))
+
+
+def _bitsandbytes(config: Mapping[str, Json]) -> Matrices:
+    if config.get("load_in_8bit"):
+        return Matrices(("bitsandbytes",), (bitsandbytes.eight_bits(),))
+    kind = config.get("bnb_4bit_quant_type", "fp4")
+    _check(kind in ("nf4", "fp4"), "bnb_4bit_quant_type", kind, "nf4 or fp4")
+    _check(config.get("load_in_4bit") is True, "load_in_4bit", config.get("load_in_4bit"), "true")
+    return Matrices(("bitsandbytes",), (bitsandbytes.four_bits(kind),))
+
+
+def _compressed_tensors(config: Mapping[str, Json]) -> Matrices:
     if config.get("transform_config"):
         raise _UnsupportedError("'compressed-tensors' (rotated by a transform)")
-    blocks = set()
-    for group in config["config_groups"].values():
-        weights = group.get("weights")
-        if weights is None:
-            continue
-        kind, bits, strategy = weights.get("type"), weights.get("num_bits"), weights.get("strategy")
-        if (kind, bits) != ("float", 8) or strategy not in ("tensor", "channel", "block"):
-            raise _UnsupportedError(f"'compressed-tensors' ({kind}, {bits} bits, a scale for each {strategy})")
-        if strategy == "block":
-            blocks.add(_pair(weights["block_structure"]))
-    if len(blocks) > 1:
+    if (config.get("sparsity_config") or {}).get("format", "dense") != "dense":
+        raise _UnsupportedError(f"'compressed-tensors' (sparse: {config['sparsity_config']['format']})")
+    declared = [group["weights"] for group in config["config_groups"].values() if group.get("weights") is not None]
+    found = [_of_group(weights) for weights in declared]
+    kinds = {kind for kind, _ in found}
+    if len(kinds) > 1:
+        raise _UnsupportedError(f"'compressed-tensors' ({' and '.join(sorted(kinds))} in one checkpoint)")
+    if not kinds:
+        return PLAIN
+    settings = list(dict.fromkeys(setting for _, setting in found))
+    match kinds.pop():
+        case "nvfp4":
+            return Matrices(("compressed-tensors",), (fp4.nvfp4_of_compressed_tensors(),))
+        case "mxfp4":
+            return Matrices(("compressed-tensors",), (fp4.mxfp4_of_compressed_tensors(),))
+        case "integers":
+            packings = compressed_tensors.pack_quantized(settings), compressed_tensors.int_quantized(settings)
+            return Matrices(("compressed-tensors", "w8a8_int8"), packings)
+    if len(set(settings) - {None}) > 1:
         raise _UnsupportedError("'compressed-tensors' (blocks of several sizes)")
-    return blocks.pop() if blocks else None
+    block = next((setting for setting in settings if setting is not None), None)
+    return Matrices(("compressed-tensors", "w8a8_fp8", "fp8"), block=block, scales=True)
+
+
+def _of_group(weights: Mapping[str, Json]) -> tuple[str, Any]:
+    """Kind of the matrices of a group of compressed-tensors, and what it declares about them beside."""
+    kind, bits, strategy = weights.get("type"), weights.get("num_bits"), weights.get("strategy")
+    if (kind, bits) == ("float", 8) and strategy in ("tensor", "channel", "block"):
+        return "8-bit floats", _pair(weights["block_structure"]) if strategy == "block" else None
+    if (kind, bits, weights.get("group_size")) in (("float", 4, 16), ("float", 4, 32)):
+        return "nvfp4" if weights["group_size"] == 16 else "mxfp4", None
+    if kind == "int" and bits in range(2, 9) and strategy in ("tensor", "channel", "group"):
+        group = _group(weights.get("group_size")) if strategy == "group" else None
+        return "integers", (bits, group)
+    raise _UnsupportedError(f"'compressed-tensors' ({kind}, {bits} bits, a scale for each {strategy})")
+
+
+def _fbgemm(config: Mapping[str, Json]) -> Matrices:
+    return Matrices(("fbgemm_fp8", "fp8"), scales=True)
+
+
+def _mxfp4(config: Mapping[str, Json]) -> Matrices:
+    return Matrices(("mxfp4",), (fp4.mxfp4_experts(),))
+
+
+_METHODS: dict[str, Callable[[Mapping[str, Json]], Matrices]] = {
+    "fp8": _fp8, "fbgemm_fp8": _fbgemm, "modelopt": _model_optimizer, "compressed-tensors": _compressed_tensors,
+    "gptq": _gptq, "awq": _awq, "bitsandbytes": _bitsandbytes, "mxfp4": _mxfp4,
+}  # fmt: skip
+
+
+def _check(valid: bool, field: str, value: object, wanted: str) -> None:
+    if not valid:
+        raise ValueError(f"{field} is {value!r}, not {wanted}")
+
+
+def _group(size: Json) -> int | None:
+    """Columns of a group: -1 for all of a row, None if it is not declared."""
+    if size is not None and (not isinstance(size, int) or isinstance(size, bool) or size < -1 or size == 0):
+        raise ValueError(f"group_size is {size!r}, not -1 or a number above 0")
+    return size
 
 
 def _pair(block: Sequence[int] | None) -> tuple[int, int] | None:

@@ -47,38 +47,25 @@ class EncodedMatrix(ABC):
         """Returns rows start … end-1, or as many of them as exist, as float32."""
 
 
-class Blocks(EncodedMatrix):
-    """Matrix in blocks of 32 or 16 columns: value = scale * q + minimum.
+class EncodedStack(ABC):
+    """Matrices of experts in a checkpoint's own encoding.
 
     Args:
-        q: integers [rows, columns]: uint8 in 0 … 15, which take 4 bits, or int8.
-        scale: float32 [rows, blocks].
-        minimum: float32 [rows, blocks], or None for 0.
+        shape: shape of the tensor that it stands for: (experts, ...).
     """
 
-    def __init__(self, q: torch.Tensor, scale: torch.Tensor, minimum: torch.Tensor | None = None) -> None:
-        super().__init__(q.shape)
-        self.q, self.scale, self.minimum = q, scale, minimum
+    dtype = torch.float32
 
-    @property
-    def kind(self) -> tuple[int, int, bool]:
-        """Bits of q, columns of a block, and True if blocks have a minimum."""
-        bits = 4 if self.q.dtype == torch.uint8 else 8
-        return bits, self.shape[1] // self.scale.shape[1], self.minimum is not None
+    def __init__(self, shape: Sequence[int]) -> None:
+        self.shape = tuple(shape)
 
-    def __getitem__(self, rows: slice | torch.Tensor) -> torch.Tensor:
-        """Returns rows [N, columns] by index, as float32."""
-        q, scale = self.q[rows], self.scale[rows].unsqueeze(-1)
-        blocks = q.view(*scale.shape[:2], self.kind[1]).float()
-        if self.minimum is None:
-            return blocks.mul_(scale).view(q.shape)
-        return torch.addcmul(self.minimum[rows].unsqueeze(-1), blocks, scale).view(q.shape)
-
-    def decode(self, start: int, end: int) -> torch.Tensor:
-        return self[start:end]
+    @abstractmethod
+    def matrix(self, expert: int, outputs: slice) -> EncodedMatrix:
+        """Matrix [outputs, inputs] of an expert, or some of its outputs."""
 
 
 Weight: TypeAlias = torch.Tensor | EncodedMatrix
+Stored: TypeAlias = Weight | EncodedStack
 
 
 def canonical(name: str) -> str:
@@ -111,14 +98,29 @@ class WeightSource(ABC):
         """True if a matrix that has not been taken yet has a scale tensor."""
         return any(name.endswith(("weight_scale", "weight_scale_inv")) for name in self._unused)
 
+    @property
+    def has_packed(self) -> bool:
+        """True if the checkpoint has packed matrices."""
+        return False
+
     def take(self, name: str, shape: tuple[int, ...]) -> Weight:
         """Returns a tensor, which can be taken only once: floats in memory that the caller owns, or an encoded matrix.
 
         Raises:
             ModelError: the tensor is missing, truncated, has another shape, or is not floating point.
         """
+        weight = self.take_stack(name, shape)
+        assert not isinstance(weight, EncodedStack), "a stack has three dimensions"
+        return weight
+
+    def take_stack(self, name: str, shape: tuple[int, ...]) -> Stored:
+        """`take` for a tensor that may be a stack of experts' matrices."""
         if name not in self._unused:
-            raise ModelError(f"{self.label}: the tensor {name!r} is missing.")
+            module = name.removesuffix(".weight")
+            near = sorted(other for other in self._unused if other.startswith(f"{module}."))
+            hint = "Does quantization_config say how the weights are packed?" if near else ""
+            beside = f" Beside it there {'is' if len(near) == 1 else 'are'} {', '.join(near[:4])}." if near else ""
+            raise ModelError(f"{self.label}: the tensor {name!r} is missing.{beside}", hint=hint)
         file = self._unused.pop(name)
         weight = self._read(name, file)
         if tuple(weight.shape) != shape:
@@ -147,6 +149,7 @@ class WeightSource(ABC):
         for name, file in self._unused.items():
             if match := _KV_SCALE.fullmatch(name):
                 stored = self._read(name, file)
+                assert not isinstance(stored, EncodedStack)
                 scale = stored.decode(0, stored.shape[0]) if isinstance(stored, EncodedMatrix) else stored
                 scale = scale.float().flatten()
                 kv_heads = heads.get(int(match[1]), 0)
@@ -182,4 +185,4 @@ class WeightSource(ABC):
             )
 
     @abstractmethod
-    def _read(self, name: str, file: Path) -> Weight: ...
+    def _read(self, name: str, file: Path) -> Stored: ...

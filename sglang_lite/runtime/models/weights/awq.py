@@ -1,0 +1,37 @@
+"""AWQ's packing (arXiv:2306.00978) for matrix products, "gemm": 4 bits.
+
+`qweight` int32 [inputs, outputs / 8] and `qzeros` int32 [groups, outputs / 8] hold eight outputs a word, in an order of
+their own; `scales` [groups, outputs]. value = scale * (number - zero).
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+
+from sglang_lite.runtime.models.weights.blocks import Blocks
+from sglang_lite.runtime.models.weights.packing import Packing, Parts, blocks_of, groups_of, unpacked
+
+_PLACES = torch.tensor((0, 4, 1, 5, 2, 6, 3, 7))  # nibble of a word in which each of eight outputs is
+
+
+def awq(group: int | None) -> Packing:
+    """Packing of AWQ. `group` is the number of inputs of a group; -1 for all, None if it is not declared."""
+    return Packing((".qweight", ".qzeros", ".scales"), partial(_read, group=group))
+
+
+def _read(parts: Parts, *, group: int | None) -> Blocks:
+    scales = parts[".scales"]
+    groups, outputs = scales.shape
+    numbers, zeros = (_outputs(parts[name], outputs) for name in (".qweight", ".qzeros"))
+    groups_of(len(numbers), groups, group)
+    if zeros.shape != scales.shape:
+        raise ValueError(f"qzeros are of {len(zeros)} groups, and scales of {groups}")
+    return blocks_of(numbers.t(), 4, scales.t(), zeros.t().to(torch.int16))
+
+
+def _outputs(words: torch.Tensor, outputs: int) -> torch.Tensor:
+    if outputs % 8:
+        raise ValueError(f"{outputs} outputs are no multiple of 8")
+    return unpacked(words, 4, outputs).view(len(words), -1, 8)[:, :, _PLACES].flatten(1)

@@ -1,0 +1,98 @@
+"""Matrices of small numbers in blocks of columns with a scale each, as most quantised checkpoints store them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from sglang_lite.runtime.models.weights.source import EncodedMatrix
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """Encoding of the numbers of a matrix.
+
+    Attributes:
+        bits: bits of a number: 4 or 8.
+        group: columns of a block, which share a scale.
+        minimum: whether blocks have a minimum.
+        table: numbers that the integers 0 … 15 stand for, or None if they stand for themselves.
+    """
+
+    bits: int
+    group: int
+    minimum: bool
+    table: tuple[float, ...] | None = None
+
+
+class Blocks(EncodedMatrix):
+    """Matrix in blocks of columns: value = scale * number + minimum.
+
+    Args:
+        q: integers [rows, columns]: uint8 in 0 … 15, which take 4 bits, or int8.
+        scale: float32 [rows, blocks].
+        minimum: float32 [rows, blocks], or None for 0.
+        table: numbers that the integers 0 … 15 stand for; None for themselves.
+        order: int64 [columns], the column of the matrix that each stored column is; None if they are in order.
+    """
+
+    def __init__(
+        self,
+        q: torch.Tensor,
+        scale: torch.Tensor,
+        minimum: torch.Tensor | None = None,
+        *,
+        table: tuple[float, ...] | None = None,
+        order: torch.Tensor | None = None,
+    ) -> None:
+        super().__init__(q.shape)
+        self.q, self.scale, self.table, self.order = q.contiguous(), scale.contiguous(), table, order
+        self.minimum = None if minimum is None else minimum.contiguous()
+
+    @property
+    def format(self) -> Format:
+        bits = 4 if self.q.dtype == torch.uint8 else 8
+        return Format(bits, self.shape[1] // self.scale.shape[1], self.minimum is not None, self.table)
+
+    def __getitem__(self, rows: slice | torch.Tensor) -> torch.Tensor:
+        """Returns rows [N, columns] by index, as float32."""
+        q, scale = self.q[rows], self.scale[rows].unsqueeze(-1)
+        numbers = q.float() if self.table is None else torch.tensor(self.table)[q.int()]
+        blocks = numbers.view(*scale.shape[:2], self.format.group)
+        if self.minimum is None:
+            values = blocks.mul_(scale).view(q.shape)
+        else:
+            values = torch.addcmul(self.minimum[rows].unsqueeze(-1), blocks, scale).view(q.shape)
+        if self.order is None:
+            return values
+        return torch.empty_like(values).index_copy_(1, self.order, values)
+
+    def decode(self, start: int, end: int) -> torch.Tensor:
+        return self[start:end]
+
+    def part(self, rows: slice) -> Blocks:
+        minimum = None if self.minimum is None else self.minimum[rows]
+        return Blocks(self.q[rows], self.scale[rows], minimum, table=self.table, order=self.order)
+
+    def as_integers(self) -> Blocks | None:
+        """Matrix of the same values without a table: with int8, if all of the table's numbers are halves; else None."""
+        if self.table is None:
+            return self
+        doubled = torch.tensor(self.table) * 2
+        if not torch.equal(doubled, doubled.round()):
+            return None
+        return Blocks(doubled.to(torch.int8)[self.q.int()], self.scale / 2, self.minimum, order=self.order)
+
+    def in_groups(self, columns: int) -> Blocks | None:
+        """Matrix of the same values in smaller blocks, or None if its blocks are no multiples of them."""
+        times, left = divmod(self.format.group, columns)
+        if left or times == 1:
+            return None if left else self
+        minimum = None if self.minimum is None else self.minimum.repeat_interleave(times, 1)
+        return Blocks(self.q, self.scale.repeat_interleave(times, 1), minimum, table=self.table, order=self.order)
+
+
+def order_of(blocks: Blocks) -> tuple[int, ...] | None:
+    """Order of a matrix's columns as a value that can be compared."""
+    return None if blocks.order is None else tuple(blocks.order.tolist())

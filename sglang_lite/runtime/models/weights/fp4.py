@@ -1,0 +1,88 @@
+"""Packings of 4-bit floating point (e2m1): MXFP4, with a power of two for 32 numbers (OCP Microscaling 1.0), and NVFP4,
+with an e4m3 scale for 16 numbers and a scale of the matrix.
+
+A byte holds two numbers, the first in its low bits.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from sglang_lite.runtime.models.weights.blocks import Blocks
+from sglang_lite.runtime.models.weights.packing import Packing, Parts, check_scales, groups_of
+from sglang_lite.runtime.models.weights.source import EncodedStack
+
+E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
+
+
+def nvfp4_of_compressed_tensors() -> Packing:
+    """NVFP4 with the inverse of the matrix's scale in `weight_global_scale`."""
+
+    def read(parts: Parts) -> Blocks:
+        scale = parts[".weight_scale"].float() / parts[".weight_global_scale"].float()
+        return _blocks(parts[".weight_packed"], scale, 16)
+
+    return Packing(
+        (".weight_global_scale", ".weight_packed", ".weight_scale"), read, ignored=(".input_global_scale",)
+    )  # fmt: skip
+
+
+def nvfp4_of_model_optimizer() -> Packing:
+    """NVFP4 with the matrix's scale in `weight_scale_2`."""
+
+    def read(parts: Parts) -> Blocks:
+        return _blocks(parts[".weight"], parts[".weight_scale"].float() * parts[".weight_scale_2"].float(), 16)
+
+    return Packing((".weight_scale_2", ".weight", ".weight_scale"), read, ignored=(".input_scale",))
+
+
+def mxfp4_of_compressed_tensors() -> Packing:
+    return Packing(
+        (".weight_packed", ".weight_scale"),
+        lambda parts: _blocks(parts[".weight_packed"], _powers(parts[".weight_scale"]), 32),
+        ignored=(".input_global_scale",),
+    )
+
+
+def mxfp4_experts() -> Packing:
+    """MXFP4 as gpt-oss has it: `_blocks` uint8 [experts, outputs, groups, 16], `_scales` uint8 [experts, outputs,
+    groups]."""
+
+    def read(parts: Parts) -> EncodedStack:
+        return Mxfp4Experts(parts["_blocks"], parts["_scales"])
+
+    return Packing(("_blocks", "_scales"), read, weight="")
+
+
+class Mxfp4Experts(EncodedStack):
+    """Matrices of experts in MXFP4, which the model knows as [experts, inputs, outputs].
+
+    Raises:
+        ValueError: the tensors are of other dtypes or shapes.
+    """
+
+    def __init__(self, numbers: torch.Tensor, scales: torch.Tensor) -> None:
+        if numbers.ndim != 4 or numbers.shape[3] != 16 or numbers.shape[:3] != scales.shape:
+            raise ValueError(f"blocks of shape {tuple(numbers.shape)} and scales of {tuple(scales.shape)}")
+        super().__init__((numbers.shape[0], numbers.shape[2] * 32, numbers.shape[1]))
+        self._numbers, self._scales = numbers, scales
+
+    def matrix(self, expert: int, outputs: slice) -> Blocks:
+        return _blocks(self._numbers[expert, outputs].flatten(1), _powers(self._scales[expert, outputs]), 32)
+
+
+def _blocks(numbers: torch.Tensor, scale: torch.Tensor, group: int) -> Blocks:
+    if numbers.dtype != torch.uint8 or numbers.ndim != 2:
+        raise ValueError(f"numbers of 4 bits are {numbers.dtype} of shape {tuple(numbers.shape)}, not uint8 [rows, N]")
+    q = torch.stack((numbers & 15, numbers >> 4), -1).flatten(1)
+    if scale.ndim != 2 or len(scale) != len(q):
+        raise ValueError(f"scales of shape {tuple(scale.shape)} for {len(q)} rows")
+    groups_of(q.shape[1], scale.shape[1], group)
+    check_scales(scale, zero=True)  # of blocks that are 0
+    return Blocks(q, scale, table=E2M1)
+
+
+def _powers(exponents: torch.Tensor) -> torch.Tensor:
+    if exponents.dtype != torch.uint8 or (exponents == 255).any():
+        raise ValueError(f"scales are {exponents.dtype} with a largest value of {exponents.max()}, not uint8 up to 254")
+    return torch.ldexp(torch.ones(exponents.shape), exponents.int() - 127)

@@ -1,0 +1,154 @@
+"""Packings of quantised matrices: the tensors that make up one, and what they stand for.
+
+A tool's packing has a file beside this one. A source shows a packed matrix under the name that it would have unpacked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+
+from sglang_lite.runtime.models.weights.blocks import Blocks
+from sglang_lite.runtime.models.weights.source import EncodedMatrix, EncodedStack
+
+Parts: TypeAlias = Mapping[str, torch.Tensor]  # tensors of a matrix by their suffix, as stored
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """Layout of a tool's quantised matrices.
+
+    Attributes:
+        parts: suffixes of the tensors that a matrix has, behind the name of its module; a module with the first has
+            this packing.
+        read: makes the matrix of its tensors. Raises ValueError if they don't fit together, or the declaration.
+        optional: suffixes of tensors that it may have.
+        ignored: suffixes of tensors that it may have and that are not used: scales of activations.
+        weight: suffix of the name under which the model asks for the matrix.
+    """
+
+    parts: tuple[str, ...]
+    read: Callable[[Parts], EncodedMatrix | EncodedStack]
+    optional: tuple[str, ...] = ()
+    ignored: tuple[str, ...] = ()
+    weight: str = ".weight"
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """Packed matrix in a checkpoint.
+
+    Attributes:
+        packing: how it is stored.
+        module: name in front of the suffixes.
+        parts: suffixes of the tensors that it has.
+        ignored: names of its tensors that are not used.
+    """
+
+    packing: Packing
+    module: str
+    parts: tuple[str, ...]
+    ignored: tuple[str, ...] = ()
+
+
+def packed_matrices(names: Collection[str], packings: Sequence[Packing]) -> dict[str, Packed]:
+    """Packed matrices among a checkpoint's tensors, by the names under which a model asks for them.
+
+    Args:
+        names: canonical names of the tensors.
+        packings: packings that may occur; an earlier one wins.
+
+    Raises:
+        ValueError: a tensor of a matrix is missing.
+    """
+    found: dict[str, Packed] = {}
+    for packing in packings:
+        mark = packing.parts[0]
+        for name in names:
+            module = name.removesuffix(mark)
+            if module == name or (weight := module + packing.weight) in found:
+                continue
+            if missing := [part for part in packing.parts if module + part not in names]:
+                raise ValueError(f"{name} is there, but {module}{missing[0]} is missing")
+            there = (*packing.parts, *(part for part in packing.optional if module + part in names))
+            ignored = tuple(module + part for part in packing.ignored if module + part in names)
+            found[weight] = Packed(packing, module, there, ignored)
+    return found
+
+
+def unpacked(words: torch.Tensor, bits: int, columns: int) -> torch.Tensor:
+    """Unsigned integers [rows, columns] that int32 words [rows, N] hold one behind another, lowest bits first.
+
+    Raises:
+        ValueError: the words are of another dtype or number.
+    """
+    if words.dtype != torch.int32 or words.shape[-1] != -(-columns * bits // 32):
+        wanted = -(-columns * bits // 32)
+        raise ValueError(f"{wanted} words of int32 hold {columns} numbers of {bits} bits, not {_kind(words)}")
+    if 8 % bits == 0:
+        shifts = torch.arange(0, 8, bits, dtype=torch.uint8)
+        numbers = words.contiguous().view(torch.uint8).unsqueeze(-1) >> shifts & (1 << bits) - 1
+        return numbers.flatten(-2)[..., :columns]
+    starts = torch.arange(columns) * bits
+    wide = torch.nn.functional.pad(words, (0, 1)).long() & 0xFFFFFFFF  # with the word behind, for numbers in two
+    pairs = wide[..., starts // 32] | wide[..., starts // 32 + 1] << 32
+    return (pairs >> starts % 32 & (1 << bits) - 1).to(torch.uint8)
+
+
+def blocks_of(
+    numbers: torch.Tensor, bits: int, scale: torch.Tensor, zero: torch.Tensor | int, order: torch.Tensor | None = None
+) -> Blocks:
+    """Matrix scale * (number - zero).
+
+    Args:
+        numbers: uint8 [rows, columns] in 0 … 2**bits - 1.
+        bits: bits of a number, up to 8.
+        scale: [rows, blocks].
+        zero: [rows, blocks], or the same for all.
+        order: as of Blocks.
+
+    Raises:
+        ValueError: a scale is zero, infinite or not a number.
+    """
+    check_scales(scale)
+    scale = scale.float()
+    if bits <= 4:
+        return Blocks(numbers, scale, -zero * scale, order=order)
+    signed = (numbers.to(torch.int16) - 128).to(torch.int8)
+    symmetric = bool((zero == 128) if isinstance(zero, int) else (zero == 128).all())
+    return Blocks(signed, scale, None if symmetric else (128 - zero) * scale, order=order)
+
+
+def check_scales(scale: torch.Tensor, *, zero: bool = False) -> None:
+    """Checks that scales are finite, and above or below 0 unless `zero` is True. Raises ValueError if not."""
+    values = scale.float()
+    if not values.isfinite().all() or not (zero or values.all()):
+        raise ValueError("a scale is zero, infinite or not a number")
+
+
+def groups_of(columns: int, scales: int, group: int | None) -> int:
+    """Columns of a block.
+
+    Args:
+        columns: columns of the matrix.
+        scales: scales of a row.
+        group: columns of a block by the declaration; -1 for all, None if it is not declared.
+
+    Raises:
+        ValueError: the blocks don't divide the columns, or are not those declared.
+    """
+    wanted = columns if group in (-1, 0) else group
+    if wanted is not None and columns % wanted:
+        dividing = [size for size in (16, 32, 64, 128, 256) if columns % size == 0]
+        raise ValueError(f"groups of {wanted} don't divide {columns} inputs; {dividing} would")
+    if not scales or columns % scales or (wanted is not None and columns // scales != wanted):
+        declared = "" if wanted is None else f", and quantization_config declares groups of {wanted}"
+        raise ValueError(f"{scales} scales for a row of {columns} inputs{declared}")
+    return columns // scales
+
+
+def _kind(tensor: torch.Tensor) -> str:
+    return f"{tensor.dtype} of shape {tuple(tensor.shape)}"

@@ -1,0 +1,225 @@
+"""Checkpoints as quantisation tools pack them are the models that their numbers and scales describe."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import GptOssConfig, GptOssForCausalLM
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+import sglang_lite as sgl
+from sglang_lite.runtime.loading.description import describe
+from sglang_lite.runtime.models.layers.linear import Bf16Linear, DenseLinear, block_library, make_linear
+from sglang_lite.runtime.models.weights.folder import open_folder
+from sglang_lite.runtime.models.weights.quantization_config import declared_matrices, read_quantisation
+from tests.runtime.models.packings import FORMATS, declare, gptq, packed, write
+from tests.runtime.models.test_fp8 import engine, expected_of, logprobs
+from tests.runtime.models.tiny import VOCAB, randomise, save
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_its_matrices_have_the_values_that_the_tool_computes(tmp_path, name):
+    folder, reference = write(tmp_path, FORMATS[name])
+    source = open_folder(folder, read_quantisation(folder).matrices)
+    for stored, weight in reference.state_dict().items():
+        found = source.take(stored, tuple(weight.shape))
+        values = found if isinstance(found, torch.Tensor) else found.decode(0, len(weight))
+        assert torch.equal(values, weight) or torch.allclose(values, weight, rtol=3e-7, atol=0), stored
+    source.check_all_used()
+
+
+@pytest.mark.sampled(8)
+@pytest.mark.parametrize("name", FORMATS)
+def test_it_is_the_model_that_it_describes(tmp_path, name):
+    folder, reference = write(tmp_path, FORMATS[name])
+    assert not describe(str(folder)).refused
+    with engine(folder, quantization=FORMATS[name].names[-1]) as running:
+        assert logprobs(running) == pytest.approx(expected_of(reference), abs=1e-5)
+    with engine(folder, dtype="auto") as running:  # by the kernel for its blocks, where there is one
+        assert logprobs(running) == pytest.approx(expected_of(reference), abs=0.1)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_cpu_multiplies_it_without_decoding(tmp_path, name):
+    if block_library() is None:
+        pytest.skip("needs AVX2 and a C++ compiler")
+    folder, reference = write(tmp_path, FORMATS[name])
+    source = open_folder(folder, read_quantisation(folder).matrices)
+    names = [f"model.layers.0.self_attn.{part}_proj.weight" for part in "qkv"]
+    weights = [reference.state_dict()[name] for name in names]
+    parts = [source.take(name, tuple(weight.shape)) for name, weight in zip(names, weights)]
+    product = make_linear(parts, None, quantise=False, dtype=torch.float32, device=CPU, blocks=True)
+    assert isinstance(product, DenseLinear | Bf16Linear) == FORMATS[name].wide
+    x = torch.randn(5, 64, generator=torch.Generator().manual_seed(0))
+    expected = x @ torch.cat(weights).t()
+    assert torch.allclose(product(x), expected, rtol=0, atol=2e-3 * expected.abs().max().item())
+
+
+def changed(folder, change):
+    state = load_file(folder / "model.safetensors")
+    change(state)
+    save_file({name: tensor.contiguous() for name, tensor in state.items()}, folder / "model.safetensors")
+
+
+UP = "model.layers.1.mlp.up_proj"
+
+
+def without(part):
+    return lambda state: state.pop(UP + part)
+
+
+def put(part, change):
+    return lambda state: state.update({UP + part: change(state[UP + part])})
+
+
+@pytest.mark.parametrize(
+    ("form", "change", "message"),
+    [
+        ("gptq", without(".scales"), r"up_proj.qweight is there, but .*up_proj.scales is missing"),
+        ("awq", without(".qzeros"), r"up_proj.qweight is there, but .*up_proj.qzeros is missing"),
+        ("compressed-tensors", without(".weight_shape"), "weight_packed is there, but .*weight_shape is missing"),
+        ("nf4", without(".weight.absmax"), "quant_state.bitsandbytes__nf4 is there, but .*absmax is missing"),
+        ("gptq", put(".scales", lambda t: t * 0), "up_proj.weight: a scale is zero, infinite or not a number"),
+        ("awq", put(".scales", lambda t: t * float("nan")), "a scale is zero, infinite or not a number"),
+        ("nvfp4", put(".weight_global_scale", lambda t: t * 0), "a scale is zero, infinite or not a number"),
+        ("gptq", put(".g_idx", lambda t: t + 1), "g_idx does not put 32 inputs into each of 2 groups"),
+        ("gptq", put(".g_idx", lambda t: t.float()), "g_idx is torch.float32"),
+        ("gptq", put(".qweight", lambda t: t.long()), "words of int32 hold .* not torch.int64"),
+        ("awq", put(".qweight", lambda t: t.to(torch.int16)), "words of int32 hold .* not torch.int16"),
+        ("compressed-tensors", put(".weight_packed", lambda t: t[:, :-1]), "7 words and 2 scales hold no row of 64"),
+        ("compressed-tensors, bytes", put(".weight", lambda t: t.float()), "declares int8"),
+        ("gptq", put(".scales", lambda t: t.repeat(2, 1)), "4 scales for a row of 64 .* declares groups of 32"),
+        ("nf4", put(".weight.quant_state.bitsandbytes__nf4", lambda t: t[:9]), "quant_state can't be understood"),
+        ("nvfp4", put(".weight_packed", lambda t: t.int()), "numbers of 4 bits are torch.int32"),
+        ("mxfp4", put(".weight_scale", lambda t: t.float()), "scales are torch.float32"),
+        ("bitsandbytes, 8 bits", put(".SCB", lambda t: t[:3]), "SCB of"),
+    ],
+)
+def test_tensors_that_do_not_fit_are_named(tmp_path, form, change, message):
+    folder, _ = write(tmp_path, FORMATS[form])
+    changed(folder, change)
+    with pytest.raises(sgl.ModelError, match=message) as raised:
+        engine(folder)
+    assert str(tmp_path) in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (gptq().config | {"bits": "4"}, "bits is '4', not one of 2, 3, 4, 8"),
+        (gptq().config | {"bits": 5}, "bits is 5"),
+        (gptq().config | {"group_size": 0}, "group_size is 0"),
+        (gptq().config | {"group_size": "32"}, "group_size is '32'"),
+        (gptq().config | {"group_size": 48}, "groups of 48 don't divide 64 inputs; \\[16, 32, 64\\] would"),
+        (gptq().config | {"group_size": 16}, "2 scales for a row of 64 inputs, and .* declares groups of 16"),
+        (gptq().config | {"checkpoint_format": "marlin"}, "'gptq' \\(checkpoint_format 'marlin'\\) are not supported"),
+        (gptq().config | {"dynamic": {"+:.*": {"bits": 8}}}, "modules '\\+:.\\*' in a format of their own"),
+        (FORMATS["awq"].config, "8 words of int32 hold 64 numbers of 4 bits, not"),
+        (FORMATS["awq"].config | {"version": "gemv"}, "'awq' \\(version 'gemv'\\)"),
+        (packed().config, "packed by compressed-tensors, but no tensor is named ….weight_packed"),
+        (packed().config | {"sparsity_config": {"format": "sparse-24"}}, "sparse: sparse-24"),
+        ({"quant_method": "bitsandbytes"}, "load_in_4bit is None"),
+        ({"quant_method": "quark"}, "'quark' are not supported.* Supported are .*gptq, awq"),
+        ({}, "q_proj.weight' is missing. Beside it there are .*qweight.*quantization_config"),
+    ],
+    ids=str,
+)
+def test_declarations_that_contradict_the_tensors_are_named(tmp_path, config, message):
+    folder, _ = write(tmp_path, FORMATS["gptq"])
+    declare(folder, config)
+    with pytest.raises(sgl.ModelError, match=message):
+        engine(folder)
+
+
+def test_two_declarations(tmp_path):
+    folder, _ = write(tmp_path, FORMATS["gptq"])
+    (folder / "hf_quant_config.json").write_text(json.dumps({"quantization": {"quant_algo": "NVFP4"}}))
+    with pytest.raises(sgl.ModelError, match=r"config.json and .*hf_quant_config.json declare two quantisations"):
+        engine(folder)
+
+
+@pytest.mark.parametrize(("form", "name"), [("gptq", "awq"), ("nvfp4", "w8a8_int8"), (None, "gptq")])
+def test_a_name_that_contradicts_the_folder_is_refused(tmp_path, form, name):
+    folder, _ = write(tmp_path, FORMATS[form or "gptq"])
+    if form is None:
+        declare(folder, None)
+    with pytest.raises(sgl.ParameterError, match=f"quantization: '{name}' contradicts .*config.json"):
+        engine(folder, quantization=name)
+
+
+def test_experts_in_mxfp4(tmp_path):
+    """As gpt-oss publishes them; transformers' own reading of the numbers is what they describe."""
+    config = GptOssConfig(
+        vocab_size=VOCAB, hidden_size=64, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=16, num_local_experts=4, num_experts_per_tok=2, sliding_window=9,
+        max_position_embeddings=256, bos_token_id=0, eos_token_id=1, pad_token_id=None, tie_word_embeddings=False,
+        layer_types=["sliding_attention", "full_attention"],
+    )  # fmt: skip
+    reference = randomise(GptOssForCausalLM(config))
+    save(reference, tmp_path)
+    generator, state = torch.Generator().manual_seed(0), {}
+    for name, weight in reference.state_dict().items():
+        if not name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+            state[name] = weight.contiguous()
+            continue
+        experts, inputs, outputs = weight.shape
+        shape = experts, outputs, inputs // 32, 16
+        blocks = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
+        scales = torch.randint(122, 126, shape[:-1], dtype=torch.uint8, generator=generator)
+        weight.copy_(convert_moe_packed_tensors(blocks, scales, dtype=torch.float32))
+        state |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+    save_file(state, tmp_path / "model.safetensors")
+    declare(tmp_path, {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]})
+    assert not describe(str(tmp_path)).refused
+    with engine(tmp_path, quantization="mxfp4") as running:
+        assert logprobs(running) == pytest.approx(expected_of(reference), abs=1e-4)
+    with engine(tmp_path, dtype="auto") as running:
+        assert logprobs(running) == pytest.approx(expected_of(reference), abs=0.1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("form", "settings"),
+    [
+        *(
+            ("pack-quantized", {"num_bits": bits, "strategy": strategy, "group_size": group, "symmetric": symmetric})
+            for bits in (3, 4, 8)
+            for strategy, group in (("group", 32), ("channel", None))
+            for symmetric in (True, False)
+        ),
+        ("int-quantized", {"num_bits": 8, "strategy": "channel"}),
+        ("nvfp4-pack-quantized", {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}),
+        ("mxfp4-pack-quantized", {"num_bits": 4, "type": "float", "strategy": "group", "group_size": 32}),
+    ],
+    ids=str,
+)
+def test_what_compressed_tensors_packs_it_unpacks_equally(form, settings, dtype):
+    from compressed_tensors.compressors.base import BaseCompressor
+    from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
+    from compressed_tensors.quantization.utils import calculate_qparams
+
+    weight = torch.randn(48, 128, generator=torch.Generator().manual_seed(0)).to(dtype)
+    scales = {"nvfp4-pack-quantized": torch.float8_e4m3fn, "mxfp4-pack-quantized": torch.uint8}.get(form)
+    args = QuantizationArgs(**{"type": "int", **settings, "scale_dtype": scales, "zp_dtype": scales})
+    activations = QuantizationArgs(num_bits=8) if form == "int-quantized" else None
+    scheme = QuantizationScheme(targets=["Linear"], weights=args, input_activations=activations)
+    blocks = weight.view(48, -1, args.group_size or 128)
+    whole = {"global_scale": (448 * 6 / weight.abs().max()).float().reshape(1)} if "nvfp4" in form else {}
+    scale, zero = calculate_qparams(blocks.amin(-1), blocks.amax(-1), args, **whole)
+    given = {"weight": weight, "weight_scale": scale} | {f"weight_{name}": value for name, value in whole.items()}
+    if not args.symmetric:
+        given["weight_zero_point"] = zero
+    tool = BaseCompressor.get_value_from_registry(form)
+    stored = tool.compress(given, scheme)
+    theirs = tool.decompress(dict(stored), scheme)["weight"]
+    group = {"weights": args.model_dump(mode="json"), "targets": ["Linear"]}
+    config = {"quant_method": "compressed-tensors", "format": form, "config_groups": {"group_0": group}}
+    packing = next(p for p in declared_matrices(config, "").packings if p.parts[0].lstrip(".") in stored)
+    ours = packing.read({f".{name}": tensor.detach() for name, tensor in stored.items()}).decode(0, 48)
+    if theirs.dtype == torch.float32:  # scales of 24 bits: a sum is rounded once more
+        assert torch.allclose(ours, theirs, rtol=0, atol=1e-6)
+    else:
+        assert torch.equal(ours.to(theirs.dtype), theirs)
