@@ -326,6 +326,8 @@ def _serve(options: argparse.Namespace) -> int:
 
     settings, engine, several = flags.read(options)
     if several.replicas or several.workers:
+        if settings.playground:
+            raise ParameterError("--playground", "several servers have no page.", hint="Serve one, or leave it out.")
         from sglang_lite.server.replicas import supervisor
 
         return supervisor.serve(settings, engine, several, partial(print, flush=True))

@@ -25,13 +25,14 @@ def page(title: str, runs: Sequence[Mapping[str, object]], edited_by: str | None
 
     Args:
         runs: at most two runs, which are shown beside each other, as page.js reads them.
-        edited_by: name of a panel above the runs, with files NAME.html, .css and .js here; None for none. Its script
-            may send requests to where the page comes from.
+        edited_by: name of a panel above the runs, with files NAME.html and NAME.js here; None for none. Its script may
+            send requests to where the page comes from.
     """
     panel = "" if edited_by is None else resource(f"{edited_by}.html")
     style, script = resource("origins.css") + resource("page.css"), resource("page.js")
     if edited_by is not None:
-        style, script = style + resource(f"{edited_by}.css"), script + resource(f"{edited_by}.js")
+        style += resource("editor.css")
+        script += resource("editor.js") + resource(f"{edited_by}.js")
     policy = (
         f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'; img-src data:; "
         f"connect-src '{'none' if edited_by is None else 'self'}'; base-uri 'none'; form-action 'none'"

@@ -17,8 +17,9 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
+from sglang_lite.page.constraint_report import ConstraintText, report
 from sglang_lite.page.render import page
-from sglang_lite.playground.programs import ConstraintText, Playground, RerunRequest, RunRequest, report
+from sglang_lite.playground.programs import Playground, RerunRequest, RunRequest
 
 _MAX_BODY = 4 * 2**20
 _HEADERS = {

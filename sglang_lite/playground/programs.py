@@ -9,7 +9,7 @@ import json
 import linecache
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -17,15 +17,14 @@ from typing import Any, Final
 
 import msgspec
 
-from sglang_lite import grammar
 from sglang_lite.commands.run_file import arguments_of
 from sglang_lite.lang.backend.default import BackendLike, backend_for
 from sglang_lite.lang.function import SglFunction
-from sglang_lite.lang.runs.page import as_data
 from sglang_lite.lang.state import ProgramState
 from sglang_lite.lint.files import fitting, load, programs_in
+from sglang_lite.page.data import run_data
 from sglang_lite.playground.source_texts import edited, texts_of
-from sglang_lite.protocol import Constraint, Ebnf, ParameterError, Regex, SglError
+from sglang_lite.protocol import ParameterError, SglError
 from sglang_lite.protocol.anything import UserValue
 
 _RUNS: Final = 20  # number of runs that can be run again; older ones are forgotten
@@ -64,13 +63,6 @@ class RerunRequest(msgspec.Struct):
     value: str | None = None
 
 
-class ConstraintText(msgspec.Struct):
-    """Constraint that is being typed: its kind, as of a SourceText, and its text."""
-
-    kind: str
-    text: str
-
-
 class _ChangedError(ParameterError):
     """The page shows texts of another version of the file."""
 
@@ -80,11 +72,6 @@ class _Loaded:
     version: str
     source: str
     module: ModuleType
-
-
-_KINDS: Final[Mapping[str, Callable[[str], Constraint]]] = {
-    "json_schema": grammar.json_schema, "regex": Regex, "ebnf": Ebnf,
-}  # fmt: skip
 
 
 class Playground:
@@ -170,8 +157,9 @@ class Playground:
             self._last += 1
             self._runs[self._last] = state
             self._runs.pop(self._last - _RUNS, None)
+        trace = state.trace()
         return {
-            "run": self._last, "seconds": time.perf_counter() - began, "data": as_data(state.trace()),
+            "run": self._last, "seconds": time.perf_counter() - began, "data": run_data(trace.head, trace.nodes),
             "error": None if error is None else self._told(error),
         }  # fmt: skip
 
@@ -222,18 +210,3 @@ def _typed(value: UserValue) -> str:
         return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     except (TypeError, ValueError):
         return str(value)
-
-
-def report(checked: ConstraintText) -> dict[str, object]:
-    """Report on a constraint: what is refused, what is only checked in the finished value, and an example."""
-    kind = _KINDS.get(checked.kind)
-    try:
-        if kind is None:
-            raise ParameterError("kind", f"{checked.kind!r:.60} is not one of {', '.join(_KINDS)}.")
-        found = grammar.check(kind(checked.text))
-    except SglError as error:
-        return {"refused": [("", str(error))], "checked": [], "remarks": [], "rules": 0, "example": None}
-    return {
-        "refused": found.refused, "checked": found.checked, "remarks": found.remarks, "rules": found.rules,
-        "example": found.example,
-    }  # fmt: skip

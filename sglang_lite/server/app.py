@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import logging
+import secrets
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
@@ -19,6 +20,7 @@ from starlette.types import Receive, Scope, Send
 from sglang_lite.engine.engine import Engine
 from sglang_lite.protocol import BackendError, SglError
 from sglang_lite.protocol.anything import UserValue
+from sglang_lite.server import playground
 from sglang_lite.server.endpoint import AccessControl, Endpoint, refusal, request_id_of
 from sglang_lite.server.errors import MethodError, NotFoundError, Protocol
 from sglang_lite.server.http.sockets import bound
@@ -29,9 +31,9 @@ from sglang_lite.server.settings import ServerSettings, warn_if_exposed
 from sglang_lite.server.sglang import server_args
 
 
-def application(engine: Engine, settings: ServerSettings) -> Starlette:
-    """ASGI application that serves an engine."""
-    gate = AccessControl(settings)
+def application(engine: Engine, settings: ServerSettings, token: str = "") -> Starlette:
+    """ASGI application that serves an engine. `token` is that of the playground's page; with "", there is no page."""
+    gate = AccessControl(settings, token)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -44,7 +46,7 @@ def application(engine: Engine, settings: ServerSettings) -> Starlette:
         found: Service = app.state.service
         return found
 
-    endpoints = [(route, Endpoint(route, service, gate)) for route in ROUTES]
+    endpoints = [(route, Endpoint(route, service, gate)) for route in (*ROUTES, *(playground.ROUTES if token else ()))]
     app = _Application(
         {(method, route.path): endpoint for route, endpoint in endpoints for method in route.methods},
         routes=[StarletteRoute(route.path, endpoint, methods=list(route.methods)) for route, endpoint in endpoints],
@@ -115,7 +117,8 @@ def serve(
     Args:
         settings: settings of the server.
         engine_settings: keywords of `Engine`.
-        announce: function called with one line of text when the server can be reached.
+        announce: function called with one line of text when the server can be reached, and with another that has the
+            address of the playground, if there is one.
         listening: bound socket to use instead of one with the address of the settings.
 
     Returns:
@@ -125,7 +128,8 @@ def serve(
     logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     warn_if_exposed(settings)
     with Engine(**server_args.engine_settings(engine_settings)) as engine, contextlib.closing(listening):
-        server = HttpServer(application(engine, settings), settings)
+        token = secrets.token_urlsafe(16) if settings.has_playground else ""
+        server = HttpServer(application(engine, settings, token), settings)
         with contextlib.suppress(SglError):  # the first conversation reports the error
             engine.chat_template()  # imports the template engine
         gc.collect()
@@ -133,5 +137,7 @@ def serve(
         host, port = listening.getsockname()[:2]
         listening.listen(2048)
         announce(f"Serving {settings.served_model_name or engine.model_name} at http://{host}:{port}")
+        if token:
+            announce(f"Playground: http://{host}:{port}/?token={token}")
         server.run(sockets=[listening])
     return 0

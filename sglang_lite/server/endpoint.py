@@ -168,7 +168,8 @@ class Route:
         streams: True if the answer may be a stream of events.
         media_type: media type of the answer.
         access: "open" for a route without key, "key" for the API key, "admin" for the administrator's if there is one,
-            "owner" for the administrator's in any case: the request names folders of this machine.
+            "owner" for the administrator's in any case: the request names folders of this machine, "page" for the
+            token of the playground's page.
         counts_as_open: True if its requests count as open requests.
         acts: True if even a GET does something, which an image in a web page must not.
     """
@@ -182,7 +183,7 @@ class Route:
     fields: Fields[Any] | None = None
     streams: bool = False
     media_type: str = "application/json"
-    access: Literal["open", "key", "admin", "owner"] = "key"
+    access: Literal["open", "key", "admin", "owner", "page"] = "key"
     counts_as_open: bool = False
     acts: bool = False
 
@@ -300,9 +301,14 @@ _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^:\[\]]+)(?::[0-9]+)?", re.IGNORECASE)
 
 class AccessControl:
     """Keys that a server requires, names by which it may be addressed, and limits of the number of open requests, in
-    total and for each key."""
+    total and for each key.
 
-    def __init__(self, settings: ServerSettings) -> None:
+    Args:
+        token: token of the playground's page; "" if there is none.
+    """
+
+    def __init__(self, settings: ServerSettings, token: str = "") -> None:
+        self._token = token
         self._keys, self._admin, self._is_local = settings.api_key, settings.admin_api_key, settings.is_local
         self._most, self._most_per_key = settings.max_open, settings.max_open_per_key
         self._hosts = {"localhost", *map(str.lower, settings.allowed_host)}
@@ -333,6 +339,9 @@ class AccessControl:
         """
         if route.access == "open":
             return ""
+        if route.access == "page":
+            self._check_page(request)
+            return ""
         scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
         given = bearer.strip() if scheme.lower() == "bearer" else request.headers.get("x-api-key", "")
         admin = [] if self._admin is None else [self._admin]
@@ -357,6 +366,17 @@ class AccessControl:
                 hint="Start the server with --api-key, or send the request from a program.",
             )
         return valid[0] if valid else ""
+
+    def _check_page(self, request: Request) -> None:
+        """Raises an error unless the playground's own page, or who opens it, sent the request."""
+        origin = request.headers.get("origin")
+        if origin is not None and origin != f"http://{request.headers.get('host')}":
+            raise ForbiddenError("another page sent the request.", hint="Open the address that the server has printed.")
+        given = request.headers.get("x-token") or request.query_params.get("token", "")
+        if not self._token or not hmac.compare_digest(given.encode(), self._token.encode()):
+            raise AuthenticationError(
+                "the page's token is missing or wrong.", hint="Open the address that the server has printed."
+            )
 
     def count_open(self, key: str, counts_as_open: bool) -> _OpenCount:
         """Context in which a request counts as open. Raises RateLimitError if too many are open."""

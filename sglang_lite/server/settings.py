@@ -26,6 +26,8 @@ class ServerSettings:
         served_model_name: name of the model in answers and requests; None for the engine's.
         api_key: key that requests must have, except for health, metrics and the OpenAPI document; several may be
             given. None requires no key.
+        playground: whether `/` is a page that plays turns, for whoever has the address that is printed; None means yes
+            if only this machine can connect and there is no key.
         admin_api_key: key required, in place of `api_key`, by requests that change the server: the cache, weights,
             profiles. Without it, weights and profiles are changed only from this machine, while no key is required.
         allowed_host: name by which clients may address the server, besides "localhost" and IP addresses; several may
@@ -69,6 +71,7 @@ class ServerSettings:
     port: int = 30000
     served_model_name: str | None = None
     api_key: tuple[str, ...] = ()
+    playground: bool | None = None
     admin_api_key: str | None = None
     allowed_host: tuple[str, ...] = ()
     tool_call_parser: str | None = None
@@ -124,10 +127,20 @@ class ServerSettings:
                 raise ParameterError(
                     "allowed_host", f"{name[:200]!r} is not a host name.", hint="Write box.lan, without a port."
                 )
+        if self.playground and not self.is_local:
+            raise ParameterError(
+                "playground", f"others can connect to {self.host}.", hint="Leave --playground or --host out."
+            )
         if self.tool_call_parser is not None:
             tool_format(self.tool_call_parser)
         if self.reasoning_parser is not None:
             reasoning_format(self.reasoning_parser)
+
+    @property
+    def has_playground(self) -> bool:
+        """True if `/` is the playground's page."""
+        keys = self.api_key or self.admin_api_key is not None
+        return self.is_local and not keys if self.playground is None else self.playground
 
     @property
     def is_local(self) -> bool:

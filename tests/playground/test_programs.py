@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sglang_lite as sgl
-from sglang_lite.playground.programs import ConstraintText, Playground, RerunRequest, RunRequest, report
+from sglang_lite.page.constraint_report import ConstraintText, report
+from sglang_lite.playground.programs import Playground, RerunRequest, RunRequest
 
 SOURCE = '''
 from __future__ import annotations

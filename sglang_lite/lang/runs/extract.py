@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from sglang_lite.lang.runs.page import totals
 from sglang_lite.markup import Markup, cut, element, escaped, fragment
+from sglang_lite.page.data import totals
 from sglang_lite.page.render import ORIGINS, resource
 from sglang_lite.protocol import Generation, Selection, TokenScores, TraceNode
 
@@ -35,7 +35,7 @@ def extract(trace: Trace) -> Markup:
     note = f"{more:,} more nodes: state.trace() has them." if more else ""
     return fragment(
         element("style", Markup(resource("origins.css"))),
-        element("p", ", ".join(f"{name} {value}" for name, value in totals(trace))),
+        element("p", ", ".join(f"{name} {value}" for name, value in totals(trace.head, trace.nodes))),
         element("p", *map(Markup, legend)),
         element("div", *_branch(branches, ()), class_="said"),
         *([element("p", note)] if note else []),

@@ -1,35 +1,20 @@
-"""A trace as its page shows it: in the browser, in a notebook, as a file."""
+"""Page of a trace: in the browser, in a notebook, as a file."""
 
 from __future__ import annotations
 
-import math
 import os
 import tempfile
 import webbrowser
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
-
-import msgspec
+from typing import TYPE_CHECKING
 
 from sglang_lite.kernel import Output, in_kernel
-from sglang_lite.markup import Markup, element, fragment, printable
+from sglang_lite.markup import Markup, element, fragment
+from sglang_lite.page.data import run_data, title_of
 from sglang_lite.page.render import page
-from sglang_lite.protocol import CacheMiss, Generation, Selection, TraceNode
 
 if TYPE_CHECKING:
     from sglang_lite.lang.runs.trace import Trace  # whose `save` imports this module
-
-LONGEST_TEXT: Final = 20_000  # maximum number of characters of a node on the page
-_WHY: Final = {
-    "never_seen": ("never seen", "No prompt that the cache has seen begins so."),
-    "evicted": ("evicted", "It was in the cache and was dropped, for want of room or by a flush."),
-    "other_namespace": ("another namespace", "Another namespace of the cache has it."),
-    "changed": ("changed", "The cache has another text from there on."),
-    "page": ("less than a page", "Less than a page is left, and the cache keeps whole pages."),
-    "continued": ("continued", "It continues in place behind another generation, and the rest is new."),
-    "disabled": ("no cache", "The engine keeps no prefixes."),
-}
 
 
 def show(trace: Trace, path: str | os.PathLike[str] | None) -> Path:
@@ -55,130 +40,6 @@ def inline(trace: Trace) -> Markup:
 
 def as_html(trace: Trace, beside: Trace | None = None) -> str:
     """Complete HTML page. `beside` is another run, of which the page shows the same nodes beside the first one's."""
-    return page(_title(trace), [as_data(each) for each in (trace, beside) if each is not None])
-
-
-def as_data(trace: Trace) -> dict[str, object]:
-    """Run as the page's script reads it."""
-    return {
-        "title": _title(trace),
-        "backend": _valid(f"{trace.head.backend} {trace.head.model}"),
-        "arguments": [(_valid(name), _valid(text)) for name, text in trace.head.arguments],
-        "totals": totals(trace),
-        "seconds": trace.head.seconds,
-        "nodes": [_node(node) for node in trace.nodes],
-    }
-
-
-def _title(trace: Trace) -> str:
-    place = next((node.where for node in trace.nodes if node.where is not None), None)
-    return "A run" if place is None else printable(f"{place[2]} ({Path(place[0]).name})")
-
-
-def totals(trace: Trace) -> list[tuple[str, str]]:
-    """Numbers of the whole run, by name."""
-    usage = trace.usage
-    branches = len({node.path for node in trace.nodes})
-    counts = {
-        "nodes": len(trace.nodes), "branches": branches, "prompt tokens": usage.prompt_tokens,
-        "cached": usage.cached_tokens, "generated": usage.completion_tokens, "forced": usage.forced_tokens,
-        "thrown away": trace.thrown_away,
-    }  # fmt: skip
-    return [*((name, f"{count:,}") for name, count in counts.items()), ("time", f"{usage.total_s:.3f} s")]
-
-
-def _node(node: TraceNode) -> dict[str, Any]:
-    first = node.results[0] if node.results else None
-    pieces, remaining = [], LONGEST_TEXT
-    for text, origin in node.pieces:
-        pieces.append((_valid(text[:remaining]), origin))
-        remaining = max(remaining - len(text), 0)
-    return {
-        "kind": node.kind,
-        "path": node.path,
-        "place": node.place,
-        "name": None if node.name is None else _valid(node.name[:200]),
-        "where": None if node.where is None else _valid(f"{node.where[0]}:{node.where[1]} in {node.where[2]}"),
-        "pieces": pieces,
-        "cut": max(len(node.text) - LONGEST_TEXT, 0),
-        "start": node.start,
-        "end": node.end,
-        "usage": msgspec.structs.asdict(node.usage) if node.results else None,  # fields that are 0 included
-        "thrown": node.thrown_away,
-        "finish": _finish(first) if isinstance(first, Generation) else None,
-        "cost": _cost(first),
-        "miss": _miss(node.miss),
-        "choices": _choices(node.results),
-        "tokens": _tokens(first) if isinstance(first, Generation) else (),
-        "sure": _sure(first) if isinstance(first, Generation) else None,
-        "attempts": [
-            {"error": _valid(each.error), "texts": [_valid(answer.text[:LONGEST_TEXT]) for answer in each.answers]}
-            for each in node.attempts
-        ],
-        "error": None if node.error is None else _valid(node.error),
-        "rejected": node.rejected,
-    }
-
-
-def _finish(generation: Generation) -> str:
-    matched = "" if generation.matched is None else f" {generation.matched!r:.80}"
-    return _valid(f"{generation.finish_reason}{matched}")
-
-
-def _cost(result: Generation | Selection | None) -> float | None:
-    """Cost in dollars, or None if the backend does not report it."""
-    cost = None if result is None else result.meta.get("cost")
-    return cost if isinstance(cost, int | float) else None
-
-
-def _miss(miss: CacheMiss | None) -> dict[str, str] | None:
-    if miss is None:
-        return None
-    short, long = _WHY[miss.reason]
-    at = f"From token {miss.at:,} on. {long}"
-    return {
-        "short": f"{short} at token {miss.at:,}",
-        "long": at,
-        "now": _valid(miss.now),
-        "before": _valid(miss.before),
-    }
-
-
-def _choices(results: Sequence[Generation | Selection]) -> list[tuple[str, float]]:
-    found: list[tuple[str, float]] = []
-    for result in results:
-        if isinstance(result, Selection) and result.scores and all(score.logprobs for score in result.scores):
-            found += [(_valid(text[:200]), share) for text, share in result.probs.items()]
-    return found
-
-
-def _tokens(generation: Generation) -> list[dict[str, Any]]:
-    """Tokens, each with its id, and with its text, log-probabilities (drawn from, the model's own, of all allowed
-    tokens) and alternatives as far as they are known."""
-    logprobs, scores = generation.output_logprobs, generation.scores
-    found: list[dict[str, Any]] = [{"id": token} for token in generation.token_ids]
-    for each, entry in zip(found, logprobs):
-        top = [(_valid(text or str(token)), logprob) for logprob, token, text in entry.top]
-        each |= {"id": entry.token_id, "drawn": entry.logprob, "top": top}
-        each |= {} if entry.text is None else {"text": _valid(entry.text)}
-    start = 0
-    scored = () if scores is None else zip(scores.logprobs, scores.allowed, scores.ends)
-    for each, (own, allowed, end) in zip(found, scored):
-        each |= {"text": _valid(generation.text[start:end]), "own": own, "allowed": allowed}
-        start = end
-    return found
-
-
-def _sure(generation: Generation) -> dict[str, float] | None:
-    """Log-probability of the text under its constraint, and of what the constraint allowed in the model itself; None
-    if the tokens have no scores."""
-    scores = generation.scores
-    if scores is None or None in scores.logprobs:
-        return None
-    mass = math.fsum(each for each in scores.allowed if each is not None)
-    return {"logprob": math.fsum(each for each in scores.logprobs if each is not None) - mass, "mass": mass}
-
-
-def _valid(text: str) -> str:
-    """Text without lone surrogates, which can't be encoded."""
-    return text.encode("utf-8", "replace").decode()
+    return page(
+        title_of(trace.nodes), [run_data(each.head, each.nodes) for each in (trace, beside) if each is not None]
+    )

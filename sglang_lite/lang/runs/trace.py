@@ -11,11 +11,10 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
-
 from sglang_lite import wire
 from sglang_lite.lang.runs import files
-from sglang_lite.protocol import ParameterError, TraceHead, TraceNode, Usage, total_usage
+from sglang_lite.page.data import usage_of
+from sglang_lite.protocol import ParameterError, TraceHead, TraceNode, Usage
 
 _SAVED = "Give a file that Trace.save has written."
 
@@ -48,10 +47,7 @@ class Trace:
     @property
     def usage(self) -> Usage:
         """Usage of all nodes, including those that failed or were rolled back; `total_s` is the duration of the run."""
-        usages = [result.usage for node in self.nodes for result in node.results]
-        failed = [answer.usage for node in self.nodes for attempt in node.attempts for answer in attempt.answers]
-        total = total_usage([*usages, *failed])
-        return msgspec.structs.replace(total, total_s=self.head.seconds, thrown_away_tokens=self.thrown_away)
+        return usage_of(self.head, self.nodes)
 
     @property
     def thrown_away(self) -> int:

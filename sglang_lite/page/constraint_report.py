@@ -1,0 +1,43 @@
+"""Report on a constraint while it is typed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import msgspec
+
+from sglang_lite import grammar
+from sglang_lite.protocol import Constraint, Ebnf, ParameterError, Regex, SglError
+
+
+class ConstraintText(msgspec.Struct):
+    """Constraint that is being typed: its kind, "json_schema", "regex" or "ebnf", and its text."""
+
+    kind: str
+    text: str
+
+
+_KINDS: Final[Mapping[str, Callable[[str], Constraint]]] = {
+    "json_schema": grammar.json_schema, "regex": Regex, "ebnf": Ebnf,
+}  # fmt: skip
+
+
+def constraint_of(typed: ConstraintText) -> Constraint:
+    """Constraint that a text is. Raises ParameterError or ConstraintError if it is none."""
+    kind = _KINDS.get(typed.kind)
+    if kind is None:
+        raise ParameterError("kind", f"{typed.kind!r:.60} is not one of {', '.join(_KINDS)}.")
+    return kind(typed.text)
+
+
+def report(typed: ConstraintText) -> dict[str, object]:
+    """Report on a constraint: what is refused, what is only checked in the finished value, and an example."""
+    try:
+        found = grammar.check(constraint_of(typed))
+    except SglError as error:
+        return {"refused": [("", str(error))], "checked": [], "remarks": [], "rules": 0, "example": None}
+    return {
+        "refused": found.refused, "checked": found.checked, "remarks": found.remarks, "rules": found.rules,
+        "example": found.example,
+    }  # fmt: skip

@@ -1,0 +1,159 @@
+"""Runs as pages show them: records of their traces as the data that page.js reads."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from sglang_lite.markup import printable
+from sglang_lite.protocol import CacheMiss, Generation, Selection, TraceHead, TraceNode, Usage, total_usage
+
+LONGEST_TEXT: Final = 20_000  # maximum number of characters of a node on the page
+_WHY: Final = {
+    "never_seen": ("never seen", "No prompt that the cache has seen begins so."),
+    "evicted": ("evicted", "It was in the cache and was dropped, for want of room or by a flush."),
+    "other_namespace": ("another namespace", "Another namespace of the cache has it."),
+    "changed": ("changed", "The cache has another text from there on."),
+    "page": ("less than a page", "Less than a page is left, and the cache keeps whole pages."),
+    "continued": ("continued", "It continues in place behind another generation, and the rest is new."),
+    "disabled": ("no cache", "The engine keeps no prefixes."),
+}
+
+
+def run_data(head: TraceHead, nodes: Sequence[TraceNode]) -> dict[str, object]:
+    """Run as the page's script reads it."""
+    return {
+        "title": title_of(nodes),
+        "backend": _valid(f"{head.backend} {head.model}"),
+        "arguments": [(_valid(name), _valid(text)) for name, text in head.arguments],
+        "totals": totals(head, nodes),
+        "seconds": head.seconds,
+        "nodes": [_node(node) for node in nodes],
+    }
+
+
+def title_of(nodes: Sequence[TraceNode]) -> str:
+    """Program and file of a run, as far as they are known."""
+    place = next((node.where for node in nodes if node.where is not None), None)
+    return "A run" if place is None else printable(f"{place[2]} ({Path(place[0]).name})")
+
+
+def usage_of(head: TraceHead, nodes: Sequence[TraceNode]) -> Usage:
+    """Usage of all nodes, including those that failed or were rolled back; `total_s` is the duration of the run."""
+    usages = [result.usage for node in nodes for result in node.results]
+    failed = [answer.usage for node in nodes for attempt in node.attempts for answer in attempt.answers]
+    thrown_away = sum(node.thrown_away for node in nodes)
+    total = total_usage([*usages, *failed])
+    return msgspec.structs.replace(total, total_s=head.seconds, thrown_away_tokens=thrown_away)
+
+
+def totals(head: TraceHead, nodes: Sequence[TraceNode]) -> list[tuple[str, str]]:
+    """Numbers of the whole run, by name."""
+    usage, branches = usage_of(head, nodes), len({node.path for node in nodes})
+    counts = {
+        "nodes": len(nodes), "branches": branches, "prompt tokens": usage.prompt_tokens,
+        "cached": usage.cached_tokens, "generated": usage.completion_tokens, "forced": usage.forced_tokens,
+        "thrown away": usage.thrown_away_tokens,
+    }  # fmt: skip
+    return [*((name, f"{count:,}") for name, count in counts.items()), ("time", f"{usage.total_s:.3f} s")]
+
+
+def _node(node: TraceNode) -> dict[str, Any]:
+    first = node.results[0] if node.results else None
+    pieces, remaining = [], LONGEST_TEXT
+    for text, origin in node.pieces:
+        pieces.append((_valid(text[:remaining]), origin))
+        remaining = max(remaining - len(text), 0)
+    return {
+        "kind": node.kind,
+        "path": node.path,
+        "place": node.place,
+        "name": None if node.name is None else _valid(node.name[:200]),
+        "where": None if node.where is None else _valid(f"{node.where[0]}:{node.where[1]} in {node.where[2]}"),
+        "pieces": pieces,
+        "cut": max(len(node.text) - LONGEST_TEXT, 0),
+        "start": node.start,
+        "end": node.end,
+        "usage": msgspec.structs.asdict(node.usage) if node.results else None,  # fields that are 0 included
+        "thrown": node.thrown_away,
+        "finish": _finish(first) if isinstance(first, Generation) else None,
+        "cost": _cost(first),
+        "miss": _miss(node.miss),
+        "choices": _choices(node.results),
+        "tokens": _tokens(first) if isinstance(first, Generation) else (),
+        "sure": _sure(first) if isinstance(first, Generation) else None,
+        "attempts": [
+            {"error": _valid(each.error), "texts": [_valid(answer.text[:LONGEST_TEXT]) for answer in each.answers]}
+            for each in node.attempts
+        ],
+        "error": None if node.error is None else _valid(node.error),
+        "rejected": node.rejected,
+    }
+
+
+def _finish(generation: Generation) -> str:
+    matched = "" if generation.matched is None else f" {generation.matched!r:.80}"
+    return _valid(f"{generation.finish_reason}{matched}")
+
+
+def _cost(result: Generation | Selection | None) -> float | None:
+    """Cost in dollars, or None if the backend does not report it."""
+    cost = None if result is None else result.meta.get("cost")
+    return cost if isinstance(cost, int | float) else None
+
+
+def _miss(miss: CacheMiss | None) -> dict[str, str] | None:
+    if miss is None:
+        return None
+    short, long = _WHY[miss.reason]
+    at = f"From token {miss.at:,} on. {long}"
+    return {
+        "short": f"{short} at token {miss.at:,}",
+        "long": at,
+        "now": _valid(miss.now),
+        "before": _valid(miss.before),
+    }
+
+
+def _choices(results: Sequence[Generation | Selection]) -> list[tuple[str, float]]:
+    found: list[tuple[str, float]] = []
+    for result in results:
+        if isinstance(result, Selection) and result.scores and all(score.logprobs for score in result.scores):
+            found += [(_valid(text[:200]), share) for text, share in result.probs.items()]
+    return found
+
+
+def _tokens(generation: Generation) -> list[dict[str, Any]]:
+    """Tokens, each with its id, and with its text, log-probabilities (drawn from, the model's own, of all allowed
+    tokens) and alternatives as far as they are known."""
+    logprobs, scores = generation.output_logprobs, generation.scores
+    found: list[dict[str, Any]] = [{"id": token} for token in generation.token_ids]
+    for each, entry in zip(found, logprobs):
+        top = [(_valid(text or str(token)), logprob) for logprob, token, text in entry.top]
+        each |= {"id": entry.token_id, "drawn": entry.logprob, "top": top}
+        each |= {} if entry.text is None else {"text": _valid(entry.text)}
+    start = 0
+    scored = () if scores is None else zip(scores.logprobs, scores.allowed, scores.ends)
+    for each, (own, allowed, end) in zip(found, scored):
+        each |= {"text": _valid(generation.text[start:end]), "own": own, "allowed": allowed}
+        start = end
+    return found
+
+
+def _sure(generation: Generation) -> dict[str, float] | None:
+    """Log-probability of the text under its constraint, and of what the constraint allowed in the model itself; None
+    if the tokens have no scores."""
+    scores = generation.scores
+    if scores is None or None in scores.logprobs:
+        return None
+    mass = math.fsum(each for each in scores.allowed if each is not None)
+    return {"logprob": math.fsum(each for each in scores.logprobs if each is not None) - mass, "mass": mass}
+
+
+def _valid(text: str) -> str:
+    """Text without lone surrogates, which can't be encoded."""
+    return text.encode("utf-8", "replace").decode()
