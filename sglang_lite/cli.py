@@ -337,13 +337,15 @@ def _serve(options: argparse.Namespace) -> int:
 
 
 def _models(wrong: Callable[[str], NoReturn], options: argparse.Namespace) -> int:
-    from sglang_lite.runtime.models.resolve import ALIASES, cache_folder, resolve
+    from sglang_lite.runtime.models.aliases import ALIASES
+    from sglang_lite.runtime.models.resolve import fetched, resolve
 
     match options.name:
         case [] | ["list"]:
             for name, model in ALIASES.items():
-                there = (cache_folder() / "models" / name).exists()
-                print(f"{name:20} {model.description} ({model.file_bytes / 1e6:.0f} MB{', fetched' if there else ''})")
+                size = f"{model.file_bytes / 1e9:.1f} GB{' *' if fetched(name) else ''}"
+                print(f"{name:20} {size:9} {model.use} ({model.description})")
+            print("Size of the weights: bfloat16, or as packaged. Fetched already: *")
         case ["pull", name]:
             print(resolve(name, options.revision))
         case [name] if name != "pull":

@@ -16,6 +16,7 @@ from sglang_lite.commands.chat import HELP
 from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.embedding import spec as embedding_spec
 from sglang_lite.runtime.models import families, read_gguf
+from sglang_lite.runtime.models.aliases import ALIASES
 from tests.server.conftest import serving
 
 ROOT = Path(__file__).parent.parent
@@ -238,6 +239,7 @@ def test_the_page_on_models_names_every_architecture_and_no_other():
     text = (ROOT / "docs" / "models.md").read_text()
     written = set(re.findall(r"`([A-Z]\w+(?:For[A-Z]\w+|Model))`", text))
     assert written == {*families.ARCHITECTURES, *embedding_spec.ENCODERS}
+    assert re.findall(r"^\| `([\w.-]+)` \| (?:\[|PyPI)", text, re.MULTILINE) == list(ALIASES)
     first = text.partition("## Models that generate text")[2].partition("###")[0]
     rows = [line.split("|")[1:-1] for line in first.splitlines() if "`" in line and line.startswith("|")]
     in_gguf = {

@@ -14,7 +14,8 @@ from typing import Final
 
 from sglang_lite.protocol import SamplingParams, SglError
 from sglang_lite.runtime.host.installed import NEEDED, is_installed
-from sglang_lite.runtime.models.resolve import ALIASES, cache_folder
+from sglang_lite.runtime.models.aliases import ALIASES
+from sglang_lite.runtime.models.resolve import cache_folder, fetched
 from sglang_lite.version import __version__
 
 _EXTRAS: Final = {
@@ -121,7 +122,7 @@ def _speed() -> Diagnosis:
     from sglang_lite.engine.engine import Engine
 
     name = next(iter(ALIASES))
-    if not (cache_folder() / "models" / name).exists():
+    if not fetched(name):
         return Diagnosis("speed", f"not measured: {name} is not fetched", f"sglang-lite models pull {name}")
     started = time.perf_counter()
     try:

@@ -103,11 +103,12 @@ def _counter(model: str | None) -> tuple[TokenCounter | None, str]:
     """Tokenizer of a model and "", or None and the reason why tokens can't be counted."""
     from sglang_lite.runtime.config import EngineConfig
     from sglang_lite.runtime.host.installed import check_installed
-    from sglang_lite.runtime.models.resolve import ALIASES, cache_folder, resolve
+    from sglang_lite.runtime.models.aliases import ALIASES
+    from sglang_lite.runtime.models.resolve import fetched, resolve
 
     if model is None:
         model = EngineConfig().model
-        if model in ALIASES and not (cache_folder() / "models" / model).exists():
+        if model in ALIASES and not fetched(model):
             cure = f"Give --model, or run `sglang-lite models pull {model}`."
             return None, f"tokens are not counted: {model} has not been fetched. {cure}"
     check_installed("a model's tokenizer")

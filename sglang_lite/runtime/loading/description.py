@@ -20,11 +20,12 @@ from sglang_lite.runtime.embedding.tokenizer import encoder_tokenizer
 from sglang_lite.runtime.kernels.block_product import fits
 from sglang_lite.runtime.loading.load_model import pick_device, precision
 from sglang_lite.runtime.loading.model_files import open_model_files, read_spec
+from sglang_lite.runtime.models.aliases import ALIASES, PackagedModel
 from sglang_lite.runtime.models.config_fields import read_json
 from sglang_lite.runtime.models.layers.linear import block_library
 from sglang_lite.runtime.models.parameters import head_name, parameters
 from sglang_lite.runtime.models.precision import Precision
-from sglang_lite.runtime.models.resolve import ALIASES, hub_headers, resolve
+from sglang_lite.runtime.models.resolve import hub_headers, resolve
 from sglang_lite.runtime.models.spec import ModelSpec
 from sglang_lite.runtime.models.transformers_config import TransformersSpec
 from sglang_lite.runtime.models.weights.gguf_blocks import BITS
@@ -125,7 +126,8 @@ class _Inspection:
         self.description = replace(self.description, **facts)
 
     def read_headers(self, model: str, revision: str | None) -> None:
-        repository = None if Path(model).exists() or model in ALIASES else hub_headers(model, revision)
+        here = Path(model).exists() or isinstance(ALIASES.get(model), PackagedModel)
+        repository = None if here else hub_headers(model, revision)
         found = read_headers(self.path) if repository is None else headers_of_hub(repository, self.path)
         sizes: Counter[str] = Counter()
         for header in found.values():

