@@ -442,6 +442,8 @@ def _playground(options: argparse.Namespace) -> int:
     except ModuleNotFoundError as error:
         raise _packages_missing(error) from error
     file, function = _file_and_function(options.file)
+    if not file.is_file():
+        raise ParameterError("FILE", f"there is no file {file}.", hint="Give prog.py, or prog.py:function.")
     with contextlib.ExitStack() as stack:
         listening = stack.enter_context(bound("127.0.0.1", options.port))
         engine = None if options.model is None else stack.enter_context(Engine(options.model))

@@ -185,6 +185,7 @@ function blocks(run, branch, role) {  // elements of a branch: bubbles, and colu
     } else if (node.pieces.length || ANSWERS.includes(node.kind) || node.error) {
       open().said.append(button(node, SHOWN));
       if (ANSWERS.includes(node.kind) || node.error) bubble.about.append(...notes(node));
+      if (ANSWERS.includes(node.kind) && !role) close("");  // outside of turns each answer has a bubble, with the text before it
     } else if (bubble) bubble.said.append(button(node, SHOWN));
     else found.push(make("div", "marks", button(node, SHOWN)));
   });
@@ -229,7 +230,7 @@ const FILTERS = {
   differs,
 };
 
-function arrange() {  // shows the nodes in the chosen order, without those that the filter or the search leaves out
+function arrange() {  // shows bubbles in the chosen order, without those in which the filter or the search finds nothing
   items = [];
   const all = at("order").value === "slowest" ? slowest() : conversation();
   const query = at("search").value.toLowerCase(), wanted = FILTERS[at("filter").value];
@@ -249,10 +250,10 @@ function arrange() {  // shows the nodes in the chosen order, without those that
     };
     all.forEach(prune);
   }
-  items = kept.filter((node) => !node.element.closest("[hidden]"));
+  items = items.filter((node) => !node.element.closest("[hidden]"));  // also what stands beside those in a bubble
   list.replaceChildren(...all);
   const of = runs.reduce((sum, run) => sum + run.nodes.length, 0);
-  at("count").textContent = items.length + " of " + of + " nodes shown, others folded or left out";
+  at("count").textContent = kept.length + " of " + of + " nodes, others folded or left out";
   mark(query);
   if (current && items.includes(current)) choose(current, false);
   else if (items.length) items[0].element.tabIndex = 0;
@@ -436,11 +437,8 @@ function draw() {
   for (const time of ticks()) {
     paint.fillStyle = colour("line");
     paint.fillRect(x(time), AXIS - 4, 1, height);
-    paint.fillStyle = colour("soft");
-    paint.textAlign = "center";
-    paint.fillText(seconds(time), x(time), 8);
   }
-  paint.textAlign = "left";
+  paint.fillStyle = colour("soft");
   for (const [number, node] of lanes.values()) {
     if (lane < 12) break;
     const letter = runs.length > 1 ? node.run.letter + " " : "", path = node.path.join(".");
@@ -466,6 +464,12 @@ function draw() {
       paint.strokeRect(x(node.start) - 1, top - 1, Math.max(x(node.end) - x(node.start), 2) + 2, high + 2);
     }
   }
+  const shown = canvas.parentElement.scrollTop;  // the axis stays in sight
+  paint.fillStyle = colour("raised");
+  paint.fillRect(0, shown, width, AXIS - 3);
+  paint.fillStyle = colour("soft");
+  paint.textAlign = "center";
+  for (const time of ticks()) paint.fillText(seconds(time), x(time), shown + 9);
 }
 
 function under(event) {
@@ -543,6 +547,7 @@ canvas.addEventListener("click", (event) => {
   if (node && items.includes(node)) choose(node, true);
 });
 window.addEventListener("resize", draw);
+canvas.parentElement.addEventListener("scroll", draw);
 window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
 show(JSON.parse(at("runs").textContent));
 document.documentElement.dataset.ready = "yes";

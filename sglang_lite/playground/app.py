@@ -91,11 +91,11 @@ def serve(playground: Playground, listening: socket.socket, announce: Callable[[
 
     Args:
         listening: socket bound to the loopback.
-        announce: function that is called with the page's address.
+        announce: function that is called with a line that has the address of the page.
     """
     port, token = listening.getsockname()[1], secrets.token_urlsafe(16)
     server = uvicorn.Server(uvicorn.Config(application(playground, token, port), log_level="warning", access_log=False))
     listening.listen()
     threading.Thread(target=playground.prepare, daemon=True).start()
-    announce(f"http://127.0.0.1:{port}/?token={token}")
+    announce(f"Playground: http://127.0.0.1:{port}/?token={token}")
     server.run([listening])

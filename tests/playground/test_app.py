@@ -6,6 +6,7 @@ import pytest
 import requests
 import uvicorn
 
+from sglang_lite.cli import main
 from sglang_lite.playground.app import application
 from sglang_lite.server.http.sockets import bound
 from tests.playground.test_programs import Page
@@ -78,3 +79,11 @@ def test_bad_bodies_are_refused(served):
         assert answer.status_code == 400
         assert answer.json()["error"]["text"]
     assert requests.post(f"{address}/run", data=b" " * (5 * 2**20), headers=headers).status_code == 413
+
+
+def test_the_command_says_what_it_can_not_serve(served, tmp_path, capsys):
+    page, address = served
+    assert main(["playground", str(tmp_path / "none.py")]) == 1
+    assert "there is no file" in capsys.readouterr().err
+    assert main(["playground", str(page.file), "--port", address.rpartition(":")[2]]) == 1
+    assert "Choose another port with --port" in capsys.readouterr().err

@@ -4,6 +4,7 @@ import pytest
 
 import sglang_lite as sgl
 from sglang_lite.lang.trace import Trace, as_html
+from sglang_lite.protocol import Generation, TraceHead, TraceNode, Usage
 from tests.browser import Errors, chromium, faults_of
 from tests.lang.runs.test_page import EVIL
 
@@ -27,6 +28,24 @@ def hostile(s, text):
 PLACES = ["Venice", "Japan", "Rome", "Peru", "Oslo"]
 
 
+def agent():
+    """Trace of a program that paused between two generations, the second of which waited and found its prefix gone."""
+    answers = [
+        Generation("call", usage=Usage(100, 90, 4, total_s=1.0, first_token_s=0.2)),
+        Generation(
+            "done", usage=Usage(120, 20, 4, queue_s=0.5, total_s=2.0, first_token_s=1.5),
+            meta={"cache_miss": {"reason": "evicted", "at": 20}},
+        ),
+    ]  # fmt: skip
+    nodes = (
+        TraceNode("text", text="Task."),
+        TraceNode("gen", place=1, name="a", text="call", end=1.0, results=(answers[0],)),
+        TraceNode("text", place=2, text="Result.", start=1.0, end=1.0),
+        TraceNode("gen", place=3, name="b", text="done", start=4.0, end=6.0, results=(answers[1],)),
+    )
+    return Trace(TraceHead(len(nodes), 6.0), nodes)
+
+
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory):
     """Addresses of the pages, by name."""
@@ -39,7 +58,8 @@ def pages(tmp_path_factory):
             compare.run(["Venice", "Nauru"], backend=sgl.ScriptedBackend({"Nauru": "Salt."}, default="Gold.")).trace(),
         ),
         "hostile": (hostile.run(text, backend=sgl.ScriptedBackend(default=text)).trace(), None),
-        "empty": (Trace(sgl.protocol.TraceHead(0), ()), None),
+        "empty": (Trace(TraceHead(0), ()), None),
+        "agent": (agent(), None),
     }
     assert len(runs["one"][0].nodes) == 57
     for name, (trace, beside) in runs.items():
@@ -175,3 +195,16 @@ def test_its_times_have_an_axis(opened):
     assert ticks[-1] <= whole
     page.locator("canvas").click(position={"x": 125, "y": 20 + 18 + 8})  # the first branch, where it begins
     assert page.locator("[aria-current]").inner_text() == "Gold"
+
+
+def test_pauses_and_what_left_the_cache_are_shown(opened):
+    page = opened("agent")
+    assert page.locator(".bubble").count() == 2
+    about = page.locator(".bubble").nth(1).locator(".about").inner_text()
+    assert "paused 3 s" in about
+    assert "20 of 120 cached" in about
+    assert "not cached: evicted at token 20" in about
+    page.locator("#filter").select_option("pause")
+    assert page.locator(".node:visible").all_inner_texts() == ["Result.", "done"]
+    page.locator(".node").last.click()
+    assert "was dropped, for want of room" in page.locator("#details").inner_text()
