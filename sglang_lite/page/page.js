@@ -1,7 +1,7 @@
 "use strict";
 const at = (id) => document.getElementById(id);
 const list = at("nodes"), details = at("details"), canvas = at("timeline"), narrow = window.matchMedia("(max-width: 820px)");
-const SHOWN = 2000, TOKENS = 1000, FOUND = 1000, LANE = 18, AXIS = 20, LETTERS = ["A", "B"];
+const SHOWN = 2000, TOKENS = 1000, FOUND = 1000, MANY = 500, LANE = 18, AXIS = 20, LETTERS = ["A", "B"];
 const ANSWERS = ["gen", "select"];
 let runs = [], items = [], current = null;
 const extras = [];  // functions that add to the details of a node: of the playground
@@ -502,6 +502,7 @@ function show(shown) {  // at most two runs
   current = null;
   details.replaceChildren();
   list.classList.toggle("two", runs.length > 1);
+  list.classList.toggle("many", runs.reduce((sum, run) => sum + run.nodes.length, 0) > MANY);
   at("about").replaceChildren(...runs.map(about));
   for (const option of at("filter").options) if (option.value === "differs") option.hidden = runs.length < 2;
   layOut();
