@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-com
 
 # Workers of pytest, a core and 2 GB each. One thread of torch in each, or they fight for the cores.
 WORKERS ?= 2
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --ignore tests/docs
 
 .PHONY: demo test docs fast check unit coverage test-long test-gpu format clean
 
@@ -20,8 +20,9 @@ demo: $(VENV)/.core
 # Everything CI runs. pytest is last, so that its summary is the last line.
 test: check unit
 
-# The site, in build/site. A warning is an error.
-docs: $(VENV)/.dev
+# The docs: their programs run and print what the pages show; then the site, in build/site. A warning is an error.
+docs: $(VENV)/.dev $(VENV)/.model
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
 check: $(VENV)/.dev

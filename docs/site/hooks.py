@@ -23,6 +23,9 @@ ELSEWHERE = {"README.md": "index.md"} | {
     )
 }  # fmt: skip
 SOURCES = {site: source for source, site in ELSEWHERE.items()}
+TRACES = ROOT / "build" / "traces"  # of the programs of pages, by tests/docs/test_pages.py
+# A block of a program, with what it prints, behind the comment that asks for its trace.
+TRACED = re.compile(r"^<!-- trace: [^\n]* -->\n(```.*?^```\n(?:\n```text\n.*?^```\n)?)", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"(\]\(\s*)([^)\s#:]+)(#[^)\s]*)?(\))")
 
 
@@ -46,6 +49,8 @@ def _opened(nav: Any) -> Any:
 def on_files(files: Files, config: MkDocsConfig) -> None:
     for source, site in ELSEWHERE.items():
         files.append(File.generated(config, site, abs_src_path=str(ROOT / source)))
+    for page in TRACES.glob("*.html"):
+        files.append(File.generated(config, f"traces/{page.name}", abs_src_path=str(page)))
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
@@ -62,4 +67,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
             return f"{before}{config.extra['files']}/{target}{anchor or ''}{after}"
         return f"{before}{relpath(site, str(PurePosixPath(here).parent))}{anchor or ''}{after}"
 
+    trace = f"traces/{PurePosixPath(source).stem}.html"
+    if files.get_file_from_path(trace):
+        frame = f'<iframe class="trace" title="Trace of this run" loading="lazy" src="{trace}"></iframe>'
+        markdown = TRACED.sub(rf"\1\nThe trace of this run:\n\n{frame}\n", markdown)
     return LINK.sub(link, markdown)

@@ -10,6 +10,7 @@ import pytest
 from sglang_lite.bench.peers import PeerResults
 from sglang_lite.bench.picture import main, picture
 from sglang_lite.bench.records import BenchReport, Machine, Row, Runs
+from sglang_lite.bench.workloads import WORKLOADS
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 PICTURES = sorted((BENCHMARKS / "pictures").glob("*.json"))
@@ -34,18 +35,25 @@ def test_bars_are_as_long_as_the_share_of_the_limit(tmp_path):
     peers = {"vllm": PeerResults("1", {"work0": 4.0}, ""), "sglang": PeerResults("", {}, "can't be imported")}
     bars, texts = drawn(BenchReport(MACHINE, rows(1.0, 0.5), peers), tmp_path)
     lengths = dict(bars)
-    assert [name for name, _ in bars] == ["sglang_lite: 2 s", "vllm: 4 s", "sglang_lite: 2 s"]
-    assert bars[0][1] == 2 * lengths["vllm: 4 s"] == pytest.approx(2 * bars[2][1])
-    assert {"50%, 2 s", "25%, 4 s", "25%, 2 s", "vllm: not measured", "work0", "work1"} <= set(texts)
-    assert any("H200 <1>" in text and "of what the hardware allows" in text for text in texts)
-    assert not any("sglang" in text.split() for text in texts)  # nothing of it was measured
+    assert [name for name, _ in bars] == ["sglang_lite: 2 s", "vLLM: 4 s", "sglang_lite: 2 s"]
+    assert bars[0][1] == 2 * lengths["vLLM: 4 s"] == pytest.approx(2 * bars[2][1])
+    assert {"2 s, 50%", "4 s, 25%", "2 s, 25%", "vLLM: not measured", "work0", "work1"} <= set(texts)
+    assert any("H200 <1>" in text for text in texts)
+    assert any("share of what the hardware allows" in text for text in texts)
+    assert not any("SGLang" in text.split() for text in texts)  # nothing of it was measured
 
 
 def test_without_a_limit_the_fastest_is_all(tmp_path):
     bars, texts = drawn(BenchReport(MACHINE, rows(None), {"vllm": PeerResults("1", {"work0": 1.0}, "")}), tmp_path)
     assert bars[1][1] == 2 * bars[0][1]
-    assert {"100%, 1 s", "50%, 2 s"} <= set(texts)
+    assert {"1 s, 100%", "2 s, 50%"} <= set(texts)
     assert any("share of the fastest" in text for text in texts)
+
+
+def test_workloads_are_told_in_words(tmp_path):
+    known = tuple(Row(name, 64, 1.0, Runs(3.0, (2.0,), 10), None) for name in WORKLOADS)
+    _, texts = drawn(BenchReport(MACHINE, known, {}), tmp_path)
+    assert not WORKLOADS.keys() & set(texts)
 
 
 @pytest.mark.parametrize("file", PICTURES, ids=lambda file: file.stem)
