@@ -44,6 +44,7 @@ class AttentionRequirements:
         device: device of the model.
         max_rows: maximum number of tokens decoded in one step.
         max_chunks: maximum number of chunks of a shared prefix; 0 if prefixes are not shared.
+        max_shared_rows: maximum number of tokens decoded in a step whose rows share prefixes.
         sinks: whether each head has an attention sink, a score whose weight goes to no value.
         latent: elements of a key that are its value, too: the first ones of a single plane that all heads read. 0 if
             values are stored separately.
@@ -59,6 +60,7 @@ class AttentionRequirements:
     device: torch.device
     max_rows: int
     max_chunks: int
+    max_shared_rows: int = 0
     sinks: bool = False
     latent: int = 0
     expanded: tuple[int, int, int] | None = None

@@ -58,7 +58,7 @@ class LatentAttention:
                 1, properties_of(requirements.device).multiprocessors // -(-requirements.heads // 64)
             )
         parts, device = self._items(requirements.max_rows) * requirements.heads, requirements.device
-        shared = requirements.max_rows * requirements.max_chunks * requirements.heads
+        shared = requirements.max_shared_rows * requirements.max_chunks * requirements.heads
         blocks = 2 * -(-requirements.heads // 16)  # upper bound for blocks of heads times halves of latents
         self._partials = Partials(
             acc=torch.empty((parts, requirements.latent), device=device),

@@ -47,7 +47,7 @@ class TritonAttention:
     def __init__(self, requirements: AttentionRequirements) -> None:
         self._requirements = requirements
         parts = self._items(requirements.max_rows) * requirements.heads
-        shared = requirements.max_rows * requirements.max_chunks * requirements.heads
+        shared = requirements.max_shared_rows * requirements.max_chunks * requirements.heads
         dim, device = requirements.head_dim, requirements.device
         self._partials = Partials(
             acc=torch.empty((parts, dim), device=device),

@@ -26,7 +26,7 @@ class CudaGraphs:
 
     Args:
         sizes: numbers of rows that are worth a graph, ascending; empty if steps can't be captured.
-        max_tokens: maximum number of tokens decoded in one step.
+        max_tokens: maximum number of tokens decoded in one step, as for `build_gpu_inputs`.
         slots: state of slots on the device.
         staging: copies to the device.
         page_size: tokens in a page.
@@ -71,7 +71,7 @@ class CudaGraphs:
             for shared in sharing if size > 1 else (False,):
                 self.captured[size, False, shared] = self._capture(compute, size, multi_token_rows=False, shared=shared)
         for size in reversed(_token_sizes(self._max_tokens)) if self.sizes else ():
-            for shared in sharing:
+            for shared in sharing if size <= self._max_tokens else (False,):
                 self.captured[size, True, shared] = self._capture(compute, size, multi_token_rows=True, shared=shared)
 
     def padded_rows(self, rows: int) -> int:
@@ -209,6 +209,5 @@ def graph_sizes(max_rows: int) -> tuple[int, ...]:
 
 def _token_sizes(max_tokens: int) -> list[int]:
     """Returns the numbers of tokens that are worth a graph of rows with several tokens, for which padding is cheap."""
-    return [size for size in (8, 16, 32, 64, 128, 192, *range(256, max_tokens, 128)) if size < max_tokens] + [
-        max_tokens
-    ]
+    sizes = (8, 16, 32, 64, 128, 192, *range(256, max_tokens, 128))
+    return [*(size for size in sizes if size < max_tokens), max_tokens, max_tokens * 3 // 2, 2 * max_tokens]

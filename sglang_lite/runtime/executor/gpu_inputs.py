@@ -48,7 +48,8 @@ def build_gpu_inputs(
 
     Args:
         record: the step.
-        max_decoded_tokens: maximum number of tokens decoded in one step.
+        max_decoded_tokens: maximum number of tokens decoded in one step; twice as many if no row has more than
+            MAX_DECODED_ROW_TOKENS, and their token reads are few.
         max_token_reads: maximum number of token reads by decoded rows with several tokens; 0 if the step can't be
             captured.
         queries_per_read: number of tokens of a row with more than MAX_DECODED_ROW_TOKENS tokens that read the tokens
@@ -59,9 +60,11 @@ def build_gpu_inputs(
     if record.singles == len(counts):
         return GpuInputs(ids, slots, positions, _NO_BLOCKS, BLOCK_SIZES[0], last, len(counts))
     longest = int(counts.max())
+    few = longest <= MAX_DECODED_ROW_TOKENS
     max_tokens = max_decoded_tokens if longest <= _SHORT_ROW_TOKENS else min(_MAX_LONG_ROW_TOKENS, max_decoded_tokens)
-    if len(ids) <= max_tokens and (
-        longest <= MAX_DECODED_ROW_TOKENS or _token_reads(record, queries_per_read) <= max_token_reads
+    if (few and len(ids) <= max_decoded_tokens) or (
+        len(ids) <= (2 * max_decoded_tokens if few else max_tokens)
+        and _token_reads(record, queries_per_read) <= max_token_reads
     ):
         return GpuInputs(ids, slots, positions, _NO_BLOCKS, BLOCK_SIZES[0], last, len(ids))
     size = next((size for size in BLOCK_SIZES if longest <= size), BLOCK_SIZES[-1])

@@ -173,7 +173,7 @@ class GpuRunner:
         multi_token_rows = inputs.decoding > record.singles
         shared = (
             None
-            if prefixes is None
+            if prefixes is None or inputs.decoding > self._max_decoded_tokens
             else prefixes.find(record, self.graphs.padded_rows, multi_token_rows=multi_token_rows)
         )
         graph = self.graphs.find(self._compute, inputs, shared is not None) if captured else None
@@ -256,7 +256,8 @@ class GpuRunner:
             compute=precision.compute,
             cache=precision.cache,
             device=self._device,
-            max_rows=self._max_decoded_tokens,
+            max_rows=2 * self._max_decoded_tokens,
+            max_shared_rows=self._max_decoded_tokens,
             max_chunks=MAX_CHUNKS if self._model.shares_prefixes else 0,
             sinks=spec.sinks,
             latent=spec.rank if isinstance(spec, LatentSpec) else 0,
@@ -268,8 +269,8 @@ class GpuRunner:
     def warm_up(self) -> None:
         """Compiles every kernel, captures the graphs and runs first steps, so that no request waits for these."""
         sharing = (False,) if self._prefixes is None else (False, True)
-        for count in _doubled(self._max_decoded_tokens):
-            for shared in sharing if count > 1 else (False,):
+        for count in _doubled(2 * self._max_decoded_tokens):
+            for shared in sharing if 1 < count <= self._max_decoded_tokens else (False,):
                 self._warm_up_step(count, decoding=count, blocks=[], block_size=BLOCK_SIZES[0], shares=shared)
         self.graphs.capture_all(self._compute, sharing)
         page_table = self._slots.page_table

@@ -9,7 +9,7 @@ from sglang_lite.runtime.kv_cache.slot_table import SlotTable
 from tests.runtime.executor.records import step
 
 MOST = 512
-TABLE = SlotTable(9, 20_000, 16)
+TABLE = SlotTable(65, 10_000, 16)
 TABLE.tokens[:] = np.arange(TABLE.tokens.size).reshape(TABLE.tokens.shape)
 
 
@@ -38,6 +38,9 @@ def steps(*rows):
         ([(0, 17)], 0, 1, False),
         ([(0, 16)], 0, 1, True),
         ([(9000, 9016)], 0, 1, True),
+        ([(0, 16)] * 33, 4488, 1, True),  # more tokens, as each row has few
+        ([(0, 16)] * 33, 4487, 1, False),
+        ([(0, 16)] * 65, 1 << 20, 1, False),
     ],
 )
 def test_short_prompts_are_decoded_where_they_read_little(rows, max_token_reads, queries_per_read, decoded):

@@ -126,6 +126,18 @@ def test_captured_steps_of_rows_with_one_token_and_with_several(with_graphs, on_
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("device", ["triton"], indirect=True)
+def test_a_step_in_which_every_row_appends_is_a_captured_one(with_graphs, on_cpu):
+    engine = with_graphs(max_running=4, page_size=4)
+    first = prompts(4, own=12)
+    asked = [[*prompt, 7, 11, 12] for prompt in first]
+    for batch in (first, asked):
+        expected = [g.token_ids for g in answers(on_cpu, batch, greedy(max_tokens=3))]
+        assert [g.token_ids for g in answers(engine, batch, greedy(max_tokens=3))] == expected
+    assert (12, True, False) in engine.core.runner.graphs.captured
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("device", ["triton"], indirect=True)
 def test_a_short_prompt_beside_a_decoding_row_is_a_captured_step(with_graphs, on_cpu):
     engine = with_graphs(max_running=20, page_size=4)
     asked = [[*range(2, 27)], [*range(30, 40)]]
