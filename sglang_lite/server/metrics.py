@@ -17,7 +17,7 @@ from sglang_lite.server.service import Service
 # Keys of `Engine.stats` whose values never decrease.
 _COUNTERS = {
     "steps", "requests_submitted", "programs_opened", "programs_extended", "grammars_compiled", "grammars_cached",
-    "grammars_from_disk", "late_masks", "prompt_tokens", "prompt_tokens_cached",
+    "grammars_from_disk", "late_masks", "prompt_tokens", "prompt_tokens_cached", "appended_tokens",
 }  # fmt: skip
 
 

@@ -318,6 +318,7 @@ class EngineCore:
                 "prompt_tokens": scheduler.admission.prompt_tokens,
                 "prompt_tokens_cached": scheduler.admission.prompt_tokens_cached,
                 "steps": self.loop.steps,
+                "appended_tokens": scheduler.handover.appended_tokens,
                 **self.open_requests.counts(),
                 "grammars_compiled": self.compiler.cache.misses,
                 "grammars_cached": self.compiler.cache.hits,

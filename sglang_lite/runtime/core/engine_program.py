@@ -33,7 +33,6 @@ from sglang_lite.runtime.core.prepared_node import (
     EngineBranch,
     PreparedNode,
     check_params,
-    prepare_following,
     prepared,
 )
 from sglang_lite.runtime.core.program_room import ProgramRoom
@@ -210,8 +209,8 @@ class EngineProgram:
         rest = entries[back:]
         refusal = too_many_error() if player.totals.queued + len(rest) > MAX_QUEUED else None
         branch = player.add(path, rest, refusal)
-        if branch is not None and branch.ask is not None:
-            self._look_ahead(branch.ask)
+        if branch is not None and branch.ask in self._jobs:
+            self._jobs[branch.ask].look_ahead()
         self._perform()
 
     def _input(self, call: Callable[[], object]) -> None:
@@ -272,10 +271,20 @@ class EngineProgram:
         elif self._room.acquire():
             if text.grammar is not None:
                 text.grammar.asked = True
-            kind = GenerationJob if isinstance(node, Gen) else SelectionJob
-            job = self._jobs[ask] = kind(self, ask, self._hints_of(ask.branch))
+            begun, ask.entry.begun = ask.entry.begun, None
+            if begun is not None and begun.adopt(ask):
+                self._jobs[ask] = begun
+                begun.look_ahead()
+                return None
+            hints = self._hints_of(ask.branch)
+            job: GenerationJob | SelectionJob = (
+                GenerationJob(self, ask.branch, ask.entry, hints, ask)
+                if isinstance(node, Gen)
+                else SelectionJob(self, ask, hints)
+            )
+            self._jobs[ask] = job
             request = job.start(in_slot=text.log is log)
-            self._look_ahead(ask)
+            job.look_ahead()
             return request
         else:
             self._without_room.append(ask)
@@ -307,12 +316,6 @@ class EngineProgram:
             self.answered(ask)
         else:
             self.failed(ask, error)
-
-    def _look_ahead(self, ask: EngineAsk) -> None:
-        """Starts to prepare the generation behind a running node, which may then continue in its slot."""
-        job = self._jobs.get(ask)
-        if job is not None and job.following is None:
-            job.following = prepare_following(ask, self.context)
 
     def _hints_of(self, branch: EngineBranch) -> ScheduleHints:
         found = self._hints.get(branch.path)

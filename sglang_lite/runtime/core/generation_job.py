@@ -7,17 +7,20 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
+import numpy as np
 
 from sglang_lite.constraints.json_schema.repeats import repeat_rules
-from sglang_lite.program.nodes import Gen
+from sglang_lite.program.nodes import Gen, Text
 from sglang_lite.protocol import Constraint, Continuation, Generation, SglError, Span
-from sglang_lite.runtime.core.prepared_node import EngineAsk, PreparedNode
-from sglang_lite.runtime.core.token_text import OpenGrammar
-from sglang_lite.runtime.requests.output_builder import Event
+from sglang_lite.runtime.core.prepared_node import EngineAsk, EngineBranch, PreparedNode, prepare_following
+from sglang_lite.runtime.core.token_text import OpenGrammar, TokenText
+from sglang_lite.runtime.kv_cache.pages import Ints
+from sglang_lite.runtime.requests.output_builder import Event, Finish
 from sglang_lite.runtime.requests.request import Request
 from sglang_lite.runtime.requests.resolved_params import ResolvedParams
 from sglang_lite.runtime.requests.schedule_hints import ScheduleHints
 from sglang_lite.runtime.tokens.token_log import TokenLog
+from sglang_lite.runtime.tokens.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from sglang_lite.runtime.core.engine_program import EngineProgram
@@ -26,22 +29,38 @@ if TYPE_CHECKING:
 class GenerationJob:
     """Generation of a `Gen` node. All methods but `_prepare` run on the loop's thread.
 
+    Its request can begin before the node is asked, as soon as the request before it has ended: what follows from that
+    end is told later, while the device computes. It is the job of the node before that begins it.
+
     Args:
         program: program of the node; told of all events.
-        ask: the node. Nothing is told of it once it was given up.
+        branch: branch of the node.
+        entry: the node.
         hints: scheduling hints of its branch.
-
-    Attributes:
-        following: generation that follows it, once that is prepared.
+        ask: ask of the node, once there is one. Nothing is told of it once it was given up.
     """
 
-    def __init__(self, program: EngineProgram, ask: EngineAsk, hints: ScheduleHints) -> None:
-        self._program, self._ask, self._hints = program, ask, hints
+    def __init__(
+        self,
+        program: EngineProgram,
+        branch: EngineBranch,
+        entry: PreparedNode,
+        hints: ScheduleHints,
+        ask: EngineAsk | None = None,
+    ) -> None:
+        self._program, self._branch, self._entry, self._hints, self._ask = program, branch, entry, hints, ask
         self._began = program.context.loop.clock.now()
         self._generations: dict[int, Generation] = {}
         self._requests: list[Request] = []
         self._submitted = False
-        self.following: PreparedNode | None = None
+        self._following: PreparedNode | None = None  # generation that follows it, once that is prepared
+        self._ahead: GenerationJob | None = None  # its job, whose request waits for a prompt or has begun
+        self._begins_next = False  # True once that request has begun
+        self._catch_up: Callable[[], None] = _nothing  # tells the end of the request before
+
+    @property
+    def _is_current(self) -> bool:
+        return self._ask is not None and self._ask.is_current
 
     def start(self, *, in_slot: bool = False) -> Request | None:
         """Starts once what other threads prepare is ready.
@@ -52,8 +71,8 @@ class GenerationJob:
         Returns:
             The next request, if it continues in the slot; else None.
         """
-        ask, entry, text = self._ask, self._ask.entry, self._ask.branch.text
-        if not ask.is_current:
+        ask, entry, text = self._ask, self._entry, self._branch.text
+        if ask is None or not ask.is_current:
             return None
         assert text is not None
         if isinstance(entry.params, SglError):
@@ -63,13 +82,7 @@ class GenerationJob:
             if awaited is not None and not awaited.done():
                 awaited.add_done_callback(lambda _: self._program.post(self.start))
                 return None
-        log = text.log
-        if entry.ids is not None and entry.ids.exception() is None and log.fixed:
-            spans = [*log.open, *text.new]
-            if entry.text == spans:  # as predicted
-                log.learn(spans, entry.ids.result())
-                text.take_new()
-        ready = not text.new and log.ready and text.grammar is None
+        ready, log = self._take_text(text), text.log
         assert entry.params is not None
         if in_slot and ready and entry.params.n == 1 and (entry.grammar is None or entry.matcher is not None):
             try:
@@ -82,6 +95,116 @@ class GenerationJob:
         self._program.off_loop(partial(self._prepare, log, text.take_new(), entry.params, text.open_grammar()))
         return None
 
+    def _take_text(self, text: TokenText) -> bool:
+        """Moves the text before the generation into the log, if its ids are known. Returns True if all are, and the
+        generation is outside a grammar."""
+        entry, log = self._entry, text.log
+        if entry.ids is not None and entry.ids.exception() is None and log.fixed:
+            spans = [*log.open, *text.new]
+            if entry.text == spans:  # as predicted
+                log.learn(spans, entry.ids.result())
+                text.take_new()
+        return not text.new and log.ready and text.grammar is None
+
+    # ------------------------------------------------------------------------------------- the next generation
+
+    def look_ahead(self) -> None:
+        """Starts to prepare the generation behind, which may then continue in its slot."""
+        if self._following is None and self._ask is not None:
+            self._following = prepare_following(self._ask, self._program.context)
+        if self._following is not None and self._ahead is None and self._requests:
+            self._program.context.loop.postponed.add(self._make_ahead)
+
+    def _make_ahead(self) -> None:
+        """Makes the next request, if only its prompt is missing."""
+        following = self._following
+        if self._ahead is None and self._is_current and following is not None and self._leads_to(following):
+            ahead = GenerationJob(self._program, self._branch, following, self._hints)
+            self._ahead = ahead if ahead.make_request() else None
+
+    def _leads_to(self, following: PreparedNode) -> bool:
+        """True if only text is between this generation and a following one."""
+        for _, entry in self._branch.queue:
+            if entry is following or not isinstance(entry.node, Text):
+                return entry is following
+        return False
+
+    def make_request(self) -> bool:
+        """Makes the request, to begin with a prompt that is not known yet. Returns False if that can't be done."""
+        program, node, ids, params = self._program, self._entry.node, self._entry.ids, self._entry.params
+        if ids is None or not ids.done() or ids.exception() is not None or self._entry.grammar is not None:
+            return False
+        if not isinstance(params, ResolvedParams) or params.n > 1 or not params.max_tokens or params.scores_tokens:
+            return False
+        assert isinstance(node, Gen)
+        request = program.context.builder.ahead(
+            params, partial(self._on_event, 0), stream=program.stream or node.stream, namespace=program.namespace
+        )
+        request.hints, request.priority, request.follow = self._hints, self._hints.priority, self
+        self._requests = [request]
+        return True
+
+    def begin(self, tokens: Ints, finish: Finish, postpone: Callable[[], Callable[[], None]]) -> Request | None:
+        """Begins the next request, as `Follower.begin`."""
+        self._catch_up()
+        following, text = self._following, self._branch.text
+        if self._ahead is None or following is None or text is None or text.grammar is not None:
+            return None
+        if not self._is_current or not self._leads_to(following):
+            return None
+        request = self._requests[0]
+        kept = kept_tokens(request, tokens, finish, self._program.context.tokenizer)
+        if kept is None:
+            return None
+        begun = self._ahead.begin_after(tokens[:kept], postpone)
+        self._begins_next = begun is not None
+        return begun
+
+    def begin_after(self, tokens: Ints, postpone: Callable[[], Callable[[], None]]) -> Request | None:
+        """Begins the request that was made, before the node is asked. Returns None if its prompt is too long.
+
+        Args:
+            tokens: tokens before the text between the generations.
+            postpone: as in `Follower.begin`.
+        """
+        request, entry, node = self._requests[0], self._entry, self._entry.node
+        assert isinstance(node, Gen)
+        assert entry.ids is not None
+        if not self._program.context.builder.begin(request, np.concatenate((tokens, entry.ids.result()))):
+            return None
+        self._began = self._program.context.loop.clock.now()
+        request.times.deadline = None if node.timeout is None else self._began + node.timeout
+        entry.begun, self._submitted, self._catch_up = self, True, postpone()
+        return request
+
+    def go_on(self, _: Generation) -> Request | None:
+        """Continues the program, as `Follower.go_on`."""
+        assert self._ask is not None
+        following = self._program.answered(self._ask, self._appended, in_slot=not self._begins_next)
+        if self._begins_next and self._ahead is not None:
+            self._ahead.caught_up()
+        return following
+
+    def caught_up(self) -> None:
+        """Notes that the end of the request before is told. If the node was not asked, its request is aborted."""
+        self._catch_up = _nothing
+        if self._ask is None:
+            self._entry.begun = None
+            self.abort()
+
+    def adopt(self, ask: EngineAsk) -> bool:
+        """Takes the ask of its node, whose request has begun. Returns False if the text before it is not that of the
+        request, which is aborted."""
+        text, request = ask.branch.text, self._requests[0]
+        assert text is not None
+        if self._take_text(text) and np.array_equal(text.log.ids(), request.tokens[: request.prompt_len]):
+            self._ask = ask
+            return True
+        self.abort()
+        return False
+
+    # ------------------------------------------------------------------------------------------------ requests
+
     def _prepare(
         self, log: TokenLog, new: Sequence[Span], params: ResolvedParams, within: OpenGrammar | None
     ) -> Callable[[], object]:
@@ -90,7 +213,7 @@ class GenerationJob:
             log.append(new)
             self._make(log, params, within)
         except SglError as error:
-            return partial(self._program.failed, self._ask, error)
+            return partial(self._fail, error)
         return self._submit
 
     def _make(self, log: TokenLog, params: ResolvedParams, within: OpenGrammar | None = None) -> None:
@@ -106,7 +229,7 @@ class GenerationJob:
             ParameterError: the prompt has grown too long.
             ConstraintError: the constraint can't be enforced, or the open grammar does not allow the text before.
         """
-        program, entry, node = self._program, self._ask.entry, self._ask.node
+        program, entry, node = self._program, self._entry, self._entry.node
         assert isinstance(node, Gen)
         requests = program.context.builder.build(
             log.ids(), params, partial(self._on_event, 0),
@@ -125,14 +248,19 @@ class GenerationJob:
             for request in requests:
                 request.output.matcher = request.matcher(compiled, made, rules=rules, goes_on=within is not None)
         if len(requests) == 1:
-            requests[0].follow = self._follow
+            requests[0].follow = self
         self._requests = requests
 
     def _submit(self) -> None:
-        if self._ask.is_current:
+        if self._is_current:
             self._submitted = True
             for request in self._requests:
                 self._program.context.loop.receive(request)
+            self.look_ahead()
+
+    def _fail(self, error: SglError) -> None:
+        if self._ask is not None:
+            self._program.failed(self._ask, error)
 
     def abort(self) -> None:
         """Aborts the requests, as the node was given up."""
@@ -142,12 +270,14 @@ class GenerationJob:
                     self._program.context.loop.abort(request)
 
     def _on_event(self, index: int, event: Event) -> None:
-        if not self._ask.is_current:
+        self._catch_up()
+        ask = self._ask
+        if ask is None or not ask.is_current:
             return
         if isinstance(event, SglError):
-            self._program.failed(self._ask, event)
+            self._program.failed(ask, event)
             return
-        self._program.tell(self._ask, msgspec.structs.replace(event, index=index) if index else event)
+        self._program.tell(ask, msgspec.structs.replace(event, index=index) if index else event)
         if isinstance(event, Generation):
             self._generations[index] = event
             count = len(self._requests)
@@ -155,16 +285,33 @@ class GenerationJob:
                 return
             self._requests = []  # breaks the reference cycle, so that no garbage collection is needed
             if count > 1:
-                self._program.answered(self._ask, self._appended)
-
-    def _follow(self, _: Generation) -> Request | None:
-        return self._program.answered(self._ask, self._appended, in_slot=True)
+                self._program.answered(ask, self._appended)
 
     @property
     def _appended(self) -> Sequence[Span] | None:
         """Text that the first sample adds; None if the answer is judged."""
-        node = self._ask.node
+        node = self._entry.node
         return None if isinstance(node, Gen) and node.judged else self._generations[0].spans
+
+
+def kept_tokens(request: Request, tokens: Ints, finish: Finish, tokenizer: Tokenizer) -> int | None:
+    """Number of a request's first tokens that the text after it follows, as the spans of its result will say; None if
+    that is not known before the result is made.
+
+    Args:
+        request: request that has ended.
+        tokens: all its tokens.
+        finish: reason for its end.
+        tokenizer: tokenizer of the model.
+    """
+    if request.output.matcher is not None or isinstance(finish.matched, str) or request.params.include_stop:
+        return None
+    kept = len(tokens) - (finish.matched is not None)  # without a stop token
+    return kept if kept > request.prompt_len and tokenizer.ends_character(int(tokens[kept - 1])) else None
+
+
+def _nothing() -> None:
+    """Does nothing."""
 
 
 def _constraint(node: Gen, within: OpenGrammar | None) -> Constraint | None:

@@ -31,6 +31,7 @@ class Inbox:
 
     Args:
         interrupt: function called after each new command, in case the loop waits for something else; must take no lock.
+        prepare: function called on the loop's thread before it runs commands.
 
     Attributes:
         gate: checks of callers, which refuse once the engine is being closed; the loop may still run then.
@@ -38,14 +39,16 @@ class Inbox:
         crash: exception that ended the loop, or None if it was closed.
     """
 
-    def __init__(self, interrupt: Callable[[], object] = lambda: None) -> None:
+    def __init__(
+        self, interrupt: Callable[[], object] = lambda: None, prepare: Callable[[], object] = lambda: None
+    ) -> None:
         self.gate = Gate()
         self.closing = False
         self.crash: BaseException | None = None
         self._commands: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._ended = False  # accepts no more commands; guarded by the lock
-        self._interrupt = interrupt
+        self._interrupt, self._prepare = interrupt, prepare
 
     # ------------------------------------------------------------------------------------- any thread
 
@@ -121,6 +124,7 @@ class Inbox:
             command = self._commands.get(timeout=seconds)
         except queue.Empty:
             return False
+        self._prepare()
         command()
         return True
 
@@ -140,6 +144,7 @@ class Inbox:
                 command = self._commands.get_nowait()
             except queue.Empty:
                 return
+            self._prepare()
             command()
 
     def end(self) -> None:

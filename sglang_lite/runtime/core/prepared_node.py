@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from sglang_lite.program.nodes import Fork, Gen, GrammarBegin, GrammarEnd, Join, Node, Pause, Rollback, Select, Text
 from sglang_lite.program.play.branch import NOTHING_EXPECTED, Ask, Branch, QueuedNode
@@ -17,6 +17,9 @@ from sglang_lite.runtime.requests.resolved_params import ResolvedParams
 from sglang_lite.runtime.requests.schedule_hints import expected_tokens
 from sglang_lite.runtime.structured_output import closing
 from sglang_lite.runtime.structured_output.base import CompiledGrammar, Matcher
+
+if TYPE_CHECKING:
+    from sglang_lite.runtime.core.generation_job import GenerationJob
 
 
 @dataclass(eq=False, slots=True)
@@ -29,6 +32,7 @@ class PreparedNode(QueuedNode):
         text: predicted text between the answer before and a generation, or None if it can't be predicted.
         ids: tokenisation of `text`, if started.
         matcher: matcher of its grammar, made in advance for the next request of the branch.
+        begun: job whose request has begun before the node is asked, or None.
     """
 
     grammar: Future[CompiledGrammar] | None = None
@@ -36,6 +40,7 @@ class PreparedNode(QueuedNode):
     text: list[Span] | None = None
     ids: Future[array[int]] | None = None
     matcher: Future[Matcher] | None = None
+    begun: GenerationJob | None = None
 
 
 EngineBranch: TypeAlias = Branch[TokenText, PreparedNode]

@@ -23,7 +23,7 @@ from sglang_lite.protocol import ParameterError, Prompt, SamplingParams, Span
 from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.requests.output_builder import OutputBuilder, Sink
 from sglang_lite.runtime.requests.random_uniforms import sample_seed
-from sglang_lite.runtime.requests.request import Request
+from sglang_lite.runtime.requests.request import Request, Times
 from sglang_lite.runtime.requests.resolved_params import ResolvedParams, resolve_params
 from sglang_lite.runtime.tokens.token_log import TokenLog
 from sglang_lite.runtime.tokens.tokenizer import Tokenizer
@@ -132,8 +132,7 @@ class RequestBuilder:
         tokens = self.tokens(ids, params)
         output = self.output(output_ids, len(tokens), params)
         start = params.logprob_start_len if params.return_logprob else -1
-        ends = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos_ids)
-        limit = len(tokens) + 1 if params.scores_next_token else min(len(tokens) + params.max_tokens, self._longest)
+        ends, limit = self._ends(params), self._limit(len(tokens), params)
         requests = []
         for index in range(params.n):
             number = next(self._ids)
@@ -144,7 +143,7 @@ class RequestBuilder:
                     prompt_len=len(tokens),
                     limit=limit,
                     params=params,
-                    seed=self._seed() if params.seed is None else sample_seed(params.seed, index),
+                    seed=self._seed(params, index),
                     output=OutputBuilder(number, self._tokenizer, params, ends, sink, stream=stream),
                     namespace=namespace,
                     paced=stream and self._paced,
@@ -153,6 +152,23 @@ class RequestBuilder:
                 )
             )
         return requests
+
+    def ahead(self, params: ResolvedParams, sink: Sink, *, stream: bool, namespace: str) -> Request:
+        """Makes a request of one sample, without a prompt: `begin` gives it one."""
+        number = next(self._ids)
+        return Request(
+            id=number, tokens=_NO_TOKENS, prompt_len=0, limit=0, params=params, seed=0,
+            output=OutputBuilder(number, self._tokenizer, params, self._ends(params), sink, stream=stream),
+            namespace=namespace, paced=stream and self._paced,
+        )  # fmt: skip
+
+    def begin(self, request: Request, tokens: Ints) -> bool:
+        """Gives a request made by `ahead` its prompt. Returns False if that leaves no room for an answer."""
+        if len(tokens) >= self._longest:
+            return False
+        request.tokens, request.prompt_len, request.times = tokens, len(tokens), Times()
+        request.limit, request.seed = self._limit(len(tokens), request.params), self._seed(request.params, 0)
+        return True
 
     def resolved(self, params: SamplingParams) -> ResolvedParams:
         """Parameters with the engine's defaults filled in. Raises ParameterError if a value is not valid."""
@@ -210,7 +226,7 @@ class RequestBuilder:
         if not isinstance(output_ids, list | tuple | array | np.ndarray):
             raise ParameterError("output_ids", f"{type(output_ids).__name__} is no list of token ids.")
         if not len(output_ids):
-            return np.empty(0, dtype=np.int32)
+            return _NO_TOKENS
         if params.n > 1:
             raise ParameterError("output_ids", f"can continue one output only, and n is {params.n}.", hint="Use n=1.")
         room = min(params.max_tokens, self._longest - prompt_len)
@@ -227,10 +243,21 @@ class RequestBuilder:
             raise ParameterError(name, f"{shown(bad)} is no token id (0 to {vocab_size - 1:,}).")
         return tokens.astype(np.int32, copy=False)
 
-    def _seed(self) -> int:
+    def _ends(self, params: ResolvedParams) -> frozenset[int]:
+        return frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos_ids)
+
+    def _limit(self, prompt_len: int, params: ResolvedParams) -> int:
+        return prompt_len + 1 if params.scores_next_token else min(prompt_len + params.max_tokens, self._longest)
+
+    def _seed(self, params: ResolvedParams, index: int) -> int:
+        if params.seed is not None:
+            return sample_seed(params.seed, index)
         if self._first_seed is None:
             return self._fresh.getrandbits(64)
         return (self._first_seed << 32) + next(self._draws)
+
+
+_NO_TOKENS: Ints = np.empty(0, dtype=np.int32)
 
 
 def _whole_numbers(ids: Sequence[int]) -> NDArray[np.integer] | None:

@@ -12,7 +12,7 @@ from sglang_lite.program.choosing import METHODS, decide
 from sglang_lite.program.nodes import Select
 from sglang_lite.protocol import Selection, SglError, Span
 from sglang_lite.runtime.core.choice_scoring import ChoiceScoring
-from sglang_lite.runtime.core.prepared_node import EngineAsk, PreparedNode
+from sglang_lite.runtime.core.prepared_node import EngineAsk, PreparedNode, prepare_following
 from sglang_lite.runtime.core.submission import no_choices_error
 from sglang_lite.runtime.core.token_text import OpenGrammar
 from sglang_lite.runtime.requests.schedule_hints import ScheduleHints
@@ -29,15 +29,17 @@ class SelectionJob:
         program: program of the node; told of all events.
         ask: the node. Nothing is told of it once it was given up.
         hints: scheduling hints of its branch.
-
-    Attributes:
-        following: generation that follows it, once that is prepared.
     """
 
     def __init__(self, program: EngineProgram, ask: EngineAsk, hints: ScheduleHints) -> None:
         self._program, self._ask, self._hints = program, ask, hints
         self._scoring = ChoiceScoring(program.context, self._scored)
-        self.following: PreparedNode | None = None
+        self._following: PreparedNode | None = None  # generation that follows it, once that is prepared
+
+    def look_ahead(self) -> None:
+        """Starts to prepare the generation behind."""
+        if self._following is None:
+            self._following = prepare_following(self._ask, self._program.context)
 
     def start(self, *, in_slot: bool = False) -> None:  # as of GenerationJob: choices have own slots
         """Starts the scoring."""

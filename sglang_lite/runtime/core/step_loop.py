@@ -14,9 +14,6 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 
-import numpy as np
-from numpy.typing import NDArray
-
 from sglang_lite.protocol import (
     EngineClosedError,
     OverloadedError,
@@ -25,13 +22,14 @@ from sglang_lite.protocol import (
 )
 from sglang_lite.runtime.core.flushes import Flushes
 from sglang_lite.runtime.core.inbox import Inbox
+from sglang_lite.runtime.core.postponed import Postponed
 from sglang_lite.runtime.core.step_clock import StepClock
-from sglang_lite.runtime.core.step_masks import MaskedRows, StepMasks
+from sglang_lite.runtime.core.step_masks import MaskedRows, StepMasks, adjustments
 from sglang_lite.runtime.core.token_reader import TokenReader
-from sglang_lite.runtime.core.token_watch import DRAWS, TokenWatch
+from sglang_lite.runtime.core.token_watch import TokenWatch
 from sglang_lite.runtime.executor import memory_shortage
-from sglang_lite.runtime.executor.logit_adjustments import DrawAdjustments
 from sglang_lite.runtime.executor.model_runner import LaunchedForward, ModelRunner, PendingTokens
+from sglang_lite.runtime.executor.sampler import Sampled
 from sglang_lite.runtime.executor.step_record import StepWriter
 from sglang_lite.runtime.requests.output_builder import Finish
 from sglang_lite.runtime.requests.request import Request, State
@@ -99,6 +97,7 @@ class StepLoop:
         scheduler, runner, jump: the arguments of these names.
         clock: clock of the requests' deadlines.
         masks: makes the masks of steps.
+        postponed: work that waits until the device computes.
     """
 
     def __init__(
@@ -119,7 +118,8 @@ class StepLoop:
         self.mask_times = Durations()  # time to make the masks of a step
         self.mask_waits = Durations()  # part of that time, and of other work of the host, that the device waited for
         self.span: Callable[[str], AbstractContextManager[object]] = _no_span  # marks parts of a step in a profile
-        self.inbox = inbox = Inbox(filler.interrupt)
+        self.postponed = Postponed()
+        self.inbox = inbox = Inbox(filler.interrupt, self.postponed.run_all)
         self.flushes = Flushes(self.inbox.gate.on_own_thread)
         self.runner = runner
         self._writer = StepWriter(scheduler.store.table)
@@ -180,6 +180,11 @@ class StepLoop:
             error.__cause__ = crash
             traceback.clear_frames(crash.__traceback__)  # so that a stored error keeps no tensors alive
         self._in_flight = None
+        while self.postponed:
+            try:
+                self.postponed.run_all()
+            except Exception:  # the cause of the crash may come again; the other callers must still be notified
+                logger.exception("the end of a request could not be told")
         self.masks.close()
         self.inbox.end()
         self.flushes.flush()
@@ -197,7 +202,7 @@ class StepLoop:
     @property
     def busy(self) -> bool:
         """True if the loop has work to do before the next command."""
-        return not self.scheduler.queues.idle or self._in_flight is not None
+        return not self.scheduler.queues.idle or self._in_flight is not None or bool(self.postponed)
 
     def receive(self, request: Request) -> None:
         """Starts a request, as `submit` does, but on the loop's own thread."""
@@ -290,31 +295,17 @@ class StepLoop:
     def _settle_before(self) -> None:
         """Reads the tokens of the step in flight, if any."""
         before, self._in_flight = self._in_flight, None
+        # While the device computes the step; without one, later is no better.
+        self.postponed.run(lambda: before is None or isinstance(before.pending, Sampled) or not before.pending.ready)
         if before is not None:
             self._settle(before)
 
     def _draw(self, step: _Launched, masked: MaskedRows) -> None:
-        batch = step.batch
-        pending = self.runner.sample(
-            step.forward, masked.rows, self._special(batch, masked.rows), masked.masks,
-            self.scheduler.store.table.scored[batch.slots[masked.rows]],
-        )  # fmt: skip
-        self.scheduler.count_draws(batch.slots[masked.rows])
+        rows, table = masked.rows, self.scheduler.store.table
+        slots, special = step.batch.slots[rows], adjustments(step.batch, rows, table, self._eos_ids)
+        pending = self.runner.sample(step.forward, rows, special, masked.masks, table.scored[slots])
+        self.scheduler.count_draws(slots)
         self._in_flight = _InFlight(step, masked, pending)
-
-    def _special(self, batch: Batch, rows: NDArray[np.int64]) -> dict[int, DrawAdjustments]:
-        """Adjustments for rows whose draws need more than the sampling table and masks, by index into `rows`."""
-        special: dict[int, DrawAdjustments] = {}
-        table = self.scheduler.store.table
-        which = (table.watched[batch.slots[rows]] == DRAWS).nonzero()[0]
-        for i, row in zip(which.tolist(), rows[which].tolist()):
-            request = batch.requests[row]
-            tokens = table.tokens[request.slot, : table.length[request.slot]]
-            params = request.params
-            early = len(tokens) - request.prompt_len < params.min_tokens
-            banned = tuple(request.output.ends | self._eos_ids) if early else ()  # even with ignore_eos, as in SGLang
-            special[i] = DrawAdjustments(params, tokens, request.prompt_len, banned, request.processor)
-        return special
 
     def _settle(self, before: _InFlight) -> None:
         """Reads the results of a step: appends the drawn tokens, and looks at those that may end a request or that a
@@ -362,9 +353,12 @@ class StepLoop:
             return
         table = self.scheduler.store.table
         request.tokens = table.tokens[request.slot, : table.known[request.slot]].copy()
-        generation = request.generation(finish)
-        request.output.send(generation)
-        following = request.follow(generation)
+        report = partial(self._report, request, finish)
+        begun = request.follow.begin(request.tokens, finish, partial(self.postponed.add, report))
+        if begun is not None:
+            self.scheduler.continue_in_slot(request, begun, appended=True)
+            return
+        following = report()
         if following is None:
             self.scheduler.finish(request, State.FINISHED)
             return
@@ -375,6 +369,14 @@ class StepLoop:
             self._end(following, error, State.FAILED)
         else:
             self.scheduler.continue_in_slot(request, following)
+
+    def _report(self, request: Request, finish: Finish) -> Request | None:
+        """Sends the result of a request, and continues its program. Returns the request that follows in its slot, if
+        that has not begun."""
+        assert request.follow is not None
+        generation = request.generation(finish)
+        request.output.send(generation)
+        return request.follow.go_on(generation)
 
     def _abort(self, request: Request) -> None:
         if request.ended:

@@ -1,4 +1,4 @@
-"""Token masks of a step: which rows it draws for, and what their grammars allow."""
+"""Token masks of a step: which rows it draws for, and what their grammars allow; and what else its draws need."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from sglang_lite.runtime.core.token_watch import GRAMMAR
+from sglang_lite.runtime.core.token_watch import DRAWS, GRAMMAR
+from sglang_lite.runtime.executor.logit_adjustments import DrawAdjustments
 from sglang_lite.runtime.executor.sampler import Masks
+from sglang_lite.runtime.kv_cache.slot_table import SlotTable
 from sglang_lite.runtime.scheduler.batch import Batch
 from sglang_lite.runtime.scheduler.scheduler import Scheduler
 from sglang_lite.runtime.structured_output.base import Matcher
@@ -91,3 +93,19 @@ class StepMasks:
         """Ends the threads, and releases the memory of the masks: on a GPU, it is pinned."""
         self._words = self._words[:0].copy()
         self._filler.close()
+
+
+def adjustments(
+    batch: Batch, rows: NDArray[np.int64], table: SlotTable, eos_ids: frozenset[int]
+) -> dict[int, DrawAdjustments]:
+    """Adjustments for rows whose draws need more than the sampling table and masks, by index into `rows`."""
+    found: dict[int, DrawAdjustments] = {}
+    which = (table.watched[batch.slots[rows]] == DRAWS).nonzero()[0]
+    for i, row in zip(which.tolist(), rows[which].tolist()):
+        request = batch.requests[row]
+        tokens = table.tokens[request.slot, : table.length[request.slot]]
+        params = request.params
+        early = len(tokens) - request.prompt_len < params.min_tokens
+        banned = tuple(request.output.ends | eos_ids) if early else ()  # even with ignore_eos, as in SGLang
+        found[i] = DrawAdjustments(params, tokens, request.prompt_len, banned, request.processor)
+    return found

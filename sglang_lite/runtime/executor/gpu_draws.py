@@ -47,6 +47,10 @@ class GpuPendingTokens:
     waiting: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
     scores: torch.Tensor | None = None
 
+    @property
+    def ready(self) -> bool:
+        return self.done is None or bool(self.done.query())  # type: ignore[no-untyped-call] # torch leaves it untyped
+
     def read(self) -> Sampled:
         """Waits for the draws and returns the tokens."""
         if self.done is not None:

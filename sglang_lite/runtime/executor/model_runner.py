@@ -26,7 +26,14 @@ class LaunchedForward(Protocol):
 
 
 class PendingTokens(Protocol):
-    """Tokens whose draws have been launched and may still be running."""
+    """Tokens whose draws have been launched and may still be running.
+
+    Attributes:
+        ready: True once they can be read without waiting.
+    """
+
+    @property
+    def ready(self) -> bool: ...
 
     def read(self) -> Sampled:
         """Waits for the draws and returns the tokens."""

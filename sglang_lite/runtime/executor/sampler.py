@@ -81,6 +81,10 @@ class Sampled:
     waited: float | None = None
     scores: NDArray[np.float32] | None = None
 
+    @property
+    def ready(self) -> bool:
+        return True
+
     def read(self) -> Sampled:
         """Returns `self`: tokens drawn on the CPU are available at once."""
         return self

@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 
@@ -78,6 +79,28 @@ class Times:
     deadline: float | None = None
 
 
+class Follower(Protocol):
+    """Finder of the request that continues in another one's slot. All calls are made on the loop's thread."""
+
+    def begin(self, tokens: Ints, finish: Finish, postpone: Callable[[], Callable[[], None]]) -> Request | None:
+        """Begins the next request before the result of the one that has ended is made, if one is prepared.
+
+        Args:
+            tokens: all tokens of the request that has ended.
+            finish: reason for its end.
+            postpone: function that postpones its result and `go_on`, and returns a function to do both at once. Called
+                if the next request begins.
+
+        Returns:
+            The next request, whose tokens are those of this one, maybe without the last, and more; or None.
+        """
+        ...
+
+    def go_on(self, generation: Generation) -> Request | None:
+        """Takes the result. Returns the next request, or None if there is none, or it has begun."""
+        ...
+
+
 @dataclass(eq=False, slots=True)
 class Request:
     """One generation, or the scoring of one choice.
@@ -107,8 +130,8 @@ class Request:
         replayed_count: number of output ids given by the caller, to continue an earlier stream.
         paced: whether its deltas may be delayed, so that not every token has to be looked at for the stream.
         hints: scheduling hints of the program's branch that it belongs to, if any.
-        follow: function that returns the next request of the program, to continue in this request's slot, or None;
-            called with the result on the loop's thread.
+        follow: finder of the next request of the program, which can continue in this request's slot; None if there is
+            none.
         times: times of submission, start and first token.
     """
 
@@ -135,7 +158,7 @@ class Request:
     replayed_count: int = 0
     paced: bool = False
     hints: ScheduleHints | None = None
-    follow: Callable[[Generation], Request | None] | None = None
+    follow: Follower | None = None
     times: Times = field(default_factory=Times)
 
     @property

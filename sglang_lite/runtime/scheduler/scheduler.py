@@ -7,7 +7,6 @@ reports its results. A batch may be planned while the tokens of the step before 
 from __future__ import annotations
 
 import math
-import time
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +22,7 @@ from sglang_lite.runtime.scheduler.page_reserve import PageReserve
 from sglang_lite.runtime.scheduler.prefix_locks import PrefixLocks
 from sglang_lite.runtime.scheduler.queues import Queues
 from sglang_lite.runtime.scheduler.retraction import Retraction, slots_of
+from sglang_lite.runtime.scheduler.slot_handover import SlotHandover
 from sglang_lite.runtime.scheduler.step_pace import StepPace
 
 ISOLATED_TOKENS = 512  # maximum number of tokens in a step of an isolated request
@@ -47,6 +47,7 @@ class Scheduler:
         prefix_locks: locked prefixes of programs.
         admission: gives waiting requests slots and pages.
         retraction: makes room for running requests.
+        handover: starts requests in the slots of others.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class Scheduler:
         self.queues = Queues(store)
         self.retraction = Retraction(store, self.queues, self.prefix_locks, self._reserve)
         self.admission = Admission(store, self.queues, self.prefix_locks, self._reserve, policy)
+        self.handover = SlotHandover(store, self.queues, self.admission)
 
     @property
     def waits(self) -> bool:
@@ -189,34 +191,18 @@ class Scheduler:
                 self.prefix_locks.want(request.hints, request.tokens[:scored], request.namespace)
         request.move(end)
 
-    def continue_in_slot(self, request: Request, following: Request) -> None:
+    def continue_in_slot(self, request: Request, following: Request, *, appended: bool = False) -> None:
         """Finishes a request and continues with another one in its slot, from the end of their common prefix; if that
-        would change shared pages, the other one waits for admission."""
-        table, slot, handle, tokens = self.store.table, request.slot, request.handle, following.tokens
-        assert handle is not None
-        common = _common(table.tokens[slot, : table.known[slot]], tokens)
-        if common < handle.owned_from * self.store.page_size:  # pages of the tree, which others may read, would change
+        would change shared pages, the other one waits for admission.
+
+        Args:
+            request: request that has ended.
+            following: the other one.
+            appended: whether its tokens are those of the request, maybe without the last, and more.
+        """
+        if not self.handover.start(request, following, appended=appended):
             self.finish(request, State.FINISHED)
             self.queues.wait_first(following, State.WAITING)
-            return
-        request.tokens = table.tokens[slot, : table.known[slot]].copy()
-        self.queues.leave_running(request)
-        request.move(State.FINISHED)
-        request.handle = None
-        table.tokens[slot, common : len(tokens)] = tokens[common:]
-        table.length[slot] = table.known[slot] = len(tokens)
-        table.computed[slot] = min(int(table.computed[slot]), common, len(tokens) - 1)
-        table.epoch[slot] += 1
-        self.store.publish(handle)  # for branches that fork here
-        self.store.adopt_cached_pages(handle)  # an earlier run of the same program may have left more in the cache
-        following.handle = handle
-        following.admission = request.admission
-        following.times.started = time.perf_counter()
-        following.cached_tokens = int(table.computed[slot])
-        following.miss = self.store.miss_in_place(tokens, handle)
-        following.move(State.WAITING)
-        self.admission.count(following)
-        self.admission.start(following)
 
     def flush(self) -> int:
         """Evicts every prefix that no request uses, also locked ones. Returns the number of freed pages."""
@@ -263,10 +249,3 @@ def _reach(request: Request, start: int, length: int, budget: int) -> tuple[int,
     plain = min(budget, max(request.score_from - 1 - start, 0))
     end = min(length, start + plain + (budget - plain + 1) // 2)
     return end, (end - start) + max(end - start - plain, 0)
-
-
-def _common(a: Ints, b: Ints) -> int:
-    length = min(len(a), len(b))
-    differ = a[:length] != b[:length]
-    at = int(differ.argmax()) if length else 0
-    return at if length and differ[at] else length

@@ -200,6 +200,14 @@ class Tokenizer:
         blocks = [self._encode_uncached(_PROBE[a:b], not a) for a, b in zip([0, *ends], ends)]
         return sum(blocks, array("i")) == self._encode_uncached(_PROBE, True)
 
+    def ends_character(self, token: int) -> bool:
+        """True if a token has text that certainly ends with a whole character, whatever comes before."""
+        text = self._text_bytes[token] if token < len(self._text_bytes) else b""
+        try:
+            return bool(text.decode())
+        except UnicodeDecodeError:
+            return False
+
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         """Decodes ids to text; invalid UTF-8 becomes U+FFFD."""
         return self.decode_bytes(ids, skip_special=skip_special).decode("utf-8", "replace")
