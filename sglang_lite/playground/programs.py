@@ -143,7 +143,8 @@ class Playground:
         told: dict[str, Any] = {"return_logprob": True, "top_logprobs_num": 5, "return_text_in_logprobs": True}
         options = {**arguments, **(told if takes is None or told.keys() <= takes else {})}
         run: Callable[..., ProgramState] = found.run
-        return run(backend=backend, seed=asked.seed, timeout=_TIMEOUT_S, **options)
+        # A streamed run returns its state at once, so that what a failed body has played is shown, too.
+        return run(backend=backend, seed=asked.seed, timeout=_TIMEOUT_S, stream=True, **options)
 
     def _shown(self, run: Callable[[], ProgramState]) -> dict[str, object]:
         """Number and data of a run, as the page shows it, and its error or None."""

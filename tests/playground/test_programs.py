@@ -153,8 +153,10 @@ def test_another_answer_runs_what_depends_on_it(page):
 
 
 def test_an_error_is_shown_at_its_line(page):
-    failed = page.run("failing")["error"]
-    assert failed["text"] == "KeyError: 'nothing'"
+    shown = page.run("failing")
+    failed = shown["error"]
+    assert failed["text"].startswith("KeyError: 'nothing'")
+    assert [piece[0] for node in shown["data"]["nodes"] for piece in node["pieces"]] == ["a"]
     assert failed["code"] == '    raise KeyError("nothing")'
     assert page.file.read_text().split("\n")[failed["line"] - 1] == failed["code"]
     assert text_of(page.run())  # and the next run is as if nothing had been
