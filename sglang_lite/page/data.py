@@ -28,8 +28,8 @@ def run_data(head: TraceHead, nodes: Sequence[TraceNode]) -> dict[str, object]:
     """Run as the page's script reads it."""
     return {
         "title": title_of(nodes),
-        "backend": _valid(f"{head.backend} {head.model}"),
-        "arguments": [(_valid(name), _valid(text)) for name, text in head.arguments],
+        "backend": encodable(f"{head.backend} {head.model}"),
+        "arguments": [(encodable(name), encodable(text)) for name, text in head.arguments],
         "totals": totals(head, nodes),
         "seconds": head.seconds,
         "nodes": [_node(node) for node in nodes],
@@ -66,14 +66,14 @@ def _node(node: TraceNode) -> dict[str, Any]:
     first = node.results[0] if node.results else None
     pieces, remaining = [], LONGEST_TEXT
     for text, origin in node.pieces:
-        pieces.append((_valid(text[:remaining]), origin))
+        pieces.append((encodable(text[:remaining]), origin))
         remaining = max(remaining - len(text), 0)
     return {
         "kind": node.kind,
         "path": node.path,
         "place": node.place,
-        "name": None if node.name is None else _valid(node.name[:200]),
-        "where": None if node.where is None else _valid(f"{node.where[0]}:{node.where[1]} in {node.where[2]}"),
+        "name": None if node.name is None else encodable(node.name[:200]),
+        "where": None if node.where is None else encodable(f"{node.where[0]}:{node.where[1]} in {node.where[2]}"),
         "pieces": pieces,
         "cut": max(len(node.text) - LONGEST_TEXT, 0),
         "start": node.start,
@@ -87,17 +87,20 @@ def _node(node: TraceNode) -> dict[str, Any]:
         "tokens": _tokens(first) if isinstance(first, Generation) else (),
         "sure": _sure(first) if isinstance(first, Generation) else None,
         "attempts": [
-            {"error": _valid(each.error), "texts": [_valid(answer.text[:LONGEST_TEXT]) for answer in each.answers]}
+            {
+                "error": encodable(each.error),
+                "texts": [encodable(answer.text[:LONGEST_TEXT]) for answer in each.answers],
+            }
             for each in node.attempts
         ],
-        "error": None if node.error is None else _valid(node.error),
+        "error": None if node.error is None else encodable(node.error),
         "rejected": node.rejected,
     }
 
 
 def _finish(generation: Generation) -> str:
     matched = "" if generation.matched is None else f" {generation.matched!r:.80}"
-    return _valid(f"{generation.finish_reason}{matched}")
+    return encodable(f"{generation.finish_reason}{matched}")
 
 
 def _cost(result: Generation | Selection | None) -> float | None:
@@ -114,8 +117,8 @@ def _miss(miss: CacheMiss | None) -> dict[str, str] | None:
     return {
         "short": f"{short} at token {miss.at:,}",
         "long": at,
-        "now": _valid(miss.now),
-        "before": _valid(miss.before),
+        "now": encodable(miss.now),
+        "before": encodable(miss.before),
     }
 
 
@@ -123,7 +126,7 @@ def _choices(results: Sequence[Generation | Selection]) -> list[tuple[str, float
     found: list[tuple[str, float]] = []
     for result in results:
         if isinstance(result, Selection) and result.scores and all(score.logprobs for score in result.scores):
-            found += [(_valid(text[:200]), share) for text, share in result.probs.items()]
+            found += [(encodable(text[:200]), share) for text, share in result.probs.items()]
     return found
 
 
@@ -133,13 +136,13 @@ def _tokens(generation: Generation) -> list[dict[str, Any]]:
     logprobs, scores = generation.output_logprobs, generation.scores
     found: list[dict[str, Any]] = [{"id": token} for token in generation.token_ids]
     for each, entry in zip(found, logprobs):
-        top = [(_valid(text or str(token)), logprob) for logprob, token, text in entry.top]
+        top = [(encodable(text or str(token)), logprob) for logprob, token, text in entry.top]
         each |= {"id": entry.token_id, "drawn": entry.logprob, "top": top}
-        each |= {} if entry.text is None else {"text": _valid(entry.text)}
+        each |= {} if entry.text is None else {"text": encodable(entry.text)}
     start = 0
     scored = () if scores is None else zip(scores.logprobs, scores.allowed, scores.ends)
     for each, (own, allowed, end) in zip(found, scored):
-        each |= {"text": _valid(generation.text[start:end]), "own": own, "allowed": allowed}
+        each |= {"text": encodable(generation.text[start:end]), "own": own, "allowed": allowed}
         start = end
     return found
 
@@ -154,6 +157,6 @@ def _sure(generation: Generation) -> dict[str, float] | None:
     return {"logprob": math.fsum(each for each in scores.logprobs if each is not None) - mass, "mass": mass}
 
 
-def _valid(text: str) -> str:
+def encodable(text: str) -> str:
     """Text without lone surrogates, which can't be encoded."""
     return text.encode("utf-8", "replace").decode()

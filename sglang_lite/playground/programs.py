@@ -22,7 +22,7 @@ from sglang_lite.lang.backend.default import BackendLike, backend_for
 from sglang_lite.lang.function import SglFunction
 from sglang_lite.lang.state import ProgramState
 from sglang_lite.lint.files import fitting, load, programs_in
-from sglang_lite.page.data import run_data
+from sglang_lite.page.data import encodable, run_data
 from sglang_lite.playground.source_texts import edited, texts_of
 from sglang_lite.protocol import ParameterError, SglError
 from sglang_lite.protocol.anything import UserValue
@@ -109,7 +109,8 @@ class Playground:
             "version": loaded.version,
             "programs": [{"name": name, "parameters": _parameters(each)} for name, each in programs.items()],
             "texts": [
-                {"kind": each.kind, "line": each.line, "program": each.program, "text": each.text} for each in texts
+                {"kind": each.kind, "line": each.line, "program": each.program, "text": encodable(each.text)}
+                for each in texts
             ],
         }  # fmt: skip
 
@@ -180,7 +181,7 @@ class Playground:
         text = str(error) if isinstance(error, SglError) else f"{type(error).__name__}: {error}"
         line = self._line(error)
         code = "" if line is None else linecache.getline(str(self._file.resolve()), line).rstrip("\n")
-        return {"text": text, "line": line, "code": code}
+        return {"text": encodable(text), "line": line, "code": encodable(code)}
 
     def _line(self, error: BaseException | None) -> int | None:
         file = str(self._file.resolve())
@@ -202,7 +203,7 @@ def _parameters(program: SglFunction) -> list[dict[str, str]]:
     found = []
     for each in program.signature.parameters.values():
         default = program.bind_arguments.get(each.name, each.default)
-        found.append({"name": each.name, "text": "" if default is each.empty else _typed(default)})
+        found.append({"name": each.name, "text": "" if default is each.empty else encodable(_typed(default))})
     return found
 
 

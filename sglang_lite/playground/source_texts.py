@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from sglang_lite.constraints.coerce import as_constraint
 from sglang_lite.lang.function import SglFunction
+from sglang_lite.page.data import encodable
 from sglang_lite.protocol import JsonSchema, ParameterError, SglError
 
 _ROLES: Final = ("system", "user", "assistant", "tool", "add")
@@ -189,7 +190,7 @@ def edited(source: str, module: ModuleType, edits: Mapping[int, str]) -> dict[st
     for place, text in edits.items():
         if not 0 <= place < len(found):
             raise ParameterError("edits", f"there is no text {place}.", hint="Reload the page.")
-        if text != found[place].text:
+        if text != encodable(found[place].text):  # as the page had it
             found[place].change(text)
             lines.add(found[place].line)
     names: dict[str, object] = dict(vars(module))

@@ -4,6 +4,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -216,3 +217,13 @@ def test_a_constraint_is_reported_on(kind, text, refused):
     found = report(ConstraintText(kind, text))
     assert bool(found["refused"]) == refused
     assert (found["example"] is None) == refused
+
+
+def test_halves_of_surrogate_pairs_reach_the_page_as_signs(tmp_path):
+    source = (
+        'import sglang_lite as sgl\n@sgl.function\ndef p(s, a="\\ud800"):\n    s += "x\\ud800"\n    raise KeyError(a)\n'
+    )
+    page = Page(tmp_path, source)
+    assert page.described["texts"][0]["text"] == "x?"
+    assert page.described["programs"][0]["parameters"] == [{"name": "a", "text": "?"}]
+    msgspec.json.encode([page.described, page.run("p")])
