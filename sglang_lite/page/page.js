@@ -47,10 +47,16 @@ function folded(title, ...content) {
 function prepare(run, number) {  // adds to each node what the page needs to know of its branch
   run.letter = LETTERS[number];
   run.branches = new Map();
+  run.forked = new Map();
   run.keys = new Map();
   run.nodes.forEach((node, index) => {
     const branch = node.path.join("/");
-    if (!run.branches.has(branch)) run.branches.set(branch, []);
+    if (!run.branches.has(branch)) {
+      const fork = node.path.slice(0, -1).join("/");
+      run.branches.set(branch, []);
+      if (!run.forked.has(fork)) run.forked.set(fork, []);
+      run.forked.get(fork).push(branch);
+    }
     run.branches.get(branch).push(node);
     node.run = run;
     node.id = "n" + number + "-" + index;
@@ -77,10 +83,8 @@ function prepare(run, number) {  // adds to each node what the page needs to kno
   }
 }
 
-function children(fork) {
-  const found = [], start = [...fork.path, fork.place].join("/") + "/";
-  for (let i = 0; fork.run.branches.has(start + i); i++) found.push(start + i);
-  return found;
+function children(fork) {  // branches of a fork that have nodes
+  return fork.run.forked.get([...fork.path, fork.place].join("/")) || [];
 }
 
 function counterpart(node) {
@@ -179,8 +183,8 @@ function blocks(run, branch, role) {  // elements of a branch: bubbles, and colu
     } else if (node.kind === "turn_end") {
       if (!nodes[i + 1] || nodes[i + 1].template !== "end") close("");
     } else if (node.kind === "fork") {
-      found.push(make("div", "columns", ...children(node).map((child, i) =>
-        make("div", "column", make("div", "soft", "branch " + i), ...blocks(run, child, role)))));
+      found.push(make("div", "columns", ...children(node).map((child) =>
+        make("div", "column", make("div", "soft", "branch " + child.slice(child.lastIndexOf("/") + 1)), ...blocks(run, child, role)))));
       bubble = null;
     } else if (node.pieces.length || ANSWERS.includes(node.kind) || node.error) {
       open().said.append(button(node, SHOWN));

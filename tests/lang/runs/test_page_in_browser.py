@@ -42,6 +42,8 @@ def agent():
         TraceNode("gen", place=1, name="a", text="call", end=1.0, results=(answers[0],)),
         TraceNode("text", place=2, text="Result.", start=1.0, end=1.0),
         TraceNode("gen", place=3, name="b", text="done", start=4.0, end=6.0, results=(answers[1],)),
+        TraceNode("fork", place=4),
+        TraceNode("text", path=(4, 1), text="of the second branch"),
     )
     return Trace(TraceHead(len(nodes), 6.0), nodes)
 
@@ -199,12 +201,13 @@ def test_its_times_have_an_axis(opened):
 
 def test_pauses_and_what_left_the_cache_are_shown(opened):
     page = opened("agent")
-    assert page.locator(".bubble").count() == 2
+    assert page.locator(".bubble").count() == 3
+    assert page.locator(".column").inner_text().split("\n") == ["branch 1", "of the second branch"]
     about = page.locator(".bubble").nth(1).locator(".about").inner_text()
     assert "paused 3 s" in about
     assert "20 of 120 cached" in about
     assert "not cached: evicted at token 20" in about
     page.locator("#filter").select_option("pause")
     assert page.locator(".node:visible").all_inner_texts() == ["Result.", "done"]
-    page.locator(".node").last.click()
+    page.locator(".node", has_text="done").click()
     assert "was dropped, for want of room" in page.locator("#details").inner_text()
