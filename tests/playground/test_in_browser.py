@@ -6,6 +6,8 @@ from tests.browser import Errors, chromium, faults_of
 from tests.playground.test_app import TOKEN, served  # noqa: F401 # a fixture
 from tests.playground.test_programs import SOURCE
 
+pytestmark = pytest.mark.slow  # Chromium computes in processes of its own, which the list of slow tests does not see
+
 
 @pytest.fixture(scope="module")
 def browser(served):  # noqa: F811

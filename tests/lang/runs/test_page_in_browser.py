@@ -8,6 +8,8 @@ from sglang_lite.protocol import Generation, TraceHead, TraceNode, Usage
 from tests.browser import Errors, chromium, faults_of
 from tests.lang.runs.test_page import EVIL
 
+pytestmark = pytest.mark.slow  # Chromium computes in processes of its own, which the list of slow tests does not see
+
 
 @sgl.function
 def compare(s, places):
