@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-com
 
 # Workers of pytest, a core and 2 GB each. One thread of torch in each, or they fight for the cores.
 WORKERS ?= 2
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --ignore tests/docs
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 .PHONY: demo test docs fast check unit coverage test-long test-gpu format clean
 
@@ -22,7 +22,7 @@ test: check unit
 
 # The docs: their programs run and print what the pages show; then the site, in build/site. A warning is an error.
 docs: $(VENV)/.dev $(VENV)/.model
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/docs
+	$(PYTEST) tests/docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
 check: $(VENV)/.dev
@@ -33,10 +33,10 @@ check: $(VENV)/.dev
 
 # While something is written: the tests that `make test` found to be fast.
 fast: check $(VENV)/.model
-	$(PYTEST) -m 'not slow'
+	$(PYTEST) --ignore tests/docs -m 'not slow'
 
 unit: $(VENV)/.dev $(VENV)/.model
-	$(PYTEST) --write-slow-tests
+	$(PYTEST) --ignore tests/docs --write-slow-tests
 
 # Of the language, by its own tests: measuring takes as long as they do, so `make test` does not.
 coverage: $(VENV)/.dev $(VENV)/.model

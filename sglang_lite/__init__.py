@@ -4,10 +4,10 @@
 
     @sgl.function
     def capital(s, country):
-        s += sgl.user(f"What is the capital of {country}?")
+        s += sgl.system("Answer in a short sentence.") + sgl.user(f"What is the capital of {country}?")
         s += sgl.assistant(sgl.gen("answer", max_tokens=32, temperature=0))
 
-    print(capital.run("France")["answer"])
+    print(capital.run("Italy")["answer"])  # The capital of Italy is Rome.
 
 Names are imported when they are first used: importing this package loads neither torch nor any provider's SDK.
 """

@@ -5,6 +5,7 @@ A page's blocks are one program. A block with a title is also a file of that nam
 a block: `not run:` with the reason, and `trace:` with a state, whose trace the site shows below the block.
 """
 
+import ast
 import contextlib
 import io
 import json
@@ -13,6 +14,7 @@ import runpy
 import shlex
 import subprocess
 import sys
+import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -159,3 +161,24 @@ def test_the_tests_of_the_page_on_testing_pass(tmp_path, monkeypatch):
     ran = subprocess.run([sys.executable, "-m", "pytest", *options, *files], capture_output=True, text=True)
     assert ran.returncode == 0, ran.stdout
     assert len(files) == 3
+
+
+def test_programs_in_docstrings_run_and_print_what_they_say(reader, provider):
+    found = [
+        block for file in (ROOT / "sglang_lite").rglob("*.py") for block in programs_in(ast.parse(file.read_text()))
+    ]
+    assert len(found) >= 2
+    names = {"sgl": sgl, "program": sgl.function(lambda s: s.__iadd__("Paris is the capital of" + sgl.gen("country")))}
+    for text in found:
+        with contextlib.redirect_stdout(io.StringIO()) as out:
+            exec(compile(text, "docstring", "exec"), names)
+        assert out.getvalue().splitlines() == re.findall(r"^print\(.*\)  # (.*)$", text, re.MULTILINE)
+
+
+def programs_in(tree: ast.Module) -> Iterator[str]:
+    """Blocks of docstrings that are indented and name the package as users do."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            for block in re.findall(r"\n\n((?: {4}.*\n+)+)", f"{ast.get_docstring(node) or ''}\n"):
+                if "sgl." in block and not re.search(r"^ {4}[\w, *…]+: ", block):
+                    yield textwrap.dedent(block)
