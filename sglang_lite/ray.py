@@ -159,6 +159,7 @@ class ActorPool:
         self._seats, self._room = count, self._plan.window * count
         settings = {name: value for name, value in self._plan.options.items() if name not in _DRIVERS}
         window = max(self._plan.window // _LANES, 1)
+        ray.util.register_serializer(SglFunction, serializer=program_as_data, deserializer=as_program)
         task = ray.put((self._program, {**settings, "num_threads": window}))
         kind = ray.remote(num_cpus=options.num_cpus, num_gpus=num_gpus, max_concurrency=_LANES)(_Actor)
         for _ in range(count):
@@ -296,6 +297,25 @@ class _Actor:
         )
         for i, outcome in outcomes:
             yield rows[i][0], *_data(outcome)
+
+
+_Sent = bytes | tuple[Callable[..., UserValue], int | None, dict[str, UserValue]]
+
+
+def program_as_data(program: SglFunction) -> _Sent:
+    """Data of a program for an actor. A program of the script that runs is sent as its code, which no actor can import;
+    others by their name."""
+    if program.func.__module__ != "__main__":
+        return pickle.dumps(program)
+    return program.func, program.num_api_spec_tokens, program.bind_arguments
+
+
+def as_program(data: _Sent) -> SglFunction:
+    """Program from the data of `program_as_data`."""
+    if isinstance(data, bytes):
+        found: SglFunction = pickle.loads(data)
+        return found
+    return SglFunction(*data)
 
 
 def _data(outcome: Outcome) -> tuple[str, Any]:

@@ -18,7 +18,7 @@ from sglang_lite import Engine
 from sglang_lite.lang.load_state import finished
 from sglang_lite.lang.runs.saving import saved_run
 from sglang_lite.protocol import BatchError, CapabilityError, ParameterError
-from sglang_lite.ray import RayOptions, _Actor, _outcome, groups
+from sglang_lite.ray import RayOptions, _Actor, _outcome, as_program, groups, program_as_data
 from tests.constraints.test_generation import random_model
 from tests.runtime.models.tiny import VOCAB, save
 
@@ -155,6 +155,13 @@ def test_what_a_cluster_has_done_is_kept_in_a_checkpoint(tmp_path):
     second = shout.run_batch(WORDS, cluster=cluster, checkpoint=file)
     assert cluster.ran == [1]
     assert [second[i].text() for i in (0, 2)] == [first[i].text() for i in (0, 2)]
+
+
+def test_a_program_of_the_script_that_runs_is_sent_as_its_code_and_others_by_name(monkeypatch):
+    assert as_program(program_as_data(answer)) is answer
+    monkeypatch.setattr(answer.func, "__module__", "__main__")  # where an actor has nothing of the script
+    sent = as_program(program_as_data(answer.bind("a", 1)))
+    assert (sent.func, sent.bind_arguments) == (answer.func, {"document": "a", "number": 1})
 
 
 def test_what_is_no_cluster_or_beside_a_backend_is_refused():
