@@ -22,6 +22,7 @@ test: check unit
 
 # The docs: their programs run and print what the pages show; then the site, in build/site. A warning is an error.
 docs: $(VENV)/.dev $(VENV)/.model
+	$(BIN)/sglang-lite models pull all-minilm-l6-v2
 	$(PYTEST) tests/docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 

@@ -1,6 +1,6 @@
 """The same questions about every document of a folder, on a Ray cluster: an engine an actor, and each document at one
 of them, which reads it once. A batch that was stopped continues from its file.
-Run: pip install 'sglang-lite[ray]' && python examples/documents_ray.py"""
+Run: pip install 'sglang-lite[local,ray]' && python examples/documents_ray.py"""
 
 import tempfile
 from pathlib import Path
@@ -8,14 +8,13 @@ from pathlib import Path
 import sglang_lite as sgl
 from sglang_lite.ray import RayOptions
 
-FOLDER = Path(__file__).parent.parent / "docs"
-QUESTIONS = ["What is this text about?", "Is it for users or for developers?"]
+FOLDER = Path(__file__).with_name("data") / "documents"
+QUESTIONS = {"topic": [" weather", " sport", " food", " books"], "news": [" good news", " bad news"]}
 
 
 @sgl.function
-def ask(s, name, text, question):
-    s += f"{text}\n\nQuestion: {question}\nAnswer:"
-    s += sgl.gen("answer", max_tokens=12, temperature=0, stop="\n")
+def ask(s: sgl.ProgramState, text: str, question: str) -> None:
+    s += f"{text}\nThe {question} of this text is" + sgl.select("answer", QUESTIONS[question])
 
 
 def main() -> None:
@@ -24,15 +23,13 @@ def main() -> None:
     except ModuleNotFoundError:
         print("This example needs Ray: pip install 'sglang-lite[ray]'")
         return
-    documents = {path.name: path.read_text()[:600] for path in sorted(FOLDER.glob("*.md"))[:4]}
-    rows = [{"name": n, "text": text, "question": q} for q in QUESTIONS for n, text in documents.items()]
+    documents = {path.stem: path.read_text().strip() for path in sorted(FOLDER.glob("*.txt"))}
+    rows = [{"text": text, "question": question} for question in QUESTIONS for text in documents.values()]
     with tempfile.TemporaryDirectory() as folder:
-        options = RayOptions(engine={"model": sgl.EngineConfig().model})
+        options = RayOptions(engine={"model": sgl.EngineConfig().model, "dtype": "float32"})
         states = ask.run_batch(rows, cluster=options, checkpoint=Path(folder, "answers.jsonl"))
-    for row, state in zip(rows, states, strict=True):
-        print(f"{row['name']}: {row['question']}{state['answer']}")
-    cached = sum(state.usage().cached_tokens for state in states)
-    print(f"Ray: {len(states)} answers; {cached} prompt tokens came from a cache")
+    for i, name in enumerate(documents):
+        print(f"{name}:" + ",".join(states[i + k * len(documents)]["answer"] for k in range(len(QUESTIONS))))
     ray.shutdown()
 
 

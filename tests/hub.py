@@ -9,6 +9,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
 
+import pytest
+
 COMMIT = "c" * 40
 
 
@@ -72,6 +74,17 @@ def local_hub(folders: Mapping[str, Path]) -> Iterator[str]:
         finally:
             server.shutdown()
             thread.join()
+
+
+def ask(url: str, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has this process and its children ask a hub. huggingface_hub reads the variables only when it is imported."""
+    import huggingface_hub.constants as constants
+
+    for name, value in (("HF_ENDPOINT", url), ("HF_HUB_CACHE", str(cache))):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(constants, "ENDPOINT", url)
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", url + "/{repo_id}/resolve/{revision}/{filename}")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
 
 
 def names(folder):

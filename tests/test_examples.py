@@ -1,5 +1,7 @@
-"""Every example runs with one command and says what it should."""
+"""Every example runs with one command and says what it should. Recipes of the cookbook have a page; `make docs` runs them."""
 
+import ast
+import re
 import runpy
 import subprocess
 import sys
@@ -9,22 +11,27 @@ import pytest
 
 import sglang_lite as sgl
 
-EXAMPLES = Path(__file__).parent.parent / "examples"
+ROOT = Path(__file__).parent.parent
+EXAMPLES = ROOT / "examples"
 EXPECTED = {
     "quickstart.py": ["Japan: Tokyo", "positive", "Person(name='Maria Lopez', age=34", "Venice:", "prompt tokens"],
     "streaming.py": ["lighthouse", "for coroutines"],
     "batch.py": ["dog", "animal", "came from the cache"],
-    "documents_ray.py": ["Ray"],  # where it is not installed, that it is needed
 }
 # That the engine sees: one a run.
-PROGRAMS = {"quickstart.py": 6, "streaming.py": 2, "batch.py": 8, "documents_ray.py": 0}
+PROGRAMS = {"quickstart.py": 6, "streaming.py": 2, "batch.py": 8}
+
+COOKBOOK = ROOT / "docs" / "cookbook"
+RECIPES = {page.stem: page for page in sorted(COOKBOOK.glob("*.md")) if page.stem not in ("README", "walks")}
+COMMAND = re.compile(r"^```(?:sh)?\npython (examples/(\w+)\.py)(?: < (\S+))?\n```$", re.MULTILINE)
+PRINTED = re.compile(r"(?<=^prints\n\n```text\n).*?(?=^```$)", re.MULTILINE | re.DOTALL)
 
 
 def test_every_example_is_tested():
-    assert {path.name for path in EXAMPLES.glob("*.py")} == set(EXPECTED) == set(PROGRAMS)
+    assert {path.name for path in EXAMPLES.glob("*.py")} == {*EXPECTED, *(f"{name}.py" for name in RECIPES)}
+    assert set(EXPECTED) == set(PROGRAMS)
 
 
-@pytest.mark.filterwarnings("ignore:Tip. In future versions of Ray:FutureWarning")
 @pytest.mark.parametrize("name", EXPECTED)
 def test_an_example_says_what_it_should_and_an_engine_sees_one_program_for_each_of_its_runs(name, engine, capsys):
     before = engine.stats()["programs_opened"]
@@ -41,3 +48,26 @@ def test_an_example_needs_no_more_than_its_command(model_file):
     assert done.returncode == 0, done.stderr
     for text in EXPECTED["batch.py"]:
         assert text in done.stdout
+
+
+def test_every_recipe_is_in_the_index():
+    index = (COOKBOOK / "README.md").read_text()
+    listed = dict(re.findall(r"^- \[([^\]]+)\]\((\w+)\.md\)$", index, re.MULTILINE))
+    assert listed == {page.read_text().partition("\n")[0].removeprefix("# "): name for name, page in RECIPES.items()}
+    assert len(listed) == 25
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_has_its_command_its_program_what_it_prints_and_what_to_change(name):
+    page = RECIPES[name].read_text()
+    command, printed = COMMAND.search(page), PRINTED.search(page)
+    assert command is not None
+    assert printed is not None
+    assert command[2] == name
+    assert f"```python\n--8<--\n{command[1]}\n--8<--\n```" in page
+    assert printed[0].strip()
+    assert "\n## What to change\n" in page
+    program = (ROOT / command[1]).read_text()
+    ast.parse(program)
+    assert f"python {command[1]}" in program
+    assert len(program.splitlines()) <= 80

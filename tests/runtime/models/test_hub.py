@@ -7,7 +7,7 @@ import pytest
 import sglang_lite as sgl
 from sglang_lite.cli import main
 from sglang_lite.runtime.models.aliases import ALIASES, HubModel, PackagedModel
-from tests.hub import local_hub
+from tests.hub import ask, local_hub
 
 
 @pytest.fixture
@@ -17,15 +17,6 @@ def cache(folders, tmp_path, monkeypatch):
     with local_hub({"owner/tiny": Path(folders[0]), "Qwen/Qwen3-0.6B": Path(folders[1])}) as url:
         ask(url, tmp_path, monkeypatch)
         yield tmp_path
-
-
-def ask(url, cache, monkeypatch):
-    """Has huggingface_hub ask a hub, as with HF_ENDPOINT and HF_HUB_CACHE, which it reads only when it is imported."""
-    import huggingface_hub.constants as constants
-
-    monkeypatch.setattr(constants, "ENDPOINT", url)
-    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", url + "/{repo_id}/resolve/{revision}/{filename}")
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
 
 
 @pytest.mark.parametrize(("name", "number"), [("owner/tiny", 0), ("qwen3-0.6b", 1)])
