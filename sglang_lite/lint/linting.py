@@ -16,6 +16,7 @@ from sglang_lite.lang.symbolic.graph import Graph, changed
 from sglang_lite.lang.symbolic.graph_checks import Finding
 from sglang_lite.lang.symbolic.recorder import is_limit
 from sglang_lite.lang.tracer import explored
+from sglang_lite.lint.dropped import dropped
 from sglang_lite.lint.files import fitting, load, one_line, programs_in, rows_in
 from sglang_lite.lint.report import LintReport, Prices
 from sglang_lite.lint.second_trace import Template, backend_with, traced_later
@@ -143,7 +144,7 @@ def _report(
     else:
         graph = changed(graph, later)
     others = [_graph(program, row, backend, 1)[0] for row in arguments[1:]]
-    findings = dict.fromkeys((*graph.check(), *_tools(graph, backend)))
+    findings = dict.fromkeys((*graph.check(), *_tools(graph, backend), *dropped(program)))
     for number, other in enumerate(others, 2):
         for finding in msgspec.structs.replace(other, changes=()).check():
             if not any((finding.code, finding.where) == (each.code, each.where) for each in findings):
