@@ -167,6 +167,14 @@ __all__ = [  # a literal, for type checkers
 ]  # fmt: skip
 
 
+def _near(name: str) -> str:
+    """The end of the message for a name that does not exist: the one that was probably meant, if any is like it."""
+    import difflib
+
+    near = difflib.get_close_matches(name, __all__, n=1, cutoff=0.5)
+    return f". Did you mean sgl.{near[0]}?" if near and not name.startswith("_") else ""
+
+
 if not TYPE_CHECKING:  # a type checker would accept any name
 
     def __getattr__(name):
@@ -175,7 +183,7 @@ if not TYPE_CHECKING:  # a type checker would accept any name
         if name == "Multi":
             raise AttributeError("sgl.Multi is gone. Several choices are selected with select(…, multi=True).")
         if name not in _HOME:
-            raise AttributeError(f"module 'sglang_lite' has no attribute {name!r}")
+            raise AttributeError(f"module 'sglang_lite' has no attribute {name!r}{_near(name)}")
         value = getattr(importlib.import_module(_HOME[name]), name)
         globals()[name] = value
         return value

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import difflib
 import io
 import itertools
 import json
@@ -20,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
+from sglang_lite.commands.parser import CommandParser, near
 from sglang_lite.protocol import Constraint, Ebnf, Lark, ParameterError, Regex, SamplingParams, SglError
 from sglang_lite.version import __version__
 
@@ -96,10 +96,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
-    parser, commands = _parser(sys.argv[1:] if arguments is None else arguments)
+    arguments = sys.argv[1:] if arguments is None else arguments
+    parser, commands = _parser(arguments)
+    if not arguments:
+        parser.print_help(sys.stderr)
+        return 2
+    if arguments[0] not in commands and not arguments[0].startswith("-"):
+        parser.error(f"there is no command {arguments[0]!r}{near(arguments[0], commands)}")
     options, unknown = parser.parse_known_args(arguments)
     if unknown:
-        _refuse(commands[options.command], unknown)
+        commands[options.command].refuse(unknown)
     try:
         run: Callable[[argparse.Namespace], int] = options.run
         return run(options)
@@ -111,14 +117,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
 
 
-def _parser(arguments: Sequence[str]) -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentParser]]:
+def _parser(arguments: Sequence[str]) -> tuple[CommandParser, Mapping[str, CommandParser]]:
     """Parser of the command line, and that of each command. `arguments` are those that will be parsed."""
     listed = "\n\n".join(
         "\n".join([f"{group}:", *(f"  {each.name:12} {each.does}" for each in commands)])
         for group, commands in _GROUPS.items()
     )
     plain = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="sglang-lite", usage="sglang-lite COMMAND …", description=f"Programs for language models.\n\n{listed}",
         epilog="sglang-lite COMMAND --help has the flags of a command, their defaults and an example.",
         formatter_class=plain,
@@ -136,14 +142,6 @@ def _parser(arguments: Sequence[str]) -> tuple[argparse.ArgumentParser, Mapping[
         else:
             _FLAGS[command.name](own)
     return parser, commands.choices
-
-
-def _refuse(command: argparse.ArgumentParser, unknown: Sequence[str]) -> NoReturn:
-    """Exits with status 2 and a message that suggests the flag which was probably meant."""
-    flags = re.findall(r"--[\w-]+", command.format_usage())
-    near = difflib.get_close_matches(unknown[0].partition("=")[0], flags, n=1, cutoff=0.5)
-    hint = f"; did you mean {near[0]}?" if near else f"; see {command.prog} --help"
-    command.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
 
 
 def _add_models(models: argparse.ArgumentParser) -> None:

@@ -119,14 +119,15 @@ def test_models_are_listed(arguments, capsys):
     ("arguments", "told"),
     [
         (["serve", "--prt", "1"], "unrecognized arguments: --prt 1; did you mean --port?"),
-        (["warm", "--quux"], "unrecognized arguments: --quux; see sglang-lite warm --help"),
+        (["warm", "--quux"], "unrecognized arguments: --quux. See sglang-lite warm --help."),
     ],
 )
 def test_a_misspelt_flag_is_told_of_the_nearest_one(arguments, told, capsys):
     with pytest.raises(SystemExit):
         main(arguments)
     said = capsys.readouterr().err
-    assert said.startswith(f"usage: sglang-lite {arguments[0]}")
+    assert said.startswith(f"sglang-lite {arguments[0]}: ")
+    assert said.count("\n") == 1
     assert told in said
 
 

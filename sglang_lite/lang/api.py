@@ -283,7 +283,7 @@ def gen(
         ConstraintError: a regex, schema or type is invalid.
     """
     if name is not None and not isinstance(name, str):
-        raise ParameterError("name", f"{name!r} is not a string.")
+        raise ParameterError("name", f"{name!r:.60} is not a string.", hint='The name comes first: gen("name").')
     given = (dtype, choices, regex, json_schema, type, tools, constraint)
     free = dtype is None and choices is None and regex is None and json_schema is None and type is None
     free = free and tools is None and constraint is None

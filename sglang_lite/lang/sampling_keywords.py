@@ -9,7 +9,7 @@ from inspect import Parameter, Signature
 from typing import Final, ParamSpec, TypeVar
 
 from sglang_lite.lang.argument_names import explains_wrong_arguments
-from sglang_lite.protocol import SamplingParams
+from sglang_lite.protocol import ParameterError, SamplingParams
 from sglang_lite.protocol.anything import UserValue
 from sglang_lite.protocol.sampling import NO_PARAMS, Place, named, read_params
 
@@ -70,7 +70,7 @@ def written_out(
     return with_signature
 
 
-def gen_params(max_tokens: int | None, others: Mapping[str, UserValue]) -> SamplingParams:
+def gen_params(max_tokens: UserValue, others: Mapping[str, UserValue]) -> SamplingParams:
     """SamplingParams of the keywords of `gen`; None for unset. Cached, as a program uses few different ones.
 
     Raises:
@@ -78,6 +78,9 @@ def gen_params(max_tokens: int | None, others: Mapping[str, UserValue]) -> Sampl
     """
     if max_tokens is None and not others:
         return NO_PARAMS
+    if isinstance(max_tokens, str) and not max_tokens.isdigit():  # gen(prompt, "name"), as in other libraries
+        hint = 'A prompt is added before a generation, whose name comes first: s += prompt + gen("name").'
+        raise ParameterError("max_tokens", f"{max_tokens!r:.60} is not a whole number.", hint=hint)
     try:
         return _cached(max_tokens=max_tokens, **others)
     except TypeError:  # a value is a list, which can't be hashed

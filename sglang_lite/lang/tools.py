@@ -103,7 +103,9 @@ class Toolbox:
         for tool in tools:
             name = getattr(tool, "__name__", "")
             if not callable(tool) or not name:
-                raise ParameterError("tools", f"{tool!r} is not a named function.")
+                raise ParameterError(
+                    "tools", f"{tool!r:.60} is not a named function.", hint="Give functions: tools=[search]."
+                )
             if name in by_name:
                 raise ParameterError("tools", f"two tools are called {name!r}.")
             by_name[name] = tool
@@ -218,7 +220,9 @@ def _describe(tools: Sequence[Callable[..., Any]]) -> _Described:
 def check_tools(tools: object, where: Location | None = None) -> None:
     """Raises ParameterError if `tools` is not a list or is empty."""
     if not isinstance(tools, Sequence) or isinstance(tools, str):
-        raise ParameterError("tools", f"{tools!r:.60} is not a list of functions.", where=where)
+        raise ParameterError(
+            "tools", f"{tools!r:.60} is not a list of functions.", hint="Give a list: tools=[search].", where=where
+        )
     if not tools:
         raise ParameterError("tools", "the list is empty.", hint="Give at least one function.", where=where)
 

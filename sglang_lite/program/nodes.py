@@ -132,6 +132,10 @@ def not_addable(operator: str, value: object, where: Location | None = None) -> 
         hint = "Add a message with its role: s += sgl.user(content)."
     elif hasattr(value, "bind_arguments"):
         hint = "Call it: s += program(…)."
+    elif inspect.isfunction(value):
+        hint = f"Call it: s += {value.__name__}(…)."
+    elif value is None:
+        hint = "A call that returns nothing, such as print(…), adds nothing: write it on a line of its own."
     name = "coroutine" if isinstance(value, Coroutine) else type(value).__name__
     kind = "None" if value is None else with_article(name)
     return ParameterError(operator, f"{kind} can't be added to a program.", hint=hint, where=where)

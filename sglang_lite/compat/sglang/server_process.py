@@ -30,7 +30,7 @@ _KEPT_LINES = 20
 _LONGEST_LINE = 10_000  # bytes; the rest of a longer line is read as the next one
 _SERVING = re.compile(r"Serving .* at (http://\S+)$")
 _USAGE = 2  # exit status for a command line that argparse refuses, with these messages
-_REFUSED = re.compile(r"error: (?:unrecognized arguments: --([\w-]+)|argument --([\w-]+)[^:]*: (.*))")
+_REFUSED = re.compile(r"serve: (?:unrecognized arguments: --([\w-]+)|argument --([\w-]+)[^:]*: (.*?)\. See )")
 # The process ends when its parent ends, for whatever reason, and its engine ends with it.
 _CODE = """\
 import os, sys, threading, time

@@ -77,6 +77,8 @@ def resolve(model: str, revision: str | None = None, *, weights: bool = True) ->
         folder = _from_hub(model, revision, weights=weights)
         _refuse_adapter(folder)
         return folder
+    if path.suffix in (".gguf", ".safetensors", ".bin") or len(path.parts) > 1:
+        raise ModelError(f"model {model!r}: there is no such file or folder in {Path.cwd()}.", hint="Check the path.")
     raise ModelError(
         f"model {model!r} is not an alias, an existing folder or file, or a hub id of the form owner/name.",
         hint="`sglang-lite models` lists the aliases. A model behind an API has a backend instead, as "
@@ -260,9 +262,9 @@ def _from_hub(model: str, revision: str | None, *, weights: bool) -> Path:
             folder = Path(snapshot_download(model, revision=revision, local_files_only=True))
         except LocalEntryNotFoundError:
             raise DownloadError(
-                f"{model}: not in the Hugging Face cache, and the hub did not give it: {error}",
-                hint="Check the name; set HF_TOKEN for a gated model, HF_HOME for another cache folder; unset "
-                "HF_HUB_OFFLINE to allow downloads; or give a local folder.",
+                f"{model}: no folder here, not in the Hugging Face cache, and the hub did not give it: {error}",
+                hint="Check the name or path; set HF_TOKEN for a gated model, HF_HOME for another cache folder; unset "
+                "HF_HUB_OFFLINE to allow downloads; or give the path of a folder that has the model.",
             ) from error
         if not (folder / "config.json").exists() and not (folder / _ADAPTER).exists():
             raise DownloadError(f"{model}: only a part is in the Hugging Face cache ({folder}).") from error

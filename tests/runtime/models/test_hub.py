@@ -39,7 +39,9 @@ def test_a_model_is_pulled_and_then_used_without_the_hub(name, number, cache, fo
 def test_a_model_that_the_hub_does_not_have_is_one_line(cache, capsys):
     assert main(["models", "pull", "owner/none"]) == 1
     said = capsys.readouterr().err
-    assert said.startswith("sglang-lite: owner/none: not in the Hugging Face cache, and the hub did not give it")
+    assert said.startswith(
+        "sglang-lite: owner/none: no folder here, not in the Hugging Face cache, and the hub did not give it"
+    )
 
 
 def test_an_alias_is_described_from_its_headers(cache, capsys):

@@ -152,7 +152,7 @@ def test_a_hub_model_that_is_not_there_says_what_to_do(monkeypatch, tmp_path):
 
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
-    with pytest.raises(sgl.DownloadError, match="owner/model: not in the Hugging Face cache") as caught:
+    with pytest.raises(sgl.DownloadError, match="owner/model: no folder here, not in the Hugging Face cache") as caught:
         resolve("owner/model")
     assert "HF_HUB_OFFLINE" in caught.value.hint
 

@@ -14,7 +14,7 @@ import random
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping
 from typing import Any, Final
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 from weakref import WeakKeyDictionary
 
 import httpx2
@@ -33,7 +33,7 @@ from sglang_lite.protocol import (
     RequestTimeoutError,
     SglError,
 )
-from sglang_lite.protocol.anything import Json
+from sglang_lite.protocol.anything import Json, UserValue
 
 MAX_EVENT_BYTES: Final = 1 << 28
 _DONE = "[DONE]"
@@ -89,6 +89,20 @@ class Retries:
         return self._server.closings != self._closings
 
 
+def address(url: UserValue) -> SplitResult:
+    """Parts of the address of a server.
+
+    Raises:
+        ParameterError: the address is not an HTTP address.
+    """
+    parts = urlsplit(url) if isinstance(url, str) else None
+    if parts is None or parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ParameterError(
+            "base_url", f"{url!r:.200} is not an address.", hint='Use one like "http://127.0.0.1:30000".'
+        )
+    return parts
+
+
 class ServerClient:
     """Client of an HTTP server, with one pool of connections for each event loop.
 
@@ -110,11 +124,7 @@ class ServerClient:
     def __init__(
         self, url: str, api_key: str | None, verify: bool | str | None, timeout_s: float | None, retries: int
     ) -> None:
-        parts = urlsplit(url) if isinstance(url, str) else None
-        if parts is None or parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ParameterError(
-                "base_url", f"{url!r:.200} is not an address.", hint='Use one like "http://127.0.0.1:30000".'
-            )
+        parts = address(url)
         self.url, self.timeout_s, self.retries, self.closings = url.rstrip("/"), timeout_s, retries, 0
         self._key = api_key
         self._settings: dict[str, Any] = {

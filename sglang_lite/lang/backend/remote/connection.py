@@ -12,6 +12,7 @@ from typing import Any
 
 from sglang_lite.errors import Origin
 from sglang_lite.lang.argument_names import explains_wrong_arguments
+from sglang_lite.lang.backend.http.client import address
 from sglang_lite.lang.backend.http.connection_pool import pool_arguments
 from sglang_lite.lang.backend.http.rate_limit import RateLimit, shared_limit
 from sglang_lite.lang.backend.remote.errors import ErrorTranslator
@@ -136,8 +137,10 @@ def sdk_client(
         client: existing client to use instead; on another event loop, a copy of it with new connections is used.
 
     Raises:
-        ParameterError: both a client and arguments for one are given.
+        ParameterError: both a client and arguments for one are given, or `base_url` is no HTTP address.
     """
+    if isinstance(url := options.get("base_url"), str):
+        address(url)
     if client is not None and (args or options):
         raise ParameterError(
             "client", "other arguments of the client have no effect beside it.", hint="Leave them out."
