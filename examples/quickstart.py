@@ -60,13 +60,13 @@ def main() -> None:
         state = sentiment.run(review)
         runs.append(state)
         shares = ", ".join(f"{choice.strip()} {p:.0%}" for choice, p in state.selection("label").probs.items())
-        print(f"    {review!r} →{state['label']} ({shares})")
+        print(f"    {review!r} ->{state['label']} ({shares})")
 
     print("(c) Extraction into a typed value")
     paragraph = "Maria Lopez, who is 34 years old, moved to Madrid last spring to open a bakery."
     state = extract.run(paragraph)
     runs.append(state)
-    print(f"    {paragraph}\n    → {state['person']!r}")
+    print(f"    {paragraph}\n    -> {state['person']!r}")
 
     print("(d) Three branches and a join")
     places = ["Venice", "Japan", "Switzerland"]

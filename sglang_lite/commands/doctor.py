@@ -25,6 +25,10 @@ _EXTRAS: Final = {
     "anthropic": ("sgl.Anthropic", ("anthropic",)),
 }
 _KEYS: Final = ("OPENAI_API_KEY", "ANTHROPIC_API_KEY")
+_PLATFORMS: Final = {
+    "win32": "Programs run on APIs and servers. An engine needs WSL 2: wsl --install",
+    "darwin": "An engine makes the same calls as on Linux, and is not tested here.",
+}
 _TOKENS: Final = 64  # number of tokens whose generation is timed
 
 
@@ -44,9 +48,7 @@ class Diagnosis:
 def diagnoses() -> Iterator[Diagnosis]:
     """Yields what was found, each thing as soon as it was looked at. If the default model is there, the last one is a
     measurement, which takes as long as an engine's start."""
-    advice = (
-        "" if os.name == "posix" else "An engine then runs in the program's own process. Linux and macOS have more."
-    )
+    advice = _PLATFORMS.get(sys.platform, "")
     yield Diagnosis(
         "package", f"sglang-lite {__version__}, Python {platform.python_version()}, {platform.platform()}", advice
     )

@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
 from copy import copy
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
@@ -50,7 +50,7 @@ from sglang_lite.runtime.core.submission import (
 )
 from sglang_lite.runtime.embedding.spec import is_encoder
 from sglang_lite.runtime.host import startup_messages
-from sglang_lite.runtime.host.installed import check_installed
+from sglang_lite.runtime.host.installed import check_installed, check_platform
 from sglang_lite.runtime.models.resolve import resolve
 from sglang_lite.version import __version__
 
@@ -82,6 +82,7 @@ class Engine:
             config["model"] = os.fspath(model)
         is_embedding = config.pop("is_embedding", None)
         settings = EngineConfig.make(**config)
+        check_platform()
         check_installed("an engine")
         startup_messages.set_level(settings.log_level)
         path = resolve(settings.model, settings.revision)
@@ -450,11 +451,6 @@ class Engine:
 
 def _started(engine: Engine, config: EngineConfig, path: Path) -> Core:
     """Core for an engine, ended when the engine is garbage-collected."""
-    if not config.in_process and os.name != "posix":
-        startup_messages.announce(
-            "The engine runs in this process: elsewhere it is for Linux and macOS.", config.log_level
-        )
-        config = replace(config, in_process=True)
     if config.in_process:
         from sglang_lite.runtime.core import engine_thread  # imports torch
         from sglang_lite.runtime.loading.load_model import load

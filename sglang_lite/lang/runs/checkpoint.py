@@ -7,7 +7,6 @@ line is written whole when its item has finished: a line that a kill cut short i
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 import sys
@@ -127,7 +126,10 @@ class BatchFile(Generic[State]):
 
     def _read(self) -> None:
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if sys.platform != "win32":  # whose Python has no such locks
+                import fcntl
+
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise ProgramError(
                 f"{self._path} is being written by another run.", hint="Wait for its end, or name another file."

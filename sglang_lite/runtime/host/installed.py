@@ -1,12 +1,26 @@
-"""Check for the packages that only an engine needs, which the extra `local` installs."""
+"""Checks for what only an engine needs: its operating systems, and the packages that the extra `local` installs."""
 
 from __future__ import annotations
 
+import sys
 from importlib.util import find_spec
 
 from sglang_lite.protocol import BackendError
 
 NEEDED = ("torch", "transformers", "tokenizers", "safetensors", "gguf", "xgrammar")
+
+
+def check_platform() -> None:
+    """Checks that an engine runs on this operating system.
+
+    Raises:
+        BackendError: it is Windows, whose Python has neither the locks nor the processes that an engine uses.
+    """
+    if sys.platform == "win32":
+        raise BackendError(
+            "an engine does not run on Windows.",
+            hint="Run it in WSL 2 (`wsl --install`), or connect to a server: sgl.RuntimeEndpoint, sgl.OpenAI.",
+        )
 
 
 def check_installed(what: str) -> None:

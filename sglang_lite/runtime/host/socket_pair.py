@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import socket
 
 _FIRST = 3  # first descriptor after standard input, output and error
@@ -25,6 +24,8 @@ def socket_pair() -> tuple[socket.socket, socket.socket]:
 
 
 def _waiting(end: socket.socket) -> socket.socket:
+    import fcntl  # which Windows lacks
+
     if end.fileno() < _FIRST:
         moved = socket.socket(fileno=fcntl.fcntl(end.fileno(), fcntl.F_DUPFD_CLOEXEC, _FIRST))
         end.close()

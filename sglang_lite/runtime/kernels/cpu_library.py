@@ -13,7 +13,6 @@ import os
 import platform
 import shutil
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
@@ -40,8 +39,6 @@ def cpu_library(source: Path, folder: Path, kind: type[ctypes.CDLL] = ctypes.CDL
         The library, or None if no compiler is installed or compilation fails, which is logged.
     """
     compiler = shutil.which(os.environ.get("CXX") or "c++") or shutil.which("g++") or shutil.which("clang++")
-    if sys.platform == "win32":
-        return None
     if compiler is None:
         warn_without_compiler()
         return None
@@ -54,7 +51,10 @@ def cpu_library(source: Path, folder: Path, kind: type[ctypes.CDLL] = ctypes.CDL
             _compile(compiler, source, library)
         return kind(os.fspath(library))
     except (OSError, subprocess.SubprocessError) as error:
-        logger.warning("%s: can't be compiled to %s, torch's operators run instead: %s", source.name, library, error)
+        cure = "Set SGLANG_LITE_CACHE to a folder that can be written." if isinstance(error, OSError) else ""
+        logger.warning(
+            "%s: can't be compiled to %s, torch's operators run instead: %s. %s", source.name, library, error, cure
+        )
         return None
 
 

@@ -245,9 +245,25 @@ def why_no_gpu(name: str) -> str | None:
     major, minor = torch.cuda.get_device_capability(index)
     if major < 8:
         return f"its compute capability is {major}.{minor}; 8.0 (Ampere) or newer is needed."
+    if not _has_kernels_for(major, minor):
+        return (
+            f"this torch, for CUDA {torch.version.cuda}, has no kernels for its compute capability, {major}.{minor}. "
+            "Install a torch for another CUDA, as pytorch.org lists them."
+        )
     if importlib.util.find_spec("triton") is None:
         return "the package triton is missing."
     return None
+
+
+def _has_kernels_for(major: int, minor: int) -> bool:
+    """True if torch was compiled for GPUs of this compute capability: code runs on later cards of its generation, and
+    PTX ("compute_90") on all later ones."""
+    for compiled in torch.cuda.get_arch_list():
+        kind, _, number = compiled.rstrip("af").partition("_")
+        made_for = divmod(int(number), 10)
+        if made_for <= (major, minor) and (made_for[0] == major or kind == "compute"):
+            return True
+    return False
 
 
 def _warn_if_gpu_unused(config: EngineConfig, device: torch.device) -> None:
@@ -261,6 +277,8 @@ def _warn_if_gpu_unused(config: EngineConfig, device: torch.device) -> None:
 def _why_none() -> str:
     """Reason why torch sees no GPU; if a driver is present, torch's own message (an old driver, for example)."""
     if DRIVER.exists():
+        if torch.version.cuda is None:
+            return "this torch is a build for CPUs. Install one for CUDA: pip install --force-reinstall torch."
         try:
             torch.cuda.init()  # type: ignore[no-untyped-call] # untyped in torch
         except (RuntimeError, AssertionError) as error:

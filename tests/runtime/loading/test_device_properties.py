@@ -33,6 +33,7 @@ def old_driver(monkeypatch, tmp_path):
     monkeypatch.setattr(load, "DRIVER", tmp_path / "version")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.cuda, "init", refuse)
+    monkeypatch.setattr(torch.version, "cuda", "12.8")
 
 
 def test_a_driver_that_is_too_old_is_said_in_torchs_words(old_driver):
@@ -69,6 +70,35 @@ def test_a_card_that_is_too_old_is_said(monkeypatch):
     with pytest.raises(ParameterError, match=r"its compute capability is 7\.5; 8\.0 \(Ampere\) or newer is needed"):
         pick_device(EngineConfig(device="cuda:0"))
     assert pick_device(EngineConfig()).type == "cpu"
+
+
+def test_a_torch_for_cpus_beside_a_driver_is_said(old_driver, monkeypatch):
+    monkeypatch.setattr(torch.version, "cuda", None)
+    with pytest.raises(ParameterError, match=r"a build for CPUs\. Install one for CUDA: pip install"):
+        pick_device(EngineConfig(device="cuda"))
+
+
+@pytest.mark.parametrize(
+    ("compiled", "runs"),
+    [
+        (["sm_80", "sm_90"], False),
+        (["sm_80", "compute_90"], True),
+        (["sm_120"], True),
+        (["sm_121a"], False),
+        (["sm_130"], False),
+    ],
+)
+def test_a_torch_for_another_cuda_than_the_card_needs_is_said(monkeypatch, compiled, runs):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (12, 0))
+    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: compiled)
+    monkeypatch.setattr(torch.version, "cuda", "12.4")
+    if runs:
+        assert pick_device(EngineConfig(device="cuda")) == torch.device("cuda:0")
+    else:
+        with pytest.raises(ParameterError, match=r"torch, for CUDA 12\.4, has no kernels for .* Install a torch"):
+            pick_device(EngineConfig(device="cuda"))
 
 
 # --------------------------------------------------------------------------------------------- a card with 8 GB

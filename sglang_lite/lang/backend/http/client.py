@@ -42,6 +42,9 @@ _CONNECT_S = 10.0
 _LOST_WORKER_STATUSES = frozenset({500, 502, 503, 504})  # of gateways that have lost their worker
 
 
+LOCAL_HOSTS: Final = ("localhost", "127.0.0.1", "::1")  # for which no proxy of the environment is used
+
+
 class LostConnectionError(BackendError):
     """Error for a broken connection, or for a gateway that reports its server as gone. The same request may be sent
     again."""
@@ -134,7 +137,7 @@ class ServerClient:
             "verify": parts.scheme == "https" and (True if verify is None else verify),
             "timeout": httpx2.Timeout(timeout_s, connect=_CONNECT_S),
             "limits": httpx2.Limits(max_connections=None, max_keepalive_connections=64),
-            "trust_env": parts.hostname not in ("localhost", "127.0.0.1", "::1"),  # no proxy for local servers
+            "trust_env": parts.hostname not in LOCAL_HOSTS,
         }
         self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, tuple[httpx2.AsyncClient, Handle]] = (
             WeakKeyDictionary()

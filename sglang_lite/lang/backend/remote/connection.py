@@ -12,7 +12,7 @@ from typing import Any
 
 from sglang_lite.errors import Origin
 from sglang_lite.lang.argument_names import explains_wrong_arguments
-from sglang_lite.lang.backend.http.client import address
+from sglang_lite.lang.backend.http.client import LOCAL_HOSTS, address
 from sglang_lite.lang.backend.http.connection_pool import pool_arguments
 from sglang_lite.lang.backend.http.rate_limit import RateLimit, shared_limit
 from sglang_lite.lang.backend.remote.errors import ErrorTranslator
@@ -139,8 +139,8 @@ def sdk_client(
     Raises:
         ParameterError: both a client and arguments for one are given, or `base_url` is no HTTP address.
     """
-    if isinstance(url := options.get("base_url"), str):
-        address(url)
+    url = options.get("base_url")
+    trust_env = not (isinstance(url, str) and address(url).hostname in LOCAL_HOSTS)
     if client is not None and (args or options):
         raise ParameterError(
             "client", "other arguments of the client have no effect beside it.", hint="Leave them out."
@@ -163,7 +163,8 @@ def sdk_client(
                     "or were closed by shutdown(). It can't be used again.", hint="Make a new backend where it is used."
                 )  # fmt: skip
             return explains_wrong_arguments(getattr(sdk, kind))(*args, **options)
-        http = sdk.DefaultAsyncHttpxClient(event_hooks={"response": [hook]}, **pool_arguments())
+        pool = pool_arguments(trust_env=trust_env)
+        http = sdk.DefaultAsyncHttpxClient(event_hooks={"response": [hook]}, trust_env=trust_env, **pool)
         return (
             before.copy(http_client=http)
             if client is not None

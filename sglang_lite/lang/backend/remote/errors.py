@@ -99,7 +99,10 @@ class ErrorTranslator:
         if isinstance(error, self.connection):
             cause = error.__cause__ or error
             why = self.redacted(f"{type(cause).__name__}: {cause}")
-            lost = BackendError(f"{self.name}: the connection failed ({why}).", hint=f"Check base_url; {_RETRIES}.")
+            lost = BackendError(
+                f"{self.name}: the connection failed ({why}).",
+                hint=f"Check base_url, and the proxy, if one is set; {_RETRIES}.",
+            )
             lost.retryable = True
             return lost
         status, report = _status(error), _ErrorReport.from_error(error)
