@@ -135,7 +135,7 @@ class EngineCore:
             loaded.tokenizer, loaded.vocab_size, loaded.eos_ids, threads, backend=config.constraint_backend,
             timeout_s=config.compile_timeout_s, memory_mb=config.compile_memory_mb,
         )  # fmt: skip
-        warming = self.compiler.warm_up()  # runs while kernels are compiled
+        warming = self.compiler.warm_up()  # runs while kernels are compiled, on a CPU beside the first requests
         rounds = loaded.model.batch_sensitive and not loaded.model.fused
         self.scheduler = Scheduler(
             store, sizes.step_tokens, POLICIES[config.policy], last_alone=rounds and not config.deterministic,
@@ -143,7 +143,8 @@ class EngineCore:
         )  # fmt: skip
         try:
             self.runner = make_runner(loaded.model, self.capacity, config, loaded.compiling, self.compiler.is_busy)
-            wait(warming)
+            if loaded.model.device.type != "cpu":
+                wait(warming)
             self.loop = StepLoop(
                 self.scheduler, self.runner, loaded.eos_ids, loaded.vocab_size, MaskFiller(threads),
                 overlap=config.overlap, jump=config.jump_forward == "safe", stream_interval_s=config.stream_interval_s,

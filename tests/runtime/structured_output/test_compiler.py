@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import weakref
+from concurrent.futures import wait
 from itertools import pairwise
 from statistics import median
 
@@ -88,11 +89,13 @@ def make(**config):
 
 
 def test_an_engine_is_ready_for_its_first_constraints(monkeypatch):
-    """Neither an engine of grammars nor a process has yet to be started."""
-    monkeypatch.setattr(Compiler, "warm_up", WARM_UP)
+    """Neither an engine of grammars nor a process has yet to be started: on a CPU both are, beside the first requests."""
+    begun = []
+    monkeypatch.setattr(Compiler, "warm_up", lambda self: begun.extend(WARM_UP(self)) or begun)
     large = JsonSchema('{"type": "object", "patternProperties": {"^a": {"type": "integer"}}}')
     assert not is_simple(large)
     with make() as engine:
+        assert len(wait(begun, timeout=60).done) == 2
         monkeypatch.setattr(subprocess, "Popen", None)
         monkeypatch.setattr("sglang_lite.runtime.structured_output.compiler.make_engine", None)
         for constraint in (Regex("[ab]c"), large):

@@ -143,10 +143,30 @@ class _Header:
                 self.truncated()
             if item in self._SCALARS:
                 return self.numbers(self._SCALARS[item], count)
+            if item == self._STRING:
+                return self.strings(count)
             return [self.value(item, depth + 1) for _ in range(count)]
         if kind not in self._SCALARS:
             self.unknown(f"metadata type {kind}")
         return self.scalar(self._SCALARS[kind])
+
+    def strings(self, count: int) -> list[str]:
+        """Next strings, as `string` reads one: a vocabulary has 150,000, which every start reads."""
+        data, at, found = self.bytes, self.at, []
+        length = struct.Struct("<Q").unpack_from
+        try:
+            for _ in range(count):
+                start = at + 8
+                end = start + length(data, at)[0]
+                if end > len(data):
+                    raise struct.error  # as where the length itself is cut
+                found.append(str(data[start:end], "utf-8", "replace"))
+                at = end
+        except struct.error:
+            self.at = at
+            self.truncated()
+        self.at = at
+        return found
 
     def numbers(self, code: str, count: int) -> list[Any]:
         size = struct.calcsize(code) * count
