@@ -37,6 +37,7 @@ from sglang_lite.constraints.memo import memoized
 from sglang_lite.constraints.random_texts import sample
 from sglang_lite.constraints.schema import json_schema as json_schema
 from sglang_lite.protocol import (
+    BackendError,
     Choices,
     Constraint,
     ConstraintError,
@@ -56,6 +57,7 @@ from sglang_lite.protocol import (
     ValueValidationError,
 )
 from sglang_lite.protocol.anything import UserValue
+from sglang_lite.runtime.host.installed import is_installed
 
 if TYPE_CHECKING:
     from sglang_lite.engine.engine import Engine
@@ -313,6 +315,8 @@ def _must_be_text(text: object) -> None:
 
 @lru_cache(maxsize=4)
 def _engine(tokenizer: Tokenizer | None, vocab_size: int | None) -> LlguidanceEngine:
+    if not is_installed("numpy"):
+        raise BackendError("masks need numpy, which is not installed.", hint="pip install 'sglang-lite[grammar]'.")
     from sglang_lite.runtime.structured_output.llguidance import LlguidanceEngine
 
     eos = () if tokenizer is None else sorted(tokenizer.eos_ids)

@@ -28,14 +28,14 @@ def test_an_engine_process_is_started_before_heavy_packages_are_imported():
     assert not {"msgspec", "asyncio", "sglang_lite.wire", "sglang_lite.protocol"} & set(light)
 
 
-def test_an_engine_on_a_cpu_needs_no_triton():
-    """Which is a package of Linux on x86 only."""
+def test_an_engine_on_a_cpu_needs_no_triton_and_no_xgrammar():
+    """Which is a package of Linux on x86 only, and not in the extra `cpu`, as xgrammar, which requires it."""
     modules = (
         "core.engine_thread, loading.load_model, models.load_transformers, embedding.load, attention.torch, "
-        "executor.cpu_runner"
+        "executor.cpu_runner, structured_output.llguidance"
     )
     names = ", ".join(f"sglang_lite.runtime.{name}" for name in modules.split(", "))
-    run(f"import sys; sys.modules['triton'] = None; import {names}")
+    run(f"import sys; sys.modules['triton'] = sys.modules['xgrammar'] = None; import {names}")
 
 
 def test_a_program_can_be_defined_and_run_without_torch():

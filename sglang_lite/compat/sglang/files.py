@@ -45,7 +45,7 @@ def download_and_cache_file(url: str, filename: str | None = None) -> str:
     """
     import tempfile
 
-    import requests
+    import httpx2
 
     target = Path(filename) if filename else Path(tempfile.gettempdir()) / _name_of(url)
     if target.exists():
@@ -53,19 +53,20 @@ def download_and_cache_file(url: str, filename: str | None = None) -> str:
     part = target.with_name(f"{target.name}.part-{random_id()}")
     try:
         # Not compressed, so that the content-length header is the size of the file.
-        with requests.get(url, stream=True, timeout=60, headers={"Accept-Encoding": "identity"}) as response:
+        plain = {"Accept-Encoding": "identity"}
+        with httpx2.stream("GET", url, timeout=60, headers=plain, follow_redirects=True) as response:
             response.raise_for_status()
             whole = "content-encoding" not in response.headers
             size = int(response.headers.get("content-length", 0)) if whole else 0
             bar = progress_bar(total=size or None, unit="B", unit_scale=True, desc=target.name)
             with open(part, "wb") as file, bar:
-                for chunk in response.iter_content(1 << 16):
+                for chunk in response.iter_bytes(1 << 16):
                     file.write(chunk)
                     bar.update(len(chunk))
         if size and part.stat().st_size != size:
             raise DownloadError(f"{url}: {part.stat().st_size:,} of {size:,} bytes arrived.", hint="Try again.")
         part.replace(target)
-    except (requests.RequestException, OSError) as error:
+    except (httpx2.HTTPError, httpx2.InvalidURL, OSError) as error:
         raise DownloadError(f"{url}: {error}", hint="Check the address and the network.") from error
     finally:
         part.unlink(missing_ok=True)

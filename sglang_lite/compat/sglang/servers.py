@@ -40,10 +40,13 @@ def http_request(
     Raises:
         ParameterError: `url` is not an http(s) URL.
         RequestTimeoutError: the server did not answer within `timeout` seconds.
-        BackendError: the server can't be reached, or the connection broke.
+        BackendError: the server can't be reached, the connection broke, or `requests` is not installed.
     """
-    import requests
-    from requests import exceptions
+    try:
+        import requests
+        from requests import exceptions
+    except ModuleNotFoundError as error:
+        raise BackendError("http_request returns a response of requests.", hint="pip install requests.") from error
 
     headers = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
     verb = method or ("POST" if stream or json is not None else "GET")
@@ -106,17 +109,17 @@ def wait_for_server(
         RequestTimeoutError: the server did not answer within `timeout` seconds.
         BackendError: the process has ended.
     """
-    import requests
+    import httpx2
 
     started = time.monotonic()
     while True:
         if process is not None and process.poll() is not None:
             raise BackendError(f"the server ended with exit code {process.returncode}.")
         try:
-            answer = requests.get(f"{base_url}/v1/models", headers={"Authorization": "Bearer None"}, timeout=5)
-            if answer.ok or answer.status_code in (401, 403):  # a server that wants a key
+            answer = httpx2.get(f"{base_url}/v1/models", headers={"Authorization": "Bearer None"}, timeout=5)
+            if answer.is_success or answer.status_code in (401, 403):  # a server that wants a key
                 return
-        except requests.RequestException:
+        except httpx2.HTTPError:
             pass
         if timeout is not None and time.monotonic() - started > timeout:
             raise RequestTimeoutError(f"{base_url} did not answer within {timeout:g} s.")

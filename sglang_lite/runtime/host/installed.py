@@ -7,7 +7,7 @@ from importlib.util import find_spec
 
 from sglang_lite.protocol import BackendError
 
-NEEDED = ("torch", "transformers", "tokenizers", "safetensors", "gguf", "xgrammar")
+NEEDED = ("torch", "transformers", "tokenizers", "safetensors", "gguf", "numpy")
 
 
 def check_platform() -> None:
@@ -36,7 +36,8 @@ def check_installed(what: str) -> None:
     if missing:
         raise BackendError(
             f"{what} needs {_listed(missing)}, which {'is' if len(missing) == 1 else 'are'} not installed.",
-            hint="pip install 'sglang-lite[local]'. The backends of APIs (sgl.OpenAI, sgl.Anthropic) do without.",
+            hint="pip install 'sglang-lite[local]', or [cpu] without GPU kernels. The backends of APIs (sgl.OpenAI, "
+            "sgl.Anthropic) do without.",
         )
 
 

@@ -9,6 +9,9 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
+from sglang_lite.protocol import ParameterError
+from sglang_lite.runtime.host.installed import is_installed
+
 if TYPE_CHECKING:
     from sglang_lite.runtime.structured_output.base import GrammarEngine
     from sglang_lite.runtime.structured_output.vocabulary import Vocabulary
@@ -28,7 +31,16 @@ def make_engine(
         vocabulary: vocabulary of the model.
         tokenizer: tokenizer of the model, or None for an engine that is only used to `prepare`.
         threads: number of threads that compute masks concurrently.
+
+    Raises:
+        ParameterError: the engine's library is not installed.
     """
+    library = {"xgrammar": "xgrammar", "outlines": "outlines_core"}.get(name)
+    if library is not None and not is_installed(library):
+        raise ParameterError(
+            "constraint_backend", f"{name!r} needs the package {library}, which is not installed.",
+            hint="pip install 'sglang-lite[local]'.",
+        )  # fmt: skip
     match name:
         case "xgrammar":
             from sglang_lite.runtime.structured_output.xgrammar import XgrammarEngine

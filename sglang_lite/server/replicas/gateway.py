@@ -17,7 +17,7 @@ import threading
 import time
 from typing import Any
 
-import requests
+import httpx2
 
 from sglang_lite.protocol import BackendError, CapabilityError, ParameterError
 from sglang_lite.protocol.anything import Json
@@ -100,9 +100,9 @@ class Gateway:
             "shutdown_grace_period_secs": max(int(settings.drain_s), 1),
             "prometheus_host": "127.0.0.1",
         }
-        self._session = requests.Session()
-        self._session.trust_env = False  # no proxy in between
-        self._session.headers["authorization"] = f"Bearer {self._admin}"
+        # No proxy in between.
+        headers = {"authorization": f"Bearer {self._admin}"}
+        self._client = httpx2.Client(trust_env=False, headers=headers, timeout=_TIMEOUT_S)
         self.wanted: set[str] = set()
         self.known: set[str] = set()
         self._registered_at: dict[str, float] = {}  # times of registering workers that the gateway doesn't list yet
@@ -158,7 +158,7 @@ class Gateway:
                     logger.error("the gateway can't be started: %s", error)
             try:
                 self._adjust()
-            except (requests.RequestException, ValueError, KeyError) as error:
+            except (httpx2.HTTPError, ValueError, KeyError) as error:
                 logger.debug("the gateway does not answer: %s", error)
                 self.known = set()
             with self._changed:
@@ -185,7 +185,7 @@ class Gateway:
         self.known = {url for url in there if url in healthy or there[url].get("status") != "draining"}
 
     def _request(self, method: str, path: str, body: object = None) -> Any:
-        response = self._session.request(method, self.url + path, json=body, timeout=_TIMEOUT_S)
+        response = self._client.request(method, self.url + path, json=body)
         if response.status_code not in (404, 409):  # the worker is gone already, or being added
             response.raise_for_status()
         return response.json()

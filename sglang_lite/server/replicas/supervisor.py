@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import requests
+import httpx2
 
 from sglang_lite.protocol import BackendError, ParameterError
 from sglang_lite.protocol.anything import Json, UserValue
@@ -130,8 +130,7 @@ class _Worker(ABC):
 
     def __init__(self, gateway: Gateway, health_timeout_s: float) -> None:
         self._gateway, self._health_timeout_s = gateway, health_timeout_s
-        self._session = requests.Session()
-        self._session.trust_env = False
+        self._client = httpx2.Client(trust_env=False, timeout=_TIMEOUT_S)
         self.over = threading.Event()
 
     def start(self) -> None:
@@ -156,10 +155,10 @@ class _Worker(ABC):
     def _answer(self, url: str, path: str) -> int:
         """Status of the answer; 0 if the connection fails, -1 if no answer arrives in time."""
         try:
-            return self._session.get(url + path, timeout=_TIMEOUT_S).status_code
-        except requests.Timeout:
+            return self._client.get(url + path).status_code
+        except httpx2.TimeoutException:
             return -1
-        except requests.RequestException:
+        except httpx2.HTTPError:
             return 0
 
 

@@ -226,7 +226,7 @@ def test_a_server_that_keeps_dying_is_started_no_more(monkeypatch, caplog, signa
     monkeypatch.setattr(supervisor, "Gateway", Gateway)
     monkeypatch.setattr(supervisor, "TiedProcess", Dying)
     monkeypatch.setattr(supervisor, "LONGEST_PAUSE_S", 0.0)
-    monkeypatch.setattr("requests.Session.get", lambda *_, **__: SimpleNamespace(status_code=200))
+    monkeypatch.setattr("httpx2.Client.get", lambda *_, **__: SimpleNamespace(status_code=200))
     with caplog.at_level(logging.ERROR, "sglang_lite.server"):
         ended = supervisor.serve(ServerSettings(), {"device": "cpu"}, ReplicaSettings(replicas=1), lambda _: None)
     assert ended == 1
@@ -248,7 +248,7 @@ def test_a_server_that_can_not_be_started_again_has_died(monkeypatch, caplog, si
     monkeypatch.setattr(supervisor, "Gateway", Gateway)
     monkeypatch.setattr(supervisor, "TiedProcess", started)
     monkeypatch.setattr(supervisor, "LONGEST_PAUSE_S", 0.0)
-    monkeypatch.setattr("requests.Session.get", lambda *_, **__: SimpleNamespace(status_code=200))
+    monkeypatch.setattr("httpx2.Client.get", lambda *_, **__: SimpleNamespace(status_code=200))
     with caplog.at_level(logging.ERROR, "sglang_lite.server"):
         ended = supervisor.serve(ServerSettings(), {"device": "cpu"}, ReplicaSettings(replicas=1), lambda _: None)
     assert ended == 1
