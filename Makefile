@@ -6,7 +6,10 @@ BIN := $(VENV)/bin
 
 # Bytecode is kept where something is imported. So pip need not compile 18,000 files, most of which never are.
 export PYTHONDONTWRITEBYTECODE :=
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
+# What pip fetches is shown, a line each, as minutes of silence look like a hang; errors are pip's own.
+SHELL := bash
+PIP := set -o pipefail; $(BIN)/python -m pip install --disable-pip-version-check --no-compile --progress-bar off
+SHOWN := | awk '/^ *Downloading .*MB\)/{print "  fetching " $$2; fflush()} /^Installing collected/{print "  unpacking …"; fflush()}'
 
 # Workers of pytest, a core and 2 GB each. One thread of torch in each, or they fight for the cores.
 WORKERS ?= 2
@@ -63,12 +66,12 @@ $(BIN)/python:
 
 $(VENV)/.core: pyproject.toml | $(BIN)/python
 	@echo "Installing into $(VENV) (the first time takes a few minutes) …"
-	$(PIP) -e '.[local]'
+	$(PIP) -e '.[cpu]' $(SHOWN)
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml | $(BIN)/python
 	@echo "Installing into $(VENV) (the first time takes a few minutes) …"
-	$(PIP) -e '.[dev,docs,openai,anthropic,server]'
+	@$(PIP) -e '.[dev,docs,openai,anthropic,server]' $(SHOWN)
 	@touch $@ $(VENV)/.core
 
 # The tests use no network: the default model is fetched here, once.
