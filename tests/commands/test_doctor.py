@@ -50,6 +50,16 @@ def test_a_machine_without_an_engines_packages_is_told_what_to_install(monkeypat
     assert "speed" not in told
 
 
+@pytest.mark.parametrize(
+    ("platform", "advice"), [("win32", "wsl --install"), ("darwin", "is not tested"), ("linux", "")]
+)
+def test_a_platform_is_told_what_is_known_of_it(monkeypatch, platform, advice):
+    monkeypatch.setattr("sglang_lite.commands.doctor.sys.platform", platform)
+    told = next(iter(diagnoses())).advice
+    assert advice in told
+    assert bool(told) == bool(advice)
+
+
 def test_a_cache_that_can_not_be_made_is_told(monkeypatch, tmp_path):
     monkeypatch.setenv("SGLANG_LITE_CACHE", "/proc/nowhere")
     assert found()["cache"].found == "/proc/nowhere can't be written"
