@@ -11,6 +11,7 @@ from copy import copy
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
 
 from sglang_lite.engine.engine_process import EngineProcess
@@ -104,6 +105,19 @@ class Engine:
         startup_messages.set_level(settings.log_level)
         engine = cls.__new__(cls)
         engine.core = engine_thread.start(engine, settings, lambda: loaded)
+        return engine
+
+    @classmethod
+    def unstarted(cls) -> Self:
+        """Handle of the default engine that only knows what its model's files say: `config`, `model_name`, `tokenizer`
+        and `chat_template`."""
+        from sglang_lite.runtime.loading.model_files import open_model_files
+
+        config = EngineConfig()
+        tokenizer = open_model_files(resolve(config.model)).tokenizer
+        engine = cls.__new__(cls)
+        core: Any = SimpleNamespace(config=config, model_name=config.model, tokenizer=tokenizer)  # a part of a Core
+        engine.core = core
         return engine
 
     def __reduce__(self) -> NoReturn:

@@ -9,13 +9,13 @@ from dataclasses import fields
 from typing import ParamSpec, TypeVar, Unpack
 
 from sglang_lite.lang.backend.base import Backend
-from sglang_lite.lang.backend.default import BackendLike, backend_for
+from sglang_lite.lang.backend.default import BackendLike, backend_for, identity_for
 from sglang_lite.lang.checks import check_flags, check_limits, check_whole
 from sglang_lite.lang.execution.budget import Budget
 from sglang_lite.lang.execution.run import RunSettings, current_run
 from sglang_lite.lang.sampling_keywords import written_out
 from sglang_lite.protocol import ParameterError
-from sglang_lite.protocol.anything import UserValue
+from sglang_lite.protocol.anything import Json, UserValue
 from sglang_lite.protocol.sampling import NO_PARAMS, SamplingOptions, named, read_params
 
 _P = ParamSpec("_P")
@@ -91,8 +91,18 @@ def inherit(given: dict[str, UserValue]) -> None:
 
 def backend_of(given: Mapping[str, UserValue]) -> Backend:
     """Backend of a run: the given one, else the enclosing run's, else the default."""
+    return backend_for(_chosen(given))
+
+
+def identity_of(given: Mapping[str, UserValue]) -> tuple[Json, ...]:
+    """Identity of the backend of a run, which is not started for it."""
+    return identity_for(_chosen(given))
+
+
+def _chosen(given: Mapping[str, UserValue]) -> UserValue:
+    """The given backend or the enclosing run's; None if there is neither."""
     outer, backend = current_run.get(), given.get("backend")
-    return backend_for(outer.backend if backend is None and outer is not None else backend)
+    return outer.backend if backend is None and outer is not None else backend
 
 
 def settings_of(given: Mapping[str, UserValue]) -> RunSettings:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 from sglang_lite.lang.backend.base import EVENTS, Backend
 from sglang_lite.lang.global_config import global_config
 from sglang_lite.protocol import ParameterError
+from sglang_lite.protocol.anything import Json
 
 if TYPE_CHECKING:
     from sglang_lite.compat.sglang.runtime import Runtime
@@ -99,3 +100,12 @@ def backend_for(value: object = None) -> Backend:
                 )
                 global_config.default_backend = default_engine()
     return as_backend(global_config.default_backend)
+
+
+def identity_for(value: object = None) -> tuple[Json, ...]:
+    """Identity of the backend that `backend_for` returns. The default engine is not started for it."""
+    if value is None and global_config.default_backend is None:
+        from sglang_lite.lang.backend.local import default_identity
+
+        return default_identity()
+    return backend_for(value).identity()

@@ -153,6 +153,13 @@ class LocalBackend(Backend):
         self.engine.close()
 
 
+def default_identity() -> tuple[Json, ...]:
+    """Identity of the backend that `default_engine` returns, read from the model's files: no engine is started."""
+    from sglang_lite import Engine
+
+    return LocalBackend(Engine.unstarted()).identity()
+
+
 def default_engine() -> LocalBackend:
     """Starts an engine with the default model, and returns a backend for it."""
     from sglang_lite import Engine

@@ -22,7 +22,7 @@ from sglang_lite.lang.execution.branch import raised_at
 from sglang_lite.lang.execution.run import RunSettings
 from sglang_lite.lang.expressions import BaseProgram
 from sglang_lite.lang.load_state import finished
-from sglang_lite.lang.run_options import backend_of, settings_of
+from sglang_lite.lang.run_options import identity_of, settings_of
 from sglang_lite.lang.runs.checkpoint import BatchFile, batch_parts
 from sglang_lite.lang.runs.saving import saved_run
 from sglang_lite.lang.sampling_keywords import written_out
@@ -191,7 +191,7 @@ def plan_of(
     if checkpoint is not None:
         if not isinstance(checkpoint, str | Path):
             raise ParameterError("checkpoint", f"{checkpoint!r:.60} is not a path.", where=user_location())
-        identity = (backend_of(options) if cluster is None else cluster).identity()
+        identity = identity_of(options) if cluster is None else cluster.identity()
         parts = batch_parts(program.func, settings, identity, version)
         file = BatchFile(Path(checkpoint), program.name, parts, items, finished, skip_damaged=skip_damaged)
     elif version is not None or skip_damaged:
