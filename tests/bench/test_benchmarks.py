@@ -46,6 +46,7 @@ SMALL = {
     "prefix_reuse.py": ["--questions", "1", "--shots", "0"],
     "programs.py": ["--size", "0.05"],
     "quality.py": ["--dtypes", "bfloat16", "--tokens", "32"],
+    "ready.py": ["--help"],  # it imports torch, and starts the default model's engine
     "reproducible.py": ["--help"],  # test_reproducible.py runs it, with a small model
     "remote.py": ["--programs", "4", "--latency", "0.001", "--rounds", "1"],
     "replicas.py": ["--help"],  # it needs a gateway, which the tests do not install
