@@ -56,8 +56,9 @@ class Counting(SteppedEngine):
 
         self.scheduler.record_launch = counted  # type: ignore[method-assign]  # to count
         if not knows:
-            self.scheduler.prefix_locks.want = _nothing  # type: ignore[method-assign]  # to switch it off
-            self.scheduler.admission.expected_pages = _no_pages  # type: ignore[method-assign]  # as above
+            self.scheduler.pauses.want = _nothing  # type: ignore[method-assign]  # to switch it off
+            self.scheduler.pauses.begin = _nothing  # type: ignore[method-assign]  # as above
+            self.scheduler.pauses.growth_ahead = _no_tokens  # type: ignore[method-assign]  # as above
 
     def check(self) -> None:
         pass
@@ -75,11 +76,11 @@ class Counting(SteppedEngine):
         return sum(self.computed.values()) / max(len(self.computed), 1)
 
 
-def _nothing(hints: object, tokens: object, namespace: str) -> None:
+def _nothing(branch: object, tokens: object, namespace: str) -> None:
     """Holds nothing."""
 
 
-def _no_pages(hints: object) -> int:
+def _no_tokens(branch: object, length: int) -> int:
     return 0
 
 

@@ -16,6 +16,7 @@ LONGEST_TEXT: Final = 20_000  # maximum number of characters of a node on the pa
 _WHY: Final = {
     "never_seen": ("never seen", "No prompt that the cache has seen begins so."),
     "evicted": ("evicted", "It was in the cache and was dropped, for want of room or by a flush."),
+    "paused": ("evicted in a pause", "It was in the cache and was dropped while the program paused."),
     "other_namespace": ("another namespace", "Another namespace of the cache has it."),
     "changed": ("changed", "The cache has another text from there on."),
     "page": ("less than a page", "Less than a page is left, and the cache keeps whole pages."),

@@ -26,7 +26,9 @@ NodeKind: TypeAlias = Literal[
     "mark",
     "rollback",
 ]
-MissReason: TypeAlias = Literal["never_seen", "evicted", "other_namespace", "changed", "page", "continued", "disabled"]
+MissReason: TypeAlias = Literal[
+    "never_seen", "evicted", "paused", "other_namespace", "changed", "page", "continued", "disabled"
+]
 Origin: TypeAlias = Literal["constant", "cached", "generated", "forced", "chosen", "joined", "rejected"]
 
 
@@ -35,10 +37,10 @@ class CacheMiss(Record, frozen=True):
 
     Attributes:
         reason: "never_seen": no earlier prompt had this beginning. "evicted": the tokens were cached, and were dropped
-            to make room or by a flush. "other_namespace": they are cached in another namespace. "changed": the cache
-            has a different text after the place. "page": less than a page remains, and the cache stores only whole
-            pages. "continued": the prompt continues an earlier generation in its slot, and the rest is new. "disabled":
-            the engine has no prefix cache.
+            to make room or by a flush. "paused": so they were while the program was paused. "other_namespace": they are
+            cached in another namespace. "changed": the cache has a different text after the place. "page": less than a
+            page remains, and the cache stores only whole pages. "continued": the prompt continues an earlier generation
+            in its slot, and the rest is new. "disabled": the engine has no prefix cache.
         at: number of tokens before the place.
         left: number of characters of the prompt that were computed; None if they were not counted, because they are all
             or many.

@@ -29,6 +29,7 @@ LETTERS = "\x00abcdefghijklmnopqrstuvwxyz ,.?"
 VOCAB = len(LETTERS)
 CHAT = "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
 _POWERS = np.uint64(0x9E3779B97F4A7C15) ** np.arange(1, 4097, dtype=np.uint64)
+STEP_S, TOKEN_S = 0.002, 0.0001  # simulated times of a step, and of each of its tokens
 _TOKENS = np.arange(1, VOCAB + 1, dtype=np.uint64)
 
 
@@ -177,7 +178,8 @@ class Inline(Executor):
 
 
 class SteppedEngine(Engine):
-    """An engine without a thread: the test runs its loop, and the cache is checked after every step.
+    """An engine without a thread: the test runs its loop, and the cache is checked after every step. Steps take simulated
+    time.
 
     Args:
         retract_every: steps after which some running request is put back.
@@ -196,6 +198,15 @@ class SteppedEngine(Engine):
         record = self._built
         self.core.builder.build = lambda *args, **options: record(build(*args, **options))  # type: ignore[method-assign]  # to see them
         self._retract_every, self._random = retract_every, random.Random(seed)
+        self.time = 0.0  # in seconds
+        self._record_duration = self.scheduler.record_duration
+        self.scheduler.record_duration = self._timed  # type: ignore[method-assign]  # simulated time
+        self.scheduler.pauses.now = lambda: self.time
+
+    def _timed(self, batch, _):
+        seconds = STEP_S + TOKEN_S * batch.tokens
+        self.time += seconds
+        self._record_duration(batch, seconds)
 
     def _built(self, requests):
         self.built += requests
@@ -209,7 +220,10 @@ class SteppedEngine(Engine):
     def step(self):
         """Commands and one step. False: there is nothing left to do."""
         self.loop.inbox.run()
+        before = self.loop.steps
         self.loop.step()
+        if self.loop.steps == before:
+            self.time += STEP_S
         if self._retract_every and self.loop.steps % self._retract_every == 0:
             running = list(self.scheduler.queues.running())
             if len(running) > 1:
@@ -218,7 +232,9 @@ class SteppedEngine(Engine):
         return self.loop.busy or not self.loop.inbox.empty
 
     def check(self):
-        check_cache(self.store, [r.handle for r in self.scheduler.queues.running()], self.scheduler.prefix_locks.locks)
+        check_cache(
+            self.store, [r.handle for r in self.scheduler.queues.running()], [p.lock for p in self.scheduler.pauses]
+        )
 
     def drain(self, limit=100_000):
         for _ in range(limit):
@@ -235,10 +251,11 @@ class SteppedEngine(Engine):
         return self.core.open_requests.open_count
 
     def check_empty(self):
-        """Nothing is held when nothing runs."""
+        """Nothing is held when nothing runs, but for programs that are still open."""
         assert self.store.table.free == len(self.store.table.length)
+        assert all(pause.branch.program.open for pause in self.scheduler.pauses)
+        self.scheduler.flush()
         assert self.store.tree.locked_pages == 0
-        self.store.flush()
         self.store.settle(self.store.step)
         assert self.store.pool.free == self.store.pool.total
 

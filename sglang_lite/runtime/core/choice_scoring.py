@@ -21,7 +21,7 @@ from sglang_lite.protocol import (
 from sglang_lite.runtime.core.engine_context import EngineContext
 from sglang_lite.runtime.requests.output_builder import Event
 from sglang_lite.runtime.requests.request import Request
-from sglang_lite.runtime.requests.schedule_hints import ScheduleHints
+from sglang_lite.runtime.requests.scheduled_branch import ScheduledBranch
 from sglang_lite.runtime.tokens.token_log import TokenLog
 
 _SCORE = SamplingParams(max_tokens=0, return_logprob=True)
@@ -64,7 +64,7 @@ class ChoiceScoring:
         unconditional: bool,
         namespace: str,
         special: bool,
-        hints: ScheduleHints | None = None,
+        branch: ScheduledBranch | None = None,
     ) -> None:
         """Submits the requests, unless aborted. May take long, so not on the loop's thread.
 
@@ -74,7 +74,7 @@ class ChoiceScoring:
             unconditional: whether to also score the choices without the prompt.
             namespace: namespace in the radix tree.
             special: whether the choices can name special tokens.
-            hints: scheduling hints of the program's branch, if any.
+            branch: program's branch, if any.
 
         Raises:
             ParameterError: the prompt is too long, or a choice is empty although it follows no text or is to be scored
@@ -101,8 +101,8 @@ class ChoiceScoring:
             )
         ]
         for request in (before, *requests[: len(choices)]):  # the rows that contain the prompt
-            request.hints = hints
-            request.priority = 0 if hints is None else hints.priority
+            request.branch = branch
+            request.priority = 0 if branch is None else branch.program.priority
         with self._lock:
             if self._ended:
                 return

@@ -311,9 +311,11 @@ class EngineCore:
         def count() -> dict[str, Any]:
             scheduler, store = self.scheduler, self.scheduler.store
             return {
-                "waiting": len(scheduler.queues.waiting),
+                "waiting": len(scheduler.queues.waiting) + len(scheduler.queues.returned),
                 "running": len(scheduler.queues.prefilling) + len(scheduler.queues.decoding),
                 "cached_tokens": store.tree.pages * store.page_size,
+                "paused_branches": len(scheduler.pauses),
+                "paused_tokens_evicted": scheduler.pauses.pages_given_up * store.page_size,
                 "free_tokens": (store.pool.free + store.pool.quarantined) * store.page_size,  # neither has an owner
                 "total_tokens": store.pool.total * store.page_size,
                 "prompt_tokens": scheduler.admission.prompt_tokens,

@@ -6,8 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 
-import numpy as np
-
 from sglang_lite.program.nodes import Gen, GrammarBegin, GrammarEnd, Node, Path, Rollback, Verdict
 from sglang_lite.program.play.branch import Ask
 from sglang_lite.program.play.effects import Cancel, Ended, Failed, Forked, Idle
@@ -30,17 +28,16 @@ from sglang_lite.runtime.core.engine_context import EngineContext
 from sglang_lite.runtime.core.generation_job import GenerationJob
 from sglang_lite.runtime.core.prepared_node import (
     EngineAsk,
-    EngineBranch,
     PreparedNode,
     check_params,
     prepared,
 )
+from sglang_lite.runtime.core.program_pauses import ProgramPauses
 from sglang_lite.runtime.core.program_room import ProgramRoom
 from sglang_lite.runtime.core.selection_job import SelectionJob
 from sglang_lite.runtime.core.submission import MAX_QUEUED, check_nodes, check_verdict, too_many_error
 from sglang_lite.runtime.core.token_text import OpenGrammar, TokenText
 from sglang_lite.runtime.requests.request import Request
-from sglang_lite.runtime.requests.schedule_hints import ScheduleHints
 from sglang_lite.runtime.tokens.token_log import TokenLog
 
 
@@ -72,12 +69,12 @@ class EngineProgram:
         has_room: bool = False,
     ) -> None:
         self.context, self.stream, self.namespace = context, stream, namespace
-        self._priority, self._sink = priority, sink
+        self._sink = sink
         # The attributes below are used on the loop's thread only.
         self._player = Player[TokenText, PreparedNode](TokenText(log))
         self._performing = False
         self._jobs: dict[EngineAsk, GenerationJob | SelectionJob] = {}
-        self._hints: dict[Path, ScheduleHints] = {}
+        self._pauses = ProgramPauses(context.loop.scheduler.pauses, priority, namespace)
         came = partial(context.loop.inbox.post_if_open, self._try_room)
         self._room = ProgramRoom(context.open_requests, came, acquired=has_room)
         self._without_room: list[EngineAsk] = []
@@ -142,6 +139,7 @@ class EngineProgram:
 
     def close(self) -> None:
         """Closes the program: no more nodes will be added."""
+        self.context.loop.inbox.post_if_open(self._pauses.close)
         self.context.loop.inbox.post_if_open(partial(self._input, self._player.close))
 
     def abort(self) -> None:
@@ -243,11 +241,10 @@ class EngineProgram:
                             self._give_up(ask)
                         case Failed(path, name, error, attempt):
                             self._sink(Played(path, name, error, attempt))
-                        case Forked(branch) if branch.returns and branch.text is not None:
-                            ids = np.array(branch.text.log.fixed, dtype=np.int32)
-                            self.context.loop.scheduler.prefix_locks.want(self._hints_of(branch), ids, self.namespace)
-                        case Idle(branch) if not branch.returns and branch.path in self._hints:
-                            self.context.loop.scheduler.prefix_locks.release(self._hints[branch.path])
+                        case Forked(branch):
+                            self._pauses.forked(branch)
+                        case Idle(branch):
+                            self._pauses.idle(branch)
                         case Ended(error):
                             self._end(error)
         finally:  # a sink may raise; the error that ends the engine must still reach this program
@@ -271,16 +268,16 @@ class EngineProgram:
         elif self._room.acquire():
             if text.grammar is not None:
                 text.grammar.asked = True
+            branch = self._pauses.branch_of(ask)
             begun, ask.entry.begun = ask.entry.begun, None
             if begun is not None and begun.adopt(ask):
                 self._jobs[ask] = begun
                 begun.look_ahead()
                 return None
-            hints = self._hints_of(ask.branch)
             job: GenerationJob | SelectionJob = (
-                GenerationJob(self, ask.branch, ask.entry, hints, ask)
+                GenerationJob(self, ask.branch, ask.entry, branch, ask)
                 if isinstance(node, Gen)
-                else SelectionJob(self, ask, hints)
+                else SelectionJob(self, ask, branch)
             )
             self._jobs[ask] = job
             request = job.start(in_slot=text.log is log)
@@ -317,12 +314,6 @@ class EngineProgram:
         else:
             self.failed(ask, error)
 
-    def _hints_of(self, branch: EngineBranch) -> ScheduleHints:
-        found = self._hints.get(branch.path)
-        if found is None:
-            found = self._hints[branch.path] = ScheduleHints(self, branch, self._priority)
-        return found
-
     def _try_room(self) -> None:
         """Starts what waits for room, after a notice of it."""
         asks = [ask for ask in self._without_room if ask.is_current]
@@ -338,7 +329,8 @@ class EngineProgram:
         assert text is not None
         self._room.end()
         sink, self._sink = self._sink, _ignore
-        self._hints, self._without_room = {}, []  # breaks reference cycles, so that no garbage collection is needed
+        self._pauses.end()
+        self._without_room = []  # breaks reference cycles, so that no garbage collection is needed
         sink(error or ProgramResult("".join(span.text for span in text.added)))
 
 

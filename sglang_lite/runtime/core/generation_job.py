@@ -18,7 +18,7 @@ from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.requests.output_builder import Event, Finish
 from sglang_lite.runtime.requests.request import Request
 from sglang_lite.runtime.requests.resolved_params import ResolvedParams
-from sglang_lite.runtime.requests.schedule_hints import ScheduleHints
+from sglang_lite.runtime.requests.scheduled_branch import ScheduledBranch
 from sglang_lite.runtime.tokens.token_log import TokenLog
 from sglang_lite.runtime.tokens.tokenizer import Tokenizer
 
@@ -36,7 +36,7 @@ class GenerationJob:
         program: program of the node; told of all events.
         branch: branch of the node.
         entry: the node.
-        hints: scheduling hints of its branch.
+        scheduled: the branch, as the scheduler knows it.
         ask: ask of the node, once there is one. Nothing is told of it once it was given up.
     """
 
@@ -45,10 +45,10 @@ class GenerationJob:
         program: EngineProgram,
         branch: EngineBranch,
         entry: PreparedNode,
-        hints: ScheduleHints,
+        scheduled: ScheduledBranch,
         ask: EngineAsk | None = None,
     ) -> None:
-        self._program, self._branch, self._entry, self._hints, self._ask = program, branch, entry, hints, ask
+        self._program, self._branch, self._entry, self._scheduled, self._ask = program, branch, entry, scheduled, ask
         self._began = program.context.loop.clock.now()
         self._generations: dict[int, Generation] = {}
         self._requests: list[Request] = []
@@ -119,7 +119,7 @@ class GenerationJob:
         """Makes the next request, if only its prompt is missing."""
         following = self._following
         if self._ahead is None and self._is_current and following is not None and self._leads_to(following):
-            ahead = GenerationJob(self._program, self._branch, following, self._hints)
+            ahead = GenerationJob(self._program, self._branch, following, self._scheduled)
             self._ahead = ahead if ahead.make_request() else None
 
     def _leads_to(self, following: PreparedNode) -> bool:
@@ -140,7 +140,7 @@ class GenerationJob:
         request = program.context.builder.ahead(
             params, partial(self._on_event, 0), stream=program.stream or node.stream, namespace=program.namespace
         )
-        request.hints, request.priority, request.follow = self._hints, self._hints.priority, self
+        request.branch, request.priority, request.follow = self._scheduled, self._scheduled.program.priority, self
         self._requests = [request]
         return True
 
@@ -236,7 +236,7 @@ class GenerationJob:
             stream=program.stream or node.stream, namespace=program.namespace,
         )  # fmt: skip
         for index, request in enumerate(requests):
-            request.hints, request.priority = self._hints, self._hints.priority
+            request.branch, request.priority = self._scheduled, self._scheduled.program.priority
             request.output.sink = partial(self._on_event, index)
             request.times.deadline = None if node.timeout is None else self._began + node.timeout
         compiled = None if entry.grammar is None else entry.grammar.result()

@@ -14,7 +14,7 @@ from sglang_lite.protocol import ConstraintError, EngineClosedError, ParameterEr
 from sglang_lite.runtime.core.engine_context import EngineContext
 from sglang_lite.runtime.core.token_text import TokenText
 from sglang_lite.runtime.requests.resolved_params import ResolvedParams
-from sglang_lite.runtime.requests.schedule_hints import expected_tokens
+from sglang_lite.runtime.requests.scheduled_branch import expected_tokens
 from sglang_lite.runtime.structured_output import closing
 from sglang_lite.runtime.structured_output.base import CompiledGrammar, Matcher
 

@@ -15,7 +15,7 @@ from sglang_lite.runtime.core.choice_scoring import ChoiceScoring
 from sglang_lite.runtime.core.prepared_node import EngineAsk, PreparedNode, prepare_following
 from sglang_lite.runtime.core.submission import no_choices_error
 from sglang_lite.runtime.core.token_text import OpenGrammar
-from sglang_lite.runtime.requests.schedule_hints import ScheduleHints
+from sglang_lite.runtime.requests.scheduled_branch import ScheduledBranch
 from sglang_lite.runtime.tokens.token_log import TokenLog
 
 if TYPE_CHECKING:
@@ -28,11 +28,11 @@ class SelectionJob:
     Args:
         program: program of the node; told of all events.
         ask: the node. Nothing is told of it once it was given up.
-        hints: scheduling hints of its branch.
+        branch: its branch, as the scheduler knows it.
     """
 
-    def __init__(self, program: EngineProgram, ask: EngineAsk, hints: ScheduleHints) -> None:
-        self._program, self._ask, self._hints = program, ask, hints
+    def __init__(self, program: EngineProgram, ask: EngineAsk, branch: ScheduledBranch) -> None:
+        self._program, self._ask, self._branch = program, ask, branch
         self._scoring = ChoiceScoring(program.context, self._scored)
         self._following: PreparedNode | None = None  # generation that follows it, once that is prepared
 
@@ -67,7 +67,7 @@ class SelectionJob:
                 unconditional=unconditional,
                 namespace=self._program.namespace,
                 special=node.special,
-                hints=self._hints,
+                branch=self._branch,
             )
         except SglError as error:
             return partial(self._scored, error)

@@ -37,8 +37,9 @@ class Miss:
 
 
 def find_miss(
-    tree: RadixTree, prompt: Ints, usable: int, match: Match, cached: int, namespace: str, *, reveal_others: bool
-) -> Miss:
+    tree: RadixTree, prompt: Ints, usable: int, match: Match, cached: int, namespace: str,
+    *, paused: bool, reveal_others: bool,
+) -> Miss:  # fmt: skip
     """Finds the reason why a prompt was not fully cached.
 
     Args:
@@ -48,6 +49,7 @@ def find_miss(
         match: cached prefix of these tokens.
         cached: number of tokens that need not be computed.
         namespace: namespace of the request.
+        paused: whether its program was paused and has given up pages meanwhile.
         reveal_others: whether the reason may reveal other namespaces and cached text.
     """
     at, before = cached, _NONE
@@ -57,7 +59,7 @@ def find_miss(
     other = match.tail.node if match.tail is not None else match.node.newest
     reason: MissReason = "never_seen"
     if tree.was_evicted(match.node, rest):
-        reason = "evicted"
+        reason = "paused" if paused else "evicted"
     elif reveal_others and _elsewhere(tree, tokens, end, namespace):
         reason = "other_namespace"
     elif other is not None and (end or match.tail is not None):

@@ -108,7 +108,7 @@ class PrefixCache:
             self._copy(handle, match.tail)
         return handle
 
-    def miss(self, prompt: Ints, usable: int, match: Match, handle: SlotHandle) -> Miss | None:
+    def miss(self, prompt: Ints, usable: int, match: Match, handle: SlotHandle, *, paused: bool = False) -> Miss | None:
         """Reason why tokens of a newly admitted request must be computed, or None if all usable ones were cached.
 
         Args:
@@ -116,13 +116,16 @@ class PrefixCache:
             usable: number of tokens that could have been cached.
             match: cached prefix found at admission.
             handle: resources of the request.
+            paused: whether its program was paused and has given up pages meanwhile.
         """
         cached = int(self.table.computed[handle.slot])
         if cached >= usable:
             return None
         if not self.reuses:
             return Miss("disabled", 0, _NO_TOKENS, _NO_TOKENS, _NO_TOKENS)
-        return find_miss(self.tree, prompt, usable, match, cached, handle.namespace, reveal_others=self._reveal_others)
+        return find_miss(
+            self.tree, prompt, usable, match, cached, handle.namespace, paused=paused, reveal_others=self._reveal_others
+        )
 
     def miss_in_place(self, prompt: Ints, handle: SlotHandle) -> Miss | None:
         """Reason why tokens of a request that continues in another one's slot must be computed, or None if only the

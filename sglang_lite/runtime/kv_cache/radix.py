@@ -120,6 +120,14 @@ class PrefixLock:
             self._tree.count_locks(self.node, -1)
             self.node = None
 
+    def shrink(self, count: int) -> int:
+        """Releases the last pages of the prefix until `count` of them can be evicted, or none is locked. Returns how
+        many can be evicted now."""
+        before = self._tree.locked_pages
+        while self.node is not None and (left := count - before + self._tree.locked_pages) > 0:
+            self.node = self._tree.unlock_end(self.node, left)
+        return before - self._tree.locked_pages
+
     def grow(self, tokens: Ints, pages: Ints) -> bool:
         """Adds pages to the tree behind the locked ones, and locks them. Returns False if the tree may have some, or
         if nothing was locked.
@@ -373,6 +381,18 @@ class RadixTree:
         node.tokens, node.pages, node.parent = node.tokens[at:].copy(), node.pages[cut:].copy(), upper
         self._attach(node)
         return upper
+
+    def unlock_end(self, node: Node, count: int) -> Node | None:
+        """Moves a lock on a node up, by at most `count` pages. Returns the node that it is on then, or None if it has
+        reached the root."""
+        if node.parent is None:
+            return None
+        if count < len(node.pages):
+            self._split(node, (len(node.pages) - count) * self.page_size)
+        node.locks -= 1
+        if not node.locks:
+            self.locked_pages -= len(node.pages)
+        return node.parent if node.parent.parent is not None else None
 
     def count_locks(self, node: Node, change: int) -> None:
         current: Node | None = node

@@ -1,1 +1,1 @@
-"""Requests of the engine: parameters, progress, output, and hints of their programs. The scheduler queues them."""
+"""Requests of the engine: parameters, progress, output, and their programs. The scheduler queues them."""

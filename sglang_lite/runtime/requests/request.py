@@ -18,7 +18,7 @@ from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.kv_cache.prefix_cache import SlotHandle
 from sglang_lite.runtime.requests.output_builder import Finish, OutputBuilder, engine_failed
 from sglang_lite.runtime.requests.resolved_params import LogitProcessor, ResolvedParams
-from sglang_lite.runtime.requests.schedule_hints import ScheduleHints
+from sglang_lite.runtime.requests.scheduled_branch import ScheduledBranch
 from sglang_lite.runtime.structured_output.base import CompiledGrammar, Matcher
 from sglang_lite.runtime.structured_output.closing import ClosingMatcher
 from sglang_lite.runtime.structured_output.repeated_items import RepeatGuard
@@ -71,9 +71,10 @@ class StreamPace(enum.IntEnum):
 @dataclass(slots=True)
 class Times:
     """Times of a request on the clock `time.perf_counter()`; 0.0 for an event that has not happened yet. Before the
-    `deadline` a constrained output has to be complete; None for no limit."""
+    `deadline` a constrained output has to be complete; None for no limit. `queued` is on the scheduler's clock."""
 
     submitted: float = field(default_factory=time.perf_counter)
+    queued: float = 0.0
     started: float = 0.0
     first_token: float = 0.0
     deadline: float | None = None
@@ -129,7 +130,7 @@ class Request:
         passed_over: number of times that a later request was admitted first.
         replayed_count: number of output ids given by the caller, to continue an earlier stream.
         paced: whether its deltas may be delayed, so that not every token has to be looked at for the stream.
-        hints: scheduling hints of the program's branch that it belongs to, if any.
+        branch: program's branch that it belongs to, if any.
         follow: finder of the next request of the program, which can continue in this request's slot; None if there is
             none.
         times: times of submission, start and first token.
@@ -157,7 +158,7 @@ class Request:
     passed_over: int = 0
     replayed_count: int = 0
     paced: bool = False
-    hints: ScheduleHints | None = None
+    branch: ScheduledBranch | None = None
     follow: Follower | None = None
     times: Times = field(default_factory=Times)
 
@@ -169,6 +170,11 @@ class Request:
     @property
     def ended(self) -> bool:
         return self.state in _ENDS
+
+    @property
+    def rank(self) -> tuple[int, float]:
+        """Place among all requests, lowest first: by priority, then by the arrival of its program, or its own."""
+        return -self.priority, self.id if self.branch is None else self.branch.program.arrival
 
     @property
     def skips_last_token(self) -> bool:

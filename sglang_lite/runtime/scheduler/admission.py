@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
@@ -11,107 +12,162 @@ from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.kv_cache.prefix_cache import PrefixCache
 from sglang_lite.runtime.kv_cache.slot_table import SlotTable
 from sglang_lite.runtime.requests.request import Request, StreamPace
-from sglang_lite.runtime.requests.schedule_hints import ScheduleHints
 from sglang_lite.runtime.scheduler.admission_order import Policy
 from sglang_lite.runtime.scheduler.page_reserve import PageReserve
-from sglang_lite.runtime.scheduler.prefix_locks import PrefixLocks
+from sglang_lite.runtime.scheduler.pauses import ExpectedGrowth, Pauses, peak_growth
 from sglang_lite.runtime.scheduler.queues import Queues
 from sglang_lite.runtime.scheduler.retraction import slots_of
 
 # A request waits if another one is computing at least this many tokens of its prompt, to find them in the cache.
 _SHARED = 32
-PATIENCE = 32  # plans for which a request waits for room while prefixes are locked for programs
+_PLANS = 16  # after a refusal, plans until requests are looked at again if nothing was freed and none has come
 
 
 class Admission:
-    """Admission of requests while pages last for them and for the expected growth of those that run.
+    """Admission of requests while pages last for them, for the expected growth of those that run, and for programs that
+    pause.
 
     Args:
         store: pages, slots and radix tree.
         queues: requests, of which waiting ones may be admitted.
-        prefix_locks: prefixes of programs, which give way to a request that was refused often enough.
+        pauses: paused branches of programs.
         reserve: estimate of growth.
         policy: order of admission.
 
     Attributes:
+        refuses: True if the last plan admitted none because paused programs are expected soon.
         solo_request: id of the request that was admitted last, if no other ran or waited then, else -1.
         prompt_tokens, prompt_tokens_cached: tokens of all prompts so far, and those of them that the cache had.
     """
 
     def __init__(
-        self, store: PrefixCache, queues: Queues, prefix_locks: PrefixLocks, reserve: PageReserve, policy: Policy
+        self, store: PrefixCache, queues: Queues, pauses: Pauses, reserve: PageReserve, policy: Policy
     ) -> None:
-        self._store, self._queues, self._prefix_locks = store, queues, prefix_locks
+        self._store, self._queues, self._pauses = store, queues, pauses
         self._reserve, self._policy = reserve, policy
-        self._refused = 0  # consecutive plans that refused the next request because prefixes are locked
         self._admissions = 0
         self._started: list[Request] = []
+        self._refused: tuple[int, int] | None = None  # pages that were available, and plans since then
+        self.refuses = False
         self.solo_request = -1
         self.prompt_tokens = self.prompt_tokens_cached = 0
 
-    @property
-    def refuses(self) -> bool:
-        """True while the next request may not yet evict locked prefixes (for `PATIENCE` plans)."""
-        return self._refused > 0
-
     def admit(self, alone: Request | None = None) -> None:
-        """Admits waiting requests in the policy's order while slots and pages last.
+        """Admits waiting requests while slots and pages last: those that continue first, then others in the policy's
+        order.
 
         Args:
             alone: only request that may be admitted, or None for no such limit.
         """
         store, table = self._store, self._store.table
-        if not self._queues.waiting or not table.free:
+        self.refuses = False
+        if not self._queues.waiting_any or not table.free or self._still_full(alone):
             return
-        size = store.page_size
-        counted = {*self._prefix_locks, *(r.hints for r in self._queues.running() if r.hints is not None)}
-        promised = self._growth() + sum(map(self.expected_pages, counted))
+        promised = self._growth()
+        programs = {r.branch: self._ahead(r) for r in self._queues.running() if r.branch is not None}
         admitted: list[Request] = []
         prefilling = {r.slot: r for r in self._queues.prefilling}
-        if alone is None:
-            candidates = self._policy(self._queues.waiting, store.tree)
-        else:
-            candidates = [alone] if alone.handle is None else []
-        for request in candidates:
+        for request in self._candidates(alone):
             if not table.free:
                 break
             tokens = request.tokens
             reusable = tokens if request.score_from is None else tokens[: max(request.score_from, 1)]
             match = store.match(reusable, request.namespace)
-            cached = len(match.pages) * size + (0 if match.tail is None else match.tail.count)
+            cached = len(match.pages) * store.page_size + (0 if match.tail is None else match.tail.count)
             if store.reuses and _computes(prefilling, table, reusable, cached, request.namespace):
                 continue
-            expected = len(tokens) + self._reserve.of_request(len(tokens), request.limit)
-            needed = -(-expected // size) - len(match.pages)
-            expected = 0
-            if request.hints is not None and request.hints not in counted:
-                expected = self.expected_pages(request.hints)
-                counted.add(request.hints)
+            needed = self._pages(request) - len(match.pages)
+            if request.branch is not None and request.branch not in programs:
+                programs[request.branch] = self._ahead(request)
             with store.tree.lock(match.node):  # so that its own prefix is not evicted to make room for it
-                busy = self._queues.running_any or (len(self._prefix_locks) > 0 and self._refused <= PATIENCE)
-                while (full := needed + expected > store.available - promised) and busy and self._release_prefix():
-                    pass
-                if full and busy:
+                if not self._has_room(request, needed, promised, programs.values()):
+                    self._refused = store.available, 0
                     break
-            needed += expected
             self._admissions += 1
             request.admission = self._admissions
             request.handle = store.admit(tokens, match, request.namespace)
-            self._refused = 0
             request.times.started = request.times.started or time.perf_counter()
             if request.cached_tokens < 0:
                 request.cached_tokens = min(int(table.computed[request.slot]), request.prompt_len)
                 prompt = tokens[: request.prompt_len]
-                request.miss = store.miss(prompt, min(len(reusable), len(prompt)) - 1, match, request.handle)
+                paused = request.branch is not None and request.branch.evicted
+                request.miss = store.miss(
+                    prompt, min(len(reusable), len(prompt)) - 1, match, request.handle, paused=paused
+                )
                 self.count(request)
             self.start(request)
             prefilling[request.slot] = request
             admitted.append(request)
             promised += needed
-        self._queues.leave_waiting(admitted)
         queues = self._queues
-        solo = len(admitted) == 1 and queues.prefilling == admitted and not (queues.waiting or queues.decoding)
+        queues.leave_waiting(admitted)
+        solo = len(admitted) == 1 and queues.prefilling == admitted and not (queues.waiting_any or queues.decoding)
         self.solo_request = admitted[0].id if solo and admitted[0].ending is None else -1
+
+    def reconsider(self) -> None:
+        """Looks at all waiting requests in the next plan, as another one waits."""
+        self._refused = None
+
+    def _still_full(self, alone: Request | None) -> bool:
+        """Returns True if the requests that wait need not be looked at, as one was refused and nothing was freed. With
+        tens of thousands of them a look takes longer than a step."""
+        refused, self._refused = self._refused, None
+        if refused is None or alone is not None or not self._queues.running_any:
+            return False
+        available, plans = refused
+        if self._store.available > available or plans == _PLANS:
+            return False
+        self._refused = available, plans + 1
+        return True
+
+    def _candidates(self, alone: Request | None) -> Iterable[Request]:
+        if alone is not None:
+            return [alone] if alone.handle is None else []
+        return self._policy(self._queues.returned, self._queues.waiting, self._store.tree)
+
+    def _pages(self, request: Request) -> int:
+        """Number of pages of a request's tokens, and of those that it is expected to generate."""
+        length = len(request.tokens)
+        return -(-(length + self._reserve.of_request(length, request.limit)) // self._store.page_size)
+
+    def _ahead(self, request: Request) -> ExpectedGrowth:
+        """Growth of a request's program behind it."""
+        assert request.branch is not None
+        length = len(request.tokens) if request.handle is None else int(self._store.table.length[request.slot])
+        length += self._reserve.of_request(length, request.limit)
+        return ExpectedGrowth(request.rank, length, self._pauses.growth_ahead(request.branch, length))
+
+    def _has_room(self, request: Request, needed: int, promised: int, programs: Iterable[ExpectedGrowth]) -> bool:
+        """Returns True if a request can have its pages, if need be those that paused branches give up.
+
+        Args:
+            needed: pages to be allocated for it.
+            promised: pages that running requests are expected to need.
+            programs: growth of programs behind what runs, its own included.
+        """
+        store, pauses, branch = self._store, self._pauses, request.branch
+        # Programs that came later give way to one that continues, to others only those of lower priority.
+        after = request.rank if pauses.keeps(branch) else (-request.priority, math.inf)
+        if branch is not None:  # a request by itself ends before programs have grown
+            paused, given_up = pauses.before(after, beside=branch)
+            growing = [*paused, *(each for each in programs if each.rank <= after)]
+            growth = sum(each.growth for each in growing)
+            if needed + promised + given_up - (-growth // store.page_size) > store.available:
+                growth = peak_growth(growing)
+            promised += given_up - (-growth // store.page_size)
+        while (short := needed + promised - store.available) > 0:
+            if pauses.give_up_late(short) or pauses.give_up_last(short, after):
+                continue
+            if pauses.give_up_for_aged(short, request.times.queued):
+                continue
+            if self._queues.running_any:
+                return False
+            if pauses.anybody_soon(short, beside=branch):
+                self.refuses = True
+                return False
+            if needed <= store.available or not pauses.give_up_furthest(needed - store.available, beside=branch):
+                return True  # no other request needs pages now, and each fits by itself
+        return True
 
     def _growth(self) -> int:
         """Number of pages that running requests are expected to need, in addition to those that they have."""
@@ -136,24 +192,14 @@ class Admission:
         table.scored[slot] = request.scored
         self._queues.prefill(request)
         self._started.append(request)
-        if request.hints is not None:
-            self._prefix_locks.release(request.hints)
+        if request.branch is not None:
+            self._pauses.end(request.branch)
+            request.branch.evicted = False
 
     def take_started(self) -> list[Request]:
         """Returns the requests that were given their slot since the last call."""
         started, self._started = self._started, []
         return started
-
-    def expected_pages(self, hints: ScheduleHints) -> int:
-        """Number of pages to reserve for the queued nodes of a branch, at most half of all pages."""
-        return min(-(-self._reserve.of_program(hints.expected) // self._store.page_size), self._store.pool.total // 2)
-
-    def _release_prefix(self) -> bool:
-        """Releases a locked prefix for a request that was refused often enough. Returns False if it has to wait."""
-        if not len(self._prefix_locks):
-            return False
-        self._refused += 1
-        return self._refused > PATIENCE and self._prefix_locks.release_oldest()
 
 
 def _computes(prefilling: Mapping[int, Request], table: SlotTable, tokens: Ints, matched: int, namespace: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import insort
 from collections import deque
 from collections.abc import Collection, Iterator
 from itertools import chain
@@ -17,17 +18,21 @@ class Queues:
         store: pages, slots and radix tree.
 
     Attributes:
-        waiting, prefilling, decoding: requests in these stages.
+        returned: waiting requests that go before others: retracted ones, and those of programs that keep their prefix,
+            by rank.
+        waiting: all other waiting requests, in their order.
+        prefilling, decoding: running requests in these stages.
     """
 
     def __init__(self, store: PrefixCache) -> None:
         self._store = store
+        self.returned: list[Request] = []
         self.waiting: deque[Request] = deque()
         self.prefilling: list[Request] = []
         self.decoding: list[Request] = []
 
     def __iter__(self) -> Iterator[Request]:
-        return chain(self.waiting, self.running())
+        return chain(self.returned, self.waiting, self.running())
 
     def running(self) -> Iterator[Request]:
         return chain(self.prefilling, self.decoding)
@@ -37,8 +42,12 @@ class Queues:
         return bool(self.prefilling or self.decoding)
 
     @property
+    def waiting_any(self) -> bool:
+        return bool(self.returned or self.waiting)
+
+    @property
     def idle(self) -> bool:
-        return not (self.waiting or self.running_any)
+        return not (self.waiting_any or self.running_any)
 
     def wait(self, request: Request) -> None:
         """Queues a request behind all that wait."""
@@ -46,24 +55,33 @@ class Queues:
         self.waiting.append(request)
 
     def wait_first(self, request: Request, state: State) -> None:
-        """Queues a request, whose state becomes `state`, before all that wait."""
+        """Queues a request, whose state becomes `state`, before those that have not begun."""
         request.move(state)
-        self.waiting.appendleft(request)
+        insort(self.returned, request, key=_rank)
+
+    def leave(self, request: Request) -> None:
+        """Removes a waiting request."""
+        if request in self.returned:
+            self.returned.remove(request)
+        else:
+            self.waiting.remove(request)
 
     def leave_waiting(self, admitted: Collection[Request]) -> None:
         """Removes admitted requests from those that wait, and counts how often each of the others was passed over."""
         if not admitted:
             return
-        gone = set(map(id, admitted))
-        if all(id(request) in gone for request, _ in zip(self.waiting, admitted)):  # the common case: the first ones
-            for _ in admitted:
-                self.waiting.popleft()
-            return
-        last = max(i for i, request in enumerate(self.waiting) if id(request) in gone)
-        for i, request in enumerate(self.waiting):
-            if i < last and id(request) not in gone:
+        gone, before = set(map(id, admitted)), len(self.returned)
+        self.returned = [r for r in self.returned if id(r) not in gone]
+        count = len(admitted) - (before - len(self.returned))
+        passed: list[Request] = []
+        while count:
+            request = self.waiting.popleft()
+            if id(request) in gone:
+                count -= 1
+            else:
                 request.passed_over += 1
-        self.waiting = deque(r for r in self.waiting if id(r) not in gone)
+                passed.append(request)
+        self.waiting.extendleft(reversed(passed))
 
     def prefill(self, request: Request) -> None:
         """Queues a request that has a slot, to compute its tokens."""
@@ -93,3 +111,7 @@ class Queues:
         request.tokens = table.tokens[slot, : table.known[slot]].copy()
         self._store.release(request.handle)
         request.handle = None
+
+
+def _rank(request: Request) -> tuple[int, float]:
+    return request.rank

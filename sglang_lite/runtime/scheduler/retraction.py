@@ -1,6 +1,7 @@
-"""Retraction: if pages run short, the request that was admitted last gives up its slot and pages, and waits again.
+"""Retraction: if pages run short, the program that came last gives up pages; a running request of it gives up its slot,
+and waits again.
 
-Its prefix goes into the radix tree, and its output so far is part of what it computes next, so no token changes.
+A prefix goes into the radix tree, and the output so far is part of what is computed next, so no token changes.
 """
 
 from __future__ import annotations
@@ -13,28 +14,31 @@ from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.kv_cache.prefix_cache import PrefixCache
 from sglang_lite.runtime.requests.request import Request, State
 from sglang_lite.runtime.scheduler.page_reserve import PageReserve
-from sglang_lite.runtime.scheduler.prefix_locks import PrefixLocks
+from sglang_lite.runtime.scheduler.pauses import Pauses
 from sglang_lite.runtime.scheduler.queues import Queues
 
 
 class Retraction:
-    """Pages for running requests, if need be those of prefixes locked for programs, then of requests admitted later.
+    """Pages for running requests, if need be those of programs that pause or came later.
 
-    Of two requests that compete for pages the one admitted first wins. So the oldest running request always advances.
+    Of two requests that compete for pages the one of lower rank wins. So the oldest running request always advances.
 
     Args:
         store: pages, slots and radix tree.
         queues: requests, of which running ones may be retracted.
-        prefix_locks: prefixes that give way before any request does.
+        pauses: paused branches of programs.
         reserve: admission's estimate of growth, which a retraction corrects.
     """
 
-    def __init__(self, store: PrefixCache, queues: Queues, prefix_locks: PrefixLocks, reserve: PageReserve) -> None:
-        self._store, self._queues, self._prefix_locks, self._reserve = store, queues, prefix_locks, reserve
+    def __init__(self, store: PrefixCache, queues: Queues, pauses: Pauses, reserve: PageReserve) -> None:
+        self._store, self._queues, self._pauses, self._reserve = store, queues, pauses, reserve
 
     def retract(self, request: Request) -> None:
-        """Moves a running request to the front of the waiting queue. Its prefix goes into the tree."""
+        """Moves a running request to those that wait to continue. Its prefix goes into the tree; of a program, it stays
+        locked."""
         self._queues.stop(request)
+        if request.branch is not None:
+            self._pauses.begin(request.branch, request.tokens, request.namespace)
         self._queues.wait_first(request, State.RETRACTED)
 
     def retract_all(self) -> list[Request]:
@@ -56,7 +60,7 @@ class Retraction:
             table.pages[short, table.page_count[short]] = pages
             table.page_count[short] += 1
             return decoding
-        decoding.sort(key=lambda r: r.admission)
+        decoding.sort(key=_order)
         return [r for r in decoding if r.state is State.DECODING and self.make_room(r, int(table.length[r.slot]))]
 
     def make_room(self, request: Request, end: int) -> bool:
@@ -64,15 +68,24 @@ class Retraction:
         while not self._store.reserve(request.slot, end):
             if self._store.will_have_pages(request.slot, end):  # in quarantine until a step has ended
                 return False
-            if self._prefix_locks.release_oldest():
+            short = -(-end // self._store.page_size) - int(self._store.table.page_count[request.slot])
+            short -= self._store.available
+            if self._pauses.give_up_late(short):
                 continue
-            last = max(self._queues.running(), key=lambda r: r.admission)
+            last = max(self._queues.running(), key=_order)
+            # Programs that came after the last running one give way, or any if nobody runs who could.
+            if self._pauses.give_up_last(short, None if last is request else last.rank):
+                continue
             if last is request:
                 return False
             table, slots = self._store.table, slots_of(self._queues.decoding)
             self._reserve.retracted(table.length[slots], table.limit[slots])
             self.retract(last)
         return True
+
+
+def _order(request: Request) -> tuple[tuple[int, float], int]:
+    return request.rank, request.admission
 
 
 def slots_of(requests: Iterable[Request]) -> Ints:

@@ -19,7 +19,7 @@ from sglang_lite.runtime.scheduler.admission_order import Policy
 from sglang_lite.runtime.scheduler.batch import Batch, Row, make_batch, streams_of
 from sglang_lite.runtime.scheduler.oom_isolation import Isolation
 from sglang_lite.runtime.scheduler.page_reserve import PageReserve
-from sglang_lite.runtime.scheduler.prefix_locks import PrefixLocks
+from sglang_lite.runtime.scheduler.pauses import Pauses
 from sglang_lite.runtime.scheduler.queues import Queues
 from sglang_lite.runtime.scheduler.retraction import Retraction, slots_of
 from sglang_lite.runtime.scheduler.slot_handover import SlotHandover
@@ -44,7 +44,7 @@ class Scheduler:
 
     Attributes:
         queues: requests that have not ended.
-        prefix_locks: locked prefixes of programs.
+        pauses: paused branches of programs.
         admission: gives waiting requests slots and pages.
         retraction: makes room for running requests.
         handover: starts requests in the slots of others.
@@ -62,26 +62,37 @@ class Scheduler:
         self.store = store
         self._step_tokens, self._last_alone, self._pace = step_tokens, last_alone, pace
         self._reserve = PageReserve()
-        self.prefix_locks = PrefixLocks(store)
+        self.pauses = Pauses(store, self._reserve)
         self._isolation = Isolation()
         self.queues = Queues(store)
-        self.retraction = Retraction(store, self.queues, self.prefix_locks, self._reserve)
-        self.admission = Admission(store, self.queues, self.prefix_locks, self._reserve, policy)
+        self.retraction = Retraction(store, self.queues, self.pauses, self._reserve)
+        self.admission = Admission(store, self.queues, self.pauses, self._reserve, policy)
         self.handover = SlotHandover(store, self.queues, self.admission)
 
     @property
     def waits(self) -> bool:
-        """True if nothing runs because waiting requests may not yet evict locked prefixes (see `Admission`)."""
-        return not self.queues.running_any and bool(self.queues.waiting) and self.admission.refuses
+        """True if nothing runs because programs that pause are expected soon."""
+        return not self.queues.running_any and self.queues.waiting_any and self.admission.refuses
 
     def add(self, request: Request) -> None:
-        self.queues.wait(request)
+        """Queues a request; one of a program that keeps its prefix before those that have not begun."""
+        branch, request.times.queued = request.branch, self.pauses.now()
+        self.admission.reconsider()
+        if branch is None:
+            self.queues.wait(request)
+            return
+        branch.program.arrival = min(branch.program.arrival, request.id)
+        self.pauses.returned(branch)
+        if self.pauses.keeps(branch):
+            self.queues.wait_first(request, State.WAITING)
+        else:
+            self.queues.wait(request)
 
     def plan(self) -> Batch | None:
         """Returns the batch of the next step, with its pages reserved, or None if nothing can run."""
         while self._isolation.advance(self.store.table):
             self.retraction.retract_all()  # the isolated request, or the one that continues in its slot
-        self.prefix_locks.settle()
+        self.pauses.settle()
         decoding = self.retraction.with_next_pages(self._in_turn(self._ready()))
         self._reserve.decay()
         self.admission.admit(self._isolation.next)
@@ -114,7 +125,8 @@ class Scheduler:
         return min(most, self._pace.room(streams) - (len(decoding) - streams))
 
     def record_duration(self, batch: Batch, seconds: float) -> None:
-        """Records the duration of a step, to pace later steps."""
+        """Records the duration of a step, to pace later steps and to know what computing again costs."""
+        self.pauses.record_duration(batch.tokens - batch.decoding, seconds)
         if self._pace is not None and batch.streams:
             self._pace.record_duration(batch.tokens, seconds, streams=batch.streams)
 
@@ -183,12 +195,12 @@ class Scheduler:
     def finish(self, request: Request, end: State) -> None:
         """Removes a request, whose final state is `end`, from its queue, and frees its slot and pages."""
         if request.state in (State.WAITING, State.RETRACTED):
-            self.queues.waiting.remove(request)
+            self.queues.leave(request)
         elif request.state is not State.COMPILING:
             self.queues.stop(request)
-            if end is State.FINISHED and request.hints is not None and request.hints.returns:
+            if end is State.FINISHED and request.branch is not None:
                 scored = request.score_from if request.limit == request.prompt_len else None
-                self.prefix_locks.want(request.hints, request.tokens[:scored], request.namespace)
+                self.pauses.begin(request.branch, request.tokens[:scored], request.namespace)
         request.move(end)
 
     def continue_in_slot(self, request: Request, following: Request, *, appended: bool = False) -> None:
@@ -205,8 +217,8 @@ class Scheduler:
             self.queues.wait_first(following, State.WAITING)
 
     def flush(self) -> int:
-        """Evicts every prefix that no request uses, also locked ones. Returns the number of freed pages."""
-        self.prefix_locks.clear()
+        """Evicts every prefix that no request uses, also of paused programs. Returns the number of freed pages."""
+        self.pauses.clear()
         return self.store.flush()
 
     def isolate(self) -> None:

@@ -316,12 +316,11 @@ def stepped(**config):
     return SteppedEngine(**{"max_running": 8, "context_length": 256, "max_total_tokens": 1024, **config})
 
 
-def test_an_open_program_goes_on_where_it_was_and_holds_nothing_meanwhile():
+def test_an_open_program_goes_on_where_it_was_and_holds_no_slot_meanwhile():
     engine = stepped()
     opened = Opened(engine)
     opened.extend(Text("abc"), Gen("x", greedy(5)))
     (first,) = opened.at(1)
-    assert engine.store.tree.locked_pages == 0
     assert engine.store.table.free == len(engine.store.table.length)
     assert not engine.open
     opened.extend(Text("de"), Gen("y", greedy(5)))

@@ -1,7 +1,8 @@
-"""Hints for the scheduler about a program's branch: the tokens that its queued nodes are expected to add."""
+"""A program and its branches, as the scheduler knows them: their order, and what they are expected to add."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from sglang_lite.program.nodes import Fork, Gen, Node, Select, Text
@@ -13,23 +14,45 @@ _BYTES_A_TOKEN = 4  # rough value for English; affects only the order of program
 _NUMBER = 32  # tokens; no number of a typed constraint is longer
 
 
-class ScheduleHints:
-    """Hints about one branch of a program.
+class ScheduledProgram:
+    """A program, as the scheduler knows it.
 
     Args:
-        program: program that the branch belongs to; compared by identity.
-        branch: the branch.
         priority: priority of its requests.
 
     Attributes:
-        locked: True if a prefix of the cache is locked for the branch; set by the scheduler.
+        arrival: id of its first request; infinite before.
+        open: True while its caller may add nodes.
     """
 
-    __slots__ = ("_branch", "locked", "priority", "program")
+    __slots__ = ("arrival", "open", "priority")
 
-    def __init__(self, program: object, branch: Branch[Any, Any], priority: int = 0) -> None:  # of any driver
-        self.program, self._branch, self.priority = program, branch, priority
-        self.locked = False
+    def __init__(self, priority: int = 0) -> None:
+        self.priority, self.arrival, self.open = priority, math.inf, True
+
+
+class ScheduledBranch:
+    """A branch of a program, as the scheduler knows it.
+
+    Args:
+        program: program of the branch.
+        branch: the branch.
+
+    Attributes:
+        name: name of the generation or selection that it has played last, or None.
+        kind: name of the first one that had one.
+        length: tokens at its last pause; 0 before.
+        evicted: True if pages of its prefix were evicted since its last pause began.
+    """
+
+    __slots__ = ("_branch", "evicted", "kind", "length", "name", "program")
+
+    def __init__(self, program: ScheduledProgram, branch: Branch[Any, Any]) -> None:  # of any driver
+        self.program, self._branch = program, branch
+        self.name: str | None = None
+        self.kind: str | None = None
+        self.length = 0
+        self.evicted = False
 
     @property
     def expected(self) -> ExpectedTokens:
@@ -37,9 +60,20 @@ class ScheduleHints:
         return self._branch.expected
 
     @property
+    def awaits_caller(self) -> bool:
+        """True if the branch can only continue when its program's caller has done something."""
+        branch = self._branch
+        return branch.ask is None and (branch.paused is not None or not branch.queue)
+
+    @property
     def returns(self) -> bool:
         """True if the branch will need its text again."""
         return self._branch.returns
+
+    @property
+    def may_return(self) -> bool:
+        """True if the branch may need its text again: its caller may still add nodes."""
+        return self.returns or (self.program.open and self._branch.error is None)
 
 
 def expected_tokens(node: Node, params: ResolvedParams | None, branches: tuple[ExpectedTokens, ...]) -> ExpectedTokens:

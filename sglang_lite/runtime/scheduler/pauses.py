@@ -1,0 +1,340 @@
+"""Pauses: branches of programs between two requests. Their prefixes stay in the cache, but for those that others need
+more.
+
+A branch pauses while its caller computes (a tool, a check, plain Python), while other branches of its program run, and
+while its next request is prepared or waits. Its prefix is locked, and room is promised for its next request. Pages go
+in this order, each from the end of a prefix and only as many as are needed:
+
+- those of branches that return so late that others should have them meanwhile. A page is worth keeping if it is used
+  again sooner than all pages could be computed (Gray and Putzolu's five-minute rule, 1987); the bound is `_WORTH` times
+  that, as a busy device gains little from more rows.
+- if running requests lack pages, those of the programs that came last.
+- if nothing runs, those of whom returns last, unless somebody returns soon.
+- those of the program that came last, if others have waited for very long.
+
+A branch that was away for too long waits like a new one when it returns. Others continue before new ones, and what they
+have given up is theirs again as soon as there is room.
+"""
+
+from __future__ import annotations
+
+import heapq
+import time
+from bisect import bisect_left, insort
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+import numpy as np
+
+from sglang_lite.runtime.kv_cache.pages import Ints
+from sglang_lite.runtime.kv_cache.prefix_cache import PrefixCache
+from sglang_lite.runtime.kv_cache.radix import PrefixLock
+from sglang_lite.runtime.requests.scheduled_branch import ScheduledBranch
+from sglang_lite.runtime.scheduler.page_reserve import PageReserve
+
+_FIRST_S = 1.0  # expected pause after a node that none has followed yet
+_LAST = 32  # values of a name whose median is the expected one
+_NAMES = 1024  # names that are remembered
+_SHORT_S = 5.0  # a shorter pause is never too long
+_WORTH = 8
+_IDLE_WORTH = 4  # pages are taken on an idle device if nobody returns within this multiple of the time to compute them
+_IDLE_SHARE = 0.1  # of all computed tokens that may be computed again because the device was idle
+_AGED_S, _AGED_WORTH = 60.0, 64  # as _SHORT_S and _WORTH, for requests that wait
+_MEASURED = 32  # tokens of a step from which on its time counts
+
+
+class Medians:
+    """Medians of the last values of each name.
+
+    Args:
+        first: value of a name that has none.
+    """
+
+    def __init__(self, first: float) -> None:
+        self._first = first
+        self._values: dict[str | None, deque[float]] = {}
+
+    def of(self, name: str | None) -> float:
+        values = self._values.get(name)
+        return median(values) if values else self._first
+
+    def add(self, name: str | None, value: float) -> None:
+        if name not in self._values and len(self._values) == _NAMES:
+            del self._values[next(iter(self._values))]
+        self._values.setdefault(name, deque(maxlen=_LAST)).append(value)
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectedGrowth:
+    """Expected growth of a branch.
+
+    Attributes:
+        rank: rank of its program, as of Request.
+        length: its tokens.
+        growth: tokens that it will add.
+    """
+
+    rank: tuple[int, float]
+    length: int
+    growth: int
+
+
+def peak_growth(branches: Sequence[ExpectedGrowth]) -> int:
+    """Largest number of tokens that branches add to what is in memory if all grow at the same pace, and each frees its
+    tokens when it ends."""
+    if not branches:
+        return 0
+    lengths, growth = np.array([(each.length, each.growth) for each in branches], dtype=np.int64).T
+    order = growth.argsort()
+    freed = lengths[order].cumsum() - lengths[order]  # of those that end before
+    return max(int((growth[order] * np.arange(len(growth), 0, -1) - freed).max()), 0)
+
+
+@dataclass(eq=False, slots=True)
+class PausedBranch:
+    """Pause of a branch.
+
+    Attributes:
+        branch: the branch.
+        lock: lock on the part of its prefix that has not been given up.
+        rank: rank of its program, as of Request.
+        began: time of its beginning.
+        expected_s: expected duration.
+        ahead: growth of the branch.
+        pages: pages that it has given up, and needs when it returns.
+        given_up: True if the program waits like a new one when it returns, as it returned too late.
+    """
+
+    branch: ScheduledBranch
+    lock: PrefixLock
+    rank: tuple[int, float]
+    began: float
+    expected_s: float
+    ahead: ExpectedGrowth
+    pages: int = 0
+    given_up: bool = False
+
+    @property
+    def locked(self) -> bool:
+        return self.lock.node is not None
+
+    def remaining_s(self, now: float) -> float:
+        """Expected seconds until the branch returns. After the expected time it is as long again as it was away."""
+        away = now - self.began
+        return self.expected_s - away if away < self.expected_s else away
+
+
+class Pauses:
+    """Pauses of all programs, at most one per branch.
+
+    Args:
+        store: cache that has the prefixes.
+        reserve: estimate of growth.
+
+    Attributes:
+        now: clock, in seconds.
+        pages_given_up: number of locked pages given up so far.
+    """
+
+    def __init__(self, store: PrefixCache, reserve: PageReserve) -> None:
+        self._store, self._reserve = store, reserve
+        self.now: Callable[[], float] = time.perf_counter
+        self.pages_given_up = 0
+        self._pauses: dict[ScheduledBranch, PausedBranch] = {}
+        self._wanted: dict[ScheduledBranch, tuple[Ints, str]] = {}
+        self._by_rank: list[tuple[tuple[int, float], int, PausedBranch]] = []  # those with locked pages
+        self._due: list[tuple[float, int, PausedBranch]] = []  # heap: when a pause is too long; entries may be outdated
+        self._too_long: list[PausedBranch] = []
+        self._count = 0
+        self._times = Medians(_FIRST_S)  # seconds of pauses, by the name of the node before
+        self._lengths = Medians(0)  # tokens of ended branches, by their kind
+        self._token_s = 0.0  # time to compute a token; 0 if unknown
+        self._again = 0.0  # tokens that may be given up on an idle device
+
+    def __len__(self) -> int:
+        return len(self._pauses)
+
+    def __iter__(self) -> Iterator[PausedBranch]:
+        return iter(self._pauses.values())
+
+    def keeps(self, branch: ScheduledBranch | None) -> bool:
+        """True if a branch pauses and has not given up its place for good."""
+        pause = None if branch is None else self._pauses.get(branch)
+        return pause is not None and not pause.given_up
+
+    # --------------------------------------------------------------------------------- beginning and end
+
+    def want(self, branch: ScheduledBranch, tokens: Ints, namespace: str) -> None:
+        """Begins a pause at the next step, when the tokens of running requests have been published."""
+        if len(tokens):
+            self._wanted[branch] = tokens, namespace
+
+    def settle(self) -> None:
+        """Begins the pauses asked for since the last step."""
+        wanted, self._wanted = self._wanted, {}
+        for branch, (tokens, namespace) in wanted.items():
+            self.begin(branch, tokens, namespace)
+
+    def begin(self, branch: ScheduledBranch, tokens: Ints, namespace: str) -> None:
+        """Begins a pause of a branch, whose last one ends. Locks what the cache has of its text."""
+        branch.length = len(tokens)
+        if not self._store.reuses or not branch.may_return:
+            return
+        lock = self._store.tree.lock(self._store.tree.match(tokens, namespace).node)
+        self.end(branch)
+        rank = -branch.program.priority, branch.program.arrival
+        ahead = ExpectedGrowth(rank, len(tokens), self.growth_ahead(branch, len(tokens)))
+        pause = PausedBranch(branch, lock, rank, self.now(), self._times.of(branch.name), ahead)
+        self._pauses[branch] = pause
+        self._count += 1
+        insort(self._by_rank, (rank, self._count, pause))
+        worth = self._worth_s
+        heapq.heappush(self._due, (pause.began + worth * (pause.expected_s <= worth), self._count, pause))
+
+    def returned(self, branch: ScheduledBranch) -> None:
+        """Notes that the branch's next request has come."""
+        pause = self._pauses.get(branch)
+        if pause is not None:
+            self._times.add(branch.name, self.now() - pause.began)
+
+    def forget(self, branch: ScheduledBranch) -> None:
+        """Ends a branch."""
+        self.end(branch)
+        if branch.length:
+            self._lengths.add(branch.kind, branch.length)
+
+    def end(self, branch: ScheduledBranch) -> None:
+        """Ends a branch's pause: a request of it reads the prefix now, or the branch doesn't need it any more."""
+        self._wanted.pop(branch, None)
+        pause = self._pauses.pop(branch, None)
+        if pause is not None:
+            pause.lock.release()
+            place = bisect_left(self._by_rank, (pause.rank,))
+            while self._by_rank[place][2] is not pause:
+                place += 1
+            del self._by_rank[place]
+
+    def clear(self) -> None:
+        """Ends all pauses."""
+        self._wanted.clear()
+        for branch in list(self._pauses):
+            self.end(branch)
+
+    # --------------------------------------------------------------------------------------- expectations
+
+    def growth_ahead(self, branch: ScheduledBranch, length: int) -> int:
+        """Tokens that a branch is expected to add to `length`, at most half of what fits: those of its queued nodes, or
+        while its program is open, up to the usual length of its kind; of an unknown kind, as many as it has."""
+        tokens = self._reserve.of_program(branch.expected)
+        if branch.program.open:
+            usual = self._lengths.of(branch.kind)
+            tokens = max(tokens, round(usual) - length if usual else length)
+        return min(tokens, self._store.pool.total * self._store.page_size // 2)
+
+    def before(self, rank: tuple[int, float], *, beside: ScheduledBranch | None) -> tuple[list[ExpectedGrowth], int]:
+        """Growth of the programs that pause, of lower ranks, and the number of pages that they have given up but need
+        when they return.
+
+        Args:
+            beside: branch whose program does not count.
+        """
+        own = None if beside is None else beside.program
+        paused = [each for other, _, each in self._by_rank if other < rank and each.branch.program is not own]
+        return [each.ahead for each in paused], sum(each.pages for each in paused)
+
+    def record_duration(self, tokens: int, seconds: float) -> None:
+        """Records the duration of a step that computed tokens of prompts."""
+        self._again += _IDLE_SHARE * tokens
+        if tokens >= _MEASURED:
+            each = seconds / tokens
+            self._token_s += (each - self._token_s) / 16 if self._token_s else each
+
+    @property
+    def _worth_s(self) -> float:
+        """Seconds that a pause may take before its pages are worth more to others."""
+        return max(_SHORT_S, _WORTH * self._all_s)
+
+    @property
+    def _all_s(self) -> float:
+        """Seconds to compute all tokens that fit."""
+        return self._store.pool.total * self._store.page_size * self._token_s
+
+    # -------------------------------------------------------------------------------------- giving way
+
+    def give_up_late(self, pages: int) -> bool:
+        """Gives up pages of whom returns last, of those that return too late. Returns False if nobody does."""
+        now = self.now()
+        while self._due and self._due[0][0] <= now:
+            self._too_long.append(heapq.heappop(self._due)[2])
+        if not self._too_long:
+            return False
+        self._too_long = [each for each in self._too_long if self._pauses.get(each.branch) is each and each.locked]
+        late = [each for each in self._too_long if each.branch.awaits_caller]
+        return bool(late) and self._shrink(max(late, key=lambda each: each.remaining_s(now)), pages, for_good=True)
+
+    def give_up_last(self, pages: int, after: tuple[int, float] | None = None) -> bool:
+        """Gives up pages of the program that came last.
+
+        Args:
+            after: rank of a program; only later ones give way. None for no limit.
+        """
+        for rank, _, pause in reversed(self._by_rank):
+            if after is not None and rank <= after:
+                return False
+            if pause.locked:
+                return self._shrink(pause, pages)
+        return False
+
+    def give_up_for_aged(self, pages: int, since: float) -> bool:
+        """Gives up pages of the program that came last for a request that has waited for very long.
+
+        Args:
+            since: time since which it has waited.
+        """
+        if self.now() - since < max(_AGED_S, _AGED_WORTH * self._all_s):
+            return False
+        last = next((pause for _, _, pause in reversed(self._by_rank) if pause.locked), None)
+        return last is not None and self._shrink(last, pages, for_good=True)
+
+    def anybody_soon(self, pages: int, *, beside: ScheduledBranch | None) -> bool:
+        """Returns True if an idle device should wait for a program that pauses, rather than compute pages again later.
+
+        Args:
+            pages: number of pages that the next request lacks.
+            beside: branch of that request, whose program does not count.
+        """
+        own = None if beside is None else beside.program
+        others = [each for each in self if each.locked and each.branch.program is not own]
+        if not others or not all(each.branch.awaits_caller for each in others):
+            return False
+        now, tokens = self.now(), pages * self._store.page_size
+        soonest = min(each.remaining_s(now) for each in others)
+        if soonest < _SHORT_S and (soonest < _IDLE_WORTH * tokens * self._token_s or tokens > self._again):
+            return True
+        self._again = max(self._again - tokens, 0.0)
+        return False
+
+    def give_up_furthest(self, pages: int, *, beside: ScheduledBranch | None) -> bool:
+        """Gives up pages of whom returns last, for a branch that needs them while nothing runs: of the youngest whose
+        request waits, or if there is none, of whom is away for longest. Returns False if others have none."""
+        others = [each for each in self if each.locked and each.branch is not beside]
+        if not others:
+            return False
+        if waiting := [each for each in others if not each.branch.awaits_caller]:
+            return self._shrink(max(waiting, key=lambda each: each.rank), pages)
+        now = self.now()
+        return self._shrink(max(others, key=lambda each: each.remaining_s(now)), pages, for_good=True)
+
+    def _shrink(self, pause: PausedBranch, pages: int, *, for_good: bool = False) -> bool:
+        """Gives up the last pages of a pause's prefix. They stay promised unless it is `for_good`: then the branch
+        waits like a new one when it returns."""
+        freed = pause.lock.shrink(max(pages, self._store.pool.total // 64))
+        self.pages_given_up += freed
+        pause.branch.evicted = True
+        if for_good and not pause.given_up:
+            pause.given_up, pause.pages, pause.ahead = True, 0, ExpectedGrowth(pause.rank, 0, 0)
+        elif not for_good:
+            pause.pages += freed
+        return True
