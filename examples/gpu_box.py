@@ -18,7 +18,7 @@ def classify(s: sgl.ProgramState, word: str) -> None:
 
 def main() -> None:
     if torch.cuda.is_available():
-        sgl.set_default_backend(sgl.Engine("Qwen/Qwen3-8B", device="cuda", mem_fraction=0.88, kv_dtype="fp8"))
+        sgl.set_default_backend(sgl.Engine("Qwen/Qwen3-8B", device="cuda", mem_fraction=0.88))
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU: the processor"
     states = classify.run_batch([{"word": word} for word in WORDS])
     print(device, *(f"{word}:{state[kind]}" for word, state in zip(WORDS, states)), sep="\n")

@@ -43,7 +43,7 @@ class EngineConfig:
     """Configuration of an engine, checked when it is made.
 
     Attributes:
-        model: an alias (`smollm2-135m`), a Hugging Face folder, a `.gguf` file or a hub id.
+        model: a short name (`sglang-lite models` lists them), a Hugging Face folder, a `.gguf` file or a hub id.
         revision: branch, tag or commit of a hub id.
         model_impl: "native" runs the model with our own code; "transformers" with transformers' code over our KV cache:
             slower, but for any causal language model that keeps nothing but keys and values; "auto" prefers our own

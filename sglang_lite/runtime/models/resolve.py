@@ -49,6 +49,8 @@ def resolve(model: str, revision: str | None = None, *, weights: bool = True) ->
         DownloadError: the model could not be downloaded completely.
     """
     alias = ALIASES.get(model)
+    if alias and Path(model).exists():
+        alias = None
     if isinstance(alias, HubModel):
         return _from_hub(alias.hub_id, revision, weights=weights)
     if revision is not None and (alias or not _HUB_ID.fullmatch(model) or Path(model).exists()):

@@ -135,6 +135,13 @@ def test_names_files_and_folders(tmp_path, model_file, monkeypatch):
         resolve("smollm2-135m", "main")
 
 
+def test_a_folder_goes_before_a_model_of_its_name(tmp_path, monkeypatch):
+    (tmp_path / "qwen3-0.6b").mkdir()
+    (tmp_path / "qwen3-0.6b" / "config.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    assert resolve("qwen3-0.6b") == Path("qwen3-0.6b")
+
+
 def test_an_adapter_is_refused_and_not_ignored(tmp_path, cached_snapshot):
     """Alone, as peft saves it, and beside the weights of its base model."""
     (tmp_path / "local").mkdir()
