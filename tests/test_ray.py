@@ -293,5 +293,5 @@ def test_rows_of_a_node_that_is_killed_run_again(cluster, engine, tmp_path, capl
     assert at_kill[0] < ROWS
     assert "an actor has died" in caplog.text
     assert [state.text() for state in found] == [state.text() for state in expected]
-    kept = [json.loads(line)["index"] for line in file.read_text().splitlines()[1:]]
+    kept = [json.loads(line)["data"]["index"] for line in file.read_text().splitlines()[1:]]
     assert sorted(kept) == list(range(ROWS))

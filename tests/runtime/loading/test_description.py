@@ -154,7 +154,7 @@ def changed(folder, **fields):
         ({"num_hidden_layers": 4}, "'model.layers.3.input_layernorm.weight' is missing"),
         ({"num_hidden_layers": 2}, "the model has no place for model.layers.2"),
         ({"intermediate_size": 47}, r"mlp.gate_proj.weight has shape \(48, 32\), the config says \(47, 32\)"),
-        ({"quantization_config": {"quant_method": "awq"}}, "weights quantised with 'awq' are not supported"),
+        ({"quantization_config": {"quant_method": "quip"}}, "weights quantised with 'quip' are not supported"),
         ({"quantization_config": {"quant_method": "fp8"}}, "no tensor has a scale"),
         ({"architectures": ["MadeUpForCausalLM"], "model_type": "made_up"}, "transformers' can't run it"),
     ],
