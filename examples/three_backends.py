@@ -14,7 +14,7 @@ class City(BaseModel):
     country: str = Field(max_length=20)
 
 
-city = sgl.gen("city", type=City, max_tokens=60)
+city = sgl.gen("city", type=City, max_tokens=60, temperature=0)
 
 
 @sgl.function
