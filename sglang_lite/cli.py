@@ -279,7 +279,7 @@ def _add_bench(bench: argparse.ArgumentParser) -> None:
         default="llama-3.1-8b",
         help="llama-3.1-8b (default), qwen3-0.6b, qwen3-14b, qwen3-30b-a3b, deepseek-v2-lite; small: on CPUs, too",
     )
-    bench.add_argument("--workload", nargs="+", metavar="NAME", help="w1, decode1, fork64 … (default: all)")
+    bench.add_argument("--workload", nargs="+", metavar="NAME", help="w1, decode1, fork64 … (default: all); or agents")
     bench.add_argument("--repeat", type=int, default=3, help="runs of each workload after the first one (default: 3)")
     bench.add_argument("--fp8", action="store_true", help="weights, keys and values in 8 bits; latents stay in 16")
     bench.add_argument(
@@ -513,7 +513,7 @@ def _bench(options: argparse.Namespace) -> int:
     from sglang_lite.runtime.host.installed import check_installed
 
     check_installed("a measurement")
-    from sglang_lite.bench.report import report
+    from sglang_lite.bench.report import report, report_agents
     from sglang_lite.bench.shapes import SHAPES
     from sglang_lite.bench.workloads import WORKLOADS
 
@@ -521,10 +521,15 @@ def _bench(options: argparse.Namespace) -> int:
         raise ParameterError("--shape", f"{options.shape!r} is not one of {', '.join(SHAPES)}.")
     names = options.workload or list(WORKLOADS)
     for name in names:
-        if name not in WORKLOADS:
-            raise ParameterError("--workload", f"{name!r} is not one of {', '.join(WORKLOADS)}.")
+        if name not in (*WORKLOADS, "agents"):
+            raise ParameterError("--workload", f"{name!r} is not one of {', '.join(WORKLOADS)}, agents.")
+    if "agents" in names and (len(names) > 1 or options.model_impl != "native" or options.json is not None):
+        raise ParameterError("--workload", "agents have a table of their own, of our models: name them alone.")
     if options.fp8 and options.model_impl == "transformers":
         raise ParameterError("--fp8", "transformers' code has no 8 bits.", hint="Leave one of the two out.")
+    if "agents" in names:
+        report_agents(options.shape, fp8=options.fp8)
+        return 0
     report(options.shape, names, options.repeat, fp8=options.fp8, model_impl=options.model_impl, file=options.json)
     return 0
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from sglang_lite import Engine
+from sglang_lite.bench.agents import measure_agents
 from sglang_lite.bench.limits import lower_bound, measure
 from sglang_lite.bench.peers import PeerResults, installed, measure_peer
 from sglang_lite.bench.programs import PROGRAMS, run_as_program
@@ -41,10 +42,7 @@ def report(
         ParameterError: no GPU is available and the shape is not for CPUs, or the file can't be written.
     """
     gpu = torch.cuda.is_available()
-    if not gpu and shape not in ON_CPUS:
-        raise ParameterError(
-            "--shape", f"{shape} is measured on a GPU, and torch sees none.", hint=f"On a CPU: {', '.join(ON_CPUS)}."
-        )
+    _check_shape(shape, gpu=gpu)
     machine, rows = _ours(shape, names, repeat, fp8, model_impl)
     peers: dict[str, PeerResults] = {}
     if gpu and model_impl == "native":
@@ -54,6 +52,28 @@ def report(
         peers = compare(shape, ours, repeat, fp8=fp8)
     if file is not None:
         BenchReport(machine, tuple(rows), peers).save(file)
+
+
+def report_agents(shape: str, *, fp8: bool = False) -> None:
+    """Measures agents that wait for tools, in memory for all or for a part of them, and prints a table.
+
+    Args:
+        shape, fp8: as in `report`.
+
+    Raises:
+        ParameterError: as in `report`.
+    """
+    gpu = torch.cuda.is_available()
+    _check_shape(shape, gpu=gpu)
+    for line in measure_agents(load_shape(shape, fp8=fp8), scale=1.0 if gpu else 1 / ON_CPUS[shape]):
+        print(line, flush=True)
+
+
+def _check_shape(shape: str, *, gpu: bool) -> None:
+    if not gpu and shape not in ON_CPUS:
+        raise ParameterError(
+            "--shape", f"{shape} is measured on a GPU, and torch sees none.", hint=f"On a CPU: {', '.join(ON_CPUS)}."
+        )
 
 
 def _ours(shape: str, names: Sequence[str], repeat: int, fp8: bool, model_impl: str) -> tuple[Machine, list[Row]]:

@@ -1,9 +1,12 @@
 """`sglang-lite bench` with workloads written as programs, on a small model that needs no GPU."""
 
+from functools import partial
+
 import pytest
 import torch
 
 from sglang_lite import Engine
+from sglang_lite.bench.agents import measure_agents
 from sglang_lite.bench.programs import PROGRAMS, run_as_program
 from sglang_lite.bench.shapes import load_shape, text_from_ids, tokenizer
 from sglang_lite.bench.workloads import WORKLOADS, Workload, run
@@ -44,6 +47,18 @@ def test_what_a_program_generates_is_counted(monkeypatch):
         monkeypatch.setitem(PROGRAMS, "nothing", lambda *_: [])
         with pytest.raises(RuntimeError, match="0 tokens were generated, not 9"):
             run_as_program(engine, "nothing", work)
+
+
+def test_agents_run_as_programs_and_as_requests_whose_tokens_are_counted(monkeypatch, capsys):
+    monkeypatch.setattr("sglang_lite.bench.agents.TIMES_MEMORY", (0.5,))
+    monkeypatch.setattr("sglang_lite.bench.agents.TOOL_S", 0.001)
+    monkeypatch.setattr("sglang_lite.bench.report.measure_agents", partial(measure_agents, count=2))
+    assert main(["bench", "--shape", "small", "--workload", "agents"]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()[2:]]
+    assert [(memory, form) for memory, form, *_ in rows] == [("0.5x", "programs"), ("0.5x", "requests")]
+    assert all(0.9 < float(row[-1]) < 1.1 for row in rows)
+    assert main(["bench", "--shape", "small", "--workload", "agents", "w1"]) == 1
+    assert "name them alone" in capsys.readouterr().err
 
 
 def test_large_shapes_are_refused_without_a_gpu(capsys):

@@ -1,0 +1,230 @@
+"""Agents: programs of many turns that wait for tools in between, in memory for all or for a part of them.
+
+The shape is that of published traces of coding agents (vLLM's: a median of 43 turns and 142,000 tokens in, 444 out,
+with subagents in 44 %), with fewer turns and a 30th of the tokens, so that a run takes seconds: 64 agents of 8 turns,
+of which 28 start a subagent of 3 turns while they wait. Lengths and times of tools are log-normal.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from sglang_lite import Engine
+from sglang_lite.program.nodes import Gen, Text
+from sglang_lite.protocol import Generation, Played, ProgramResult, SamplingParams
+from sglang_lite.runtime.loading.load_model import LoadedModel
+
+TOOL_S = 0.7  # middle of the times in a tool, in seconds
+TIMES_MEMORY = (0.7, 1.0, 2.0, 4.0)  # tokens of all agents, over those that fit
+
+
+@dataclass(frozen=True, slots=True)
+class AgentTurn:
+    """A turn: tokens that are read, tokens that are generated, seconds in a tool, and a subagent that is waited for."""
+
+    reads: int
+    writes: int
+    tool_s: float
+    subagent: tuple[AgentTurn, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class AgentsMeasured:
+    """Measurement of agents.
+
+    Attributes:
+        seconds: time until all have ended.
+        again: prompt tokens computed, over those that are needed.
+        programs: number of programs, subagents included.
+    """
+
+    seconds: float
+    again: float
+    programs: int
+
+
+def agents(count: int = 64, turns: int = 8, *, scale: float = 1.0) -> list[tuple[AgentTurn, ...]]:
+    """Turns of each agent.
+
+    Args:
+        count: number of agents.
+        turns: turns of each.
+        scale: factor of all token counts.
+    """
+    draw = random.Random(0)
+
+    def about(middle: float) -> float:
+        return middle * min(draw.lognormvariate(0, 0.5), 3.0)
+
+    def turn(reads: int) -> AgentTurn:
+        return AgentTurn(max(round(scale * about(reads)), 1), max(round(scale * about(56)), 1), about(TOOL_S))
+
+    made = []
+    for i in range(count):
+        own = [turn(1200), *(turn(400) for _ in range(turns - 1))]
+        if i % 16 < 7:
+            own[turns // 2] = replace(own[turns // 2], subagent=(turn(600), turn(300), turn(300)))
+        made.append(tuple(own))
+    return made
+
+
+def flattened(turns: tuple[AgentTurn, ...]) -> Iterator[tuple[AgentTurn, ...]]:
+    """Turns of an agent, and of its subagents."""
+    yield turns
+    for turn in turns:
+        if turn.subagent:
+            yield from flattened(turn.subagent)
+
+
+def working_set(all_turns: Sequence[tuple[AgentTurn, ...]]) -> int:
+    """Tokens of all agents and subagents at their ends."""
+    return sum(turn.reads + turn.writes for each in all_turns for own in flattened(each) for turn in own)
+
+
+def run_agents(engine: Engine, all_turns: Sequence[tuple[AgentTurn, ...]], *, as_program: bool) -> AgentsMeasured:
+    """Runs agents that begin at the same time, in an engine of this process whose cache is empty at first.
+
+    Args:
+        all_turns: turns of each agent.
+        as_program: whether each is one open program; else each turn is a request with the whole text before it.
+
+    Raises:
+        RuntimeError: one has failed.
+    """
+    engine.flush_cache()
+    before, done = engine.stats(), threading.Event()
+    failed: list[object] = []
+    remaining = len(all_turns)
+    lock = threading.Lock()
+
+    def ended(error: object = None) -> None:
+        nonlocal remaining
+        with lock:
+            remaining -= 1
+            if error is not None:
+                failed.append(error)
+            if not remaining:
+                done.set()
+
+    kind = _ProgramAgent if as_program else _RequestAgent
+    began = time.perf_counter()
+    for number, turns in enumerate(all_turns):
+        kind(engine, turns, number, ended).begin()
+    done.wait()
+    seconds = time.perf_counter() - began
+    if failed:
+        raise RuntimeError(f"{len(failed)} agents failed: {failed[0]!r}")
+    after = engine.stats()
+    told, cached = (after[key] - before[key] for key in ("prompt_tokens", "prompt_tokens_cached"))
+    programs = [own for turns in all_turns for own in flattened(turns)]
+    needed = sum(turn.reads + 1 for own in programs for turn in own)
+    return AgentsMeasured(seconds, (told - cached) / needed, len(programs))
+
+
+def measure_agents(loaded: LoadedModel, *, scale: float = 1.0, count: int = 64) -> Iterator[str]:
+    """Yields lines of a table: agents in engines of different sizes, as programs and as requests.
+
+    Args:
+        scale: factor of all token counts.
+        count: number of agents.
+    """
+    turns = agents(count, scale=scale)
+    total = working_set(turns)
+    yield f"{count} agents of 8 turns, {total:,} tokens at their ends"
+    yield f"{'of memory':>10}{'as':>10}{'s':>9}{'programs/min':>14}{'computed/needed':>17}"
+    for times in TIMES_MEMORY:
+        with Engine.of(loaded, max_total_tokens=round(total / times)) as engine:
+            for as_program in (True, False):
+                run_agents(engine, turns[: -(-count // 8)], as_program=as_program)  # warms up
+                got = run_agents(engine, turns, as_program=as_program)
+                name = "programs" if as_program else "requests"
+                rate = 60 * got.programs / got.seconds
+                yield f"{times:9.1f}x{name:>10}{got.seconds:9.2f}{rate:14.0f}{got.again:17.2f}"
+
+
+class _Agent:
+    """An agent that plays its turns one after another; each begins some time after the one before has ended."""
+
+    def __init__(self, engine: Engine, turns: tuple[AgentTurn, ...], number: int, ended: Callable[..., None]) -> None:
+        self.engine, self.turns, self.number, self.ended = engine, turns, number, ended
+        self.at = 0
+        self._draw = random.Random(number)
+
+    def begin(self) -> None:
+        self.play(self.turns[0])
+
+    def play(self, turn: AgentTurn) -> None:
+        """Starts a turn. Calls `played` at its end."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Ends the agent."""
+        self.ended()
+
+    def reads(self, turn: AgentTurn) -> list[int]:
+        return [self._draw.randint(0, 10000) for _ in range(turn.reads)]
+
+    def params(self, turn: AgentTurn) -> SamplingParams:
+        return SamplingParams(max_tokens=turn.writes, temperature=0, ignore_eos=True)
+
+    def played(self) -> None:
+        turn = self.turns[self.at]
+        self.at += 1
+        timer = threading.Timer(turn.tool_s, self._tool_ended, (turn,))
+        timer.daemon = True
+        timer.start()
+
+    def _tool_ended(self, turn: AgentTurn) -> None:
+        if turn.subagent:
+            type(self)(self.engine, turn.subagent, 1000 + self.number, self._next).begin()
+        else:
+            self._next()
+
+    def _next(self, error: object = None) -> None:
+        if error is not None:
+            self.ended(error)
+        elif self.at == len(self.turns):
+            self.close()
+        else:
+            self.play(self.turns[self.at])
+
+
+class _ProgramAgent(_Agent):
+    def begin(self) -> None:
+        self._program = self.engine.open_program(sink=self._told)
+        super().begin()
+
+    def play(self, turn: AgentTurn) -> None:
+        self._program.extend((), (Text("", tuple(self.reads(turn))), Gen("step", self.params(turn))))
+
+    def close(self) -> None:
+        self._program.close()
+
+    def _told(self, event: object) -> None:
+        if isinstance(event, ProgramResult):
+            self.ended()
+        elif not isinstance(event, Played):
+            self.ended(event)
+        elif isinstance(event.event, Generation):
+            self.played()
+
+
+class _RequestAgent(_Agent):
+    def begin(self) -> None:
+        self._text: list[int] = []
+        super().begin()
+
+    def play(self, turn: AgentTurn) -> None:
+        self._text += self.reads(turn)
+        self.engine.submit(list(self._text), self.params(turn), sink=self._told)
+
+    def _told(self, event: object) -> None:
+        if isinstance(event, Generation):
+            self._text += event.token_ids
+            self.played()
+        else:
+            self.ended(event)
