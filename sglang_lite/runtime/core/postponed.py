@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from functools import partial
 from itertools import count
+
+logger = logging.getLogger("sglang_lite")
 
 _SHARE = 4  # a step does at least one in this many of the calls that wait, so that none waits for long
 
@@ -36,6 +39,14 @@ class Postponed:
         """Runs all calls, also those that are added meanwhile."""
         while self._calls:
             self._run(next(iter(self._calls)))
+
+    def close(self) -> None:
+        """Runs all calls, and logs their exceptions, as the loop ends."""
+        while self._calls:
+            try:
+                self.run_all()
+            except Exception:  # may have ended the loop; the other callers must still be notified
+                logger.exception("what a step has led to could not be told")
 
     def _run(self, number: int) -> None:
         call = self._calls.pop(number, None)

@@ -29,7 +29,6 @@ from sglang_lite.runtime.core.token_reader import TokenReader
 from sglang_lite.runtime.core.token_watch import TokenWatch
 from sglang_lite.runtime.executor import memory_shortage
 from sglang_lite.runtime.executor.model_runner import LaunchedForward, ModelRunner, PendingTokens
-from sglang_lite.runtime.executor.sampler import Sampled
 from sglang_lite.runtime.executor.step_record import StepWriter
 from sglang_lite.runtime.requests.output_builder import Finish
 from sglang_lite.runtime.requests.request import Request, State
@@ -180,11 +179,7 @@ class StepLoop:
             error.__cause__ = crash
             traceback.clear_frames(crash.__traceback__)  # so that a stored error keeps no tensors alive
         self._in_flight = None
-        while self.postponed:
-            try:
-                self.postponed.run_all()
-            except Exception:  # the cause of the crash may come again; the other callers must still be notified
-                logger.exception("the end of a request could not be told")
+        self.postponed.close()
         self.masks.close()
         self.inbox.end()
         self.flushes.flush()
@@ -295,8 +290,7 @@ class StepLoop:
     def _settle_before(self) -> None:
         """Reads the tokens of the step in flight, if any."""
         before, self._in_flight = self._in_flight, None
-        # While the device computes the step; without one, later is no better.
-        self.postponed.run(lambda: before is None or isinstance(before.pending, Sampled) or not before.pending.ready)
+        self.postponed.run(lambda: before is None or not before.pending.ready)
         if before is not None:
             self._settle(before)
 
@@ -344,6 +338,8 @@ class StepLoop:
                     self._end(request, end, State.FAILED)
                 else:
                     self._finish(request, end)
+        if before.pending is sampled:  # on a CPU, where nothing computes meanwhile
+            self.postponed.run_all()
 
     def _finish(self, request: Request, finish: Finish) -> None:
         """Ends a request with its result, or starts the next request of its program in its slot."""

@@ -7,7 +7,7 @@ import pytest
 import sglang_lite as sgl
 import sglang_lite.runtime.core.generation_job as module
 from sglang_lite.program.nodes import Gen, Program, Text
-from sglang_lite.protocol import Delta, Generation, ProgramResult, SamplingParams, Span
+from sglang_lite.protocol import Delta, Generation, Played, ProgramResult, SamplingParams, Span
 from sglang_lite.runtime.calls import Stats
 from sglang_lite.runtime.core.postponed import Postponed
 from tests.runtime.core.test_engine_program import _Inline, by_path, call_by_call, greedy, random_segments, same
@@ -16,8 +16,24 @@ from tests.runtime.scripted import SteppedEngine
 TWO = (Text("ab"), Gen("x", greedy(5, ignore_eos=True)), Text("cd"), Gen("y", greedy(5, ignore_eos=True)))
 
 
+class Launched:
+    """Draws that a device may still compute."""
+
+    ready = True
+
+    def __init__(self, sampled):
+        self.sampled = sampled
+
+    def read(self):
+        return self.sampled
+
+
 def stepped(**config):
-    return SteppedEngine(**{"max_running": 8, "context_length": 256, "max_total_tokens": 1024, **config})
+    """An engine with a device, which nobody has to wait for."""
+    engine = SteppedEngine(**{"max_running": 8, "context_length": 256, "max_total_tokens": 1024, **config})
+    runner, sample = engine.loop.runner, engine.loop.runner.sample
+    runner.sample = lambda *arguments: Launched(sample(*arguments))
+    return engine
 
 
 def calls_of(programs):
@@ -41,6 +57,14 @@ def test_the_next_generation_begins_before_the_end_of_the_one_before_is_told(ove
     assert events[-1].text == text
     assert all(same(a, b) for a, b in zip(by_path(events[:-1]), brought, strict=True))
     engine.check_empty()
+
+
+def test_without_a_device_the_end_is_told_before_the_next_step_computes():
+    engine, told = SteppedEngine(overlap=True, context_length=256, max_total_tokens=1024), []
+    engine.run_program("xy", Program(TWO), sink=lambda event: told.append((engine.loop.steps, event)))
+    engine.drain()
+    steps = [step for step, event in told if isinstance(event, Played)]
+    assert steps == [5, 10]  # a step for each token; those that are appended share one with the sixth
 
 
 @pytest.mark.sampled(2)
@@ -139,3 +163,12 @@ def test_calls_that_wait_run_once_and_in_order():
     postponed.run_all()
     assert ran == [0, 1, 5, 2, 3, 4, 6, 7, "added"]
     assert not postponed
+
+
+def test_a_call_that_fails_as_the_loop_ends_keeps_no_other_from_running(caplog):
+    ran, postponed = [], Postponed()
+    for call in (lambda: ran.append(1), lambda: 1 / 0, lambda: ran.append(2)):
+        postponed.add(call)
+    postponed.close()
+    assert ran == [1, 2]
+    assert "ZeroDivisionError" in caplog.text
