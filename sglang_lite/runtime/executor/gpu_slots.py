@@ -45,7 +45,7 @@ class GpuSlots:
         """Takes over the changes of a record, on the host and on the device."""
         if len(record.started):
             self._sampling.set(record.started, record.sampling)
-            self._parameters.copy_(self._staging.send(_packed(self._sampling)), non_blocking=True)
+            self._staging.send(_packed(self._sampling), self._parameters)
         if len(record.pages):
             self._pages.update(record)
             update_pages(self.page_table, *self._staging.send_all(record.page_indices, record.pages))
@@ -54,12 +54,13 @@ class GpuSlots:
 def _packed(sampling: SamplingTable) -> Ints:
     """Returns the sampling parameters of all slots and of the dummy slot in one int32 array, in the layout of
     `_views`."""
-    seed = np.ascontiguousarray(sampling.seed).view(np.int32).reshape(-1, 2)
-    floats = (np.where(sampling.greedy, np.float32(0), sampling.temperature), sampling.top_p, sampling.min_p)
-    rows = [column.astype(np.float32).view(np.int32) for column in floats]
-    rows.append(sampling.top_k.astype(np.int32))
-    seeds = np.concatenate((seed, np.zeros((1, 2), dtype=np.int32)))
-    return np.concatenate((seeds.reshape(-1), np.pad(np.stack(rows), ((0, 0), (0, 1))).reshape(-1)))
+    count = len(sampling.seed)
+    packed = np.zeros((6, count + 1), dtype=np.int32)
+    packed[:2].reshape(-1)[: 2 * count] = np.ascontiguousarray(sampling.seed).view(np.int32)
+    floats = packed[2:5, :count].view(np.float32)
+    floats[0] = np.where(sampling.greedy, np.float32(0), sampling.temperature)
+    floats[1], floats[2], packed[5, :count] = sampling.top_p, sampling.min_p, sampling.top_k
+    return packed.reshape(-1)
 
 
 def _views(packed: torch.Tensor, slots: int) -> DeviceSampling:
