@@ -56,6 +56,7 @@ class GenerationJob:
         self._following: PreparedNode | None = None  # generation that follows it, once that is prepared
         self._ahead: GenerationJob | None = None  # its job, whose request waits for a prompt or has begun
         self._begins_next = False  # True once that request has begun
+        self._between: Ints = np.empty(0, dtype=np.int32)  # text before it, if its request is made without a prompt
         self._catch_up: Callable[[], None] = _nothing  # tells the end of the request before
 
     @property
@@ -141,7 +142,7 @@ class GenerationJob:
             params, partial(self._on_event, 0), stream=program.stream or node.stream, namespace=program.namespace
         )
         request.branch, request.priority, request.follow = self._scheduled, self._scheduled.program.priority, self
-        self._requests = [request]
+        self._requests, self._between = [request], np.array(ids.result(), dtype=np.int32)
         return True
 
     def begin(self, tokens: Ints, finish: Finish, postpone: Callable[[], Callable[[], None]]) -> Request | None:
@@ -169,8 +170,7 @@ class GenerationJob:
         """
         request, entry, node = self._requests[0], self._entry, self._entry.node
         assert isinstance(node, Gen)
-        assert entry.ids is not None
-        if not self._program.context.builder.begin(request, np.concatenate((tokens, entry.ids.result()))):
+        if not self._program.context.builder.begin(request, np.concatenate((tokens, self._between))):
             return None
         self._began = self._program.context.loop.clock.now()
         request.times.deadline = None if node.timeout is None else self._began + node.timeout

@@ -12,7 +12,7 @@ from sglang_lite.runtime.core.step_clock import StepClock
 from sglang_lite.runtime.core.token_watch import GRAMMAR, STOPS, TEXT, TokenWatch
 from sglang_lite.runtime.executor.sampler import Sampled
 from sglang_lite.runtime.requests.output_builder import Finish
-from sglang_lite.runtime.requests.request import Request
+from sglang_lite.runtime.requests.request import Request, WatchedTokens
 from sglang_lite.runtime.scheduler.batch import Batch
 from sglang_lite.runtime.scheduler.scheduler import Scheduler
 
@@ -36,7 +36,9 @@ class TokenReader:
         if request.replayed_count:  # `Request.resume` has applied the grammar
             request.output.send_replayed_text()
         elif self._jump and request.output.matcher is not None:
-            tokens, request.ending = request.jump(request.limit - request.prompt_len)
+            tokens, request.ending = request.jump(
+                request.limit - request.prompt_len, masked=request.watched is WatchedTokens.GRAMMAR
+            )
             if tokens:
                 request.tokens = np.concatenate((request.tokens, np.array(tokens, dtype=np.int32)))
         if request.ending is not None:
@@ -79,7 +81,7 @@ class TokenReader:
                 if finish is None and not at_end and request.times.deadline is not None:
                     at_end = self._close_in_time(request, request.times.deadline)
                 if finish is None and not at_end and self._jump and request.output.matcher is not None:
-                    finish, at_end = self._jump_forward(request)
+                    finish, at_end = self._jump_forward(request, masked=kind == GRAMMAR)
             except SglError as error:
                 yield request, error
                 continue
@@ -108,12 +110,12 @@ class TokenReader:
             self._scheduler.limit(request, left)
         return left == 0
 
-    def _jump_forward(self, request: Request) -> tuple[Finish | None, bool]:
-        """Appends the tokens that the request's grammar forces. Returns the reason for the end, if any, and True if the
-        request has reached its maximum length."""
+    def _jump_forward(self, request: Request, *, masked: bool) -> tuple[Finish | None, bool]:
+        """Appends the tokens that the request's grammar forces, as `Request.jump`. Returns the reason for the end, if
+        any, and True if the request has reached its maximum length."""
         table, slot = self._scheduler.store.table, request.slot
         room = int(table.limit[slot] - table.known[slot])
-        tokens, finish = request.jump(room)
+        tokens, finish = request.jump(room, masked=masked)
         if tokens:
             self._scheduler.append(request, tokens)
         return finish, len(tokens) >= room

@@ -187,6 +187,9 @@ class PrefixGroups:
         """Returns the groups of rows with one token that are worth it."""
         table = self._table
         shareable_pages = starts // table.page_size
+        first = table.pages[slots, 0][shareable_pages > 0]
+        if len(np.unique(first)) == len(first):  # mostly so where rows change at every step
+            return []
         groups = find_groups(table.pages[slots, : int(shareable_pages.max())], shareable_pages)
         return [group for group in groups if _pays(group, table.page_size, self._min_saving_factor)]
 

@@ -293,12 +293,12 @@ class Request:
         self.state = state
         self.retractions += state is State.RETRACTED
 
-    def jump(self, room: int) -> tuple[list[int], Finish | None]:
+    def jump(self, room: int, *, masked: bool) -> tuple[list[int], Finish | None]:
         """Takes the tokens that the grammar forces, at most `room`, as `OutputBuilder.jump`; none if a logit processor
         must see every token."""
         if self.processor is not None:
             return [], None
-        tokens, finish = self.output.jump(room, masked=self.watched is WatchedTokens.GRAMMAR)
+        tokens, finish = self.output.jump(room, masked=masked)
         if tokens:
             self.jumps.append((self.limit - self.prompt_len - room, len(tokens)))
         return tokens, finish
