@@ -109,10 +109,10 @@ def measure(
     waiting = [iter(text[start:]) for text, start in zip(texts, starts)]
     masks = np.empty((len(texts), words), np.int32)
     fills, accepts, late_rows = [], [], 0
-    filler.fill(matchers, masks)  # in the step loop the first masks are known
+    filler.fill(matchers, masks.__setitem__)  # in the step loop the first masks are known
     for _ in range(min(steps, *map(len, texts))):
         began = time.perf_counter()
-        late = set(filler.fill(matchers, masks, patience=PATIENCE))
+        late = set(filler.fill(matchers, masks.__setitem__, patience=PATIENCE))
         filled = time.perf_counter()
         late_rows += len(late)
         for row, (matcher, tokens) in enumerate(zip(matchers, waiting)):

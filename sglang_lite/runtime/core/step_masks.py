@@ -15,7 +15,7 @@ from sglang_lite.runtime.executor.sampler import Masks
 from sglang_lite.runtime.kv_cache.slot_table import SlotTable
 from sglang_lite.runtime.scheduler.batch import Batch
 from sglang_lite.runtime.scheduler.scheduler import Scheduler
-from sglang_lite.runtime.structured_output.base import Matcher
+from sglang_lite.runtime.structured_output.base import Mask, Matcher
 from sglang_lite.runtime.structured_output.mask_filler import MaskFiller
 
 
@@ -26,6 +26,35 @@ class MaskedRows:
     rows: NDArray[np.int64]
     masks: Masks | None
     filling: float
+
+
+class _SharedMasks:
+    """Masks of a step. Rows in the same state of a grammar share one, which is written and sent once.
+
+    Args:
+        words: int32 [rows, ceil(V / 32)], memory to write to.
+        rows: number of rows with a mask.
+
+    Attributes:
+        places: int32 [rows], index of each row's mask in `words`; -1 if it is not known.
+    """
+
+    def __init__(self, words: NDArray[np.int32], rows: int) -> None:
+        self._words, self.places, self._count = words, np.full(rows, -1, dtype=np.int32), 0
+        self._known: dict[int, tuple[int, Mask]] = {}  # place by id of a mask, which keeps its id as long as it is here
+
+    def put(self, row: int, mask: Mask) -> None:
+        """Sets the mask of a row."""
+        place, _ = self._known.setdefault(id(mask), (len(self._known), mask))
+        if place == self._count:
+            self._words[place] = mask
+            self._count += 1
+        self.places[row] = place
+
+    @property
+    def written(self) -> NDArray[np.int32]:
+        """The different masks."""
+        return self._words[: self._count]
 
 
 class StepMasks:
@@ -70,24 +99,23 @@ class StepMasks:
                 matchers.append(matcher)
         if not matchers:
             return MaskedRows(rows, None, 0.0)
-        words = self._words[: len(matchers)]
-        began = time.perf_counter()
+        began, shared = time.perf_counter(), _SharedMasks(self._words, len(matchers))
         late = self._filler.fill(
             matchers,
-            words,
+            shared.put,
             patience=patience,
             has_unmasked_rows=len(masked) < len(batch.slots),  # a chunk of a prompt is computed as well
             has_other_work=self._has_other_work,
         )
         filling = time.perf_counter() - began
         which = np.full(len(rows), -1, dtype=np.int32)
-        which[masked] = np.arange(len(masked))
+        which[masked] = shared.places
         if late:
             behind = np.array(masked)[late]
             self.late += len(late)
             self._scheduler.recompute_last(batch.slots[rows[behind]])
             rows, which = np.delete(rows, behind), np.delete(which, behind)
-        return MaskedRows(rows, Masks(words, which), filling)
+        return MaskedRows(rows, Masks(shared.written, which), filling)
 
     def close(self) -> None:
         """Ends the threads, and releases the memory of the masks: on a GPU, it is pinned."""

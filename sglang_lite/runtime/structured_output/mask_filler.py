@@ -11,7 +11,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sglang_lite.runtime.structured_output.base import Mask, Matcher
 
@@ -38,38 +37,38 @@ class MaskFiller:
     def fill(
         self,
         matchers: Sequence[Matcher],
-        masks: NDArray[np.int32],
+        put: Callable[[int, Mask], object],
         *,
         patience: float | None = None,
         has_unmasked_rows: bool = False,
         has_other_work: Callable[[], bool] = lambda: False,
     ) -> list[int]:
-        """Fills row i of `masks` for the i-th matcher.
+        """Puts the mask of each matcher, once it is known.
 
         If a matcher's engine fails, its mask allows no token, which ends that request alone.
 
         Args:
             matchers: matchers of the rows.
-            masks: masks to fill, [N, words].
+            put: function that takes the index of a matcher, and its mask.
             patience: seconds after which unfinished rows are late, provided that another row can continue; None for no
                 limit. If no row can continue, the first mask is awaited, unless `has_other_work` returns True.
             has_unmasked_rows: whether the step has rows without a mask, which can continue.
             has_other_work: returns True if the thread has other work; `interrupt` signals a change to True.
 
         Returns:
-            Indices of late rows. They are not filled; until the caller has asked for them again, their matchers must
-                not move.
+            Indices of late rows, whose masks are not put. Until the caller has asked for them again, their matchers
+            must not move.
         """
         end = None if patience is None else time.perf_counter() + patience
         while not self._results.empty():
             self._store(self._results.get())
-        remaining = self._copy_cached(matchers, masks, range(len(matchers)))
+        remaining = self._put_cached(matchers, put, range(len(matchers)))
         alone = len(matchers) == 1 and not has_unmasked_rows and not self._locked
         if remaining and alone:  # no other row waits, so another thread is not worth it
             for part in matchers[0].parts:
                 if part.cached_mask() is None:
                     self._store(_compute([part]))
-            remaining = self._copy_cached(matchers, masks, remaining)
+            remaining = self._put_cached(matchers, put, remaining)
         can_continue = has_unmasked_rows or len(remaining) < len(matchers)
         while remaining:  # repeated if a computed mask does not hold for all matchers in its state, or was evicted
             missing = {
@@ -82,11 +81,11 @@ class MaskFiller:
                 self._start(missing.values())
                 batch = self._wait_until(end) if can_continue else self._wait_for_first(has_other_work)
                 if batch is None:
-                    return self._copy_cached(matchers, masks, remaining)
+                    return self._put_cached(matchers, put, remaining)
                 can_continue = True
                 for state in self._store(batch):
                     missing.pop(state, None)
-            remaining = self._copy_cached(matchers, masks, remaining)
+            remaining = self._put_cached(matchers, put, remaining)
         return remaining
 
     def interrupt(self) -> None:
@@ -146,18 +145,21 @@ class MaskFiller:
         return states
 
     def _is_pending(self, part: Matcher) -> bool:
-        return bool(self._pending) and self._pending.get(part.state_key) is part
+        return self._pending.get(part.state_key) is part
 
-    def _copy_cached(self, matchers: Sequence[Matcher], masks: NDArray[np.int32], rows: Iterable[int]) -> list[int]:
-        """Copies the masks that are known; returns the rows without one, or with one still being computed."""
+    def _put_cached(
+        self, matchers: Sequence[Matcher], put: Callable[[int, Mask], object], rows: Iterable[int]
+    ) -> list[int]:
+        """Puts the masks that are known; returns the rows without one, or with one still being computed."""
         remaining: list[int] = []
         for row in rows:
             matcher = matchers[row]
-            mask = None if any(map(self._is_pending, matcher.parts)) else matcher.cached_mask()
+            pending = bool(self._pending) and any(map(self._is_pending, matcher.parts))
+            mask = None if pending else matcher.cached_mask()
             if mask is None:
                 remaining.append(row)
             else:
-                masks[row] = mask
+                put(row, mask)
         return remaining
 
 

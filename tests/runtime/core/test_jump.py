@@ -272,3 +272,33 @@ def test_values_are_drawn_as_often_as_without(engine, off, constraint):
         chi2 += sum((count[value] - expected) ** 2 / expected for count in counts)
     critical = {1: 6.63, 2: 9.21, 3: 11.34, 4: 13.28, 5: 15.09, 6: 16.81, 7: 18.48, 8: 20.09, 9: 21.67}  # p = 0.01
     assert chi2 < critical[len(values) - 1]
+
+
+def test_rows_in_the_same_state_share_a_mask(monkeypatch):
+    engine = SteppedEngine(overlap=True, max_total_tokens=512, context_length=128)
+    masks = [np.array([each], np.int32) for each in (0b110, -2)]
+
+    class Fixed(Forcing):
+        def __init__(self, mask):
+            super().__init__()
+            self.allowed = mask
+
+        def cached_mask(self):
+            return self.allowed
+
+        def accept(self, _):
+            return True
+
+    sample, sent = engine.loop.runner.sample, []
+
+    def watched(forward, rows, adjustments, masks=None, scored=None):
+        sent.append((masks.words.tolist(), masks.rows.tolist()))
+        return sample(forward, rows, adjustments, masks, scored)
+
+    monkeypatch.setattr(engine.loop.runner, "sample", watched)
+    started = [engine.start([3, 4 + i], greedy(max_tokens=6, ignore_eos=True)) for i in range(5)]
+    for request, which in zip(engine.built[:4], (0, 1, 0, 0)):
+        request.output.matcher = ClosingMatcher(Fixed(masks[which]), None, 200)
+    engine.drain()
+    assert ([[0b110], [-2]], [0, 1, 0, 0, -1]) in sent
+    assert {token for i in (0, 2, 3) for token in ended(started[i][1]).token_ids} <= {1, 2}

@@ -188,7 +188,7 @@ def test_a_batch_is_filled_as_each_row_would_be():
         matcher.advance(b"1")
     matchers = [matcher for matcher in matchers if not matcher.error]
     together = np.full((len(matchers) + 1, 9), 77, np.int32)
-    assert filler.fill(matchers, together) == []
+    assert filler.fill(matchers, together.__setitem__) == []
     assert (together[:-1] == [next_mask(matcher) for matcher in matchers]).all()
     assert (together[-1] == 77).all()
     filler.close()

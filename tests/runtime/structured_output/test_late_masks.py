@@ -138,11 +138,11 @@ def test_where_nobody_can_go_on_the_first_one_that_can_is_waited_for():
     filler, grammars = MaskFiller(2), Meeting()
     matchers = [Parity(grammars), Parity(grammars, 0)]
     masks = np.zeros((2, WORDS), np.int32)
-    assert filler.fill(matchers, masks, patience=0.0) == [1]
+    assert filler.fill(matchers, masks.__setitem__, patience=0.0) == [1]
     assert (masks[0] == matchers[0].mask()).all()
     assert not masks[1].any()
     grammars.go.set()
-    assert filler.fill(matchers[1:], masks[1:]) == []
+    assert filler.fill(matchers[1:], masks[1:].__setitem__) == []
     assert (masks[1] == matchers[1].mask()).all()
     filler.close()
 
@@ -164,10 +164,10 @@ def test_where_nobody_can_go_on_a_command_is_not_kept_waiting(before):
 
     thread = threading.Thread(target=command)
     thread.start()
-    assert filler.fill(matchers, masks, has_other_work=wanted) == [0, 1]
+    assert filler.fill(matchers, masks.__setitem__, has_other_work=wanted) == [0, 1]
     thread.join()
     grammars.go.set()
-    assert filler.fill(matchers, masks) == []
+    assert filler.fill(matchers, masks.__setitem__) == []
     assert (masks == [matcher.mask() for matcher in matchers]).all()
     filler.close()
 
@@ -183,7 +183,7 @@ def test_a_command_that_comes_behind_the_first_mask_makes_no_row_late():
         grammars.go.set()
         return False
 
-    assert filler.fill(matchers, masks, has_other_work=wanted) == []
+    assert filler.fill(matchers, masks.__setitem__, has_other_work=wanted) == []
     assert (masks == [matcher.mask() for matcher in matchers]).all()
     filler.close()
 
@@ -215,12 +215,12 @@ def test_rows_in_the_place_of_a_late_one_wait_for_its_mask():
     slow, alike, other = Parity(grammars, 0), Parity(grammars), Parity(grammars)
     alike.state_key = slow.state_key
     masks = np.zeros((3, WORDS), np.int32)
-    assert filler.fill([slow, other], masks, patience=0.0) == [0]
-    assert filler.fill([slow, alike, other], masks, patience=0.0) == [0, 1]
+    assert filler.fill([slow, other], masks.__setitem__, patience=0.0) == [0]
+    assert filler.fill([slow, alike, other], masks.__setitem__, patience=0.0) == [0, 1]
     assert alike.kept is None
     assert grammars.asked == 1
     grammars.go.set()
-    assert filler.fill([slow], masks) == []
+    assert filler.fill([slow], masks.__setitem__) == []
     filler.close()
 
 
@@ -229,12 +229,12 @@ def test_a_late_row_waits_for_its_engine_though_others_learn_the_mask_of_its_pla
     filler, grammars = MaskFiller(2), SlowEngine()
     slow, other = Parity(grammars, 0), Parity(grammars)
     masks = np.zeros((2, WORDS), np.int32)
-    assert filler.fill([slow, other], masks, patience=0.0) == [0]
+    assert filler.fill([slow, other], masks.__setitem__, patience=0.0) == [0]
     slow.set_mask(slow.mask())
-    assert filler.fill([slow, other], masks, patience=0.0) == [0]
-    assert filler.fill([slow], masks, patience=0.0, has_unmasked_rows=True) == [0]
+    assert filler.fill([slow, other], masks.__setitem__, patience=0.0) == [0]
+    assert filler.fill([slow], masks.__setitem__, patience=0.0, has_unmasked_rows=True) == [0]
     grammars.go.set()
-    assert filler.fill([slow, other], masks) == []
+    assert filler.fill([slow, other], masks.__setitem__) == []
     assert (masks[0] == slow.mask()).all()
     assert grammars.asked == 1
     filler.close()

@@ -60,7 +60,7 @@ def test_shared_masks_are_those_of_a_matcher_alone(llguidance, filler, constrain
     words = (llguidance.vocab_size + 31) // 32
     masks = np.zeros((len(shared), words), np.int32)
     for step in range(25):
-        filler.fill(shared, masks[: len(shared)])
+        filler.fill(shared, masks[: len(shared)].__setitem__)
         left = []
         for i, (ours, theirs) in enumerate(zip(shared, alone)):
             mask = next_mask(theirs)
@@ -84,7 +84,7 @@ def test_a_token_that_is_not_allowed_is_refused(llguidance, filler):
     masks = np.zeros((20, (llguidance.vocab_size + 31) // 32), np.int32)
     good, bad = llguidance.encode("a")[0], llguidance.encode("z")[0]
     for _ in range(3):
-        filler.fill(matchers, masks)
+        filler.fill(matchers, masks.__setitem__)
         assert all(matcher.accept(good) for matcher in matchers)
     assert not any(matcher.accept(bad) for matcher in matchers)
     assert all(matcher.error for matcher in matchers)
@@ -139,7 +139,7 @@ def test_texts_that_never_meet_are_followed_no_longer(monkeypatch, llguidance, f
     masks = np.zeros((12, (llguidance.vocab_size + 31) // 32), np.int32)
     opening = [llguidance.encode(text)[0] for text in "(["]
     for step in range(8):  # each spells a number of its own
-        filler.fill(matchers, masks)
+        filler.fill(matchers, masks.__setitem__)
         assert all(matcher.accept(opening[i >> step % 4 & 1]) for i, matcher in enumerate(matchers))
     assert any(matcher.states is not None for matcher in matchers)
     assert all(matcher.state is None for matcher in matchers)
@@ -181,6 +181,6 @@ def test_what_fails_for_one_matcher_is_not_kept_for_others_in_its_place(llguidan
     shared[0].states.masks.pop(bad.state, None)
     monkeypatch.setattr(type(llguidance), "masks", masks)
     found = np.zeros((3, len(right)), np.int32)
-    assert filler.fill(shared, found) == []
+    assert filler.fill(shared, found.__setitem__) == []
     assert (found[:2] == right).all()
     assert not found[2].any()
