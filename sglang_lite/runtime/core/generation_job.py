@@ -179,14 +179,16 @@ class GenerationJob:
 
     def go_on(self, _: Generation) -> Request | None:
         """Continues the program, as `Follower.go_on`."""
-        assert self._ask is not None
+        if self._ask is None or not self._ask.is_current:  # it was given up in the step in which it ended
+            return None
         following = self._program.answered(self._ask, self._appended, in_slot=not self._begins_next)
-        if self._begins_next and self._ahead is not None:
+        if self._ahead is not None:
             self._ahead.caught_up()
         return following
 
     def caught_up(self) -> None:
-        """Notes that the end of the request before is told. If the node was not asked, its request is aborted."""
+        """Notes that the end of the request before is told. If this job has not got its node's ask with it, it is
+        dropped, and its request is aborted if it has begun."""
         self._catch_up = _nothing
         if self._ask is None:
             self._entry.begun = None
@@ -268,6 +270,9 @@ class GenerationJob:
             for index, request in enumerate(self._requests):
                 if index not in self._generations:
                     self._program.context.loop.abort(request)
+        self._requests = []  # as at the end
+        if self._ahead is not None:
+            self._ahead.caught_up()
 
     def _on_event(self, index: int, event: Event) -> None:
         self._catch_up()

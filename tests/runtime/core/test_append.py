@@ -1,6 +1,8 @@
 """The next generation of a program begins in the slot of the one before, whose end is told later."""
 
+import gc
 import random
+import weakref
 
 import pytest
 
@@ -146,6 +148,29 @@ def test_appended_tokens_are_counted():
     engine.drain()
     assert stats.result()["appended_tokens"] == len("cd") + len("e")
     assert stats.result()["steps"] == engine.loop.steps
+
+
+def test_a_request_that_was_made_ahead_and_not_used_leaves_nothing_behind():
+    """Garbage collection would stop the loop for longer than a step takes."""
+    gc.collect()
+    gc.disable()
+    try:
+        engine, events, made = stepped(overlap=True), [], []
+        ahead = engine.core.builder.ahead
+        engine.core.builder.ahead = lambda *args, **options: keep(made, ahead(*args, **options))
+        stops = Gen("x", greedy(40, stop=tuple("abcde ")))
+        engine.run_program("xy", Program((Text("ab"), stops, *TWO[2:])), sink=events.append)
+        engine.drain()
+        assert isinstance(events[-1], ProgramResult)
+        assert made
+        assert not any(output() for output in made)
+    finally:
+        gc.enable()
+
+
+def keep(made, request):
+    made.append(weakref.ref(request.output))
+    return request
 
 
 def test_calls_that_wait_run_once_and_in_order():
