@@ -26,6 +26,7 @@ from sglang_lite.runtime.models.spec import (
     RopeSpec,
 )
 from sglang_lite.runtime.models.weights.dummy import DummySource
+from sglang_lite.runtime.models.weights.rounding import Rounding
 from sglang_lite.runtime.tokens.tokenizer import Tokenizer
 
 
@@ -102,13 +103,16 @@ def hf_config(name: str) -> dict[str, object]:
     }  # fmt: skip
 
 
-def load_shape(name: str, *, fp8: bool = False, model_impl: str = "native") -> LoadedModel:
+def load_shape(
+    name: str, *, fp8: bool = False, model_impl: str = "native", rounding: Rounding | None = None
+) -> LoadedModel:
     """Model of a shape on the first GPU, or on the CPU if no GPU is available, with a tokenizer whose tokens are
     meaningless words.
 
     Args:
         fp8: whether weights, keys and values, but not latents, have 8 bits; bfloat16 if not.
         model_impl: "native", or "transformers" for the code of that package instead of ours.
+        rounding: how the layers' matrices are quantised, as of `Precision`.
     """
     if model_impl == "transformers":
         return _by_transformers(name)
@@ -120,7 +124,7 @@ def load_shape(name: str, *, fp8: bool = False, model_impl: str = "native") -> L
         from sglang_lite.runtime.models.gpu_decoder import GpuDecoder  # needs Triton
 
         device, kind = torch.device("cuda:0"), GpuDecoder
-    formats = precision("auto", device, fp8=fp8, kv_fp8=kv_fp8)
+    formats = precision("auto", device, fp8=fp8, kv_fp8=kv_fp8, rounding=rounding)
     if device.type == "cuda":
         from sglang_lite.runtime.executor.compile_ahead import start_compiling
 

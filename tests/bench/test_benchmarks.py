@@ -29,6 +29,7 @@ SMALL = {
     "extraction.py": ["--texts", "1", "--max-tokens", "60"],
     "frontend_overhead.py": ["--seconds", "0.01", "--programs", "4"],
     "first_token.py": ["--help"],  # it needs a GPU
+    "four_bits.py": ["--shape", "small", "--rows", "1", "--prompt", "4"],
     "fresh_text.py": ["--rows", "2", "--trials", "1"],
     "gpu_floor.py": ["--help"],  # it needs a GPU
     "grammar_cost.py": ["--schemas", "2", "--tools", "8"],

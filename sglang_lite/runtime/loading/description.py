@@ -177,6 +177,8 @@ class _Inspection:
         if not self.path.is_dir():
             return HeaderSource(str(self.path), self._headers)
         declared = read_quantisation(self.path)
+        if declared.matrices.packings:
+            self._update(formats=(declared.matrices.names[0], *self.description.formats))
         source = HeaderSource(str(self.path), self._headers, declared.matrices.packings)
         declared.check(source)
         return source
@@ -192,6 +194,9 @@ class _Inspection:
             _take_all(spec, source)
             kept = source.in_8_bits if formats.keep_fp8 else 0
             blocks, bits = self._in_blocks(formats)
+            for packing, count in source.packed.items():
+                if packing.cpu_bits is not None and _keeps(formats):
+                    blocks, bits = blocks + count, bits + int(count * packing.cpu_bits)
             numbers = source.elements - kept - blocks
             self._update(loaded_bytes=numbers * formats.weights.itemsize + kept + bits // 8)
 
@@ -199,8 +204,7 @@ class _Inspection:
         """Counts the weights that stay in the file's quantised blocks only. Returns their number and their size in
         bits."""
         assert self._headers is not None
-        # In bfloat16 the blocks are kept besides decoded weights, which serve steps with many rows.
-        if not formats.blocks or formats.weights != torch.float32 or block_library() is None:
+        if not _keeps(formats):
             return 0, 0
         kept = [
             (math.prod(header.shape), BITS[header.format])
@@ -273,6 +277,12 @@ def _take_encoder(spec: EncoderSpec, source: HeaderSource) -> None:
         Bert(spec.layers, source, torch.float32, torch.device("meta"), iter)
     else:
         _take_all(spec.layers, source)
+
+
+def _keeps(formats: Precision) -> bool:
+    """True if a CPU keeps blocks alone: in bfloat16 they are kept besides decoded weights, which serve steps with many
+    rows."""
+    return formats.blocks and formats.weights == torch.float32 and block_library() is not None
 
 
 def _megabytes(count: int | None) -> str:

@@ -31,6 +31,7 @@ from sglang_lite.runtime.models.weights.dummy import DummySource
 from sglang_lite.runtime.models.weights.folder import SafetensorsSource, open_folder
 from sglang_lite.runtime.models.weights.gguf import GgufSource
 from sglang_lite.runtime.models.weights.quantization_config import read_quantisation
+from sglang_lite.runtime.models.weights.rounding import ROUNDINGS, Rounding
 from sglang_lite.runtime.models.weights.source import WeightSource
 from sglang_lite.runtime.tokens.tokenizer import Tokenizer
 
@@ -111,12 +112,13 @@ def load_model(
         torch.cuda.set_device(device)  # for this thread, which launches the kernels that quantise weights
     formats = precision(
         config.dtype, device, batch_invariant=config.deterministic, fp8=config.quantization == "fp8",
-        kv_fp8=config.kv_dtype == "fp8",
+        kv_fp8=config.kv_dtype == "fp8", packed=config.quantization is not None,
+        rounding=next((to for to in ROUNDINGS if to == config.quantization), None),
     )  # fmt: skip
-    eight = formats.int8 or formats.fp8 or formats.keep_fp8
+    few_bits = formats.int8 or formats.fp8 or formats.keep_fp8 or formats.rounding or source.has_packed
     check_room(
         {
-            "weights": weight_bytes(spec, 0.5 if path.is_file() or eight else formats.weights.itemsize),
+            "weights": weight_bytes(spec, 0.5 if path.is_file() or few_bits else formats.weights.itemsize),
             f"{positions:,} positions": rotary_bytes(spec, positions),
         },
         device, str(path), "Lower context_length, or take a smaller model or dtype.",
@@ -192,6 +194,11 @@ def _source(files: ModelFiles, spec: ModelSpec, config: EngineConfig) -> WeightS
     """Source of the weights in the format of the files, or of random weights for `load_format="dummy"`."""
     if files.gguf is not None:
         _check_format("gguf", config, files.path)
+        if config.quantization not in (None, "fp8"):
+            raise ParameterError(
+                "quantization", f"{config.quantization!r} is not for GGUF files, which say how they are quantised.",
+                hint="Leave it out.",
+            )  # fmt: skip
         dummy = config.load_format == "dummy"
         return DummySource(pick_device(config)) if dummy else GgufSource(files.gguf, spec)
     path = files.path
@@ -292,7 +299,14 @@ def computes_in_eight_bits(device: torch.device) -> bool:
 
 
 def precision(
-    dtype: str, device: torch.device, *, batch_invariant: bool = False, fp8: bool = False, kv_fp8: bool = False
+    dtype: str,
+    device: torch.device,
+    *,
+    batch_invariant: bool = False,
+    fp8: bool = False,
+    kv_fp8: bool = False,
+    packed: bool = False,
+    rounding: Rounding | None = None,
 ) -> Precision:
     """Numeric formats for a `dtype` on a device.
 
@@ -302,6 +316,7 @@ def precision(
         batch_invariant: whether every row must be computed the same way in every batch.
         fp8: whether matrices are quantised to 8-bit floating point.
         kv_fp8: whether keys and values are stored in 8-bit floating point.
+        packed, rounding: as of Precision.
 
     Raises:
         ParameterError: the device can't compute in the format.
@@ -312,7 +327,13 @@ def precision(
                 name, "fp8 needs a GPU of compute capability 8.9 (Ada, Hopper) or newer.",
                 hint="Leave it out; checkpoints in 8 bits are read without it.",
             )  # fmt: skip
+    if rounding is not None and dtype in ("int8", "float32"):
+        raise ParameterError(
+            "quantization", f"{rounding!r} goes with 16 bits, not with dtype {dtype}.", hint="Leave one out."
+        )
     if device.type == "cuda":
+        if rounding == "int8":
+            raise ParameterError("quantization", "int8 is for CPUs.", hint='Use "fp8" or "int4".')
         if dtype == "int8":
             raise ParameterError("dtype", "int8 is for CPUs.", hint="Use bfloat16.")
         dtype = "bfloat16" if dtype == "auto" else dtype
@@ -328,6 +349,8 @@ def precision(
         raise ParameterError("quantization", f"fp8 goes with dtype bfloat16, not {dtype}.")
     return Precision(
         kind, kind, torch.float8_e4m3fn if kv_fp8 else kind, batch_invariant=batch_invariant, fp8=fp8,
+        packed=packed and device.type == "cuda" and kind.itemsize == 2,
+        rounding=rounding,
         blocks=device.type == "cpu" and not batch_invariant and (automatic or kind == torch.bfloat16),
         keep_fp8=kind == torch.bfloat16 and computes_in_eight_bits(device),
     )  # fmt: skip

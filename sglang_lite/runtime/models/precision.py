@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
+from sglang_lite.runtime.models.weights.rounding import Rounding
+
 
 @dataclass(frozen=True, slots=True)
 class Precision:
@@ -20,6 +22,9 @@ class Precision:
         int8: whether matrices are quantised to 8-bit integers (CPU).
         fp8: whether the layers' matrices are quantised to 8-bit floating point (GPU).
         keep_fp8: whether matrices that a checkpoint stores in 8-bit floating point stay so (GPU).
+        packed: whether matrices that a checkpoint stores in up to 4 bits stay so (GPU).
+        rounding: how plain matrices of the layers are quantised while they are loaded: "int4", "int8" or "nf4"; None
+            for not at all.
         batch_invariant: whether each row is computed the same way whatever the batch, so that its bits don't
             depend on it.
     """
@@ -31,6 +36,8 @@ class Precision:
     int8: bool = False
     fp8: bool = False
     keep_fp8: bool = False
+    packed: bool = False
+    rounding: Rounding | None = None
     batch_invariant: bool = False
 
     @property

@@ -22,6 +22,8 @@ from sglang_lite.runtime.kernels.kv_store import kv_store
 from sglang_lite.runtime.kernels.latent_attention import latent_decode, latent_prefill, latent_prefix
 from sglang_lite.runtime.kernels.latent_store import latent_store
 from sglang_lite.runtime.kernels.norm import add_norm, add_norm_fp8, norm, norm_fp8
+from sglang_lite.runtime.kernels.packed_products import decoded, packed_row, packed_rows, packed_split_k
+from sglang_lite.runtime.kernels.packed_weight import packed_weight
 from sglang_lite.runtime.kernels.page_table import update_pages
 from sglang_lite.runtime.kernels.prefill_attention import prefill_attention
 from sglang_lite.runtime.kernels.prefix_attention import prefix_attention
@@ -183,6 +185,30 @@ def products_fp8(dtype: torch.dtype) -> None:
     gated_fp8(empty(8, 28_672, dtype=dtype), "silu", None)
 
 
+def packed_products(dtype: torch.dtype) -> None:
+    """Products of 4-bit weights of Llama-8B's sizes, in every format."""
+    for kind, group, zeros in (
+        ("integers", 128, False),
+        ("integers", 32, True),
+        ("e2m1", 16, False),
+        ("table", 64, False),
+    ):
+        for outputs, inputs in ((28_672, 4096), (4096, 14_336)):
+            scales = empty(outputs, inputs // group, dtype=FLOAT16)
+            weight = packed_weight(
+                empty(outputs, inputs, dtype=torch.uint8), scales,
+                zeros=empty(outputs, inputs // group, dtype=torch.uint8) if zeros else None, zero=8 * (kind == "integers"), kind=kind, table=empty(16) if kind == "table" else None,  # type: ignore[arg-type]  # one of the kinds
+            )  # fmt: skip
+            row = empty(1, inputs, dtype=dtype)
+            packed_row(row, weight, None, "silu")
+            packed_row(row, weight, empty(outputs, dtype=dtype))
+            for rows in (16, 32, 64):
+                packed_rows(empty(rows, inputs, dtype=dtype), weight, None)
+            packed_rows(empty(8, inputs, dtype=dtype), weight, empty(outputs, dtype=dtype))
+            packed_split_k(empty(64, inputs, dtype=dtype), weight, 4)
+            decoded(weight, dtype)
+
+
 def layer_norms(dtype: torch.dtype) -> None:
     """Launches of models that have layer norms, and feed-forwards without a gate."""
     x, weight = empty(8, 4096, dtype=dtype), empty(2, 4096, dtype=dtype)
@@ -264,6 +290,7 @@ def latents(dtype: torch.dtype, cached: torch.dtype | None = None) -> None:
 OTHERS: dict[str, Callable[[torch.dtype], None]] = {
     "products": products,
     "products fp8": products_fp8,
+    "products packed": packed_products,
     "layer norms": layer_norms,
     "layer norms fp8": layer_norms_fp8,
     "experts": experts,
@@ -315,5 +342,8 @@ def cases() -> list[Case]:
             ]  # fmt: skip
             if "fp8" not in name:
                 eight = name == "bfloat16" and properties.capability >= (8, 9)
-                found += [Case(properties, 0, name, kernel) for kernel in OTHERS if "fp8" not in kernel or eight]
+                found += [
+                    Case(properties, 0, name, kernel) for kernel in OTHERS
+                    if ("fp8" not in kernel or eight) and (kernel != "products packed" or name != "float32")
+                ]  # fmt: skip
     return found

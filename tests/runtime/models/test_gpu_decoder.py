@@ -21,20 +21,20 @@ pytestmark = needs_kernels
 HALF, ROWS, PAGE = torch.float16, 33, 4
 
 
-def hidden_states(model):
+def hidden_states(model, rows=ROWS):
     """Of rows that decode their first token."""
     spec = model.spec.layers[0].attention
     backend = TritonAttention(
-        AttentionRequirements(spec.heads, spec.kv_heads, spec.key_size, HALF, HALF, DEVICE, ROWS, max_chunks=0)
+        AttentionRequirements(spec.heads, spec.kv_heads, spec.key_size, HALF, HALF, DEVICE, rows, max_chunks=0)
     )
-    rows = torch.arange(ROWS, dtype=torch.int32, device=DEVICE)
+    ids = torch.arange(rows, dtype=torch.int32, device=DEVICE)
     none = torch.from_numpy(np.zeros((0, 4), dtype=np.int32)).to(DEVICE)
     plan = DevicePlan(
-        ids=rows, slots=rows, positions=torch.zeros_like(rows), last_tokens=rows, page_table=rows.unsqueeze(1),
-        page_size=PAGE, decoding=ROWS, shared=None, blocks=none, block_size=16, separate=True,
+        ids=ids, slots=ids, positions=torch.zeros_like(ids), last_tokens=ids, page_table=ids.unsqueeze(1),
+        page_size=PAGE, decoding=rows, shared=None, blocks=none, block_size=16, separate=True,
     )  # fmt: skip
     with torch.inference_mode():
-        return model.run(plan, model.allocate_cache(ROWS * PAGE), backend.plan_step(plan))
+        return model.run(plan, model.allocate_cache(rows * PAGE), backend.plan_step(plan))
 
 
 def test_sums_in_parts_are_what_they_are_whole(monkeypatch):

@@ -1,20 +1,30 @@
 """Checkpoints as quantisation tools pack them are the models that their numbers and scales describe."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import GptOssConfig, GptOssForCausalLM
+from transformers import GptOssConfig, GptOssForCausalLM, Qwen3Config, Qwen3ForCausalLM
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 import sglang_lite as sgl
 from sglang_lite.runtime.loading.description import describe
+from sglang_lite.runtime.models.gpu_decoder import GpuDecoder
+from sglang_lite.runtime.models.layers.gpu_linear import GpuLinear
 from sglang_lite.runtime.models.layers.linear import Bf16Linear, DenseLinear, block_library, make_linear
+from sglang_lite.runtime.models.layers.packed_linear import PackedLinear
+from sglang_lite.runtime.models.precision import Precision
+from sglang_lite.runtime.models.read_config import spec_from_config
 from sglang_lite.runtime.models.weights.folder import open_folder
 from sglang_lite.runtime.models.weights.quantization_config import declared_matrices, read_quantisation
-from tests.runtime.models.packings import FORMATS, declare, gptq, packed, write
+from sglang_lite.runtime.models.weights.rounding import NF4, ROUNDINGS, rounded
+from tests.runtime.kernels import needs_kernels
+from tests.runtime.kernels.test_kernels import DEVICE
+from tests.runtime.models.packings import FORMATS, TINY, declare, gptq, packed, write
 from tests.runtime.models.test_fp8 import engine, expected_of, logprobs
+from tests.runtime.models.test_gpu_decoder import hidden_states
 from tests.runtime.models.tiny import VOCAB, randomise, save
 
 CPU = torch.device("cpu")
@@ -56,6 +66,35 @@ def test_a_cpu_multiplies_it_without_decoding(tmp_path, name):
     x = torch.randn(5, 64, generator=torch.Generator().manual_seed(0))
     expected = x @ torch.cat(weights).t()
     assert torch.allclose(product(x), expected, rtol=0, atol=2e-3 * expected.abs().max().item())
+
+
+PACKED = ("gptq", "gptq, zeros", "gptq, reordered", "awq", "compressed-tensors", "nvfp4", "mxfp4", "nf4", "fp4")
+
+
+@needs_kernels
+@pytest.mark.parametrize("name", [*PACKED, "gptq, 8 bits"])
+def test_a_gpu_keeps_four_bits_if_it_is_told_to(tmp_path, name):
+    """And computes what it does with the decoded matrices, with one row and with several."""
+    folder, _ = write(tmp_path, FORMATS[name])
+    spec = spec_from_config(json.loads((folder / "config.json").read_text()), "config.json")
+    half = Precision(torch.float16, torch.float16, torch.float16, packed=True)
+
+    def model():
+        with torch.inference_mode():
+            return GpuDecoder(spec, open_folder(folder, read_quantisation(folder).matrices), half, DEVICE, 64)
+
+    packed = model()
+    products = [
+        (layer.qkv, layer.output, layer.feed_forward.gate_up, layer.feed_forward.down) for layer in packed.layers
+    ]
+    assert {type(product) for each in products for product in each} == {PackedLinear if name in PACKED else GpuLinear}
+    assert type(packed.head) is GpuLinear
+    half = replace(half, packed=False)
+    plain = model()
+    assert type(plain.layers[0].qkv) is GpuLinear
+    for rows in (1, 3):
+        found, expected = hidden_states(packed, rows), hidden_states(plain, rows)
+        assert ((found - expected).abs().max() / expected.abs().max()).item() < 0.01
 
 
 def changed(folder, change):
@@ -223,3 +262,68 @@ def test_what_compressed_tensors_packs_it_unpacks_equally(form, settings, dtype)
         assert torch.allclose(ours, theirs, rtol=0, atol=1e-6)
     else:
         assert torch.equal(ours.to(theirs.dtype), theirs)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_description_counts_what_is_kept(tmp_path, name, monkeypatch):
+    """On a CPU without bfloat16: all numbers of blocks that it multiplies, and float32 for the rest."""
+    folder, _ = write(tmp_path, FORMATS[name])
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
+    found, plain = describe(str(folder)), 4 * sum(t.numel() for t in Qwen3ForCausalLM(TINY).parameters())
+    assert found.formats[0] == FORMATS[name].names[0]
+    assert found.loaded_bytes is not None
+    if block_library() is not None:
+        assert (found.loaded_bytes == plain) == FORMATS[name].wide
+        assert FORMATS[name].wide or found.loaded_bytes < 0.7 * plain
+
+
+@pytest.mark.parametrize("to", ROUNDINGS)
+def test_a_plain_checkpoint_is_rounded_while_it_is_loaded(tmp_path, to):
+    reference = randomise(Qwen3ForCausalLM(TINY))
+    save(reference, tmp_path)
+    plain = expected_of(reference)
+    for name, weight in reference.state_dict().items():
+        if weight.ndim == 2 and "layers" in name:
+            weight.copy_(rounded(weight, to, 32).decode(0, len(weight)))
+    with engine(tmp_path, quantization=to, dtype="auto") as running:
+        found = logprobs(running)
+    assert found == pytest.approx(expected_of(reference), abs=0.1)
+    assert to == "int8" or found != pytest.approx(plain, abs=0.1)
+
+
+def test_rounding_to_the_nearest_number():
+    weight = torch.randn(32, 256, generator=torch.Generator().manual_seed(0))
+    largest = weight.view(32, 4, 64).abs().amax(-1, keepdim=True)
+    for blocks, step in ((rounded(weight, "int8", 64), 1 / 127), (rounded(weight, "int4", 64), 1 / 7)):
+        error = (blocks.decode(0, 32) - weight).view(32, 4, 64).abs()
+        assert (error <= largest * step * 0.51 + 1e-6).all()
+    blocks, book = rounded(weight, "nf4", 64), torch.tensor(NF4)
+    nearest = (weight.view(32, 4, 64, 1) / blocks.scale[..., None, None] - book).abs().argmin(-1)
+    assert (blocks.q.view(32, 4, 64) == nearest).float().mean() > 0.999  # ties
+    assert torch.equal(rounded(torch.zeros(4, 64), "int4", 32).decode(0, 4), torch.zeros(4, 64))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"quantization": "int4", "dtype": "float32"}, "'int4' goes with 16 bits, not with dtype float32"),
+        ({"quantization": "int3"}, "quantization: 'int3' is not one of"),
+    ],
+)
+def test_rounding_that_is_refused(tmp_path, settings, message):
+    save(randomise(Qwen3ForCausalLM(TINY)), tmp_path)
+    with pytest.raises(sgl.ParameterError, match=message):
+        engine(tmp_path, **settings)
+
+
+def test_what_is_quantised_is_not_quantised_again(tmp_path):
+    folder, _ = write(tmp_path, FORMATS["gptq"])
+    with pytest.raises(sgl.ParameterError, match=r"'int4' contradicts .*config.json, which declares gptq"):
+        engine(folder, quantization="int4", dtype="auto")
+
+
+def test_widths_that_no_group_divides_are_not_rounded(tmp_path):
+    config = Qwen3Config(**{**TINY.to_dict(), "hidden_size": 48})
+    save(randomise(Qwen3ForCausalLM(config)), tmp_path)
+    with pytest.raises(sgl.ModelError, match="a matrix with 48 inputs can't be quantised: no multiple of 32"):
+        engine(tmp_path, quantization="int4", dtype="auto")

@@ -21,7 +21,9 @@ from sglang_lite.runtime.models.layers.linear import (
     stacked_shape,
 )
 from sglang_lite.runtime.models.precision import Precision
+from sglang_lite.runtime.models.weights.blocks import Blocks
 from sglang_lite.runtime.models.weights.fp8 import ScaledRows
+from sglang_lite.runtime.models.weights.rounding import Rounding, group_of, rounded
 from sglang_lite.runtime.models.weights.source import Weight
 
 logger = logging.getLogger("sglang_lite")
@@ -43,9 +45,12 @@ class LinearBuilder:
 
     def make(self, parts: list[Weight], bias: torch.Tensor | None, *, quantise: bool = True) -> Linear:
         p = self._precision
+        if quantise and p.rounding is not None:
+            parts = [self._rounded(part, p.rounding) for part in parts]
         if self._fused:
             from sglang_lite.runtime.kernels.gemv import SmallBatchLinear  # needs Triton
             from sglang_lite.runtime.models.layers.gpu_linear import Fp8Linear, GpuLinear
+            from sglang_lite.runtime.models.layers.packed_linear import packed_linear
 
             self._few = self._few or SmallBatchLinear(self._device)
             bias = None if bias is None else bias.to(self._device, p.weights)
@@ -53,6 +58,8 @@ class LinearBuilder:
             eight_bits = p.fp8 or (p.keep_fp8 and all(isinstance(part, ScaledRows) for part in parts))
             if eight_bits and quantise and not (outputs % 16 or inputs % 16):
                 return Fp8Linear(parts, bias, self._few, self._device)
+            if (p.packed or p.rounding) and (packed := packed_linear(parts, bias, self._device)) is not None:
+                return packed
             return GpuLinear(stacked(parts, p.weights, self._device), bias, self._few)
         linear = make_linear(
             parts,
@@ -64,6 +71,13 @@ class LinearBuilder:
             blocks=p.blocks,
         )
         return self._batch_invariant(linear, *stacked_shape(parts))
+
+    def _rounded(self, part: Weight, to: Rounding) -> Weight:
+        """Matrix in few bits, computed on the device, unless it is stored so."""
+        if isinstance(part, Blocks | ScaledRows):
+            return part
+        rows = part if isinstance(part, torch.Tensor) else part.decode(0, part.shape[0])
+        return rounded(rows.to(self._device), to, group_of(part.shape[1], self._device))
 
     def _batch_invariant(self, linear: Linear, outputs: int, inputs: int) -> Linear:
         """Returns the linear layer, or with `batch_invariant` a row-by-row version if its results depend on the number

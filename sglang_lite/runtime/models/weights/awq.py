@@ -18,7 +18,7 @@ _PLACES = torch.tensor((0, 4, 1, 5, 2, 6, 3, 7))  # nibble of a word in which ea
 
 def awq(group: int | None) -> Packing:
     """Packing of AWQ. `group` is the number of inputs of a group; -1 for all, None if it is not declared."""
-    return Packing((".qweight", ".qzeros", ".scales"), partial(_read, group=group))
+    return Packing((".qweight", ".qzeros", ".scales"), partial(_read, group=group), 5.0)
 
 
 def _read(parts: Parts, *, group: int | None) -> Blocks:

@@ -23,12 +23,13 @@ def four_bits(kind: str) -> Packing:
     """Packing of numbers of a code book: "nf4" or "fp4"."""
     state = f".weight.quant_state.bitsandbytes__{kind}"
     return Packing(
-        (state, ".weight", ".weight.absmax", ".weight.quant_map"), lambda parts: _read(parts, state), optional=_NESTED
-    )
+        (state, ".weight", ".weight.absmax", ".weight.quant_map"), lambda parts: _read(parts, state), None,
+        optional=_NESTED,
+    )  # fmt: skip
 
 
 def eight_bits() -> Packing:
-    return Packing((".SCB", ".weight"), _read_8_bits, ignored=(".weight_format",))
+    return Packing((".SCB", ".weight"), _read_8_bits, 9.0, ignored=(".weight_format",))
 
 
 def _read(parts: Parts, state: str) -> EncodedMatrix:

@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Sequence
 
 import torch
 
@@ -21,7 +21,7 @@ from sglang_lite.runtime.models.weights.source import EncodedMatrix
 Scheme = tuple[int, int | None]  # bits of a number, and columns of a group or None for one group a row
 
 
-def pack_quantized(schemes: Collection[Scheme]) -> Packing:
+def pack_quantized(schemes: Sequence[Scheme]) -> Packing:
     """Packing of integers in words. `schemes` are those that the config declares."""
 
     def read(parts: Parts) -> Blocks:
@@ -48,12 +48,13 @@ def pack_quantized(schemes: Collection[Scheme]) -> Packing:
         return blocks_of(numbers if order is None else numbers[:, order], bits, scale, zero, order)
 
     return Packing(
-        (".weight_packed", ".weight_scale", ".weight_shape"), read, (".weight_zero_point", ".weight_g_idx"),
+        (".weight_packed", ".weight_scale", ".weight_shape"), read,
+        5.0 if all(bits <= 4 for bits, _ in schemes) else 9.0, (".weight_zero_point", ".weight_g_idx"),
         (".input_scale", ".output_scale"),
     )  # fmt: skip
 
 
-def int_quantized(schemes: Collection[Scheme]) -> Packing:
+def int_quantized(schemes: Sequence[Scheme]) -> Packing:
     """Packing of integers one a byte. `schemes` are those that the config declares."""
 
     def read(parts: Parts) -> EncodedMatrix:
@@ -70,10 +71,12 @@ def int_quantized(schemes: Collection[Scheme]) -> Packing:
             zero = zero.reshape(-1, 1 if zero.ndim < 2 else zero.shape[-1]).expand(scale.shape)
         return blocks_of((weight.to(torch.int16) + 128).to(torch.uint8), 8, scale, zero)
 
-    return Packing((".weight_scale", ".weight"), read, (".weight_zero_point",), (".input_scale", ".input_zero_point"))
+    return Packing(
+        (".weight_scale", ".weight"), read, 9.0, (".weight_zero_point",), (".input_scale", ".input_zero_point")
+    )
 
 
-def _bits(schemes: Collection[Scheme], columns: int, groups: int, words: int) -> int:
+def _bits(schemes: Sequence[Scheme], columns: int, groups: int, words: int) -> int:
     """Bits of the numbers, as a declared scheme has them that fits the tensors. Raises ValueError if none does."""
     for bits, group in schemes:
         if words == -(-columns * bits // 32) and groups == (1 if group in (None, -1) else columns // group):

@@ -23,7 +23,7 @@ def nvfp4_of_compressed_tensors() -> Packing:
         return _blocks(parts[".weight_packed"], scale, 16)
 
     return Packing(
-        (".weight_global_scale", ".weight_packed", ".weight_scale"), read, ignored=(".input_global_scale",)
+        (".weight_global_scale", ".weight_packed", ".weight_scale"), read, 9.0, ignored=(".input_global_scale",)
     )  # fmt: skip
 
 
@@ -33,13 +33,14 @@ def nvfp4_of_model_optimizer() -> Packing:
     def read(parts: Parts) -> Blocks:
         return _blocks(parts[".weight"], parts[".weight_scale"].float() * parts[".weight_scale_2"].float(), 16)
 
-    return Packing((".weight_scale_2", ".weight", ".weight_scale"), read, ignored=(".input_scale",))
+    return Packing((".weight_scale_2", ".weight", ".weight_scale"), read, 9.0, ignored=(".input_scale",))
 
 
 def mxfp4_of_compressed_tensors() -> Packing:
     return Packing(
         (".weight_packed", ".weight_scale"),
         lambda parts: _blocks(parts[".weight_packed"], _powers(parts[".weight_scale"]), 32),
+        8.5,
         ignored=(".input_global_scale",),
     )
 
@@ -51,7 +52,7 @@ def mxfp4_experts() -> Packing:
     def read(parts: Parts) -> EncodedStack:
         return Mxfp4Experts(parts["_blocks"], parts["_scales"])
 
-    return Packing(("_blocks", "_scales"), read, weight="")
+    return Packing(("_blocks", "_scales"), read, 8.5, weight="")
 
 
 class Mxfp4Experts(EncodedStack):

@@ -26,7 +26,7 @@ def gptq(bits: int, group: int | None, *, second_version: bool) -> Packing:
         second_version: whether zeros are stored as they are.
     """
     read = partial(_read, bits=bits, group=group, offset=0 if second_version else 1)
-    return Packing((".qweight", ".qzeros", ".scales"), read, optional=(".g_idx",))
+    return Packing((".qweight", ".qzeros", ".scales"), read, 5.0 if bits <= 4 else 9.0, optional=(".g_idx",))
 
 
 def _read(parts: Parts, *, bits: int, group: int | None, offset: int) -> Blocks:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -126,7 +127,7 @@ class HeaderSource(WeightSource):
     Attributes:
         numbers: number of elements of all tensors taken so far.
         in_8_bits: number of these elements that are stored in 8-bit floating point.
-        packed: number of these elements in packed matrices.
+        packed: numbers of these elements in matrices of each packing.
     """
 
     def __init__(self, label: str, headers: Headers, packings: Sequence[Packing] = ()) -> None:
@@ -134,7 +135,8 @@ class HeaderSource(WeightSource):
         self._packed = packed_in(label, files, packings)
         super().__init__(label, unpacked_files(files, self._packed))
         self._headers = headers
-        self.elements = self.in_8_bits = self.packed = 0
+        self.elements = self.in_8_bits = 0
+        self.packed: Counter[Packing] = Counter()
 
     @property
     def has_packed(self) -> bool:
@@ -145,7 +147,7 @@ class HeaderSource(WeightSource):
             self.ignore(name)
             found = torch.empty(shape, device="meta")
             self.elements += found.numel()
-            self.packed += found.numel()
+            self.packed[self._packed[name].packing] += found.numel()
             return found
         return super().take_stack(name, shape)
 

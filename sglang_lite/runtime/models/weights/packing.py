@@ -28,10 +28,13 @@ class Packing:
         optional: suffixes of tensors that it may have.
         ignored: suffixes of tensors that it may have and that are not used: scales of activations.
         weight: suffix of the name under which the model asks for the matrix.
+        cpu_bits: bits of a number in memory, scales included, where a CPU multiplies it without decoding; None where it
+            is decoded.
     """
 
     parts: tuple[str, ...]
     read: Callable[[Parts], EncodedMatrix | EncodedStack]
+    cpu_bits: float | None
     optional: tuple[str, ...] = ()
     ignored: tuple[str, ...] = ()
     weight: str = ".weight"

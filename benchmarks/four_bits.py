@@ -1,0 +1,55 @@
+"""Time of a decode step with weights in 4 bits, beside 16: `python benchmarks/four_bits.py --shape llama-3.1-8b`.
+
+Rows of random tokens generate twice, 16 and 80 tokens; the difference is 64 steps. A format at a time, as their weights
+may not fit together.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import random
+import statistics
+import time
+
+import torch
+
+from sglang_lite import Engine
+from sglang_lite.bench.shapes import SHAPES, load_shape
+
+FORMATS = ("bfloat16", "int4", "nf4")
+
+
+def step_ms(engine: Engine, rows: int, prompt: int, vocabulary: int) -> float:
+    """Milliseconds of a step: the median of three pairs of runs."""
+    drawn = random.Random(0)
+    ids = [[drawn.randrange(10, vocabulary - 10) for _ in range(prompt)] for _ in range(rows)]
+
+    def seconds(tokens: int) -> float:
+        began = time.perf_counter()
+        engine.generate(input_ids=ids, sampling_params={"max_new_tokens": tokens, "ignore_eos": True, "temperature": 0})
+        return time.perf_counter() - began
+
+    seconds(16)
+    return statistics.median((seconds(80) - seconds(16)) / 64 * 1000 for _ in range(3))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--shape", default="llama-3.1-8b", choices=SHAPES)
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 16, 64, 256])
+    parser.add_argument("--prompt", type=int, default=1000)
+    parser.add_argument("--formats", nargs="+", default=list(FORMATS[:2]), choices=FORMATS)
+    options = parser.parse_args()
+    print(f"{options.shape}, {options.prompt} tokens before; ms a step", flush=True)
+    for name in options.formats:
+        with Engine.of(load_shape(options.shape, rounding=None if name == "bfloat16" else name)) as engine:
+            used = torch.cuda.memory_allocated() / 1e9 if torch.cuda.is_available() else float("nan")
+            times = [step_ms(engine, rows, options.prompt, SHAPES[options.shape].vocab_size) for rows in options.rows]
+            cells = "  ".join(f"{rows}: {each:.3f}" for rows, each in zip(options.rows, times))
+            print(f"{name:9} {cells}  ({used:.1f} GB with the cache)", flush=True)
+        gc.collect()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,108 @@
+"""Linear layers with matrices of 4-bit numbers on a GPU. Needs Triton."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+
+from sglang_lite.runtime.kernels.fp8_rows import Fp8Rows, Scales
+from sglang_lite.runtime.kernels.norm import add_norm
+from sglang_lite.runtime.kernels.norm import norm as rms_norm
+from sglang_lite.runtime.kernels.packed_products import (
+    MAX_ROWS,
+    decoded,
+    packed_row,
+    packed_rows,
+    packed_split_k,
+    parts_of,
+)
+from sglang_lite.runtime.kernels.packed_weight import PackedWeight, can_pack, in_few_bits, packed_weight
+from sglang_lite.runtime.models.layers.gpu_linear import GpuLinear
+from sglang_lite.runtime.models.weights.blocks import Blocks, order_of
+from sglang_lite.runtime.models.weights.fp4 import E2M1
+from sglang_lite.runtime.models.weights.source import Weight
+
+
+class PackedLinear(GpuLinear):
+    """Linear layer whose weights stay in 4 bits. Products of many rows decode the matrix first.
+
+    Args:
+        weight: the matrix on the device.
+        bias: bias [N], or None.
+        order: int64 [K], the input that each column of the matrix belongs to; None if they are in order.
+    """
+
+    def __init__(self, weight: PackedWeight, bias: torch.Tensor | None, order: torch.Tensor | None) -> None:
+        self.packed, self.bias, self.order = weight, bias, order
+        self._tiled = range(0)
+        self._parts = parts_of(weight) if bias is None else 1
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        if len(x) == 1:
+            return packed_row(self._ordered(x), self.packed, self.bias)
+        if len(x) > MAX_ROWS:
+            return F.linear(self._ordered(x), decoded(self.packed, x.dtype), self.bias)
+        if self._parts > 1:
+            return packed_split_k(self._ordered(x), self.packed, self._parts).sum(0).to(x.dtype)
+        return packed_rows(self._ordered(x), self.packed, self.bias)
+
+    def _ordered(self, x: torch.Tensor) -> torch.Tensor:
+        return x if self.order is None else x[:, self.order]
+
+    def into(self, x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        return out.copy_(self(x))
+
+    def parts(self, x: torch.Tensor | Fp8Rows) -> tuple[torch.Tensor, Scales | None]:
+        assert isinstance(x, torch.Tensor)
+        if self._parts > 1 and 1 < len(x) <= MAX_ROWS:
+            return packed_split_k(self._ordered(x), self.packed, self._parts), None
+        return self(x), None
+
+    def gated(self, x: torch.Tensor | Fp8Rows, activation: str, *, eight: bool) -> torch.Tensor | Fp8Rows:
+        if isinstance(x, torch.Tensor) and len(x) == 1 and not eight:
+            return packed_row(self._ordered(x), self.packed, self.bias, activation)
+        return super().gated(x, activation, eight=eight)
+
+    def one(
+        self, x: torch.Tensor, *, residual: torch.Tensor | None, norm: torch.Tensor, eps: float, gate: str = ""
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        # The residual becomes the sum in place, as nothing else reads it.
+        normed = rms_norm(x, norm, eps) if residual is None else add_norm(x, residual, norm, eps)
+        return packed_row(self._ordered(normed), self.packed, self.bias, gate), x if residual is None else residual
+
+
+def packed_linear(parts: Sequence[Weight], bias: torch.Tensor | None, device: torch.device) -> PackedLinear | None:
+    """Linear layer over matrices [N_i, K] stacked along N that stays in 4 bits, or None if one of them doesn't allow
+    it."""
+    blocks = [part for part in parts if isinstance(part, Blocks)]
+    alike = {(part.format, order_of(part)) for part in blocks}
+    if len(blocks) < len(parts) or len(alike) > 1:
+        return None
+    first = blocks[0]
+    if first.format.bits != 4 or not can_pack(first.shape[1], first.format.group):
+        return None
+    packed = _packed(blocks, device)
+    return (
+        None if packed is None else PackedLinear(packed, bias, None if first.order is None else first.order.to(device))
+    )
+
+
+def _packed(blocks: Sequence[Blocks], device: torch.device) -> PackedWeight | None:
+    """Matrices of one format stacked, or None if a minimum is no multiple of its scale."""
+    first, zero, zeros = blocks[0], 0, None
+    scale = torch.cat([part.scale for part in blocks])
+    if first.minimum is not None:
+        minima = torch.cat([part.minimum for part in blocks if part.minimum is not None])
+        zeros = (-minima / scale).round()
+        if not torch.equal(-zeros * scale, minima) or zeros.min() < 0 or zeros.max() > 255:
+            return None
+        if (zeros == zeros[0, 0]).all():
+            zero, zeros = int(zeros[0, 0]), None
+    table = None if first.table in (None, E2M1) else torch.tensor(first.table, device=device)
+    return packed_weight(
+        torch.cat([part.q.to(device) for part in blocks]), scale.to(device, in_few_bits(scale)),
+        zeros=None if zeros is None else zeros.to(device, torch.uint8), zero=zero,
+        kind="integers" if first.table is None else "e2m1" if table is None else "table", table=table,
+    )  # fmt: skip

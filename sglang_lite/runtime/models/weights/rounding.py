@@ -1,0 +1,63 @@
+"""Quantisation of plain matrices while they are loaded, by rounding each number to the nearest."""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias, get_args
+
+import torch
+
+from sglang_lite.protocol import ModelError
+from sglang_lite.runtime.models.weights.blocks import Blocks
+
+Rounding: TypeAlias = Literal["int4", "int8", "nf4"]
+ROUNDINGS: tuple[Rounding, ...] = get_args(Rounding)
+_NARROWEST = 32  # columns of a block, of which a matrix must have a multiple
+NF4 = (
+    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
+    -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
+    0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
+)  # fmt: skip  # quantiles of the normal distribution (arXiv:2305.14314)
+
+
+def rounded(weight: torch.Tensor, to: Rounding, group: int) -> Blocks:
+    """Matrix whose numbers are rounded to 4 or 8 bits.
+
+    Args:
+        weight: float [rows, columns].
+        to: "int4" and "int8", integers with a scale (and, in 4 bits, a minimum) a block; "nf4", numbers of a code book.
+        group: columns of a block, which divide a row.
+    """
+    blocks = weight.float().view(len(weight), -1, group)
+    most = blocks.abs().amax(-1).clamp_min(1e-8)
+    if to == "nf4":
+        scale = most.half().float()
+        table = torch.tensor(NF4, device=weight.device)
+        between = (table[1:] + table[:-1]) / 2
+        numbers = torch.bucketize(blocks / scale.unsqueeze(-1), between).to(torch.uint8)
+        return Blocks(numbers.view(weight.shape), scale, table=NF4)
+    if to == "int8":
+        scale = (most / 127).half().float().clamp_min(6e-8)
+        numbers = (blocks / scale.unsqueeze(-1)).round().clamp(-127, 127).to(torch.int8)
+        return Blocks(numbers.view(weight.shape), scale)
+    low, high = blocks.amin(-1).clamp(max=0), blocks.amax(-1).clamp(min=0)
+    scale = ((high - low) / 15).half().float().clamp_min(6e-8)
+    zero = (-low / scale).round().clamp(0, 15)
+    numbers = ((blocks / scale.unsqueeze(-1)).round() + zero.unsqueeze(-1)).clamp(0, 15).to(torch.uint8)
+    return Blocks(numbers.view(weight.shape), scale, -zero * scale)
+
+
+def group_of(columns: int, device: torch.device) -> int:
+    """Columns of a block of a matrix: as few as possible on a CPU, where that costs nothing, and as many as divide a
+    row on a GPU.
+
+    Raises:
+        ModelError: no size divides a row.
+    """
+    if columns % _NARROWEST:
+        raise ModelError(
+            f"a matrix with {columns} inputs can't be quantised: no multiple of {_NARROWEST}.",
+            hint="Leave quantization out.",
+        )
+    return next(
+        group for group in ((_NARROWEST,) if device.type == "cpu" else (128, 64, _NARROWEST)) if columns % group == 0
+    )

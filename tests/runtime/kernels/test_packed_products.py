@@ -1,0 +1,102 @@
+"""Products with matrices of 4-bit numbers, against decoding and multiplying."""
+
+import pytest
+import torch
+
+from sglang_lite.runtime.kernels.packed_products import decoded, packed_row, packed_rows, packed_split_k, parts_of
+from sglang_lite.runtime.kernels.packed_weight import PackedWeight, can_pack, in_few_bits, packed_weight
+from sglang_lite.runtime.kernels.reference import packed_products as twin
+from tests.runtime.kernels import needs_kernels
+from tests.runtime.kernels.test_kernels import DEVICE, GPU, apply_activation, close, normal
+
+pytestmark = needs_kernels
+KINDS = ("integers", "integers with zeros", "e2m1", "table")
+
+
+def made(outputs: int, inputs: int, group: int, kind: str = "integers") -> tuple[PackedWeight, torch.Tensor]:
+    """A packed matrix, and its values in float64."""
+    generator = torch.Generator().manual_seed(outputs + inputs)
+    numbers = torch.randint(0, 16, (outputs, inputs), dtype=torch.uint8, generator=generator)
+    scales = torch.rand(outputs, inputs // group, generator=generator).add(0.5).div(8).half()
+    zeros = torch.randint(0, 17, scales.shape, dtype=torch.uint8, generator=generator)
+    table = torch.linspace(-1, 1, 16)
+    if kind == "e2m1":
+        table = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6])
+    elif kind != "table":
+        table = torch.arange(16) - (0.0 if kind.endswith("zeros") else 8.0)
+    values = table.double()[numbers.int()]
+    if kind.endswith("zeros"):
+        values -= zeros.repeat_interleave(group, 1)
+    values *= scales.double().repeat_interleave(group, 1)
+    weight = packed_weight(
+        numbers.to(DEVICE), scales.to(DEVICE), zeros=zeros.to(DEVICE) if kind.endswith("zeros") else None,
+        zero=8 if kind == "integers" else 0, kind=kind.partition(" ")[0],  # type: ignore[arg-type]  # one of the kinds
+        table=table.to(DEVICE) if kind == "table" else None,
+    )  # fmt: skip
+    return weight, values.to(DEVICE)
+
+
+SHAPES = [(70, 2048, 128), (130, 1152, 64), (70, 96, 32), (33, 80, 16), (20, 576, 576), (40, 704, 64)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("outputs", "inputs", "group"), SHAPES)
+def test_decoding(kind, outputs, inputs, group):
+    weight, values = made(outputs, inputs, group, kind)
+    assert weight.words.numel() * 8 <= outputs * max(inputs * 17 / 16, inputs + 127)
+    for dtype in (torch.float32, torch.bfloat16 if GPU else torch.float16):  # the interpreter cuts to bfloat16
+        assert torch.equal(decoded(weight, dtype), twin.decoded(weight, dtype))
+        assert torch.allclose(decoded(weight, dtype).double(), values, rtol=2**-8, atol=1e-6)
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("outputs", "inputs", "group"), SHAPES)
+@pytest.mark.parametrize("rows", [1, 2, 17, 65])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_products(rows, outputs, inputs, group, kind, dtype):
+    x, bias = normal(rows, inputs, dtype=dtype), normal(outputs, dtype=dtype)
+    weight, values = made(outputs, inputs, group, kind)
+    for b in (bias, None):
+        expected = torch.nn.functional.linear(x.double(), values, None if b is None else b.double())
+        for found in (packed_rows(x, weight, b), *([packed_row(x, weight, b)] if rows == 1 else [])):
+            assert ((found - expected).abs().max() / expected.abs().max()).item() < 2**-9
+    parts = packed_split_k(x, weight, 3)
+    assert parts.shape == (3, rows, outputs)
+    close(parts.sum(0) / 16, x.double() @ values.T / 16, dtype)
+
+
+@pytest.mark.parametrize("gate", ["silu", "gelu", "gelu_tanh"])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("biased", [False, True])
+def test_a_row_with_its_gate(gate, kind, biased):
+    x, bias = normal(1, 640) / 32, normal(100) if biased else None
+    weight, values = made(100, 640, 64, kind)
+    expected = torch.nn.functional.linear(x.double(), values, None if bias is None else bias.double())
+    close(packed_row(x, weight, bias, gate), apply_activation(expected, gate))
+
+
+@pytest.mark.skipif(not GPU, reason="interprets for minutes")
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("rows", [1, 2, 16, 64])
+def test_large_products_in_bfloat16(rows, kind):
+    weight, values = made(14336, 4096, 128, kind)
+    x = normal(rows, 4096, dtype=torch.bfloat16)
+    expected = x.double() @ values.T
+    found = packed_row(x, weight, None) if rows == 1 else packed_rows(x, weight, None)
+    assert ((found - expected).abs().max() / expected.abs().max()).item() < 2**-7
+
+
+def test_what_can_be_packed_and_is_split():
+    assert not can_pack(96, 24)
+    assert not can_pack(100, 64)
+    assert parts_of(made(64, 2048, 128)[0]) == 4
+    assert parts_of(made(64, 512, 128)[0]) == 1
+
+
+def test_the_shortest_dtype_that_loses_nothing():
+    ones = torch.ones(4)
+    assert in_few_bits(ones / 3) == torch.float32
+    assert in_few_bits((ones / 3).half().float()) == torch.float16
+    assert in_few_bits(ones * 1e9) == torch.float32
+    assert in_few_bits(ones * 2.0**40) == torch.bfloat16
