@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
+from sglang_lite.commands import quantize
 from sglang_lite.commands.parser import CommandParser, near
 from sglang_lite.protocol import Constraint, Ebnf, Lark, ParameterError, Regex, SamplingParams, SglError
 from sglang_lite.version import __version__
@@ -80,6 +81,11 @@ _GROUPS = {
             "warm",
             "load a model once, so that its GPU kernels are compiled and cached",
             "sglang-lite warm --model Qwen/Qwen3-0.6B",
+        ),
+        _Command(
+            "quantize",
+            "write a model with weights of 4 or 8 bits, for any engine",
+            "sglang-lite quantize Qwen/Qwen3-0.6B --group 64",
         ),
         _Command(
             "bench",
@@ -296,7 +302,7 @@ _FLAGS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
     "init": _add_init, "doctor": _add_doctor, "chat": _add_chat, "completion": _add_completion, "run": _add_run,
     "playground": _add_playground,
     "lint": _add_lint, "trace": _add_trace, "grammar": _add_grammar, "models": _add_models, "warm": _add_warm,
-    "bench": _add_bench,
+    "bench": _add_bench, "quantize": quantize.add_flags,
 }  # fmt: skip
 
 
