@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 from sglang_lite.program.nodes import Method
 from sglang_lite.protocol import CapabilityError, ParameterError, ProgramError, Selection, Unset
 from sglang_lite.protocol.anything import Json, UserValue
+from sglang_lite.protocol.sampling import check_known
 
 _Entries: TypeAlias = list[list[Any]]  # per choice, per token: [log-probability, token id, text or None]
 _Found: TypeAlias = tuple[int, dict[str, Any]]  # index of the best choice, and metadata
@@ -179,11 +180,13 @@ def checked_choices(choices: object) -> tuple[str, ...]:
     """Choices of a selection as a tuple of strings.
 
     Raises:
-        ParameterError: `given` is not a list of strings, or is empty.
+        ParameterError: `choices` is not a list of strings, or is empty.
+        TraceError: one of them is a symbol.
     """
     texts = () if isinstance(choices, str) or not isinstance(choices, Iterable) else tuple(choices)
     if not texts:
         raise ParameterError("choices", f"{choices!r:.80} is not a list of at least one string.")
+    check_known("one of the choices", *texts)
     for choice in texts:
         if not isinstance(choice, str):
             raise ParameterError("choices", f"{choice!r:.80} is not a string.")

@@ -18,7 +18,7 @@ from typing import Any, Final, Literal, TypeAlias, TypedDict
 
 import msgspec
 
-from sglang_lite.errors import ParameterError, shown
+from sglang_lite.errors import ParameterError, TraceError, shown
 from sglang_lite.protocol.anything import UserValue
 from sglang_lite.protocol.record import Record
 
@@ -41,6 +41,13 @@ class Deferred:
     """Base of symbols: placeholders in a trace for values that only a run knows. They are not checked."""
 
     __slots__ = ()
+
+
+def check_known(name: str, *values: object) -> None:
+    """Raises TraceError if one of the values is a symbol, where a trace would need the value itself."""
+    for value in values:
+        if isinstance(value, Deferred):
+            raise TraceError(f"{name} is {value!r:.60}, which only a run knows.", hint="Trace it with arguments.")
 
 
 # ------------------------------------------------------------------------------------------------------- the table

@@ -127,7 +127,7 @@ def test_an_engine_has_prompts_of_as_many_tokens_as_are_counted(lint, tmp_path, 
 
 
 def test_costs_are_told_where_prices_are_given(capsys, tmp_path, model_file):
-    file, rows = EXAMPLES[0], data(tmp_path, [{"word": "dog"}, {"word": "oak"}])
+    file, rows = HERE.parent.parent / "examples" / "batch.py", data(tmp_path, [{"word": "dog"}, {"word": "oak"}])
     assert main(["lint", str(file), "--data", str(rows), "--price", "1000000", "--cached-price", "500000"]) == 0
     out = capsys.readouterr().out
     counts = re.search(r"2 rows, 2 prompts of (\d+) tokens: (\d+) are computed", out)
@@ -136,8 +136,7 @@ def test_costs_are_told_where_prices_are_given(capsys, tmp_path, model_file):
 
 
 def test_rows_may_decide_what_the_body_does(lint, tmp_path):
-    file = EXAMPLES[2]
-    assert file.name == "quickstart.py"
+    file = HERE.parent.parent / "examples" / "quickstart.py"
     rows = data(tmp_path, [{"places": ["Venice", "Japan"]}, {"places": ["Rome", "Japan", "Oslo"]}])
     status, report = lint(f"{file}:compare", "--data", rows)
     assert status == 0

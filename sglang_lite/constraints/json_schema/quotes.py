@@ -35,6 +35,7 @@ from sglang_lite.constraints.formal.nodes import (
 from sglang_lite.constraints.memo import memoized
 from sglang_lite.protocol import ConstraintError
 from sglang_lite.protocol.anything import Json
+from sglang_lite.protocol.sampling import check_known
 
 if TYPE_CHECKING:
     from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
@@ -250,6 +251,7 @@ def _check(quote: Quote) -> None:
         raise ConstraintError(f"quote: `min_words` must be a whole number of at least 0, not {quote.min_words!r:.60}.")
     if not quote.sources:
         raise ConstraintError("quote: there is no document to quote from.")
+    check_known("a document to quote from", *quote.sources)
     for number, text in enumerate(quote.sources):
         if not isinstance(text, str):
             raise ConstraintError(f"quote: document {number} is {text!r:.60}, which is not a string.")
