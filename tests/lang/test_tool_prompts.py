@@ -295,6 +295,7 @@ def test_texts_of_the_model_keep_their_tokens():
     with Engine.of(replace(random_model(), context_length=8192), chat_template=template) as engine:
         state = program.run(backend=Reads(engine), seed=5, temperature=0.3)
         text = state.raw("first")
+        state.sync()  # the second is asked for
     kept = [span for span in spans[1] if span.ids is not None]
     assert [span.text for span in kept] == [text]
     assert "".join(span.text for span in spans[1]).count(text) == 1

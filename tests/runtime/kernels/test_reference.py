@@ -20,7 +20,7 @@ from sglang_lite.runtime.kernels.reference.experts_order import experts_order
 from sglang_lite.runtime.kernels.reference.fp8 import quantise_rows
 from sglang_lite.runtime.kernels.reference.latent_attention import latent_prefix
 from sglang_lite.runtime.kernels.reference.prefix_attention import prefix_attention
-from tests.runtime.kernels import needs_hopper, needs_kernels
+from tests.runtime.kernels import needs_hopper, needs_kernels, packed_matrices
 from tests.runtime.kernels.hopper_prefixes import prefixes_on_hopper
 from tests.runtime.kernels.latents import LATENT_SCALES, Latents
 from tests.runtime.kernels.public_launches import public_launches
@@ -541,15 +541,14 @@ def summed(run):
     return run(normal(2, 3, 70)), run(normal(3, 2, 70, dtype=torch.float16))
 
 
-CASES = {
+CASES = packed_matrices.CASES | {
     "norm": norm, "norm_fp8": norm_fp8, "add_norm": add_norm, "add_norm_fp8": add_norm_fp8,
     "gated": gated, "gated_fp8": gated, "ungated": ungated, "ungated_fp8": ungated,
     "quantise_rows": quantised, "linear_single_row": one_row, "SmallBatchLinear": few_rows,
     "linear_tiled": tiled, "linear_split_k": tiled_in_parts, "embed": embedded, "update_pages": page_table, "KVCopy": copied, "rope_store": stored,
     "rotate": rotated, "kv_store": kv_stored,
     "split_work": split, "prefix_attention": prefixes, "decode_attention": decoded, "prefill_attention": prefilled,
-    "rope_attention": turned_and_decoded,
-    "prefix_attention_hopper": prefixes_on_hopper,
+    "rope_attention": turned_and_decoded, "prefix_attention_hopper": prefixes_on_hopper,
     "prefill_attention_hopper": prefilled_on_hopper, "uncached_attention_hopper": fresh_on_hopper, "draw": drawn, "token_scores": scored, "experts_route": routed, "experts_order": ordered,
     "experts_gate_up_few": gated_few, "experts_down_few": summed_few, "experts_gate_up": gated_by_tiles,
     "experts_down": down_by_tiles, "experts_sum": summed, "latent_store": latents_stored,
