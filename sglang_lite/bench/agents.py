@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -146,7 +147,7 @@ def measure_agents(loaded: LoadedModel, *, scale: float = 1.0, count: int = 64) 
                 yield f"{times:9.1f}x{name:>10}{got.seconds:9.2f}{rate:14.0f}{got.again:17.2f}"
 
 
-class _Agent:
+class _Agent(ABC):
     """An agent that plays its turns one after another; each begins some time after the one before has ended."""
 
     def __init__(self, engine: Engine, turns: tuple[AgentTurn, ...], number: int, ended: Callable[..., None]) -> None:
@@ -157,9 +158,9 @@ class _Agent:
     def begin(self) -> None:
         self.play(self.turns[0])
 
+    @abstractmethod
     def play(self, turn: AgentTurn) -> None:
         """Starts a turn. Calls `played` at its end."""
-        raise NotImplementedError
 
     def close(self) -> None:
         """Ends the agent."""

@@ -12,6 +12,7 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 import sglang_lite as sgl
 from sglang_lite.runtime.loading.description import describe
 from sglang_lite.runtime.models.gpu_decoder import GpuDecoder
+from sglang_lite.runtime.models.layers.expert_stacker import ExpertStacker
 from sglang_lite.runtime.models.layers.gpu_linear import GpuLinear
 from sglang_lite.runtime.models.layers.linear import Bf16Linear, DenseLinear, block_library, make_linear
 from sglang_lite.runtime.models.layers.packed_linear import PackedLinear
@@ -73,7 +74,7 @@ PACKED = ("gptq", "gptq, zeros", "gptq, reordered", "awq", "compressed-tensors",
 
 @needs_kernels
 @pytest.mark.parametrize("name", [*PACKED, "gptq, 8 bits"])
-def test_a_gpu_keeps_four_bits_if_it_is_told_to(tmp_path, name):
+def test_a_gpu_keeps_four_bits_if_it_is_told_to(tmp_path, name, caplog):
     """And computes what it does with the decoded matrices, with one row and with several."""
     folder, _ = write(tmp_path, FORMATS[name])
     spec = spec_from_config(json.loads((folder / "config.json").read_text()), "config.json")
@@ -90,7 +91,13 @@ def test_a_gpu_keeps_four_bits_if_it_is_told_to(tmp_path, name):
     assert {type(product) for each in products for product in each} == {PackedLinear if name in PACKED else GpuLinear}
     assert type(packed.head) is GpuLinear
     half = replace(half, packed=False)
-    plain = model()
+    caplog.clear()
+    with caplog.at_level("INFO", "sglang_lite"):
+        plain = model()
+    assert caplog.messages == [
+        "quantised matrices are decoded to 16 bits while they are loaded. A checkpoint's own format as quantization= "
+        "keeps 4 bits."
+    ]
     assert type(plain.layers[0].qkv) is GpuLinear
     for rows in (1, 3):
         found, expected = hidden_states(packed, rows), hidden_states(plain, rows)
@@ -327,3 +334,13 @@ def test_widths_that_no_group_divides_are_not_rounded(tmp_path):
     save(randomise(Qwen3ForCausalLM(config)), tmp_path)
     with pytest.raises(sgl.ModelError, match="a matrix with 48 inputs can't be quantised: no multiple of 32"):
         engine(tmp_path, quantization="int4", dtype="auto")
+
+
+@needs_kernels
+def test_experts_that_a_gpu_does_not_round_are_told_once(caplog):
+    half = Precision(torch.float16, torch.float16, torch.float16, rounding="int4")
+    stacker = ExpertStacker(half, DEVICE)
+    for _ in range(2):
+        made = stacker.matrices([[torch.ones(8, 32)]], [[torch.ones(32, 4)]], None, None)
+        assert made.gate_up.dtype == torch.float16
+    assert caplog.messages == ["experts stay in 16 bits: a GPU has no kernel for them in int4."]

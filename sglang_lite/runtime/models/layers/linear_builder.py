@@ -41,6 +41,7 @@ class LinearBuilder:
     def __init__(self, precision: Precision, device: torch.device, *, fused: bool) -> None:
         self._precision, self._device, self._fused = precision, device, fused
         self._few: Any = None
+        self._told = False  # True once a message is logged that matrices are decoded
         self._invariant_shapes: dict[tuple[int, int], bool] = {}
 
     def make(self, parts: list[Weight], bias: torch.Tensor | None, *, quantise: bool = True) -> Linear:
@@ -60,6 +61,7 @@ class LinearBuilder:
                 return Fp8Linear(parts, bias, self._few, self._device)
             if (p.packed or p.rounding) and (packed := packed_linear(parts, bias, self._device)) is not None:
                 return packed
+            self._tell_decoded(parts)
             return GpuLinear(stacked(parts, p.weights, self._device), bias, self._few)
         linear = make_linear(
             parts,
@@ -71,6 +73,12 @@ class LinearBuilder:
             blocks=p.blocks,
         )
         return self._batch_invariant(linear, *stacked_shape(parts))
+
+    def _tell_decoded(self, parts: list[Weight]) -> None:
+        if not self._told and any(isinstance(part, Blocks) for part in parts):
+            self._told = True
+            hint = "" if self._precision.packed else " A checkpoint's own format as quantization= keeps 4 bits."
+            logger.info("quantised matrices are decoded to 16 bits while they are loaded.%s", hint)
 
     def _rounded(self, part: Weight, to: Rounding) -> Weight:
         """Matrix in few bits, computed on the device, unless it is stored so."""
