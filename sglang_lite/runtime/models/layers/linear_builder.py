@@ -77,8 +77,7 @@ class LinearBuilder:
     def _tell_decoded(self, parts: list[Weight]) -> None:
         if not self._told and any(isinstance(part, Blocks) for part in parts):
             self._told = True
-            hint = "" if self._precision.packed else " A checkpoint's own format as quantization= keeps 4 bits."
-            logger.info("quantised matrices are decoded to 16 bits while they are loaded.%s", hint)
+            logger.info("quantised matrices are decoded while they are loaded (docs/models.md, Formats of weights).")
 
     def _rounded(self, part: Weight, to: Rounding) -> Weight:
         """Matrix in few bits, computed on the device, unless it is stored so."""
