@@ -85,9 +85,7 @@ if TYPE_CHECKING:
     from sglang_lite.compat.sglang.stream_executor import StreamExecutor
     from sglang_lite.lang.trace import Trace
 
-
 _NO_SELECTION = "Only sgl.select has scores of choices. For log-probabilities of tokens use gen(return_logprob=True)."
-
 
 _T = TypeVar("_T")
 
@@ -244,6 +242,7 @@ class ProgramState(AttributeHints):
         return value if type(name) is str else checked(value, name)
 
     get_var = __getitem__
+    __iter__ = None  # otherwise iteration would ask for s[0]
 
     @overload
     async def get(self, name: str) -> UserValue: ...
@@ -302,10 +301,12 @@ class ProgramState(AttributeHints):
 
     def usage(self, name: VariableName | None = None) -> Usage:
         """Usage of the node that made a variable (tokens summed over samples and branches), or without a name of the
-        whole run, including forks; `total_s` is then the time from the start of the run to the end of its last node.
-        While the body runs, only played nodes are counted; afterwards, waits for all branches, even unread ones."""
+        whole run, including forks and nodes that failed; `total_s` is then the time from its start to the end of its
+        last node. While the body runs, only played nodes are counted; afterwards, waits for all branches, even unread
+        ones. A failure is raised unless it was before."""
         if name is None:
-            self.sync()
+            if self.branch.player.failure is None or not self.branch.player.failure_reported:
+                self.sync()
             self._wait_for_branches()
             return self.branch.run.account.usage()
         return total_usage(usages_of(self._record(name)))

@@ -340,6 +340,12 @@ def test_a_failed_branch_is_logged_unless_a_variable_tells(caplog, way, name):
     assert ("its error was never read" in caplog.text) == (name is None)
 
 
+def test_a_state_is_no_list():
+    state = run(lambda s: s.__iadd__("x"))
+    with pytest.raises(TypeError, match="'ProgramState' object is not iterable"):
+        list(state)
+
+
 def test_an_interrupted_program_fails_its_readers():
     states = []
 

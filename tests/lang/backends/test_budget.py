@@ -49,6 +49,7 @@ def test_what_is_done_is_kept_in_the_state_of_the_error(backend):
     assert caught.value.limit == "max_total_tokens"
     assert caught.value.state is state
     assert caught.value.state["a0"] == whole["a0"]
+    assert caught.value.state.usage().completion_tokens == state.trace().usage.completion_tokens
     assert "test_budget.py" in str(caught.value)
 
 
