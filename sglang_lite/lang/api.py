@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, Unpack, overload
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Protocol, TypeAlias, TypeVar, Unpack, overload
 
 from typing_extensions import TypeForm
 
@@ -14,7 +14,10 @@ from sglang_lite.constraints.python_types.value_type import ValueType, number_te
 from sglang_lite.constraints.schema import json_schema as checked_schema
 from sglang_lite.errors import with_article
 from sglang_lite.lang.argument_names import explains_wrong_arguments
-from sglang_lite.lang.backend.default import BackendLike, as_backend, given_backend
+from sglang_lite.lang.backend.default import BackendLike, as_backend
+from sglang_lite.lang.backend.default import flush_cache as flush_cache
+from sglang_lite.lang.backend.default import get_server_info as get_server_info
+from sglang_lite.lang.backend.default import set_default_backend as set_default_backend
 from sglang_lite.lang.checks import check_flags, check_limits
 from sglang_lite.lang.expressions import (
     DTYPES,
@@ -26,7 +29,6 @@ from sglang_lite.lang.expressions import (
     SglVideo,
 )
 from sglang_lite.lang.function import SglFunction
-from sglang_lite.lang.global_config import global_config
 from sglang_lite.lang.sampling_keywords import gen_params, written_out
 from sglang_lite.lang.tools import Toolbox, ToolCall
 from sglang_lite.program.choosing import (
@@ -38,7 +40,7 @@ from sglang_lite.program.choosing import (
 )
 from sglang_lite.program.nodes import Expression, Expressions, Gen, Select, TurnBegin, TurnEnd, as_expression
 from sglang_lite.protocol import Constraint, JsonSchema, Number, ParameterError, Regex
-from sglang_lite.protocol.anything import Json, UserValue
+from sglang_lite.protocol.anything import UserValue
 from sglang_lite.protocol.sampling import (
     Deferred,
     GenSamplingOptions,
@@ -49,19 +51,27 @@ from sglang_lite.protocol.sampling import (
 )
 from sglang_lite.text.reasoning import ReasoningParser
 
+if TYPE_CHECKING:
+    from sglang_lite.lang.function import AsyncFunction
+
 _P = ParamSpec("_P")
 _First = TypeVar("_First")  # the state, or `self` of a method
 _T = TypeVar("_T")
+_Body: TypeAlias = Callable[Concatenate[_First, _P], _T]
+_AsyncBody: TypeAlias = Callable[Concatenate[_First, _P], Coroutine[UserValue, UserValue, _T]]
 
 
 class _MakesPrograms(Protocol):
-    def __call__(self, func: Callable[Concatenate[_First, _P], UserValue], /) -> SglFunction[_P]: ...
+    @overload
+    def __call__(self, func: _AsyncBody[_First, _P, _T], /) -> AsyncFunction[_P, _T]: ...
+    @overload
+    def __call__(self, func: _Body[_First, _P, _T], /) -> SglFunction[_P, _T]: ...
 
 
 @overload
-def function(
-    func: Callable[Concatenate[_First, _P], UserValue], num_api_spec_tokens: int | None = None
-) -> SglFunction[_P]: ...
+def function(func: _AsyncBody[_First, _P, _T], num_api_spec_tokens: int | None = None) -> AsyncFunction[_P, _T]: ...
+@overload
+def function(func: _Body[_First, _P, _T], num_api_spec_tokens: int | None = None) -> SglFunction[_P, _T]: ...
 @overload
 def function(func: None = None, num_api_spec_tokens: int | None = None) -> _MakesPrograms: ...
 @explains_wrong_arguments
@@ -71,30 +81,10 @@ def function(
     """Decorator that makes a program of a function whose first parameter is the state. Can be used with or without
     parentheses; `num_api_spec_tokens` is described at SglFunction."""
 
-    def made(func: Callable[Concatenate[_First, _P], UserValue]) -> SglFunction[_P]:
+    def made(func: Callable[..., UserValue]) -> UserValue:
         return SglFunction(func, num_api_spec_tokens)
 
     return made if func is None else SglFunction(func, num_api_spec_tokens)
-
-
-def set_default_backend(backend: BackendLike | None) -> None:
-    """Sets the backend of programs that are run without one: an Engine or a BaseBackend, or None for the default
-    engine."""
-    global_config.default_backend = None if backend is None else given_backend(backend)
-
-
-def flush_cache(backend: BackendLike | None = None) -> bool:
-    """Drops the cached prefixes of a backend, by default the default backend. Returns False if no backend is set or it
-    reports that it flushed nothing."""
-    chosen = backend if backend is not None else global_config.default_backend
-    return bool(as_backend(chosen).flush_cache()) if chosen is not None else False
-
-
-def get_server_info(backend: BackendLike | None = None) -> dict[str, Json] | None:
-    """Information about the server or engine behind a backend, by default the default backend. None if no backend is
-    set or it has no information."""
-    chosen = backend if backend is not None else global_config.default_backend
-    return as_backend(chosen).get_server_info() if chosen is not None else None
 
 
 _KINDS = ("dtype", "choices", "regex", "json_schema", "type", "tools", "constraint")

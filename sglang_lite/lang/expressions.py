@@ -239,7 +239,10 @@ class SglSeparateReasoning(Expression):
         return f"SeparateReasoning({self.model_type!r}, {self.expr!r})"
 
 
-class BaseProgram(ABC):
+R = TypeVar("R", default=Any)  # what a program's body returns
+
+
+class BaseProgram(ABC, Generic[R]):
     """Interface of a program that `@function` makes (function.py), for modules which function.py imports.
 
     Attributes:
@@ -294,6 +297,10 @@ class BaseProgram(ABC):
     @abstractmethod
     def run_again(self, called: Any, run: Any, kept: Any) -> UserValue:  # types of modules that import this one
         """Repeats a run of the program, with the answers that it keeps. Returns the new state."""
+
+
+class AsyncProgram(BaseProgram[R]):
+    """Program of a coroutine function, for type checkers: `s.call` gives coroutines an awaitable of its state."""
 
 
 class SglCall(Expression, ABC):

@@ -19,10 +19,11 @@ from sglang_lite.lang.batch_pools import async_pool_of, pool_of
 from sglang_lite.lang.batches import batch
 from sglang_lite.lang.batches.batch import BATCH_OPTIONS, BatchOptions, BatchPlan, Given, OnError, batch_keywords
 from sglang_lite.lang.body_run import BodyRun, start_thread
+from sglang_lite.lang.concurrency.loop import in_event_loop
 from sglang_lite.lang.execution.kept import Kept
 from sglang_lite.lang.execution.reading import finished
 from sglang_lite.lang.execution.run import BoundCall, Run, RunSettings, current_run
-from sglang_lite.lang.expressions import BaseProgram
+from sglang_lite.lang.expressions import AsyncProgram, BaseProgram, R
 from sglang_lite.lang.global_config import global_config
 from sglang_lite.lang.pickled import pickled
 from sglang_lite.lang.program_call import ProgramCall
@@ -35,7 +36,7 @@ from sglang_lite.lang.run_options import (
     settings_of,
     with_signature_of,
 )
-from sglang_lite.lang.state import ProgramState, in_event_loop, user_location
+from sglang_lite.lang.state import ProgramState, user_location
 from sglang_lite.lang.tracebacks import trimmed
 from sglang_lite.markup import cut, element, fragment
 from sglang_lite.protocol import CompileError, ParameterError
@@ -46,13 +47,13 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P", default=...)
 _P = ParamSpec("_P")
-_Outcome: TypeAlias = ProgramState | Exception  # of an item with on_error="return"
+_Outcome: TypeAlias = ProgramState[R] | Exception  # of an item with on_error="return"
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
-class SglFunction(BaseProgram, Generic[P]):
+class SglFunction(BaseProgram[R], Generic[P, R]):
     """Program: a Python function that adds to a state, and the methods that run it. `P` are its own parameters, without
-    the state.
+    the state, and `R` is what it returns: `state.ret_value`.
 
     Args:
         func: function or coroutine function whose first parameter is the state.
@@ -97,13 +98,13 @@ class SglFunction(BaseProgram, Generic[P]):
         functools.update_wrapper(self, func)
 
     @overload
-    def __get__(self, instance: None, owner: type | None = None) -> SglFunction[P]: ...
+    def __get__(self, instance: None, owner: type | None = None) -> SglFunction[P, R]: ...
     @overload  # a method, whose parameters are self, the state and its own
     def __get__(
-        self: SglFunction[Concatenate[ProgramState, _P]], instance: object, owner: type | None = None
-    ) -> SglFunction[_P]: ...
+        self: SglFunction[Concatenate[ProgramState, _P], R], instance: object, owner: type | None = None
+    ) -> SglFunction[_P, R]: ...
     @overload
-    def __get__(self, instance: object, owner: type | None = None) -> SglFunction[P]: ...
+    def __get__(self, instance: object, owner: type | None = None) -> SglFunction[P, R]: ...
     def __get__(self, instance: object, owner: type | None = None) -> SglFunction:
         """Program bound to an instance, if its first parameter is `self`; else the program itself."""
         if instance is None or not self._of_instances:
@@ -112,7 +113,7 @@ class SglFunction(BaseProgram, Generic[P]):
         own.api_drafts = self.api_drafts
         return own
 
-    def bind(self, *args: P.args, **kwargs: P.kwargs) -> BoundFunction:
+    def bind(self, *args: P.args, **kwargs: P.kwargs) -> BoundFunction[R]:
         """Program with arguments given in advance; arguments of a call override them. At run time some of them are
         enough; type checkers ask for all (`functools.partial(program, …)` takes some of them).
 
@@ -131,7 +132,7 @@ class SglFunction(BaseProgram, Generic[P]):
             )
         return BoundFunction(self.func, self.num_api_spec_tokens, {**self.bind_arguments, **given})
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> ProgramCall:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> ProgramCall[R]:
         """Call of the program: `s += program(…)` continues the text of another program's state, `program(…).run(…)`
         and reading from the call (`program(…)["x"]`) run the program by itself."""
         from sglang_lite.lang.tracer import TracingScope, trace_call
@@ -143,7 +144,7 @@ class SglFunction(BaseProgram, Generic[P]):
         return ProgramCall(self, args, own, options)
 
     @with_signature_of(run_keywords)
-    def run(self, *args: UserValue, **kwargs: UserValue) -> ProgramState:
+    def run(self, *args: UserValue, **kwargs: UserValue) -> ProgramState[R]:
         """Runs the program.
 
         Args:
@@ -173,7 +174,7 @@ class SglFunction(BaseProgram, Generic[P]):
 
     def run_call(
         self, args: Sequence[UserValue], kwargs: dict[str, UserValue], options: dict[str, UserValue]
-    ) -> ProgramState:
+    ) -> ProgramState[R]:
         """Runs the program, like `run`, with arguments and options apart."""
         inherit(options)
         call = self.prepared(args, kwargs, options)
@@ -191,14 +192,14 @@ class SglFunction(BaseProgram, Generic[P]):
         return call.state
 
     @with_signature_of(run_keywords)
-    async def arun(self, *args: UserValue, **kwargs: UserValue) -> ProgramState:
+    async def arun(self, *args: UserValue, **kwargs: UserValue) -> ProgramState[R]:
         """Async version of `run`. Returns when everything has been executed, or with stream=True at once, while a
         coroutine body continues as a task of this event loop. A plain body runs in a thread."""
         return await self.arun_call(args, *_split(self, kwargs))
 
     async def arun_call(
         self, args: Sequence[UserValue], kwargs: dict[str, UserValue], options: dict[str, UserValue]
-    ) -> ProgramState:
+    ) -> ProgramState[R]:
         """Async version of `run_call`."""
         inherit(options)
         call = self.prepared(args, kwargs, options)
@@ -221,7 +222,7 @@ class SglFunction(BaseProgram, Generic[P]):
         generator_style: Literal[False] = False,
         ordered: Literal[True] = True,
         **options: Unpack[BatchOptions],
-    ) -> list[ProgramState]: ...
+    ) -> list[ProgramState[R]]: ...
     @overload
     def run_batch(
         self,
@@ -231,7 +232,7 @@ class SglFunction(BaseProgram, Generic[P]):
         generator_style: Literal[False] = False,
         ordered: Literal[True] = True,
         **options: Unpack[BatchOptions],
-    ) -> list[_Outcome]: ...
+    ) -> list[_Outcome[R]]: ...
     @overload
     def run_batch(
         self,
@@ -241,7 +242,7 @@ class SglFunction(BaseProgram, Generic[P]):
         generator_style: Literal[True],
         ordered: Literal[True] = True,
         **options: Unpack[BatchOptions],
-    ) -> Iterator[ProgramState]: ...
+    ) -> Iterator[ProgramState[R]]: ...
     @overload
     def run_batch(
         self,
@@ -251,7 +252,7 @@ class SglFunction(BaseProgram, Generic[P]):
         generator_style: Literal[True],
         ordered: Literal[True] = True,
         **options: Unpack[BatchOptions],
-    ) -> Iterator[_Outcome]: ...
+    ) -> Iterator[_Outcome[R]]: ...
     @overload
     def run_batch(
         self,
@@ -261,7 +262,7 @@ class SglFunction(BaseProgram, Generic[P]):
         generator_style: bool = False,
         ordered: Literal[False],
         **options: Unpack[BatchOptions],
-    ) -> Iterator[tuple[int, ProgramState]]: ...
+    ) -> Iterator[tuple[int, ProgramState[R]]]: ...
     @overload
     def run_batch(
         self,
@@ -271,7 +272,7 @@ class SglFunction(BaseProgram, Generic[P]):
         generator_style: bool = False,
         ordered: Literal[False],
         **options: Unpack[BatchOptions],
-    ) -> Iterator[tuple[int, _Outcome]]: ...
+    ) -> Iterator[tuple[int, _Outcome[R]]]: ...
     @overload
     def run_batch(
         self,
@@ -281,7 +282,7 @@ class SglFunction(BaseProgram, Generic[P]):
         generator_style: bool = False,
         ordered: bool = True,
         **options: Unpack[BatchOptions],
-    ) -> list[_Outcome] | Iterator[_Outcome] | Iterator[tuple[int, _Outcome]]: ...
+    ) -> list[_Outcome[R]] | Iterator[_Outcome[R]] | Iterator[tuple[int, _Outcome[R]]]: ...
     @explains_wrong_arguments
     @with_signature_of(batch_keywords)
     def run_batch(self, batch_kwargs: UserValue, **given: UserValue) -> UserValue:
@@ -333,7 +334,7 @@ class SglFunction(BaseProgram, Generic[P]):
         generator_style: Literal[False] = False,
         ordered: Literal[True] = True,
         **options: Unpack[BatchOptions],
-    ) -> list[ProgramState]: ...
+    ) -> list[ProgramState[R]]: ...
     @overload
     async def arun_batch(
         self,
@@ -343,7 +344,7 @@ class SglFunction(BaseProgram, Generic[P]):
         generator_style: Literal[False] = False,
         ordered: Literal[True] = True,
         **options: Unpack[BatchOptions],
-    ) -> list[_Outcome]: ...
+    ) -> list[_Outcome[R]]: ...
     @overload
     async def arun_batch(
         self,
@@ -353,7 +354,7 @@ class SglFunction(BaseProgram, Generic[P]):
         generator_style: Literal[True],
         ordered: Literal[True] = True,
         **options: Unpack[BatchOptions],
-    ) -> AsyncIterator[ProgramState]: ...
+    ) -> AsyncIterator[ProgramState[R]]: ...
     @overload
     async def arun_batch(
         self,
@@ -363,7 +364,7 @@ class SglFunction(BaseProgram, Generic[P]):
         generator_style: Literal[True],
         ordered: Literal[True] = True,
         **options: Unpack[BatchOptions],
-    ) -> AsyncIterator[_Outcome]: ...
+    ) -> AsyncIterator[_Outcome[R]]: ...
     @overload
     async def arun_batch(
         self,
@@ -373,7 +374,7 @@ class SglFunction(BaseProgram, Generic[P]):
         generator_style: bool = False,
         ordered: Literal[False],
         **options: Unpack[BatchOptions],
-    ) -> AsyncIterator[tuple[int, ProgramState]]: ...
+    ) -> AsyncIterator[tuple[int, ProgramState[R]]]: ...
     @overload
     async def arun_batch(
         self,
@@ -383,7 +384,7 @@ class SglFunction(BaseProgram, Generic[P]):
         generator_style: bool = False,
         ordered: Literal[False],
         **options: Unpack[BatchOptions],
-    ) -> AsyncIterator[tuple[int, _Outcome]]: ...
+    ) -> AsyncIterator[tuple[int, _Outcome[R]]]: ...
     @overload
     async def arun_batch(
         self,
@@ -393,7 +394,7 @@ class SglFunction(BaseProgram, Generic[P]):
         generator_style: bool = False,
         ordered: bool = True,
         **options: Unpack[BatchOptions],
-    ) -> list[_Outcome] | AsyncIterator[_Outcome] | AsyncIterator[tuple[int, _Outcome]]: ...
+    ) -> list[_Outcome[R]] | AsyncIterator[_Outcome[R]] | AsyncIterator[tuple[int, _Outcome[R]]]: ...
     @with_signature_of(batch_keywords)
     async def arun_batch(self, batch_kwargs: UserValue, **given: UserValue) -> UserValue:
         """Async version of `run_batch`; with generator_style=True or ordered=False, returns an async iterator."""
@@ -404,7 +405,7 @@ class SglFunction(BaseProgram, Generic[P]):
         with plan:
             return batch.results_of(plan, {index: outcome async for index, outcome in outcomes})
 
-    def run_again(self, called: BoundCall, run: Run, kept: Kept) -> ProgramState:
+    def run_again(self, called: BoundCall, run: Run, kept: Kept) -> ProgramState[R]:
         """Repeats a run of the program, with a fresh budget."""
         budget = None if run.settings.budget is None else run.settings.budget.afresh()
         with trimmed:
@@ -412,7 +413,7 @@ class SglFunction(BaseProgram, Generic[P]):
             call = BodyRun(self, called.args, dict(called.kwargs), run.backend, settings, kept)
             return self._run_here(call)
 
-    def _run_here(self, call: BodyRun) -> ProgramState:
+    def _run_here(self, call: BodyRun) -> ProgramState[R]:
         """Runs a call and returns its state. A coroutine body runs in a new thread if this thread runs an event
         loop."""
         run = call.run_in_thread if self.is_async and in_event_loop() else call.run
@@ -512,16 +513,22 @@ def _with_bound(program: SglFunction) -> inspect.Signature:
     )
 
 
-class BoundFunction(SglFunction[[]]):
+class BoundFunction(SglFunction[[], R]):
     """Program with arguments given in advance, by `bind`."""
 
     if TYPE_CHECKING:  # without arguments, a misspelt option can't be meant for one
 
         @with_signature_of(run_options)
-        def run(self, **options: UserValue) -> ProgramState: ...  # type: ignore[override] # no arguments
+        def run(self, **options: UserValue) -> ProgramState[R]: ...  # type: ignore[override] # no arguments
 
         @with_signature_of(run_options)
-        async def arun(self, **options: UserValue) -> ProgramState: ...  # type: ignore[override] # as above
+        async def arun(self, **options: UserValue) -> ProgramState[R]: ...  # type: ignore[override] # as above
+
+
+if TYPE_CHECKING:
+
+    class AsyncFunction(SglFunction[P, R], AsyncProgram[R]):
+        """SglFunction of a coroutine function."""
 
 
 def _split(program: SglFunction, given: Mapping[str, UserValue]) -> tuple[dict[str, UserValue], dict[str, UserValue]]:

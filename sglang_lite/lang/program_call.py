@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, TypeAlias
 
 from sglang_lite.lang.argument_names import no_such_argument
 from sglang_lite.lang.body_run import checked_return_value
-from sglang_lite.lang.expressions import BaseProgram, SglCall
+from sglang_lite.lang.expressions import BaseProgram, R, SglCall
 from sglang_lite.lang.run_options import RUN_OPTIONS, run_options, with_signature_of
 from sglang_lite.lang.state import ProgramState, user_location
 from sglang_lite.protocol import Location, ParameterError, ProgramError
@@ -43,12 +43,12 @@ class _Unused:
 
 
 if TYPE_CHECKING:
-    _Readable = ProgramState
+    _Readable: TypeAlias = ProgramState[R]
 else:
-    _Readable = object  # what a call has not itself, `__getattr__` finds in its state
+    _Readable = Generic  # what a call has not itself, `__getattr__` finds in its state
 
 
-class ProgramCall(SglCall, _Readable):  # type: ignore[misc] # both have `+`
+class ProgramCall(SglCall, _Readable[R]):  # type: ignore[misc] # both have `+`
     """Call of a program. If it is added to a state, the called body continues that state's text and variables. If it is
     read from, the program is run by itself, unless the call has been added before: then the state that it was added to
     is read. `run` and `arun` run the program by themselves, with options of their own."""
@@ -57,13 +57,13 @@ class ProgramCall(SglCall, _Readable):  # type: ignore[misc] # both have `+`
 
     def __init__(
         self,
-        program: BaseProgram,
+        program: BaseProgram[R],
         args: Sequence[UserValue],
         kwargs: Mapping[str, UserValue],
         options: Mapping[str, UserValue],
     ) -> None:
         self._program, self._args, self._kwargs, self._options = program, args, kwargs, options
-        self._state: ProgramState | None = None
+        self._state: ProgramState[R] | None = None
         self._added = False
         self._unused = _Unused(program.name, user_location())
 
@@ -88,7 +88,7 @@ class ProgramCall(SglCall, _Readable):  # type: ignore[misc] # both have `+`
         state.ret_value = checked_return_value(program, program.func(state, *self._args, **kwargs))
 
     @property
-    def state(self) -> ProgramState:
+    def state(self) -> ProgramState[R]:
         """State of the called program; the first access runs the program by itself, if the call was not added."""
         from sglang_lite.lang.tracer import TracingScope, trace_call
 
@@ -101,21 +101,21 @@ class ProgramCall(SglCall, _Readable):  # type: ignore[misc] # both have `+`
         return self._state
 
     @with_signature_of(run_options)
-    def run(self, **options: UserValue) -> ProgramState:
+    def run(self, **options: UserValue) -> ProgramState[R]:
         """Runs the program by itself. `help(program.run)` describes the options.
 
         Raises:
             ParameterError: `run` has no such option, or it has an invalid value.
         """
         self._unused.name = ""
-        state: ProgramState = self._program.run_call(self._args, dict(self._kwargs), self._with(options))
+        state: ProgramState[R] = self._program.run_call(self._args, dict(self._kwargs), self._with(options))
         return state
 
     @with_signature_of(run_options)
-    async def arun(self, **options: UserValue) -> ProgramState:
+    async def arun(self, **options: UserValue) -> ProgramState[R]:
         """Async version of `run`."""
         self._unused.name = ""
-        state: ProgramState = await self._program.arun_call(self._args, dict(self._kwargs), self._with(options))
+        state: ProgramState[R] = await self._program.arun_call(self._args, dict(self._kwargs), self._with(options))
         return state
 
     def _with(self, options: Mapping[str, UserValue]) -> dict[str, UserValue]:

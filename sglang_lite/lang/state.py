@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from functools import partial
 from itertools import accumulate
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, TypeVar, overload
 
 from typing_extensions import TypeForm
 
@@ -20,6 +19,7 @@ from sglang_lite.lang import text_streams
 from sglang_lite.lang.argument_names import AttributeHints, explains_wrong_arguments
 from sglang_lite.lang.backend.base import Backend
 from sglang_lite.lang.checks import check_whole
+from sglang_lite.lang.concurrency.loop import in_event_loop
 from sglang_lite.lang.concurrency.variables import Variable
 from sglang_lite.lang.confidence import Confidence
 from sglang_lite.lang.execution.branch import Branch
@@ -37,7 +37,7 @@ from sglang_lite.lang.execution.reading import (
     whole_text,
 )
 from sglang_lite.lang.execution.run import current_run
-from sglang_lite.lang.expressions import BaseProgram, Named, VariableName
+from sglang_lite.lang.expressions import AsyncProgram, BaseProgram, Named, R, VariableName
 from sglang_lite.lang.results import meta_info, text_of, usages_of
 from sglang_lite.lang.runs import files
 from sglang_lite.lang.runs.rerun import run_again
@@ -55,7 +55,7 @@ from sglang_lite.lang.state_group import ProgramStateGroup as ProgramStateGroup
 from sglang_lite.lang.tracebacks import trim
 from sglang_lite.lang.tracebacks import user_location as user_location  # for modules that import states
 from sglang_lite.lang.unawaited import must_await
-from sglang_lite.markup import Markup, cut, element, fragment
+from sglang_lite.markup import Markup, cut, element
 from sglang_lite.program.nodes import (
     Expression,
     Expressions,
@@ -90,7 +90,7 @@ _NO_SELECTION = "Only sgl.select has scores of choices. For log-probabilities of
 _T = TypeVar("_T")
 
 
-class ProgramState(AttributeHints):
+class ProgramState(AttributeHints, Generic[R]):
     """State of a program: `s += …` adds to its text, `s["name"]` reads a variable. The generation or selection that
     was added (`person = sgl.gen("person", type=Person)`) can stand for the name: `s[person]` is a Person for type
     checkers, too.
@@ -98,7 +98,7 @@ class ProgramState(AttributeHints):
     Adding returns at once; reading waits for the value. Errors of nodes are raised by reads.
 
     Attributes:
-        ret_value: return value of the body.
+        ret_value: return value of the body, of type `R`; None until it has returned, as in a run with stream=True.
         branch: branch that the state reads and extends.
         restored: "tokens" if the state was loaded or copied and kept its tokens, "text" if only its text is the same;
             None for other states.
@@ -106,7 +106,7 @@ class ProgramState(AttributeHints):
 
     def __init__(self, branch: Branch) -> None:
         self.branch = branch
-        self.ret_value: Any = None
+        self.ret_value: R = None  # type: ignore[assignment] # until the body has returned
         self.restored: Literal["tokens", "text"] | None = None
         self._submitted: Expression | None = None
 
@@ -119,7 +119,7 @@ class ProgramState(AttributeHints):
 
     # ------------------------------------------------------------------------------------------ writing
 
-    def __iadd__(self, other: str | Expression) -> ProgramState:  # type: ignore[misc] # a sum is only refused
+    def __iadd__(self, other: str | Expression) -> ProgramState[R]:  # type: ignore[misc] # a sum is only refused
         if other is None or other is not self._submitted:  # `s += s.user(…)` adds the turn once
             self.branch.submit(other, user_location())
         self._submitted = None
@@ -188,6 +188,10 @@ class ProgramState(AttributeHints):
         """Context manager that remembers this place: in `with s.checkpoint() as c:`, `c.rollback()` returns to it."""
         return Checkpoint(self)
 
+    @overload
+    def call(self, program: AsyncProgram[_T], *args: UserValue, **kwargs: UserValue) -> Awaitable[ProgramState[_T]]: ...
+    @overload
+    def call(self, program: BaseProgram[_T], *args: UserValue, **kwargs: UserValue) -> ProgramState[_T]: ...
     def call(self, program: BaseProgram, *args: UserValue, **kwargs: UserValue) -> UserValue:
         """Runs another program by itself, on this state's backend, and returns its state (for an async program in an
         event loop, an awaitable of the state). The program has a seed if this run has one, and ends with this run: at
@@ -357,7 +361,7 @@ class ProgramState(AttributeHints):
         output = Output()
         with contextlib.suppress(SglError):  # it is in the trace
             for text in accumulate(self.text_iter()):
-                output.show_soon(partial(_so_far, text))
+                output.show_soon(partial(element, "pre", text))
         output.show(Markup(self._repr_html_()))
 
     def _record(self, name: VariableName) -> Any:
@@ -577,10 +581,6 @@ class ProgramState(AttributeHints):
         return f"ProgramState({cut(self.text() if failure is None else f'failed: {failure}', 280)})"
 
 
-def _so_far(text: str) -> Markup:
-    return fragment(element("pre", text))
-
-
 def _refuse_offset(offset: object) -> None:
     if offset is not None:
         raise ParameterError("position_ids_offset", "has no effect.", hint="Leave it out.", where=user_location())
@@ -589,12 +589,3 @@ def _refuse_offset(offset: object) -> None:
 def unpickled(data: bytes, program: BaseProgram | None) -> ProgramState:
     """State from a pickle. It can only be read, as it has no backend."""
     return ProgramState.from_saved(decoded(data), AbsentBackend(), import_by_name, program)
-
-
-def in_event_loop() -> bool:
-    """True if an event loop is running in this thread."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True

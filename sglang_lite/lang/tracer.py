@@ -19,11 +19,12 @@ from sglang_lite.lang.backend.default import BackendLike, as_backend
 from sglang_lite.lang.backend.remote.explain import TracedAnswer, TracedBackend
 from sglang_lite.lang.chat_template import get_chat_template
 from sglang_lite.lang.checks import check_whole
+from sglang_lite.lang.concurrency.loop import in_event_loop
 from sglang_lite.lang.execution.branch import Branch, raised_at
 from sglang_lite.lang.execution.reading import name_of
 from sglang_lite.lang.execution.run import Run, RunSettings, current_run
 from sglang_lite.lang.expressions import BaseProgram, VariableName
-from sglang_lite.lang.state import ProgramState, ProgramStateGroup, in_event_loop, user_location
+from sglang_lite.lang.state import ProgramState, ProgramStateGroup, user_location
 from sglang_lite.lang.symbolic.graph import Graph, changed, graph_of
 from sglang_lite.lang.symbolic.recorder import (
     MAX_NODES,

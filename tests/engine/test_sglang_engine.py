@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 import sglang_lite as sgl
+from sglang_lite.compat.sglang.answers import OneSample
 from tests.engine.conftest import SETTINGS
 
-GREEDY = {"temperature": 0, "max_new_tokens": 4}
+GREEDY: OneSample = {"temperature": 0, "max_new_tokens": 4}
 IN_PROCESS = {**SETTINGS, "in_process": True}
 
 

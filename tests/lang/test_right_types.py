@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from typing import Annotated, Literal, TypedDict, assert_type
@@ -13,6 +13,7 @@ from typing import Annotated, Literal, TypedDict, assert_type
 from pydantic import BaseModel, Field
 
 import sglang_lite as sgl
+from sglang_lite.compat.sglang.answers import Answer
 
 
 class Person(BaseModel):
@@ -79,6 +80,11 @@ def everything(s: sgl.ProgramState, *, topic: str) -> None:
     s += "Tags " + tags + "Pick " + picked
 
 
+@sgl.function(num_api_spec_tokens=8)
+async def shouted(s: sgl.ProgramState, text: str) -> str:
+    return text.upper()
+
+
 @sgl.function
 async def later(s: sgl.ProgramState, question: str) -> str:
     with s.user():
@@ -86,6 +92,9 @@ async def later(s: sgl.ProgramState, question: str) -> str:
     s += sgl.assistant(person)
     found = await s.get(person)
     assert_type(found, Person)
+    again = s.call(shouted, found.name)
+    assert_type(again, Awaitable[sgl.ProgramState[str]])
+    assert_type((await again).ret_value, str)
     return found.name
 
 
@@ -101,6 +110,8 @@ def outer(s: sgl.ProgramState, text: str) -> None:
     assert_type(s[person], Person)
     alone = profile(text, times=2)
     assert_type(alone[group], str)
+    assert_type(alone.ret_value, int)
+    assert_type(s.call(profile, text, temperature=0), sgl.ProgramState[int])
     s += alone.run(temperature=0.5, max_new_tokens=64)[person].name
     branches = s.fork(2)
     branches += sgl.user("Person:") + sgl.assistant(person)
@@ -122,10 +133,11 @@ def wrapped(program: sgl.SglFunction[[str]], text: str) -> sgl.ProgramState:
 
 def test_a_call_takes_the_programs_arguments_and_runs_with_options() -> None:
     state = profile("Ada", times=2).run(backend=BACKEND, temperature=0, seed=7, timeout=60.0, stream=False)
-    assert_type(state, sgl.ProgramState)
+    assert_type(state, sgl.ProgramState[int])
     assert_type(state[person], Person)
     assert_type(state[group], str)
     assert state[person] == Person(name="Ada", age=36)
+    assert_type(state.ret_value, int)
     assert state.ret_value == 2
     assert profile(text="Ada").run(backend=BACKEND, max_total_tokens=10_000)[person].age == 36
     assert everything(topic="All").run(backend=BACKEND, push_down=False, use_thread=False).error() is None
@@ -136,7 +148,7 @@ def test_a_call_takes_the_programs_arguments_and_runs_with_options() -> None:
 
 def test_a_bound_program_runs_with_options() -> None:
     bound = profile.bind("Ada", times=3)
-    assert_type(bound.run(backend=BACKEND, retries=1), sgl.ProgramState)
+    assert_type(bound.run(backend=BACKEND, retries=1), sgl.ProgramState[int])
     assert bound.bind().run(backend=BACKEND).ret_value == 3
     assert bound().run(backend=BACKEND)[person].name == "Ada"
     twice = functools.partial(profile, times=2)
@@ -145,7 +157,7 @@ def test_a_bound_program_runs_with_options() -> None:
 
 
 def test_run_takes_both_without_telling_them_apart() -> None:
-    assert_type(profile.run("Ada", backend=BACKEND), sgl.ProgramState)
+    assert_type(profile.run("Ada", backend=BACKEND), sgl.ProgramState[int])
     assert profile.run(text="Ada", times=4, temperature=0.3, backend=BACKEND).ret_value == 4
     assert Asker().ask.run("Why?", backend=BACKEND).text() == "short Why?some text"
     assert_type(profile.trace(text="Ada").graph(), sgl.Graph)
@@ -192,17 +204,17 @@ def test_a_value_is_read_with_a_type() -> None:
 def test_batches_have_the_type_that_on_error_and_the_iteration_ask_for() -> None:
     items = [{"text": "Ada"}, {"text": "Ada"}]
     states = profile.run_batch(items, backend=BACKEND, num_threads=2, temperature=0)
-    assert_type(states, list[sgl.ProgramState])
+    assert_type(states, list[sgl.ProgramState[int]])
     assert_type(states[0][person], Person)
-    assert_type(profile.run_batch(items, backend=BACKEND, on_error="skip"), list[sgl.ProgramState])
+    assert_type(profile.run_batch(items, backend=BACKEND, on_error="skip"), list[sgl.ProgramState[int]])
     returned = profile.run_batch(items, backend=BACKEND, on_error="return")
-    assert_type(returned, list[sgl.ProgramState | Exception])
+    assert_type(returned, list[sgl.ProgramState[int] | Exception])
     assert [state[person].age for state in returned if not isinstance(state, Exception)] == [36] * 2
     iterated = profile.run_batch(items, backend=BACKEND, generator_style=True)
-    assert_type(iterated, Iterator[sgl.ProgramState])
+    assert_type(iterated, Iterator[sgl.ProgramState[int]])
     assert [state[person].age for state in iterated] == [36] * 2
     unordered = profile.run_batch(items, backend=BACKEND, ordered=False, on_error="return")
-    assert_type(unordered, Iterator[tuple[int, sgl.ProgramState | Exception]])
+    assert_type(unordered, Iterator[tuple[int, sgl.ProgramState[int] | Exception]])
     assert {index for index, _ in unordered} == {0, 1}
     in_order = profile.run_batch([("Ada",), ("Ada", 2)], backend=BACKEND)
     assert [state.ret_value for state in in_order] == [1, 2]
@@ -219,16 +231,16 @@ def test_streams_have_the_types_of_their_values() -> None:
 
 async def awaited() -> None:
     state = await later("Ada").arun(backend=BACKEND, stream=True)
-    assert_type(state, sgl.ProgramState)
+    assert_type(state, sgl.ProgramState[str])
     assert_type(await state.get(person), Person)
     assert_type(state.text_async_iter(), AsyncIterator[str])
     partial = state.partial_async_iter(person)
     assert_type(partial, AsyncIterator[Person])
     assert [each async for each in partial][-1].name == "Ada"
     states = await later.arun_batch([("Ada",)], backend=BACKEND)
-    assert_type(states, list[sgl.ProgramState])
+    assert_type(states, list[sgl.ProgramState[str]])
     iterated = await later.arun_batch([("Ada",)], backend=BACKEND, generator_style=True)
-    assert_type(iterated, AsyncIterator[sgl.ProgramState])
+    assert_type(iterated, AsyncIterator[sgl.ProgramState[str]])
     assert [each.ret_value async for each in iterated] == ["Ada"]
     assert (await later.bind("Ada").arun(backend=BACKEND)).ret_value == "Ada"
 
@@ -245,3 +257,17 @@ def test_backends_and_settings_have_names() -> None:
     assert_type(fallback, sgl.Fallback)
     assert sgl.SamplingParams(temperature=0.5, max_tokens=3).temperature == 0.5
     assert sgl.EngineConfig(model="m", dtype="float32").dtype == "float32"
+
+
+async def generated(engine: sgl.Engine, prompt: str, params: dict[str, object]) -> None:
+    assert_type(engine.generate(prompt), Answer)
+    assert_type(engine.generate(prompt, {"temperature": 0, "max_new_tokens": 4})["text"], str)
+    assert_type(engine.generate([prompt], params, return_logprob=True)[0]["meta_info"]["prompt_tokens"], int)
+    assert_type(engine.generate(input_ids=[1, 2], sampling_params={"stop": ["."]})["output_ids"], list[int])
+    assert_type(engine.generate(input_ids=[[1], [2]]), list[Answer])
+    assert_type(engine.generate(prompt, {"n": 2}), Answer | list[Answer])
+    assert_type(engine.generate(prompt, params), Answer | list[Answer])
+    assert_type([each["text"] for each in engine.generate(prompt, stream=True)], list[str])
+    assert_type(await engine.async_generate(prompt), Answer)
+    assert_type(await engine.async_generate([prompt]), list[Answer])
+    assert_type([each["text"] async for each in await engine.async_generate(prompt, stream=True)], list[str])

@@ -30,10 +30,15 @@ def named(s: sgl.ProgramState, *, topic: str) -> None:
     s += topic + free
 
 
+@sgl.function
+def counted(s: sgl.ProgramState, text: str) -> int:
+    return len(text)
+
+
 def takes_text(text: str) -> None: ...
 
 
-def reads(s: sgl.ProgramState) -> None:
+def reads(s: sgl.ProgramState, engine: sgl.Engine) -> None:
     takes_text(s[person])  # type: ignore[arg-type]
     _ = s[person].nmae  # type: ignore[attr-defined]
     _ = s[free] + 1  # type: ignore[operator]
@@ -47,6 +52,14 @@ def reads(s: sgl.ProgramState) -> None:
     _ = s.fork("2")  # type: ignore[arg-type]
     _ = [each.nmae for each in s.partial_iter(person)]  # type: ignore[attr-defined]
     _ = s.text_iter(3)  # type: ignore[arg-type]
+    _ = s.call(takes_text, "a")  # type: ignore[call-overload]
+    _ = s.call(counted, "a").ret_value.real_part  # type: ignore[attr-defined]
+    _ = engine.generate(3)  # type: ignore[call-overload]
+    _ = engine.generate("a", {"temperatur": 0})["text"]  # type: ignore[call-overload]
+    _ = engine.generate("a", {"n": 2})["text"]  # type: ignore[call-overload]
+    _ = engine.generate("a")["txt"]  # type: ignore[typeddict-item]
+    _ = engine.generate(["a"])["text"]  # type: ignore[call-overload]
+    _ = engine.generate("a", return_logprobs=True)  # type: ignore[call-overload]
 
 
 def calls() -> None:
@@ -72,6 +85,7 @@ def calls() -> None:
     _ = profile("a").arun(stop=3)  # type: ignore[arg-type]
     _ = profile.run("a", stream="yes")  # type: ignore[arg-type]
     takes_text(profile("a").run())  # type: ignore[arg-type]
+    takes_text(counted("a").run().ret_value)  # type: ignore[arg-type]
     # batches
     _ = profile.run_batch(["a", "b"])  # type: ignore[list-item]
     _ = profile.run_batch({"text": "a"})  # type: ignore[dict-item]

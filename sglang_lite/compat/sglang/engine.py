@@ -6,11 +6,13 @@ import asyncio
 import inspect
 import os
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any, Concatenate, ParamSpec, TypeVar, overload
 
 from sglang_lite.compat.sglang import offline
+from sglang_lite.compat.sglang.answers import Answer, Generates
+from sglang_lite.compat.sglang.offline import AsyncStream, Stream
 from sglang_lite.engine import embedding
 from sglang_lite.engine import engine as base
 from sglang_lite.engine.embedding import Texts
@@ -35,6 +37,18 @@ def _takes(reader: Callable[P, object]) -> Callable[[Callable[..., T]], Callable
         return method
 
     return with_signature
+
+
+def _generates(method: Callable[..., object]) -> Generates[Answer, list[Answer], Stream]:
+    typed: Any = _takes(read_request)(method)
+    return typed  # type: ignore[no-any-return] # a method, which the caller's `self` is bound to
+
+
+def _generates_async(
+    method: Callable[..., object],
+) -> Generates[Coroutine[Any, Any, Answer], Coroutine[Any, Any, list[Answer]], Coroutine[Any, Any, AsyncStream]]:
+    typed: Any = _takes(read_request)(method)
+    return typed  # type: ignore[no-any-return] # as above
 
 
 class Engine(base.Engine):
@@ -68,8 +82,8 @@ class Engine(base.Engine):
 
     # ---------------------------------------------------------------------------------------- generation
 
-    @_takes(read_request)
-    def generate(self, *args: Any, **fields: Any) -> Any:  # a dictionary, or a list or an iterator of them
+    @_generates
+    def generate(self, *args: Any, **fields: Any) -> Any:  # `_generates` has the types
         """Generates text like SGLang's offline engine.
 
         Args:
@@ -108,7 +122,7 @@ class Engine(base.Engine):
         self.core.gate.check_wait("generate")
         return offline.run(self.core, self._request(args, fields))
 
-    @_takes(read_request)
+    @_generates_async
     async def async_generate(self, *args: Any, **fields: Any) -> Any:  # as `generate`
         """Asynchronous form of `generate`, for asyncio; with `stream`, the awaited result is an asynchronous
         iterator."""

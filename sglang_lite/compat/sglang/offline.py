@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator
 from typing import TYPE_CHECKING, Any
 
-from sglang_lite.protocol.anything import Json
+from sglang_lite.compat.sglang.answers import Answer
 from sglang_lite.server.sglang.request import NativeRequest
 from sglang_lite.server.sglang.run import NativeRun
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from sglang_lite.runtime.requests.output_builder import Event
 
 
-class Stream(Iterator[dict[str, Any]]):
+class Stream(Iterator[Answer]):
     """Iterator of answers. Closing or dropping it aborts the requests, even before the first answer was taken."""
 
-    def __init__(self, running: NativeRun, answers: Generator[dict[str, Json], None, None]) -> None:
+    def __init__(self, running: NativeRun, answers: Generator[Answer, None, None]) -> None:
         self._running, self._answers = running, answers
 
-    def __next__(self) -> dict[str, Json]:
+    def __next__(self) -> Answer:
         return next(self._answers)
 
     def close(self) -> None:
@@ -36,13 +36,13 @@ class Stream(Iterator[dict[str, Any]]):
         self._running.drop()
 
 
-class AsyncStream(AsyncIterator[dict[str, Any]]):
+class AsyncStream(AsyncIterator[Answer]):
     """Asynchronous form of `Stream`."""
 
-    def __init__(self, running: NativeRun, answers: AsyncGenerator[dict[str, Json], None]) -> None:
+    def __init__(self, running: NativeRun, answers: AsyncGenerator[Answer, None]) -> None:
         self._running, self._answers = running, answers
 
-    async def __anext__(self) -> dict[str, Json]:
+    async def __anext__(self) -> Answer:
         return await anext(self._answers)
 
     async def aclose(self) -> None:
@@ -59,7 +59,7 @@ def run(core: Core, request: NativeRequest) -> Any:  # as `NativeRun.results`, o
     events: queue.SimpleQueue[tuple[int, Event] | None] = queue.SimpleQueue()
     running = NativeRun(core, events.put, request)
 
-    def answers() -> Generator[dict[str, Any], None, None]:
+    def answers() -> Generator[Answer, None, None]:
         try:
             while running.open:
                 yield from running.add_event(events.get())
@@ -83,7 +83,7 @@ async def async_run(core: Core, request: NativeRequest) -> Any:  # as `NativeRun
 
     running = NativeRun(core, post, request)
 
-    async def answers() -> AsyncGenerator[dict[str, Any], None]:
+    async def answers() -> AsyncGenerator[Answer, None]:
         try:
             while running.open:
                 for answer in running.add_event(await events.get()):

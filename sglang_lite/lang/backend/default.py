@@ -109,3 +109,23 @@ def identity_for(value: object = None) -> tuple[Json, ...]:
 
         return default_identity()
     return backend_for(value).identity()
+
+
+def set_default_backend(backend: BackendLike | None) -> None:
+    """Sets the backend of programs that are run without one: an Engine or a BaseBackend, or None for the default
+    engine."""
+    global_config.default_backend = None if backend is None else given_backend(backend)
+
+
+def flush_cache(backend: BackendLike | None = None) -> bool:
+    """Drops the cached prefixes of a backend, by default the default backend. Returns False if no backend is set or it
+    reports that it flushed nothing."""
+    chosen = backend if backend is not None else global_config.default_backend
+    return bool(as_backend(chosen).flush_cache()) if chosen is not None else False
+
+
+def get_server_info(backend: BackendLike | None = None) -> dict[str, Json] | None:
+    """Information about the server or engine behind a backend, by default the default backend. None if no backend is
+    set or it has no information."""
+    chosen = backend if backend is not None else global_config.default_backend
+    return as_backend(chosen).get_server_info() if chosen is not None else None

@@ -116,3 +116,12 @@ def _forget() -> None:
 
 
 os.register_at_fork(after_in_child=_forget)  # threads don't survive a fork
+
+
+def in_event_loop() -> bool:
+    """True if an event loop is running in this thread."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True

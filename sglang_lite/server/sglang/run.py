@@ -94,7 +94,7 @@ class NativeRun:
         """True while events are still to come."""
         return self._open > 0
 
-    def add_event(self, item: tuple[int, Event] | None) -> list[dict[str, Json]]:
+    def add_event(self, item: tuple[int, Event] | None) -> list[Json]:  # dictionaries
         """Answers that an event has changed, in their present state.
 
         Args:

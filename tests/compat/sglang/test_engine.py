@@ -12,6 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import sglang_lite as sgl
 from sglang_lite import Engine
+from sglang_lite.compat.sglang.answers import OneSample
 from sglang_lite.protocol import Ebnf, Generation, JsonSchema, Regex, SamplingParams, StructuralTag, Tag, TokenLogprob
 from sglang_lite.runtime.core.submission import GenerateRequest
 from sglang_lite.server.sglang.answer import SampleAnswer
@@ -21,7 +22,7 @@ from tests.runtime import scripted
 from tests.runtime.models.tiny import VOCAB, save
 from tests.waiting import until
 
-GREEDY = {"temperature": 0, "max_new_tokens": 8}
+GREEDY: OneSample = {"temperature": 0, "max_new_tokens": 8}
 FOR_EVER = {"max_new_tokens": 400, "ignore_eos": True}
 
 

@@ -1,0 +1,152 @@
+"""Types of `Engine.generate`: what it returns, by what it is given."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal, NotRequired, Protocol, TypeAlias, TypedDict, TypeVar, Unpack, overload
+
+from sglang_lite.protocol import Generation
+from sglang_lite.runtime.requests.resolved_params import LogitProcessor
+
+_One = TypeVar("_One", covariant=True)
+_Many = TypeVar("_Many", covariant=True)
+_Streamed = TypeVar("_Streamed", covariant=True)
+_Logprob: TypeAlias = tuple[float | None, int, str | None]  # of a token: in nats, its id, its text if requested
+
+
+class _MetaInfo(TypedDict):
+    id: str
+    weight_version: str
+    finish_reason: dict[str, str | int | None] | None
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    reasoning_tokens: int
+
+
+class MetaInfo(_MetaInfo, total=False):
+    """Metadata of an answer of `generate`; what does not apply to it is left out."""
+
+    e2e_latency: float
+    queue_time: float
+    input_token_logprobs: list[_Logprob]
+    output_token_logprobs: list[_Logprob]
+    output_token_logprobs_length: int
+    input_top_logprobs: list[list[_Logprob] | None]
+    output_top_logprobs: list[list[_Logprob]]
+    input_token_ids_logprobs: list[list[_Logprob] | None]
+    output_token_ids_logprobs: list[list[_Logprob]]
+    output_model_logprobs: list[float | None]
+    output_allowed_logprobs: list[float | None]
+    num_retractions: int
+    constraint_backend: str
+    shortened: bool | str
+    repeats: dict[str, int]
+    continued_from: int
+    cache_miss: dict[str, str | int]
+    forced_text: list[list[int]]
+
+
+class Answer(TypedDict):
+    """Answer of `generate`."""
+
+    text: str
+    output_ids: list[int]
+    meta_info: MetaInfo
+    index: NotRequired[int]  # in a streamed list
+    generation: NotRequired[Generation]  # of a prompt as a record
+
+
+class OneSample(TypedDict, total=False):
+    """`sampling_params` without `n`: a prompt then has one answer, and no list."""
+
+    max_new_tokens: int | None
+    min_new_tokens: int | None
+    temperature: float | None
+    top_p: float | None
+    top_k: int | None
+    min_p: float | None
+    frequency_penalty: float | None
+    presence_penalty: float | None
+    repetition_penalty: float | None
+    repeats: int | None
+    logit_bias: Mapping[str, float] | Mapping[int, float] | None
+    sampling_seed: int | None
+    stop: str | Sequence[str] | None
+    stop_regex: str | Sequence[str] | None
+    stop_token_ids: Sequence[int] | None
+    no_stop_trim: bool | None
+    ignore_eos: bool | None
+    skip_special_tokens: bool | None
+    json_schema: str | None
+    regex: str | None
+    ebnf: str | None
+    structural_tag: str | None
+
+
+class GenerateFields(TypedDict, total=False):
+    """Arguments of `generate` on which the type of its result does not depend."""
+
+    return_logprob: bool | Sequence[bool]
+    logprob_start_len: int | Sequence[int] | None
+    top_logprobs_num: int | Sequence[int] | None
+    token_ids_logprob: Sequence[int] | Sequence[Sequence[int]] | None
+    return_text_in_logprobs: bool
+    return_confidence: bool | None
+    custom_logit_processor: LogitProcessor | Sequence[LogitProcessor | None] | None
+    rid: str | Sequence[str] | None
+    priority: int | Sequence[int] | None
+    cache_salt: str | Sequence[str] | None
+    output_ids: Sequence[int] | Sequence[Sequence[int] | None] | None
+
+
+_Params: TypeAlias = Mapping[str, object] | Sequence[Mapping[str, object]] | None
+_Ids: TypeAlias = Sequence[int] | Sequence[Sequence[int]] | None
+
+
+class Generates(Protocol[_One, _Many, _Streamed]):
+    """The ways to call `generate`, and what each returns. Whether sampling parameters of an unknown type ask for
+    several samples, and so for a list, can't be seen."""
+
+    # fmt: off
+    @overload
+    def __call__(
+        self, prompt: str, sampling_params: OneSample | None = None, *, stream: Literal[False] = False,
+        **fields: Unpack[GenerateFields],
+    ) -> _One: ...
+    @overload
+    def __call__(
+        self, prompt: str, sampling_params: _Params = None, *, stream: Literal[False] = False,
+        **fields: Unpack[GenerateFields],
+    ) -> _One | _Many: ...
+    @overload
+    def __call__(
+        self, prompt: Sequence[str], sampling_params: _Params | Sequence[OneSample] = None, *,
+        stream: Literal[False] = False, **fields: Unpack[GenerateFields],
+    ) -> _Many: ...
+    @overload
+    def __call__(
+        self, *, input_ids: Sequence[int], sampling_params: OneSample | None = None, stream: Literal[False] = False,
+        **fields: Unpack[GenerateFields],
+    ) -> _One: ...
+    @overload
+    def __call__(
+        self, *, input_ids: Sequence[Sequence[int]], sampling_params: _Params | Sequence[OneSample] = None,
+        stream: Literal[False] = False, **fields: Unpack[GenerateFields],
+    ) -> _Many: ...
+    @overload
+    def __call__(
+        self, prompt: str | Sequence[str] | None = None, sampling_params: _Params | OneSample = None,
+        input_ids: _Ids = None, *, stream: Literal[True], **fields: Unpack[GenerateFields],
+    ) -> _Streamed: ...
+    @overload
+    def __call__(
+        self, prompt: str | Sequence[str] | None = None, sampling_params: _Params | OneSample = None,
+        input_ids: _Ids = None, *, stream: Literal[False] = False, **fields: Unpack[GenerateFields],
+    ) -> _One | _Many: ...
+    @overload
+    def __call__(
+        self, prompt: str | Sequence[str] | None = None, sampling_params: _Params | OneSample = None,
+        input_ids: _Ids = None, *, stream: bool, **fields: Unpack[GenerateFields],
+    ) -> _One | _Many | _Streamed: ...
+    # fmt: on
