@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
+from copy import copy
 
 from sglang_lite.protocol import Number
 
@@ -57,6 +58,12 @@ class NumberText:
         self.committed = ""
         self._look()
         self._returned = len(before)
+
+    def copy(self) -> NumberText:
+        """The same text, which grows by itself."""
+        copied = copy(self)
+        vars(copied).update(_ends=self._ends.copy())
+        return copied
 
     @property
     def text(self) -> str:

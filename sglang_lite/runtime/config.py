@@ -25,8 +25,10 @@ _MAX = {
     "step_tokens": 1 << 24,
     "page_size": 64,
     "compile_processes": 1024,
+    "draft_tokens": 16,
 }
 _WHOLE = -1  # value of step_tokens that prefills prompts whole
+DRAFTERS = ("prompt",)  # in the order of "auto"
 DEFAULT_MODEL = "smollm2-135m"
 _P = ParamSpec("_P")
 
@@ -95,6 +97,13 @@ class EngineConfig:
         jump_forward: "safe" appends text that a constraint forces as a whole, in the tokenizer's own spelling, instead
             of token by token; tokens at its end that might merge with the following text are left to the model. Not for
             requests with log-probabilities or a logit processor. "off" lets the model write every token.
+        speculation: drafters that guess tokens, which one step then checks together: "off", "auto" for all, or their
+            names, separated by commas, in the order in which they are asked. "prompt" copies what came behind the last
+            tokens earlier in the text. A guess counts while it equals what would have been drawn, so no token and no
+            log-probability changes, but for the rounding of larger batches. Requests with a logit processor get no
+            drafts. On a CPU only; ignored on a GPU, which the log says.
+        draft_tokens: maximum number of tokens of a draft, 1 to 16. Text that a constraint forces within it comes on
+            top.
         deterministic: whether to use one numeric path per dtype, so that a request's tokens and log-probabilities have
             the same bits whatever runs at the same time, however its prompt is cut into chunks, and whether it was
             found in the cache. Attention is computed token by token: in bfloat16, decoding reaches 0.6 (one request) to
@@ -159,6 +168,8 @@ class EngineConfig:
     eviction: Literal["lru", "lfu", "fifo", "slru"] = "lru"
     overlap: bool = True
     jump_forward: Literal["safe", "off"] = "safe"
+    speculation: str = "off"
+    draft_tokens: int = 8
     deterministic: bool = False
     original_logprobs: bool = False
     constraint_backend: ConstraintBackend = "auto"
@@ -196,6 +207,7 @@ class EngineConfig:
         if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 < fraction < 1:
             raise ParameterError("mem_fraction", f"{fraction!r} is not between 0 and 1.")
         _check_int("compile_memory_mb", self.compile_memory_mb, 256)
+        self._check_speculation()
         for name in ("compile_timeout_s", "stall_timeout_s"):
             seconds = getattr(self, name)
             if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < float("inf"):
@@ -234,6 +246,19 @@ class EngineConfig:
         ):
             if getattr(self, name) not in allowed:
                 raise ParameterError(name, f"{getattr(self, name)!r} is not one of {', '.join(map(str, allowed))}.")
+
+    def _check_speculation(self) -> None:
+        known = isinstance(self.speculation, str) and (self.speculation == "off" or set(self.drafters) <= set(DRAFTERS))
+        if not known or len(set(self.drafters)) < len(self.drafters):
+            names = ", ".join(DRAFTERS)
+            raise ParameterError("speculation", f'{self.speculation!r} is not "off", "auto" or some of {names}.')
+
+    @property
+    def drafters(self) -> tuple[str, ...]:
+        """Names of the drafters that `speculation` asks for."""
+        if self.speculation == "off":
+            return ()
+        return DRAFTERS if self.speculation == "auto" else tuple(self.speculation.split(","))
 
     def sized(self, *, gpu: bool, longest: int) -> Sizes:
         """Returns the sizes in force: the configured ones, or the defaults of the kind of device.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from concurrent.futures import Executor, Future
 from itertools import pairwise
+from unittest import mock
 
 import numpy as np
 import torch
@@ -19,6 +20,7 @@ from sglang_lite import Engine
 from sglang_lite.protocol import Delta, Generation, SamplingParams, SglError
 from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.core.engine_core import EngineCore
+from sglang_lite.runtime.drafting.registry import DRAFTERS
 from sglang_lite.runtime.kv_cache.check import check_cache
 from sglang_lite.runtime.loading.load_model import LoadedModel
 from sglang_lite.runtime.requests.random_uniforms import uniforms
@@ -120,21 +122,48 @@ def answer(prompt, params, seed=None):
     tokens, out = list(prompt), []
     least = params.min_tokens if isinstance(params.min_tokens, int) else 0
     for _ in range(params.max_tokens):
-        logits = torch.from_numpy(logits_of(hashes(tokens)[-1:]))[0]
-        if len(out) < least:
-            logits[EOS] = float("-inf")
-        if params.temperature == 0:
-            token = int(logits.argmax())
-        else:
-            mass = torch.softmax(logits / params.temperature, 0).double().cumsum(0)
-            draw = uniforms(np.array([seed], np.uint64), np.array([len(tokens)]))[0] * float(mass[-1])
-            token = min(int(torch.searchsorted(mass, draw, right=True)), VOCAB - 1)
+        token = drawn(tokens, params.temperature, seed, ends=len(out) >= least)
         tokens.append(token)
         out.append(token)
         text = "".join(LETTERS[t] for t in out)
         if token == EOS or (isinstance(params.stop, tuple) and text.endswith(params.stop) and len(out) > least):
             return out, "stop"
     return out, "length"
+
+
+def drawn(tokens, temperature, seed, ends=True):
+    """The token that the model draws after others."""
+    logits = torch.from_numpy(logits_of(hashes(tokens)[-1:]))[0]
+    if not ends:
+        logits[EOS] = float("-inf")
+    if temperature == 0:
+        return int(logits.argmax())
+    mass = torch.softmax(logits / temperature, 0).double().cumsum(0)
+    draw = uniforms(np.array([seed], np.uint64), np.array([len(tokens)]))[0] * float(mass[-1])
+    return min(int(torch.searchsorted(mass, draw, right=True)), VOCAB - 1)
+
+
+class Guesses:
+    """A drafter that is right in a share of its tokens.
+
+    Args:
+        right: the share.
+    """
+
+    name = "prompt"
+
+    def __init__(self, right):
+        self._right, self._dice = right, random.Random(0)
+
+    def propose(self, request, known, count):
+        tokens = known.tolist()
+        for _ in range(count):
+            token = drawn(tokens, 0 if request.params.greedy else request.params.temperature, request.seed)
+            tokens.append(token if self._dice.random() < self._right else self._dice.randrange(VOCAB))
+        return tokens[len(known) :]
+
+    def learn(self, request, known):
+        pass
 
 
 class ShortRunner:
@@ -185,11 +214,14 @@ class SteppedEngine(Engine):
         retract_every: steps after which some running request is put back.
         model: a LoadedModel other than the scripted one.
         fails: of a record, where in its step memory ends: "forward", "sample" or "read"; None for nowhere.
+        drafter: proposes the tokens that steps check; None for none.
         **config: of EngineConfig.
     """
 
-    def __init__(self, *, retract_every=0, seed=0, model=None, fails=None, **config):
-        self.core = EngineCore(EngineConfig.make(**config), model or loaded(), Inline())
+    def __init__(self, *, retract_every=0, seed=0, model=None, fails=None, drafter=None, **config):
+        more = {} if drafter is None else {"speculation": "prompt"}
+        with mock.patch.dict(DRAFTERS, prompt=lambda: drafter):
+            self.core = EngineCore(EngineConfig.make(**more, **config), model or loaded(), Inline())
         self.loop, self.scheduler, self.store = self.core.loop, self.core.scheduler, self.core.scheduler.store
         if fails is not None:
             self.loop.runner = ShortRunner(self.loop.runner, fails)  # type: ignore[assignment]  # a fake around it

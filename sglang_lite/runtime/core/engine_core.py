@@ -61,6 +61,7 @@ from sglang_lite.runtime.core.submission import (
     Submission,
     check_priority,
 )
+from sglang_lite.runtime.drafting.registry import make_drafting
 from sglang_lite.runtime.embedding.request import not_an_encoder_error
 from sglang_lite.runtime.embedding.spec import EncoderSpec
 from sglang_lite.runtime.executor import make_runner
@@ -140,6 +141,7 @@ class EngineCore:
         self.scheduler = Scheduler(
             store, sizes.step_tokens, POLICIES[config.policy], last_alone=rounds and not config.deterministic,
             pace=StepPace(sizes.step_tokens) if loaded.model.device.type == "cpu" else None,
+            drafting=make_drafting(config, loaded.vocab_size, loaded.eos_ids, on_gpu=loaded.model.fused),
         )  # fmt: skip
         try:
             self.runner = make_runner(loaded.model, self.capacity, config, loaded.compiling, self.compiler.is_busy)
@@ -329,6 +331,7 @@ class EngineCore:
                 **self.loop.mask_times.summary("mask"),
                 **self.loop.mask_waits.summary("mask_wait"),
                 "late_masks": self.loop.masks.late,
+                "drafters": {} if scheduler.drafts is None else scheduler.drafts.drafting.stats(),
             }
 
         return self.loop.inbox.ask(count)

@@ -122,13 +122,15 @@ class StepLoop:
         self.flushes = Flushes(self.inbox.gate.on_own_thread)
         self.runner = runner
         self._writer = StepWriter(scheduler.store.table)
-        self._eos_ids, self._overlap, self.jump = eos_ids, overlap, jump
+        self._eos_ids, self.jump = eos_ids, jump
+        self._overlap = overlap and scheduler.drafts is None  # drafts follow tokens that have been read
         self._in_flight: _InFlight | None = None
         slots = len(scheduler.store.table.length)
         self._watch = TokenWatch(scheduler.store.table, eos_ids, vocab_size, stream_interval_s=stream_interval_s)
         self.clock = StepClock()
         self._reader = TokenReader(scheduler, self._watch, self.clock, jump=jump)
-        words = runner.allocate_masks(slots, -(-vocab_size // 32))
+        draws = 1 if scheduler.drafts is None else 1 + scheduler.drafts.drafting.most
+        words = runner.allocate_masks(slots * draws, -(-vocab_size // 32))
         self.masks = StepMasks(scheduler, filler, words, lambda: not inbox.empty)
 
     # ------------------------------------------------------------------------------------- any thread
@@ -295,10 +297,11 @@ class StepLoop:
             self._settle(before)
 
     def _draw(self, step: _Launched, masked: MaskedRows) -> None:
-        rows, table = masked.rows, self.scheduler.store.table
-        slots, special = step.batch.slots[rows], adjustments(step.batch, rows, table, self._eos_ids)
-        pending = self.runner.sample(step.forward, rows, special, masked.masks, table.scored[slots])
-        self.scheduler.count_draws(slots)
+        batch, rows, table = step.batch, masked.rows, self.scheduler.store.table
+        slots, special = batch.slots[rows], adjustments(batch, masked, table, self._eos_ids)
+        behind = batch.drafted[rows] - masked.offsets if batch.drafts else None
+        pending = self.runner.sample(step.forward, rows, special, masked.masks, table.scored[slots], behind)
+        self.scheduler.count_draws(slots[masked.offsets == 0] if batch.drafts else slots)
         self._in_flight = _InFlight(step, masked, pending)
 
     def _settle(self, before: _InFlight) -> None:
@@ -321,7 +324,7 @@ class StepLoop:
                 except SglError as error:
                     self._end(batch.requests[row], error, State.FAILED)
         for i, why in sampled.errors.items():
-            if live[rows[i]]:
+            if live[rows[i]] and not before.masked.offsets[i]:  # behind a draft it may be of a wrong guess
                 self._end(batch.requests[rows[i]], why, State.FAILED)
         live = scheduler.live(batch)
         now = time.perf_counter()
@@ -331,18 +334,18 @@ class StepLoop:
                 request.times.first_token = request.times.first_token or now
                 if request.ending is not None:
                     self._finish(request, request.ending)
-        which = live[rows].nonzero()[0]
-        if len(which):
-            for request, end in self._reader.read(batch, rows, which, sampled):
-                if isinstance(end, SglError):
-                    self._end(request, end, State.FAILED)
-                else:
-                    self._finish(request, end)
+        for request, end in self._reader.read(batch, before.masked, live, sampled):
+            if isinstance(end, SglError):
+                self._end(request, end, State.FAILED)
+            else:
+                self._finish(request, end)
         if before.pending is sampled:  # on a CPU, where nothing computes meanwhile
             self.postponed.run_all()
 
     def _finish(self, request: Request, finish: Finish) -> None:
         """Ends a request with its result, or starts the next request of its program in its slot."""
+        if self.scheduler.drafts is not None:
+            self.scheduler.drafts.learn(request)
         if request.follow is None:
             self.scheduler.finish(request, State.FINISHED)
             request.output.send(request.generation(finish))

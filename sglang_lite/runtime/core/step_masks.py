@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sglang_lite.runtime.core.token_watch import DRAWS, GRAMMAR
+from sglang_lite.runtime.drafting.draft import Draft
 from sglang_lite.runtime.executor.logit_adjustments import DrawAdjustments
 from sglang_lite.runtime.executor.sampler import Masks
+from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.kv_cache.slot_table import SlotTable
 from sglang_lite.runtime.scheduler.batch import Batch
 from sglang_lite.runtime.scheduler.scheduler import Scheduler
@@ -21,9 +23,17 @@ from sglang_lite.runtime.structured_output.mask_filler import MaskFiller
 
 @dataclass(frozen=True, slots=True)
 class MaskedRows:
-    """Rows that a step draws tokens for, with their masks and the time that making them took, in seconds."""
+    """Tokens that a step draws.
+
+    Attributes:
+        rows: row of each draw, int64 [D]. The draws behind drafts come after all others.
+        offsets: number of drafted tokens before each draw, int32 [D].
+        masks: their masks; None if no draw has one.
+        filling: time that making the masks took, in seconds.
+    """
 
     rows: NDArray[np.int64]
+    offsets: Ints
     masks: Masks | None
     filling: float
 
@@ -50,6 +60,10 @@ class _SharedMasks:
             self._words[place] = mask
             self._count += 1
         self.places[row] = place
+
+    def allows_any(self, row: int) -> bool:
+        """False if the mask of a row allows no token, as its engine has failed."""
+        return bool(self._words[self.places[row]].any())
 
     @property
     def written(self) -> NDArray[np.int32]:
@@ -81,8 +95,8 @@ class StepMasks:
         self.late = 0
 
     def make(self, batch: Batch, patience: float) -> MaskedRows:
-        """Makes the masks of the rows that a step draws for. Rows whose masks are late are left out: their last token
-        is computed again in the next step.
+        """Makes the masks of the tokens that a step draws. Rows whose masks are late are left out: their last token is
+        computed again in the next step. A draw behind a draft is left out without that.
 
         Args:
             batch: rows of the step.
@@ -95,27 +109,40 @@ class StepMasks:
         for i, row in zip(watched, rows[watched].tolist()):
             matcher = batch.requests[row].output.matcher
             if matcher is not None:
+                matcher.busy = False
                 masked.append(i)
                 matchers.append(matcher)
+        undrafted, own = len(rows), len(matchers)
+        rows, offsets = (rows, np.zeros(len(rows), dtype=np.int32)) if not batch.drafts else _with_drafts(batch, rows)
+        if matchers and len(rows) > undrafted:
+            places = range(undrafted, len(rows))
+            ahead = [m for row in dict.fromkeys(rows[undrafted:].tolist()) for m in _matchers(batch.drafts[row])]
+            masked += [place for place, matcher in zip(places, ahead, strict=True) if matcher is not None]
+            matchers += [matcher for matcher in ahead if matcher is not None]
         if not matchers:
-            return MaskedRows(rows, None, 0.0)
+            return MaskedRows(rows, offsets, None, 0.0)
         began, shared = time.perf_counter(), _SharedMasks(self._words, len(matchers))
         late = self._filler.fill(
             matchers,
             shared.put,
             patience=patience,
-            has_unmasked_rows=len(masked) < len(batch.slots),  # a chunk of a prompt is computed as well
+            has_unmasked_rows=own < len(batch.slots),  # a chunk of a prompt is computed as well
             has_other_work=self._has_other_work,
         )
         filling = time.perf_counter() - began
         which = np.full(len(rows), -1, dtype=np.int32)
         which[masked] = shared.places
+        late += [i for i in range(own, len(matchers)) if i not in late and not shared.allows_any(i)]
         if late:
-            behind = np.array(masked)[late]
-            self.late += len(late)
-            self._scheduler.recompute_last(batch.slots[rows[behind]])
-            rows, which = np.delete(rows, behind), np.delete(which, behind)
-        return MaskedRows(rows, Masks(shared.written, which), filling)
+            missing = np.array(masked)[late]
+            again = missing[missing < undrafted]
+            self.late += len(again)
+            self._scheduler.recompute_last(batch.slots[rows[again]])
+            for row in rows[again].tolist():
+                if (matcher := batch.requests[row].output.matcher) is not None:
+                    matcher.busy = True
+            rows, offsets, which = np.delete(rows, missing), np.delete(offsets, missing), np.delete(which, missing)
+        return MaskedRows(rows, offsets, Masks(shared.written, which), filling)
 
     def close(self) -> None:
         """Ends the threads, and releases the memory of the masks: on a GPU, it is pinned."""
@@ -123,15 +150,30 @@ class StepMasks:
         self._filler.close()
 
 
+def _with_drafts(batch: Batch, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], Ints]:
+    """Returns rows with a draw, followed by them once more for each draw behind their drafts, and the number of drafted
+    tokens before each draw."""
+    ahead = [(row, offset) for row in rows.tolist() if row in batch.drafts for offset in batch.drafts[row].drawn]
+    after, offsets = zip(*ahead) if ahead else ((), ())
+    counts: Ints = np.array((*[0] * len(rows), *offsets), dtype=np.int32)
+    return np.concatenate((rows, np.array(after, dtype=np.int64))), counts
+
+
+def _matchers(draft: Draft) -> Sequence[Matcher | None]:
+    """Matcher of each draw behind a draft, if any."""
+    return draft.matchers or [None] * len(draft.drawn)
+
+
 def adjustments(
-    batch: Batch, rows: NDArray[np.int64], table: SlotTable, eos_ids: frozenset[int]
+    batch: Batch, drawn: MaskedRows, table: SlotTable, eos_ids: frozenset[int]
 ) -> dict[int, DrawAdjustments]:
-    """Adjustments for rows whose draws need more than the sampling table and masks, by index into `rows`."""
+    """Adjustments for draws that need more than the sampling table and masks, by index into `drawn.rows`."""
     found: dict[int, DrawAdjustments] = {}
+    rows = drawn.rows
     which = (table.watched[batch.slots[rows]] == DRAWS).nonzero()[0]
-    for i, row in zip(which.tolist(), rows[which].tolist()):
+    for i, row, offset in zip(which.tolist(), rows[which].tolist(), drawn.offsets[which].tolist()):
         request = batch.requests[row]
-        tokens = table.tokens[request.slot, : table.length[request.slot]]
+        tokens = table.tokens[request.slot, : table.length[request.slot] + offset]
         params = request.params
         early = len(tokens) - request.prompt_len < params.min_tokens
         banned = tuple(request.output.ends | eos_ids) if early else ()  # even with ignore_eos, as in SGLang

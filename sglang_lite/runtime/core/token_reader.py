@@ -9,12 +9,16 @@ from numpy.typing import NDArray
 
 from sglang_lite.protocol import SglError, TokenLogprob
 from sglang_lite.runtime.core.step_clock import StepClock
+from sglang_lite.runtime.core.step_masks import MaskedRows
 from sglang_lite.runtime.core.token_watch import GRAMMAR, STOPS, TEXT, TokenWatch
+from sglang_lite.runtime.core.verification import Verification
 from sglang_lite.runtime.executor.sampler import Sampled
 from sglang_lite.runtime.requests.output_builder import Finish
 from sglang_lite.runtime.requests.request import Request, WatchedTokens
 from sglang_lite.runtime.scheduler.batch import Batch
 from sglang_lite.runtime.scheduler.scheduler import Scheduler
+
+_NO_DRAWS: NDArray[np.int64] = np.empty(0, dtype=np.int64)
 
 
 class TokenReader:
@@ -47,14 +51,31 @@ class TokenReader:
             request.ending = Finish("length", None)
 
     def read(
-        self, batch: Batch, rows: NDArray[np.int64], which: NDArray[np.int64], sampled: Sampled
+        self, batch: Batch, drawn: MaskedRows, live: NDArray[np.bool_], sampled: Sampled
     ) -> Iterator[tuple[Request, Finish | SglError]]:
-        """Appends the tokens drawn for some rows, and processes those that the host must look at. Yields the requests
-        that end with them, and how.
+        """Appends drawn tokens, and processes those that the host must look at. Yields the requests that end with them,
+        and how.
 
         Args:
             batch: batch of the step.
-            rows: indices into the batch of the rows with a draw, int64.
+            drawn: draws of the step.
+            live: True for the rows of the batch whose draws are to be used.
+            sampled: tokens of all draws.
+        """
+        verification = Verification(self._scheduler, batch, drawn, sampled, live) if batch.drafts else None
+        which = (live[drawn.rows] & (drawn.offsets == 0)).nonzero()[0]
+        while len(which):
+            yield from self._read(batch, drawn.rows, which, sampled)
+            which = _NO_DRAWS if verification is None else verification.next_draws()
+
+    def _read(
+        self, batch: Batch, rows: NDArray[np.int64], which: NDArray[np.int64], sampled: Sampled
+    ) -> Iterator[tuple[Request, Finish | SglError]]:
+        """Reads one draw of each row, as `read`.
+
+        Args:
+            batch: batch of the step.
+            rows: row of each draw, int64.
             which: indices into `rows` of the draws to use, int64.
             sampled: tokens of all draws, in the order of `rows`.
         """

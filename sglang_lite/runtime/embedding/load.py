@@ -27,7 +27,8 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 _GENERATION = {
     "quantization", "kv_dtype", "context_length", "max_total_tokens", "max_running", "page_size",
     "special_tokens_in_roles", "skip_tokenizer_init", "prefix_cache", "policy", "eviction", "deterministic",
-    "original_logprobs", "attention_backend", "overlap", "jump_forward", "cuda_graphs", "mem_fraction",
+    "original_logprobs", "attention_backend", "overlap", "jump_forward", "speculation", "draft_tokens",
+    "cuda_graphs", "mem_fraction",
     "constraint_backend", "compile_timeout_s", "compile_memory_mb", "seed",
 }  # fmt: skip
 

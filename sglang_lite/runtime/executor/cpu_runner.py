@@ -101,23 +101,20 @@ class CpuRunner:
         adjustments: dict[int, DrawAdjustments],
         masks: Masks | None = None,
         scored: NDArray[np.bool_] | None = None,
+        behind: Ints | None = None,
     ) -> Sampled:
-        """Draws the next tokens of some rows.
-
-        Args:
-            forward: forward that computed the rows' hidden states.
-            rows: indices of rows of the step.
-            adjustments: adjustments of draws that the sampling table doesn't cover, by index into `rows`.
-            masks, scored: as for `ModelRunner.sample`.
-        """
+        """Draws the next tokens of some rows, from a forward that has computed their hidden states; arguments as for
+        `ModelRunner.sample`."""
         if not len(rows):
             return Sampled((), {})
         record = forward.record
-        slots = record.slots[rows]
+        slots, last, positions = record.slots[rows], forward.last[torch.from_numpy(rows)], record.ends[rows]
+        if behind is not None:
+            last, positions = last - torch.from_numpy(behind), positions - behind
         with torch.inference_mode(), self._team(record):
-            logits = self._model.logits(forward.hidden[forward.last[torch.from_numpy(rows)]])
+            logits = self._model.logits(forward.hidden[last])
             sampled = sample(
-                logits, self._sampling, slots, record.ends[rows], adjustments, masks, scored,
+                logits, self._sampling, slots, positions, adjustments, masks, scored,
                 original_logprobs=self._original_logprobs,
             )  # fmt: skip
         self._last_tokens[slots] = sampled.tokens

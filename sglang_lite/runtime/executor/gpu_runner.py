@@ -208,8 +208,10 @@ class GpuRunner:
         adjustments: dict[int, DrawAdjustments],
         masks: Masks | None = None,
         scored: NDArray[np.bool_] | None = None,
+        behind: Ints | None = None,
     ) -> GpuPendingTokens | Sampled:
         """Launches the draws of the next tokens of some rows. Arguments as for `ModelRunner.sample`."""
+        assert behind is None, "there are no drafts on a GPU yet"
         if not len(rows):
             return Sampled((), {})
         record, graph = forward.record, forward.graph

@@ -11,6 +11,7 @@ from sglang_lite.runtime.executor.logit_adjustments import DrawAdjustments
 from sglang_lite.runtime.executor.prompt_logprobs import PromptLogprobs
 from sglang_lite.runtime.executor.sampler import Masks, Sampled
 from sglang_lite.runtime.executor.step_record import StepRecord
+from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.models.model import Model
 
 
@@ -64,15 +65,18 @@ class ModelRunner(Protocol):
         adjustments: dict[int, DrawAdjustments],
         masks: Masks | None = None,
         scored: NDArray[np.bool_] | None = None,
+        behind: Ints | None = None,
     ) -> PendingTokens:
         """Launches the draws of the next tokens of some rows.
 
         Args:
             forward: forward that computes the rows' logits.
-            rows: indices [R] of rows of the step.
+            rows: indices [R] of rows of the step; several draws of a row follow drafts.
             adjustments: adjustments of draws that the sampling table doesn't cover, by index into `rows`.
             masks: token masks of the rows that have a grammar; None if no row has one.
             scored: True for rows [R] whose scores are to be reported, as in `Sampled`; None for no row.
+            behind: number [R] of the row's tokens that come behind the one whose logits are drawn from; None for none
+                of any row.
         """
         ...
 

@@ -64,8 +64,8 @@ class StepRecord(msgspec.Struct, frozen=True):
         step: number of the step.
         slots: int32 [R], slot of each row.
         epochs: int32 [R], changed whenever a slot gets another sequence.
-        starts, ends: int32 [R], positions start … end-1 to compute, per row.
-        decoding: number of decoding rows.
+        starts, ends: int32 [R], positions start … end-1 to compute, per row, those of drafts included.
+        decoding: number of decoding rows without drafts.
         singles: number of rows that compute one token, including the decoding rows.
         ids: int32 [T], row after row; -1 for the token that was drawn last in the row's slot.
         positions: int32 [T].
@@ -154,11 +154,12 @@ class StepWriter:
     def write(self, batch: Batch) -> StepRecord:
         """Record of a batch."""
         table, slots, started = self._table, batch.slots, batch.started
+        ends = batch.ends + batch.drafted if batch.drafts else batch.ends
         if batch.singles == len(slots):
             positions = batch.starts
             ids = np.where(batch.pending, -1, table.tokens[slots, positions]).astype(np.int32)
         else:
-            counts = batch.ends - batch.starts
+            counts = ends - batch.starts
             last = np.cumsum(counts) - 1
             rows = np.repeat(np.arange(len(counts)), counts)
             offsets = np.repeat(batch.starts + counts - 1 - last, counts)
@@ -178,7 +179,7 @@ class StepWriter:
             slots=slots,
             epochs=batch.epochs,
             starts=batch.starts,
-            ends=batch.ends,
+            ends=ends,
             decoding=batch.decoding,
             singles=batch.singles,
             ids=ids,

@@ -193,6 +193,24 @@ class PrefixCache:
         self.table.page_count[slot] = needed
         return True
 
+    def reserve_free(self, slot: int, end: int) -> int:
+        """Gives positions before `end` of a slot pages as far as they are free: nothing is evicted. Returns the number
+        of its positions that have one, at most `end`."""
+        page_count, size = int(self.table.page_count[slot]), self.page_size
+        count = min(-(-end // size) - page_count, self.pool.free)
+        if count > 0:
+            self.table.pages[slot, page_count : page_count + count] = self.pool.allocate(count)
+            self.table.page_count[slot] += count
+        return min(end, int(self.table.page_count[slot]) * size)
+
+    def give_back(self, slot: int, end: int) -> None:
+        """Frees the pages of a slot for positions from `end` on, which no running step may read."""
+        page_count, needed = int(self.table.page_count[slot]), -(-end // self.page_size)
+        if needed < page_count:
+            self.pool.release(self.table.pages[slot, needed:page_count], self._settled)
+            self.pool.settle(self._settled)
+            self.table.page_count[slot] = needed
+
     def will_have_pages(self, slot: int, end: int) -> bool:
         """Returns True if positions before `end` of a slot can have pages as soon as the running steps have
         completed."""

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sglang_lite.runtime.drafting.draft import Draft
 from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.kv_cache.prefix_cache import PrefixCache
 from sglang_lite.runtime.kv_cache.slot_table import SlotTable
 from sglang_lite.runtime.requests.request import Request
+
+NO_DRAFTS: Mapping[int, Draft] = {}
 
 Row: TypeAlias = tuple[Request, int, int]  # request, start, end: positions start … end-1 are computed
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Rows of one step: decoding rows first, then prefill rows with one token, then prefill rows with several tokens.
+    """Rows of one step: decoding rows first, then prefill rows with one token, then rows with several tokens: prefill
+    rows, and rows with drafts.
 
     Attributes:
         step: number of the step.
@@ -27,13 +31,14 @@ class Batch:
         slots: slot of each row, int32 [R].
         epochs: epoch of each slot when the batch was planned, int32 [R].
         starts, ends: positions start … end-1 to compute, per row, int32 [R].
-        decoding: number of decoding rows.
+        decoding: number of decoding rows without drafts.
         singles: number of rows that compute one token, including the decoding rows.
         draws: bool [R]; True if the row reaches its last token, so that its next one is drawn.
         pending: bool [R]; True if its last token was drawn by a step whose result has not been read yet.
         started: requests that were given their slot since the last step.
         copies: (source, destination) token slots to copy before anything else.
         streams: number of decoding rows of requests that stream.
+        drafts: draft by row; its tokens are computed behind those of the row.
     """
 
     step: int
@@ -49,13 +54,28 @@ class Batch:
     started: tuple[Request, ...]
     copies: tuple[Ints, Ints]
     streams: int = 0
+    drafts: Mapping[int, Draft] = field(default_factory=dict)
+
+    @property
+    def drafted(self) -> Ints:
+        """Number of drafted tokens of each row, int32 [R]."""
+        counts: Ints = np.zeros(len(self.slots), dtype=np.int32)
+        for row, draft in self.drafts.items():
+            counts[row] = len(draft.tokens)
+        return counts
 
     @property
     def tokens(self) -> int:
-        return int((self.ends - self.starts).sum())
+        return int((self.ends - self.starts).sum()) + sum(len(draft.tokens) for draft in self.drafts.values())
 
 
-def make_batch(store: PrefixCache, decoding: list[Request], chunks: list[Row], started: list[Request]) -> Batch:
+def make_batch(
+    store: PrefixCache,
+    decoding: list[Request],
+    chunks: list[Row],
+    started: list[Request],
+    drafts: Mapping[int, Draft] = NO_DRAFTS,
+) -> Batch:
     """Returns the batch of the next step, whose number it takes.
 
     Args:
@@ -63,11 +83,18 @@ def make_batch(store: PrefixCache, decoding: list[Request], chunks: list[Row], s
         decoding: requests that compute their last token.
         chunks: rows of prefill.
         started: requests that were given their slot since the last step.
+        drafts: drafts by id of their request.
     """
     store.step += 1
     table = store.table
-    singles = [c for c in chunks if c[2] - c[1] == 1]
-    chunks = singles + [c for c in chunks if c[2] - c[1] > 1]
+    streams = streams_of(table, decoding)
+    if drafts:
+        chunks = chunks + [
+            (r, int(table.computed[r.slot]), int(table.length[r.slot])) for r in decoding if r.id in drafts
+        ]
+        decoding = [r for r in decoding if r.id not in drafts]
+    singles = [c for c in chunks if c[2] - c[1] == 1 and c[0].id not in drafts]
+    chunks = singles + [c for c in chunks if c[2] - c[1] > 1 or c[0].id in drafts]
     requests = decoding + [c[0] for c in chunks]
     slots = np.array([r.slot for r in requests], dtype=np.int32)
     starts, ends = table.computed[slots], table.length[slots].copy()
@@ -85,7 +112,8 @@ def make_batch(store: PrefixCache, decoding: list[Request], chunks: list[Row], s
         pending=ends > table.known[slots],
         started=tuple(r for r in started if r.handle is not None),
         copies=store.take_copies(),
-        streams=streams_of(table, decoding),
+        streams=streams,
+        drafts={row: drafts[r.id] for row, r in enumerate(requests) if r.id in drafts} if drafts else NO_DRAFTS,
     )
 
 

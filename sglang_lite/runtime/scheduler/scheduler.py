@@ -11,12 +11,14 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+from sglang_lite.runtime.drafting.drafting import Drafting
 from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.kv_cache.prefix_cache import PrefixCache
 from sglang_lite.runtime.requests.request import Request, State
 from sglang_lite.runtime.scheduler.admission import Admission
 from sglang_lite.runtime.scheduler.admission_order import Policy
 from sglang_lite.runtime.scheduler.batch import Batch, Row, make_batch, streams_of
+from sglang_lite.runtime.scheduler.drafted_rows import DraftedRows
 from sglang_lite.runtime.scheduler.oom_isolation import Isolation
 from sglang_lite.runtime.scheduler.page_reserve import PageReserve
 from sglang_lite.runtime.scheduler.pauses import Pauses
@@ -41,6 +43,7 @@ class Scheduler:
         last_alone: whether the last token of a prompt that runs alone has its own step, as after a full cache hit, so
             that outputs have the same bits with and without the cache.
         pace: limit for steps with streams; None if steps are short enough without.
+        drafting: proposes tokens that may come next; None to compute each token by itself.
 
     Attributes:
         queues: requests that have not ended.
@@ -48,6 +51,7 @@ class Scheduler:
         admission: gives waiting requests slots and pages.
         retraction: makes room for running requests.
         handover: starts requests in the slots of others.
+        drafts: drafts of running requests, or None.
     """
 
     def __init__(
@@ -58,6 +62,7 @@ class Scheduler:
         *,
         last_alone: bool = False,
         pace: StepPace | None = None,
+        drafting: Drafting | None = None,
     ) -> None:
         self.store = store
         self._step_tokens, self._last_alone, self._pace = step_tokens, last_alone, pace
@@ -68,6 +73,7 @@ class Scheduler:
         self.retraction = Retraction(store, self.queues, self.pauses, self._reserve)
         self.admission = Admission(store, self.queues, self.pauses, self._reserve, policy)
         self.handover = SlotHandover(store, self.queues, self.admission)
+        self.drafts = None if drafting is None else DraftedRows(store, self.queues, drafting)
 
     @property
     def waits(self) -> bool:
@@ -114,7 +120,10 @@ class Scheduler:
         chunks = [c for c in chunks if c[0].state is State.PREFILLING]
         if not decoding and not chunks:
             return None
-        return make_batch(self.store, decoding, chunks, self.admission.take_started())
+        started = self.admission.take_started()
+        if self.drafts is None or self.isolated:
+            return make_batch(self.store, decoding, chunks, started)
+        return make_batch(self.store, decoding, chunks, started, self.drafts.plan(decoding, chunks, budget))
 
     def _budget(self, decoding: list[Request]) -> int:
         """Number of prompt tokens that a step may compute in addition to the decoding rows."""
@@ -126,7 +135,8 @@ class Scheduler:
 
     def record_duration(self, batch: Batch, seconds: float) -> None:
         """Records the duration of a step, to pace later steps and to know what computing again costs."""
-        self.pauses.record_duration(batch.tokens - batch.decoding, seconds)
+        if not batch.drafts:  # whose tokens are no prompt's
+            self.pauses.record_duration(batch.tokens - batch.decoding, seconds)
         if self._pace is not None and batch.streams:
             self._pace.record_duration(batch.tokens, seconds, streams=batch.streams)
 
@@ -144,7 +154,7 @@ class Scheduler:
             assert request.handle is not None
             if batch.starts[row] < request.prompt_len:  # generated tokens are published when the request ends
                 self.store.publish(request.handle, all_but_last=request.may_recompute_last)
-            if batch.ends[row] == table.length[request.slot]:
+            if request.state is State.PREFILLING and batch.ends[row] == table.length[request.slot]:
                 self.queues.decode(request)
                 complete.append(row)
         return complete

@@ -158,6 +158,10 @@ class Matcher(Protocol):
         """Stores a mask that has been computed for the matcher."""
         ...
 
+    def copy(self) -> Matcher | None:
+        """Returns a matcher at the same position that moves by itself, or None if the engine can't copy one."""
+        ...
+
     def accept(self, token: int) -> bool:
         """Advances by a token. Returns False if the grammar does not allow the token."""
         ...
@@ -190,7 +194,7 @@ class Matcher(Protocol):
 
 class LoneMatcher:
     """Base of matchers that are their only part and share no parser and no masks. By default, masks are always cached,
-    and no text is forced."""
+    no text is forced, and they can't be copied."""
 
     number: NumberSoFar | None = None
 
@@ -206,6 +210,9 @@ class LoneMatcher:
 
     def set_mask(self, mask: Mask) -> None:
         raise AssertionError("its masks are always cached")
+
+    def copy(self) -> Self | None:
+        return None
 
     def forced(self) -> list[int]:
         return []

@@ -40,6 +40,7 @@ class ClosingMatcher:
 
     Attributes:
         repeats: the argument of this name.
+        busy: whether a mask is being made for it, so that it must not be copied.
         shortened: whether a token was refused for the budget; "unknown" if a completion was not known all the time.
 
     Raises:
@@ -64,6 +65,7 @@ class ClosingMatcher:
         self._unseen: list[int] = []  # accepted tokens that `_state` lacks
         self._sleep = 0  # number of tokens until the completion is looked at again
         self._hurries = False  # True once only the completion may follow, as the time is up
+        self.busy = False
         self.shortened: bool | Literal["unknown"] = False
         if endings is not None and not self._fits(endings.start, budget) and required:
             _check_least(endings, budget)
@@ -193,6 +195,11 @@ class ClosingMatcher:
             if self._state is None and not self._inner.finished:
                 self._give_up()
         self._after, self._next, self._refused = None, None, []
+
+    def copy(self) -> Matcher | None:
+        """Copy without a budget, whose masks are the same but for tokens that are refused; None if there can be none
+        now, or only the completion may follow."""
+        return None if self._hurries or self.busy else self._inner.copy()
 
     def cached_mask(self) -> Mask | None:
         if self._hurries and self._completion:

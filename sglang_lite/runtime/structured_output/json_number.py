@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Hashable, Sequence
+from copy import copy
 
 from sglang_lite.runtime.structured_output.base import (
     CompiledGrammar,
@@ -98,6 +99,14 @@ class JsonNumberMatcher:
 
     def set_mask(self, mask: Mask) -> None:
         raise AssertionError("the masks are set in its parts")
+
+    def copy(self) -> JsonNumberMatcher | None:
+        inner = self._inner.copy()
+        if inner is None:
+            return None
+        copied = copy(self)
+        vars(copied).update(_inner=inner, number=copy(self.number))
+        return copied
 
     def accept(self, token: int) -> bool:
         if self._may_end and not _allows(next_mask(self._inner), token):

@@ -8,6 +8,7 @@ import threading
 import time
 import weakref
 from collections.abc import Hashable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field, is_dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any  # the library has no types
@@ -157,6 +158,11 @@ class LlguidanceMatcher:
             self._mask, self.state = mask, None
         else:
             self.engine.mask_cache.put(self.states, self.state, mask)
+
+    def copy(self) -> LlguidanceMatcher:
+        copied = copy(self)
+        vars(copied).update(_inner=self._inner.deep_copy(), _unconsumed=self._unconsumed.copy())
+        return copied
 
     def accept(self, token: int) -> bool:
         mask, self._mask, self._last = self._current_mask(), None, token

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from copy import copy
 from functools import cache
 
 import numpy as np
@@ -35,6 +36,11 @@ class NumberMatcher(LoneMatcher):
 
     def cached_mask(self) -> Mask:
         return self.engine.mask(self.number.text)
+
+    def copy(self) -> NumberMatcher:
+        copied = copy(self)
+        copied.number = self.number.copy()
+        return copied
 
     def accept(self, token: int) -> bool:
         if self.finished or not self.cached_mask()[token >> 5] >> (token & 31) & 1:

@@ -7,6 +7,7 @@ spell it.
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from copy import copy
 
 from sglang_lite.protocol import ConstraintError
 from sglang_lite.runtime.structured_output.base import (
@@ -100,6 +101,14 @@ class ContinuedMatcher:
 
     def set_mask(self, mask: Mask) -> None:
         raise AssertionError("the masks are set in its parts")
+
+    def copy(self) -> ContinuedMatcher | None:
+        whole, part = self._whole.copy(), self._part.copy()
+        if whole is None or part is None:
+            return None
+        copied = copy(self)
+        vars(copied).update(_whole=whole, _part=part)
+        return copied
 
     def accept(self, token: int) -> bool:
         ends = bool(self._end[token // 32] >> (token % 32) & 1)

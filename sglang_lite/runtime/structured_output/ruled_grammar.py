@@ -14,6 +14,7 @@ from __future__ import annotations
 import io
 import pickle
 from collections.abc import Hashable, Sequence
+from copy import copy
 from dataclasses import is_dataclass
 from typing import Any
 
@@ -211,6 +212,14 @@ class RuledMatcher:
 
     def set_mask(self, mask: Mask) -> None:
         self._inner.set_mask(mask)
+
+    def copy(self) -> RuledMatcher | None:
+        inner = self._inner.copy()
+        if inner is None:
+            return None
+        copied = copy(self)
+        vars(copied).update(_inner=inner, _text=self._text.copy())
+        return copied
 
     def accept(self, token: int) -> bool:
         self._mask = None

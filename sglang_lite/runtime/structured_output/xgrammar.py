@@ -6,6 +6,7 @@ xgrammar ignores parts of some schemas and regexes without notice.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from typing import Any  # the library has no types
 
 import numpy as np
@@ -37,6 +38,11 @@ class XgrammarMatcher(LoneMatcher):
 
     def set_mask(self, mask: Mask) -> None:
         self._mask = mask
+
+    def copy(self) -> XgrammarMatcher:
+        copied = copy(self)
+        copied.inner = self.inner.fork()
+        return copied
 
     def accept(self, token: int) -> bool:
         return self._after_move(not self.inner.is_terminated() and self.inner.accept_token(token), f"token {token}")

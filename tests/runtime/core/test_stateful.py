@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from sglang_lite.program.nodes import Fork, Gen, Node, Program, Text
 from sglang_lite.protocol import Generation, OverloadedError, Played, ProgramResult, RequestAbortedError, SamplingParams
-from tests.runtime.scripted import VOCAB, SteppedEngine, answer, ended
+from tests.runtime.scripted import VOCAB, Guesses, SteppedEngine, answer, ended
 
 EXAMPLES = int(os.environ.get("SGLANG_LITE_EXAMPLES", "8"))  # of 50 actions each; more: CONTRIBUTING.md
 STEMS = [[random.Random(i).randrange(1, VOCAB) for _ in range(40)] for i in range(3)]
@@ -25,11 +25,14 @@ class Scheduling(RuleBasedStateMachine):
         cached=st.booleans(),
         policy=st.sampled_from(["lpm", "fcfs", "priority"]),
         eviction=st.sampled_from(["lru", "lfu", "fifo", "slru"]),
+        drafter=st.sampled_from([None, Guesses(1), Guesses(0.8), Guesses(0)]),
+        drafted=st.sampled_from([1, 4, 16]),
     )
-    def start(self, overlap, page, chunk, cached, policy, eviction):
+    def start(self, overlap, page, chunk, cached, policy, eviction, drafter, drafted):
         self.engine = SteppedEngine(
             overlap=overlap, page_size=page, step_tokens=chunk, prefix_cache=cached, max_running=4,
             context_length=96, max_total_tokens=128, policy=policy, eviction=eviction, fails=self._fails,
+            drafter=drafter, draft_tokens=drafted,
         )  # fmt: skip
         self.requests, self.programs, self.aborted = [], [], set()
         self.short, self.alone = [], 0

@@ -255,6 +255,8 @@ def test_settings_of_generation_are_refused(tmp_path):
         {"overlap": False},
         {"explain_cache_misses": True},
         {"jump_forward": "off"},
+        {"speculation": "auto"},
+        {"draft_tokens": 4},
         {"cuda_graphs": False},
         {"mem_fraction": 0.5},
         {"constraint_backend": "xgrammar"},

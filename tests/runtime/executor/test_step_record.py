@@ -8,7 +8,7 @@ import pytest
 from sglang_lite.protocol import Choices, SamplingParams
 from sglang_lite.runtime.executor import make_runner
 from sglang_lite.runtime.executor.step_record import load_records, save_records
-from tests.runtime.scripted import SteppedEngine, loaded
+from tests.runtime.scripted import Guesses, SteppedEngine, loaded
 
 
 class Watched:
@@ -24,10 +24,10 @@ class Watched:
         self.scored.append({row: each.read() for row, each in forward.scored.items()})
         return forward
 
-    def sample(self, forward, rows, adjustments, masks=None, scored=None):
+    def sample(self, forward, rows, adjustments, masks=None, scored=None, behind=None):
         kept = None if masks is None else type(masks)(masks.words.copy(), masks.rows.copy())
-        drawn = self.runner.sample(forward, rows, adjustments, masks, scored)
-        self.draws.append((rows, adjustments, kept, drawn.read().tokens))
+        drawn = self.runner.sample(forward, rows, adjustments, masks, scored, behind)
+        self.draws.append((rows, adjustments, kept, behind, drawn.read().tokens))
         return drawn
 
 
@@ -51,13 +51,14 @@ def run(**config):
 
 
 @pytest.mark.parametrize("page_size", [1, 4])
-def test_records_from_a_file_give_the_same_tokens_on_a_fresh_runner(tmp_path, page_size):
-    engine, watched = run(page_size=page_size, overlap=False)
+@pytest.mark.parametrize("drafter", [None, Guesses(0.8)])
+def test_records_from_a_file_give_the_same_tokens_on_a_fresh_runner(tmp_path, page_size, drafter):
+    engine, watched = run(page_size=page_size, overlap=False, drafter=drafter)
     save_records(tmp_path / "steps", watched.records)
     records = load_records(tmp_path / "steps")
     again = Watched(make_runner(loaded().model, engine.core.capacity, engine.core.config))
-    for record, (rows, adjustments, masks, tokens) in zip(records, watched.draws, strict=True):
-        assert again.sample(again.forward(record), rows, adjustments, masks).tokens == tokens
+    for record, (rows, adjustments, masks, behind, tokens) in zip(records, watched.draws, strict=True):
+        assert again.sample(again.forward(record), rows, adjustments, masks, None, behind).tokens == tokens
     assert again.scored == watched.scored
     assert any(watched.scored)
 

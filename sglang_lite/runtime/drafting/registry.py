@@ -1,0 +1,33 @@
+"""Drafters by the names that `EngineConfig.speculation` has for them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from sglang_lite.runtime.config import EngineConfig
+from sglang_lite.runtime.drafting.drafting import Drafter, Drafting
+from sglang_lite.runtime.drafting.prompt import PromptDrafter
+
+logger = logging.getLogger("sglang_lite")
+
+DRAFTERS: dict[str, Callable[[], Drafter]] = {PromptDrafter.name: PromptDrafter}
+
+
+def make_drafting(config: EngineConfig, vocab_size: int, eos_ids: frozenset[int], *, on_gpu: bool) -> Drafting | None:
+    """Makes the drafters that a configuration asks for, or None if it asks for none.
+
+    Args:
+        config: configuration of the engine.
+        vocab_size: number of token ids.
+        eos_ids: tokens that may end a generation.
+        on_gpu: whether the model runs on a GPU, which checks no drafts yet.
+    """
+    if not config.drafters:
+        return None
+    if on_gpu:
+        logger.warning("speculation=%r is ignored: drafts are checked on a CPU only.", config.speculation)
+        return None
+    drafters = [DRAFTERS[name]() for name in config.drafters]
+    jump = config.jump_forward == "safe"
+    return Drafting(drafters, config.draft_tokens, vocab_size, eos_ids, jump=jump)

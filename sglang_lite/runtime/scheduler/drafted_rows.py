@@ -1,0 +1,107 @@
+"""Drafts of running requests: their pages, and what is computed once they turn out right or wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from sglang_lite.runtime.drafting.draft import Draft
+from sglang_lite.runtime.drafting.drafting import Drafting
+from sglang_lite.runtime.kv_cache.prefix_cache import PrefixCache
+from sglang_lite.runtime.requests.request import Request, State
+from sglang_lite.runtime.scheduler.queues import Queues
+
+
+class DraftedRows:
+    """Drafts of running requests. Drafted tokens are behind the known ones in the slot table; they count as computed
+    once they are known to be right, so a guess never enters the radix tree.
+
+    Args:
+        store: pages, slots and radix tree.
+        queues: requests that have not ended.
+        drafting: maker of drafts.
+
+    Attributes:
+        drafting: the argument of this name.
+    """
+
+    def __init__(self, store: PrefixCache, queues: Queues, drafting: Drafting) -> None:
+        self._store, self._queues, self.drafting = store, queues, drafting
+
+    def plan(
+        self, decoding: Sequence[Request], chunks: Sequence[tuple[Request, int, int]], budget: int
+    ) -> dict[int, Draft]:
+        """Drafts of a step's rows by id of their request, at most `budget` tokens in all. They get pages that are free:
+        nothing is evicted or retracted for a guess.
+
+        Args:
+            decoding: requests that compute their last token.
+            chunks: rows of prefill, of which those that reach their last token get drafts.
+            budget: maximum number of tokens.
+        """
+        drafts: dict[int, Draft] = {}
+        length = self._store.table.length
+        complete = [request for request, _, end in chunks if end == length[request.slot]]
+        for request in (*decoding, *complete):
+            draft = self._draft(request, budget)
+            if draft is not None and len(draft.tokens):
+                drafts[request.id] = draft
+                budget -= len(draft.tokens)
+        return drafts
+
+    def _draft(self, request: Request, budget: int) -> Draft | None:
+        table, slot = self._store.table, request.slot
+        length = int(table.length[slot])
+        room = min(int(table.limit[slot]) - length - 1, budget)
+        if table.known[slot] != length or room <= 0:
+            return None
+        draft = self.drafting.draft(request, table.tokens[slot, :length], room)
+        if draft is None:
+            return None
+        draft = draft.cut(self._store.reserve_free(slot, length + len(draft.tokens)) - length)
+        table.tokens[slot, length : length + len(draft.tokens)] = draft.tokens
+        return draft
+
+    def learn(self, request: Request) -> None:
+        """Lets drafters take note of a running request that has come to its end."""
+        table, slot = self._store.table, request.slot
+        self.drafting.learn(request, table.tokens[slot, : table.known[slot]])
+
+    def accept(self, request: Request) -> None:
+        """Records that all known tokens of a request are computed, as they were drafted, and that one more is drawn."""
+        table, slot = self._store.table, request.slot
+        table.computed[slot] = table.known[slot]
+        table.length[slot] = table.known[slot] + 1
+        if request.state is State.PREFILLING:  # forced text was appended, and it was drafted, too
+            self._queues.decode(request)
+
+    def settle(self, request: Request, draft: Draft, start: int) -> None:
+        """Records how much of a draft was right, once no more of its draws count, and frees the pages of the rest.
+
+        Args:
+            request: request of the draft; it may have ended.
+            draft: the draft.
+            start: position of its first token.
+        """
+        if request.handle is None:
+            known = request.tokens
+        else:
+            table, slot = self._store.table, request.slot
+            known = table.tokens[slot, : table.known[slot]]
+        matched = _common(draft.tokens.tolist(), known[start:].tolist())
+        self.drafting.record(draft, matched)
+        if request.handle is None:
+            return
+        table.computed[slot] = min(start + matched, int(table.length[slot]) - 1)
+        self._store.give_back(slot, int(table.length[slot]))
+        if request.state is State.PREFILLING and table.length[slot] - table.computed[slot] == 1:
+            self._queues.decode(request)
+
+
+def _common(one: Iterable[int], other: Iterable[int]) -> int:
+    """Number of first elements that are equal."""
+    count = 0
+    for a, b in zip(one, other):
+        if a != b:
+            break
+        count += 1
+    return count
