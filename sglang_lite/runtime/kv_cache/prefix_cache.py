@@ -75,10 +75,9 @@ class PrefixCache:
     ) -> None:
         self.page_size = page_size
         self.pool = PagePool(pages)
-        self.tree = RadixTree(page_size)
+        self.tree = RadixTree(page_size, priority)
         self.table = SlotTable(slots, longest, page_size)
         self.reuses, self._reveal_others = reuse, reveal_others
-        self._priority = priority
         self.pending_copies: list[PageCopy] = []
         self.step = 0  # number of the last step that was launched
         self._settled = 0  # number of the last step that has completed
@@ -286,7 +285,7 @@ class PrefixCache:
     def evict(self, pages: int) -> int:
         """Evicts prefixes with at least `pages` pages in total, or all that no request is using. Returns the number of
         pages freed. They become available when the steps that may read them have completed."""
-        evicted = self.tree.evict(pages, self._priority)
+        evicted = self.tree.evict(pages)
         self.pool.release(evicted, self.step)
         return len(evicted)
 

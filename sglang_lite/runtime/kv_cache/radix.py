@@ -17,7 +17,8 @@ import numpy as np
 
 from sglang_lite.runtime.kv_cache.pages import Ints
 
-Priority: TypeAlias = "Callable[[Node], tuple[float, ...]]"  # key of the eviction order, lowest first
+# Key of the eviction order, lowest first. That of a node never becomes lower.
+Priority: TypeAlias = "Callable[[Node], tuple[float, ...]]"
 
 _REMEMBERED = 2**15  # number of evictions remembered
 _BASE, _MODULUS = 0x9E3779B97F4A7C15, 2**64
@@ -28,13 +29,16 @@ _NO_PAGES: Ints = np.empty(0, dtype=np.int32)
 class Node:
     """Node of the tree: a run of pages below `parent`. `locks` counts the locks on this node and its descendants."""
 
-    __slots__ = ("children", "created", "hits", "keys", "last_used", "locks", "pages", "parent", "prefix", "tokens")
+    __slots__ = (
+        "children", "created", "hits", "keys", "last_used", "locks", "pages", "parent", "prefix", "queued", "tokens",
+    )  # fmt: skip
 
     def __init__(self, tokens: Ints, pages: Ints, parent: Node | None, now: int) -> None:
         self.tokens, self.pages, self.parent = tokens, pages, parent
         self.children: dict[bytes, Node] = {}  # by the bytes of the first page's tokens, newest last
         self.keys: list[bytes] = []  # of the children, sorted: those that begin alike are neighbours
         self.locks = 0
+        self.queued = False  # for eviction
         self.hits = 0
         self.created = self.last_used = now
         self.prefix: PrefixHash | None = None  # prefix up to the node's end; computed on first use
@@ -192,17 +196,20 @@ class RadixTree:
 
     Args:
         page_size: tokens in a page.
+        priority: key of the eviction order.
 
     Attributes:
         pages: number of pages in the tree.
         locked_pages: number of pages in the tree under a lock.
     """
 
-    def __init__(self, page_size: int) -> None:
-        self.page_size = page_size
+    def __init__(self, page_size: int, priority: Priority) -> None:
+        self.page_size, self._priority = page_size, priority
         self._roots: dict[str, Node] = {}  # root of each namespace that has pages
         self._clock = 0
         self._evicted = EvictedPrefixes()
+        self._queue: list[tuple[tuple[float, ...], int, Node]] = []  # heap of all unlocked leaves, and of some others
+        self._queued = 0  # number of nodes queued so far
         self.pages = 0  # number of pages in the tree
         self.locked_pages = 0  # number of these under a lock
 
@@ -261,6 +268,7 @@ class RadixTree:
         if at < len(pages):
             child = Node(tokens[matched:].copy(), pages[at:].copy(), node, self._clock)
             self._attach(child)
+            self._queue_leaf(child)
             self.pages += len(child.pages)
             node = child
             if child.parent is not None and child.parent.parent is None:
@@ -283,28 +291,37 @@ class RadixTree:
             above.last_used, above = self._clock, above.parent
         return child
 
-    def evict(self, count: int, priority: Priority) -> Ints:
+    def evict(self, count: int) -> Ints:
         """Removes unlocked leaves, lowest priority first, until at least `count` pages are removed or no such leaf is
         left. Returns their pages."""
-        heap = [(priority(n), i, n) for i, n in enumerate(self.nodes()) if not n.children and not n.locks]
-        heapq.heapify(heap)
-        order = len(heap)
         removed: list[Ints] = []
-        out = 0
-        while heap and out < count:
-            _, _, node = heapq.heappop(heap)
-            parent = node.parent
-            assert parent is not None
-            self._evicted.add(parent, node.tokens[: self.page_size])
-            self._detach(node)
-            removed.append(node.pages)
-            out += len(node.pages)
-            self.pages -= len(node.pages)
-            if parent.parent is not None and not parent.children and not parent.locks:
-                order += 1
-                heapq.heappush(heap, (priority(parent), order, parent))
-        self._roots = {name: root for name, root in self._roots.items() if root.children}
+        out, rootless = 0, False
+        while self._queue and out < count:
+            key, _, node = heapq.heappop(self._queue)
+            node.queued = False
+            if self._priority(node) != key:
+                self._queue_leaf(node)
+            elif not node.children and not node.locks:
+                parent = node.parent
+                assert parent is not None
+                self._evicted.add(parent, node.tokens[: self.page_size])
+                self._detach(node)
+                removed.append(node.pages)
+                out += len(node.pages)
+                self.pages -= len(node.pages)
+                rootless |= parent.parent is None and not parent.children
+                self._queue_leaf(parent)
+        if rootless:
+            self._roots = {name: root for name, root in self._roots.items() if root.children}
         return np.concatenate(removed) if removed else _NO_PAGES
+
+    def _queue_leaf(self, node: Node) -> None:
+        """Queues a node for eviction if it is an unlocked leaf. An entry stays when its node is locked or used again:
+        `evict` looks at both when the entry's turn has come."""
+        if not (node.queued or node.locks or node.children) and node.parent is not None:
+            node.queued = True
+            self._queued += 1
+            heapq.heappush(self._queue, (self._priority(node), self._queued, node))
 
     def _key(self, tokens: Ints) -> bytes:
         return tokens[: self.page_size].tobytes()
@@ -392,6 +409,7 @@ class RadixTree:
         node.locks -= 1
         if not node.locks:
             self.locked_pages -= len(node.pages)
+            self._queue_leaf(node)
         return node.parent if node.parent.parent is not None else None
 
     def count_locks(self, node: Node, change: int) -> None:
@@ -401,6 +419,7 @@ class RadixTree:
             if not before or not current.locks:
                 self.locked_pages += change * len(current.pages)
             current = current.parent
+        self._queue_leaf(node)
 
     def nodes(self) -> Iterator[Node]:
         """Yields the nodes of all namespaces, without the roots."""

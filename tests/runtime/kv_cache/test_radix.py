@@ -1,6 +1,7 @@
 """The prefix tree against a dictionary of prefixes, and the pool against counting."""
 
 import sys
+from random import Random
 
 import numpy as np
 import pytest
@@ -38,7 +39,7 @@ sequences = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=9), min_si
 
 @given(sequences, st.sampled_from([1, 2, 3]))
 def test_matches_are_the_longest_inserted_prefixes(inserted, size):
-    tree, known, following = RadixTree(size), {}, 0
+    tree, known, following = RadixTree(size, LRU), {}, 0
     for tokens in inserted:
         tokens = tokens[: len(tokens) - len(tokens) % size]
         pages = ints(range(following, following + len(tokens) // size))
@@ -69,7 +70,7 @@ def test_a_match_costs_as_much_beside_ten_cached_prompts_as_beside_ten_thousand(
     """Counted in calls. All prompts differ within the page behind one system prompt."""
 
     def calls(prompts):
-        tree, random, count = RadixTree(16), np.random.default_rng(0), 0
+        tree, random, count = RadixTree(16, LRU), np.random.default_rng(0), 0
         texts = [ints([*range(16), 7, *random.integers(0, 30_000, size=15)]) for _ in range(prompts)]
         for i, text in enumerate(texts):
             tree.insert(text, ints([i, i]))
@@ -89,13 +90,13 @@ def test_a_match_costs_as_much_beside_ten_cached_prompts_as_beside_ten_thousand(
 
 @given(sequences, sequences, st.sampled_from([1, 2, 3]), st.data())
 def test_evicted_prefixes_are_remembered_however_nodes_were_split(inserted, again, size, data):
-    tree, there, gone = RadixTree(size), set(), set()
+    tree, there, gone = RadixTree(size, LRU), set(), set()
     for first, several in ((True, inserted), (False, again)):
         for tokens in several:
             tokens = tokens[: len(tokens) - len(tokens) % size]
             tree.insert(ints(tokens), ints(range(len(tokens) // size)))
             there |= {tuple(tokens[:end]) for end in range(size, len(tokens) + 1, size)}
-        tree.evict(data.draw(st.integers(0, 4)), LRU)
+        tree.evict(data.draw(st.integers(0, 4)))
         gone |= {prefix for prefix in there if tree.cached_length(ints(prefix)) < len(prefix)}
         for tokens in [*inserted, *again, [0, 1, 2, 2, 1, 0, 1]]:
             node = tree.match(ints(tokens)).node
@@ -108,16 +109,16 @@ def test_evicted_prefixes_are_remembered_however_nodes_were_split(inserted, agai
 
 
 def test_namespaces_are_forgotten_with_their_pages():
-    tree, tokens = RadixTree(2), ints([1, 2, 3])
+    tree, tokens = RadixTree(2, LRU), ints([1, 2, 3])
     for i in range(100):
         assert not len(tree.match(tokens, f"asked {i}").pages)
     assert tree.namespaces == 0
     for i in range(100):
         tree.insert(tokens[:2], ints([i]), f"used {i}")
     assert tree.newest_namespaces(2) == ["used 99", "used 98"]
-    assert len(tree.evict(60, LRU)) == 60
+    assert len(tree.evict(60)) == 60
     assert tree.namespaces == 40
-    assert len(tree.evict(100, LRU)) == 40
+    assert len(tree.evict(100)) == 40
     assert tree.namespaces == tree.pages == 0
     known = [tree.was_evicted(tree.match(tokens, f"used {i}").node, tokens[:2]) for i in range(100)]
     assert sum(known) >= 95  # a later one may have taken an earlier one's place
@@ -125,17 +126,17 @@ def test_namespaces_are_forgotten_with_their_pages():
 
 
 def test_no_more_than_so_many_evictions_are_remembered():
-    tree = RadixTree(1)
+    tree = RadixTree(1, LRU)
     for first in range(200):
         tree.insert(ints([first % 7, first]), ints([0, 1]))
-        tree.evict(2, LRU)
+        tree.evict(2)
     assert tree.was_evicted(tree.match(ints([3])).node, ints([3]))
     assert not tree.was_evicted(tree.match(ints([99])).node, ints([99]))
 
 
 @given(sequences, st.data())
 def test_eviction_frees_everything_that_is_not_locked(inserted, data):
-    tree, following = RadixTree(1), 0
+    tree, following = RadixTree(1, LRU), 0
     for tokens in inserted:
         tree.insert(ints(tokens), ints(range(following, following + len(tokens))))
         following += len(tokens)
@@ -144,22 +145,51 @@ def test_eviction_frees_everything_that_is_not_locked(inserted, data):
     with tree.lock(match.node):
         assert tree.locked_pages == len(kept)
         evictable = tree.evictable
-        assert len(tree.evict(10_000, LRU)) == evictable
+        assert len(tree.evict(10_000)) == evictable
         assert tree.match(ints(kept)).pages.tolist() == match.pages.tolist()
-    assert len(tree.evict(10_000, LRU)) == len(kept)
+    assert len(tree.evict(10_000)) == len(kept)
     assert tree.pages == tree.locked_pages == 0
 
 
 def test_the_least_recently_used_leaf_goes_first():
-    tree = RadixTree(1)
+    tree = RadixTree(1, LRU)
     tree.insert(ints([1, 2]), ints([0, 1]))
     tree.insert(ints([1, 3]), ints([9, 2]))
     tree.match(ints([1, 2]))
-    assert tree.evict(1, LRU).tolist() == [2]
+    assert tree.evict(1).tolist() == [2]
+
+
+@pytest.mark.parametrize("policy", sorted(EVICTION))
+def test_of_all_unlocked_leaves_the_lowest_goes_first(policy):
+    priority, random = EVICTION[policy], Random(policy)
+    tree, locks, following = RadixTree(1, priority), [], 0
+    for _ in range(1_000):
+        tokens = ints([random.randrange(3) for _ in range(random.randint(1, 5))])
+        match random.choice(["insert", "insert", "match", "lock", "grow", "shrink", "unlock", "evict", "evict all"]):
+            case "insert":
+                following += len(tokens)
+                tree.insert(tokens, ints(range(following - len(tokens), following)))
+            case "match":
+                tree.match(tokens)
+            case "lock":
+                locks.append(tree.lock(tree.match(tokens).node))
+            case "grow" if locks:
+                following += locks[-1].grow(tokens[:1], ints([following]))
+            case "shrink" if locks:
+                locks[-1].shrink(1)
+            case "unlock" if locks:
+                locks.pop(random.randrange(len(locks))).release()
+            case "evict":
+                leaves = [node for node in tree.nodes() if not node.children and not node.locks]
+                lowest = [n.pages.tolist() for n in leaves if priority(n) == min(map(priority, leaves))]
+                assert tree.evict(1).tolist() in (lowest or [[]])
+            case "evict all":
+                evictable = tree.evictable
+                assert len(tree.evict(evictable + 1)) == evictable
 
 
 def test_namespaces_do_not_share():
-    tree = RadixTree(1)
+    tree = RadixTree(1, LRU)
     tree.insert(ints([1]), ints([0]), "a")
     assert tree.match(ints([1]), "b").pages.tolist() == []
     assert tree.match(ints([1]), "a").pages.tolist() == [0]
@@ -167,7 +197,7 @@ def test_namespaces_do_not_share():
 
 @given(sequences, st.sampled_from([1, 2, 3]), st.data())
 def test_a_lock_grows_as_if_the_whole_sequence_was_inserted(inserted, size, data):
-    grown, whole, following = RadixTree(size), RadixTree(size), 0
+    grown, whole, following = RadixTree(size, LRU), RadixTree(size, LRU), 0
     for tokens in inserted:
         tokens = ints(tokens[: len(tokens) - len(tokens) % size])
         pages = ints(range(following, following + len(tokens) // size))
@@ -185,17 +215,17 @@ def test_a_lock_grows_as_if_the_whole_sequence_was_inserted(inserted, size, data
 
 
 def test_a_lock_that_grows_makes_all_above_it_recent():
-    tree = RadixTree(1)
+    tree = RadixTree(1, LRU)
     lock = tree.lock(tree.insert(ints([1]), ints([0])).node)
     tree.insert(ints([2]), ints([1]))
     assert lock.grow(ints([3]), ints([2]))
     lock.release()
-    assert tree.evict(1, LRU).tolist() == [1]
-    assert tree.evict(2, LRU).tolist() == [2, 0]
+    assert tree.evict(1).tolist() == [1]
+    assert tree.evict(2).tolist() == [2, 0]
 
 
 def test_a_lock_is_released_once():
-    tree = RadixTree(1)
+    tree = RadixTree(1, LRU)
     lock = tree.lock(tree.insert(ints([1]), ints([0])).node)
     lock.release()
     lock.release()
