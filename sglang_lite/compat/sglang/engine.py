@@ -7,6 +7,7 @@ import inspect
 import os
 import warnings
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Concatenate, ParamSpec, TypeVar, overload
 
@@ -143,6 +144,8 @@ class Engine(base.Engine):
         for reason, names in reasons.items():
             if names:
                 warnings.warn(f"{', '.join(names)}: has no effect, as {reason}", stacklevel=3)
+        if without_priorities:
+            return replace(request, calls=[replace(call, priority=0) for call in request.calls])
         return request
 
     # ------------------------------------------------------------------------------------------- scores

@@ -71,11 +71,6 @@ def test_generate_does_not_warn_of_what_has_an_effect_or_requests_nothing(small,
     small.generate(["ab", "b"], GREEDY, **options)
 
 
-def test_a_priority_needs_the_policy(small):
-    with pytest.raises(sgl.ParameterError, match="priority: the engine's policy is 'lpm'"):
-        small.submit("ab", sink=lambda event: None, priority=1)
-
-
 def test_sampling_params_are_translated_and_null_is_the_default():
     given = {
         "max_new_tokens": 5, "min_new_tokens": 1, "stop": "a", "stop_token_ids": [7], "stop_regex": ["b+"],
