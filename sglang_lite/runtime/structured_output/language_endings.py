@@ -39,7 +39,9 @@ class LanguageCompletions:
     """
 
     def __init__(self, states: LanguageStates, lengths: Mapping[str, float], texts: TokenTexts) -> None:
-        self._states, self._texts = states, texts
+        self._states = states
+        # Made here, as a search may run on the loop's thread: arrays of 150,000 tokens take 0.2 s, once an engine.
+        self._spelling, self._arrays = texts.spelling, texts.arrays
         self._shortest = Shortest(states.automaton, lengths)
         self._counts: dict[State, float] = {}
         self._best: dict[State, list[int] | None] = {}  # completions of the fewest tokens that are known
@@ -48,7 +50,7 @@ class LanguageCompletions:
 
     @cached_property
     def _token_steps(self) -> TokenSteps:
-        return TokenSteps(self._states.automaton, self._shortest, self._texts.arrays)
+        return TokenSteps(self._states.automaton, self._shortest, self._arrays)
 
     def count(self, state: State) -> float:
         """Number of tokens of a known completion, quickly; infinite if there is none."""
@@ -63,14 +65,14 @@ class LanguageCompletions:
         if found is None:
             try:
                 at, rest = self._whole(state)
-                found = self._shortest.tokens(at, self._length) + (self._texts.spelling.count(rest) or 0)
+                found = self._shortest.tokens(at, self._length) + (self._spelling.count(rest) or 0)
             except (ConstraintError, RecursionError):  # too many states, or left-recursive rules
                 found = UNKNOWN
             self._counts[state] = found
         return found
 
     def _length(self, text: str) -> float:
-        count = self._texts.spelling.count(text.encode())
+        count = self._spelling.count(text.encode())
         return UNKNOWN if count is None else count
 
     def within(self, state: State, limit: int) -> list[int] | None:
@@ -93,7 +95,7 @@ class LanguageCompletions:
     def _best_known(self, state: State) -> list[int] | None:
         if state not in self._best:
             text = self._text(state)
-            self._learn(state, None if text is None else self._texts.spelling.tokens(text))
+            self._learn(state, None if text is None else self._spelling.tokens(text))
         return self._best[state]
 
     def _learn(self, state: State, tokens: list[int] | None) -> None:
