@@ -216,12 +216,10 @@ def _computes(prefilling: Mapping[int, Request], table: SlotTable, tokens: Ints,
     end = matched + _SHARED
     if len(tokens) <= end or not prefilling:
         return False
-    alike = (table.tokens[:, end - 1] == tokens[end - 1]).nonzero()[0].tolist()  # prompts mostly differ at this token
+    alike = (table.tokens[:, end - 1] == tokens[end - 1]).nonzero()[0]  # prompts mostly differ at this token
+    alike = alike[(table.tokens[alike, matched:end] == tokens[matched:end]).all(1)]
     return any(
-        len(other.tokens) >= end
-        and other.namespace == namespace
-        and np.array_equal(other.tokens[matched:end], tokens[matched:end])
-        and np.array_equal(other.tokens[:matched], tokens[:matched])
-        for other in map(prefilling.get, alike)
+        len(other.tokens) >= end and other.namespace == namespace and np.array_equal(other.tokens[:end], tokens[:end])
+        for other in map(prefilling.get, alike.tolist())
         if other is not None
     )

@@ -61,7 +61,12 @@ class Retraction:
             table.page_count[short] += 1
             return decoding
         decoding.sort(key=_order)
-        return [r for r in decoding if r.state is State.DECODING and self.make_room(r, int(table.length[r.slot]))]
+        wanting = set(short.tolist())
+        return [
+            r
+            for r in decoding
+            if r.state is State.DECODING and (r.slot not in wanting or self.make_room(r, int(table.length[r.slot])))
+        ]
 
     def make_room(self, request: Request, end: int) -> bool:
         """Reserves pages for the first `end` tokens of a running request. Returns False if it has to wait."""
