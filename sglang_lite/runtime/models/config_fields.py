@@ -42,7 +42,7 @@ class Field:
     def problem(self, value: Json) -> str | None:
         """Reason why a value is not valid, as the end of a sentence, or None if it is valid."""
         if self.kind in ("wholes", "numbers", "texts"):
-            if self.kind == "texts" and isinstance(value, list) and set(map(type, value)) == {str}:
+            if isinstance(value, list) and value and self._all_valid(value):
                 return None  # at once: vocabularies are long
             one = Field(_ONE_OF[self.kind], self.least, self.most)
             for item in value if isinstance(value, list) else [value]:
@@ -54,6 +54,13 @@ class Field:
         if self.kind in ("whole", "number") and not self.least <= value <= self.most:
             return f"is not between {self.least:,} and {self.most:,}"
         return None
+
+    def _all_valid(self, values: list[Json]) -> bool:
+        """True if a list has only texts, or whole numbers in the range; False may be said of other lists, too."""
+        types = set(map(type, values))
+        if self.kind == "wholes" and types == {int}:
+            return bool(self.least <= min(values) and max(values) <= self.most)
+        return self.kind == "texts" and types == {str}
 
 
 _ONE_OF: Mapping[str, Json] = {"wholes": "whole", "numbers": "number", "texts": "text"}

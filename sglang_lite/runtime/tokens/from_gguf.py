@@ -161,7 +161,7 @@ def _gguf_byte_level(metadata: Mapping[str, Any], tokens: list[str], label: str)
     vocab = {t: i for i, t in enumerate(tokens)}
     merges = [tuple(merge.split(" ", 1)) for merge in metadata["tokenizer.ggml.merges"]]
     for merge in merges:
-        if len(merge) != 2 or not {*merge, "".join(merge)} <= vocab.keys():
+        if len(merge) != 2 or not (merge[0] in vocab and merge[1] in vocab and "".join(merge) in vocab):
             raise ModelError(f"{label}: the merge {shown(' '.join(merge))} is not of tokens of the vocabulary.")
     backend = Backend(models.BPE(vocab=vocab, merges=merges, ignore_merges=ignore_merges))
     if name in ("qwen2", "qwen35", "deepseek-r1-qwen", "megrez", "command-r"):

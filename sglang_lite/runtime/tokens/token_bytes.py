@@ -63,20 +63,19 @@ def byte_table(backend: Backend, description: dict[str, Json], label: str) -> li
 
 
 @lru_cache(maxsize=1)
-def _byte_level_alphabet() -> dict[str, int]:
-    """Maps GPT-2's printable stand-ins to the 256 bytes."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    table = {chr(byte): byte for byte in printable}
-    others = (byte for byte in range(256) if byte not in set(printable))
-    table.update({chr(0x100 + i): byte for i, byte in enumerate(others)})
-    return table
+def _byte_level_alphabet() -> dict[int, int]:
+    """Maps code points of GPT-2's printable stand-ins to the 256 bytes, and others below 256 to one that is no byte."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = [byte for byte in range(256) if byte not in printable]
+    return {byte: byte if byte in printable else 0x100 for byte in range(256)} | {
+        0x100 + i: byte for i, byte in enumerate(others)
+    }
 
 
 def byte_level_bytes(token: str) -> bytes:
-    alphabet = _byte_level_alphabet()
     try:
-        return bytes([alphabet[char] for char in token])
-    except KeyError:
+        return token.translate(_byte_level_alphabet()).encode("latin-1")
+    except UnicodeEncodeError:
         return token.encode()  # a token outside the byte alphabet stands for itself
 
 

@@ -194,7 +194,8 @@ class Tokenizer:
 
     def _can_cut(self) -> bool:
         """Returns True if text encoded in blocks gives the same ids as the whole text."""
-        if any(_SPANS_CUT.search(b) for i, b in enumerate(self.token_bytes) if i not in self._control):
+        tokens = b"\0".join(b for i, b in enumerate(self.token_bytes) if i not in self._control)
+        if _SPANS_CUT.search(tokens):
             return False
         ends = [*(cut.start() for cut in _CUT.finditer(_PROBE)), len(_PROBE)]
         blocks = [self._encode_uncached(_PROBE[a:b], not a) for a, b in zip([0, *ends], ends)]

@@ -60,7 +60,7 @@ class GgufSource(WeightSource):
         if len(tensor.shape) == 1:
             return _Rows(data, tensor).decode(0, 1)[0][order]
         read = READERS.get(tensor.kind)
-        return _Rows(data[order], tensor) if read is None else read(torch.from_numpy(np.array(data[order])))
+        return _Rows(data[order], tensor) if read is None else read(torch.from_numpy(data[order]))
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,8 +20,10 @@ def _halves(data: torch.Tensor) -> torch.Tensor:
 
 
 def _nibbles(data: torch.Tensor) -> torch.Tensor:
-    """Low halves of bytes [..., N], then high halves: [..., 2 N]."""
-    return torch.cat((data & 15, data >> 4), -1)
+    """Low halves of bytes [..., N], then high halves: [..., 2 N]. N must be a multiple of 8."""
+    words = data.contiguous().view(torch.int64)
+    low = 0x0F0F0F0F0F0F0F0F
+    return torch.stack((words & low, words >> 4 & low), -2).view(torch.uint8).flatten(-2)
 
 
 def _q4_0(data: torch.Tensor) -> Blocks:

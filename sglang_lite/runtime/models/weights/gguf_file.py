@@ -7,15 +7,20 @@ from __future__ import annotations
 
 import math
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import numpy as np
 
 from sglang_lite.protocol import ModelError
 from sglang_lite.protocol.anything import Foreign
 from sglang_lite.runtime.models.config_fields import shown
+
+if TYPE_CHECKING:
+    from gguf.constants import GGMLQuantizationType
 
 SUPPORTED_TYPES = (
     "F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL",
@@ -75,7 +80,7 @@ class GgufTensor:
     def data(self) -> np.ndarray[Foreign, Foreign]:
         """Bytes of the tensor as stored: uint8 [rows, bytes per row]; one row for a vector."""
         rows = self.shape[0] if len(self.shape) > 1 else 1
-        return np.memmap(self.path, np.uint8, "r", self.offset, (rows, self.size // rows))
+        return np.memmap(self.path, np.uint8, "c", self.offset, (rows, self.size // rows))
 
 
 class _Header:
@@ -185,9 +190,9 @@ class _Header:
         return name, shape, self.scalar("<I"), self.scalar("<Q")
 
     def tensor(self, name: str, shape: tuple[int, ...], type_id: int, offset: int, start: int) -> GgufTensor:
-        from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+        from gguf.constants import GGML_QUANT_SIZES
 
-        known = {kind.value: kind for kind in GGMLQuantizationType}
+        known = _types()
         kind = known[type_id].name if type_id in known else f"type {type_id}"
         if kind not in SUPPORTED_TYPES:
             raise ModelError(
@@ -203,3 +208,10 @@ class _Header:
             self.at = start + offset
             self.truncated()
         return GgufTensor(self.path, name, shape, kind, start + offset, size)
+
+
+@cache
+def _types() -> Mapping[int, GGMLQuantizationType]:
+    from gguf.constants import GGMLQuantizationType
+
+    return {kind.value: kind for kind in GGMLQuantizationType}
