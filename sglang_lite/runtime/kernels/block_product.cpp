@@ -229,6 +229,14 @@ static void pack(const uint8_t *q, const uint16_t *scale, const uint16_t *minimu
         }
 }
 
+template <class Q>
+static void decode(const Q *q, const float *scale, const float *minimum, int64_t groups, int size, bf16 *out) {
+    for (int64_t group = 0; group < groups; group++, q += size, out += size) {
+        float by = scale[group], least = minimum ? minimum[group] : 0;
+        for (int i = 0; i < size; i++) out[i] = bf16(by * q[i] + least);
+    }
+}
+
 #define OF(Block, name)                                                                                              \
     void pack_##name(const uint8_t *q, const uint16_t *scale, const uint16_t *minimum, int64_t outputs, int inputs,  \
                      Block *out) {                                                                                   \
@@ -248,6 +256,13 @@ OF(Block4, 4)
 OF(Block8<1>, 8)
 OF(Block8<2>, 8_halves)
 OF(Block8WithMinimum, 8_minimum)
+
+void decode_uint8(const uint8_t *q, const float *scale, const float *minimum, int64_t groups, int size, bf16 *out) {
+    decode(q, scale, minimum, groups, size, out);
+}
+void decode_int8(const int8_t *q, const float *scale, const float *minimum, int64_t groups, int size, bf16 *out) {
+    decode(q, scale, minimum, groups, size, out);
+}
 
 void round_float32(const void *x, int64_t from, int64_t to, Integers out) { round<float>(x, from, to, out); }
 void round_bfloat16(const void *x, int64_t from, int64_t to, Integers out) { round<bf16>(x, from, to, out); }

@@ -95,6 +95,26 @@ class BlockProduct:
         return out
 
 
+def decode(
+    library: ctypes.CDLL, q: torch.Tensor, scale: torch.Tensor, minimum: torch.Tensor | None, out: torch.Tensor
+) -> None:
+    """Writes scale * q + minimum, rounded to bfloat16.
+
+    Args:
+        library: compiled `block_product.cpp`.
+        q: uint8 or int8 [N, K].
+        scale, minimum: float32 [N, groups of a row]; the minimum may be None for 0.
+        out: bfloat16 [N, K] (written).
+
+    All are contiguous.
+    """
+    run = library["decode_uint8" if q.dtype == torch.uint8 else "decode_int8"]
+    run.argtypes = [*[_POINTER] * 3, _LONG, _INT, _POINTER]
+    run(
+        q.data_ptr(), scale.data_ptr(), _address(minimum), scale.numel(), q.numel() // scale.numel(), out.data_ptr()
+    )  # fmt: skip
+
+
 def _function(library: ctypes.CDLL, name: str) -> int | None:
     return ctypes.cast(library[name], _POINTER).value
 

@@ -26,6 +26,8 @@ from sglang_lite.runtime.models.spec import LatentSpec, ModelSpec
 from sglang_lite.runtime.models.weight_reader import Layer, WeightReader
 from sglang_lite.runtime.models.weights.source import WeightSource
 
+_LAYERS_PER_TRIM = 4  # trimming also returns pages that the next layers need
+
 
 class Decoder:
     """Decoder-only transformer with loaded weights.
@@ -66,7 +68,9 @@ class Decoder:
         self.layers: list[Layer] = []
         for i in progress(range(len(spec.layers))):
             self.layers.append(reader.layer(i))
-            trim()  # glibc keeps freed memory between live allocations, up to half the size of a small model
+            if i % _LAYERS_PER_TRIM == _LAYERS_PER_TRIM - 1:
+                trim()  # glibc keeps freed memory between live allocations, up to half the size of a small model
+        trim()
         self.norm = reader.norm()
         behind = range(len(spec.layers), len(spec.layers) + spec.draft_layers)
         source.check_all_used(tuple(f"model.layers.{i}." for i in behind))

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from sglang_lite.runtime.kernels.block_product import SOURCE, BlockProduct, fits, is_supported
+from sglang_lite.runtime.kernels.block_product import SOURCE, BlockProduct, decode, fits, is_supported
 from sglang_lite.runtime.kernels.cpu_library import cpu_library
 from sglang_lite.runtime.models.weights.blocks import Blocks, Format
 
@@ -34,6 +34,22 @@ def blocks(request):
     made = Blocks(torch.randint(low, high, (OUTPUTS, INPUTS), dtype=dtype), scale, minimum)
     assert made.format == Format(*request.param)
     return made
+
+
+@pytest.mark.parametrize("group", [16, 32, 160])
+@pytest.mark.parametrize("minimum", [torch.randn(OUTPUTS, 160) * 8, None], ids=["minimum", "none"])
+@pytest.mark.parametrize(("low", "high", "dtype"), [(0, 16, torch.uint8), (-128, 128, torch.int8)])
+def test_blocks_are_decoded_to_the_nearest_bfloat16(library, group, minimum, low, high, dtype):
+    q = torch.randint(low, high, (OUTPUTS, INPUTS), dtype=dtype)
+    scale = torch.rand(OUTPUTS, INPUTS // group)
+    minimum = None if minimum is None else minimum[:, : INPUTS // group].contiguous()
+    found = torch.empty(OUTPUTS, INPUTS, dtype=torch.bfloat16)
+    decode(library, q, scale, minimum, found)
+    exact = (q.double().view(OUTPUTS, -1, group) * scale.double().unsqueeze(-1)).flatten(1)
+    exact += 0 if minimum is None else minimum.double().repeat_interleave(group, 1)
+    # A sum that is near 0 has the error of its terms.
+    assert (found - exact).abs().le(exact.abs() / 256 + 1e-4).all()
+    assert (found == exact.bfloat16()).float().mean() > 0.999
 
 
 def product(library, blocks, bias=None):

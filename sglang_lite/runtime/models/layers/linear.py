@@ -14,7 +14,7 @@ from typing import TypeAlias
 import torch
 import torch.nn.functional as F
 
-from sglang_lite.runtime.kernels.block_product import BLOCK, SOURCE, BlockProduct, fits, is_supported
+from sglang_lite.runtime.kernels.block_product import BLOCK, SOURCE, BlockProduct, decode, fits, is_supported
 from sglang_lite.runtime.kernels.cpu_library import cpu_library
 from sglang_lite.runtime.models.resolve import cache_folder
 from sglang_lite.runtime.models.weights.blocks import Blocks, Format, order_of
@@ -177,9 +177,23 @@ def stacked(parts: Sequence[Weight], dtype: torch.dtype, device: torch.device | 
     if len(parts) == 1 and isinstance(parts[0], torch.Tensor) and parts[0].dtype == dtype:
         return parts[0].to(device)
     whole = torch.empty(stacked_shape(parts), dtype=dtype, device=device)
-    for start, rows in stacked_rows(parts):
-        whole[start : start + len(rows)] = rows
+    at = 0
+    for part in parts:
+        rows = whole[at : at + part.shape[0]]
+        if not (isinstance(part, Blocks) and _decoded(part, rows)):
+            for start, chunk in stacked_rows([part]):
+                rows[start : start + len(chunk)] = chunk
+        at += len(rows)
     return whole
+
+
+def _decoded(blocks: Blocks, out: torch.Tensor) -> bool:
+    """Writes a matrix to a CPU's bfloat16 [N, K] in one pass; returns False if it or this machine doesn't allow it."""
+    allowed = out.dtype == torch.bfloat16 and out.device.type == "cpu" and blocks.table is None and blocks.order is None
+    if not allowed or (library := block_library()) is None:
+        return False
+    decode(library, blocks.q, blocks.scale, blocks.minimum, out)
+    return True
 
 
 def stacked_shape(parts: Sequence[Weight]) -> tuple[int, int]:
@@ -215,13 +229,17 @@ def block_product(parts: Sequence[Weight], bias: torch.Tensor | None) -> Linear 
     start = 0
     for run in alike:
         end = start + stacked_shape(run)[0]
-        q, scale = torch.cat([b.q for b in run]), torch.cat([b.scale for b in run])
+        q, scale = _joined([b.q for b in run]), _joined([b.scale for b in run])
         minima = [b.minimum for b in run if b.minimum is not None]
-        minimum = torch.cat(minima) if minima else None
+        minimum = _joined(minima) if minima else None
         product = BlockProduct(library, q, scale, minimum, None if bias is None else bias[start:end])
         products.append(product if run[0].order is None else ReorderedInputs(product, run[0].order))
         start = end
     return products[0] if len(products) == 1 else StackedProducts(tuple(products))
+
+
+def _joined(tensors: list[torch.Tensor]) -> torch.Tensor:
+    return tensors[0] if len(tensors) == 1 else torch.cat(tensors)  # which would copy a single one
 
 
 def _multipliable(part: Weight) -> Blocks | None:
