@@ -35,9 +35,12 @@ if __name__ == "__main__":
 
 def seconds(code: str, tree: Path) -> tuple[float, list[float]]:
     """Time until a program has ended, and what it printed: seconds of the processor, of itself and of its engine."""
-    environment = {**os.environ, "PYTHONPATH": str(tree)}
+    # With bytecode kept, as on most machines: torch's is there, too.
+    environment = {**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": ""}
     before, started = os.times(), time.perf_counter()
-    done = subprocess.run([sys.executable, "-c", code], env=environment, check=True, stdout=subprocess.PIPE, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tree, env=environment, check=True, stdout=subprocess.PIPE, text=True
+    )
     wall, after = time.perf_counter() - started, os.times()
     spent = after.children_user + after.children_system - before.children_user - before.children_system
     return wall, [float(line) for line in done.stdout.split()] or [spent]

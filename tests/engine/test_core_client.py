@@ -42,7 +42,14 @@ def busy(engine):
 # ---------------------------------------------------------------------------------------------- logit processors
 
 
-@pytest.mark.parametrize(("processor", "text"), [(processors.only_e, "EEE"), (processors.Class.only_f, "FFF")])
+@pytest.mark.parametrize(
+    ("processor", "text"),
+    [
+        (processors.only_e_where_garbage_is_collected, "EEE"),
+        (processors.only_e, "EEE"),
+        (processors.Class.only_f, "FFF"),
+    ],
+)
 def test_a_logit_processor_crosses_by_its_name(own, processor, text):
     assert own.generate("ab", {"max_new_tokens": 3}, custom_logit_processor=processor)["text"] == text
 

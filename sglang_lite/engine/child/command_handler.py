@@ -183,6 +183,7 @@ def _loaded(start: Start, outgoing: Outgoing, compiler: CompileProcess | None) -
     finally:
         if compiler is not None:
             compiler.end()
+        gc.enable()  # main.py has disabled it
         gc.collect()
         gc.freeze()  # and so do the model and its tokenizer
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 from sglang_lite.runtime.kernels.compile_process import start_early
 
 
@@ -12,6 +14,7 @@ def main(descriptor: int, model: str, device: str, compile_processes: int | None
         descriptor: file descriptor of the process's end of the socket.
         model, device, compile_processes: fields of the engine's config.
     """
+    gc.disable()  # until the model is loaded: nearly all that is made stays
     compiler = start_early(model, device, compile_processes)
     from sglang_lite.engine.child.command_handler import serve
 
