@@ -15,7 +15,7 @@ SHOWN := | awk '/^ *Downloading .*MB\)/{print "  fetching " $$2; fflush()} /^Ins
 WORKERS ?= 2
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
-.PHONY: demo test docs fast check unit coverage test-long test-gpu format clean
+.PHONY: demo test docs fast changed check unit coverage test-long test-gpu format clean
 
 demo: $(VENV)/.core
 	@$(BIN)/python examples/quickstart.py
@@ -38,6 +38,10 @@ check: $(VENV)/.dev
 # While something is written: the tests that `make test` found to be fast.
 fast: check $(VENV)/.model
 	$(PYTEST) --ignore tests/docs -m 'not slow'
+
+# Before a commit: the tests that what differs from main can break (tests/rooms.py).
+changed: check $(VENV)/.model
+	tests=$$($(BIN)/python -m tests.rooms) && $(PYTEST) $$tests
 
 unit: $(VENV)/.dev $(VENV)/.model
 	$(PYTEST) --ignore tests/docs --write-slow-tests
