@@ -39,6 +39,7 @@ def compiler(tmp_path_factory):
         yield pool
 
 
+@pytest.mark.slow  # in a process that is waited for at the end
 @pytest.mark.sampled(500)
 @pytest.mark.parametrize("name", COMPILED)
 def test_it_compiles_and_finds_room(compiler, name):
@@ -48,6 +49,7 @@ def test_it_compiles_and_finds_room(compiler, name):
     assert found.spilled <= case.most_spilled
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("head", "kernel", "name"),
