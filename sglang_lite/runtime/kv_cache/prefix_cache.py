@@ -24,14 +24,12 @@ class SlotHandle:
         lock: lock on the pages that it reads from the tree.
         owned_from: index of its first own page; the pages before belong to the tree.
         namespace: namespace in the tree.
-        released: True once it holds nothing any more.
     """
 
-    __slots__ = ("lock", "namespace", "owned_from", "released", "slot")
+    __slots__ = ("lock", "namespace", "owned_from", "slot")
 
     def __init__(self, slot: int, lock: PrefixLock, owned_from: int, namespace: str) -> None:
         self.slot, self.lock, self.owned_from, self.namespace = slot, lock, owned_from, namespace
-        self.released = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,15 +168,24 @@ class PrefixCache:
         """Returns the (source, destination) token slots to copy before the next step, and clears the pending copies."""
         size, copies = self.page_size, self.pending_copies
         self.pending_copies = []
-        kept = [c for c in copies if not c.handle.released]
         for copy in copies:
             copy.source.release()
-        if not kept:
+        if not copies:
             return _NONE
         return (
-            np.concatenate([np.arange(c.from_page * size, c.from_page * size + c.count) for c in kept]),
-            np.concatenate([np.arange(c.to_page * size, c.to_page * size + c.count) for c in kept]),
+            np.concatenate([np.arange(c.from_page * size, c.from_page * size + c.count) for c in copies]),
+            np.concatenate([np.arange(c.to_page * size, c.to_page * size + c.count) for c in copies]),
         )
+
+    def drop_copies(self, handle: SlotHandle) -> bool:
+        """Drops the pending copies of a request, which lock the pages that they read. Their tokens will be computed.
+        Returns False if there are none."""
+        dropped = [copy for copy in self.pending_copies if copy.handle is handle]
+        for copy in dropped:
+            copy.source.release()
+            self.table.computed[handle.slot] -= copy.count
+        self.pending_copies = [copy for copy in self.pending_copies if copy.handle is not handle]
+        return bool(dropped)
 
     def reserve(self, slot: int, end: int) -> bool:
         """Ensures that positions before `end` of a slot have pages. Returns False if not enough pages are available."""
@@ -268,12 +275,12 @@ class PrefixCache:
 
     def release(self, handle: SlotHandle) -> None:
         """Releases all resources of a request. Its computed tokens stay in the tree."""
+        self.drop_copies(handle)
         self.publish(handle)
         slot = handle.slot
         page_count = int(self.table.page_count[slot])
         self.pool.release(self.table.pages[slot, handle.owned_from : page_count], self.step)
         handle.lock.release()
-        handle.released = True
         self.table.release(slot)
 
     def flush(self) -> int:

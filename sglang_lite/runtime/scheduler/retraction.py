@@ -82,6 +82,8 @@ class Retraction:
             if self._pauses.give_up_last(short, None if last is request else last.rank):
                 continue
             if last is request:
+                if request.handle is not None and self._store.drop_copies(request.handle):
+                    continue  # that lock pages which can be evicted for it
                 return False
             table, slots = self._store.table, slots_of(self._queues.decoding)
             self._reserve.retracted(table.length[slots], table.limit[slots])
