@@ -27,6 +27,8 @@ _MAX = {
     "compile_processes": 1024,
     "draft_tokens": 16,
 }
+# When a page is copied to the host.
+WritePolicy: TypeAlias = Literal["write_through", "write_through_selective", "write_back"]
 _WHOLE = -1  # value of step_tokens that prefills prompts whole
 DRAFTERS = ("prompt",)  # in the order of "auto"
 DEFAULT_MODEL = "smollm2-135m"
@@ -93,6 +95,12 @@ class EngineConfig:
             for `sglang-lite serve`. Refused if True for embedding models, which have no cache.
         policy: order of admission: "lpm" (longest cached prefix first), "fcfs" (first come, first served), "priority".
         eviction: order in which cached prefixes are evicted: "lru", "lfu", "fifo", "slru".
+        enable_hierarchical_cache: whether pages that leave the device are kept in the host's memory, and copied back
+            for prompts that begin like theirs. Outputs don't change. Needs `prefix_cache`.
+        hicache_ratio: size of that memory, in multiples of the KV pool. Ignored if `hicache_size` is given.
+        hicache_size: the same in GB; 0 for `hicache_ratio`.
+        hicache_write_policy: when a page is copied to the host: "write_through", when it is computed;
+            "write_through_selective", when a second request begins with it; "write_back", when it is evicted.
         overlap: whether to plan and launch a step while the one before is still running.
         jump_forward: "safe" appends text that a constraint forces as a whole, in the tokenizer's own spelling, instead
             of token by token; tokens at its end that might merge with the following text are left to the model. Not for
@@ -166,6 +174,10 @@ class EngineConfig:
     explain_cache_misses: bool | None = None
     policy: Literal["lpm", "fcfs", "priority"] = "lpm"
     eviction: Literal["lru", "lfu", "fifo", "slru"] = "lru"
+    enable_hierarchical_cache: bool = False
+    hicache_ratio: float = 2.0
+    hicache_size: int = 0
+    hicache_write_policy: WritePolicy = "write_through"
     overlap: bool = True
     jump_forward: Literal["safe", "off"] = "safe"
     speculation: str = "off"
@@ -197,24 +209,18 @@ class EngineConfig:
             value = getattr(self, name)
             if not isinstance(value, str) and (value is not None or name in ("model", "weight_version")):
                 raise ParameterError(name, f"{shown(value)} is no text.")
-        template = self.chat_template
-        if template is not None and "{" not in template and not os.path.isfile(template):
-            problem = f"there is no file {shown(template)}, and the text has no {{{{ or {{%, so it is no template."
-            raise ParameterError("chat_template", problem)
+        _check_template(self.chat_template)
         if not isinstance(self.device, str) or not re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device):
             raise ParameterError("device", f'{self.device!r} is not one of "auto", "cpu", "cuda", "cuda:<number>".')
-        fraction = self.mem_fraction
-        if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 < fraction < 1:
-            raise ParameterError("mem_fraction", f"{fraction!r} is not between 0 and 1.")
+        _check_number("mem_fraction", self.mem_fraction, lambda x: 0 < x < 1, "not between 0 and 1.")
         _check_int("compile_memory_mb", self.compile_memory_mb, 256)
         self._check_speculation()
         for name in ("compile_timeout_s", "stall_timeout_s"):
-            seconds = getattr(self, name)
-            if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < float("inf"):
-                raise ParameterError(name, f"{seconds!r} is no number of seconds above 0.")
+            above = "no number of seconds above 0."
+            _check_number(name, getattr(self, name), lambda x: 0 < x < float("inf"), above)
         pause = self.stream_interval_s
-        if isinstance(pause, bool) or not isinstance(pause, int | float) or not 0 <= pause <= 60:
-            raise ParameterError("stream_interval_s", f"{pause!r} is no number of seconds from 0 to 60.")
+        _check_number("stream_interval_s", pause, lambda x: 0 <= x <= 60, "no number of seconds from 0 to 60.")
+        _check_tiers(self)
         chunk = self.step_tokens
         if chunk not in (None, _WHOLE) and self.max_running is not None and chunk < self.max_running:
             raise ParameterError(
@@ -240,6 +246,7 @@ class EngineConfig:
             ("constraint_backend", get_args(ConstraintBackend)),
             ("attention_backend", get_args(AttentionBackendName)),
             ("eviction", ("lru", "lfu", "fifo", "slru")),
+            ("hicache_write_policy", get_args(WritePolicy)),
             ("log_level", (None, "debug", "info", "warning", "error", "critical")),
             ("explain_cache_misses", (None, True, False)),
             *((name, (True, False)) for name in _SWITCHES),
@@ -286,8 +293,8 @@ class EngineConfig:
 
 
 _SWITCHES = (
-    "skip_tokenizer_init", "special_tokens_in_roles", "prefix_cache", "overlap", "deterministic", "original_logprobs",
-    "cuda_graphs", "in_process", "restart",
+    "skip_tokenizer_init", "special_tokens_in_roles", "prefix_cache", "enable_hierarchical_cache", "overlap",
+    "deterministic", "original_logprobs", "cuda_graphs", "in_process", "restart",
 )  # fmt: skip
 
 
@@ -348,3 +355,25 @@ class Capacity:
 def _check_int(name: str, value: object, least: int) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise ParameterError(name, f"{value!r} is not a whole number of at least {least}.")
+
+
+def _check_number(name: str, value: object, valid: Callable[[float], bool], problem: str) -> None:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not valid(value):
+        raise ParameterError(name, f"{value!r} is {problem}")
+
+
+def _check_template(template: str | None) -> None:
+    if template is not None and "{" not in template and not os.path.isfile(template):
+        problem = f"there is no file {shown(template)}, and the text has no {{{{ or {{%, so it is no template."
+        raise ParameterError("chat_template", problem)
+
+
+def _check_tiers(config: EngineConfig) -> None:
+    """Raises ParameterError if settings of the cache's tiers are wrong or don't fit together."""
+    ratio = config.hicache_ratio
+    _check_number("hicache_ratio", ratio, lambda x: 0 < x <= 10_000, "no number above 0, and at most 10,000.")
+    _check_int("hicache_size", config.hicache_size, 0)
+    if config.enable_hierarchical_cache is True and config.prefix_cache is False:
+        raise ParameterError(
+            "enable_hierarchical_cache", "nothing is kept with prefix_cache=False.", hint="Leave one out."
+        )

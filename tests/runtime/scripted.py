@@ -21,6 +21,8 @@ from sglang_lite.protocol import Delta, Generation, SamplingParams, SglError
 from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.core.engine_core import EngineCore
 from sglang_lite.runtime.drafting.registry import DRAFTERS
+from sglang_lite.runtime.kernels.kv_cache import KVCache
+from sglang_lite.runtime.kernels.reference.kv_copy import copy_kv
 from sglang_lite.runtime.kv_cache.check import check_cache
 from sglang_lite.runtime.loading.load_model import LoadedModel
 from sglang_lite.runtime.requests.random_uniforms import uniforms
@@ -56,12 +58,14 @@ class ScriptedModel:
     spec, format, batch_sensitive, token_bytes = None, "float32", False, 0
 
     def allocate_cache(self, slots):
-        return torch.full((slots,), -1, dtype=torch.int64)
+        tokens = torch.full((1, slots, 1), -1, dtype=torch.int64)
+        return KVCache((tokens,), (tokens,))
 
     def copy_slots(self, cache, source, target):
-        cache[target] = cache[source]
+        copy_kv(cache, source, target)
 
     def forward(self, ids, positions, plan, cache):
+        cache = cache.k[0].view(-1)
         cache[plan.store_at] = ids
         states = np.zeros(len(ids), dtype=np.uint64)
         for group in plan.decode:
@@ -194,6 +198,35 @@ class Unread:
 NO_MEMORY = "CUDA out of memory. Tried to allocate 20.00 GiB.\nGPU 0 has a total capacity of 23.69 GiB."
 
 
+class LateMemory:
+    """A page memory whose copies are made later, in their order, when `run` is called or its turn has come."""
+
+    def __init__(self, memory, turns):
+        self._memory, self._turns, self._waiting, self._done = memory, turns, [], 0
+        self.rows, self.launched, self.page_s = memory.rows, 0, 0.0
+
+    def completed(self):
+        while self._waiting and self._turns():
+            self.run(1)
+        return self._done
+
+    def read(self, pages, slots):
+        self._add(self._memory.read, pages, slots)
+
+    def write(self, slots, pages):
+        self._add(self._memory.write, slots, pages)
+
+    def _add(self, copy, source, target):
+        self.launched += 1
+        self._waiting.append((copy, source.copy(), target.copy()))
+
+    def run(self, count):
+        for copy, source, target in self._waiting[:count]:
+            copy(source, target)
+        self._done += len(self._waiting[:count])
+        del self._waiting[:count]
+
+
 class Inline(Executor):
     """Does at once what is submitted."""
 
@@ -215,16 +248,19 @@ class SteppedEngine(Engine):
         model: a LoadedModel other than the scripted one.
         fails: of a record, where in its step memory ends: "forward", "sample" or "read"; None for nowhere.
         drafter: proposes the tokens that steps check; None for none.
+        late: tells whether another copy between tiers ends now. They take no time.
         **config: of EngineConfig.
     """
 
-    def __init__(self, *, retract_every=0, seed=0, model=None, fails=None, drafter=None, **config):
+    def __init__(self, *, retract_every=0, seed=0, model=None, fails=None, drafter=None, late=lambda: True, **config):
         more = {} if drafter is None else {"speculation": "prompt"}
         with mock.patch.dict(DRAFTERS, prompt=lambda: drafter):
             self.core = EngineCore(EngineConfig.make(**more, **config), model or loaded(), Inline())
         self.loop, self.scheduler, self.store = self.core.loop, self.core.scheduler, self.core.scheduler.store
         if fails is not None:
             self.loop.runner = ShortRunner(self.loop.runner, fails)  # type: ignore[assignment]  # a fake around it
+        if self.store.tiers is not None:
+            self.store.tiers.host.memory = LateMemory(self.store.tiers.host.memory, late)
         self.built = []  # all requests, in their order
         build = self.core.builder.build
         record = self._built
@@ -288,6 +324,8 @@ class SteppedEngine(Engine):
         assert all(pause.branch.program.open for pause in self.scheduler.pauses)
         self.scheduler.flush()
         assert self.store.tree.locked_pages == 0
+        while self.store.tiers is not None and self.store.tiers.copying(self.store.settle_copies()):
+            pass
         self.store.settle(self.store.step)
         assert self.store.pool.free == self.store.pool.total
 

@@ -43,6 +43,7 @@ from sglang_lite.runtime.calls import (
     UpdateWeights,
 )
 from sglang_lite.runtime.config import EngineConfig
+from sglang_lite.runtime.core.cache_tiers import make_tiers, page_names
 from sglang_lite.runtime.core.capacity import capacity_of
 from sglang_lite.runtime.core.choice_scoring import ChoiceScoring
 from sglang_lite.runtime.core.constant_texts import ConstantTexts
@@ -145,6 +146,8 @@ class EngineCore:
         )  # fmt: skip
         try:
             self.runner = make_runner(loaded.model, self.capacity, config, loaded.compiling, self.compiler.is_busy)
+            if config.enable_hierarchical_cache:
+                store.tiers = make_tiers(config, loaded, self.capacity, store, self.runner)
             if loaded.model.device.type != "cpu":
                 wait(warming)
             self.loop = StepLoop(
@@ -280,6 +283,8 @@ class EngineCore:
             self.scheduler.retraction.retract_all()
             self.scheduler.flush()
             self.config, self.model_name = config, loaded.name
+            if (tiers := self.scheduler.store.tiers) is not None:
+                tiers.names = page_names(config, loaded, self.capacity)
             return loaded.name
 
         return self._calls.submit(lambda: self.loop.inbox.call(partial(update, resolve(call.path, None))))
@@ -392,7 +397,7 @@ def _abort(loop: StepLoop, requests: Sequence[Request]) -> None:
 
 
 def _cached(requests: Sequence[Request]) -> int:
-    return max(request.cached_tokens for request in requests)
+    return max(request.cache.tokens for request in requests)
 
 
 def _start_constrained(

@@ -51,6 +51,7 @@ _MAX_PATIENCE = 0.05
 _BURST_PAUSE_S = 0.0002
 _BURST_S = 0.02  # longest wait for a burst
 _PAUSE_S = 0.002  # pause between plans while nothing runs and programs with held prefixes are expected to continue
+_COPY_PAUSE_S = 0.0002  # the same while pages are on their way
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +165,7 @@ class StepLoop:
                     self.inbox.wait()
                     self.inbox.gather(_BURST_PAUSE_S, _BURST_S)
                 elif self.scheduler.waits and self._in_flight is None:
-                    self.inbox.wait(_PAUSE_S)
+                    self.inbox.wait(_COPY_PAUSE_S if self.scheduler.awaits_copies else _PAUSE_S)
                 self.inbox.run()
                 if self.inbox.closing:
                     break

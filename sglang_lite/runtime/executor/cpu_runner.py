@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from sglang_lite.runtime.executor.cpu_inputs import build_cpu_inputs
 from sglang_lite.runtime.executor.logit_adjustments import DrawAdjustments
+from sglang_lite.runtime.executor.page_memory import CpuPageMemory
 from sglang_lite.runtime.executor.prompt_logprobs import PromptLogprobs, score
 from sglang_lite.runtime.executor.sampler import Masks, Sampled, SamplingTable, sample
 from sglang_lite.runtime.executor.step_record import SlotPages, StepRecord
@@ -73,6 +74,10 @@ class CpuRunner:
     def replace(self, model: Model) -> None:
         """Replaces the model by another of the same shape. The cache keeps the keys and values of the old model."""
         self._model = model
+
+    def page_memory(self, slots: int) -> CpuPageMemory:
+        """Allocates host memory for copies of `slots` pages of the KV cache."""
+        return CpuPageMemory(self._cache.planes, self._pages.page_size, slots)
 
     def close(self) -> None:
         """Frees the memory of the model and the cache. No method may be called afterwards."""

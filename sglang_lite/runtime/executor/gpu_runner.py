@@ -23,6 +23,7 @@ from sglang_lite.runtime.executor.gpu_draws import GpuDraws, GpuPendingTokens
 from sglang_lite.runtime.executor.gpu_inputs import BLOCK_SIZES, MAX_TOKEN_READS, GpuInputs, build_gpu_inputs
 from sglang_lite.runtime.executor.gpu_slots import GpuSlots
 from sglang_lite.runtime.executor.logit_adjustments import DrawAdjustments
+from sglang_lite.runtime.executor.page_memory import GpuPageMemory
 from sglang_lite.runtime.executor.prefill_graphs import PrefillGraphs, captured_tokens
 from sglang_lite.runtime.executor.prefix_groups import (
     LATENT_SAVING_FACTOR,
@@ -117,10 +118,9 @@ class GpuRunner:
         )
         self._attention = make_layers_attention(attention, [self._requirements(each) for each in model.attentions])
         self._staging = Staging(device, 3 * step_tokens + 8 * (slots + 1) + 4096)
-        cuda = device.type == "cuda"
         self._slots = GpuSlots(slot_pages, pages, self._staging, device)
         self._dummy_token = pages * page_size  # first token slot of the dummy page
-        self._event_ring = cycle([make_event(timed=True) for _ in range(_EVENT_RING_SIZE if cuda else 0)])
+        self._event_ring = cycle([make_event(timed=True) for _ in range(_EVENT_RING_SIZE * (device.type == "cuda"))])
         self._masked_steps = 0  # number of steps whose draws may wait for masks
         self._prefixes: PrefixGroups | None = None
         self._target_chunks = -(-properties_of(device).programs_to_fill // heads.kv_heads)
@@ -147,6 +147,14 @@ class GpuRunner:
         self._cache = replace(self._cache, scales=model.kv_scales)
         self.graphs.clear()
         self.prompts.clear()
+
+    def page_memory(self, slots: int) -> GpuPageMemory:
+        """Allocates host memory for copies of `slots` pages of the KV cache.
+
+        Raises:
+            ModelError: so much memory can't be pinned.
+        """
+        return GpuPageMemory(self._cache.planes, self._slot_pages.page_size, slots)
 
     def close(self) -> None:
         """Frees the GPU's memory. No method may be called afterwards."""

@@ -11,6 +11,7 @@ from sglang_lite.runtime.executor.logit_adjustments import DrawAdjustments
 from sglang_lite.runtime.executor.prompt_logprobs import PromptLogprobs
 from sglang_lite.runtime.executor.sampler import Masks, Sampled
 from sglang_lite.runtime.executor.step_record import StepRecord
+from sglang_lite.runtime.kv_cache.host_tier import PageMemory
 from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.models.model import Model
 
@@ -78,6 +79,10 @@ class ModelRunner(Protocol):
             behind: number [R] of the row's tokens that come behind the one whose logits are drawn from; None for none
                 of any row.
         """
+        ...
+
+    def page_memory(self, slots: int) -> PageMemory:
+        """Allocates host memory for copies of `slots` pages of the KV cache."""
         ...
 
     def replace(self, model: Model) -> None:

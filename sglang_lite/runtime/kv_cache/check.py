@@ -23,11 +23,14 @@ def check_cache(store: PrefixCache, handles: Iterable[SlotHandle], other_locks: 
         AssertionError: an invariant is violated; the message names it.
     """
     handles, table, size = list(handles), store.table, store.page_size
+    fetching = [] if store.tiers is None else store.tiers.fetching
     nodes = list(store.tree.nodes())
 
     owners: Counter[int] = Counter(store.pool.free_pages().tolist())
     for node in nodes:
         owners.update(node.pages.tolist())
+    for fetch in fetching:
+        owners.update(fetch.pages.tolist())
     for h in handles:
         owners.update(table.pages[h.slot, h.owned_from : table.page_count[h.slot]].tolist())
     shared = [page for page, count in owners.items() if count > 1]
@@ -40,7 +43,12 @@ def check_cache(store: PrefixCache, handles: Iterable[SlotHandle], other_locks: 
     assert table.free + len(slots) == len(table.length), "slots that nobody has and that are not free"
 
     locks: Counter[int] = Counter()
-    for lock in [*(h.lock for h in handles), *(copy.source for copy in store.pending_copies), *other_locks]:
+    for lock in [
+        *(h.lock for h in handles),
+        *(copy.source for copy in store.pending_copies),
+        *other_locks,
+        *(fetch.lock for fetch in fetching),
+    ]:
         locked = lock.node
         while locked is not None and locked.parent is not None:
             locks[id(locked)] += 1
@@ -51,6 +59,9 @@ def check_cache(store: PrefixCache, handles: Iterable[SlotHandle], other_locks: 
     assert store.tree.locked_pages == sum(len(node.pages) for node in nodes if node.locks), "miscounted locked pages"
     for node in nodes:
         _check_node(node, size)
+
+    if store.tiers is not None:
+        store.tiers.host.check()
 
     for h in handles:
         page_count, known, length = int(table.page_count[h.slot]), int(table.known[h.slot]), int(table.length[h.slot])

@@ -14,8 +14,8 @@ Ints: TypeAlias = NDArray[np.int32]
 class PagePool:
     """Allocator of pages, O(1) per page. Uses host arrays only.
 
-    A page is freed into quarantine, stamped with the last step that may still read it, and can be allocated again when
-    that step has completed. So no running step sees the contents of its pages change.
+    A page is freed into quarantine, stamped with the last step and the last copy between tiers that may still read or
+    write it, and can be allocated again when these have completed. So neither sees the contents of its pages change.
 
     Args:
         pages: number of pages.
@@ -23,14 +23,15 @@ class PagePool:
     Attributes:
         total: number of pages.
         quarantined: number of pages in quarantine.
+        settled_step, settled_copy: number of the last step and of the last copy that have completed.
     """
 
     def __init__(self, pages: int) -> None:
         self.total = pages
         self._stack: Ints = np.arange(pages - 1, -1, -1, dtype=np.int32)
         self._top = pages
-        self._quarantine: deque[tuple[int, Ints]] = deque()
-        self.quarantined = 0
+        self._quarantine: deque[tuple[int, int, Ints]] = deque()
+        self.quarantined = self.settled_step = self.settled_copy = 0
 
     @property
     def free(self) -> int:
@@ -44,20 +45,28 @@ class PagePool:
         self._top -= count
         return self._stack[self._top : self._top + count][::-1].copy()
 
-    def release(self, pages: Ints, step: int) -> None:
-        """Frees `pages`, which steps up to `step` may still read."""
+    def release(self, pages: Ints, step: int, copy: int = 0) -> None:
+        """Frees `pages`, which steps up to `step` and copies up to `copy` may still use."""
         if len(pages):
-            self._quarantine.append((step, pages.copy()))
+            self._quarantine.append((step, copy, pages.copy()))
             self.quarantined += len(pages)
 
-    def settle(self, step: int) -> None:
-        """Frees the quarantined pages that only steps up to `step` may read, all of which have completed."""
-        while self._quarantine and self._quarantine[0][0] <= step:
-            _, pages = self._quarantine.popleft()
+    def settle(self, step: int | None = None, copy: int | None = None) -> None:
+        """Frees the quarantined pages whose steps and copies have completed.
+
+        Args:
+            step, copy: number of the last step and of the last copy that have completed; None if it is as before.
+        """
+        self.settled_step = self.settled_step if step is None else step
+        self.settled_copy = self.settled_copy if copy is None else copy
+        while self._quarantine and self._quarantine[0][0] <= self.settled_step:
+            if self._quarantine[0][1] > self.settled_copy:
+                break
+            _, _, pages = self._quarantine.popleft()
             self._stack[self._top : self._top + len(pages)] = pages[::-1]
             self._top += len(pages)
             self.quarantined -= len(pages)
 
     def free_pages(self) -> Ints:
         """Pages that are free or in quarantine, for the invariant checks."""
-        return np.concatenate([self._stack[: self._top], *(pages for _, pages in self._quarantine)])
+        return np.concatenate([self._stack[: self._top], *(pages for _, _, pages in self._quarantine)])

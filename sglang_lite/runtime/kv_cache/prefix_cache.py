@@ -14,6 +14,7 @@ from sglang_lite.runtime.kv_cache.cache_miss import Miss, continued, find_miss
 from sglang_lite.runtime.kv_cache.pages import Ints, PagePool
 from sglang_lite.runtime.kv_cache.radix import Match, PrefixLock, Priority, RadixTree, Tail
 from sglang_lite.runtime.kv_cache.slot_table import SlotTable
+from sglang_lite.runtime.kv_cache.tiers import Tiers
 
 
 class SlotHandle:
@@ -58,6 +59,7 @@ class PrefixCache:
 
     Attributes:
         pending_copies: copies to make before the next step.
+        tiers: copies of pages below the device, if there are any.
     """
 
     def __init__(
@@ -77,8 +79,8 @@ class PrefixCache:
         self.table = SlotTable(slots, longest, page_size)
         self.reuses, self._reveal_others = reuse, reveal_others
         self.pending_copies: list[PageCopy] = []
+        self.tiers: Tiers | None = None
         self.step = 0  # number of the last step that was launched
-        self._settled = 0  # number of the last step that has completed
 
     @property
     def available(self) -> int:
@@ -93,6 +95,8 @@ class PrefixCache:
         """Gives a request a slot that starts with its cached prefix. If the prefix ends inside a page, the cached part
         of the page is copied, if a page is available for it."""
         lock = self.tree.lock(match.node)
+        if self.tiers is not None:
+            self.tiers.reused(match.node)
         slot, table = self.table.allocate(), self.table
         count = len(match.pages)
         table.tokens[slot, : len(tokens)] = tokens
@@ -213,8 +217,8 @@ class PrefixCache:
         """Frees the pages of a slot for positions from `end` on, which no running step may read."""
         page_count, needed = int(self.table.page_count[slot]), -(-end // self.page_size)
         if needed < page_count:
-            self.pool.release(self.table.pages[slot, needed:page_count], self._settled)
-            self.pool.settle(self._settled)
+            self.pool.release(self.table.pages[slot, needed:page_count], self.pool.settled_step)
+            self.pool.settle()
             self.table.page_count[slot] = needed
 
     def will_have_pages(self, slot: int, end: int) -> bool:
@@ -231,13 +235,20 @@ class PrefixCache:
                 # Evicts some more than needed, so that a full pool does not search for leaves at every step.
                 spare = min(self.pool.total // 64, self.tree.evictable)
                 self.evict(max(short, spare))
-            self.pool.settle(self._settled)
+            self.pool.settle()
         return self.pool.allocate(count) if count <= self.pool.free else None
 
     def settle(self, step: int) -> None:
         """Records that all steps up to `step` have completed, so that pages they may have read can be reused."""
-        self._settled = step
         self.pool.settle(step)
+
+    def settle_copies(self) -> int:
+        """Takes over the pages that lower tiers have copied. Returns the number of copies that have completed."""
+        if self.tiers is None:
+            return 0
+        completed = self.tiers.settle()
+        self.pool.settle(copy=completed)
+        return completed
 
     def publish(self, handle: SlotHandle, *, all_but_last: bool = False) -> None:
         """Gives the tree every full page that is computed, so that other requests can use it. The request continues to
@@ -254,24 +265,19 @@ class PrefixCache:
         full = int(min(self.table.computed[slot], self.table.known[slot] - all_but_last)) // self.page_size
         if full <= handle.owned_from:
             return
-        if self._grow(handle, full):
-            return
-        pages = self.table.pages[slot, :full]
-        done = self.tree.insert(self.table.tokens[slot, : full * self.page_size], pages, handle.namespace)
-        self.table.pages[slot, :full] = done.pages
-        self.pool.release(done.duplicates, self.step)
-        lock = self.tree.lock(done.node)
-        handle.lock.release()
-        handle.lock, handle.owned_from = lock, full
-
-    def _grow(self, handle: SlotHandle, full: int) -> bool:
-        """Gives the tree a request's own pages up to `full`, below those that it has locked, without following the
-        whole sequence from the root. Returns False if the tree may have some of them."""
-        tokens = self.table.tokens[handle.slot, handle.owned_from * self.page_size : full * self.page_size]
-        if not handle.lock.grow(tokens, self.table.pages[handle.slot, handle.owned_from : full]):
-            return False
+        tokens, pages = self.table.tokens[slot], self.table.pages[slot, :full]
+        own = slice(handle.owned_from * self.page_size, full * self.page_size)
+        # Below the pages that it has locked, without following the sequence, unless the tree may have some of them.
+        if not handle.lock.grow(tokens[own], pages[handle.owned_from :]):
+            done = self.tree.insert(tokens[: full * self.page_size], pages, handle.namespace)
+            pages[:] = done.pages
+            self.pool.release(done.duplicates, self.step)
+            lock = self.tree.lock(done.node)
+            handle.lock.release()
+            handle.lock = lock
         handle.owned_from = full
-        return True
+        if self.tiers is not None and handle.lock.node is not None:
+            self.tiers.published(handle.lock.node)
 
     def release(self, handle: SlotHandle) -> None:
         """Releases all resources of a request. Its computed tokens stay in the tree."""
@@ -284,16 +290,24 @@ class PrefixCache:
         self.table.release(slot)
 
     def flush(self) -> int:
-        """Evicts every prefix that no request is using. Returns the number of pages freed."""
-        freed = self.evict(self.tree.pages)
-        self.pool.settle(self._settled)
+        """Evicts every prefix that no request is using, from the host's memory, too. Returns the number of pages
+        freed."""
+        if self.tiers is not None:
+            self.tiers.clear()
+        freed = self.evict(self.tree.pages, keep=False)
+        self.pool.settle()
         return freed
 
-    def evict(self, pages: int) -> int:
+    def evict(self, pages: int, *, keep: bool = True) -> int:
         """Evicts prefixes with at least `pages` pages in total, or all that no request is using. Returns the number of
-        pages freed. They become available when the steps that may read them have completed."""
-        evicted = self.tree.evict(pages)
-        self.pool.release(evicted, self.step)
+        pages freed. They become available when what may use them has completed.
+
+        Args:
+            keep: whether lower tiers may keep them.
+        """
+        tiers = self.tiers
+        evicted = self.tree.evict(pages, None if tiers is None or not keep else tiers.leaving)
+        self.pool.release(evicted, self.step, 0 if tiers is None else tiers.host.memory.launched)
         return len(evicted)
 
 

@@ -27,10 +27,12 @@ _NO_PAGES: Ints = np.empty(0, dtype=np.int32)
 
 
 class Node:
-    """Node of the tree: a run of pages below `parent`. `locks` counts the locks on this node and its descendants."""
+    """Node of the tree: a run of pages below `parent`. `locks` counts the locks on this node and its descendants.
+    `names` has the names of its pages once they have been asked for (page_names.py), or of a root its namespace."""
 
     __slots__ = (
-        "children", "created", "hits", "keys", "last_used", "locks", "pages", "parent", "prefix", "queued", "tokens",
+        "children", "created", "hits", "keys", "last_used", "locks", "names", "pages", "parent", "prefix", "queued",
+        "tokens",
     )  # fmt: skip
 
     def __init__(self, tokens: Ints, pages: Ints, parent: Node | None, now: int) -> None:
@@ -42,6 +44,7 @@ class Node:
         self.hits = 0
         self.created = self.last_used = now
         self.prefix: PrefixHash | None = None  # prefix up to the node's end; computed on first use
+        self.names: list[bytes] | None = None
 
     @property
     def newest(self) -> Node | None:
@@ -291,9 +294,13 @@ class RadixTree:
             above.last_used, above = self._clock, above.parent
         return child
 
-    def evict(self, count: int) -> Ints:
+    def evict(self, count: int, leaving: Callable[[Node], object] | None = None) -> Ints:
         """Removes unlocked leaves, lowest priority first, until at least `count` pages are removed or no such leaf is
-        left. Returns their pages."""
+        left. Returns their pages.
+
+        Args:
+            leaving: function that is told each node before it is removed.
+        """
         removed: list[Ints] = []
         out, rootless = 0, False
         while self._queue and out < count:
@@ -305,6 +312,8 @@ class RadixTree:
                 parent = node.parent
                 assert parent is not None
                 self._evicted.add(parent, node.tokens[: self.page_size])
+                if leaving is not None:
+                    leaving(node)
                 self._detach(node)
                 removed.append(node.pages)
                 out += len(node.pages)
@@ -361,6 +370,7 @@ class RadixTree:
         if found is None:
             found = Node(_NO_PAGES, _NO_PAGES, None, 0)
             found.prefix = PrefixHash(0, hash(namespace) % _MODULUS)  # separates the evicted prefixes of namespaces
+            found.names = [namespace.encode("utf-8", "surrogatepass")]
         return found
 
     def _walk(self, tokens: Ints, namespace: str) -> tuple[Node, list[Node], int]:
@@ -394,6 +404,8 @@ class RadixTree:
         cut = at // self.page_size
         upper = Node(node.tokens[:at].copy(), node.pages[:cut].copy(), node.parent, node.created)
         upper.locks, upper.hits, upper.last_used = node.locks, node.hits, node.last_used
+        if node.names is not None:
+            upper.names, node.names = node.names[:cut], node.names[cut:]
         self._attach(upper)  # replaces `node`
         node.tokens, node.pages, node.parent = node.tokens[at:].copy(), node.pages[cut:].copy(), upper
         self._attach(node)

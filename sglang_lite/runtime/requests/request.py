@@ -16,6 +16,7 @@ from sglang_lite.protocol import Generation, ModelError, TokenLogprob, Usage
 from sglang_lite.runtime.kv_cache.cache_miss import Miss
 from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.kv_cache.prefix_cache import SlotHandle
+from sglang_lite.runtime.kv_cache.tiers import Fetch
 from sglang_lite.runtime.requests.output_builder import Finish, OutputBuilder, engine_failed
 from sglang_lite.runtime.requests.resolved_params import LogitProcessor, ResolvedParams
 from sglang_lite.runtime.requests.scheduled_branch import ScheduledBranch
@@ -80,6 +81,21 @@ class Times:
     deadline: float | None = None
 
 
+@dataclass(slots=True)
+class CacheUse:
+    """Use of the cache by a request.
+
+    Attributes:
+        tokens: prompt tokens found in the cache at the first admission; -1 before.
+        miss: reason why the other prompt tokens were not cached; None if all but the last were.
+        fetch: pages of the prompt that were last fetched from a lower tier, if any.
+    """
+
+    tokens: int = -1
+    miss: Miss | None = None
+    fetch: Fetch | None = None
+
+
 class Follower(Protocol):
     """Finder of the request that continues in another one's slot. All calls are made on the loop's thread."""
 
@@ -121,8 +137,7 @@ class Request:
         state: current stage.
         handle: its slot and pages while it runs, else None.
         admission: sequence number of its last admission.
-        cached_tokens: prompt tokens found in the cache at the first admission; -1 before.
-        miss: reason why the other prompt tokens were not cached; None if all but the last were.
+        cache: what the cache had of its prompt.
         jumps: jumps of the grammar, as (index in the output, number of tokens).
         ending: reason for the end if it is known before the last tokens are computed; no token is drawn then.
         priority: priority of admission under the policy "priority"; higher first.
@@ -149,8 +164,7 @@ class Request:
     state: State = State.COMPILING
     handle: SlotHandle | None = None
     admission: int = 0
-    cached_tokens: int = -1
-    miss: Miss | None = None
+    cache: CacheUse = field(default_factory=CacheUse)
     jumps: list[tuple[int, int]] = field(default_factory=list)
     ending: Finish | None = None
     priority: int = 0
@@ -321,13 +335,13 @@ class Request:
         """Makes the result. Must be called only once, after the request has left its slot and `tokens` is complete."""
         output = tuple(self.tokens[self.prompt_len : self.prompt_len + self.params.max_tokens].tolist())
         usage = self._usage(len(output))
-        return self.output.generation(output, finish, usage, self.retractions, miss=self.miss, jumps=self.jumps)
+        return self.output.generation(output, finish, usage, self.retractions, miss=self.cache.miss, jumps=self.jumps)
 
     def _usage(self, completion_tokens: int) -> Usage:
         now = time.perf_counter()
         return Usage(
             prompt_tokens=self.prompt_len,
-            cached_tokens=max(self.cached_tokens, 0),
+            cached_tokens=max(self.cache.tokens, 0),
             completion_tokens=completion_tokens,
             forced_tokens=self.output.forced_tokens,
             queue_s=(self.times.started or now) - self.times.submitted,

@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable, Mapping
+from typing import Literal
 
 import numpy as np
 
 from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.kv_cache.prefix_cache import PrefixCache
+from sglang_lite.runtime.kv_cache.radix import Match
 from sglang_lite.runtime.kv_cache.slot_table import SlotTable
+from sglang_lite.runtime.kv_cache.tiers import Fetch
 from sglang_lite.runtime.requests.request import Request, StreamPace
 from sglang_lite.runtime.scheduler.admission_order import Policy
 from sglang_lite.runtime.scheduler.page_reserve import PageReserve
@@ -72,6 +75,8 @@ class Admission:
                 break
             tokens = request.tokens
             reusable = tokens if request.score_from is None else tokens[: max(request.score_from, 1)]
+            if request.cache.fetch is not None and not request.cache.fetch.done:
+                continue
             match = store.match(reusable, request.namespace)
             cached = len(match.pages) * store.page_size + (0 if match.tail is None else match.tail.count)
             if store.reuses and _computes(prefilling, table, reusable, cached, request.namespace):
@@ -83,15 +88,21 @@ class Admission:
                 if not self._has_room(request, needed, promised, programs.values()):
                     self._refused = store.available, 0
                     break
+            fetch = self._fetch(request, reusable, match)
+            if fetch == "later" or (fetch is not None and not fetch.done):
+                promised += needed
+                continue
+            if fetch is not None:
+                match = store.match(reusable, request.namespace)
             self._admissions += 1
             request.admission = self._admissions
             request.handle = store.admit(tokens, match, request.namespace)
             request.times.started = request.times.started or time.perf_counter()
-            if request.cached_tokens < 0:
-                request.cached_tokens = min(int(table.computed[request.slot]), request.prompt_len)
+            if request.cache.tokens < 0:
+                request.cache.tokens = min(int(table.computed[request.slot]), request.prompt_len)
                 prompt = tokens[: request.prompt_len]
                 paused = request.branch is not None and request.branch.evicted
-                request.miss = store.miss(
+                request.cache.miss = store.miss(
                     prompt, min(len(reusable), len(prompt)) - 1, match, request.handle, paused=paused
                 )
                 self.count(request)
@@ -103,6 +114,16 @@ class Admission:
         queues.leave_waiting(admitted)
         solo = len(admitted) == 1 and queues.prefilling == admitted and not (queues.waiting_any or queues.decoding)
         self.solo_request = admitted[0].id if solo and admitted[0].ending is None else -1
+
+    def _fetch(self, request: Request, reusable: Ints, match: Match) -> Fetch | Literal["later"] | None:
+        """Starts to fetch pages of a request's prompt from a lower tier, if that is faster than to compute them."""
+        tiers = self._store.tiers
+        if tiers is None or len(reusable) <= len(match.pages) * self._store.page_size + 1:
+            return None
+        fetch = tiers.fetch(reusable, match, request.namespace, self._pauses.token_s)
+        if isinstance(fetch, Fetch):
+            request.cache.fetch = fetch
+        return fetch
 
     def reconsider(self) -> None:
         """Looks at all waiting requests in the next plan, as another one waits."""
@@ -178,7 +199,7 @@ class Admission:
     def count(self, request: Request) -> None:
         """Counts the tokens of a request's prompt, once it is known which are cached."""
         self.prompt_tokens += request.prompt_len
-        self.prompt_tokens_cached += request.cached_tokens
+        self.prompt_tokens_cached += request.cache.tokens
 
     def start(self, request: Request) -> None:
         """Queues a request that has a slot for prefill."""

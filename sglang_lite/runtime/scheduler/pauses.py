@@ -136,12 +136,14 @@ class Pauses:
     Attributes:
         now: clock, in seconds.
         pages_given_up: number of locked pages given up so far.
+        token_s: seconds to compute a token of a prompt; 0 if unknown.
     """
 
     def __init__(self, store: PrefixCache, reserve: PageReserve) -> None:
         self._store, self._reserve = store, reserve
         self.now: Callable[[], float] = time.perf_counter
         self.pages_given_up = 0
+        self.token_s = 0.0
         self._pauses: dict[ScheduledBranch, PausedBranch] = {}
         self._wanted: dict[ScheduledBranch, tuple[Ints, str]] = {}
         self._by_rank: list[tuple[tuple[int, float], int, PausedBranch]] = []  # those with locked pages
@@ -150,7 +152,6 @@ class Pauses:
         self._count = 0
         self._times = Medians(_FIRST_S)  # seconds of pauses, by the name of the node before
         self._lengths = Medians(0)  # tokens of ended branches, by their kind
-        self._token_s = 0.0  # time to compute a token; 0 if unknown
         self._again = 0.0  # tokens that may be given up on an idle device
 
     def __len__(self) -> int:
@@ -249,7 +250,7 @@ class Pauses:
         self._again += _IDLE_SHARE * tokens
         if tokens >= _MEASURED:
             each = seconds / tokens
-            self._token_s += (each - self._token_s) / 16 if self._token_s else each
+            self.token_s += (each - self.token_s) / 16 if self.token_s else each
 
     @property
     def _worth_s(self) -> float:
@@ -259,7 +260,7 @@ class Pauses:
     @property
     def _all_s(self) -> float:
         """Seconds to compute all tokens that fit."""
-        return self._store.pool.total * self._store.page_size * self._token_s
+        return self._store.pool.total * self._store.page_size * self.token_s
 
     # -------------------------------------------------------------------------------------- giving way
 
@@ -311,7 +312,7 @@ class Pauses:
             return False
         now, tokens = self.now(), pages * self._store.page_size
         soonest = min(each.remaining_s(now) for each in others)
-        if soonest < _SHORT_S and (soonest < _IDLE_WORTH * tokens * self._token_s or tokens > self._again):
+        if soonest < _SHORT_S and (soonest < _IDLE_WORTH * tokens * self.token_s or tokens > self._again):
             return True
         self._again = max(self._again - tokens, 0.0)
         return False

@@ -74,10 +74,18 @@ class Scheduler:
         self.admission = Admission(store, self.queues, self.pauses, self._reserve, policy)
         self.handover = SlotHandover(store, self.queues, self.admission)
         self.drafts = None if drafting is None else DraftedRows(store, self.queues, drafting)
+        self._copied = 0  # copies between tiers that had completed at the last plan
+
+    @property
+    def awaits_copies(self) -> bool:
+        """True if pages were on their way between tiers at the last plan."""
+        return self.store.tiers is not None and self.store.tiers.copying(self._copied)
 
     @property
     def waits(self) -> bool:
-        """True if nothing runs because programs that pause are expected soon."""
+        """True if nothing runs because programs that pause are expected soon, or pages are on their way."""
+        if self.awaits_copies:
+            return not self.queues.idle
         return not self.queues.running_any and self.queues.waiting_any and self.admission.refuses
 
     def add(self, request: Request) -> None:
@@ -96,6 +104,7 @@ class Scheduler:
 
     def plan(self) -> Batch | None:
         """Returns the batch of the next step, with its pages reserved, or None if nothing can run."""
+        self._copied = self.store.settle_copies()
         while self._isolation.advance(self.store.table):
             self.retraction.retract_all()  # the isolated request, or the one that continues in its slot
         self.pauses.settle()

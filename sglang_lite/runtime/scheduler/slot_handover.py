@@ -65,8 +65,8 @@ class SlotHandover:
             store.adopt_cached_pages(handle)  # an earlier run of the same program may have left more in the cache
         following.handle, following.admission = handle, request.admission
         following.times.started = time.perf_counter()
-        following.cached_tokens = int(table.computed[slot])
-        following.miss = store.miss_in_place(tokens, handle)
+        following.cache.tokens = int(table.computed[slot])
+        following.cache.miss = store.miss_in_place(tokens, handle)
         following.move(State.WAITING)
         self._admission.count(following)
         self._admission.start(following)

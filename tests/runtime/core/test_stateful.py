@@ -27,12 +27,18 @@ class Scheduling(RuleBasedStateMachine):
         eviction=st.sampled_from(["lru", "lfu", "fifo", "slru"]),
         drafter=st.sampled_from([None, Guesses(1), Guesses(0.8), Guesses(0)]),
         drafted=st.sampled_from([1, 4, 16]),
+        writes=st.sampled_from([None, "write_through", "write_through_selective", "write_back"]),
+        host=st.sampled_from([0.25, 1, 8]),
+        seed=st.integers(0, 1000),
     )
-    def start(self, overlap, page, chunk, cached, policy, eviction, drafter, drafted):
+    def start(self, overlap, page, chunk, cached, policy, eviction, drafter, drafted, writes, host, seed):
+        late = random.Random(seed)
+        tiers = {"enable_hierarchical_cache": True, "hicache_ratio": host, "hicache_write_policy": writes}
         self.engine = SteppedEngine(
             overlap=overlap, page_size=page, step_tokens=chunk, prefix_cache=cached, max_running=4,
             context_length=96, max_total_tokens=128, policy=policy, eviction=eviction, fails=self._fails,
             drafter=drafter, draft_tokens=drafted,
+            late=lambda: late.random() < 0.3, **(tiers if writes and cached else {}),
         )  # fmt: skip
         self.requests, self.programs, self.aborted = [], [], set()
         self.short, self.alone = [], 0
@@ -94,6 +100,10 @@ class Scheduling(RuleBasedStateMachine):
     @rule(pages=st.integers(1, 60))
     def evict(self, pages):
         self.engine.store.evict(pages)
+
+    @rule()
+    def flush(self):
+        self.engine.scheduler.flush()
 
     @invariant()
     def consistent(self):

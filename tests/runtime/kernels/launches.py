@@ -7,6 +7,7 @@ import torch
 
 from sglang_lite.runtime.kernels.activation import gated, gated_fp8, ungated, ungated_fp8
 from sglang_lite.runtime.kernels.attention_metadata import DecodeWork, DevicePlan, Partials, SharedPrefixes
+from sglang_lite.runtime.kernels.blocks import BlockCopy
 from sglang_lite.runtime.kernels.decode_attention import decode_attention, split_work
 from sglang_lite.runtime.kernels.device_properties import DeviceProperties, properties_of
 from sglang_lite.runtime.kernels.embed import embed
@@ -135,6 +136,10 @@ class Attention:
     def copy(self) -> None:
         at = empty(8, dtype=torch.int64)
         KVCopy(self.cache)(at, at)
+        planes = self.cache.planes
+        memory = empty(4 * PAGE * sum(p.shape[0] * p.shape[2] * p.itemsize for p in planes), dtype=torch.uint8)
+        for to_host in (True, False):
+            BlockCopy(planes, memory, PAGE)(ints(4), ints(4), to_host=to_host)
 
 
 ATTENTION: dict[str, Callable[[Attention], None]] = {

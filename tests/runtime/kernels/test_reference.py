@@ -21,6 +21,7 @@ from sglang_lite.runtime.kernels.reference.fp8 import quantise_rows
 from sglang_lite.runtime.kernels.reference.latent_attention import latent_prefix
 from sglang_lite.runtime.kernels.reference.prefix_attention import prefix_attention
 from tests.runtime.kernels import needs_hopper, needs_kernels, packed_matrices
+from tests.runtime.kernels.block_copies import blocks_copied
 from tests.runtime.kernels.hopper_prefixes import prefixes_on_hopper
 from tests.runtime.kernels.latents import LATENT_SCALES, Latents
 from tests.runtime.kernels.public_launches import public_launches
@@ -545,7 +546,7 @@ CASES = packed_matrices.CASES | {
     "norm": norm, "norm_fp8": norm_fp8, "add_norm": add_norm, "add_norm_fp8": add_norm_fp8,
     "gated": gated, "gated_fp8": gated, "ungated": ungated, "ungated_fp8": ungated,
     "quantise_rows": quantised, "linear_single_row": one_row, "SmallBatchLinear": few_rows,
-    "linear_tiled": tiled, "linear_split_k": tiled_in_parts, "embed": embedded, "update_pages": page_table, "KVCopy": copied, "rope_store": stored,
+    "linear_tiled": tiled, "linear_split_k": tiled_in_parts, "embed": embedded, "update_pages": page_table, "KVCopy": copied, "BlockCopy": blocks_copied, "rope_store": stored,
     "rotate": rotated, "kv_store": kv_stored,
     "split_work": split, "prefix_attention": prefixes, "decode_attention": decoded, "prefill_attention": prefilled,
     "rope_attention": turned_and_decoded, "prefix_attention_hopper": prefixes_on_hopper,

@@ -1,0 +1,125 @@
+"""Host memory for pages of the KV cache, and the one primitive that copies pages to it and back: all planes at once."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Sequence
+from mmap import mmap
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from sglang_lite.protocol import ModelError
+from sglang_lite.runtime.executor.staging import make_event
+from sglang_lite.runtime.kernels.reference.blocks import BlockCopy
+from sglang_lite.runtime.kv_cache.pages import Ints
+
+_MEASURED = 8  # newest measurement of a page's time counts as much as 1 in this many
+
+
+def page_bytes(planes: Sequence[torch.Tensor], page_size: int) -> int:
+    """Bytes of a page in all planes [heads, slots, size]."""
+    return sum(plane.shape[0] * plane.shape[2] * plane.itemsize for plane in planes) * page_size
+
+
+class CpuPageMemory:
+    """Memory for the pages of a model on the CPU, a `PageMemory`. A copy has ended when its method returns.
+
+    Args:
+        planes: the model's keys and values, each [heads, slots, size].
+        page_size: tokens in a page.
+        slots: number of pages that fit.
+    """
+
+    def __init__(self, planes: Sequence[torch.Tensor], page_size: int, slots: int) -> None:
+        shape = slots, page_bytes(planes, page_size)
+        # mmap maps memory when it is first touched.
+        memory = np.frombuffer(mmap(-1, math.prod(shape)), np.uint8)
+        self.rows: NDArray[np.uint8] = memory.reshape(shape)
+        self.launched, self.page_s = 0, 0.0
+        self._copy = BlockCopy(planes, torch.from_numpy(memory), page_size)
+
+    def completed(self) -> int:
+        """Number of copies that have completed: all."""
+        return self.launched
+
+    def read(self, pages: Ints, slots: Ints) -> None:
+        """Copies pages, int32 [N], to slots of this memory."""
+        self.launched += 1
+        self._copy(torch.from_numpy(pages), torch.from_numpy(slots), to_host=True)
+
+    def write(self, slots: Ints, pages: Ints) -> None:
+        """Copies slots of this memory, int32 [N], to pages."""
+        began = time.perf_counter()
+        self.launched += 1
+        self._copy(torch.from_numpy(pages), torch.from_numpy(slots), to_host=False)
+        self.page_s = _averaged(self.page_s, (time.perf_counter() - began) / len(pages))
+
+
+class GpuPageMemory:
+    """Pinned memory for the pages of a model on a GPU, a `PageMemory`. Copies run on a stream of their own, after
+    everything that was launched before on the current one.
+
+    Args:
+        planes, page_size, slots: as of `CpuPageMemory`.
+
+    Raises:
+        ModelError: so much memory can't be pinned.
+    """
+
+    def __init__(self, planes: Sequence[torch.Tensor], page_size: int, slots: int) -> None:
+        from sglang_lite.runtime.kernels.blocks import BlockCopy  # imports Triton
+
+        device, size = planes[0].device, page_bytes(planes, page_size)
+        try:
+            self._memory = torch.empty(slots * size, dtype=torch.uint8, pin_memory=device.type == "cuda")
+        except RuntimeError as error:  # of CUDA
+            raise ModelError(
+                f"{slots * size / 2**30:.1f} GiB of the host's memory can't be pinned: {error}",
+                hint="Lower hicache_size or hicache_ratio.",
+            ) from error
+        self.rows: NDArray[np.uint8] = self._memory.numpy().reshape(slots, size)
+        self.launched, self.page_s = 0, 0.0
+        self._copy = BlockCopy(planes, self._memory, page_size)
+        cuda: Any = torch.cuda  # which leaves its types out
+        self._device, self._stream = device, cuda.Stream(device) if device.type == "cuda" else None
+        self._running: deque[tuple[int, Any, Any, int]] = deque()  # number, events after and before it, pages to count
+        self._completed = 0
+
+    def completed(self) -> int:
+        """Number of copies that have completed."""
+        while self._running and self._running[0][1].query():
+            self._completed, ended, began, pages = self._running.popleft()
+            if pages:
+                self.page_s = _averaged(self.page_s, began.elapsed_time(ended) / 1000 / pages)
+        return self.launched if self._stream is None else self._completed
+
+    def read(self, pages: Ints, slots: Ints) -> None:
+        """Starts copying pages, int32 [N], to slots of this memory."""
+        self._launch(pages, slots, to_host=True)
+
+    def write(self, slots: Ints, pages: Ints) -> None:
+        """Starts copying slots of this memory, int32 [N], to pages."""
+        self._launch(pages, slots, to_host=False)
+
+    def _launch(self, pages: Ints, slots: Ints, *, to_host: bool) -> None:
+        self.launched += 1
+        if self._stream is None:  # interpreted
+            self._copy(torch.from_numpy(pages.copy()), torch.from_numpy(slots.copy()), to_host=to_host)
+            return
+        began, ended = make_event(timed=True), make_event(timed=True)
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._stream):
+            both = torch.from_numpy(np.stack((pages, slots))).pin_memory().to(self._device, non_blocking=True)
+            began.record()
+            self._copy(both[0].clone(), both[1].clone(), to_host=to_host)  # at addresses that are multiples of 16
+            ended.record()
+        self._running.append((self.launched, ended, began, 0 if to_host else len(pages)))
+
+
+def _averaged(average: float, new: float) -> float:
+    return average + (new - average) / _MEASURED if average else new

@@ -1,0 +1,75 @@
+"""Copies between pages of the KV cache and blocks of pinned host memory; all planes of a shape in one launch.
+
+A block has all planes of a page, one after the other, and of each its heads. In a plane, the tokens of a page are
+contiguous for each head. So a program copies `CHUNK` words, contiguous on both sides, and goes on with the next: few
+programs keep the bus busy, and leave the other processors to the steps that run meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import triton
+import triton.language as tl
+
+from sglang_lite.runtime.kernels.launcher import cached_launch
+from sglang_lite.runtime.kernels.sizes import power_of_2
+
+PROGRAMS = 64  # enough bytes under way for a bus of 64 GB/s
+
+
+@cached_launch
+@triton.jit
+def _copy(
+    pointers, memory, pages, slots, items, planes, head_stride, block_stride, first,
+    HEADS: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr, TO_HOST: tl.constexpr,
+):  # fmt: skip
+    words = tl.arange(0, BLOCK)
+    exists = words < CHUNK
+    for item in range(tl.program_id(0), items, tl.num_programs(0)):
+        chunk = item % (planes * HEADS)
+        at = item // (planes * HEADS)
+        plane = tl.load(pointers + chunk // HEADS).to(memory.dtype)
+        page = tl.load(pages + at).to(tl.int64)
+        slot = tl.load(slots + at).to(tl.int64)
+        device = plane + (chunk % HEADS).to(tl.int64) * head_stride + page * CHUNK + words
+        host = memory + slot * block_stride + first + chunk * CHUNK + words
+        if TO_HOST:
+            tl.store(host, tl.load(device, mask=exists), mask=exists)
+        else:
+            tl.store(device, tl.load(host, mask=exists), mask=exists)
+
+
+class BlockCopy:
+    """Function that copies pages of one cache to blocks of one memory, and back.
+
+    Args:
+        planes: keys and values, each [heads, slots, size].
+        memory: uint8 [blocks * bytes of a page], pinned.
+        page_size: tokens in a page.
+    """
+
+    def __init__(self, planes: Sequence[torch.Tensor], memory: torch.Tensor, page_size: int) -> None:
+        alike: dict[torch.Size, list[torch.Tensor]] = {}
+        for plane in planes:
+            alike.setdefault(plane.shape, []).append(plane)
+        chunks = [page_size * shape[2] * planes[0].itemsize for shape in alike]
+        word = next(kind for kind in (torch.int64, torch.int32, torch.int16, torch.int8)
+                    if all(chunk % kind.itemsize == 0 for chunk in chunks))  # fmt: skip
+        self._memory, self._groups, self._block, first = memory.view(word), [], 0, 0
+        for (shape, group), chunk in zip(alike.items(), chunks):
+            pointers = torch.tensor([p.data_ptr() for p in group], dtype=torch.int64, device=planes[0].device)
+            size, stride = chunk // word.itemsize, shape[1] * shape[2] * planes[0].itemsize // word.itemsize
+            self._groups.append((pointers, shape[0], size, stride, first))
+            first += len(group) * shape[0] * size
+        self._block = first
+
+    def __call__(self, pages: torch.Tensor, slots: torch.Tensor, *, to_host: bool) -> None:
+        """Copies pages, int32 [N], to blocks `slots`, int32 [N], or the other way. Moves N pages over the bus."""
+        for pointers, heads, size, stride, first in self._groups:
+            items = len(pages) * len(pointers) * heads
+            _copy[(min(items, PROGRAMS),)](
+                pointers, self._memory, pages, slots, items, len(pointers), stride, self._block, first,
+                HEADS=heads, CHUNK=size, BLOCK=power_of_2(size), TO_HOST=to_host, num_warps=4,
+            )  # fmt: skip

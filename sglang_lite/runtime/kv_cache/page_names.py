@@ -1,0 +1,60 @@
+"""Names of pages: hashes of everything that a page's bytes depend on. Copies of pages outside the device go by them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from hashlib import blake2b
+
+from sglang_lite.runtime.kv_cache.pages import Ints
+from sglang_lite.runtime.kv_cache.radix import Node
+
+NAME_BYTES = 16
+
+
+class PageNames:
+    """Names of the pages of one engine. A name is the hash of the name before it and of the page's tokens, so equal
+    names are equal prefixes.
+
+    Args:
+        header: what else the bytes depend on: weights, layout, data type, page size.
+        page_size: tokens in a page.
+
+    Attributes:
+        key: hash of the header, in every name.
+    """
+
+    def __init__(self, header: bytes, page_size: int) -> None:
+        self.key = blake2b(header, digest_size=32).digest()
+        self.page_size = page_size
+
+    def of(self, node: Node) -> list[bytes]:
+        """Names of a node's pages, which the node keeps."""
+        unnamed: list[Node] = []
+        current = node
+        while current.names is None:
+            assert current.parent is not None  # a root has its namespace
+            unnamed.append(current)
+            current = current.parent
+        last = self.last(current) if unnamed else b""
+        for each in reversed(unnamed):
+            each.names = list(self.after(last, each.tokens))
+            last = each.names[-1]
+        assert node.names is not None
+        return node.names
+
+    def last(self, node: Node) -> bytes:
+        """Name of a node's last page; of a root, the name that those of its namespace begin with."""
+        last = self.of(node)[-1]
+        return last if node.parent is not None else self.root(last)
+
+    def root(self, namespace: bytes) -> bytes:
+        """Name that those of a namespace begin with."""
+        return blake2b(namespace, key=self.key, digest_size=NAME_BYTES, person=b"namespace").digest()
+
+    def after(self, name: bytes, tokens: Ints) -> Iterator[bytes]:
+        """Yields the names of the whole pages of int32 `tokens` behind the page called `name`."""
+        size, key = self.page_size * tokens.itemsize, self.key
+        data = tokens.tobytes()
+        for start in range(0, len(data) - size + 1, size):
+            name = blake2b(name + data[start : start + size], key=key, digest_size=NAME_BYTES).digest()
+            yield name

@@ -1,0 +1,53 @@
+"""Pages come back bit for bit from the host's memory, whatever a model keeps of a token."""
+
+import numpy as np
+import pytest
+import torch
+
+from sglang_lite.runtime.executor.page_memory import CpuPageMemory, GpuPageMemory, page_bytes
+from sglang_lite.runtime.kernels.kv_cache import KVCache, indexable
+from sglang_lite.runtime.kernels.kv_layout import KVLayout, Plane
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+LAYOUTS = {
+    "heads": KVLayout(((Plane(2, 8), Plane(2, 8)),) * 2),
+    "keys and values of other sizes": KVLayout(((Plane(2, 12), Plane(2, 4)),) * 2),
+    "layers of other heads": KVLayout(((Plane(2, 8), Plane(2, 8)), (Plane(1, 16), Plane(1, 16)))),
+    "latents": KVLayout(((Plane(1, 18),),) * 2),
+}
+PAGES = 6
+
+
+def random_cache(layout, page_size, dtype, device):
+    cache = KVCache.allocate(layout, PAGES * page_size, dtype, device)
+    for plane in cache.planes:
+        noise = torch.randint(0, 256, (*plane.shape[:2], plane.shape[2] * plane.itemsize), dtype=torch.uint8)
+        plane.view(torch.uint8).copy_(noise)
+    return cache
+
+
+def bits(cache):
+    return [plane.view(torch.uint8).cpu().clone() for plane in cache.planes]
+
+
+@pytest.mark.parametrize("memory_of", [CpuPageMemory, GpuPageMemory], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("page_size", [1, 3, 16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn], ids=str)
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+def test_planes_come_back_bit_for_bit(layout, dtype, page_size, memory_of):
+    device = DEVICE if memory_of is GpuPageMemory else torch.device("cpu")
+    cache = random_cache(layout, page_size, dtype, device)
+    memory, before = memory_of(cache.planes, page_size, 5), bits(cache)
+    assert memory.rows.shape == (5, page_bytes(cache.planes, page_size))
+    pages, slots = np.array([4, 0, 5], np.int32), np.array([1, 2, 4], np.int32)
+    memory.read(pages, slots)
+    for plane in cache.planes:
+        indexable(plane).zero_()
+    memory.write(slots[1:], np.array([3, 1], np.int32))
+    memory.write(slots[:1], np.array([0], np.int32))
+    while memory.completed() < 3:
+        pass
+    for old, new in zip(before, bits(cache)):
+        old, new = (x.view(x.shape[0], PAGES, -1) for x in (old, new))
+        assert torch.equal(new[:, [3, 1, 0]], old[:, [0, 5, 4]])
+        assert not new[:, [2, 4, 5]].any()

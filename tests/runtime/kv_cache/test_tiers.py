@@ -1,0 +1,139 @@
+"""A cache that keeps pages in the host's memory: outputs are those of one that never forgets, and less is computed."""
+
+import random
+
+import numpy as np
+import pytest
+
+import sglang_lite as sgl
+from sglang_lite.protocol import Generation, SamplingParams
+from sglang_lite.runtime.kv_cache.eviction_policy import EVICTION
+from sglang_lite.runtime.kv_cache.page_names import PageNames
+from sglang_lite.runtime.kv_cache.radix import RadixTree
+from tests.counts import some
+from tests.runtime.scripted import VOCAB, SteppedEngine, answer, ended
+
+ACTIONS = some(60, 3000)  # requests of each case, with some three actions each
+POLICIES = ["write_through", "write_through_selective", "write_back"]
+
+
+def engine(**config):
+    sizes = {"max_running": 4, "context_length": 160, "max_total_tokens": 192, "hicache_ratio": 4}
+    return SteppedEngine(**{"enable_hierarchical_cache": True, **sizes, **config})
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize(("page", "host"), [(1, 4), (4, 2), (16, 0.3)])
+def test_whatever_happens_answers_are_those_of_a_cache_that_never_forgets(policy, page, host):
+    rng = random.Random(page)
+    tiers = engine(
+        page_size=page, hicache_ratio=host, hicache_write_policy=policy, late=lambda: rng.random() < 0.4, seed=1
+    )
+    stems = [[rng.randrange(1, VOCAB) for _ in range(100)] for _ in range(5)]
+    requests = []
+    for i in range(ACTIONS):
+        ids = stems[rng.randrange(5)][: rng.randrange(1, 100)] + [rng.randrange(1, VOCAB)] * rng.randrange(6)
+        params = SamplingParams(max_tokens=rng.randrange(10), temperature=float(rng.random() < 0.5), seed=i)
+        requests.append((*tiers.start(ids, params, namespace=rng.choice(["", "a"])), ids, params))
+        for _ in range(rng.randrange(5)):
+            tiers.step()
+        if rng.random() < 0.1:
+            rng.choice(requests)[0].abort()
+        if rng.random() < 0.02:
+            tiers.scheduler.flush()
+    tiers.drain()
+    for _, events, ids, params in requests:
+        result = ended(events)
+        if isinstance(result, Generation):
+            assert (list(result.token_ids), result.finish_reason) == answer(ids, params, params.seed)
+    assert tiers.store.tiers.fetched_pages or host < 1
+    tiers.check_empty()
+
+
+def one(tiers, prompt, **options):
+    _, events = tiers.start(prompt, SamplingParams(max_tokens=1, temperature=0), **options)
+    tiers.drain()
+    return ended(events).usage.cached_tokens
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_what_was_evicted_is_fetched(policy):
+    tiers, prompts = engine(hicache_write_policy=policy), [[1 + i] * 100 for i in range(4)]
+    for prompt in prompts:
+        one(tiers, prompt)
+        one(tiers, prompt)  # used again
+    assert [one(tiers, prompt) for prompt in prompts] == [99] * 4
+
+
+def test_what_nobody_has_used_again_is_not_copied_by_the_selective_policy():
+    tiers, prompts = engine(hicache_write_policy="write_through_selective"), [[1 + i] * 100 for i in range(4)]
+    assert [one(tiers, prompt) for prompt in prompts * 2] == [0] * 8
+
+
+def test_namespaces_share_nothing():
+    tiers = engine(hicache_write_policy="write_back")
+    for prompt, namespace in (([1] * 100, "a"), ([2] * 100, ""), ([3] * 100, "")):
+        one(tiers, prompt, namespace=namespace)
+    assert one(tiers, [1] * 100, namespace="b") == one(tiers, [1] * 100) == 0
+    assert one(tiers, [1] * 100, namespace="a") == 99
+
+
+def test_what_computing_brings_sooner_is_computed():
+    tiers, prompts = engine(hicache_write_policy="write_back"), [[1 + i] * 100 for i in range(3)]
+    for prompt in prompts:
+        one(tiers, prompt)
+    tiers.store.tiers.host.memory.page_s = 1.0
+    assert one(tiers, prompts[0]) == 0
+
+
+def test_a_flush_forgets_the_hosts_copies():
+    tiers = engine()
+    one(tiers, [1] * 100)
+    tiers.scheduler.flush()
+    assert one(tiers, [1] * 100) == 0
+
+
+def test_names_depend_on_header_namespace_and_all_tokens_before():
+    def names(tokens, header=b"model 1", namespace=""):
+        tree = RadixTree(4, EVICTION["lru"])
+        node = tree.insert(np.array(tokens, np.int32), np.arange(len(tokens) // 4, dtype=np.int32), namespace).node
+        return PageNames(header, 4).of(node)
+
+    tokens = list(range(12))
+    same = names(tokens)
+    assert len(set(same)) == 3
+    assert names(tokens) == same
+    for others in (names(tokens, header=b"model 2"), names(tokens, namespace="a"), names([9, *tokens[1:]])):
+        assert not set(others) & set(same)
+    assert names([*tokens[:8], 9, 9, 9, 9])[:2] == same[:2]
+
+
+def test_names_of_a_node_stay_those_of_its_pages_when_it_is_split():
+    tree, names = RadixTree(2, EVICTION["lru"]), PageNames(b"", 2)
+    tokens = np.arange(8, dtype=np.int32)
+    node = tree.insert(tokens, np.arange(4, dtype=np.int32)).node
+    before = names.of(node)
+    end = tree.insert(np.array([0, 1, 2, 3, 9, 9], np.int32), np.array([0, 1, 7], np.int32))
+    assert names.of(node) == before[2:]
+    assert end.node.parent is not None
+    assert names.last(end.node.parent) == before[1]
+    assert len(names.of(end.node)) == 1
+
+
+@pytest.mark.parametrize(
+    ("config", "wrong"),
+    [
+        ({"hicache_ratio": 0}, "hicache_ratio"),
+        ({"hicache_size": -1}, "hicache_size"),
+        ({"hicache_write_policy": "never"}, "hicache_write_policy"),
+        ({"prefix_cache": False}, "enable_hierarchical_cache"),
+    ],
+)
+def test_wrong_settings_are_refused(config, wrong):
+    with pytest.raises(sgl.ParameterError, match=wrong):
+        engine(**config)
+
+
+def test_more_than_the_hosts_memory_is_refused_before_it_is_taken():
+    with pytest.raises(sgl.ModelError, match="of the host's cache"):
+        engine(hicache_size=1 << 20)
