@@ -101,6 +101,11 @@ class EngineConfig:
         hicache_size: the same in GB; 0 for `hicache_ratio`.
         hicache_write_policy: when a page is copied to the host: "write_through", when it is computed;
             "write_through_selective", when a second request begins with it; "write_back", when it is evicted.
+        hicache_storage_backend: "file" also keeps the host's pages in files, each of 256 tokens of a prompt, which
+            other engines on this machine, and later ones, read. What the device alone has when the engine ends is not
+            kept. None for no files. Needs `enable_hierarchical_cache`.
+        hicache_storage_dir: folder of the files. Whoever can write there can change what a model takes for computed.
+        hicache_storage_max_gb: size of all files; the least recently used are removed beyond.
         overlap: whether to plan and launch a step while the one before is still running.
         jump_forward: "safe" appends text that a constraint forces as a whole, in the tokenizer's own spelling, instead
             of token by token; tokens at its end that might merge with the following text are left to the model. Not for
@@ -178,6 +183,9 @@ class EngineConfig:
     hicache_ratio: float = 2.0
     hicache_size: int = 0
     hicache_write_policy: WritePolicy = "write_through"
+    hicache_storage_backend: Literal["file"] | None = None
+    hicache_storage_dir: str | None = None
+    hicache_storage_max_gb: float = 10.0
     overlap: bool = True
     jump_forward: Literal["safe", "off"] = "safe"
     speculation: str = "off"
@@ -247,6 +255,7 @@ class EngineConfig:
             ("attention_backend", get_args(AttentionBackendName)),
             ("eviction", ("lru", "lfu", "fifo", "slru")),
             ("hicache_write_policy", get_args(WritePolicy)),
+            ("hicache_storage_backend", (None, "file")),
             ("log_level", (None, "debug", "info", "warning", "error", "critical")),
             ("explain_cache_misses", (None, True, False)),
             *((name, (True, False)) for name in _SWITCHES),
@@ -370,10 +379,18 @@ def _check_template(template: str | None) -> None:
 
 def _check_tiers(config: EngineConfig) -> None:
     """Raises ParameterError if settings of the cache's tiers are wrong or don't fit together."""
-    ratio = config.hicache_ratio
+    ratio, folder = config.hicache_ratio, config.hicache_storage_dir
     _check_number("hicache_ratio", ratio, lambda x: 0 < x <= 10_000, "no number above 0, and at most 10,000.")
     _check_int("hicache_size", config.hicache_size, 0)
+    most = config.hicache_storage_max_gb
+    _check_number("hicache_storage_max_gb", most, lambda x: 0 < x < 1e9, "no number of GB above 0.")
     if config.enable_hierarchical_cache is True and config.prefix_cache is False:
         raise ParameterError(
             "enable_hierarchical_cache", "nothing is kept with prefix_cache=False.", hint="Leave one out."
         )
+    if config.hicache_storage_backend is not None and config.enable_hierarchical_cache is not True:
+        problem = "files are written from the host's memory."
+        raise ParameterError("hicache_storage_backend", problem, hint="Add enable_hierarchical_cache=True.")
+    if (config.hicache_storage_backend is None) != (folder is None) or not isinstance(folder, str | None):
+        problem = f"{folder!r} does not go with hicache_storage_backend={config.hicache_storage_backend!r}."
+        raise ParameterError("hicache_storage_dir", problem, hint='Give a folder for "file", or neither.')

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import Executor, ThreadPoolExecutor
+from hashlib import blake2b
+from pathlib import Path
 
 import torch
 
 from sglang_lite.runtime.config import Capacity, EngineConfig
 from sglang_lite.runtime.executor.model_runner import ModelRunner
+from sglang_lite.runtime.kv_cache.disk_tier import DiskTier
 from sglang_lite.runtime.kv_cache.host_tier import HostTier
 from sglang_lite.runtime.kv_cache.page_names import PageNames
 from sglang_lite.runtime.kv_cache.prefix_cache import PrefixCache
@@ -16,15 +20,26 @@ from sglang_lite.runtime.loading.load_model import LoadedModel
 from sglang_lite.runtime.models.memory_check import check_room
 
 _FORMAT = 1  # of the rows of a page
+_DISK_THREADS = 2
+_SAMPLES, _SAMPLE_BYTES = 64, 4096  # of a file of weights that tell it from others
 
 
 def make_tiers(
-    config: EngineConfig, loaded: LoadedModel, capacity: Capacity, store: PrefixCache, runner: ModelRunner
+    config: EngineConfig,
+    loaded: LoadedModel,
+    capacity: Capacity,
+    store: PrefixCache,
+    runner: ModelRunner,
+    executor: Executor | None,
 ) -> Tiers:
     """Makes the tiers that a config with `enable_hierarchical_cache` asks for.
 
+    Args:
+        executor: executor that reads and writes files; None for threads of its own.
+
     Raises:
         ModelError: the host has too little memory, or can't pin it.
+        ParameterError: the folder for files can't be used.
     """
     size = capacity.sizes.page_size * max(loaded.model.token_bytes, 1)
     slots = max(
@@ -32,16 +47,34 @@ def make_tiers(
     )
     hint = "Lower hicache_size or hicache_ratio."
     check_room({f"{slots:,} pages of the host's cache": slots * size}, torch.device("cpu"), loaded.name, hint)
+    disk = None
+    if config.hicache_storage_dir is not None:
+        executor = executor or ThreadPoolExecutor(_DISK_THREADS, "sglang_lite-disk")
+        disk = DiskTier(config.hicache_storage_dir, int(config.hicache_storage_max_gb * 1e9), executor)
     host = HostTier(runner.page_memory(slots))
-    return Tiers(store, host, page_names(config, loaded, capacity), config.hicache_write_policy)
+    return Tiers(store, host, page_names(config, loaded, capacity), config.hicache_write_policy, disk)
 
 
 def page_names(config: EngineConfig, loaded: LoadedModel, capacity: Capacity) -> PageNames:
     """Names of the pages of an engine: those of equal names have equal bytes, but for rounding in another order."""
     header = {
-        "format": _FORMAT, "model": loaded.name, "weight_version": config.weight_version,
+        "format": _FORMAT, "weight_version": config.weight_version,
+        "model": loaded.name if loaded.path is None else _fingerprint(loaded.path),
         "computes in": loaded.model.format, "token": loaded.model.token_bytes, "device": loaded.model.device.type,
         "page_size": capacity.sizes.page_size, "context_length": capacity.context_length,
         "kinds": [config.dtype, config.quantization, config.kv_dtype, config.load_format, config.model_impl],
     }  # fmt: skip
     return PageNames(json.dumps(header).encode(), capacity.sizes.page_size)
+
+
+def _fingerprint(path: Path) -> str:
+    """Hash of a model's files: of names, sizes and samples of their contents."""
+    found = blake2b(digest_size=16)
+    for file in [path] if path.is_file() else sorted(each for each in path.iterdir() if each.is_file()):
+        size = file.stat().st_size
+        found.update(f"{file.name} {size} ".encode())
+        with file.open("rb") as data:
+            for i in range(_SAMPLES):
+                data.seek(max(size - _SAMPLE_BYTES, 0) * i // (_SAMPLES - 1))
+                found.update(data.read(_SAMPLE_BYTES))
+    return found.hexdigest()

@@ -147,7 +147,7 @@ class EngineCore:
         try:
             self.runner = make_runner(loaded.model, self.capacity, config, loaded.compiling, self.compiler.is_busy)
             if config.enable_hierarchical_cache:
-                store.tiers = make_tiers(config, loaded, self.capacity, store, self.runner)
+                store.tiers = make_tiers(config, loaded, self.capacity, store, self.runner, encoder)
             if loaded.model.device.type != "cpu":
                 wait(warming)
             self.loop = StepLoop(

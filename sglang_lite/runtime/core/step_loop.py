@@ -126,12 +126,11 @@ class StepLoop:
         self._eos_ids, self.jump = eos_ids, jump
         self._overlap = overlap and scheduler.drafts is None  # drafts follow tokens that have been read
         self._in_flight: _InFlight | None = None
-        slots = len(scheduler.store.table.length)
         self._watch = TokenWatch(scheduler.store.table, eos_ids, vocab_size, stream_interval_s=stream_interval_s)
         self.clock = StepClock()
         self._reader = TokenReader(scheduler, self._watch, self.clock, jump=jump)
         draws = 1 if scheduler.drafts is None else 1 + scheduler.drafts.drafting.most
-        words = runner.allocate_masks(slots * draws, -(-vocab_size // 32))
+        words = runner.allocate_masks(len(scheduler.store.table.length) * draws, -(-vocab_size // 32))
         self.masks = StepMasks(scheduler, filler, words, lambda: not inbox.empty)
 
     # ------------------------------------------------------------------------------------- any thread
@@ -186,11 +185,12 @@ class StepLoop:
         self.masks.close()
         self.inbox.end()
         self.flushes.flush()
-        for request in list(self.scheduler.queues):
-            if not request.ended:
-                request.state = State.FAILED
-                request.output.send(error)
+        for request in [each for each in self.scheduler.queues if not each.ended]:
+            request.state = State.FAILED
+            request.output.send(error)
         self.inbox.run()
+        if self.scheduler.store.tiers is not None:
+            self.scheduler.store.tiers.close()
         self.runner.close()
 
     def unmark(self) -> None:
@@ -200,7 +200,7 @@ class StepLoop:
     @property
     def busy(self) -> bool:
         """True if the loop has work to do before the next command."""
-        return not self.scheduler.queues.idle or self._in_flight is not None or bool(self.postponed)
+        return not self.scheduler.idle or self._in_flight is not None or bool(self.postponed)
 
     def receive(self, request: Request) -> None:
         """Starts a request, as `submit` does, but on the loop's own thread."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 from typing import Protocol
 
 import numpy as np
@@ -49,6 +50,8 @@ class HostTier:
         self.memory = memory
         self._slots: dict[bytes, int] = {}  # least recently used first
         self._free = list(range(len(memory.rows) - 1, -1, -1))
+        self._pinned: dict[int, int] = {}  # users of slots that the host reads or writes
+        self._nameless: set[int] = set()  # pinned slots without a page
 
     def __len__(self) -> int:
         return len(self._slots)
@@ -78,28 +81,64 @@ class HostTier:
     def add(self, names: Sequence[bytes]) -> Ints:
         """Gives slots to pages that are not here, whose contents the caller copies: int32 [M], for the first M of them,
         as many as fit."""
-        taken: list[int] = []
-        for _ in names:
-            slot = self._take()
-            if slot is None:
-                break
-            taken.append(slot)
+        taken = self._taken(len(names))
         for name, slot in reversed(list(zip(names, taken))):
             self._slots[name] = slot
         return np.array(taken, dtype=np.int32)
 
+    def pin(self, slots: Ints) -> None:
+        """Keeps the contents of slots until `unpin`, as the host reads them."""
+        for slot in slots.tolist():
+            self._pinned[slot] = self._pinned.get(slot, 0) + 1
+
+    def unpin(self, slots: Ints) -> None:
+        """Ends a `pin` of slots. Frees those without a page."""
+        for slot in slots.tolist():
+            self._pinned[slot] -= 1
+            if not self._pinned[slot]:
+                del self._pinned[slot]
+                if slot in self._nameless:
+                    self._nameless.remove(slot)
+                    self._free.append(slot)
+
+    def reserve(self, count: int) -> Ints:
+        """Pins up to `count` slots without a page, which the host may write when all copies so far have completed."""
+        slots = self._taken(count)
+        self._nameless.update(slots)
+        self._pinned.update(dict.fromkeys(slots, 1))
+        return np.array(slots, dtype=np.int32)
+
+    def adopt(self, names: Sequence[bytes], slots: Ints) -> None:
+        """Gives names to the first of some reserved slots, which the host has written, and unpins all."""
+        for name, slot in zip(names, slots.tolist()):
+            if name not in self._slots:
+                self._slots[name] = slot
+                self._nameless.remove(slot)
+        self.unpin(slots)
+
     def clear(self) -> None:
         """Forgets all pages."""
-        self._free += self._slots.values()
+        for slot in self._slots.values():
+            if slot in self._pinned:
+                self._nameless.add(slot)
+            else:
+                self._free.append(slot)
         self._slots.clear()
 
     def check(self) -> None:
         """Recounts the slots, for the invariant checks."""
-        slots = [*self._free, *self._slots.values()]
+        slots = [*self._free, *self._slots.values(), *self._nameless]
         assert sorted(slots) == list(range(len(self.memory.rows))), "slots of the host's memory that are lost or shared"
+        assert self._nameless <= self._pinned.keys(), "slots without a page that nobody uses"
 
-    def _take(self) -> int | None:
-        if self._free:
-            return self._free.pop()
-        oldest = next(iter(self._slots), None)
-        return None if oldest is None else self._slots.pop(oldest)
+    def _taken(self, count: int) -> list[int]:
+        """Takes up to `count` slots: free ones, then those of the pages that were used least recently."""
+        taken: list[int] = []
+        while self._free and len(taken) < count:
+            taken.append(self._free.pop())
+        if len(taken) < count:
+            oldest = ((name, slot) for name, slot in self._slots.items() if slot not in self._pinned)
+            for name, slot in list(islice(oldest, count - len(taken))):
+                del self._slots[name]
+                taken.append(slot)
+        return taken

@@ -2,17 +2,22 @@
 
 Pages below the device go by name (page_names.py), so the radix tree is of the device alone. A page that is fetched
 belongs to its `Fetch` until it is in the tree; one that is copied down stays where it is, and after an eviction in
-quarantine until the copy has ended. Copies run in their order, so a slot of the host may be used again at once.
+quarantine until the copy has ended. Copies run in their order, so another one may use a slot of the host at once.
+Threads that read and write files pin the slots, and begin when the copies launched before have completed.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from sglang_lite.runtime.kv_cache.disk_tier import RUN_TOKENS, DiskTier
 from sglang_lite.runtime.kv_cache.host_tier import HostTier
 from sglang_lite.runtime.kv_cache.page_names import PageNames
 from sglang_lite.runtime.kv_cache.pages import Ints
@@ -22,6 +27,9 @@ if TYPE_CHECKING:
     from sglang_lite.runtime.kv_cache.prefix_cache import PrefixCache
 
 _MIN_FETCHED = 16  # tokens; fewer are computed
+_MAX_WRITING = 64  # files that wait to be written; more are left out
+_REMEMBERED = 1 << 16  # names of files that are known to be written
+_CLOSE_S = 0.001  # pause while copies end
 
 
 @dataclass(eq=False, slots=True)
@@ -49,6 +57,43 @@ class Fetch:
     done: bool = False
 
 
+@dataclass(eq=False, slots=True)
+class DiskRead:
+    """Pages on their way from files to the host.
+
+    Attributes:
+        names: names of the pages.
+        files: names of the files that may have them.
+        skip: pages of the first file before them.
+        found: number of the files that exist.
+        slots: places of the host for their pages; empty until that is known.
+        copy: number of the last copy that may use these.
+        filled: number of slots that have been filled, from the time on when the copy has completed.
+        done: True if the pages are there, or were not found.
+        dropped: True if nobody may have them any more.
+    """
+
+    names: Sequence[bytes]
+    files: Sequence[bytes]
+    skip: int
+    found: Future[int]
+    slots: Ints = field(default_factory=lambda: _NONE)
+    copy: int = 0
+    filled: Future[int] | None = None
+    done: bool = False
+    dropped: bool = False
+
+
+@dataclass(eq=False, slots=True)
+class _DiskWrite:
+    """File to be written from slots of the host when a copy has completed."""
+
+    name: bytes
+    slots: Ints
+    copy: int
+    written: Future[None] | None = None
+
+
 class Tiers:
     """Movement of pages between the device and the tiers below.
 
@@ -58,21 +103,28 @@ class Tiers:
         names: names of pages.
         policy: when pages are copied to the host: "write_through", when they are computed;
             "write_through_selective", when they are used again; "write_back", when they are evicted.
+        disk: tier below the host; None without.
 
     Attributes:
-        host, names: the arguments of these names.
+        host, names, disk: the arguments of these names.
         fetching: pages on their way to the device.
-        fetched_pages: number of pages that were fetched so far.
+        fetched_pages, read_pages: numbers of pages that were fetched from the host, and from the disk, so far.
     """
 
-    def __init__(self, store: PrefixCache, host: HostTier, names: PageNames, policy: str) -> None:
-        self._store, self.host, self.names, self._policy = store, host, names, policy
+    def __init__(
+        self, store: PrefixCache, host: HostTier, names: PageNames, policy: str, disk: DiskTier | None = None
+    ) -> None:
+        self._store, self.host, self.names, self._policy, self.disk = store, host, names, policy, disk
         self.fetching: list[Fetch] = []
-        self.fetched_pages = 0
+        self.fetched_pages = self.read_pages = 0
+        self._run = -(-RUN_TOKENS // store.page_size)  # pages in a file
+        self._reading: dict[bytes, DiskRead] = {}  # by the first page's name
+        self._writing: list[_DiskWrite] = []
+        self._written: dict[bytes, None] = {}
 
     def copying(self, completed: int) -> bool:
-        """Returns True if pages are on their way, or were when `completed` copies had completed."""
-        return bool(self.fetching) or completed < self.host.memory.launched
+        """Returns True if pages are on their way up, or copies were when `completed` of them had completed."""
+        return bool(self.fetching or self._reading) or completed < self.host.memory.launched
 
     # --------------------------------------------------------------------------------------------- down
 
@@ -95,10 +147,41 @@ class Tiers:
 
     def _save(self, node: Node) -> None:
         self.host.save(self.names.of(node), node.pages)
+        if self.disk is not None and not self.disk.off:
+            self._save_files(node)
+
+    def _save_files(self, node: Node) -> None:
+        """Has files written that end in a node. Their pages before the node are in the tree, too."""
+        start, above = 0, node.parent
+        while above is not None:
+            start, above = start + len(above.pages), above.parent
+        names, pages, first = self.names.of(node), node.pages, start
+        for end in range((start // self._run + 1) * self._run, start + len(node.pages) + 1, self._run):
+            while end - self._run < first:
+                assert node.parent is not None
+                node = node.parent
+                names, pages = [*self.names.of(node), *names], np.concatenate((node.pages, pages))
+                first -= len(node.pages)
+            part = slice(end - self._run - first, end - first)
+            if names[part][-1] not in self._written and len(self._writing) < _MAX_WRITING:
+                self._save_file(names[part], pages[part])
+        self._move_files()
+
+    def _save_file(self, names: Sequence[bytes], pages: Ints) -> None:
+        self.host.save(names, pages)
+        if all(name in self.host for name in names):
+            slots = self.host.slots(names)
+            self.host.pin(slots)
+            self._writing.append(_DiskWrite(names[-1], slots, self.host.memory.launched))
+            self._written[names[-1]] = None
+            if len(self._written) > _REMEMBERED:
+                del self._written[next(iter(self._written))]
 
     # ----------------------------------------------------------------------------------------------- up
 
-    def fetch(self, tokens: Ints, match: Match, namespace: str, token_s: float) -> Fetch | Literal["later"] | None:
+    def fetch(
+        self, tokens: Ints, match: Match, namespace: str, token_s: float, before: Fetch | DiskRead | None
+    ) -> Fetch | DiskRead | Literal["later"] | None:
         """Starts to fetch the pages behind a match.
 
         Args:
@@ -106,16 +189,22 @@ class Tiers:
             match: pages of them that are on the device.
             namespace: namespace of the sequence.
             token_s: seconds to compute a token; 0 if unknown.
+            before: what was fetched last for the same request, if anything.
 
         Returns:
             The fetch, maybe one that has begun before. "later" if the pages for it become free after the running steps,
             and then the match may have changed. None if the lower tiers have too little, computing is faster, or the
             device has no room.
         """
-        store, memory, size, at = self._store, self.host.memory, self._store.page_size, len(match.pages)
-        behind = self.names.after(self.names.last(match.node), tokens[at * size : len(tokens) - 1])
+        store, size, at = self._store, self._store.page_size, len(match.pages)
+        behind = list(self.names.after(self.names.last(match.node), tokens[at * size : len(tokens) - 1]))
         found = list(takewhile(self.host.__contains__, behind))
-        if len(found) * size < _MIN_FETCHED or (token_s and memory.page_s > token_s * size):
+        if self.disk is not None and not self.disk.off and not isinstance(before, DiskRead):
+            read = self._read(at, behind, len(found), token_s)
+            if read is not None:
+                return read
+            found = list(takewhile(self.host.__contains__, behind))
+        if len(found) * size < _MIN_FETCHED or (token_s and self.host.memory.page_s > token_s * size):
             return None
         for other in self.fetching:
             if other.first == found[0]:
@@ -128,21 +217,49 @@ class Tiers:
         pages = store.allocate(len(found))
         found = list(takewhile(self.host.__contains__, found))
         if pages is None or not found:
-            store.pool.release(_NO_PAGES if pages is None else pages, store.step)
+            store.pool.release(_NONE if pages is None else pages, store.step)
             lock.release()
             return "later"
         store.pool.release(pages[len(found) :], store.step)
         pages = pages[: len(found)]
-        memory.write(self.host.slots(found), pages)
+        self.host.memory.write(self.host.slots(found), pages)
         end = (at + len(found)) * size
-        fetch = Fetch(tokens[:end].copy(), namespace, lock, match.pages, pages, found[0], memory.launched)
+        fetch = Fetch(tokens[:end].copy(), namespace, lock, match.pages, pages, found[0], self.host.memory.launched)
         self.fetching.append(fetch)
         self.fetched_pages += len(pages)
         self.settle()
         return fetch
 
+    def _read(self, at: int, behind: Sequence[bytes], found: int, token_s: float) -> DiskRead | None:
+        """Starts to look for the files with pages behind those that the host has. Returns None if there are none, or
+        computing is faster.
+
+        Args:
+            at: number of pages before `behind`.
+            behind: names of pages.
+            found: number of these that the host has.
+            token_s: seconds to compute a token; 0 if unknown.
+        """
+        assert self.disk is not None
+        first = at + found
+        run = first // self._run
+        ends = range((run + 1) * self._run, at + len(behind) + 1, self._run)
+        size = self._store.page_size
+        if not ends or (ends[-1] - first) * size < _MIN_FETCHED or (token_s and self.disk.page_s > token_s * size):
+            return None
+        name = behind[found]
+        if name not in self._reading:
+            files = [behind[end - 1 - at] for end in ends]
+            names = behind[found : ends[-1] - at]
+            self._reading[name] = DiskRead(names, files, first - run * self._run, self.disk.find(files))
+            self._move_files()
+            if name not in self._reading:
+                return None  # found nothing, at once
+        return self._reading[name]
+
     def settle(self) -> int:
         """Gives the tree the pages that have arrived. Returns the number of copies that have completed."""
+        self._move_files()
         completed, store = self.host.memory.completed(), self._store
         while self.fetching and self.fetching[0].copy <= completed:
             fetch = self.fetching.pop(0)
@@ -153,13 +270,63 @@ class Tiers:
         return completed
 
     def clear(self) -> None:
-        """Forgets all copies, and drops the pages that are on their way."""
+        """Forgets the host's copies, and drops the pages that are on their way. Files stay."""
         for fetch in self.fetching:
             self._store.pool.release(fetch.pages, self._store.step, fetch.copy)
             fetch.lock.release()
             fetch.done = True
         self.fetching.clear()
+        for read in self._reading.values():
+            read.done = read.dropped = True
         self.host.clear()
 
+    def close(self) -> None:
+        """Waits for the files that are to be written."""
+        if self.disk is not None:
+            while self.host.memory.completed() < self.host.memory.launched:
+                time.sleep(_CLOSE_S)
+            self._move_files()
+            self.disk.close()
 
-_NO_PAGES: Ints = np.empty(0, dtype=np.int32)
+    # -------------------------------------------------------------------------------------------- files
+
+    def _move_files(self) -> None:
+        """Starts what the threads may do now, and takes over what they have done."""
+        if self.disk is None:
+            return
+        completed = self.host.memory.completed()
+        for write in self._writing:
+            if write.written is None and write.copy <= completed:
+                write.written = self.disk.write(write.name, self.host.memory.rows, write.slots)
+            if write.written is not None and write.written.done():
+                write.written.result()
+                self.host.unpin(write.slots)
+                write.slots = _NONE
+        self._writing = [write for write in self._writing if len(write.slots)]
+        for name, read in list(self._reading.items()):
+            if self._advance(read, completed):
+                read.done = True
+                del self._reading[name]
+
+    def _advance(self, read: DiskRead, completed: int) -> bool:
+        """Takes the next step of reading files, if the one before has ended. Returns True after the last."""
+        assert self.disk is not None
+        if not read.found.done():
+            return False
+        files = read.files[: read.found.result()]
+        if not len(read.slots):
+            read.slots = self.host.reserve(max(len(files) * self._run - read.skip, 0))
+            read.copy = self.host.memory.launched
+        if not len(read.slots):
+            return True
+        if read.filled is None and read.copy <= completed:
+            read.filled = self.disk.read(files, self.host.memory.rows, read.slots, read.skip)
+        if read.filled is None or not read.filled.done():
+            return False
+        filled = 0 if read.dropped else read.filled.result()
+        self.host.adopt(read.names[:filled], read.slots)
+        self.read_pages += filled
+        return True
+
+
+_NONE: Ints = np.empty(0, dtype=np.int32)

@@ -47,6 +47,7 @@ class LoadedModel:
 
     Attributes:
         compiling: compilation of its kernels in other processes; None on a CPU, or if none was started.
+        path: its folder or file; None if it was made otherwise.
     """
 
     name: str
@@ -56,6 +57,7 @@ class LoadedModel:
     eos_ids: frozenset[int]
     context_length: int
     compiling: BackgroundCompilation | None = None
+    path: Path | None = None
 
 
 def load(
@@ -138,7 +140,9 @@ def load_model(
         if compilation is not None:
             compilation.end()
         raise
-    return LoadedModel(config.model, model, tokenizer, spec.vocab_size, files.eos_ids, spec.max_positions, compilation)
+    return LoadedModel(
+        config.model, model, tokenizer, spec.vocab_size, files.eos_ids, spec.max_positions, compilation, path
+    )
 
 
 def _load_transformers(config: EngineConfig, files: ModelFiles, spec: TransformersSpec) -> LoadedModel:
@@ -165,7 +169,9 @@ def _load_transformers(config: EngineConfig, files: ModelFiles, spec: Transforme
         logger.warning(
             "%s runs without CUDA graphs, as its steps can't be captured: %s", spec.architecture, model.uncapturable
         )
-    return LoadedModel(config.model, model, files.tokenizer, spec.vocab_size, files.eos_ids, spec.max_positions)
+    return LoadedModel(
+        config.model, model, files.tokenizer, spec.vocab_size, files.eos_ids, spec.max_positions, path=files.path
+    )
 
 
 def load_same_architecture(config: EngineConfig, path: Path, model: Model) -> LoadedModel:

@@ -16,7 +16,7 @@ from sglang_lite.protocol import Generation, ModelError, TokenLogprob, Usage
 from sglang_lite.runtime.kv_cache.cache_miss import Miss
 from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.kv_cache.prefix_cache import SlotHandle
-from sglang_lite.runtime.kv_cache.tiers import Fetch
+from sglang_lite.runtime.kv_cache.tiers import DiskRead, Fetch
 from sglang_lite.runtime.requests.output_builder import Finish, OutputBuilder, engine_failed
 from sglang_lite.runtime.requests.resolved_params import LogitProcessor, ResolvedParams
 from sglang_lite.runtime.requests.scheduled_branch import ScheduledBranch
@@ -93,7 +93,7 @@ class CacheUse:
 
     tokens: int = -1
     miss: Miss | None = None
-    fetch: Fetch | None = None
+    fetch: Fetch | DiskRead | None = None
 
 
 class Follower(Protocol):

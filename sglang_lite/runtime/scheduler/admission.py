@@ -13,7 +13,7 @@ from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.kv_cache.prefix_cache import PrefixCache
 from sglang_lite.runtime.kv_cache.radix import Match
 from sglang_lite.runtime.kv_cache.slot_table import SlotTable
-from sglang_lite.runtime.kv_cache.tiers import Fetch
+from sglang_lite.runtime.kv_cache.tiers import DiskRead, Fetch
 from sglang_lite.runtime.requests.request import Request, StreamPace
 from sglang_lite.runtime.scheduler.admission_order import Policy
 from sglang_lite.runtime.scheduler.page_reserve import PageReserve
@@ -115,14 +115,14 @@ class Admission:
         solo = len(admitted) == 1 and queues.prefilling == admitted and not (queues.waiting_any or queues.decoding)
         self.solo_request = admitted[0].id if solo and admitted[0].ending is None else -1
 
-    def _fetch(self, request: Request, reusable: Ints, match: Match) -> Fetch | Literal["later"] | None:
+    def _fetch(self, request: Request, reusable: Ints, match: Match) -> Fetch | DiskRead | Literal["later"] | None:
         """Starts to fetch pages of a request's prompt from a lower tier, if that is faster than to compute them."""
-        tiers = self._store.tiers
+        tiers, cache = self._store.tiers, request.cache
         if tiers is None or len(reusable) <= len(match.pages) * self._store.page_size + 1:
             return None
-        fetch = tiers.fetch(reusable, match, request.namespace, self._pauses.token_s)
-        if isinstance(fetch, Fetch):
-            request.cache.fetch = fetch
+        fetch = tiers.fetch(reusable, match, request.namespace, self._pauses.token_s, cache.fetch)
+        if isinstance(fetch, Fetch | DiskRead):
+            cache.fetch = fetch
         return fetch
 
     def reconsider(self) -> None:

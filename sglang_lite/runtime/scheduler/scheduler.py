@@ -77,6 +77,11 @@ class Scheduler:
         self._copied = 0  # copies between tiers that had completed at the last plan
 
     @property
+    def idle(self) -> bool:
+        """True if there are no requests, and no pages on their way."""
+        return self.queues.idle and not self.awaits_copies
+
+    @property
     def awaits_copies(self) -> bool:
         """True if pages were on their way between tiers at the last plan."""
         return self.store.tiers is not None and self.store.tiers.copying(self._copied)
@@ -85,7 +90,7 @@ class Scheduler:
     def waits(self) -> bool:
         """True if nothing runs because programs that pause are expected soon, or pages are on their way."""
         if self.awaits_copies:
-            return not self.queues.idle
+            return True
         return not self.queues.running_any and self.queues.waiting_any and self.admission.refuses
 
     def add(self, request: Request) -> None:

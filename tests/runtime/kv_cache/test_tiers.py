@@ -39,14 +39,13 @@ def test_whatever_happens_answers_are_those_of_a_cache_that_never_forgets(policy
             tiers.step()
         if rng.random() < 0.1:
             rng.choice(requests)[0].abort()
-        if rng.random() < 0.02:
+        if rng.random() < 0.01:
             tiers.scheduler.flush()
     tiers.drain()
     for _, events, ids, params in requests:
         result = ended(events)
         if isinstance(result, Generation):
             assert (list(result.token_ids), result.finish_reason) == answer(ids, params, params.seed)
-    assert tiers.store.tiers.fetched_pages or host < 1
     tiers.check_empty()
 
 

@@ -1,0 +1,273 @@
+"""Files of pages: what was written comes back in any engine of the same model, and nothing else does."""
+
+import os
+import random
+import signal
+import stat
+import subprocess
+import sys
+from concurrent.futures import Executor, Future
+
+import numpy as np
+import pytest
+
+import sglang_lite as sgl
+from sglang_lite.protocol import Generation, SamplingParams
+from sglang_lite.runtime.kv_cache.disk_tier import DiskTier
+from sglang_lite.runtime.kv_cache.page_file import DamagedFileError, open_pages, write_pages
+from tests.children import send
+from tests.counts import some
+from tests.runtime.scripted import VOCAB, Inline, SteppedEngine, answer, ended, loaded
+
+KILLS = some(1, 100)
+LONG = [1 + i * i % 29 for i in range(600)]
+
+
+def engine(folder, **config):
+    sizes = {"max_running": 4, "context_length": 700, "max_total_tokens": 1024, "hicache_ratio": 2}
+    files = {"hicache_storage_backend": "file", "hicache_storage_dir": str(folder)}
+    return SteppedEngine(model=loaded(1024), **{"enable_hierarchical_cache": True, **sizes, **files, **config})
+
+
+def one(running, prompt, **options):
+    _, events = running.start(prompt, SamplingParams(max_tokens=2, temperature=0), **options)
+    running.drain()
+    result = ended(events)
+    assert list(result.token_ids) == answer(prompt, SamplingParams(max_tokens=2, temperature=0))[0]
+    return result.usage.cached_tokens
+
+
+@pytest.mark.parametrize("page", [1, 16, 24])
+def test_a_later_engine_finds_what_an_earlier_one_has_computed(tmp_path, page):
+    assert one(engine(tmp_path, page_size=page), LONG) == 0
+    run = -(-256 // page) * page
+    assert {path.stat().st_size > 0 for path in tmp_path.glob("*.kv")} == {True}
+    later = engine(tmp_path, page_size=page)
+    assert one(later, LONG) == 2 * run
+    assert later.store.tiers.read_pages == 2 * run // page
+    assert one(later, [*LONG[:300], 3, 4, 5]) == 300  # on the device now
+    later.check_empty()
+
+
+@pytest.mark.parametrize("other", [{"page_size": 2}, {"weight_version": "2"}, {"context_length": 650}])
+def test_nothing_of_another_kind_is_found(tmp_path, other):
+    one(engine(tmp_path), LONG)
+    assert one(engine(tmp_path, **other), LONG) == 0
+
+
+def test_namespaces_share_no_file(tmp_path):
+    one(engine(tmp_path), LONG, namespace="a")
+    later = engine(tmp_path)
+    assert one(later, LONG, namespace="b") == one(later, LONG) == 0
+    assert one(later, LONG, namespace="a") == 512
+
+
+def test_files_are_the_users_own(tmp_path):
+    one(engine(tmp_path / "new"), LONG)
+    files = list((tmp_path / "new").iterdir())
+    assert len(files) == 2
+    assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o600}
+    assert stat.S_IMODE((tmp_path / "new").stat().st_mode) == 0o700
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def lengthened(path):
+    path.write_bytes(path.read_bytes() + b"0")
+
+
+def altered(path):
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+def header_altered(path):
+    data = bytearray(path.read_bytes())
+    data[50] ^= 1
+    path.write_bytes(data)
+
+
+def emptied(path):
+    path.write_bytes(b"")
+
+
+@pytest.mark.parametrize("harm", [cut, lengthened, altered, header_altered, emptied])
+def test_damaged_files_are_not_taken_and_are_removed(tmp_path, harm, caplog):
+    one(engine(tmp_path), LONG)
+    for path in list(tmp_path.glob("*.kv")):
+        harm(path)
+    found = []
+    for _ in range(3):  # each finds the first damaged file, removes it, and writes it again
+        running = engine(tmp_path)
+        found.append(one(running, LONG))
+        running.check_empty()
+    assert found == [0, 256, 512]
+    assert caplog.text.count("is removed from the cache") == 2
+
+
+def test_a_file_under_another_name_is_not_taken(tmp_path):
+    one(engine(tmp_path), LONG)
+    first, second = sorted(tmp_path.glob("*.kv"))
+    content = first.read_bytes()
+    first.write_bytes(second.read_bytes())
+    second.write_bytes(content)
+    assert one(engine(tmp_path), LONG) == 0
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_that_may_not_be_written_is_refused(tmp_path):
+    tmp_path.chmod(0o500)
+    with pytest.raises(sgl.ParameterError, match="hicache_storage_dir"):
+        engine(tmp_path)
+
+
+def test_a_path_that_is_no_folder_is_refused(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(sgl.ParameterError, match="hicache_storage_dir"):
+        engine(tmp_path / "file")
+
+
+def test_a_folder_that_vanishes_is_not_used_any_more(tmp_path, caplog):
+    running = engine(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert one(running, LONG) == 0
+    assert one(running, [2, *LONG[:650]]) == 0
+    assert caplog.text.count("the cache's folder is not used any more") == 1
+    running.check_empty()
+
+
+def test_the_least_recently_used_files_go_first(tmp_path):
+    rows = np.zeros((256, 1000), np.uint8)
+    slots = np.arange(256, dtype=np.int32)
+    disk = DiskTier(tmp_path, 1_000_000, Inline())
+    names = [bytes([i] * 16) for i in range(5)]
+    for i, name in enumerate(names):
+        disk.write(name, rows, slots).result()
+        path = tmp_path / f"{name.hex()}.kv"
+        if path.exists():
+            os.utime(path, (i, i))
+        if i == 2:
+            os.utime(tmp_path / f"{names[0].hex()}.kv", (10, 10))  # used again
+    assert [disk.find([name]).result() for name in names] == [1, 0, 0, 1, 1]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"hicache_storage_dir": None},
+        {"hicache_storage_backend": None},
+        {"hicache_storage_backend": "nixl"},
+        {"hicache_storage_max_gb": 0},
+        {"enable_hierarchical_cache": False},
+    ],
+)
+def test_wrong_settings_are_refused(tmp_path, wrong):
+    with pytest.raises(sgl.ParameterError, match="hicache_storage"):
+        engine(tmp_path, **wrong)
+
+
+class Late(Executor):
+    """Does what is submitted later, in any order, or not at all until it is told."""
+
+    def __init__(self, rng):
+        self._rng, self._waiting = rng, []
+
+    def submit(self, work, *args, **kwargs):  # type: ignore[override]  # callers give them in order
+        self._waiting.append((Future(), work, args))
+        return self._waiting[-1][0]
+
+    def run(self, count):
+        self._rng.shuffle(self._waiting)
+        for future, work, args in self._waiting[:count]:
+            future.set_result(work(*args))
+        del self._waiting[:count]
+
+    def shutdown(self, wait=True, *, cancel_futures=False):
+        self.run(len(self._waiting))
+
+
+@pytest.mark.parametrize("policy", ["write_through", "write_back"])
+def test_whatever_threads_and_copies_do_answers_are_right(tmp_path, policy):
+    rng = random.Random(1)
+    stems = [[rng.randrange(1, VOCAB) for _ in range(600)] for _ in range(4)]
+    read = 0
+    for _ in range(some(2, 30)):
+        running = engine(
+            tmp_path, hicache_write_policy=policy, late=lambda: rng.random() < 0.5, page_size=rng.choice([16, 32]),
+            hicache_storage_max_gb=rng.choice([1e-5, 1]), hicache_ratio=rng.choice([0.5, 2]),
+        )  # fmt: skip
+        tiers = running.store.tiers
+        threads = tiers.disk.executor = Late(rng)
+        requests = []
+        for _ in range(some(12, 60)):
+            ids = [*rng.choice(stems)[: rng.randrange(200, 600)], rng.randrange(1, VOCAB)]
+            params = SamplingParams(max_tokens=rng.randrange(4), temperature=0)
+            requests.append((*running.start(ids, params), ids, params))
+            for _ in range(rng.randrange(6)):
+                running.step()
+                threads.run(rng.randrange(2))
+            if rng.random() < 0.1:
+                rng.choice(requests)[0].abort()
+            if rng.random() < 0.05:
+                running.scheduler.flush()
+            for path in list(tmp_path.glob("*.kv")):
+                if rng.random() < 0.02:
+                    rng.choice([cut, altered, os.unlink])(path)
+        while running.step():
+            threads.run(1)
+        for _, events, ids, params in requests:
+            result = ended(events)
+            if isinstance(result, Generation):
+                assert (list(result.token_ids), result.finish_reason) == answer(ids, params)
+        tiers.close()
+        tiers.host.check()
+        read += tiers.read_pages
+    assert read
+
+
+WRITER = """
+import sys
+import numpy as np
+from pathlib import Path
+from sglang_lite.runtime.kv_cache.page_file import write_pages
+folder, rows = Path(sys.argv[1]), np.zeros((64, 4096), np.uint8)
+print("ready", flush=True)
+for i in range(10**9):
+    rows[:] = i % 50
+    write_pages(folder / f"{i % 50}.kv", str(i % 50).encode(), rows, np.arange(64, dtype=np.int32)[:: 1 - 2 * (i % 2)])
+    if i % 50 == 49:
+        print("round", flush=True)
+"""
+
+
+def test_two_writers_that_are_killed_leave_whole_files(tmp_path):
+    command = [sys.executable, "-c", WRITER, str(tmp_path)]
+    for _ in range(KILLS):
+        writers = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+        for writer in writers:
+            with writer:
+                assert [writer.stdout.readline() for _ in range(2)] == ["ready\n", "round\n"]
+                send(writer.pid, signal.SIGKILL)
+        for path in tmp_path.glob("*.kv"):
+            rows = np.zeros((64, 4096), np.uint8)
+            with open_pages(path) as file:
+                file.read(rows, np.arange(64, dtype=np.int32))
+            assert file.header == path.stem.encode()
+            assert (rows == int(path.stem)).all()
+
+
+def test_pages_are_read_into_any_places(tmp_path):
+    rows = np.random.default_rng(1).integers(0, 256, (20, 7), dtype=np.uint8)
+    slots = np.array([3, 4, 5, 11, 2, 1], np.int32)
+    write_pages(tmp_path / "a", b"what", rows, slots)
+    into, places = np.zeros((9, 7), np.uint8), np.array([8, 0, 1], np.int32)
+    with open_pages(tmp_path / "a") as file:
+        assert (file.header, file.pages, file.page_bytes) == (b"what", 6, 7)
+        file.read(into, places, skip=2)
+    assert (into[places] == rows[slots[2:5]]).all()
+    altered(tmp_path / "a")
+    with pytest.raises(DamagedFileError), open_pages(tmp_path / "a") as file:
+        file.read(into, places, skip=2)
