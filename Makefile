@@ -23,11 +23,13 @@ demo: $(VENV)/.core
 # Everything CI runs. pytest is last, so that its summary is the last line.
 test: check unit
 
-# The docs: their programs run and print what the pages show; then the site, in build/site. A warning is an error.
+# The docs: their programs run and print what the pages show; then the site, in build/site, which a browser walks through.
+# A warning is an error.
 docs: $(VENV)/.dev $(VENV)/.model
 	$(BIN)/sglang-lite models pull all-minilm-l6-v2
-	$(PYTEST) tests/docs
+	$(PYTEST) tests/docs --ignore tests/docs/test_site.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	$(BIN)/python -m pytest tests/docs/test_site.py
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .
