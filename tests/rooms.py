@@ -34,6 +34,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     ),
     "sglang_lite/lint/": ("tests/lint",),
     "sglang_lite/page/": ("tests/lang/runs", "tests/playground"),
+    "sglang_lite/markup.py": ("tests/lang/test_notebook.py", "tests/docs/test_notebooks.py"),
     "sglang_lite/program/": ("tests/conformance",),
     "sglang_lite/protocol/": ("tests/test_protocol.py", "tests/test_wire.py", "tests/test_sampling_parameters.py"),
     "sglang_lite/runtime/core/": ("tests/runtime/core", "tests/runtime/test_engine.py", "tests/conformance/test_rules.py"),
@@ -56,6 +57,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "sglang_lite/version.py": ("tests/test_cli.py",),
     "benchmarks/": ("tests/bench", "tests/test_docs.py"),
     "docs/": ("tests/test_docs.py", "tests/test_coming_from.py"),
+    "docs/notebooks/": ("tests/docs/test_notebooks.py",),
     "examples/": ("tests/test_examples.py", "tests/test_docs.py", "tests/lint"),
     "tests/conformance/programs/": ("tests/conformance", "tests/lint"),
     "tests/": ("tests/test_structure.py",),
@@ -98,7 +100,8 @@ def _mirrored(path: str) -> Iterator[str]:
         yield str(Path(path).parent)
     stem = Path(path).stem
     if path.startswith("sglang_lite/"):
-        yield from (test for test in _texts() if Path(test).stem in (f"test_{stem}", f"test_{stem}s"))
+        yield from _by_stem().get(f"test_{stem}", ())
+        yield from _by_stem().get(f"test_{stem}s", ())
 
 
 def _folder(path: str) -> str:
@@ -128,6 +131,14 @@ def _names(text: str) -> Iterator[str]:
     yield from _NAMED.findall(text)
     for package, several, one in _IMPORTED.findall(text):
         yield from (f"{package}.{name}" for name in re.findall(r"\w+", several or one))
+
+
+@cache
+def _by_stem() -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for path in _texts():
+        found.setdefault(Path(path).stem, []).append(path)
+    return found
 
 
 @cache

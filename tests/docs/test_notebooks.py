@@ -8,7 +8,7 @@ nbclient = pytest.importorskip("nbclient", reason="the environment is older than
 pytest.importorskip("ipykernel", reason="as above")
 nbformat = pytest.importorskip("nbformat", reason="as above")
 
-NOTEBOOKS = sorted((Path(__file__).parent.parent / "docs" / "notebooks").glob("*.ipynb"))
+NOTEBOOKS = sorted((Path(__file__).parents[2] / "docs" / "notebooks").glob("*.ipynb"))
 # What a notebook shows as HTML, in order, by the beginning of its plain representation.
 SHOWN = {
     "first_program": ["Engine(", "SglFunction(", "ProgramState(", "Selection(", "Confidence(", "Engine("],
