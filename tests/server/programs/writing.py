@@ -23,8 +23,10 @@ def endpoint(url):
 def interrupted_batch(url):
     """Interrupts the batch on a server. True if the server answers afterwards."""
     remote = endpoint(url)
-    interrupted(
-        lambda: write.run_batch(LONG, backend=remote, max_new_tokens=400),
-        lambda: httpx2.get(f"{url}/v1/loads", timeout=60).json()["loads"][0]["num_running_reqs"],
-    )
+
+    def running():
+        answer = httpx2.get(f"{url}/v1/loads", timeout=60)  # 503 while the engine is too busy to tell
+        return answer.is_success and answer.json()["loads"][0]["num_running_reqs"]
+
+    interrupted(lambda: write.run_batch(LONG, backend=remote, max_new_tokens=400), running)
     return bool(write.run("a", backend=remote, max_new_tokens=3)["a"])
