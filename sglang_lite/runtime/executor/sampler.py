@@ -1,6 +1,6 @@
 """Draws of the next tokens from logits.
 
-A draw depends on its row's logits, parameters, seed and position, never on other rows.
+A draw depends on its row's logits, mask, parameters, seed and position, never on other rows.
 """
 
 from __future__ import annotations
@@ -121,10 +121,12 @@ def sample(
     )
     errors = adjust_logits(logits, adjustments)
     masked = () if masks is None else (masks.rows >= 0).nonzero()[0].tolist()
+    forbidden = np.zeros(len(slots), dtype=np.int32)
     if masks is not None:
         for i in masked:
-            allowed = masks.allowed(i, logits.shape[1])
-            logits[i].masked_fill_(torch.from_numpy(~allowed), float("-inf"))
+            others = ~masks.allowed(i, logits.shape[1])
+            forbidden[i] = np.count_nonzero(others)
+            logits[i].masked_fill_(torch.from_numpy(others), float("-inf"))
     logprobs = logprobs or {i: draw_logprobs(logits[i], adjustments[i].params) for i in reported}
     picked = logits.argmax(-1)
     highest = logits.gather(1, picked.unsqueeze(1)).squeeze(1)  # NaN if the row contains one
@@ -136,7 +138,7 @@ def sample(
     drawn = ~table.greedy[slots]
     if drawn.any():
         rows = torch.from_numpy(drawn)
-        picked[rows] = _draw(logits[rows], table, slots[drawn], positions[drawn])
+        picked[rows] = _draw(logits[rows], table, slots[drawn], positions[drawn], forbidden[drawn])
     tokens: list[int] = picked.tolist()
     return Sampled(
         tokens,
@@ -220,7 +222,7 @@ def token_logprob(logprobs: torch.Tensor, token: int, params: ResolvedParams) ->
     return TokenLogprob(float(logprobs[token]), token, top=top, ids=chosen)
 
 
-def _draw(logits: torch.Tensor, table: SamplingTable, slots: Ints, positions: Ints) -> torch.Tensor:
+def _draw(logits: torch.Tensor, table: SamplingTable, slots: Ints, positions: Ints, forbidden: Ints) -> torch.Tensor:
     """Draws tokens by inverse-transform sampling with one uniform number for each row.
 
     Probabilities stay in the order of token ids even if some rows are filtered, so that a draw doesn't depend on the
@@ -231,7 +233,7 @@ def _draw(logits: torch.Tensor, table: SamplingTable, slots: Ints, positions: In
     for row in ((top_k > 0) | (top_p < 1) | (min_p > 0)).nonzero()[0].tolist():
         _filter(probs[row].numpy(), int(top_k[row]), top_p[row], min_p[row])
     mass = probs.double().cumsum(-1)
-    target = torch.from_numpy(uniforms(table.seed[slots], positions)) * mass[:, -1]
+    target = torch.from_numpy(uniforms(table.seed[slots], positions, forbidden)) * mass[:, -1]
     picked = torch.searchsorted(mass, target.unsqueeze(1), right=True).clamp_(max=probs.shape[1] - 1)
     return picked.squeeze(1)
 

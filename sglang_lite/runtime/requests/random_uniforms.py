@@ -9,17 +9,20 @@ from numpy.typing import NDArray
 from sglang_lite.runtime.kv_cache.pages import Ints
 
 
-def uniforms(seeds: NDArray[np.uint64], positions: Ints) -> NDArray[np.float64]:
-    """Uniform random numbers in [0, 1), float64 [R], each a function of its seed and position.
+def uniforms(seeds: NDArray[np.uint64], positions: Ints, forbidden: Ints | int = 0) -> NDArray[np.float64]:
+    """Uniform random numbers in [0, 1), float64 [R], each a function of its seed, its position and a count.
 
     Args:
         seeds: seed of each row, uint64 [R].
         positions: position of each row's draw, int32 [R].
+        forbidden: number of tokens that the draw's mask forbids, int32 [R]. A draw that follows a refused one forbids
+            more, so that its number is another one: the old one tells which token was refused.
     """
     with np.errstate(over="ignore"):
         # Seeds are mixed first: two seeds that differ by a multiple of the increment must not give shifted copies of
         # one sequence.
-        mixed = _mix(_mix(seeds) + (positions.astype(np.uint64) + np.uint64(1)) * _INCREMENT)
+        places = positions.astype(np.uint64) + (np.asarray(forbidden, dtype=np.uint64) << np.uint64(32))
+        mixed = _mix(_mix(seeds) + (places + np.uint64(1)) * _INCREMENT)
     numbers: NDArray[np.float64] = (mixed >> np.uint64(11)).astype(np.float64) * 2.0**-53
     return numbers
 

@@ -35,12 +35,12 @@ class WrittenNumber:
         """Appends the next token.
 
         Args:
-            piece: text of the token.
+            piece: text of the token; empty for one that ends the sequence, which is no part of the number.
             complete: whether the text is a number now, not only the beginning of one.
         """
         self._text += piece
         self._count += 1
-        if complete:
+        if complete and piece:
             self._certain, self.tokens = self._text, self._count
 
     def take(self) -> str:

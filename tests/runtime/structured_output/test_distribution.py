@@ -159,18 +159,19 @@ def p_value(counts, probabilities, draws):
     return float(torch.special.gammaincc(half[0], half[1]))
 
 
-def drawn(engine, constraint, limit):
+def drawn(engine, constraint, limit, shortened=(False, "unknown"), **options):
     """How often each text was drawn, of DRAWS with fixed seeds."""
     counts, left = collections.Counter(), threading.Semaphore(0)
 
     def take(event):
         assert isinstance(event, Generation), event
-        assert event.meta["shortened"] in (False, "unknown")
+        assert event.meta["shortened"] in shortened
         counts[event.text] += 1
         left.release()
 
     for seed in range(DRAWS):
-        engine.submit(PROMPT, SamplingParams(max_tokens=limit, seed=seed, temperature=1.0), constraint, sink=take)
+        params = SamplingParams(max_tokens=limit, seed=seed, temperature=1.0, **options)
+        engine.submit(PROMPT, params, constraint, sink=take)
     for _ in range(DRAWS):
         assert left.acquire(timeout=120)
     return counts
@@ -204,6 +205,21 @@ def test_texts_are_drawn_from_the_masked_distribution(engine, number, closing):
     constraint, texts = LANGUAGES[number]
     limit = 400 if closing == "far away" else max(len(text.encode()) for text in texts)
     counts = drawn(engine, constraint, limit)
+    probabilities = masked_distribution(texts)
+    assert counts.keys() <= probabilities.keys()
+    assert p_value(counts, probabilities, DRAWS) > LEAST
+
+
+@pytest.mark.parametrize(("constraint", "texts", "limit", "options"), [
+    # The end of a fourth 1 is refused, where the number can go on. That of a fourth 12 is not.
+    (json_schema({"type": "array", "items": {"enum": [1, 12, 13]}, "minItems": 4, "maxItems": 4}),
+     [json.dumps(each) for each in itertools.product([1, 12, 13], repeat=4) if each != (1, 1, 1, 1)], 400, {"repeats": 3}),
+    (Regex("[a-d]{1,2}|[b-e][x-z]{6}"), matching("[a-d]{1,2}", "abcd", 2), 3, {}),
+], ids=["an equal item", "no room"])  # fmt: skip
+def test_a_token_that_is_drawn_again_has_the_probabilities_without_the_refused_ones(
+    engine, constraint, texts, limit, options
+):
+    counts = drawn(engine, constraint, limit, (True, False, "unknown"), **options)
     probabilities = masked_distribution(texts)
     assert counts.keys() <= probabilities.keys()
     assert p_value(counts, probabilities, DRAWS) > LEAST

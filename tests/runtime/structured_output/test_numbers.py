@@ -83,7 +83,8 @@ def free_text(prompt, params, seed):
             token = int(logits.argmax())
         else:
             mass = torch.softmax(logits / params.temperature, 0).double().cumsum(0)
-            draw = uniforms(np.array([seed], np.uint64), np.array([len(tokens)]))[0] * float(mass[-1])
+            forbidden = int(logits.isneginf().sum())
+            draw = uniforms(np.array([seed], np.uint64), np.array([len(tokens)]), forbidden)[0] * float(mass[-1])
             token = min(int(torch.searchsorted(mass, draw, right=True)), SIZE - 1)
         if token == EOS:
             return text, True
