@@ -412,6 +412,8 @@ def test_one_thing_has_one_name():
 MANY_FIELDS = {
     "ChatRequest": "the fields of OpenAI's protocol",
     "EngineConfig": "the settings of an engine",
+    "ResolvedParams": "the sampling parameters",
+    "SamplingParams": "the sampling parameters",
     "ServerSettings": "the settings of a server",
 }
 

@@ -237,6 +237,7 @@ def gen(
             at most 2).
         repeats: maximum number of equal items in a row in a list of JSON, but for numbers, booleans, null and enums (at
             least 3).
+        speculation: let an engine with `speculation` draft tokens; none changes by it (True).
         logit_bias: added to the logits of these token ids (-10,000 to 10,000).
         dtype: int, float, bool or str: text that spells such a value; the result stays text. A number ends where the
             model continues with anything else, which is dropped, or at `max_tokens`; the commas of grouped thousands

@@ -329,6 +329,10 @@ PARAMETERS: Final = (
         Range(3), engine_range=Range(3, _INT), places=_OURS,
     ),
     Parameter(
+        "speculation", "bool", True,
+        "let an engine with `speculation` draft tokens; none changes by it", places=_OURS,
+    ),
+    Parameter(
         "logit_bias", "biases", (), "added to the logits of these token ids",
         Range(0), engine_range=Range(-10_000, 10_000), max_entries=4096, places=_OURS,
     ),
@@ -389,6 +393,7 @@ class OneSampleGenOptions(OneSampleOptions, total=False):
     include_stop: bool | None
     repetition_penalty: float | None
     repeats: int | None
+    speculation: bool | None
     logit_bias: Mapping[int, float] | None
 
 
@@ -420,6 +425,7 @@ class SamplingParams(Record, frozen=True):
     presence_penalty: float | Unset = UNSET
     repetition_penalty: float | Unset = UNSET
     repeats: int | Unset = UNSET
+    speculation: bool | Unset = UNSET
     logit_bias: tuple[tuple[int, float], ...] | Unset = UNSET
     seed: int | Unset = UNSET
     return_logprob: bool | Unset = UNSET

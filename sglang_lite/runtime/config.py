@@ -30,7 +30,7 @@ _MAX = {
 # When a page is copied to the host.
 WritePolicy: TypeAlias = Literal["write_through", "write_through_selective", "write_back"]
 _WHOLE = -1  # value of step_tokens that prefills prompts whole
-DRAFTERS = ("prompt",)  # in the order of "auto"
+DRAFTERS = ("again", "node", "prompt")  # in the order of "auto"
 DEFAULT_MODEL = "smollm2-135m"
 _P = ParamSpec("_P")
 
@@ -111,11 +111,12 @@ class EngineConfig:
             of token by token; tokens at its end that might merge with the following text are left to the model. Not for
             requests with log-probabilities or a logit processor. "off" lets the model write every token.
         speculation: drafters that guess tokens, which one step then checks together: "off", "auto" for all, or their
-            names, separated by commas, in the order in which they are asked. "prompt" copies what came behind the last
-            tokens earlier in the text. A guess counts while it equals what would have been drawn, so no token and no
-            log-probability changes, but for the rounding of larger batches. Requests with a logit processor get no
-            drafts. On a CPU only; ignored on a GPU, which the log says.
-        draft_tokens: maximum number of tokens of a draft, 1 to 16. Text that a constraint forces within it comes on
+            names, separated by commas. "again" remembers answers to the same prompt, "node" those of the same node of
+            programs or under the same constraint, and "prompt" copies what came behind the last tokens earlier in the
+            text. A guess counts while it equals what would have been drawn, so no token and no log-probability changes,
+            but for the rounding of larger batches. Guesses that are too rarely right to pay are left out. Requests with
+            a logit processor get none. On a CPU only; ignored on a GPU, which the log says.
+        draft_tokens: maximum number of guesses in a draft, 1 to 16. Text that a constraint forces within it comes on
             top.
         deterministic: whether to use one numeric path per dtype, so that a request's tokens and log-probabilities have
             the same bits whatever runs at the same time, however its prompt is cut into chunks, and whether it was

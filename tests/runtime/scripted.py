@@ -20,7 +20,10 @@ from sglang_lite import Engine
 from sglang_lite.protocol import Delta, Generation, SamplingParams, SglError
 from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.core.engine_core import EngineCore
+from sglang_lite.runtime.drafting.drafting import TAIL
+from sglang_lite.runtime.drafting.guess import Guess
 from sglang_lite.runtime.drafting.registry import DRAFTERS
+from sglang_lite.runtime.drafting.step_cost import StepCost
 from sglang_lite.runtime.kernels.kv_cache import KVCache
 from sglang_lite.runtime.kernels.reference.kv_copy import copy_kv
 from sglang_lite.runtime.kv_cache.check import check_cache
@@ -159,15 +162,24 @@ class Guesses:
     def __init__(self, right):
         self._right, self._dice = right, random.Random(0)
 
-    def propose(self, request, known, count):
-        tokens = known.tolist()
-        for _ in range(count):
-            token = drawn(tokens, 0 if request.params.greedy else request.params.temperature, request.seed)
-            tokens.append(token if self._dice.random() < self._right else self._dice.randrange(VOCAB))
-        return tokens[len(known) :]
+    def guesser(self, request, known, chance):
+        tokens, seen = known.tolist(), min(len(known), TAIL)
 
-    def learn(self, request, known):
+        def guess(text):
+            right = drawn([*tokens, *text[seen:]], request.params.temperature, request.seed)
+            return Guess(right if self._dice.random() < self._right else self._dice.randrange(VOCAB), 0)
+
+        return guess
+
+    def learn(self, request, text, start):
         pass
+
+
+class FreeDrafts(StepCost):
+    """Steps that take no longer with drafts."""
+
+    def least_chance(self, tokens, expected):
+        return 0.0
 
 
 class ShortRunner:
@@ -254,13 +266,15 @@ class SteppedEngine(Engine):
 
     def __init__(self, *, retract_every=0, seed=0, model=None, fails=None, drafter=None, late=lambda: True, **config):
         more = {} if drafter is None else {"speculation": "prompt"}
-        with mock.patch.dict(DRAFTERS, prompt=lambda: drafter):
+        with mock.patch.dict(DRAFTERS, {} if drafter is None else {"prompt": lambda: drafter}):
             self.core = EngineCore(EngineConfig.make(**more, **config), model or loaded(), Inline())
         self.loop, self.scheduler, self.store = self.core.loop, self.core.scheduler, self.core.scheduler.store
         if fails is not None:
             self.loop.runner = ShortRunner(self.loop.runner, fails)  # type: ignore[assignment]  # a fake around it
         if self.store.tiers is not None:
             self.store.tiers.host.memory = LateMemory(self.store.tiers.host.memory, late)
+        if drafter is not None and self.scheduler.drafts is not None:
+            self.scheduler.drafts.drafting.cost = FreeDrafts()  # so that no guess is too unlikely
         self.built = []  # all requests, in their order
         build = self.core.builder.build
         record = self._built
@@ -272,7 +286,9 @@ class SteppedEngine(Engine):
         self.scheduler.pauses.now = lambda: self.time
 
     def _timed(self, batch, _):
-        seconds = STEP_S + TOKEN_S * batch.tokens
+        seconds = STEP_S + TOKEN_S * (
+            batch.tokens - batch.drafted.sum()
+        )  # drafts cost nothing, so they are not given up
         self.time += seconds
         self._record_duration(batch, seconds)
 

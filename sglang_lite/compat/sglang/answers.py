@@ -42,6 +42,11 @@ class MetaInfo(_MetaInfo, total=False):
     constraint_backend: str
     shortened: bool | str
     repeats: dict[str, int]
+    spec_verify_ct: int
+    spec_draft_token_num: int
+    spec_accept_token_num: int
+    spec_accept_rate: float
+    spec_accept_length: float
     continued_from: int
     cache_miss: dict[str, str | int]
     forced_text: list[list[int]]
@@ -70,6 +75,7 @@ class OneSample(TypedDict, total=False):
     presence_penalty: float | None
     repetition_penalty: float | None
     repeats: int | None
+    speculation: bool | None
     logit_bias: Mapping[str, float] | Mapping[int, float] | None
     sampling_seed: int | None
     stop: str | Sequence[str] | None

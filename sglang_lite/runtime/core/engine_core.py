@@ -196,6 +196,7 @@ class EngineCore:
         for index, sample in enumerate(requests):
             sample.output.sink = partial(_indexed, counted, index) if index else counted
             sample.priority, sample.processor = request.priority, request.logit_processor
+            sample.output.origin = request.constraint
             sample.times.deadline = None if request.timeout is None else self.loop.clock.now() + request.timeout
         if request.constraint is None:
             _start(self._context, requests)

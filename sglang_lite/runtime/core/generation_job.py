@@ -142,6 +142,7 @@ class GenerationJob:
             params, partial(self._on_event, 0), stream=program.stream or node.stream, namespace=program.namespace
         )
         request.branch, request.priority, request.follow = self._scheduled, self._scheduled.program.priority, self
+        request.output.origin = node.name, node.constraint
         self._requests, self._between = [request], np.array(ids.result(), dtype=np.int32)
         return True
 
@@ -240,6 +241,7 @@ class GenerationJob:
         for index, request in enumerate(requests):
             request.branch, request.priority = self._scheduled, self._scheduled.program.priority
             request.output.sink = partial(self._on_event, index)
+            request.output.origin = node.name, _constraint(node, within)
             request.times.deadline = None if node.timeout is None else self._began + node.timeout
         compiled = None if entry.grammar is None else entry.grammar.result()
         if within is not None:

@@ -1,8 +1,7 @@
-"""A draft, and how a grammar shortens a proposal to one."""
+"""A draft, and its writer, which follows the row's grammar."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,20 +11,35 @@ from sglang_lite.runtime.structured_output.base import Matcher
 
 
 @dataclass(frozen=True, slots=True)
+class DraftedGuess:
+    """A token of a draft that no grammar forces.
+
+    Attributes:
+        index: its index in the draft.
+        drafter: name of the drafter that guessed it.
+        evidence: the drafter's evidence for it.
+    """
+
+    index: int
+    drafter: str
+    evidence: int
+
+
+@dataclass(frozen=True, slots=True)
 class Draft:
     """Tokens that may come next in a row. The step that computes them draws behind each, and a draw counts if all
     drafted tokens before it equal what was drawn or forced there.
 
     Attributes:
-        drafter: name of the drafter that proposed them.
         tokens: int32 [D].
+        guesses: those of them that no grammar forces.
         drawn: numbers of drafted tokens behind which the next one is drawn, ascending: 1 … D, but for those within
             text that a grammar forces.
         matchers: matcher at each of these places, not to be moved; empty without a grammar.
     """
 
-    drafter: str
     tokens: Ints
+    guesses: tuple[DraftedGuess, ...]
     drawn: tuple[int, ...]
     matchers: tuple[Matcher, ...] = ()
 
@@ -34,58 +48,60 @@ class Draft:
         if count >= len(self.tokens):
             return self
         drawn = tuple(place for place in self.drawn if place <= count)
-        return Draft(self.drafter, self.tokens[:count], drawn, self.matchers[: len(drawn)])
-
-    def accepted(self, matched: int) -> int:
-        """Number of the first `matched` tokens that no grammar forces: each has saved a step."""
-        return sum(place <= matched for place in self._guessed)
-
-    @property
-    def guessed(self) -> int:
-        """Number of drafted tokens that no grammar forces."""
-        return len(self._guessed)
-
-    @property
-    def _guessed(self) -> list[int]:
-        """Places behind the tokens that no grammar forces: the first, and those behind a place where one is drawn."""
-        return [place for place in (1, *(each + 1 for each in self.drawn)) if place <= len(self.tokens)]
+        guesses = tuple(guess for guess in self.guesses if guess.index < count)
+        return Draft(self.tokens[:count], guesses, drawn, self.matchers[: len(drawn)])
 
 
-def free_draft(drafter: str, proposed: Sequence[int]) -> Draft:
-    """Draft of a row without a grammar."""
-    return Draft(drafter, np.array(proposed, dtype=np.int32), tuple(range(1, len(proposed) + 1)))
-
-
-def constrained_draft(drafter: str, proposed: Sequence[int], matcher: Matcher, room: int, *, jump: bool) -> Draft:
-    """Draft of a row with a grammar: as much of a proposal as it allows, and the text that it forces.
+class DraftWriter:
+    """Writer of one draft.
 
     Args:
-        drafter: name of the drafter.
-        proposed: proposed tokens.
-        matcher: copy of the row's matcher, which this moves.
+        matcher: matcher of the row, copied, or None without a grammar.
         room: maximum number of tokens.
-        jump: whether forced text is appended as a whole, so that nothing is drawn within it.
+        jump: whether text that the grammar forces is appended as a whole, so that nothing is drawn within it.
+
+    Attributes:
+        tokens: tokens so far.
+        is_open: whether more can follow.
     """
-    tokens, drawn, matchers = list[int](), list[int](), list[Matcher]()
-    while len(tokens) < min(len(proposed), room) and tokens == list(proposed[: len(tokens)]):
-        copied = matcher.copy()
-        if copied is None or not allows(matcher, proposed[len(tokens)]) or not copied.accept(proposed[len(tokens)]):
-            break
-        matcher = copied
-        tokens.append(proposed[len(tokens)])
-        forced = matcher.forced() if jump and not matcher.finished else []
-        if len(forced) > 1:
-            for token in forced:
-                matcher.accept(token)
-            tokens += forced
-        if matcher.finished or matcher.error or len(tokens) > room:
-            break
-        drawn.append(len(tokens))
-        matchers.append(matcher)
-    return Draft(drafter, np.array(tokens[:room], dtype=np.int32), tuple(drawn), tuple(matchers))
+
+    def __init__(self, matcher: Matcher | None, room: int, *, jump: bool) -> None:
+        self._matcher, self._room, self._jump = matcher, room, jump
+        self.tokens: list[int] = []
+        self._drawn: list[int] = []
+        self._matchers: list[Matcher] = []
+        self.is_open = room > 0
+
+    def append(self, token: int) -> list[int]:
+        """Appends a token, and what the grammar forces behind it. Returns them; none if the grammar forbids the token
+        or its matcher can't be copied."""
+        forced: list[int] = []
+        if self._matcher is not None:
+            matcher = self._matcher.copy()
+            if matcher is None or not _allows(matcher, token) or not matcher.accept(token):
+                return []
+            if self._jump and not matcher.finished:
+                forced = matcher.forced()
+            forced = forced if len(forced) > 1 and all(map(matcher.accept, forced)) else []
+            self._matcher = matcher
+            self.is_open = not matcher.finished and not matcher.error
+        new = [token, *forced]
+        self.tokens += new
+        self.is_open = self.is_open and len(self.tokens) <= self._room
+        if self.is_open:
+            self._drawn.append(len(self.tokens))
+            if self._matcher is not None:
+                self._matchers.append(self._matcher)
+            self.is_open = len(self.tokens) < self._room
+        return new
+
+    def draft(self, guesses: tuple[DraftedGuess, ...]) -> Draft:
+        """The draft that was written, of these guesses."""
+        tokens = np.array(self.tokens[: self._room], dtype=np.int32)
+        return Draft(tokens, guesses, tuple(self._drawn), tuple(self._matchers))
 
 
-def allows(matcher: Matcher, token: int) -> bool:
+def _allows(matcher: Matcher, token: int) -> bool:
     """False if a mask is known that forbids a token."""
     mask = matcher.cached_mask()
     return mask is None or bool(mask[token >> 5] >> (token & 31) & 1)

@@ -1,58 +1,49 @@
-"""Drafts of rows: asks drafters in turn, and shortens what they propose to what may come."""
+"""Drafts of rows: takes the best guess of all drafters, token by token, as long as it is likely enough to pay."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Protocol
+from functools import partial
+from typing import TypeVar
 
-from sglang_lite.runtime.drafting.draft import Draft, constrained_draft, free_draft
+from sglang_lite.runtime.drafting.draft import Draft, DraftedGuess, DraftWriter
+from sglang_lite.runtime.drafting.guess import Drafter, Guess, Guesser
+from sglang_lite.runtime.drafting.step_cost import StepCost
 from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.requests.request import Request
 
 logger = logging.getLogger("sglang_lite")
 
-
-class Drafter(Protocol):
-    """Source of proposals. A proposal depends on nothing of another namespace than the request's.
-
-    Attributes:
-        name: its name in `EngineConfig.speculation`.
-    """
-
-    @property
-    def name(self) -> str: ...
-
-    def propose(self, request: Request, known: Ints, count: int) -> Sequence[int]:
-        """Proposes up to `count` tokens that may come next; none if it has no idea.
-
-        Args:
-            request: request of the row.
-            known: all its tokens, prompt included, int32.
-            count: maximum number of tokens.
-        """
-        ...
-
-    def learn(self, request: Request, known: Ints) -> None:
-        """Takes note of a request that has finished, with all its tokens."""
-        ...
+T = TypeVar("T")
+TAIL = 16  # last tokens of a text that drafters see
+_KEPT = 0.98  # weight of the guesses before, for each new one of the same evidence
+_KEPT_UNTRIED = 0.998  # the same if a guess was too unlikely: after some hundreds of them it is tried again
 
 
 @dataclass(slots=True)
 class DraftCounts:
-    """Counts of drafted tokens that no grammar forces, and of those that were accepted."""
+    """Numbers of guesses that were computed, and of those that were right."""
 
     drafted: int = 0
     accepted: int = 0
+
+
+@dataclass(slots=True)
+class _Record:
+    """Right guesses and all guesses of one evidence, earlier ones with less weight."""
+
+    right: float = 0.0
+    tried: float = 0.0
 
 
 class Drafting:
     """Maker of drafts. Used on the loop's thread alone.
 
     Args:
-        drafters: drafters, asked in this order; the first that proposes something is taken.
-        most: maximum number of drafted tokens of a row that are drawn.
+        drafters: sources of guesses; of equally likely ones the first counts.
+        most: maximum number of guesses in a draft.
         vocab_size: number of token ids.
         eos_ids: tokens that may end a generation.
         jump: whether text that a grammar forces is appended as a whole.
@@ -60,6 +51,7 @@ class Drafting:
     Attributes:
         most: the argument of this name.
         counts: counts by drafter.
+        cost: time of steps.
     """
 
     def __init__(
@@ -68,60 +60,117 @@ class Drafting:
         self._drafters, self.most, self._vocab_size, self._eos_ids = list(drafters), most, vocab_size, eos_ids
         self._jump = jump
         self.counts = {drafter.name: DraftCounts() for drafter in drafters}
+        self.cost = StepCost()
+        self._records: dict[tuple[str, int], _Record] = {}
 
-    def draft(self, request: Request, known: Ints, room: int) -> Draft | None:
-        """Draft of a row, or None.
+    def draft(self, request: Request, known: Ints, room: int, tokens: int, expected: float) -> tuple[Draft, float]:
+        """Draft of a row, maybe empty, and the number of tokens that it is expected to save steps for.
 
         Args:
             request: request of the row.
             known: all its tokens, prompt included.
             room: maximum number of tokens.
+            tokens: number of tokens of the step so far.
+            expected: number of tokens that it is expected to give.
         """
-        if room <= 0 or request.processor is not None:
-            return None
+        self.observe(request, known)
         matcher = request.output.matcher
         start = None if matcher is None else matcher.copy()
-        if matcher is not None and start is None:
-            return None
-        name, proposed = self._propose(request, known, min(room, self.most))
-        if not proposed:
-            return None
-        if start is None:
-            return free_draft(name, proposed)
-        jump = self._jump and not request.params.scores_tokens
-        draft = constrained_draft(name, proposed, start, room, jump=jump)
-        return draft if len(draft.tokens) else None
+        drafts = request.params.speculation and request.processor is None and (matcher is None or start is not None)
+        writer = DraftWriter(start, room if drafts else 0, jump=self._jump and not request.params.scores_tokens)
+        text: list[int] = known[-TAIL:].tolist() if writer.is_open else []
+        guessers = self._guessers(request, known) if writer.is_open else {}
+        guesses: list[DraftedGuess] = []
+        likely, gain = 1.0, 0.0
+        while writer.is_open and len(guesses) < self.most:
+            least = self.cost.least_chance(tokens + len(writer.tokens), expected + gain)
+            written = self._append(writer, guesses, request, self._guesses(guessers, text), least / likely)
+            if not written:
+                break
+            likely *= self.chance(guesses[-1].drafter, guesses[-1].evidence)
+            gain += likely
+            text += written
+        return writer.draft(tuple(guesses)), gain
 
-    def _propose(self, request: Request, known: Ints, count: int) -> tuple[str, list[int]]:
-        """Name of the first drafter that proposes something, and the tokens before any that nothing may follow."""
-        for drafter in self._drafters:
-            try:
-                proposed = list(drafter.propose(request, known, count))[:count]
-            except Exception:  # must not end the request: it goes on without drafts
-                logger.exception("the drafter %r failed, and is off from now on", drafter.name)
-                self._drafters = [other for other in self._drafters if other is not drafter]
-                continue
-            if proposed := self._plain(request, proposed):
-                return drafter.name, proposed
-        return "", []
-
-    def _plain(self, request: Request, proposed: list[int]) -> list[int]:
-        for i, token in enumerate(proposed):
+    def _append(
+        self, writer: DraftWriter, guesses: list[DraftedGuess], request: Request, found: list[tuple[str, Guess]],
+        least: float,
+    ) -> list[int]:  # fmt: skip
+        """Appends the likeliest guess that may come, if its chance is at least `least`. Returns what was written."""
+        for name, (token, evidence) in found:
             if not 0 <= token < self._vocab_size or token in self._eos_ids or token in request.output.ends:
-                return proposed[:i]
-        return proposed
+                continue  # nothing may follow it
+            if self.chance(name, evidence) < least:
+                record = self._records[name, evidence]
+                record.right, record.tried = record.right * _KEPT_UNTRIED, record.tried * _KEPT_UNTRIED
+                return []
+            index = len(writer.tokens)
+            if written := writer.append(token):
+                guesses.append(DraftedGuess(index, name, evidence))
+                return written
+        return []
 
-    def record(self, draft: Draft, matched: int) -> None:
-        """Records how many of a draft's first tokens have come."""
-        counts = self.counts[draft.drafter]
-        counts.drafted += draft.guessed
-        counts.accepted += draft.accepted(matched)
+    def chance(self, drafter: str, evidence: int) -> float:
+        """Share of a drafter's guesses of the same evidence that were right."""
+        record = self._records.setdefault((drafter, evidence), _Record())
+        return (record.right + 1) / (record.tried + 2)
+
+    def record(self, draft: Draft, came: Sequence[int]) -> int:
+        """Records what came in the place of a draft, of which more may be known than the draft has. Returns the number
+        of its first tokens that were right."""
+        tokens = draft.tokens.tolist()
+        matched = next((i for i, (a, b) in enumerate(zip(tokens, came)) if a != b), min(len(tokens), len(came)))
+        for guess in draft.guesses:
+            self.counts[guess.drafter].drafted += 1
+            self.counts[guess.drafter].accepted += guess.index < matched
+            if guess.index <= matched and guess.index < len(came):
+                record = self._records[guess.drafter, guess.evidence]
+                record.right = record.right * _KEPT + (guess.index < matched)
+                record.tried = record.tried * _KEPT + 1
+        return matched
 
     def stats(self) -> dict[str, dict[str, int]]:
         """Counts by drafter, as plain data."""
         return {name: asdict(counts) for name, counts in self.counts.items()}
 
-    def learn(self, request: Request, known: Ints) -> None:
-        """Takes note of a request that has finished, with all its tokens."""
-        for drafter in self._drafters:
-            drafter.learn(request, known)
+    # ------------------------------------------------------------------------------------------------- drafters
+
+    def observe(self, request: Request, known: Ints) -> None:
+        """Lets drafters learn the tokens of a request that they have not seen.
+
+        Args:
+            request: the request.
+            known: all its tokens, prompt included.
+        """
+        start = max(request.output.draft.learned, request.prompt_len)
+        request.output.draft.learned = len(known)
+        if start < len(known):
+            first = max(start - TAIL, 0)
+            text: list[int] = known[first:].tolist()
+            for drafter in self._drafters:
+                self._ask(drafter, partial(drafter.learn, request, text, start - first))
+
+    def _guessers(self, request: Request, known: Ints) -> dict[Drafter, Guesser]:
+        made = {
+            drafter: self._ask(drafter, partial(drafter.guesser, request, known, partial(self.chance, drafter.name)))
+            for drafter in self._drafters
+        }
+        return {drafter: guesser for drafter, guesser in made.items() if guesser is not None}
+
+    def _guesses(self, guessers: dict[Drafter, Guesser], text: Sequence[int]) -> list[tuple[str, Guess]]:
+        """Guesses of the next token with the names of their drafters, the likeliest first."""
+        found: list[tuple[str, Guess]] = []
+        for drafter, guesser in list(guessers.items()):
+            guess = self._ask(drafter, partial(guesser, text))
+            if guess is not None:
+                found.append((drafter.name, guess))
+        return sorted(found, key=lambda each: -self.chance(each[0], each[1].evidence))
+
+    def _ask(self, drafter: Drafter, question: Callable[[], T]) -> T | None:
+        """Answer of a drafter. One that fails is off from then on: requests go on without it."""
+        try:
+            return question()
+        except Exception:
+            logger.exception("the drafter %r failed, and is off from now on", drafter.name)
+            self._drafters = [other for other in self._drafters if other is not drafter]
+            return None

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from sglang_lite.runtime.drafting.guess import Chance, Guess, Guesser
 from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.requests.request import Request
 
-_MIN, _MAX = 2, 12  # tokens that have to be equal, and beyond which more don't matter
+_MIN, _MAX = 1, 12  # numbers of tokens that have to be equal, and beyond which more don't matter
 _SEARCHED = 8192  # last tokens of the row that are searched
 
 
@@ -18,22 +19,43 @@ class PromptDrafter:
 
     name = "prompt"
 
-    def propose(self, request: Request, known: Ints, count: int) -> Sequence[int]:
-        """Proposes what followed the longest earlier match of the last tokens, the latest of equally long ones."""
-        text = known[-_SEARCHED:]
-        end = len(text)
-        ends = np.flatnonzero(text[_MIN - 1 : end - 1] == text[-1]) + _MIN  # ends of matches of one token
-        length = 1
-        while length < _MAX and len(ends):
-            earlier = ends[(ends > length) & (text[np.maximum(ends - length - 1, 0)] == text[end - length - 1])]
-            if not len(earlier):
-                break
-            ends, length = earlier, length + 1
-        if length < _MIN or not len(ends):
-            return ()
-        at = int(ends[-1])
-        proposed: list[int] = text[at : at + count].tolist()
-        return proposed
+    def guesser(self, request: Request, known: Ints, chance: Chance) -> Guesser:
+        return _Copy(known[-_SEARCHED:])
 
-    def learn(self, request: Request, known: Ints) -> None:
+    def learn(self, request: Request, text: Sequence[int], start: int) -> None:
         """Remembers nothing: the row's own text is all that it needs."""
+
+
+class _Copy:
+    """Guesses what followed the longest earlier match of the last tokens, the latest of equally long ones.
+
+    Args:
+        known: tokens to search.
+    """
+
+    def __init__(self, known: Ints) -> None:
+        self._known = known
+        self._next, self._length = 0, 0  # index of the token that is guessed next, and number of equal tokens before it
+        self._guess: int | None = None
+
+    def __call__(self, text: Sequence[int]) -> Guess | None:
+        if self._guess is not None and text[-1] == self._guess:
+            self._next, self._length = self._next + 1, self._length + 1
+        else:
+            self._find(text)
+        if self._length < _MIN or self._next >= len(self._known):
+            self._guess = None
+            return None
+        self._guess = int(self._known[self._next])
+        return Guess(self._guess, min(self._length, _MAX))
+
+    def _find(self, text: Sequence[int]) -> None:
+        known, count = self._known, min(_MAX, len(text))
+        ends = np.flatnonzero(known[:-1] == text[-1]) + 1  # ends of matches
+        length = 1
+        while length < count and len(ends):
+            longer = ends[(ends > length) & (known[np.maximum(ends - length - 1, 0)] == text[-length - 1])]
+            if not len(longer):
+                break
+            ends, length = longer, length + 1
+        self._next, self._length = (int(ends[-1]), length) if len(ends) else (0, 0)

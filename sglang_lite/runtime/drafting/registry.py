@@ -6,12 +6,14 @@ import logging
 from collections.abc import Callable
 
 from sglang_lite.runtime.config import EngineConfig
-from sglang_lite.runtime.drafting.drafting import Drafter, Drafting
+from sglang_lite.runtime.drafting.contexts import again, node
+from sglang_lite.runtime.drafting.drafting import Drafting
+from sglang_lite.runtime.drafting.guess import Drafter
 from sglang_lite.runtime.drafting.prompt import PromptDrafter
 
 logger = logging.getLogger("sglang_lite")
 
-DRAFTERS: dict[str, Callable[[], Drafter]] = {PromptDrafter.name: PromptDrafter}
+DRAFTERS: dict[str, Callable[[], Drafter]] = {"again": again, "node": node, "prompt": PromptDrafter}
 
 
 def make_drafting(config: EngineConfig, vocab_size: int, eos_ids: frozenset[int], *, on_gpu: bool) -> Drafting | None:

@@ -6,8 +6,8 @@ Independent of slots, pages and steps.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal, TypeAlias
 
@@ -51,6 +51,25 @@ class Finish:
     matched: str | int | None
 
 
+@dataclass(slots=True)
+class DraftProgress:
+    """Progress of a request by drafts.
+
+    Attributes:
+        steps: number of steps that checked drafts.
+        drafted: number of drafted tokens that no grammar forced.
+        accepted: number of draws behind drafts that counted, each of which has saved a step.
+        learned: number of the request's tokens that drafters have seen.
+        kinds: kind of its text, by drafter.
+    """
+
+    steps: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    learned: int = 0
+    kinds: dict[str, int] = field(default_factory=dict)
+
+
 class OutputBuilder:
     """Assembler of one request's output.
 
@@ -69,6 +88,8 @@ class OutputBuilder:
         forced_tokens: number of tokens that were appended because the grammar forces them, without a step each.
         decoded_count: number of tokens whose text was processed.
         replayed_count: number of the output's first ids that the caller gave, to continue an earlier stream.
+        origin: what asked for the output, such as a node of a program: outputs of the same origin are alike.
+        draft: what drafts have done for it.
     """
 
     def __init__(
@@ -88,6 +109,8 @@ class OutputBuilder:
         self.forced_tokens = 0
         self.decoded_count = 0
         self.replayed_count = 0
+        self.origin: Hashable = None
+        self.draft = DraftProgress()
         self._replaying = False
         self._request_id, self._tokenizer = request_id, tokenizer
         self._decoder = IncrementalDecoder(tokenizer, skip_special=params.skip_special_tokens)
@@ -339,6 +362,10 @@ class OutputBuilder:
             meta["shortened"] = self.matcher.shortened
             if (guard := self.matcher.repeats) is not None:
                 meta["repeats"] = {"refused": guard.refused, "repeated": guard.repeated}
+        if (draft := self.draft).steps:
+            meta |= {"spec_verify_ct": draft.steps, "spec_draft_token_num": draft.drafted}
+            meta |= {"spec_accept_token_num": draft.accepted, "spec_accept_length": 1 + draft.accepted / draft.steps}
+            meta["spec_accept_rate"] = draft.accepted / draft.drafted
         if self.replayed_count:
             meta["continued_from"] = self.replayed_count
         if miss is not None:

@@ -45,6 +45,7 @@ class ResolvedParams:
     repetition_penalty: float
     logit_bias: tuple[tuple[int, float], ...]
     repeats: int | None
+    speculation: bool
     seed: int | None
     return_logprob: bool
     logprob_start_len: int

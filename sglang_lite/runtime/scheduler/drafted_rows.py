@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from sglang_lite.runtime.drafting.draft import Draft
 from sglang_lite.runtime.drafting.drafting import Drafting
@@ -40,35 +40,39 @@ class DraftedRows:
         """
         drafts: dict[int, Draft] = {}
         length = self._store.table.length
-        complete = [request for request, _, end in chunks if end == length[request.slot]]
-        for request in (*decoding, *complete):
-            draft = self._draft(request, budget)
-            if draft is not None and len(draft.tokens):
+        rows = (*decoding, *(request for request, _, end in chunks if end == length[request.slot]))
+        tokens = len(decoding) + sum(end - start for _, start, end in chunks)
+        expected = float(len(rows))
+        for request in rows:
+            table, slot = self._store.table, request.slot
+            room = min(int(table.limit[slot] - table.length[slot]) - 1, budget)
+            if table.known[slot] != table.length[slot] or room <= 0:
+                continue
+            known = table.tokens[slot, : table.length[slot]]
+            draft, gain = self.drafting.draft(request, known, room, tokens, expected)
+            draft = self._with_pages(slot, draft)
+            if len(draft.tokens):
                 drafts[request.id] = draft
-                budget -= len(draft.tokens)
+                budget, tokens, expected = budget - len(draft.tokens), tokens + len(draft.tokens), expected + gain
         return drafts
 
-    def _draft(self, request: Request, budget: int) -> Draft | None:
-        table, slot = self._store.table, request.slot
+    def _with_pages(self, slot: int, draft: Draft) -> Draft:
+        """Writes a draft behind the tokens of a slot, as far as there are free pages, and returns what is written."""
+        table = self._store.table
         length = int(table.length[slot])
-        room = min(int(table.limit[slot]) - length - 1, budget)
-        if table.known[slot] != length or room <= 0:
-            return None
-        draft = self.drafting.draft(request, table.tokens[slot, :length], room)
-        if draft is None:
-            return None
         draft = draft.cut(self._store.reserve_free(slot, length + len(draft.tokens)) - length)
         table.tokens[slot, length : length + len(draft.tokens)] = draft.tokens
         return draft
 
     def learn(self, request: Request) -> None:
-        """Lets drafters take note of a running request that has come to its end."""
+        """Lets drafters learn from a running request that has come to its end."""
         table, slot = self._store.table, request.slot
-        self.drafting.learn(request, table.tokens[slot, : table.known[slot]])
+        self.drafting.observe(request, table.tokens[slot, : table.known[slot]])
 
     def accept(self, request: Request) -> None:
         """Records that all known tokens of a request are computed, as they were drafted, and that one more is drawn."""
         table, slot = self._store.table, request.slot
+        request.output.draft.accepted += 1
         table.computed[slot] = table.known[slot]
         table.length[slot] = table.known[slot] + 1
         if request.state is State.PREFILLING:  # forced text was appended, and it was drafted, too
@@ -87,21 +91,10 @@ class DraftedRows:
         else:
             table, slot = self._store.table, request.slot
             known = table.tokens[slot, : table.known[slot]]
-        matched = _common(draft.tokens.tolist(), known[start:].tolist())
-        self.drafting.record(draft, matched)
+        matched = self.drafting.record(draft, known[start:].tolist())
         if request.handle is None:
             return
         table.computed[slot] = min(start + matched, int(table.length[slot]) - 1)
         self._store.give_back(slot, int(table.length[slot]))
         if request.state is State.PREFILLING and table.length[slot] - table.computed[slot] == 1:
             self._queues.decode(request)
-
-
-def _common(one: Iterable[int], other: Iterable[int]) -> int:
-    """Number of first elements that are equal."""
-    count = 0
-    for a, b in zip(one, other):
-        if a != b:
-            break
-        count += 1
-    return count

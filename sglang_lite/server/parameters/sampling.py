@@ -14,7 +14,7 @@ _TABLE = {each.name: each for each in PARAMETERS}
 
 
 class SglangSampling(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """Sampling parameters of SGLang that requests of OpenAI's protocols may have."""
+    """Sampling parameters of SGLang, and `speculation`, that requests of OpenAI's protocols may have."""
 
     top_k: int | None = None
     min_p: float | None = None
@@ -25,6 +25,7 @@ class SglangSampling(msgspec.Struct, kw_only=True, omit_defaults=True):
     ignore_eos: bool | None = None
     no_stop_trim: bool | None = None
     skip_special_tokens: bool | None = None
+    speculation: bool | None = None
 
 
 _SGLANG = {name: name for name in SglangSampling.__struct_fields__} | {"no_stop_trim": "include_stop"}

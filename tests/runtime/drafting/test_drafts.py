@@ -9,6 +9,8 @@ import pytest
 from sglang_lite.constraints.schema import json_schema
 from sglang_lite.protocol import Choices, Delta, Generation, Number, ParameterError, Regex, SamplingParams
 from sglang_lite.runtime.config import EngineConfig
+from sglang_lite.runtime.drafting.drafting import TAIL
+from sglang_lite.runtime.drafting.guess import Guess
 from tests.runtime.core.test_equivalence import requests
 from tests.runtime.scripted import Guesses, SteppedEngine, ended
 from tests.runtime.structured_output.test_distribution import byte_model
@@ -29,14 +31,20 @@ class Oracle:
     def __init__(self, answers, kind):
         self.answers, self.kind, self.dice, self.calls = answers, kind, random.Random(7), 0
 
-    def propose(self, request, known, count):
-        at = len(known) - request.prompt_len
-        ids = self.answers.get((tuple(known[: request.prompt_len].tolist()), request.seed), [])[at : at + count]
+    def guesser(self, request, known, chance):
+        answer = self.answers.get((tuple(known[: request.prompt_len].tolist()), request.seed), [])
+        start, seen = len(known) - request.prompt_len, min(len(known), TAIL)
         self.calls += 1
         right = {"right": 1.0, "wrong": 0.0, "random": 0.7, "changing": float(self.calls // 5 % 2)}[self.kind]
-        return [token if self.dice.random() < right else (token + 3) % 256 for token in ids] + [1] * (count - len(ids))
 
-    def learn(self, request, known):
+        def guess(text):
+            at = start + len(text) - seen
+            token = answer[at] if at < len(answer) else 1
+            return Guess(token if self.dice.random() < right else (token + 3) % 256, 0)
+
+        return guess
+
+    def learn(self, request, text, start):
         pass
 
 
@@ -106,7 +114,11 @@ def outcome(events, index):
     return (
         result.token_ids, result.text, result.finish_reason, result.matched, result.output_logprobs, result.scores,
         result.prompt_logprobs, usage.completion_tokens, usage.forced_tokens, usage.prompt_tokens,
-        {name: value for name, value in result.meta.items() if name not in ("cache_miss", "num_retractions")},
+        {
+            name: value
+            for name, value in result.meta.items()
+            if name not in ("cache_miss", "num_retractions") and not name.startswith("spec_")
+        },
     )  # fmt: skip
 
 
@@ -160,11 +172,11 @@ def test_a_drafter_that_fails_is_off_and_its_requests_go_on(caplog):
     class Failing(Guesses):
         calls = 0
 
-        def propose(self, request, known, count):
+        def guesser(self, request, known, chance):
             self.calls += 1
             if self.calls == 3:
                 raise KeyError("lost")
-            return super().propose(request, known, count)
+            return super().guesser(request, known, chance)
 
     drafter = Failing(1)
     assert greedy(drafter)[0] == greedy(None)[0]
@@ -175,8 +187,9 @@ def test_a_drafter_that_fails_is_off_and_its_requests_go_on(caplog):
 @pytest.mark.parametrize("token", [-1, 0, 31, 2**40])  # 0 ends a generation, 31 is behind the last one
 def test_tokens_that_can_not_come_are_not_drafted(token):
     class Strange(Guesses):
-        def propose(self, request, known, count):
-            return [*super().propose(request, known, count)[:2], token, 5, 5, 5, 5, 5, 5, 5]
+        def guesser(self, request, known, chance):
+            guess, seen = super().guesser(request, known, chance), min(len(known), TAIL)
+            return lambda text: guess(text) if len(text) < seen + 2 else Guess(token, 0)
 
     tokens, engine = greedy(Strange(1))
     assert tokens == greedy(None)[0]

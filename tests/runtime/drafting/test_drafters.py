@@ -1,0 +1,170 @@
+"""What each drafter guesses, and when a guess pays."""
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sglang_lite.program.nodes import Fork, Gen, Program, Text
+from sglang_lite.protocol import SamplingParams
+from sglang_lite.runtime.drafting.contexts import ContextTable
+from sglang_lite.runtime.drafting.prompt import PromptDrafter
+from sglang_lite.runtime.drafting.step_cost import StepCost
+from tests.runtime.scripted import SteppedEngine, ended
+
+
+def engine_for(speculation="auto", **config):
+    config = {"max_running": 4, "max_total_tokens": 640, "context_length": 160, "speculation": speculation} | config
+    return SteppedEngine(**config)
+
+
+def run(engine, prompts, namespace="", **values):
+    """Answers of prompts one after another, and the steps that they take."""
+    params = SamplingParams(**{"temperature": 0, "max_tokens": 40, "ignore_eos": True, **values})
+    before, found = engine.loop.steps, []
+    for prompt in prompts:
+        events = engine.start(prompt, params, namespace=namespace)[1]
+        engine.drain()
+        found.append(ended(events))
+    return found, engine.loop.steps - before
+
+
+PROMPTS = [[5, 6, 7 + i] for i in range(4)]
+
+
+@pytest.mark.parametrize("drafter", ["again", "node"])
+def test_the_same_prompts_again_take_few_steps(drafter):
+    engine = engine_for(drafter)
+    first, many = run(engine, PROMPTS)
+    again, few = run(engine, PROMPTS)
+    assert [each.token_ids for each in again] == [each.token_ids for each in first]
+    assert few < 0.5 * many
+    assert engine.scheduler.drafts.drafting.stats()[drafter]["accepted"] > 40
+
+
+def test_a_text_is_guessed_in_its_namespace_alone():
+    engine = engine_for("again,node")
+    first, many = run(engine, PROMPTS, namespace="one")
+    other, as_many = run(engine, PROMPTS, namespace="other")
+    assert [each.token_ids for each in other] == [each.token_ids for each in first]
+    fresh = engine_for("again,node")
+    assert run(fresh, PROMPTS, namespace="other")[1] == as_many == many
+
+
+def test_samples_of_one_prompt_learn_from_each_other():
+    """Four equal answers: one is ahead, as the others begin a step later."""
+    engine = engine_for("again", step_tokens=8)
+    params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
+    leader = engine.start(PROMPTS[0], params)[1]
+    for _ in range(10):
+        engine.step()
+    followers = [engine.start(PROMPTS[0], params)[1] for _ in range(3)]
+    engine.drain()
+    assert len({ended(events).token_ids for events in (leader, *followers)}) == 1
+    assert engine.loop.steps < 44
+
+
+def test_a_request_can_go_without():
+    engine = engine_for()
+    run(engine, PROMPTS)
+    (answer,), steps = run(engine, PROMPTS[:1], speculation=False)
+    assert steps == 40
+    assert not any(name.startswith("spec_") for name in answer.meta)
+
+
+def test_a_result_tells_its_drafts():
+    engine = engine_for()
+    run(engine, PROMPTS)
+    (answer,), steps = run(engine, PROMPTS[:1])
+    meta = answer.meta
+    assert 0 < meta["spec_accept_token_num"] <= meta["spec_draft_token_num"]
+    assert meta["spec_verify_ct"] <= steps == 40 - meta["spec_accept_token_num"]
+    assert meta["spec_accept_rate"] == meta["spec_accept_token_num"] / meta["spec_draft_token_num"]
+    assert meta["spec_accept_length"] == 1 + meta["spec_accept_token_num"] / meta["spec_verify_ct"]
+
+
+def test_other_branches_of_a_program_are_guessed_from():
+    params = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
+    program = Program((Fork(tuple((Text("abc"), Gen("each", params)) for _ in range(2))), Gen("end", params)))
+    engine = engine_for("node")
+    for _ in range(2):
+        events: list = []
+        engine.run_program("xyz", program, sink=events.append)
+        before = engine.loop.steps
+        engine.drain()
+    assert engine.loop.steps - before < 25
+    assert engine.scheduler.drafts.drafting.stats()["node"]["accepted"] > 20
+
+
+# ----------------------------------------------------------------------------------------------------------- parts
+
+
+def longest_match(known):
+    """Token after the longest earlier match of the last tokens (up to twelve), the latest of equally long ones."""
+    best = (0, 0, None)
+    for end in range(1, len(known)):
+        length = 0
+        while length < min(12, end) and known[end - 1 - length] == known[-1 - length]:
+            length += 1
+        if length and (length, end) >= best[:2]:
+            best = length, end, known[end]
+    return best[2]
+
+
+def copying(known):
+    """Guesser of a text."""
+    request: Any = None  # which only other drafters look at
+    return PromptDrafter().guesser(request, np.array(known, dtype=np.int32), lambda evidence: 0.5)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_longest_match_is_copied(seed):
+    dice = random.Random(seed)
+    known = [dice.randrange(3) for _ in range(dice.randrange(2, 60))]
+    guesser = copying(known)
+    guess = guesser(known[-16:])
+    assert (guess and guess.token) == longest_match(known)
+
+
+def test_a_copy_goes_on_as_it_began():
+    known = [1, 2, 3, 4, 5, 6, 9, 2, 3]
+    guesser, text = copying(known), [9, 2, 3]
+    for expected in (4, 5, 6, 9):
+        guess = guesser(text)
+        assert guess.token == expected
+        text.append(guess.token)
+
+
+def test_the_commonest_token_follows_and_memory_is_bounded():
+    table = ContextTable(entries=500)
+    for last in (7, 8, 8, 7, 8):
+        table.learn(1, [4, 5, 6, last], 3)
+    assert table.following(1, [5, 6])[0] == 8
+    assert table.following(2, [5, 6]) == (0, 0)
+    dice = random.Random(0)
+    for _ in range(50):
+        table.learn(1, [dice.randrange(10**6) for _ in range(100)], 0)
+    assert len(table) <= 1000
+
+
+def test_a_guess_has_to_pay_for_its_token():
+    cost = StepCost()
+    for tokens in (1, 5, 9, 1, 5, 9, 40):
+        cost.record(tokens, 0.010 + 0.001 * tokens)
+    assert cost.least_chance(1, 1) == pytest.approx(0.001 / 0.011)
+    assert cost.least_chance(64, 64) == pytest.approx(0.064 / 0.074)
+    free = StepCost()
+    for tokens in (1, 5, 9):
+        free.record(tokens, 0.01)
+    assert free.least_chance(9, 9) == pytest.approx(0, abs=1e-9)
+
+
+def test_a_drafter_that_is_wrong_is_not_asked_for_long():
+    """Random texts: hardly any guess is right, so hardly any is computed once that is known."""
+    engine = engine_for()
+    dice = random.Random(1)
+    prompts = [[dice.randrange(1, 31) for _ in range(40)] for _ in range(12)]
+    answers, _ = run(engine, prompts, temperature=1.0, seed=1)
+    counts = engine.scheduler.drafts.drafting.stats().values()
+    assert sum(each["drafted"] for each in counts) < 0.7 * sum(len(each.token_ids) for each in answers)
