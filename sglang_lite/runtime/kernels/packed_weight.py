@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 
 NUMBERS = 8  # in a word
-_SLICES = (32, 16)
+SLICES = 4  # in a block
+_SIZES = (64, 32, 16)  # of a slice
 Kind = Literal["integers", "e2m1", "table"]
 
 
@@ -17,13 +18,14 @@ Kind = Literal["integers", "e2m1", "table"]
 class PackedWeight:
     """Matrix [N, K] of 4-bit numbers in groups of G columns: value = scale * (number - zero).
 
-    Columns are cut into slices of S, of which eight make up a block; the last block is filled up with zeros.
+    Columns are cut into slices of S, of which four make up a block; the last block is filled up with zeros.
 
     Attributes:
         inputs: columns, K.
-        words: int32 [N, blocks * S]. In a block, bits 4 j … 4 j + 3 of word i are the number of column i of slice j.
-        scales: [N, blocks * 8 * S / G], in 16 or 32 bits.
-        zeros: uint8, like scales: the number that stands for 0; None if it is `zero` everywhere.
+        words: int32 [N, blocks * S / 2]. In a block, bits 4 j … 4 j + 3 of word i are the number of column 2 i of slice
+            j, and 16 bits above them is that of column 2 i + 1: a shift and a mask leave a pair, each in 16 bits.
+        scales: [blocks * 4 * S / G, N], in 16 or 32 bits.
+        zeros: int32 [blocks, N]: byte j is the number that stands for 0 in slice j; None if it is `zero` everywhere.
         zero: number that stands for 0 if `zeros` is None.
         kind: what numbers stand for: "integers" for themselves, "e2m1" for floating point with a sign, two bits of
             exponent and one of mantissa, "table" for an entry of `table`.
@@ -65,32 +67,36 @@ def packed_weight(
     Args:
         numbers: uint8 [N, K] in 0 … 15.
         scales: [N, K / G].
-        zeros, zero, kind, table: as of PackedWeight; zeros [N, K / G].
+        zeros: uint8 [N, K / G]: the number that stands for 0; None if it is `zero` everywhere.
+        zero, kind, table: as of PackedWeight.
     """
     rows, inputs = numbers.shape
     group = inputs // scales.shape[1]
     size = _slice(inputs, group)
-    more = -inputs % (NUMBERS * size)
-    parts = F.pad(numbers, (0, more)).view(rows, -1, NUMBERS, size).int()
-    words = parts[:, :, 0].clone()
-    for j in range(1, NUMBERS):
-        words |= parts[:, :, j] << 4 * j
-    last = (0, -(-(inputs + more) // group) - scales.shape[1])  # no input reaches a block's end
-    return PackedWeight(
-        inputs, words.flatten(1), F.pad(scales, last), None if zeros is None else F.pad(zeros, last), zero, kind,
-        size, group, table,
-    )  # fmt: skip
+    more = -inputs % (SLICES * size)
+    parts = F.pad(numbers, (0, more)).view(rows, -1, SLICES, size // 2, 2)
+    blocks = parts.shape[1]
+    words = torch.zeros((rows, blocks, size // 2), dtype=torch.int32, device=numbers.device)
+    for j in range(SLICES):
+        for half in range(2):
+            words |= parts[:, :, j, :, half].int() << 4 * j + 16 * half
+    if zeros is not None:
+        of_slices = F.pad(zeros.repeat_interleave(group // size, 1), (0, more // size)).view(rows, blocks, SLICES)
+        zeros = of_slices.transpose(0, 1).contiguous().view(torch.int32).squeeze(-1)  # little-endian, as GPUs are
+    last = -(-(inputs + more) // group) - scales.shape[1]  # no input reaches a block's end
+    scales = F.pad(scales, (0, last)).t().contiguous()
+    return PackedWeight(inputs, words.flatten(1), scales, zeros, zero, kind, size, group, table)
 
 
 def can_pack(inputs: int, group: int) -> bool:
     """True if a matrix with so many columns, in groups of so many, can be packed."""
-    return group % _SLICES[-1] == 0 and inputs % group == 0
+    return group % _SIZES[-1] == 0 and inputs % group == 0
 
 
 def _slice(inputs: int, group: int) -> int:
     """Columns of a slice: the most that divide a group and fill up no block with much."""
-    sizes = [size for size in _SLICES if group % size == 0]
-    return next((size for size in sizes if -inputs % (NUMBERS * size) <= inputs // 16), sizes[-1])
+    sizes = [size for size in _SIZES if group % size == 0]
+    return next((size for size in sizes if -inputs % (SLICES * size) <= inputs // 16), sizes[-1])
 
 
 def in_few_bits(scales: torch.Tensor) -> torch.dtype:

@@ -42,7 +42,7 @@ class GpuDecoder(Decoder):
             raise ModelError("keys of another size than their values don't run on a GPU.", hint='Use device="cpu".')
         super().__init__(spec, *args, **kwargs)
         self._plain = spec.norm == "rms" and all(map(_is_plain, spec.layers))
-        self._alone = self._plain and all(map(_norms_in_products, spec.layers))
+        self._alone = self._plain and all(map(_norms_in_products, spec.layers)) and all(map(_fuses_one, self.layers))
 
     @property
     def attentions(self) -> tuple[AttentionSpec | LatentSpec, ...]:
@@ -293,6 +293,12 @@ def _activation_elements(spec: FeedForwardSpec, hidden: int) -> int:
 def _is_plain(layer: LayerSpec) -> bool:
     """True if an `add_norm` can add the layer's block outputs to the residual unchanged."""
     return layer.norms == "before" and not layer.parallel and layer.residual_scale == 1.0
+
+
+def _fuses_one(layer: Layer) -> bool:
+    """True if the products of a layer's single row take the norms before them and the gate after them."""
+    fed = layer.feed_forward
+    return matrix(layer.qkv).fuses_one and isinstance(fed, FeedForward) and matrix(fed.gate_up).fuses_one
 
 
 def _norms_in_products(layer: LayerSpec) -> bool:

@@ -23,7 +23,7 @@ from sglang_lite.runtime.kernels.kv_store import kv_store
 from sglang_lite.runtime.kernels.latent_attention import latent_decode, latent_prefill, latent_prefix
 from sglang_lite.runtime.kernels.latent_store import latent_store
 from sglang_lite.runtime.kernels.norm import add_norm, add_norm_fp8, norm, norm_fp8
-from sglang_lite.runtime.kernels.packed_products import decoded, packed_row, packed_rows, packed_split_k
+from sglang_lite.runtime.kernels.packed_products import add_parts, decoded, packed_rows
 from sglang_lite.runtime.kernels.packed_weight import packed_weight
 from sglang_lite.runtime.kernels.page_table import update_pages
 from sglang_lite.runtime.kernels.prefill_attention import prefill_attention
@@ -198,20 +198,19 @@ def packed_products(dtype: torch.dtype) -> None:
         ("e2m1", 16, False),
         ("table", 64, False),
     ):
-        for outputs, inputs in ((28_672, 4096), (4096, 14_336)):
-            scales = empty(outputs, inputs // group, dtype=FLOAT16)
-            weight = packed_weight(
-                empty(outputs, inputs, dtype=torch.uint8), scales,
-                zeros=empty(outputs, inputs // group, dtype=torch.uint8) if zeros else None, zero=8 * (kind == "integers"), kind=kind, table=empty(16) if kind == "table" else None,  # type: ignore[arg-type]  # one of the kinds
-            )  # fmt: skip
-            row = empty(1, inputs, dtype=dtype)
-            packed_row(row, weight, None, "silu")
-            packed_row(row, weight, empty(outputs, dtype=dtype))
-            for rows in (16, 32, 64):
-                packed_rows(empty(rows, inputs, dtype=dtype), weight, None)
-            packed_rows(empty(8, inputs, dtype=dtype), weight, empty(outputs, dtype=dtype))
-            packed_split_k(empty(64, inputs, dtype=dtype), weight, 4)
-            decoded(weight, dtype)
+        outputs, inputs = 28_672, 4096
+        scales = empty(outputs, inputs // group, dtype=FLOAT16)
+        weight = packed_weight(
+            empty(outputs, inputs, dtype=torch.uint8), scales,
+            zeros=empty(outputs, inputs // group, dtype=torch.uint8) if zeros else None, zero=8 * (kind == "integers"), kind=kind, table=empty(16) if kind == "table" else None,  # type: ignore[arg-type]  # one of the kinds
+        )  # fmt: skip
+        for rows in (8, 64):
+            packed_rows(empty(rows, inputs, dtype=dtype), weight, None)
+            packed_rows(empty(rows, inputs, dtype=dtype), weight, None, "silu")
+        packed_rows(empty(16, inputs, dtype=dtype), weight, empty(outputs, dtype=dtype))
+        parts = packed_rows(empty(32, inputs, dtype=dtype), weight, None, parts=4)
+        add_parts(parts, dtype)
+        decoded(weight, dtype)
 
 
 def layer_norms(dtype: torch.dtype) -> None:

@@ -21,30 +21,26 @@ def packed_decoded(run):
     return [run(weight, dtype) for weight in packed_matrices() for dtype in (torch.float32, torch.float16)]
 
 
-def packed_one(run):
-    results = []
-    for weight in packed_matrices():
-        outputs, inputs = weight.shape
-        results += [run(normal(1, inputs), weight, bias) for bias in (None, normal(outputs))]
-        results += [run(normal(1, inputs), weight, None, "silu")] if outputs % 2 == 0 else []
-    return results
-
-
 def packed_few(run):
     results = []
     for weight in packed_matrices():
         outputs, inputs = weight.shape
         results += [run(normal(rows, inputs), weight, bias) for rows in (1, 17) for bias in (None, normal(outputs))]
+        results += [run(normal(3, inputs), weight, None, "silu")] if outputs % 2 == 0 else []
+        results += [run(normal(5, inputs), weight, None, parts=parts).sum(0) for parts in (2, 3)]
     return results
 
 
-def packed_in_parts(run):
-    return [run(normal(5, weight.inputs), weight, parts) for weight in packed_matrices() for parts in (2, 3)]
+def packed_added(run):
+    return [
+        run(torch.randn(parts, 5, 70, device=DEVICE), dtype)
+        for parts in (2, 3)
+        for dtype in (torch.float32, torch.float16)
+    ]
 
 
 CASES = {
     "decoded": packed_decoded,
-    "packed_row": packed_one,
     "packed_rows": packed_few,
-    "packed_split_k": packed_in_parts,
+    "add_parts": packed_added,
 }

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from sglang_lite.runtime.kernels.packed_products import decoded, packed_row, packed_rows, packed_split_k, parts_of
+from sglang_lite.runtime.kernels.packed_products import decoded, packed_rows, parts_of
 from sglang_lite.runtime.kernels.packed_weight import PackedWeight, can_pack, in_few_bits, packed_weight
 from sglang_lite.runtime.kernels.reference import packed_products as twin
 from tests.runtime.kernels import needs_kernels
@@ -59,9 +59,9 @@ def test_products(rows, outputs, inputs, group, kind, dtype):
     weight, values = made(outputs, inputs, group, kind)
     for b in (bias, None):
         expected = torch.nn.functional.linear(x.double(), values, None if b is None else b.double())
-        for found in (packed_rows(x, weight, b), *([packed_row(x, weight, b)] if rows == 1 else [])):
-            assert ((found - expected).abs().max() / expected.abs().max()).item() < 2**-9
-    parts = packed_split_k(x, weight, 3)
+        found = packed_rows(x, weight, b)
+        assert ((found - expected).abs().max() / expected.abs().max()).item() < 2**-9
+    parts = packed_rows(x, weight, None, parts=3)
     assert parts.shape == (3, rows, outputs)
     close(parts.sum(0) / 16, x.double() @ values.T / 16, dtype)
 
@@ -69,11 +69,12 @@ def test_products(rows, outputs, inputs, group, kind, dtype):
 @pytest.mark.parametrize("gate", ["silu", "gelu", "gelu_tanh"])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("biased", [False, True])
-def test_a_row_with_its_gate(gate, kind, biased):
-    x, bias = normal(1, 640) / 32, normal(100) if biased else None
+@pytest.mark.parametrize("rows", [1, 18])
+def test_rows_with_their_gate(gate, kind, biased, rows):
+    x, bias = normal(rows, 640) / 32, normal(100) if biased else None
     weight, values = made(100, 640, 64, kind)
     expected = torch.nn.functional.linear(x.double(), values, None if bias is None else bias.double())
-    close(packed_row(x, weight, bias, gate), apply_activation(expected, gate))
+    close(packed_rows(x, weight, bias, gate), apply_activation(expected, gate))
 
 
 @pytest.mark.skipif(not GPU, reason="interprets for minutes")
@@ -83,15 +84,15 @@ def test_large_products_in_bfloat16(rows, kind):
     weight, values = made(14336, 4096, 128, kind)
     x = normal(rows, 4096, dtype=torch.bfloat16)
     expected = x.double() @ values.T
-    found = packed_row(x, weight, None) if rows == 1 else packed_rows(x, weight, None)
+    found = packed_rows(x, weight, None)
     assert ((found - expected).abs().max() / expected.abs().max()).item() < 2**-7
 
 
 def test_what_can_be_packed_and_is_split():
     assert not can_pack(96, 24)
     assert not can_pack(100, 64)
-    assert parts_of(made(64, 2048, 128)[0]) == 4
-    assert parts_of(made(64, 512, 128)[0]) == 1
+    assert parts_of(made(64, 2048, 128)[0], 1) == 4
+    assert parts_of(made(64, 512, 128)[0], 1) == 1
 
 
 def test_the_shortest_dtype_that_loses_nothing():

@@ -41,6 +41,11 @@ class GpuLinear:
         """True if the layer takes input rows in 8 bits."""
         return False
 
+    @property
+    def fuses_one(self) -> bool:
+        """True if the layer has `one`."""
+        return True
+
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         if len(x) in self._tiled:
             return tiled.linear_tiled(x, self.weight, self.bias)

@@ -8,16 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from sglang_lite.runtime.kernels.fp8_rows import Fp8Rows, Scales
-from sglang_lite.runtime.kernels.norm import add_norm
-from sglang_lite.runtime.kernels.norm import norm as rms_norm
-from sglang_lite.runtime.kernels.packed_products import (
-    MAX_ROWS,
-    decoded,
-    packed_row,
-    packed_rows,
-    packed_split_k,
-    parts_of,
-)
+from sglang_lite.runtime.kernels.packed_products import MAX_ROWS, add_parts, decoded, packed_rows, parts_of
 from sglang_lite.runtime.kernels.packed_weight import PackedWeight, can_pack, in_few_bits, packed_weight
 from sglang_lite.runtime.models.layers.gpu_linear import GpuLinear
 from sglang_lite.runtime.models.weights.blocks import Blocks, order_of
@@ -37,40 +28,37 @@ class PackedLinear(GpuLinear):
     def __init__(self, weight: PackedWeight, bias: torch.Tensor | None, order: torch.Tensor | None) -> None:
         self.packed, self.bias, self.order = weight, bias, order
         self._tiled = range(0)
-        self._parts = parts_of(weight) if bias is None else 1
+
+    @property
+    def fuses_one(self) -> bool:
+        return False
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        if len(x) == 1:
-            return packed_row(self._ordered(x), self.packed, self.bias)
-        if len(x) > MAX_ROWS:
-            return F.linear(self._ordered(x), decoded(self.packed, x.dtype), self.bias)
-        if self._parts > 1:
-            return packed_split_k(self._ordered(x), self.packed, self._parts).sum(0).to(x.dtype)
-        return packed_rows(self._ordered(x), self.packed, self.bias)
-
-    def _ordered(self, x: torch.Tensor) -> torch.Tensor:
-        return x if self.order is None else x[:, self.order]
+        y, _ = self.parts(x)
+        return add_parts(y, x.dtype) if y.dim() == 3 else y
 
     def into(self, x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         return out.copy_(self(x))
 
-    def parts(self, x: torch.Tensor | Fp8Rows) -> tuple[torch.Tensor, Scales | None]:
+    def unscaled(self, x: torch.Tensor | Fp8Rows) -> tuple[torch.Tensor, Scales | None]:
         assert isinstance(x, torch.Tensor)
-        if self._parts > 1 and 1 < len(x) <= MAX_ROWS:
-            return packed_split_k(self._ordered(x), self.packed, self._parts), None
         return self(x), None
 
+    def parts(self, x: torch.Tensor | Fp8Rows) -> tuple[torch.Tensor, Scales | None]:
+        assert isinstance(x, torch.Tensor)
+        x = self._ordered(x)
+        if len(x) > MAX_ROWS:
+            return F.linear(x, decoded(self.packed, x.dtype), self.bias), None
+        parts = parts_of(self.packed, len(x)) if self.bias is None else 1
+        return packed_rows(x, self.packed, self.bias, parts=parts), None
+
     def gated(self, x: torch.Tensor | Fp8Rows, activation: str, *, eight: bool) -> torch.Tensor | Fp8Rows:
-        if isinstance(x, torch.Tensor) and len(x) == 1 and not eight:
-            return packed_row(self._ordered(x), self.packed, self.bias, activation)
+        if isinstance(x, torch.Tensor) and len(x) <= MAX_ROWS and not eight:
+            return packed_rows(self._ordered(x), self.packed, self.bias, activation)
         return super().gated(x, activation, eight=eight)
 
-    def one(
-        self, x: torch.Tensor, *, residual: torch.Tensor | None, norm: torch.Tensor, eps: float, gate: str = ""
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        # The residual becomes the sum in place, as nothing else reads it.
-        normed = rms_norm(x, norm, eps) if residual is None else add_norm(x, residual, norm, eps)
-        return packed_row(self._ordered(normed), self.packed, self.bias, gate), x if residual is None else residual
+    def _ordered(self, x: torch.Tensor) -> torch.Tensor:
+        return x if self.order is None else x[:, self.order]
 
 
 def packed_linear(parts: Sequence[Weight], bias: torch.Tensor | None, device: torch.device) -> PackedLinear | None:
