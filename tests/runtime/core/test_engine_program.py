@@ -553,7 +553,7 @@ def test_a_selection_without_choices_and_a_library_that_fails_are_told(monkeypat
 
 
 def test_open_programs_that_are_idle_hold_nobody_up_and_hold_nothing():
-    """Hundreds of them: in a fresh engine the same requests take as many steps and find as much room."""
+    """Many more than there is room for: in a fresh engine the same requests take as many steps and find as much room."""
 
     def steps(engine):
         before = engine.loop.steps
@@ -568,7 +568,7 @@ def test_open_programs_that_are_idle_hold_nobody_up_and_hold_nothing():
 
     alone, engine = make(), make()
     found = []
-    for i in range(400):
+    for i in range(60):
         found.append([])
         program = engine.open_program(sink=found[-1].append)
         program.extend((), (Text("ab" * (i % 9)), Text("c"), Gen("a", greedy(3)), Text("then")))
