@@ -25,14 +25,27 @@ def _no_garbage():
     """Trees of all files have a million nodes and no circles: no collection of garbage passes through them."""
     gc.disable()
     yield
-    statements.cache_clear()
-    parsed.cache_clear()
+    for kept in (nodes, statements, parsed):
+        kept.cache_clear()
     gc.enable()
 
 
 @functools.cache
 def parsed(file):
     return ast.parse(file.read_text())
+
+
+@functools.cache
+def nodes(file):
+    """All nodes of a file, as `ast.walk` finds them: several tests look at a million."""
+    found = [parsed(file)]
+    for node in found:  # which grows
+        for field, value in vars(node).items():
+            if isinstance(value, list):
+                found += [each for each in value if isinstance(each, ast.AST)]
+            elif isinstance(value, ast.AST) and field != "ctx":
+                found.append(value)
+    return found
 
 
 @functools.cache
@@ -250,9 +263,9 @@ SIGNALS = {
 }  # fmt: skip
 
 
-def signals(tree):
+def signals(file):
     """Lines of a test that name a function which sends a signal."""
-    for node in ast.walk(tree):
+    for node in nodes(file):
         match node:
             case ast.Attribute(value=ast.Name(id=module), attr=name) if f"{module}.{name}" in SIGNALS:
                 yield node.lineno
@@ -265,7 +278,7 @@ def signals(tree):
 def test_no_worker_of_pytest_gets_a_signal():
     """One would end it, and with it the run. `tests/children.py` sends signals to processes of a test's own."""
     tests = Path(__file__).parent
-    found = {str(file.relative_to(tests)): lines for file in tests.rglob("*.py") if (lines := [*signals(parsed(file))])}
+    found = {str(file.relative_to(tests)): lines for file in tests.rglob("*.py") if (lines := [*signals(file)])}
     assert {file: lines for file, lines in found.items() if file not in MAY_SIGNAL} == {}
     assert found.keys() == MAY_SIGNAL.keys()
 
@@ -326,7 +339,7 @@ def test_no_object_reaches_into_another():
     found = [
         (str(file.relative_to(ROOT)), node.lineno, ast.unparse(node))
         for file in our_files()
-        for node in ast.walk(parsed(file))
+        for node in nodes(file)
         if isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.endswith("__")
         if not (isinstance(node.value, ast.Name) and node.value.id in ("self", "cls"))
     ]
@@ -364,7 +377,7 @@ def test_a_public_name_of_a_class_stands_in_one_module():
 def names_in(file):
     """Names that a file defines or uses, and those of the file and its folders."""
     fields = ("id", "attr", "arg", "name", "asname")
-    found = {getattr(node, field, None) for node in ast.walk(parsed(file)) for field in fields}
+    found = {getattr(node, field, None) for node in nodes(file) for field in fields}
     return {name for name in found if isinstance(name, str)}.union(file.relative_to(PACKAGE).with_suffix("").parts)
 
 
