@@ -46,8 +46,13 @@ class Output:
             self.show(make())
 
 
-def progress_bar(**options: Any) -> Any:  # of tqdm, as it returns one
-    """tqdm's progress bar: on standard error, or in a notebook below the cell."""
+def progress_bar(below: Callable[[], Markup] = fragment, **options: Any) -> Any:  # of tqdm, as it returns one
+    """tqdm's progress bar: on standard error, or in a notebook below the cell, where HTML can follow it until its end.
+
+    Args:
+        below: function that makes this HTML.
+        options: tqdm's own arguments.
+    """
     from tqdm import tqdm
 
     if not in_kernel():
@@ -55,13 +60,21 @@ def progress_bar(**options: Any) -> Any:  # of tqdm, as it returns one
 
     class Bar(tqdm):  # type: ignore[type-arg] # of whatever it counts
         def __init__(self, **options: Any) -> None:
-            self.output = Output()
-            super().__init__(**options, file=io.StringIO())
+            self.output, self.closed = Output(), False
+            super().__init__(**options, mininterval=0, miniters=1, file=io.StringIO())  # `show_soon` leaves some out
 
         def display(self, msg: str | None = None, pos: int | None = None) -> None:
             if msg == "":  # it is gone
                 return self.output.show(fragment())
-            counts = f"{self.desc} {self.n:,} of {self.total or '?'} {self.unit}, {self.postfix or ''}"
-            return self.output.show(fragment(element("progress", value=self.n, max=self.total), f" {counts}"))
+            return self.output.show(self._html()) if self.closed else self.output.show_soon(self._html)
+
+        def _html(self) -> Markup:
+            counts = f" {self.desc} {self.n:,} of {self.total or '?'} {self.unit}, {self.postfix or ''}"
+            bar = element("progress", value=self.n, max=self.total)
+            return fragment(bar, counts) if self.closed else fragment(bar, counts, below())
+
+        def close(self) -> None:
+            self.closed = True
+            super().close()
 
     return Bar(**options)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from sglang_lite.markup import Markup, cut, element, fragment, table
@@ -14,20 +14,26 @@ if TYPE_CHECKING:
 
 
 def states_table(results: Sequence[ProgramState | Exception | UserValue], *, of_runs: bool) -> Markup:
-    """Table of states, and of the errors in the place of some. Shows what is there, and waits for nothing.
+    """Number of states, and their `rows_table`."""
+    failed = sum(_error(each) is not None for each in results)
+    counts = f"{len(results):,} {'runs' if of_runs else 'branches'}" + f", {failed:,} failed" * (failed > 0)
+    return fragment(element("p", counts), rows_table(dict(enumerate(results)), of_runs=of_runs))
+
+
+def rows_table(results: Mapping[int, ProgramState | Exception | UserValue], *, of_runs: bool) -> Markup:
+    """Table of states by their numbers, and of the errors in the place of some. Shows what is there, and waits for
+    nothing.
 
     Args:
         of_runs: whether each state is that of a run, whose tokens and error have columns; else of a branch.
     """
-    variables = [{} if isinstance(each, Exception) else each.branch.names.variables for each in results]
-    names = [*dict.fromkeys(name for own in variables for name in own)]
-    failed = sum(_error(each) is not None for each in results)
-    counts = f"{len(results):,} {'runs' if of_runs else 'branches'}" + f", {failed:,} failed" * (failed > 0)
+    variables = {i: {} if isinstance(each, Exception) else each.branch.names.variables for i, each in results.items()}
+    names = [*dict.fromkeys(name for own in variables.values() for name in own)]
     head = ["", *names, *(("tokens", "error") if of_runs else ())]
-    rows = ([i, *(_shown(own.get(name)) for name in names)] for i, own in enumerate(variables))
+    rows = ([i, *(_shown(own.get(name)) for name in names)] for i, own in variables.items())
     if of_runs:
-        rows = ([*row, *_of_run(result)] for row, result in zip(rows, results))
-    return fragment(element("p", counts), table(head, rows))
+        rows = ([*row, *_of_run(result)] for row, result in zip(rows, results.values()))
+    return table(head, rows)
 
 
 def _shown(variable: Variable | None) -> str:

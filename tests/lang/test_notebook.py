@@ -291,6 +291,21 @@ def test_progress_in_a_kernel_is_html_and_nothing_is_written(kernel, monkeypatch
     assert "3 of 3 program" in last.text
 
 
+def test_a_batch_shows_its_last_rows_while_it_runs(kernel):
+    def answer(request):
+        if "slow" in request.prompt.text:
+            until(lambda: kernel and "quick so" in kernel[0][-1])  # the finished row is shown
+            return "at last"
+        return "quick so"
+
+    asks.run_batch([["slow"], ["why?"]], backend=sgl.ScriptedBackend(answer), progress_bar=True)
+    (updates,) = kernel
+    (running,) = [each for each in updates if "quick so" in each and "at last" not in each]
+    assert "1 of 2" in Fragment(running).text
+    assert "table" in Fragment(running).tags
+    assert "table" not in Fragment(updates[-1]).tags  # the results are one
+
+
 def test_an_engine_that_starts_writes_nothing_to_standard_error_of_a_kernel(kernel, model_file, capsys, monkeypatch):
     with sgl.Engine(str(model_file), in_process=True, max_total_tokens=256):
         pass

@@ -9,6 +9,7 @@ import inspect
 import os
 import queue
 import threading
+from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,10 +28,13 @@ from sglang_lite.lang.runs.checkpoint import BatchFile, batch_parts
 from sglang_lite.lang.runs.saving import saved_run
 from sglang_lite.lang.sampling_keywords import written_out
 from sglang_lite.lang.state import ProgramState, user_location
-from sglang_lite.lang.states_table import states_table
+from sglang_lite.lang.states_table import rows_table, states_table
+from sglang_lite.markup import Markup
 from sglang_lite.protocol import BatchError, ParameterError, SglError
 from sglang_lite.protocol.anything import UserValue
 from sglang_lite.protocol.sampling import SamplingOptions
+
+_LIVE_ROWS = 20  # which a notebook shows while a batch runs
 
 OnError: TypeAlias = Literal["raise", "return", "skip"]
 Item: TypeAlias = "tuple[Sequence[Any], dict[str, Any]]"  # positional and keyword arguments of a run
@@ -322,16 +326,18 @@ def results_of(plan: BatchPlan, outcomes: Mapping[int, Outcome]) -> BatchResults
 
 
 class ProgressBar:
-    """Progress bar with the number of finished programs, tokens per second and the share of cached prompt tokens. A
-    `Report`."""
+    """Progress bar with the number of finished programs, tokens per second and the share of cached prompt tokens; in a
+    notebook, until the end, also with the rows that have finished last. A `Report`."""
 
     def __init__(self, total: int, done: int) -> None:
-        self._bar = progress_bar(total=total, initial=done, unit="program")
+        self._last: deque[tuple[int, Outcome]] = deque(maxlen=_LIVE_ROWS)
+        self._bar = progress_bar(self._rows, total=total, initial=done, unit="program")
         self._generated = self._prompt = self._cached = 0
         self._lock = threading.Lock()
 
     def __call__(self, index: int, outcome: Outcome) -> None:
         with self._lock:
+            self._last.appendleft((index, outcome))
             if isinstance(outcome, ProgramState):
                 usage = outcome.branch.run.account.usage()
                 self._generated += usage.completion_tokens
@@ -341,6 +347,9 @@ class ProgressBar:
                 share = self._cached / max(self._prompt, 1)
                 self._bar.set_postfix_str(f"{rate:,.0f} tok/s, {share:.0%} cached", refresh=False)
             self._bar.update()
+
+    def _rows(self) -> Markup:
+        return rows_table(dict(self._last), of_runs=True)
 
     def close(self) -> None:
         self._bar.close()
