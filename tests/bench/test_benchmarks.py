@@ -66,6 +66,7 @@ SMALL = {
         "--questions",
         "2",
     ],
+    "speculation.py": ["--only", "tokens", "--requests", "1", "--answer", "2", "--work", "extraction"],
     "turns.py": [],
     "tracing.py": ["--seconds", "0.01", "--nodes", "20", "--programs", "1"],
     "shared_prefix.py": ["--requests", "2", "--new", "2", "--prefix", "8", "--systems", "sglang_lite auto"],

@@ -25,9 +25,11 @@ OTHER_NAMES: Mapping[str, str] = MappingProxyType({
 _RENAMED_VALUES: Mapping[str, Mapping[str, str]] = {
     "kv_cache_dtype": {"fp8_e4m3": "fp8"},
     "attention_backend": {"torch_native": "torch", "fa4": "flash_attn"},
+    "speculative_algorithm": {"NGRAM": "auto"},
 }
 _FORMATS = "pt npcache sharded_state bitsandbytes layered flash_rl remote remote_instance private runai_streamer"
 _KERNELS = "fa3 flashmla cutlass_mla trtllm_mla trtllm_mha dual_chunk_flash_attn aiter wave intel_amx ascend"
+_ALGORITHMS = "EAGLE EAGLE3 FROZEN_KV_MTP NEXTN STANDALONE DFLASH DSPARK"
 _REFUSED_VALUES: Mapping[str, tuple[frozenset[str], str]] = {  # of settings of ours: SGLang's values, and the cure
     "load_format": (
         frozenset(_FORMATS.split()),
@@ -36,6 +38,10 @@ _REFUSED_VALUES: Mapping[str, tuple[frozenset[str], str]] = {  # of settings of 
     "attention_backend": (
         frozenset(_KERNELS.split()),
         'Use "auto", for kernels of our own, which suit Hopper GPUs, too; "flash_attn" is FlashAttention 4.',
+    ),
+    "speculative_algorithm": (
+        frozenset(_ALGORITHMS.split()),
+        'Use "NGRAM", which guesses from earlier text; draft models, heads and trees are not here yet.',
     ),
 }
 

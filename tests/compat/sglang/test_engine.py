@@ -173,6 +173,11 @@ def test_input_logprobs_begin_with_a_null_where_nothing_is_before_them():
         ({"kv_cache_dtype": "fp8_e4m3", "quantization": "fp8"}, {"kv_dtype": "fp8", "quantization": "fp8"}),
         ({"attention_backend": "torch_native"}, {"attention_backend": "torch"}),
         ({"attention_backend": "triton"}, {"attention_backend": "triton"}),
+        (
+            {"speculative_algorithm": "NGRAM", "speculative_num_draft_tokens": 4},
+            {"speculation": "auto", "draft_tokens": 4},
+        ),
+        ({"speculative_algorithm": None, "speculative_num_draft_tokens": None}, {}),
         ({"disable_radix_cache": True, "disable_cuda_graph": True}, {"prefix_cache": False, "cuda_graphs": False}),
         ({"context_length": 9, "page_size": 4}, {"context_length": 9, "page_size": 4}),
     ],
@@ -187,6 +192,8 @@ def test_server_args_with_a_meaning_here_are_translated(given, settings):
         ({"tp_size": 2}, "tp_size: 2 is not supported, only 1"),
         ({"model_path": "a", "model": "b"}, "model: model is given, too.* Give one"),
         ({"enable_lora": True}, "enable_lora: True is not supported"),
+        ({"speculative_algorithm": "EAGLE"}, "speculative_algorithm: 'EAGLE' is SGLang's.* Use \"NGRAM\""),
+        ({"speculative_ngram_max_trie_depth": 4}, "speculative_ngram_max_trie_depth: 4 is not supported"),
     ],
 )
 def test_server_args_without_one_are_refused_by_name(given, message):

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import sglang_lite as sgl
 from sglang_lite.program.nodes import Fork, Gen, Program, Text
 from sglang_lite.protocol import SamplingParams
 from sglang_lite.runtime.drafting.contexts import ContextTable
@@ -168,3 +169,22 @@ def test_a_drafter_that_is_wrong_is_not_asked_for_long():
     answers, _ = run(engine, prompts, temperature=1.0, seed=1)
     counts = engine.scheduler.drafts.drafting.stats().values()
     assert sum(each["drafted"] for each in counts) < 0.7 * sum(len(each.token_ids) for each in answers)
+
+
+def test_a_deterministic_engine_gives_the_same_bits(small_file):
+    """Real attention and products: the logits of a drafted position are those of a step of its own."""
+    found = []
+    for speculation in ("off", "auto"):
+        with sgl.Engine(
+            small_file, dtype="bfloat16", deterministic=True, in_process=True, speculation=speculation
+        ) as engine:
+            told = []
+            for seed, temperature in enumerate((0, 1.5)):
+                params = SamplingParams(temperature=temperature, seed=seed, max_tokens=16, return_logprob=True)
+                for _ in range(2):  # the second time most of it is guessed
+                    answer = engine.complete("one two one two one", params)
+                    told.append((answer.token_ids, answer.output_logprobs, answer.finish_reason))
+            drafters = engine.stats()["drafters"]
+        found.append(told)
+    assert found[0] == found[1]
+    assert sum(each["accepted"] for each in drafters.values()) > 15
