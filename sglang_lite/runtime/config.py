@@ -78,6 +78,9 @@ class EngineConfig:
         kv_dtype: "fp8" stores keys and values in 8-bit floating point (e4m3), on a GPU as for `quantization`; "auto" is
             `dtype`. The values of each KV head are divided by a power of two: the checkpoint's scale rounded up, or, if
             it has none, one found while loading by running the model on a few hundred fixed tokens.
+        quantization_param_path: JSON file with a scale of each layer's 8-bit keys and values, as SGLang's and vLLM's
+            tools write it; counts before the checkpoint's own scales. Needs `kv_dtype="fp8"`. None for those, and for a
+            trial run where there are none.
         context_length: longest sequence in tokens; None for the model's own limit. A model with "longrope" (Phi) has
             two sets of factors: the short ones are used if this is within its original length, else the long ones.
         max_total_tokens: size of the KV pool in tokens. None: on a GPU, the memory that `mem_fraction` leaves; on a
@@ -169,6 +172,7 @@ class EngineConfig:
     dtype: Literal["auto", "float32", "bfloat16", "float16", "int8"] = "auto"
     quantization: QuantizationName | None = None
     kv_dtype: Literal["auto", "fp8"] = "auto"
+    quantization_param_path: str | None = None
     context_length: int | None = None
     max_total_tokens: int | None = None
     mem_fraction: float = 0.88
@@ -214,7 +218,7 @@ class EngineConfig:
                 _check_int(name, value, 0 if name == "compile_processes" else 1)
                 if value > most:
                     raise ParameterError(name, f"{shown(value)} is more than {most:,}.")
-        for name in ("model", "revision", "chat_template", "served_model_name", "weight_version"):
+        for name in _TEXTS:
             value = getattr(self, name)
             if not isinstance(value, str) and (value is not None or name in ("model", "weight_version")):
                 raise ParameterError(name, f"{shown(value)} is no text.")
@@ -263,6 +267,7 @@ class EngineConfig:
         ):
             if getattr(self, name) not in allowed:
                 raise ParameterError(name, f"{getattr(self, name)!r} is not one of {', '.join(map(str, allowed))}.")
+        _check_scales(self)
 
     def _check_speculation(self) -> None:
         known = isinstance(self.speculation, str) and (self.speculation == "off" or set(self.drafters) <= set(DRAFTERS))
@@ -308,6 +313,7 @@ _SWITCHES = (
 )  # fmt: skip
 
 
+_TEXTS = ("model", "revision", "chat_template", "served_model_name", "weight_version", "quantization_param_path")
 _OF_A_PROCESS = ("restart", "stall_timeout_s", "stream_interval_s")
 FIELDS = (EngineConfig.__doc__ or "").partition("Attributes:\n")[2].rstrip()  # for other docstrings
 
@@ -376,6 +382,13 @@ def _check_template(template: str | None) -> None:
     if template is not None and "{" not in template and not os.path.isfile(template):
         problem = f"there is no file {shown(template)}, and the text has no {{{{ or {{%, so it is no template."
         raise ParameterError("chat_template", problem)
+
+
+def _check_scales(config: EngineConfig) -> None:
+    if config.quantization_param_path is not None and config.kv_dtype != "fp8":
+        raise ParameterError(
+            "quantization_param_path", "scales are for keys and values in 8 bits.", hint='Add kv_dtype="fp8".'
+        )
 
 
 def _check_tiers(config: EngineConfig) -> None:

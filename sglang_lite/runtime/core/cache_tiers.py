@@ -63,6 +63,7 @@ def page_names(config: EngineConfig, loaded: LoadedModel, capacity: Capacity) ->
         "computes in": loaded.model.format, "token": loaded.model.token_bytes, "device": loaded.model.device.type,
         "page_size": capacity.sizes.page_size, "context_length": capacity.context_length,
         "kinds": [config.dtype, config.quantization, config.kv_dtype, config.load_format, config.model_impl],
+        "kv_scales": config.quantization_param_path and _fingerprint(Path(config.quantization_param_path)),
     }  # fmt: skip
     return PageNames(json.dumps(header).encode(), capacity.sizes.page_size)
 

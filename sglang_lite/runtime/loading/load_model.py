@@ -21,7 +21,7 @@ from sglang_lite.runtime.host import onednn, startup_messages
 from sglang_lite.runtime.kernels.compile_process import DRIVER, CompileProcess
 from sglang_lite.runtime.loading.model_files import ModelFiles, open_model_files
 from sglang_lite.runtime.models.decoder import Decoder
-from sglang_lite.runtime.models.kv_scales import kv_scales
+from sglang_lite.runtime.models.kv_scales import kv_scales, read_kv_scales
 from sglang_lite.runtime.models.memory_check import check_room, rotary_bytes, weight_bytes
 from sglang_lite.runtime.models.model import Model, is_fused
 from sglang_lite.runtime.models.precision import Precision
@@ -104,6 +104,8 @@ def load_model(
     if isinstance(spec, TransformersSpec):
         return _load_transformers(config, files, spec)
     source = _source(files, spec, config)
+    file = config.quantization_param_path
+    given = {} if file is None else read_kv_scales(Path(file), spec.kv_layout)
     kind = Decoder
     if device.type == "cpu":
         onednn.bound_caches()
@@ -135,7 +137,8 @@ def load_model(
             bar = progress or partial(startup_messages.progress, level=config.log_level)
             model = kind(spec, source, formats, device, positions, bar)
         if model.precision.cache.itemsize == 1:
-            model.kv_scales = kv_scales(model, source.kv_scales(spec.kv_layout), tokenizer.bos_id)
+            stored = source.kv_scales(spec.kv_layout) | given
+            model.kv_scales = kv_scales(model, stored, tokenizer.bos_id)
     except BaseException:
         if compilation is not None:
             compilation.end()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -10,6 +12,7 @@ import torch
 from sglang_lite.protocol import ModelError
 from sglang_lite.runtime.kernels.attention_metadata import AttentionPlan, ExtendRow
 from sglang_lite.runtime.kernels.kv_cache import KVCache, KVScales
+from sglang_lite.runtime.kernels.kv_layout import KVLayout
 from sglang_lite.runtime.models.decoder import Decoder
 from sglang_lite.runtime.models.spec import LatentSpec
 
@@ -17,6 +20,37 @@ _TOKENS = 512  # tokens of the trial run
 # Other texts have larger keys and values than the trial's. Headroom is cheap: e4m3 keeps full precision down to
 # 1/28,672 of its largest number, so with this, down to 1/3,584 of a head's largest value at worst.
 _HEADROOM = 4
+
+
+def read_kv_scales(path: Path, layout: KVLayout) -> dict[tuple[int, str], torch.Tensor]:
+    """Scales [kv_heads] by layer and "k" or "v" of a file as SGLang's `quantization_param_path` names it, with a number
+    for each layer of rank 0: `{"kv_cache": {"dtype": "float8_e4m3fn", "scaling_factor": {"0": {"0": 0.02, …}}}}`.
+
+    Raises:
+        ModelError: the file can't be read, or has something else.
+    """
+    try:
+        cache = json.loads(path.read_text(encoding="utf-8"))["kv_cache"]
+        kind, ranks = cache["dtype"], dict(cache["scaling_factor"])
+        of_layers = {int(layer): float(scale) for layer, scale in dict(ranks.pop("0")).items()}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ModelError(
+            f"{path}: no scales of keys and values can be read: {type(error).__name__}: {error}.",
+            hint='It has to look like {"kv_cache": {"dtype": "float8_e4m3fn", "scaling_factor": {"0": {"0": 0.02}}}}.',
+        ) from error
+    heads = {layer: planes[0].heads for layer, planes in enumerate(layout.layers)}
+    problem = None
+    if kind != "float8_e4m3fn":
+        problem = f"kv_cache.dtype is {kind!r}, and keys and values are float8_e4m3fn"
+    elif ranks:
+        problem = f"kv_cache.scaling_factor is of {len(ranks) + 1} devices, and this engine has one"
+    elif of_layers.keys() != heads.keys():
+        problem = f"kv_cache.scaling_factor has {len(of_layers)} layers, and the model 0 to {len(heads) - 1}"
+    elif wrong := [layer for layer, scale in of_layers.items() if not 0 < scale < float("inf")]:
+        problem = f"the scale of layer {wrong[0]} is {of_layers[wrong[0]]}, and no finite number above 0"
+    if problem:
+        raise ModelError(f"{path}: {problem}.", hint="Leave quantization_param_path out.")
+    return {(layer, side): torch.full((heads[layer],), scale) for layer, scale in of_layers.items() for side in "kv"}
 
 
 @torch.inference_mode()

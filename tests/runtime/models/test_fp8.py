@@ -182,10 +182,10 @@ def open_state(folder):
     return load_file(folder / "model.safetensors")
 
 
-def kv_scales(folder, monkeypatch):
+def kv_scales(folder, monkeypatch, **settings):
     """[side, layer, KV head] as they are used."""
     monkeypatch.setattr(load, "computes_in_eight_bits", lambda device: True)
-    config = EngineConfig(model=str(folder), device="cpu", dtype="float32", kv_dtype="fp8")
+    config = EngineConfig(model=str(folder), device="cpu", dtype="float32", kv_dtype="fp8", **settings)
     scales = load_model(config, folder).model.allocate_cache(1).scales
     return torch.stack([torch.stack(side) for side in (scales.k, scales.v)])
 
@@ -215,6 +215,51 @@ def test_a_scale_of_keys_and_values_together(tmp_path, monkeypatch):
     scales = {f"model.layers.{i}.self_attn.kv_scale": torch.tensor([0.7 + i]) for i in range(2)}
     folder, _ = write(tmp_path, CONFIGS["tensor"][0], "tensor", **scales)
     assert kv_scales(folder, monkeypatch).tolist() == [[[1, 1], [2, 2]]] * 2
+
+
+def scales_file(tmp_path, factors, dtype="float8_e4m3fn"):
+    file = tmp_path / "kv.json"
+    file.write_text(json.dumps({"model_type": "llama", "kv_cache": {"dtype": dtype, "scaling_factor": factors}}))
+    return str(file)
+
+
+def test_scales_of_a_file_count_before_those_of_the_checkpoint(tmp_path, monkeypatch):
+    own = {f"model.layers.{i}.self_attn.kv_scale": torch.tensor([8.0]) for i in range(2)}
+    folder, _ = write(tmp_path, CONFIGS["tensor"][0], "tensor", **own)
+    file = scales_file(tmp_path, {"0": {"0": 0.5, "1": 3}})
+    assert kv_scales(folder, monkeypatch, quantization_param_path=file).tolist() == [[[0.5, 0.5], [4, 4]]] * 2
+    with pytest.raises(sgl.ParameterError, match=r"quantization_param_path: scales are for .* 8 bits"):
+        EngineConfig(quantization_param_path=file)
+
+
+@pytest.mark.parametrize(
+    ("factors", "problem"),
+    [
+        ({"0": {"0": 1.0}}, "has 1 layers, and the model 0 to 1"),
+        ({"0": {"0": 1.0, "1": 0}}, "scale of layer 1 is 0.0"),
+        ({"0": {"0": 1.0, "1": float("nan")}}, "scale of layer 1 is nan"),
+        ({"0": {"0": 1.0, "1": 1.0}, "1": {"0": 1.0, "1": 1.0}}, "of 2 devices"),
+        ({"1": {"0": 1.0}}, "no scales .* can be read: KeyError"),
+        ({"0": {"first": 1.0}}, "no scales .* can be read: ValueError"),
+        ([1.0, 1.0], "no scales .* can be read: TypeError"),
+        (None, "no scales .* can be read: TypeError"),
+    ],
+)
+def test_a_file_of_scales_that_are_none(tmp_path, factors, problem, monkeypatch):
+    folder, _ = write(tmp_path, CONFIGS["tensor"][0], "tensor")
+    with pytest.raises(sgl.ModelError, match=rf"kv\.json: .*{problem}"):
+        kv_scales(folder, monkeypatch, quantization_param_path=scales_file(tmp_path, factors))
+
+
+def test_a_file_of_scales_that_can_not_be_read(tmp_path, monkeypatch):
+    folder, _ = write(tmp_path, CONFIGS["tensor"][0], "tensor")
+    with pytest.raises(sgl.ModelError, match=r"missing\.json: .*FileNotFoundError"):
+        kv_scales(folder, monkeypatch, quantization_param_path=str(tmp_path / "missing.json"))
+    (tmp_path / "kv.json").write_text("{")
+    with pytest.raises(sgl.ModelError, match=r"kv\.json: .*JSONDecodeError"):
+        kv_scales(folder, monkeypatch, quantization_param_path=str(tmp_path / "kv.json"))
+    with pytest.raises(sgl.ModelError, match=r"kv_cache\.dtype is 'int8'"):
+        kv_scales(folder, monkeypatch, quantization_param_path=scales_file(tmp_path, {"0": {"0": 1, "1": 1}}, "int8"))
 
 
 @pytest.mark.parametrize("scale", [0.0, -1.0, float("nan"), float("inf"), [1.0, 1.0, 1.0]])

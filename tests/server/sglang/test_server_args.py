@@ -125,6 +125,7 @@ def test_values_of_sglang_are_translated():
     given = {"kv_cache_dtype": "fp8_e4m3", "attention_backend": "torch_native"}
     assert engine_settings(given) == {"kv_dtype": "fp8", "attention_backend": "torch"}
     assert engine_settings({"attention_backend": "fa4"}) == {"attention_backend": "flash_attn"}
+    assert engine_settings({"load_format": "layered"}) == {"load_format": "auto"}
     parser = argparse.ArgumentParser()
     flags.add(parser)
     line = ["--kv-cache-dtype", "fp8_e4m3", "--attention-backend", "torch_native", "--load-format", "auto"]
