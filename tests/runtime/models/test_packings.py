@@ -15,6 +15,7 @@ from sglang_lite.runtime.models.gpu_decoder import GpuDecoder
 from sglang_lite.runtime.models.layers.expert_stacker import ExpertStacker
 from sglang_lite.runtime.models.layers.gpu_linear import GpuLinear
 from sglang_lite.runtime.models.layers.linear import Bf16Linear, DenseLinear, block_library, make_linear
+from sglang_lite.runtime.models.layers.linear_builder import LinearBuilder
 from sglang_lite.runtime.models.layers.packed_linear import PackedLinear
 from sglang_lite.runtime.models.precision import Precision
 from sglang_lite.runtime.models.read_config import spec_from_config
@@ -29,6 +30,7 @@ from tests.runtime.models.test_gpu_decoder import hidden_states
 from tests.runtime.models.tiny import VOCAB, randomise, save
 
 CPU = torch.device("cpu")
+TOLD = "quantised matrices are decoded while they are loaded (docs/models.md, Formats of weights)."
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -69,6 +71,21 @@ def test_a_cpu_multiplies_it_without_decoding(tmp_path, name):
     assert torch.allclose(product(x), expected, rtol=0, atol=2e-3 * expected.abs().max().item())
 
 
+@pytest.mark.parametrize("name", ["gptq", "nf4", "fp4"])
+def test_a_cpu_that_decodes_says_so(tmp_path, name, caplog):
+    if block_library() is None:
+        pytest.skip("no compiler")
+    folder, reference = write(tmp_path, FORMATS[name])
+    source = open_folder(folder, read_quantisation(folder).matrices)
+    weight = "model.layers.0.self_attn.q_proj.weight"
+    parts = [source.take(weight, tuple(reference.state_dict()[weight].shape))]
+    builder = LinearBuilder(Precision(torch.float32, torch.float32, torch.float32, blocks=True), CPU, fused=False)
+    with caplog.at_level("INFO", "sglang_lite"):
+        builder.make(parts, None)
+        builder.make(parts, None)
+    assert caplog.messages == ([TOLD] if FORMATS[name].wide else [])
+
+
 PACKED = ("gptq", "gptq, zeros", "gptq, reordered", "awq", "compressed-tensors", "nvfp4", "mxfp4", "nf4", "fp4")
 
 
@@ -94,8 +111,7 @@ def test_a_gpu_keeps_four_bits_if_it_is_told_to(tmp_path, name, caplog):
     caplog.clear()
     with caplog.at_level("INFO", "sglang_lite"):
         plain = model()
-    told = "quantised matrices are decoded while they are loaded (docs/models.md, Formats of weights)."
-    assert caplog.messages == [told]
+    assert caplog.messages == [TOLD]
     assert type(plain.layers[0].qkv) is GpuLinear
     for rows in (1, 3):
         found, expected = hidden_states(packed, rows), hidden_states(plain, rows)

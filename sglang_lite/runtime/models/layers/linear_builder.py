@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from sglang_lite.runtime.models.layers.linear import (
+    Bf16Linear,
     DenseLinear,
     Float32Linear,
     Linear,
@@ -72,6 +73,9 @@ class LinearBuilder:
             batch_invariant=p.batch_invariant,
             blocks=p.blocks,
         )
+        few = linear.few if isinstance(linear, Bf16Linear) else None
+        if few is None and isinstance(linear, DenseLinear | Bf16Linear | PairedLinear):
+            self._tell_decoded(parts)
         return self._batch_invariant(linear, *stacked_shape(parts))
 
     def _tell_decoded(self, parts: list[Weight]) -> None:
