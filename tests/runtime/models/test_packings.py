@@ -1,11 +1,13 @@
 """Checkpoints as quantisation tools pack them are the models that their numbers and scales describe."""
 
+import itertools
 import json
 from dataclasses import replace
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch.profiler import ProfilerActivity, profile
 from transformers import GptOssConfig, GptOssForCausalLM, Qwen3Config, Qwen3ForCausalLM
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
@@ -322,6 +324,19 @@ def test_rounding_to_the_nearest_number():
     nearest = (weight.view(32, 4, 64, 1) / blocks.scale[..., None, None] - book).abs().argmin(-1)
     assert (blocks.q.view(32, 4, 64) == nearest).float().mean() > 0.999  # ties
     assert torch.equal(rounded(torch.zeros(4, 64), "int4", 32).decode(0, 4), torch.zeros(4, 64))
+
+
+@pytest.mark.parametrize("to", ROUNDINGS)
+def test_rounding_takes_little_memory(to):
+    """Beside its result less than another such matrix in 16 bits; a float32 copy alone would be two."""
+    weight = torch.zeros(4096, 4096, dtype=torch.bfloat16)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+        blocks = rounded(weight, to, 128)
+    assert profiled.profiler is not None
+    events = [each for each in profiled.profiler.kineto_results.events() if each.name() == "[memory]"]
+    held = list(itertools.accumulate(each.nbytes() for each in sorted(events, key=lambda each: each.start_ns())))
+    assert held[-1] == sum(part.nbytes for part in (blocks.q, blocks.scale, blocks.minimum) if part is not None)
+    assert max(held) < held[-1] + weight.nbytes
 
 
 @pytest.mark.parametrize(

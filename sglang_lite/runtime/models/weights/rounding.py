@@ -12,6 +12,7 @@ from sglang_lite.runtime.models.weights.blocks import Blocks
 Rounding: TypeAlias = Literal["int4", "int8", "nf4"]
 ROUNDINGS: tuple[Rounding, ...] = get_args(Rounding)
 _NARROWEST = 32  # columns of a block, of which a matrix must have a multiple
+_AT_ONCE = 1 << 21  # numbers that are rounded at once: some 16 bytes each are held meanwhile
 NF4 = (
     -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
     -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
@@ -27,6 +28,17 @@ def rounded(weight: torch.Tensor, to: Rounding, group: int) -> Blocks:
         to: "int4" and "int8", integers with a scale (and, in 4 bits, a minimum) a block; "nf4", numbers of a code book.
         group: columns of a block, which divide a row.
     """
+    rows = max(_AT_ONCE // weight.shape[1], 1)
+    found = [_rounded(weight[at : at + rows], to, group) for at in range(0, len(weight), rows)]
+    minima = [minimum for _, _, minimum in found if minimum is not None]
+    return Blocks(
+        torch.cat([q for q, _, _ in found]), torch.cat([scale for _, scale, _ in found]),
+        torch.cat(minima) if minima else None, table=NF4 if to == "nf4" else None,
+    )  # fmt: skip
+
+
+def _rounded(weight: torch.Tensor, to: Rounding, group: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """Numbers, scales and minima of `Blocks`."""
     blocks = weight.float().view(len(weight), -1, group)
     most = blocks.abs().amax(-1).clamp_min(1e-8)
     if to == "nf4":
@@ -34,16 +46,16 @@ def rounded(weight: torch.Tensor, to: Rounding, group: int) -> Blocks:
         table = torch.tensor(NF4, device=weight.device)
         between = (table[1:] + table[:-1]) / 2
         numbers = torch.bucketize(blocks / scale.unsqueeze(-1), between).to(torch.uint8)
-        return Blocks(numbers.view(weight.shape), scale, table=NF4)
+        return numbers.view(weight.shape), scale, None
     if to == "int8":
         scale = (most / 127).half().float().clamp_min(6e-8)
         numbers = (blocks / scale.unsqueeze(-1)).round().clamp(-127, 127).to(torch.int8)
-        return Blocks(numbers.view(weight.shape), scale)
+        return numbers.view(weight.shape), scale, None
     low, high = blocks.amin(-1).clamp(max=0), blocks.amax(-1).clamp(min=0)
     scale = ((high - low) / 15).half().float().clamp_min(6e-8)
     zero = (-low / scale).round().clamp(0, 15)
     numbers = ((blocks / scale.unsqueeze(-1)).round() + zero.unsqueeze(-1)).clamp(0, 15).to(torch.uint8)
-    return Blocks(numbers.view(weight.shape), scale, -zero * scale)
+    return numbers.view(weight.shape), scale, -zero * scale
 
 
 def group_of(columns: int, device: torch.device) -> int:
