@@ -74,18 +74,18 @@ def packed_weight(
     group = inputs // scales.shape[1]
     size = _slice(inputs, group)
     more = -inputs % (SLICES * size)
-    parts = F.pad(numbers, (0, more)).view(rows, -1, SLICES, size // 2, 2)
+    padded = F.pad(numbers, (0, more)) if more else numbers
+    parts = padded.view(rows, -1, SLICES // 2, 2, size // 2, 2)
     blocks = parts.shape[1]
-    words = torch.zeros((rows, blocks, size // 2), dtype=torch.int32, device=numbers.device)
-    for j in range(SLICES):
-        for half in range(2):
-            words |= parts[:, :, j, :, half].int() << 4 * j + 16 * half
+    # A word's bytes from the lowest: slices 0 and 1, then 2 and 3 of column 2 i, then both of the column after it.
+    pairs = parts[:, :, :, 1].bitwise_left_shift(4).bitwise_or_(parts[:, :, :, 0])
+    words = pairs.permute(0, 1, 3, 4, 2).reshape(rows, -1, NUMBERS // 2).view(torch.int32).squeeze(-1)
     if zeros is not None:
         of_slices = F.pad(zeros.repeat_interleave(group // size, 1), (0, more // size)).view(rows, blocks, SLICES)
         zeros = of_slices.transpose(0, 1).contiguous().view(torch.int32).squeeze(-1)  # little-endian, as GPUs are
     last = -(-(inputs + more) // group) - scales.shape[1]  # no input reaches a block's end
     scales = F.pad(scales, (0, last)).t().contiguous()
-    return PackedWeight(inputs, words.flatten(1), scales, zeros, zero, kind, size, group, table)
+    return PackedWeight(inputs, words, scales, zeros, zero, kind, size, group, table)
 
 
 def can_pack(inputs: int, group: int) -> bool:
