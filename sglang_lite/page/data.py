@@ -21,6 +21,7 @@ _WHY: Final = {
     "changed": ("changed", "The cache has another text from there on."),
     "page": ("less than a page", "Less than a page is left, and the cache keeps whole pages."),
     "continued": ("continued", "It continues in place behind another generation, and the rest is new."),
+    "on_host": ("on the host", "The host's memory has it, but computing was faster than copying."),
     "disabled": ("no cache", "The engine keeps no prefixes."),
 }
 

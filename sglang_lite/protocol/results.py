@@ -28,6 +28,8 @@ class Usage(Record, frozen=True):
         reasoning_tokens: generated tokens of reasoning that is not part of the text.
         written_tokens: tokens of the prompt that were written to the provider's cache.
         thrown_away_tokens: generated tokens of attempts that failed.
+        host_tokens, disk_tokens: cached tokens that a local engine had to copy from the host's memory, and to read from
+            files.
     """
 
     prompt_tokens: int = 0
@@ -40,6 +42,8 @@ class Usage(Record, frozen=True):
     reasoning_tokens: int = 0
     written_tokens: int = 0
     thrown_away_tokens: int = 0
+    host_tokens: int = 0
+    disk_tokens: int = 0
 
     def __repr__(self) -> str:
         return f"Usage({', '.join(f'{name}={count}' for name, count in self._reported().items())})"
@@ -268,4 +272,6 @@ def total_usage(usages: Iterable[Usage]) -> Usage:
         reasoning_tokens=sum(u.reasoning_tokens for u in usages),
         written_tokens=sum(u.written_tokens for u in usages),
         thrown_away_tokens=sum(u.thrown_away_tokens for u in usages),
+        host_tokens=sum(u.host_tokens for u in usages),
+        disk_tokens=sum(u.disk_tokens for u in usages),
     )

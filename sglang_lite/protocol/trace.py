@@ -27,7 +27,15 @@ NodeKind: TypeAlias = Literal[
     "rollback",
 ]
 MissReason: TypeAlias = Literal[
-    "never_seen", "evicted", "paused", "other_namespace", "changed", "page", "continued", "disabled"
+    "never_seen",
+    "evicted",
+    "paused",
+    "other_namespace",
+    "changed",
+    "page",
+    "continued",
+    "disabled",
+    "on_host",
 ]
 Origin: TypeAlias = Literal["constant", "cached", "generated", "forced", "chosen", "joined", "rejected"]
 
@@ -40,7 +48,8 @@ class CacheMiss(Record, frozen=True):
             to make room or by a flush. "paused": so they were while the program was paused. "other_namespace": they are
             cached in another namespace. "changed": the cache has a different text after the place. "page": less than a
             page remains, and the cache stores only whole pages. "continued": the prompt continues an earlier generation
-            in its slot, and the rest is new. "disabled": the engine has no prefix cache.
+            in its slot, and the rest is new. "disabled": the engine has no prefix cache. "on_host": the host's memory
+            has the tokens, but computing them was faster than to copy them, or they were few.
         at: number of tokens before the place.
         left: number of characters of the prompt that were computed; None if they were not counted, because they are all
             or many.

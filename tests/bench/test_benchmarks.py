@@ -35,6 +35,7 @@ SMALL = {
     "grammar_cost.py": ["--schemas", "2", "--tools", "8"],
     "grammar_memory.py": ["--constraints", "1", "--seconds", "0"],
     "head.py": ["--rows", "1", "--new", "1", "--rounds", "1"],
+    "cache_tiers.py": ["--shape", "small", "--tokens", "300", "--repeat", "1"],
     "appending.py": ["--shape", "small", "--rows", "4", "--tokens", "32", "--repeat", "1"],
     "host_step.py": ["--rows", "4", "--steps", "2"],
     "latent_attention.py": ["--help"],  # it needs a GPU

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from concurrent.futures import Executor, ThreadPoolExecutor
 from hashlib import blake2b
 from pathlib import Path
@@ -20,7 +21,7 @@ from sglang_lite.runtime.loading.load_model import LoadedModel
 from sglang_lite.runtime.models.memory_check import check_room
 
 _FORMAT = 1  # of the rows of a page
-_DISK_THREADS = 2
+_DISK_THREADS = 8  # at most; checksums take as long as reading
 _SAMPLES, _SAMPLE_BYTES = 64, 4096  # of a file of weights that tell it from others
 
 
@@ -49,7 +50,7 @@ def make_tiers(
     check_room({f"{slots:,} pages of the host's cache": slots * size}, torch.device("cpu"), loaded.name, hint)
     disk = None
     if config.hicache_storage_dir is not None:
-        executor = executor or ThreadPoolExecutor(_DISK_THREADS, "sglang_lite-disk")
+        executor = executor or ThreadPoolExecutor(min(_DISK_THREADS, os.cpu_count() or 1), "sglang_lite-disk")
         disk = DiskTier(config.hicache_storage_dir, int(config.hicache_storage_max_gb * 1e9), executor)
     host = HostTier(runner.page_memory(slots))
     return Tiers(store, host, page_names(config, loaded, capacity), config.hicache_write_policy, disk)

@@ -330,6 +330,7 @@ class EngineCore:
                 "prompt_tokens_cached": scheduler.admission.prompt_tokens_cached,
                 "steps": self.loop.steps,
                 "appended_tokens": scheduler.handover.appended_tokens,
+                **({} if store.tiers is None else store.tiers.stats()),
                 **self.open_requests.counts(),
                 "grammars_compiled": self.compiler.cache.misses,
                 "grammars_cached": self.compiler.cache.hits,

@@ -8,6 +8,8 @@ from collections import deque
 from collections.abc import Callable
 from statistics import median
 
+from sglang_lite.runtime.scheduler.batch import Batch
+
 _STEPS = 16  # last steps that are measured
 
 
@@ -31,3 +33,32 @@ class StepClock:
         if not self._seconds or (step := median(self._seconds)) <= 0:
             return math.inf
         return (moment - self.now()) / step
+
+
+class DeviceTime:
+    """Time that a GPU takes for the tokens of prompts. The host launches steps ahead, so its own time tells nothing: a
+    step lasts from its launch, or from the end of the step before, to the moment when its tokens can be read.
+
+    Args:
+        record: callback for numbers of tokens, and the seconds that they took.
+    """
+
+    def __init__(self, record: Callable[[int, float], None]) -> None:
+        self._record = record
+        self._read, self._began, self._tokens = 0.0, math.inf, 0
+
+    def settle(self, batch: Batch, began: float, *, read: bool) -> None:
+        """Notes that a step has been settled.
+
+        Args:
+            batch: its rows.
+            began: time of its launch, on the clock `time.perf_counter()`.
+            read: whether its tokens were read from a GPU. If not, it may still be running.
+        """
+        self._began = min(self._began, began)
+        if not batch.drafts:  # whose tokens are no prompt's
+            self._tokens += batch.tokens - batch.decoding
+        if read:
+            now = time.perf_counter()
+            self._record(self._tokens, now - max(self._began, self._read))
+            self._read, self._began, self._tokens = now, math.inf, 0

@@ -23,7 +23,7 @@ from sglang_lite.protocol import (
 from sglang_lite.runtime.core.flushes import Flushes
 from sglang_lite.runtime.core.inbox import Inbox
 from sglang_lite.runtime.core.postponed import Postponed
-from sglang_lite.runtime.core.step_clock import StepClock
+from sglang_lite.runtime.core.step_clock import DeviceTime, StepClock
 from sglang_lite.runtime.core.step_masks import MaskedRows, StepMasks, adjustments
 from sglang_lite.runtime.core.token_reader import TokenReader
 from sglang_lite.runtime.core.token_watch import TokenWatch
@@ -63,12 +63,14 @@ class _Launched:
         forward: the runner's handle of the forward pass.
         completed_rows: rows whose prompts are complete after this step.
         patience: maximum time that its draws may wait for masks, in seconds.
+        began: time of the launch.
     """
 
     batch: Batch
     forward: LaunchedForward
     completed_rows: list[int]
     patience: float
+    began: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +114,7 @@ class StepLoop:
         jump: bool = True,
         stream_interval_s: float = 0.0,
     ) -> None:
-        self.scheduler = scheduler
-        self.steps = 0
+        self.scheduler, self.steps = scheduler, 0
         self.stepping_since: float | None = None  # start of the running step on the monotonic clock; None between steps
         self.mask_times = Durations()  # time to make the masks of a step
         self.mask_waits = Durations()  # part of that time, and of other work of the host, that the device waited for
@@ -126,6 +127,7 @@ class StepLoop:
         self._eos_ids, self.jump = eos_ids, jump
         self._overlap = overlap and scheduler.drafts is None  # drafts follow tokens that have been read
         self._in_flight: _InFlight | None = None
+        self._device_time = DeviceTime(scheduler.pauses.record_duration)
         self._watch = TokenWatch(scheduler.store.table, eos_ids, vocab_size, stream_interval_s=stream_interval_s)
         self.clock = StepClock()
         self._reader = TokenReader(scheduler, self._watch, self.clock, jump=jump)
@@ -246,13 +248,12 @@ class StepLoop:
         if batch is None:
             self._settle_before()
             return
-        began = time.perf_counter()
         step = self._launch(batch)
         self._settle_before()
         with self.span("masks"):
             masked = self.masks.make(step.batch, step.patience)
         self._draw(step, masked)
-        self.scheduler.record_duration(batch, time.perf_counter() - began)
+        self.scheduler.record_duration(batch, time.perf_counter() - step.began)
         if not self._overlap or self.scheduler.isolated:
             self._settle_before()
 
@@ -288,7 +289,7 @@ class StepLoop:
             forward = self.runner.forward(self._writer.write(batch))
         took = time.perf_counter() - began
         patience = max(min(took, self.scheduler.remaining_s(batch, took), _MAX_PATIENCE), _PATIENCE)
-        return _Launched(batch, forward, self.scheduler.record_launch(batch), patience)
+        return _Launched(batch, forward, self.scheduler.record_launch(batch), patience, began)
 
     def _settle_before(self) -> None:
         """Reads the tokens of the step in flight, if any."""
@@ -311,6 +312,7 @@ class StepLoop:
         scheduler, step, rows = self.scheduler, before.step, before.masked.rows
         batch = step.batch
         sampled = before.pending.read()
+        self._device_time.settle(batch, step.began, read=before.pending is not sampled)
         if before.masked.filling:
             self.mask_times.add(before.masked.filling)
             waited = before.masked.filling if before.pending is sampled else sampled.waited  # on a CPU: masks only

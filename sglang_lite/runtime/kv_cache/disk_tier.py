@@ -39,7 +39,6 @@ class DiskTier:
     Attributes:
         executor: the argument.
         off: True after an error of the folder; nothing is read or written any more.
-        page_s: seconds to read a page, as measured; 0 if unknown.
 
     Raises:
         ParameterError: the folder can't be made or written.
@@ -47,7 +46,7 @@ class DiskTier:
 
     def __init__(self, folder: str | os.PathLike[str], max_bytes: int, executor: Executor) -> None:
         self.folder, self._max_bytes, self.executor = Path(folder).expanduser(), max_bytes, executor
-        self.off, self.page_s = False, 0.0
+        self.off = False
         self._lock = threading.Lock()  # of the size
         try:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -67,17 +66,17 @@ class DiskTier:
         """Counts how many of these files exist, up to the first that doesn't."""
         return self.executor.submit(self._find, names)
 
-    def read(self, names: Sequence[bytes], rows: Rows, slots: Ints, skip: int) -> Future[int]:
-        """Reads files one after another.
+    def read(self, name: bytes, rows: Rows, slots: Ints, skip: int) -> Future[bool]:
+        """Reads a file.
 
         Args:
-            names: names of the files.
-            rows, slots: memory, and places in it for the pages of all files behind the first `skip`.
+            name: name of the file.
+            rows, slots: memory, and places in it for the pages behind the first `skip`.
 
         Returns:
-            Number of the slots that have been filled.
+            Whether the slots have been filled.
         """
-        return self.executor.submit(self._read, names, rows, slots, skip)
+        return self.executor.submit(self._read, name, rows, slots, skip)
 
     def write(self, name: bytes, rows: Rows, slots: Ints) -> Future[None]:
         """Writes a file, unless it exists."""
@@ -98,29 +97,22 @@ class DiskTier:
             found += 1
         return found
 
-    def _read(self, names: Sequence[bytes], rows: Rows, slots: Ints, skip: int) -> int:
-        filled, began = 0, time.perf_counter()
-        for name in names:
-            path = self._path(name)
-            try:
-                with open_pages(path) as file:
-                    if file.header != name or file.page_bytes != rows.shape[1] or file.pages <= skip:
-                        raise DamagedFileError("it has other pages than its name says")
-                    count = min(file.pages - skip, len(slots) - filled)
-                    file.read(rows, slots[filled : filled + count], skip)
-                os.utime(path)
-            except DamagedFileError as error:
-                logger.warning("%s is removed from the cache: %s.", path, error)
-                with contextlib.suppress(OSError):
-                    path.unlink()
-                break
-            except OSError:  # another engine has removed it
-                break
-            filled, skip = filled + count, 0
-        if filled:
-            each = (time.perf_counter() - began) / filled
-            self.page_s += (each - self.page_s) / 4 if self.page_s else each
-        return filled
+    def _read(self, name: bytes, rows: Rows, slots: Ints, skip: int) -> bool:
+        path = self._path(name)
+        try:
+            with open_pages(path) as file:
+                if file.header != name or file.page_bytes != rows.shape[1] or file.pages < skip + len(slots):
+                    raise DamagedFileError("it has other pages than its name says")
+                file.read(rows, slots, skip)
+            os.utime(path)
+        except DamagedFileError as error:
+            logger.warning("%s is removed from the cache: %s.", path, error)
+            with contextlib.suppress(OSError):
+                path.unlink()
+            return False
+        except OSError:  # another engine has removed it
+            return False
+        return True
 
     def _write(self, name: bytes, rows: Rows, slots: Ints) -> None:
         path = self._path(name)

@@ -6,7 +6,7 @@ its slot from `owned_from` on). A running request reads pages of the tree under 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -124,9 +124,12 @@ class PrefixCache:
             return None
         if not self.reuses:
             return Miss("disabled", 0, _NO_TOKENS, _NO_TOKENS, _NO_TOKENS)
-        return find_miss(
+        found = find_miss(
             self.tree, prompt, usable, match, cached, handle.namespace, paused=paused, reveal_others=self._reveal_others
         )
+        if self.tiers is not None and self.tiers.has(match, prompt[:usable]):
+            return replace(found, reason="on_host")
+        return found
 
     def miss_in_place(self, prompt: Ints, handle: SlotHandle) -> Miss | None:
         """Reason why tokens of a request that continues in another one's slot must be computed, or None if only the

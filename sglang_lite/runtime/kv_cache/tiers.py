@@ -9,7 +9,7 @@ Threads that read and write files pin the slots, and begin when the copies launc
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from itertools import takewhile
@@ -44,6 +44,7 @@ class Fetch:
         pages: int32, pages that are written.
         first: name of the first one.
         copy: number of the copy.
+        from_disk: number of the pages that were read from files for the same request.
         done: True if the pages are in the tree, or were dropped.
     """
 
@@ -54,6 +55,7 @@ class Fetch:
     pages: Ints
     first: bytes
     copy: int
+    from_disk: int
     done: bool = False
 
 
@@ -68,7 +70,9 @@ class DiskRead:
         found: number of the files that exist.
         slots: places of the host for their pages; empty until that is known.
         copy: number of the last copy that may use these.
-        filled: number of slots that have been filled, from the time on when the copy has completed.
+        filled: whether the slots of each file have been filled, from the time on when the copy has completed.
+        began: that time.
+        read: number of pages that have been read.
         done: True if the pages are there, or were not found.
         dropped: True if nobody may have them any more.
     """
@@ -79,7 +83,9 @@ class DiskRead:
     found: Future[int]
     slots: Ints = field(default_factory=lambda: _NONE)
     copy: int = 0
-    filled: Future[int] | None = None
+    filled: Sequence[Future[bool]] = ()
+    began: float = 0.0
+    read: int = 0
     done: bool = False
     dropped: bool = False
 
@@ -121,10 +127,27 @@ class Tiers:
         self._reading: dict[bytes, DiskRead] = {}  # by the first page's name
         self._writing: list[_DiskWrite] = []
         self._written: dict[bytes, None] = {}
+        self._file_page_s = 0.0  # seconds to read a page of a file, as measured; 0 if unknown
 
     def copying(self, completed: int) -> bool:
         """Returns True if pages are on their way up, or copies were when `completed` of them had completed."""
         return bool(self.fetching or self._reading) or completed < self.host.memory.launched
+
+    def stats(self) -> dict[str, int]:
+        """Counts for `Engine.stats`."""
+        size = self._store.page_size
+        return {
+            "host_cached_tokens": len(self.host) * size,
+            "host_total_tokens": len(self.host.memory.rows) * size,
+            "host_tokens_fetched": self.fetched_pages * size,
+            "disk_tokens_read": self.read_pages * size,
+        }
+
+    def has(self, match: Match, tokens: Ints) -> bool:
+        """Returns True if the host has the page behind a match."""
+        size, at = self._store.page_size, len(match.pages)
+        behind = self.names.after(self.names.last(match.node), tokens[at * size : (at + 1) * size])
+        return any(name in self.host for name in behind)
 
     # --------------------------------------------------------------------------------------------- down
 
@@ -200,9 +223,9 @@ class Tiers:
         behind = list(self.names.after(self.names.last(match.node), tokens[at * size : len(tokens) - 1]))
         found = list(takewhile(self.host.__contains__, behind))
         if self.disk is not None and not self.disk.off and not isinstance(before, DiskRead):
-            read = self._read(at, behind, len(found), token_s)
-            if read is not None:
-                return read
+            before = self._read(at, behind, len(found), token_s)
+            if before is not None and not before.done:
+                return before
             found = list(takewhile(self.host.__contains__, behind))
         if len(found) * size < _MIN_FETCHED or (token_s and self.host.memory.page_s > token_s * size):
             return None
@@ -224,7 +247,9 @@ class Tiers:
         pages = pages[: len(found)]
         self.host.memory.write(self.host.slots(found), pages)
         end = (at + len(found)) * size
-        fetch = Fetch(tokens[:end].copy(), namespace, lock, match.pages, pages, found[0], self.host.memory.launched)
+        from_disk = min(before.read, len(found)) if isinstance(before, DiskRead) else 0
+        copy = self.host.memory.launched
+        fetch = Fetch(tokens[:end].copy(), namespace, lock, match.pages, pages, found[0], copy, from_disk)
         self.fetching.append(fetch)
         self.fetched_pages += len(pages)
         self.settle()
@@ -245,16 +270,16 @@ class Tiers:
         run = first // self._run
         ends = range((run + 1) * self._run, at + len(behind) + 1, self._run)
         size = self._store.page_size
-        if not ends or (ends[-1] - first) * size < _MIN_FETCHED or (token_s and self.disk.page_s > token_s * size):
+        if not ends or (ends[-1] - first) * size < _MIN_FETCHED or (token_s and self._file_page_s > token_s * size):
             return None
         name = behind[found]
         if name not in self._reading:
             files = [behind[end - 1 - at] for end in ends]
             names = behind[found : ends[-1] - at]
             self._reading[name] = DiskRead(names, files, first - run * self._run, self.disk.find(files))
+            read = self._reading[name]
             self._move_files()
-            if name not in self._reading:
-                return None  # found nothing, at once
+            return read
         return self._reading[name]
 
     def settle(self) -> int:
@@ -319,14 +344,28 @@ class Tiers:
             read.copy = self.host.memory.launched
         if not len(read.slots):
             return True
-        if read.filled is None and read.copy <= completed:
-            read.filled = self.disk.read(files, self.host.memory.rows, read.slots, read.skip)
-        if read.filled is None or not read.filled.done():
+        if not read.filled and read.copy <= completed:
+            read.filled, read.began = list(self._read_files(files, read)), time.perf_counter()
+        if not read.filled or not all(each.done() for each in read.filled):
             return False
-        filled = 0 if read.dropped else read.filled.result()
+        whole = sum(1 for _ in takewhile(Future.result, read.filled))
+        filled = 0 if read.dropped else min(max(whole * self._run - read.skip, 0), len(read.slots))
+        if filled:
+            each_s = (time.perf_counter() - read.began) / filled
+            self._file_page_s += (each_s - self._file_page_s) / 4 if self._file_page_s else each_s
         self.host.adopt(read.names[:filled], read.slots)
+        read.read = filled
         self.read_pages += filled
         return True
+
+    def _read_files(self, files: Sequence[bytes], read: DiskRead) -> Iterator[Future[bool]]:
+        """Starts to read files into slots, as far as these go."""
+        assert self.disk is not None
+        for i, name in enumerate(files):
+            start, end = (max(pages * self._run - read.skip, 0) for pages in (i, i + 1))
+            if len(read.slots) > start:
+                slots, skip = read.slots[start:end], 0 if i else read.skip
+                yield self.disk.read(name, self.host.memory.rows, slots, skip)
 
 
 _NONE: Ints = np.empty(0, dtype=np.int32)

@@ -89,11 +89,22 @@ class CacheUse:
         tokens: prompt tokens found in the cache at the first admission; -1 before.
         miss: reason why the other prompt tokens were not cached; None if all but the last were.
         fetch: pages of the prompt that were last fetched from a lower tier, if any.
+        host_tokens, disk_tokens: those of `tokens` that were copied from the host, and read from files.
     """
 
     tokens: int = -1
     miss: Miss | None = None
     fetch: Fetch | DiskRead | None = None
+    host_tokens: int = 0
+    disk_tokens: int = 0
+
+    def admitted(self, tokens: int, page_size: int) -> None:
+        """Notes the number of cached tokens at the first admission."""
+        self.tokens = tokens
+        if isinstance(self.fetch, Fetch):
+            fetched = min(len(self.fetch.pages) * page_size, tokens)
+            self.disk_tokens = min(self.fetch.from_disk * page_size, fetched)
+            self.host_tokens = fetched - self.disk_tokens
 
 
 class Follower(Protocol):
@@ -347,6 +358,8 @@ class Request:
             queue_s=(self.times.started or now) - self.times.submitted,
             first_token_s=(self.times.first_token or now) - self.times.submitted,
             total_s=now - self.times.submitted,
+            host_tokens=self.cache.host_tokens,
+            disk_tokens=self.cache.disk_tokens,
         )
 
 

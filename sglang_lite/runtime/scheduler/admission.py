@@ -99,7 +99,7 @@ class Admission:
             request.handle = store.admit(tokens, match, request.namespace)
             request.times.started = request.times.started or time.perf_counter()
             if request.cache.tokens < 0:
-                request.cache.tokens = min(int(table.computed[request.slot]), request.prompt_len)
+                request.cache.admitted(min(int(table.computed[request.slot]), request.prompt_len), store.page_size)
                 prompt = tokens[: request.prompt_len]
                 paused = request.branch is not None and request.branch.evicted
                 request.cache.miss = store.miss(

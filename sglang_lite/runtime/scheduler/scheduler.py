@@ -148,10 +148,11 @@ class Scheduler:
         return min(most, self._pace.room(streams) - (len(decoding) - streams))
 
     def record_duration(self, batch: Batch, seconds: float) -> None:
-        """Records the duration of a step, to pace later steps and to know what computing again and drafts cost."""
+        """Records the duration of a step, to pace later steps and to know what computing again on a CPU, and drafts,
+        cost."""
         if self.drafts is not None:
             self.drafts.drafting.cost.record(batch.tokens, seconds)
-        if not batch.drafts:  # whose tokens are no prompt's
+        if self._pace is not None and not batch.drafts:  # whose tokens are no prompt's
             self.pauses.record_duration(batch.tokens - batch.decoding, seconds)
         if self._pace is not None and batch.streams:
             self._pace.record_duration(batch.tokens, seconds, streams=batch.streams)

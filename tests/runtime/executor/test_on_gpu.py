@@ -227,3 +227,22 @@ def test_the_first_launch_alone_waits_for_the_variant_that_was_told():
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         told, awaited = pool.submit(_digests_and_awaited).result()
     assert awaited == [told]
+
+
+@pytest.mark.parametrize("policy", ["write_through", "write_back"])
+def test_prefixes_that_were_copied_to_the_host_come_back(of_head, tmp_path, policy):
+    folder, _ = of_head(64)
+    asked = [prompt[:500] for prompt in prompts(12, prefix=200, own=600)]
+    settings = {"model": folder, "dtype": "float32", "max_running": 4, "step_tokens": 300, "in_process": True}
+    with sgl.Engine(**settings, max_total_tokens=20_000) as plain:
+        expected = [each.token_ids for each in answers(plain, asked, greedy())]
+    tiers = {"enable_hierarchical_cache": True, "hicache_write_policy": policy, "hicache_ratio": 8.0}
+    files = {"hicache_storage_backend": "file", "hicache_storage_dir": str(tmp_path)}
+    for _ in range(2):
+        with sgl.Engine(**settings, **tiers, **files, max_total_tokens=2048) as engine:
+            engine.core.scheduler.pauses.record_duration = lambda *_: None  # this model computes faster than it copies
+            for _ in range(3):  # equal prompts of one round would run together
+                assert [each.token_ids for each in answers(engine, asked, greedy())] == expected
+            store = engine.core.scheduler.store
+            assert store.tiers.fetched_pages
+    assert store.tiers.read_pages

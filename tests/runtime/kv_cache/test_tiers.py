@@ -7,6 +7,7 @@ import pytest
 
 import sglang_lite as sgl
 from sglang_lite.protocol import Generation, SamplingParams
+from sglang_lite.runtime.calls import Stats
 from sglang_lite.runtime.kv_cache.eviction_policy import EVICTION
 from sglang_lite.runtime.kv_cache.page_names import PageNames
 from sglang_lite.runtime.kv_cache.radix import RadixTree
@@ -49,10 +50,14 @@ def test_whatever_happens_answers_are_those_of_a_cache_that_never_forgets(policy
     tiers.check_empty()
 
 
-def one(tiers, prompt, **options):
+def generation(tiers, prompt, **options):
     _, events = tiers.start(prompt, SamplingParams(max_tokens=1, temperature=0), **options)
     tiers.drain()
-    return ended(events).usage.cached_tokens
+    return ended(events)
+
+
+def one(tiers, prompt, **options):
+    return generation(tiers, prompt, **options).usage.cached_tokens
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -62,6 +67,19 @@ def test_what_was_evicted_is_fetched(policy):
         one(tiers, prompt)
         one(tiers, prompt)  # used again
     assert [one(tiers, prompt) for prompt in prompts] == [99] * 4
+
+
+def test_usage_and_stats_tell_the_tier():
+    tiers = engine(hicache_write_policy="write_back")
+    for prompt in ([1] * 100, [2] * 100, [3] * 100):
+        one(tiers, prompt)
+    again = generation(tiers, [1] * 120).usage
+    assert (again.cached_tokens, again.host_tokens, again.disk_tokens) == (100, 100, 0)
+    stats = tiers.core.ask(Stats())
+    tiers.step()
+    assert stats.result()["host_tokens_fetched"] == 100
+    assert 100 <= stats.result()["host_cached_tokens"] <= stats.result()["host_total_tokens"] == 4 * 192
+    assert generation(tiers, [1] * 110).usage.host_tokens == 0  # on the device now
 
 
 def test_what_nobody_has_used_again_is_not_copied_by_the_selective_policy():
@@ -82,7 +100,9 @@ def test_what_computing_brings_sooner_is_computed():
     for prompt in prompts:
         one(tiers, prompt)
     tiers.store.tiers.host.memory.page_s = 1.0
-    assert one(tiers, prompts[0]) == 0
+    computed = generation(tiers, prompts[0])
+    assert computed.usage.cached_tokens == 0
+    assert computed.meta["cache_miss"]["reason"] == "on_host"
 
 
 def test_a_flush_forgets_the_hosts_copies():
