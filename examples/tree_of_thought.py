@@ -24,7 +24,7 @@ def value(s: sgl.ProgramState, thought: str, clue: str) -> None:
 
 
 def main() -> None:
-    thoughts = {thought.strip(): 1.0 for thought in propose(CLUES, 12).run(seed=1)["thought"]}
+    thoughts = {thought.strip(): 1.0 for thought in propose(CLUES, 12).run(seed=8)["thought"]}
     for clue in CLUES:
         states = value.run_batch([(thought, clue) for thought in thoughts])
         for thought, state in zip(thoughts, states):
