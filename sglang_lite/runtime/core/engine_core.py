@@ -338,7 +338,7 @@ class EngineCore:
                 **self.loop.mask_times.summary("mask"),
                 **self.loop.mask_waits.summary("mask_wait"),
                 "late_masks": self.loop.masks.late,
-                "drafters": {} if scheduler.drafts is None else scheduler.drafts.drafting.stats(),
+                **({"drafters": {}} if scheduler.drafts is None else scheduler.drafts.stats()),
             }
 
         return self.loop.inbox.ask(count)

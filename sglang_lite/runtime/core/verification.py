@@ -32,8 +32,7 @@ class Verification:
         self._draws = {place: i for i, place in enumerate(places) if not place[1] or i not in sampled.errors}
         self._last = {row: 0 for row in batch.drafts if live[row] and (row, 0) in self._draws}
         for row in self._last:
-            progress = batch.requests[row].output.draft
-            progress.steps, progress.drafted = progress.steps + 1, progress.drafted + len(batch.drafts[row].guesses)
+            self._drafts.check(batch.requests[row], batch.drafts[row])
         self._limits = {row: int(self._table.limit[batch.slots[row]]) for row in self._last}
 
     def next_draws(self) -> NDArray[np.int64]:

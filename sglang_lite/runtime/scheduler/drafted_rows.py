@@ -26,6 +26,12 @@ class DraftedRows:
 
     def __init__(self, store: PrefixCache, queues: Queues, drafting: Drafting) -> None:
         self._store, self._queues, self.drafting = store, queues, drafting
+        self._steps = self._saved = 0  # drafts that were checked, and draws behind them that counted
+
+    def stats(self) -> dict[str, object]:
+        """Counts by drafter, and SGLang's average number of tokens that a row has of a step that checks a draft."""
+        length = 1 + self._saved / max(self._steps, 1)
+        return {"drafters": self.drafting.stats(), "avg_spec_accept_length": length}
 
     def plan(
         self, decoding: Sequence[Request], chunks: Sequence[tuple[Request, int, int]], budget: int
@@ -69,10 +75,17 @@ class DraftedRows:
         table, slot = self._store.table, request.slot
         self.drafting.observe(request, table.tokens[slot, : table.known[slot]])
 
+    def check(self, request: Request, draft: Draft) -> None:
+        """Records that the draws behind a draft are about to be read."""
+        progress = request.output.draft
+        progress.steps, progress.drafted = progress.steps + 1, progress.drafted + len(draft.guesses)
+        self._steps += 1
+
     def accept(self, request: Request) -> None:
         """Records that all known tokens of a request are computed, as they were drafted, and that one more is drawn."""
         table, slot = self._store.table, request.slot
         request.output.draft.accepted += 1
+        self._saved += 1
         table.computed[slot] = table.known[slot]
         table.length[slot] = table.known[slot] + 1
         if request.state is State.PREFILLING:  # forced text was appended, and it was drafted, too

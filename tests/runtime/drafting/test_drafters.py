@@ -171,6 +171,15 @@ def test_a_drafter_that_is_wrong_is_not_asked_for_long():
     assert sum(each["drafted"] for each in counts) < 0.7 * sum(len(each.token_ids) for each in answers)
 
 
+def test_the_average_length_is_told():
+    engine = engine_for()
+    run(engine, PROMPTS)
+    before = engine.core.scheduler.drafts.stats()["avg_spec_accept_length"]
+    (answer,), _ = run(engine, PROMPTS[:1])
+    assert before < engine.core.scheduler.drafts.stats()["avg_spec_accept_length"]
+    assert answer.meta["spec_accept_length"] > 5
+
+
 def test_a_deterministic_engine_gives_the_same_bits(small_file):
     """Real attention and products: the logits of a drafted position are those of a step of its own."""
     found = []
