@@ -14,6 +14,8 @@ from pydantic import BaseModel, Field
 
 import sglang_lite as sgl
 from sglang_lite.compat.sglang.answers import Answer
+from sglang_lite.protocol import ChoiceScore
+from sglang_lite.server.sglang.labels import ScoreResult
 
 
 class Person(BaseModel):
@@ -271,3 +273,14 @@ async def generated(engine: sgl.Engine, prompt: str, params: dict[str, object]) 
     assert_type(await engine.async_generate(prompt), Answer)
     assert_type(await engine.async_generate([prompt]), list[Answer])
     assert_type([each["text"] async for each in await engine.async_generate(prompt, stream=True)], list[str])
+
+
+def numbers_of_texts(engine: sgl.Engine, text: str) -> None:
+    assert_type(engine.encode(text)["embedding"], list[float])
+    assert_type(engine.encode([1, 2])["embedding"], list[float])
+    assert_type([each["embedding"] for each in engine.encode([text])], list[list[float]])
+    assert_type(engine.classify(text)["probs"], dict[str, float])
+    assert_type([each["label"] for each in engine.classify([[1], [2]])], list[str])
+    assert_type(engine.reward(text), float | list[float])
+    assert_type(engine.reward([text]), list[float] | list[list[float]])
+    assert_type(engine.score(text, ["a"], label_token_ids=[1]), ScoreResult | tuple[ChoiceScore, ...])

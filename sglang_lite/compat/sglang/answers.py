@@ -1,4 +1,4 @@
-"""Types of `Engine.generate`: what it returns, by what it is given."""
+"""Types of what `Engine.generate`, `encode` and `classify` return."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal, NotRequired, Protocol, TypeAlias, TypedDict, TypeVar, Unpack, overload
 
 from sglang_lite.protocol import Generation
+from sglang_lite.protocol.anything import Json
 from sglang_lite.runtime.requests.resolved_params import LogitProcessor
 
 _One = TypeVar("_One", covariant=True)
@@ -60,6 +61,20 @@ class Answer(TypedDict):
     meta_info: MetaInfo
     index: NotRequired[int]  # in a streamed list
     generation: NotRequired[Generation]  # of a prompt as a record
+
+
+class Embedding(TypedDict):
+    """Answer of `encode`: components of a text's vector."""
+
+    embedding: list[float]
+    meta_info: dict[str, Json]
+
+
+class Classification(TypedDict):
+    """Answer of `classify`: the most likely label, and the probability of each."""
+
+    label: str
+    probs: dict[str, float]
 
 
 class OneSample(TypedDict, total=False):

@@ -9,23 +9,26 @@ import warnings
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Concatenate, ParamSpec, TypeVar, overload
+from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar, overload
 
 from sglang_lite.compat.sglang import offline
-from sglang_lite.compat.sglang.answers import Answer, Generates
+from sglang_lite.compat.sglang.answers import Answer, Classification, Embedding, Generates
 from sglang_lite.compat.sglang.offline import AsyncStream, Stream
 from sglang_lite.engine import embedding
 from sglang_lite.engine import engine as base
 from sglang_lite.engine.embedding import Texts
+from sglang_lite.protocol import ChoiceScore
 from sglang_lite.protocol.anything import Json
 from sglang_lite.random_ids import random_id
 from sglang_lite.runtime.config import FIELDS, shows_fields, takes_fields
-from sglang_lite.server.sglang.labels import read_score
+from sglang_lite.server.sglang.labels import ScoreResult, read_score
 from sglang_lite.server.sglang.request import NativeRequest, read_request, without_logprobs
 from sglang_lite.server.sglang.server_args import engine_settings
 
 P = ParamSpec("P")
 T = TypeVar("T")
+_OneText: TypeAlias = str | Sequence[int]
+_Several: TypeAlias = list[str] | tuple[str, ...] | Sequence[Sequence[int]]
 
 
 def _takes(reader: Callable[P, object]) -> Callable[[Callable[..., T]], Callable[Concatenate[Engine, P], T]]:
@@ -151,7 +154,7 @@ class Engine(base.Engine):
     # ------------------------------------------------------------------------------------------- scores
 
     @_takes(read_score)
-    def score(self, *args: Any, **fields: Any) -> Any:  # a ScoreResult, or a tuple of ChoiceScores
+    def score(self, *args: Any, **fields: Any) -> ScoreResult | tuple[ChoiceScore, ...]:  # `read_score` has the types
         """Probabilities of label tokens after `query` and each item; without labels, scores of the items as texts after
         the query.
 
@@ -179,7 +182,7 @@ class Engine(base.Engine):
         return request.result(calls, offline.run(self.core, NativeRequest(calls, is_list=True)))
 
     @_takes(read_score)
-    async def async_score(self, *args: Any, **fields: Any) -> Any:  # as `score`
+    async def async_score(self, *args: Any, **fields: Any) -> ScoreResult | tuple[ChoiceScore, ...]:  # as `score`
         """Asynchronous form of `score`, for asyncio."""
         self.core.gate.check_open()
         request = read_score(*args, **fields)
@@ -190,6 +193,14 @@ class Engine(base.Engine):
 
     # ------------------------------------------------------------------------- embedding and classification
 
+    @overload
+    def encode(
+        self, prompt: _OneText, *, dimensions: int | None = None, prompt_name: str | None = None, truncate: bool = False
+    ) -> Embedding: ...
+    @overload
+    def encode(
+        self, prompt: _Several, *, dimensions: int | None = None, prompt_name: str | None = None, truncate: bool = False
+    ) -> list[Embedding]: ...
     def encode(
         self,
         prompt: Texts,
@@ -197,7 +208,7 @@ class Engine(base.Engine):
         dimensions: int | None = None,
         prompt_name: str | None = None,
         truncate: bool = False,
-    ) -> Any:  # a dictionary, or a list of them: by the shape of the prompt
+    ) -> Embedding | list[Embedding]:
         """Embeddings of texts, pooled and normalised as the model's folder specifies (mean, first or last token).
 
         Args:
@@ -218,7 +229,10 @@ class Engine(base.Engine):
             EngineClosedError: the engine is closed.
         """
         options: dict[str, Any] = {"dimensions": dimensions, "prompt_name": prompt_name, "truncate": truncate}
-        return embedding.sglang_form(partial(embedding.embeddings, self, **options), prompt)
+        found: Embedding | list[Embedding] = embedding.sglang_form(
+            partial(embedding.embeddings, self, **options), prompt
+        )
+        return found
 
     def score_pairs(self, pairs: Sequence[tuple[str, str]], *, truncate: bool = False) -> list[float]:
         """Scores of pairs of texts (a query and a document) by a cross-encoder: between 0 and 1, or unbounded if the
@@ -252,7 +266,11 @@ class Engine(base.Engine):
             for score, count in zip(scores.tolist(), tokens)
         ]
 
-    def classify(self, prompt: Texts, *, truncate: bool = False) -> Any:  # as of `encode`
+    @overload
+    def classify(self, prompt: _OneText, *, truncate: bool = False) -> Classification: ...
+    @overload
+    def classify(self, prompt: _Several, *, truncate: bool = False) -> list[Classification]: ...
+    def classify(self, prompt: Texts, *, truncate: bool = False) -> Classification | list[Classification]:
         """Probabilities of a classifier's labels.
 
         Args:
@@ -267,10 +285,14 @@ class Engine(base.Engine):
             ParameterError, EngineClosedError: as `encode`.
         """
         texts, single = embedding.prompt_texts(prompt)
-        found = embedding.classes(self, texts, truncate=truncate)[0]
-        return found[0] if single else found
+        found: Any = embedding.classes(self, texts, truncate=truncate)[0]  # the engine's dictionaries have no types
+        return found[0] if single else found  # type: ignore[no-any-return] # as above
 
-    def reward(self, prompt: Texts, *, truncate: bool = False) -> Any:  # as of `encode`
+    @overload
+    def reward(self, prompt: _OneText, *, truncate: bool = False) -> float | list[float]: ...
+    @overload
+    def reward(self, prompt: _Several, *, truncate: bool = False) -> list[float] | list[list[float]]: ...
+    def reward(self, prompt: Texts, *, truncate: bool = False) -> float | list[float] | list[list[float]]:
         """Raw outputs of a reward model, without sigmoid or softmax.
 
         Args:
@@ -287,7 +309,7 @@ class Engine(base.Engine):
         """
         texts, single = embedding.prompt_texts(prompt)
         found, _ = embedding.label_numbers(self, texts, plain=True, truncate=truncate)
-        numbers = found[:, 0].tolist() if found.shape[1] == 1 else found.tolist()
+        numbers: list[Any] = found[:, 0].tolist() if found.shape[1] == 1 else found.tolist()
         return numbers[0] if single else numbers
 
     shutdown = base.Engine.close
