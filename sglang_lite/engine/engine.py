@@ -34,7 +34,9 @@ from sglang_lite.protocol import (
 from sglang_lite.runtime.calls import (
     CompileGrammar,
     EngineCall,
+    ExportPrefix,
     FlushCache,
+    ImportPrefix,
     R,
     StartProfile,
     Stats,
@@ -419,6 +421,55 @@ class Engine:
     def flush_cache(self) -> int:
         """Drops every cached prefix that no request is using; returns the number of tokens that were freed."""
         return self._answer(FlushCache())
+
+    def export_prefix(
+        self, prompt: Prompt | str | Sequence[int], path: str | os.PathLike[str], *, namespace: str = ""
+    ) -> int:
+        """Writes the keys and values that the cache has of a prompt's beginning to a file, for `import_prefix` of a
+        later engine. Needs `enable_hierarchical_cache=True`.
+
+        Args:
+            prompt: spans, text, or token ids; usually the prompt of a request and its answer.
+            path: the file; one that exists is replaced when all is written. Only its owner may read it.
+            namespace: part of the cache that the requests were in.
+
+        Returns:
+            Number of tokens whose keys and values were written: whole pages.
+
+        Raises:
+            CapabilityError: the engine has no hierarchical cache, or its model embeds texts.
+            ParameterError: nothing of the prompt is cached, or the file can't be written.
+            EngineClosedError: the engine is closed.
+        """
+        text, ids = (prompt, ()) if isinstance(prompt, str | Prompt) else ("", tuple(prompt))
+        return self._answer(ExportPrefix(text, ids, os.path.abspath(path), namespace))
+
+    def import_prefix(self, path: str | os.PathLike[str], *, trust_cache: bool = False, namespace: str = "") -> int:
+        """Reads a file of `export_prefix` into the host's part of the cache, where requests that begin with its prompt
+        find it.
+
+        Args:
+            path: the file.
+            trust_cache: whether you know who wrote the file. Its checksum finds what is torn, but whoever writes a file
+                decides what the model takes for its own computation.
+            namespace: part of the cache whose requests may find it.
+
+        Returns:
+            Number of tokens that were read; fewer than the file has if the host has too little room.
+
+        Raises:
+            CapabilityError: as `export_prefix`.
+            ParameterError: the file is not trusted, is damaged, can't be read, or is of another model, version of its
+                weights, data type or size of pages.
+            EngineClosedError: the engine is closed.
+        """
+        if not trust_cache:
+            raise ParameterError(
+                "trust_cache",
+                "whoever writes a file of a prefix decides what the model takes for its own computation.",
+                hint="Set trust_cache=True for a file that you know.",
+            )
+        return self._answer(ImportPrefix(os.path.abspath(path), namespace))
 
     def stats(self) -> dict[str, Any]:  # counts are int, seconds float
         """Counts, taken between two steps: requests waiting and running; tokens cached and free; tokens of

@@ -19,7 +19,16 @@ import msgspec
 from sglang_lite.errors import BackendError, Location, ParameterError, SglError
 from sglang_lite.program.nodes import Node, Path, Verdict
 from sglang_lite.protocol import Constraint, Delta, Generation, SamplingParams, Selection
-from sglang_lite.runtime.calls import CompileGrammar, FlushCache, StartProfile, Stats, StopProfile, UpdateWeights
+from sglang_lite.runtime.calls import (
+    CompileGrammar,
+    ExportPrefix,
+    FlushCache,
+    ImportPrefix,
+    StartProfile,
+    Stats,
+    StopProfile,
+    UpdateWeights,
+)
 from sglang_lite.runtime.config import Capacity
 from sglang_lite.runtime.core.submission import OpenRequest, ProgramRequest, SelectRequest
 from sglang_lite.wire.failure import Failure, as_failure
@@ -97,7 +106,17 @@ class Abort(_Message, frozen=True, tag="abort"):
 
 
 Submitted: TypeAlias = Submit | SelectRequest | ProgramRequest | OpenRequest
-Asked: TypeAlias = Encode | CompileGrammar | UpdateWeights | FlushCache | Stats | StartProfile | StopProfile
+Asked: TypeAlias = (
+    Encode
+    | CompileGrammar
+    | UpdateWeights
+    | FlushCache
+    | ExportPrefix
+    | ImportPrefix
+    | Stats
+    | StartProfile
+    | StopProfile
+)
 Request: TypeAlias = Start | Submitted | Extend | Judge | DropBranch | Close | Abort | Asked
 Command: TypeAlias = tuple[int, Request]
 

@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from sglang_lite.protocol import Constraint
+from sglang_lite.protocol import Constraint, Prompt
 
 R = TypeVar("R")
 
@@ -34,6 +34,22 @@ class UpdateWeights(EngineCall[str], frozen=True, tag="update_weights"):
 
 class FlushCache(EngineCall[int], frozen=True, tag="flush_cache"):
     """Answered by the number of tokens that were freed."""
+
+
+class ExportPrefix(EngineCall[int], frozen=True, tag="export_prefix"):
+    """Answered by the number of tokens that were written."""
+
+    prompt: Prompt | str
+    ids: tuple[int, ...]  # instead of a prompt
+    path: str
+    namespace: str
+
+
+class ImportPrefix(EngineCall[int], frozen=True, tag="import_prefix"):
+    """Answered by the number of tokens that were read."""
+
+    path: str
+    namespace: str
 
 
 class Stats(EngineCall[dict[str, Any]], frozen=True, tag="stats"):

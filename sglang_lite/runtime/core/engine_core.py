@@ -29,13 +29,16 @@ from sglang_lite.protocol import (
     ParameterError,
     ProgramSink,
     RequestAbortedError,
+    SamplingParams,
     Selection,
     SglError,
 )
 from sglang_lite.runtime.calls import (
     CompileGrammar,
     EngineCall,
+    ExportPrefix,
     FlushCache,
+    ImportPrefix,
     R,
     StartProfile,
     Stats,
@@ -51,6 +54,7 @@ from sglang_lite.runtime.core.engine_context import EngineContext
 from sglang_lite.runtime.core.engine_program import EngineProgram
 from sglang_lite.runtime.core.gate import CLOSED
 from sglang_lite.runtime.core.open_requests import OpenRequests, Ticket
+from sglang_lite.runtime.core.prefix_files import PrefixFiles
 from sglang_lite.runtime.core.profiling import Profiler
 from sglang_lite.runtime.core.request_builder import RequestBuilder
 from sglang_lite.runtime.core.step_loop import StepLoop
@@ -315,6 +319,18 @@ class EngineCore:
     def _flush_cache(self, _: FlushCache) -> Future[int]:
         return self.loop.inbox.ask(lambda: self.scheduler.flush() * self.scheduler.store.page_size)
 
+    def _export_prefix(self, call: ExportPrefix) -> Future[int]:
+        tokens = self.builder.tokens(
+            self.builder.prompt_ids(call.ids or call.prompt), self.builder.resolved(SamplingParams(max_tokens=0))
+        )
+        return self._calls.submit(self._prefix_files().write, tokens, call.namespace, call.path)
+
+    def _import_prefix(self, call: ImportPrefix) -> Future[int]:
+        return self._calls.submit(self._prefix_files().read, call.path, call.namespace)
+
+    def _prefix_files(self) -> PrefixFiles:
+        return PrefixFiles(self.scheduler.store, self.loop.inbox)
+
     def _stats(self, _: Stats) -> Future[dict[str, Any]]:
         def count() -> dict[str, Any]:
             scheduler, store = self.scheduler, self.scheduler.store
@@ -349,6 +365,8 @@ class EngineCore:
         StartProfile: _start_profile,
         StopProfile: _stop_profile,
         FlushCache: _flush_cache,
+        ExportPrefix: _export_prefix,
+        ImportPrefix: _import_prefix,
         Stats: _stats,
     }
 

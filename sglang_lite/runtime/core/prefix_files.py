@@ -1,0 +1,153 @@
+"""Prefixes in files of the user's: written from the host tier of the KV cache, and read into it.
+
+Both run on a thread of their own. The loop's thread only pins slots of the host, so no step waits for a file.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from itertools import takewhile
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from sglang_lite.protocol import CapabilityError, ParameterError
+from sglang_lite.runtime.core.inbox import Inbox
+from sglang_lite.runtime.kv_cache.page_file import DamagedFileError, PageFile, open_pages, write_pages
+from sglang_lite.runtime.kv_cache.pages import Ints
+from sglang_lite.runtime.kv_cache.prefix_cache import PrefixCache
+from sglang_lite.runtime.kv_cache.tiers import Tiers
+
+_WAIT_S = 0.001  # pause while copies end
+
+
+class _Header(msgspec.Struct, frozen=True, array_like=True):
+    """Header of a file: the key of `PageNames`, and the tokens of the prefix, int32."""
+
+    key: bytes
+    tokens: bytes
+
+
+@dataclass(eq=False, slots=True)
+class _Pinned:
+    """Slots of the host that are pinned.
+
+    Attributes:
+        key: key of `PageNames` then.
+        slots: int32, the slots; empty once they are adopted.
+        copy: number of the last copy that may use them.
+    """
+
+    key: bytes
+    slots: Ints
+    copy: int
+
+
+class PrefixFiles:
+    """Writer and reader of prefixes.
+
+    Args:
+        store: the engine's cache.
+        inbox: commands for the loop's thread.
+    """
+
+    def __init__(self, store: PrefixCache, inbox: Inbox) -> None:
+        self._store, self._inbox = store, inbox
+
+    def write(self, tokens: Ints, namespace: str, path: str) -> int:
+        """Writes what the cache has of a prefix; see `Engine.export_prefix`."""
+        tiers, host = self._checked(), self._checked().host
+        with self._pinned(partial(self._pin, tokens, namespace)) as pinned:
+            if not len(pinned.slots):
+                raise ParameterError("prompt", "the cache has no page of it.", hint="Generate from it first.")
+            kept = tokens[: len(pinned.slots) * tiers.names.page_size]
+            header = _Header(pinned.key, kept.tobytes())
+            try:
+                write_pages(Path(path), msgspec.msgpack.encode(header), host.memory.rows, pinned.slots)
+            except OSError as error:
+                raise ParameterError("path", f"the file can't be written: {error}") from error
+        return len(kept)
+
+    def read(self, path: str, namespace: str) -> int:
+        """Reads a file into the host tier; see `Engine.import_prefix`."""
+        tiers, host = self._checked(), self._checked().host
+        try:
+            with open_pages(path) as file:
+                tokens = self._tokens(file, path)
+                with self._pinned(partial(self._reserve, file.pages)) as pinned:
+                    slots = pinned.slots[: file.pages]
+                    file.read(host.memory.rows, slots)
+                    self._inbox.call(partial(self._adopt, tokens, namespace, pinned))
+        except OSError as error:
+            raise ParameterError("path", f"the file can't be read: {error}") from error
+        except DamagedFileError as error:
+            raise ParameterError("path", f"{path!r} is no whole file of a prefix: {error}.") from error
+        return len(slots) * tiers.names.page_size
+
+    def _tokens(self, file: PageFile, path: str) -> Ints:
+        """Tokens of a file, int32, if its pages are of this engine's kind."""
+        tiers = self._checked()
+        try:
+            header = msgspec.msgpack.decode(file.header, type=_Header)
+        except (msgspec.DecodeError, msgspec.ValidationError) as error:
+            raise DamagedFileError("it is of the cache's own folder, or another program's") from error
+        if header.key != tiers.names.key:
+            raise ParameterError(
+                "path", f"{path!r} is of another model, version of its weights, data type or size of pages.",
+                hint="Export it again from an engine like this one.",
+            )  # fmt: skip
+        fits = file.page_bytes == tiers.host.memory.rows.shape[1]
+        if not fits or len(header.tokens) != file.pages * tiers.names.page_size * np.dtype(np.int32).itemsize:
+            raise DamagedFileError("it has other pages than it says")
+        return np.frombuffer(header.tokens, dtype=np.int32)
+
+    def _checked(self) -> Tiers:
+        if self._store.tiers is None:
+            raise CapabilityError(
+                "the engine keeps no prefixes below the device.", hint="Make it with enable_hierarchical_cache=True."
+            )
+        return self._store.tiers
+
+    @contextmanager
+    def _pinned(self, pin: Callable[[], _Pinned]) -> Iterator[_Pinned]:
+        """Pins slots of the host, and waits for the copies that were launched before. Unpins them at the end, unless
+        they have been adopted."""
+        tiers = self._checked()
+        pinned = self._inbox.call(pin)
+        try:
+            while self._inbox.call(tiers.host.memory.completed) < pinned.copy:
+                time.sleep(_WAIT_S)
+            yield pinned
+        finally:
+            self._inbox.post_if_open(lambda: tiers.host.unpin(pinned.slots))
+
+    # ------------------------------------------------------------------------------- on the loop's thread
+
+    def _pin(self, tokens: Ints, namespace: str) -> _Pinned:
+        """Copies what the device has of a prefix to the host, and pins what is there then of its first pages."""
+        tiers, match = self._checked(), self._store.tree.match(tokens, namespace)
+        names = self._names(tokens, namespace)
+        tiers.host.save(names[: len(match.pages)], match.pages)
+        slots = tiers.host.slots(list(takewhile(tiers.host.__contains__, names)))
+        tiers.host.pin(slots)
+        return _Pinned(tiers.names.key, slots, tiers.host.memory.launched)
+
+    def _reserve(self, pages: int) -> _Pinned:
+        tiers = self._checked()
+        return _Pinned(tiers.names.key, tiers.host.reserve(pages), tiers.host.memory.launched)
+
+    def _adopt(self, tokens: Ints, namespace: str, pinned: _Pinned) -> None:
+        tiers = self._checked()
+        if pinned.key != tiers.names.key:
+            raise ParameterError("path", "the engine's weights were replaced while the file was read.")
+        slots, pinned.slots = pinned.slots, pinned.slots[:0]
+        tiers.host.adopt(self._names(tokens, namespace), slots)
+
+    def _names(self, tokens: Ints, namespace: str) -> list[bytes]:
+        names = self._checked().names
+        return list(names.after(names.root(namespace.encode()), tokens))
