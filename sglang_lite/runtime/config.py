@@ -233,7 +233,6 @@ class EngineConfig:
             _check_number(name, getattr(self, name), lambda x: 0 < x < float("inf"), above)
         pause = self.stream_interval_s
         _check_number("stream_interval_s", pause, lambda x: 0 <= x <= 60, "no number of seconds from 0 to 60.")
-        _check_tiers(self)
         chunk = self.step_tokens
         if chunk not in (None, _WHOLE) and self.max_running is not None and chunk < self.max_running:
             raise ParameterError(
@@ -267,6 +266,7 @@ class EngineConfig:
         ):
             if getattr(self, name) not in allowed:
                 raise ParameterError(name, f"{getattr(self, name)!r} is not one of {', '.join(map(str, allowed))}.")
+        _check_tiers(self)
         _check_scales(self)
 
     def _check_speculation(self) -> None:

@@ -167,8 +167,11 @@ def test_the_least_recently_used_files_go_first(tmp_path):
     ],
 )
 def test_wrong_settings_are_refused(tmp_path, wrong):
+    """The name that is not known first, whatever it lacks."""
     with pytest.raises(sgl.ParameterError, match="hicache_storage"):
         engine(tmp_path, **wrong)
+    with pytest.raises(sgl.ParameterError, match="hicache_storage_backend: 'mooncake' is not one of None, file"):
+        sgl.EngineConfig(enable_hierarchical_cache=True, hicache_storage_backend="mooncake")  # type: ignore[arg-type] # wrong on purpose
 
 
 class Late(Executor):
