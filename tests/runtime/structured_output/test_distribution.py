@@ -210,6 +210,7 @@ def test_texts_are_drawn_from_the_masked_distribution(engine, number, closing):
     assert p_value(counts, probabilities, DRAWS) > LEAST
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("constraint", "texts", "limit", "options"), [
     # The end of a fourth 1 is refused, where the number can go on. That of a fourth 12 is not.
     (json_schema({"type": "array", "items": {"enum": [1, 12, 13]}, "minItems": 4, "maxItems": 4}),
