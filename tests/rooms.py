@@ -41,12 +41,14 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "sglang_lite/runtime/executor/": (
         "tests/runtime/core", "tests/runtime/test_engine.py", "tests/engine/child/test_stalls.py",
     ),
+    "sglang_lite/runtime/executor/sampler.py": ("tests/docs", "tests/runtime/structured_output"),
     "sglang_lite/runtime/kernels/": (
         "tests/runtime/kernels/test_reference.py", "tests/runtime/kernels/test_compiled.py",
     ),
     "sglang_lite/runtime/kv_cache/": ("tests/runtime/kv_cache", "tests/runtime/scheduler", "tests/runtime/core"),
     "sglang_lite/runtime/loading/": ("tests/runtime/loading",),
     "sglang_lite/runtime/models/": ("tests/runtime/loading",),
+    "sglang_lite/runtime/requests/random_uniforms.py": ("tests/docs", "tests/runtime/structured_output"),
     "sglang_lite/runtime/scheduler/": (
         "tests/runtime/scheduler", "tests/runtime/core", "tests/runtime/test_engine.py", "tests/conformance/test_rules.py",
     ),

@@ -19,6 +19,7 @@ from tests.rooms import ROOMS, ROOT, to_run
         ("sglang_lite/runtime/core/engine_core.py", "tests/runtime/core/test_loop_thread.py"),
         ("sglang_lite/server/metrics.py", "tests/server/test_metrics.py"),
         ("sglang_lite/text/stop.py", "tests/text/test_stop.py"),
+        ("sglang_lite/runtime/requests/random_uniforms.py", "tests/docs/test_recipes.py"),  # pages show what is drawn
         ("tests/waiting.py", "tests/engine/test_death.py"),
         ("tests/runtime/models/conftest.py", "tests/runtime/models/test_gguf.py"),
         ("tests/wire.py", "tests/test_structure.py"),
