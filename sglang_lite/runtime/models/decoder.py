@@ -68,9 +68,9 @@ class Decoder:
         self.layers: list[Layer] = []
         for i in progress(range(len(spec.layers))):
             self.layers.append(reader.layer(i))
-            if i % _LAYERS_PER_TRIM == _LAYERS_PER_TRIM - 1:
+            left = len(spec.layers) - 1 - i
+            if left % _LAYERS_PER_TRIM == 0 or left < _LAYERS_PER_TRIM:  # the peak is at the end
                 trim()  # glibc keeps freed memory between live allocations, up to half the size of a small model
-        trim()
         self.norm = reader.norm()
         behind = range(len(spec.layers), len(spec.layers) + spec.draft_layers)
         source.check_all_used(tuple(f"model.layers.{i}." for i in behind))
