@@ -49,6 +49,7 @@ from sglang_lite.runtime.core.submission import (
     OpenRequest,
     ProgramRequest,
     SelectRequest,
+    check_kind,
     check_priority,
 )
 from sglang_lite.runtime.embedding.spec import is_encoder
@@ -441,6 +442,8 @@ class Engine:
             ParameterError: nothing of the prompt is cached, or the file can't be written.
             EngineClosedError: the engine is closed.
         """
+        check_kind("prompt", prompt, str, Prompt, list, tuple)
+        check_kind("namespace", namespace, str)
         text, ids = (prompt, ()) if isinstance(prompt, str | Prompt) else ("", tuple(prompt))
         return self._answer(ExportPrefix(text, ids, os.path.abspath(path), namespace))
 
@@ -469,6 +472,7 @@ class Engine:
                 "whoever writes a file of a prefix decides what the model takes for its own computation.",
                 hint="Set trust_cache=True for a file that you know.",
             )
+        check_kind("namespace", namespace, str)
         return self._answer(ImportPrefix(os.path.abspath(path), namespace))
 
     def stats(self) -> dict[str, Any]:  # counts are int, seconds float

@@ -118,7 +118,7 @@ class EngineConfig:
             programs or under the same constraint, and "prompt" copies what came behind the last tokens earlier in the
             text. A guess counts while it equals what would have been drawn, so no token and no log-probability changes,
             but for the rounding of larger batches. Guesses that are too rarely right to pay are left out. Requests with
-            a logit processor get none. On a CPU only; ignored on a GPU, which the log says.
+            a logit processor get none. On a CPU only.
         draft_tokens: maximum number of guesses in a draft, 1 to 16. Text that a constraint forces within it comes on
             top.
         deterministic: whether to use one numeric path per dtype, so that a request's tokens and log-probabilities have

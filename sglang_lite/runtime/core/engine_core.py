@@ -136,6 +136,7 @@ class EngineCore:
             priority=EVICTION[config.eviction],
             reveal_others=config.explain_cache_misses is not False,
         )
+        drafting = make_drafting(config, loaded.vocab_size, loaded.eos_ids, on_gpu=loaded.model.fused)
         threads = min(config.threads or os.cpu_count() or 1, _MASK_THREADS)
         self.compiler = Compiler(
             loaded.tokenizer, loaded.vocab_size, loaded.eos_ids, threads, backend=config.constraint_backend,
@@ -146,7 +147,7 @@ class EngineCore:
         self.scheduler = Scheduler(
             store, sizes.step_tokens, POLICIES[config.policy], last_alone=rounds and not config.deterministic,
             pace=StepPace(sizes.step_tokens) if loaded.model.device.type == "cpu" else None,
-            drafting=make_drafting(config, loaded.vocab_size, loaded.eos_ids, on_gpu=loaded.model.fused),
+            drafting=drafting,
         )  # fmt: skip
         try:
             self.runner = make_runner(loaded.model, self.capacity, config, loaded.compiling, self.compiler.is_busy)

@@ -150,4 +150,4 @@ class PrefixFiles:
 
     def _names(self, tokens: Ints, namespace: str) -> list[bytes]:
         names = self._checked().names
-        return list(names.after(names.root(namespace.encode()), tokens))
+        return list(names.after(names.root(namespace.encode("utf-8", "surrogatepass")), tokens))

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 
+from sglang_lite.protocol import ParameterError
 from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.drafting.contexts import again, node
 from sglang_lite.runtime.drafting.drafting import Drafting
 from sglang_lite.runtime.drafting.guess import Drafter
 from sglang_lite.runtime.drafting.prompt import PromptDrafter
-
-logger = logging.getLogger("sglang_lite")
 
 DRAFTERS: dict[str, Callable[[], Drafter]] = {"again": again, "node": node, "prompt": PromptDrafter}
 
@@ -24,12 +22,15 @@ def make_drafting(config: EngineConfig, vocab_size: int, eos_ids: frozenset[int]
         vocab_size: number of token ids.
         eos_ids: tokens that may end a generation.
         on_gpu: whether the model runs on a GPU, which checks no drafts yet.
+
+    Raises:
+        ParameterError: drafters are asked for on a GPU.
     """
     if not config.drafters:
         return None
     if on_gpu:
-        logger.warning("speculation=%r is ignored: drafts are checked on a CPU only.", config.speculation)
-        return None
+        problem = f"{config.speculation!r} needs an engine on a CPU: no drafts are checked on a GPU yet."
+        raise ParameterError("speculation", problem, hint="Leave it out.")
     drafters = [DRAFTERS[name]() for name in config.drafters]
     jump = config.jump_forward == "safe"
     return Drafting(drafters, config.draft_tokens, vocab_size, eos_ids, jump=jump)

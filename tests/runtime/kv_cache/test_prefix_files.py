@@ -84,6 +84,10 @@ def test_what_can_not_be_is_refused_by_name(written, tmp_path):
         later.complete(LONG, TWO)
         with pytest.raises(sgl.ParameterError, match="path: the file can't be written"):
             later.export_prefix(LONG, tmp_path / "none" / "prefix.kv")
+        with pytest.raises(sgl.ParameterError, match=r"^prompt: 3 is no str or Prompt or list or tuple"):
+            later.export_prefix(3, written)  # type: ignore[arg-type] # wrong on purpose
+        with pytest.raises(sgl.ParameterError, match=r"^namespace: 3 is no str"):
+            later.import_prefix(written, trust_cache=True, namespace=3)  # type: ignore[arg-type] # wrong on purpose
         with pytest.raises(sgl.ParameterError, match="1000000000 is no token id"):
             later.export_prefix([10**9], written)
         written.write_bytes(data)
