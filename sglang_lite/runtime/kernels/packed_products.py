@@ -1,6 +1,6 @@
 """Products of rows with matrices of 4-bit numbers, which are read once and decoded in registers.
 
-A matrix [N, K] in groups of G columns moves N * K / 2 + N * K / G * (2 to 5) bytes. Two numbers are decoded by one
+A matrix [N, K] in groups of G columns moves N * K / 2 + N * K / G * 4 bytes. Two numbers are decoded by one
 instruction each of a shift, a mask and a subtraction, and are an operand of the tensor cores where they lie; a group's
 sums are multiplied by its scales. The twin decodes the matrix and multiplies (reference/packed_products.py).
 """
@@ -14,14 +14,15 @@ import triton
 import triton.language as tl
 
 from sglang_lite.runtime.kernels.activation import apply_activation
-from sglang_lite.runtime.kernels.device_properties import properties_of
+from sglang_lite.runtime.kernels.device_properties import INTERPRETER, properties_of
 from sglang_lite.runtime.kernels.launcher import cached_launch
 from sglang_lite.runtime.kernels.packed_weight import NUMBERS, SLICES, PackedWeight
 from sglang_lite.runtime.kernels.pdl import pdl_options, start_next, wait
 from sglang_lite.runtime.kernels.sizes import cdiv, power_of_2
 
-MAX_ROWS = 64  # above this, decoding the matrix and cuBLAS are faster
-_OUTPUTS = 64  # of a program
+_FEW = 64  # most rows of which a program has all
+_MANY = 256  # most rows that are multiplied so at all; above, decoding the matrix and cuBLAS are faster
+_OUTPUTS, _OUTPUTS_MANY = 64, 256  # of a program
 _SCRATCH = 1 << 15  # bytes of shared memory in which code books' numbers change their layout
 
 
@@ -40,9 +41,9 @@ def _halves(pairs, dtype: tl.constexpr):
 
 
 @triton.jit
-def _numbers(words, zero, table, J: tl.constexpr, KIND: tl.constexpr, ZERO: tl.constexpr, dtype: tl.constexpr):
+def _numbers(words, word, table, J: tl.constexpr, KIND: tl.constexpr, ZERO: tl.constexpr, dtype: tl.constexpr):
     """Numbers [N, 2 W] of slice J of a block, in `dtype`, times `_factor`; from integers ZERO is subtracted, or if that
-    is negative the last byte of `zero` [N]."""
+    is negative what `word` [N] has above 16 bits."""
     if KIND == "integers" and dtype != tl.float32:
         # The last eight bits of a 16-bit number are linear, as its least exponents are: as they are they stand for a
         # number that is too small, which the multiplication mends that subtracts zeros. So two take two instructions.
@@ -50,7 +51,7 @@ def _numbers(words, zero, table, J: tl.constexpr, KIND: tl.constexpr, ZERO: tl.c
         up: tl.constexpr = (2.0**127 if dtype == tl.bfloat16 else 2.0**15) / 16.0 ** (J % 2)
         factor: tl.constexpr = _factor(KIND, dtype)
         if ZERO < 0:
-            found = tl.fma(small, tl.full(small.shape, up, dtype), (zero & 255).to(dtype)[:, None] * -factor)
+            found = tl.fma(small, tl.full(small.shape, up, dtype), (word >> 16).to(dtype)[:, None] * -factor)
         else:
             found = tl.fma(small, tl.full(small.shape, up, dtype), tl.full(small.shape, -ZERO * factor, dtype))
     elif KIND == "e2m1" and dtype != tl.float32:  # sign, exponent and mantissa where a 16-bit number has them
@@ -67,18 +68,29 @@ def _numbers(words, zero, table, J: tl.constexpr, KIND: tl.constexpr, ZERO: tl.c
         elif KIND == "table":
             found = tl.load(table + numbers).to(dtype)
         elif ZERO < 0:
-            found = numbers.to(dtype) - (zero & 255).to(dtype)[:, None]
+            found = numbers.to(dtype) - (word >> 16).to(dtype)[:, None]
         else:
             found = numbers.to(dtype) - ZERO
     return found
 
 
+@triton.jit
+def _scale(word, ZERO: tl.constexpr, HALF: tl.constexpr):
+    """Scales, as float32, of what `PackedWeight.scales` has; HALF is a name of their dtype if zeros are above them."""
+    if ZERO < 0:
+        low = (word & 0xFFFF).to(tl.int16)
+        return low.to(tl.bfloat16 if HALF == "bfloat16" else tl.float16, bitcast=True).to(tl.float32)
+    else:
+        return word
+
+
 @cached_launch
 @triton.jit(do_not_specialize=["M", "BLOCKS"])
 def _packed_rows(
-    x, words, scales, zeros, table, bias, y, M, N, K, BLOCKS,
-    KIND: tl.constexpr, ZERO: tl.constexpr, SLICE: tl.constexpr, GROUP: tl.constexpr, TOGETHER: tl.constexpr,
-    WHOLE: tl.constexpr, BIAS: tl.constexpr, GATE: tl.constexpr, EARLY: tl.constexpr,
+    x, words, scales, table, bias, y, M, N, K, BLOCKS,
+    KIND: tl.constexpr, ZERO: tl.constexpr, HALF: tl.constexpr, SLICE: tl.constexpr, GROUP: tl.constexpr,
+    TOGETHER: tl.constexpr, SPAN: tl.constexpr, SCALED: tl.constexpr, WHOLE: tl.constexpr,
+    BIAS: tl.constexpr, GATE: tl.constexpr, EARLY: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     if EARLY:
@@ -93,26 +105,34 @@ def _packed_rows(
         n += row // OUTPUTS * N  # gates, then as many ups
         stride = 2 * N
     m = tl.program_id(2) * BLOCK_M + tl.arange(0, BLOCK_M)
-    place = words + n.to(tl.int64)[:, None] * (BLOCKS * (SLICE // 2)) + tl.arange(0, SLICE // 2)[None, :]
+    place = words + n.to(tl.int64)[:, None] * (BLOCKS * (SLICE // 2)) + tl.arange(0, SPAN // 2)[None, :]
+    STEPS: tl.constexpr = SLICE // SPAN  # of a block
     acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
-    for block in range(tl.program_id(1), BLOCKS, tl.num_programs(1)):
-        packed = tl.load(place + block * (SLICE // 2))
-        zero = n
-        if ZERO < 0:  # of all slices at once: 32 bits are the least that is fetched ahead
-            zero = tl.load(zeros + block * stride + n)
+    for step in range(tl.program_id(1), BLOCKS * STEPS, tl.num_programs(1)):
+        packed = tl.load(place + step * (SPAN // 2))
+        block = step // STEPS
+        k = step % STEPS * SPAN + tl.arange(0, SPAN)
         for first in tl.static_range(0, 4, TOGETHER):  # slices of a group
-            of_group = (block * 4 + first) * SLICE // GROUP * stride + n
-            scale = tl.load(scales + of_group).to(tl.float32) / _factor(KIND, x.dtype.element_ty)
-            sums = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
+            # 32 bits, as Triton fetches no less ahead.
+            word = tl.load(scales + (block * 4 + first) * SLICE // GROUP * stride + n)
+            scale = _scale(word, ZERO, HALF) / _factor(KIND, x.dtype.element_ty)
+            sums = acc
+            if not SCALED:
+                sums = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
             for j in tl.static_range(first, first + TOGETHER):
-                at = (block * 4 + j) * SLICE + tl.arange(0, SLICE)
+                at = (block * 4 + j) * SLICE + k
                 mask = (m < M)[None, :]
                 if not WHOLE:
                     mask &= (at < K)[:, None]
                 rows = tl.load(x + m[None, :] * K + at[:, None], mask=mask, other=0.0)
-                numbers = _numbers(packed, zero >> 8 * first, table, j, KIND, ZERO, x.dtype.element_ty)
+                numbers = _numbers(packed, word, table, j, KIND, ZERO, x.dtype.element_ty)
+                if SCALED:
+                    numbers *= scale.to(numbers.dtype)[:, None]
                 sums = tl.dot(numbers, rows, sums, input_precision="ieee")
-            acc += sums * scale[:, None]
+            if SCALED:
+                acc = sums
+            else:
+                acc += sums * scale[:, None]
     if not EARLY:
         start_next(PDL)  # not earlier, as not all programs fit the GPU at once
     if BIAS:
@@ -143,8 +163,8 @@ def _add_parts(sums, y, size, PARTS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.
 @cached_launch
 @triton.jit
 def _decode_packed(
-    words, scales, zeros, table, out, N, K, BLOCKS,
-    KIND: tl.constexpr, ZERO: tl.constexpr, SLICE: tl.constexpr, GROUP: tl.constexpr,
+    words, scales, table, out, N, K, BLOCKS,
+    KIND: tl.constexpr, ZERO: tl.constexpr, HALF: tl.constexpr, SLICE: tl.constexpr, GROUP: tl.constexpr,
     BLOCK_N: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     start_next(PDL)
@@ -154,14 +174,11 @@ def _decode_packed(
     k, block = tl.arange(0, SLICE), tl.program_id(1)
     word = block * (SLICE // 2) + tl.arange(0, SLICE // 2)
     packed = tl.load(words + n[:, None] * (BLOCKS * (SLICE // 2)) + word[None, :])
-    zero = n
-    if ZERO < 0:
-        zero = tl.load(zeros + block * N + n)
     dtype: tl.constexpr = tl.float32 if KIND == "table" else out.dtype.element_ty  # which holds numbers exactly
     for j in tl.static_range(4):
-        of_group = (block * 4 + j) * SLICE // GROUP * N + n
-        value = _numbers(packed, zero >> 8 * j, table, j, KIND, ZERO, dtype).to(tl.float32)
-        value *= 1 / _factor(KIND, dtype) * tl.load(scales + of_group).to(tl.float32)[:, None]
+        word = tl.load(scales + (block * 4 + j) * SLICE // GROUP * N + n)
+        value = _numbers(packed, word, table, j, KIND, ZERO, dtype).to(tl.float32)
+        value *= (_scale(word, ZERO, HALF) / _factor(KIND, dtype))[:, None]
         at = (block * 4 + j) * SLICE + k
         mask = (rows < N)[:, None] & (at < K)[None, :]
         tl.store(out + n[:, None] * K + at[None, :], value.to(out.dtype.element_ty), mask=mask)
@@ -183,17 +200,21 @@ def packed_rows(
     (rows, inputs), outputs = x.shape, weight.shape[0] // 2 if gate else weight.shape[0]
     assert parts == 1 or (bias is None and not gate)
     y = x.new_empty((rows, outputs)) if parts == 1 else x.new_empty((parts, rows, outputs), dtype=torch.float32)
-    properties = properties_of(x.device)
-    block_m = min(MAX_ROWS if properties.has_tma else 32, max(8 if properties.has_tma else 16, power_of_2(rows)))
-    grid = cdiv(outputs, _OUTPUTS // 2 if gate else _OUTPUTS), parts, cdiv(rows, block_m)
-    stage = weight.slice * (_OUTPUTS * 2 + SLICES * block_m * x.element_size())  # bytes of words, and of rows
-    stages = max(1, min(3, (properties.shared_memory - _SCRATCH) // stage))
+    properties, many = properties_of(x.device), _FEW < rows <= max_rows(x.device, x.dtype)
+    if many:
+        block_m, block_n, span, warps = 128, _OUTPUTS_MANY, min(weight.slice, 32), 8
+    else:
+        tma = properties.has_tma
+        block_m = min(_FEW if tma else 32, max(8 if tma else 16, power_of_2(rows)))
+        block_n, span, warps = _OUTPUTS, weight.slice, 4
+    grid = cdiv(outputs, block_n // 2 if gate else block_n), parts, cdiv(rows, block_m)
+    stage = span * (block_n * 2 + SLICES * block_m * x.element_size())  # bytes of words, and of rows
     _packed_rows[grid](
-        x, weight.words, weight.scales, weight.zeros, weight.table, bias, y, rows, outputs, inputs, _blocks(weight),
-        KIND=weight.kind, ZERO=weight.zero if weight.zeros is None else -1, SLICE=weight.slice, GROUP=weight.group,
-        TOGETHER=math.gcd(weight.group // weight.slice, SLICES), WHOLE=inputs % (SLICES * weight.slice) == 0,
-        BIAS=bias is not None, GATE=gate, EARLY=math.prod(grid) <= properties.multiprocessors, BLOCK_M=block_m,
-        BLOCK_N=_OUTPUTS, num_warps=4, num_stages=stages, **pdl_options(x.device),
+        x, weight.words, weight.scales, weight.table, bias, y, rows, outputs, inputs, _blocks(weight),
+        **_format(weight), TOGETHER=math.gcd(weight.group // weight.slice, SLICES), SPAN=span, SCALED=many,
+        WHOLE=inputs % (SLICES * weight.slice) == 0, BIAS=bias is not None, GATE=gate,
+        EARLY=math.prod(grid) <= properties.multiprocessors, BLOCK_M=block_m, BLOCK_N=block_n, num_warps=warps,
+        num_stages=max(1, min(3, (properties.shared_memory - _SCRATCH) // stage)), **pdl_options(x.device),
     )  # fmt: skip
     return y
 
@@ -207,11 +228,22 @@ def add_parts(parts: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return y
 
 
+def max_rows(device: torch.device, dtype: torch.dtype) -> int:
+    """Most rows for which `packed_rows` is faster than decoding the matrix. Scales are rounded to the dtype of many
+    rows, and float16 lacks their range."""
+    properties = properties_of(device)
+    many = torch.float32 if properties == INTERPRETER else torch.bfloat16  # which the interpreter can't compute in
+    return _MANY if properties.has_tma and dtype == many else _FEW
+
+
 def parts_of(weight: PackedWeight, rows: int) -> int:
     """Number of parts that the sums of a product should be split into, so that its programs keep a GPU busy."""
     programs = cdiv(weight.shape[0], _OUTPUTS)
-    wanted = (4 if rows <= 16 else 2) * properties_of(weight.words.device).multiprocessors
-    return next(parts for parts in (8, 4, 2, 1) if parts <= max(1, min(wanted // programs, _blocks(weight) // 2)))
+    wanted = 4 if rows <= 16 else 2
+    if rows > _FEW:
+        programs, wanted = cdiv(weight.shape[0], _OUTPUTS_MANY) * cdiv(rows, 128), 1
+    most = wanted * properties_of(weight.words.device).multiprocessors // programs
+    return next(parts for parts in (8, 4, 2, 1) if parts <= max(1, min(most, _blocks(weight) // 2)))
 
 
 def decoded(weight: PackedWeight, dtype: torch.dtype) -> torch.Tensor:
@@ -220,8 +252,8 @@ def decoded(weight: PackedWeight, dtype: torch.dtype) -> torch.Tensor:
     blocks = _blocks(weight)
     out = torch.empty((outputs, inputs), dtype=dtype, device=weight.words.device)
     _decode_packed[(cdiv(outputs, 32), blocks)](
-        weight.words, weight.scales, weight.zeros, weight.table, out, outputs, inputs, blocks,
-        KIND=weight.kind, ZERO=weight.zero if weight.zeros is None else -1, SLICE=weight.slice, GROUP=weight.group,
+        weight.words, weight.scales, weight.table, out, outputs, inputs, blocks,
+        **_format(weight),
         BLOCK_N=32, num_warps=4, **pdl_options(out.device),
     )  # fmt: skip
     return out
@@ -229,3 +261,12 @@ def decoded(weight: PackedWeight, dtype: torch.dtype) -> torch.Tensor:
 
 def _blocks(weight: PackedWeight) -> int:
     return weight.words.shape[1] // (SLICES * weight.slice // NUMBERS)
+
+
+def _format(weight: PackedWeight) -> dict[str, object]:
+    """Constants of the kernels that a matrix decides."""
+    own = weight.half is not None
+    return {
+        "KIND": weight.kind, "ZERO": -1 if own else weight.zero, "HALF": str(weight.half).removeprefix("torch."),
+        "SLICE": weight.slice, "GROUP": weight.group,
+    }  # fmt: skip

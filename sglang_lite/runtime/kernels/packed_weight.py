@@ -24,9 +24,10 @@ class PackedWeight:
         inputs: columns, K.
         words: int32 [N, blocks * S / 2]. In a block, bits 4 j … 4 j + 3 of word i are the number of column 2 i of slice
             j, and 16 bits above them is that of column 2 i + 1: a shift and a mask leave a pair, each in 16 bits.
-        scales: [blocks * 4 * S / G, N], in 16 or 32 bits.
-        zeros: int32 [blocks, N]: byte j is the number that stands for 0 in slice j; None if it is `zero` everywhere.
-        zero: number that stands for 0 if `zeros` is None.
+        scales: [groups, N], groups up to the end of the last block: float32; or int32 if each group has its own zero:
+            that above the 16 bits of a scale.
+        half: dtype of such a scale; None if scales are float32.
+        zero: number that stands for 0 if scales are float32.
         kind: what numbers stand for: "integers" for themselves, "e2m1" for floating point with a sign, two bits of
             exponent and one of mantissa, "table" for an entry of `table`.
         slice: columns of a slice, S, which divide a group.
@@ -37,7 +38,7 @@ class PackedWeight:
     inputs: int
     words: torch.Tensor
     scales: torch.Tensor
-    zeros: torch.Tensor | None
+    half: torch.dtype | None
     zero: int
     kind: Kind
     slice: int
@@ -50,7 +51,7 @@ class PackedWeight:
 
     @property
     def nbytes(self) -> int:
-        return self.words.nbytes + self.scales.nbytes + (0 if self.zeros is None else self.zeros.nbytes)
+        return self.words.nbytes + self.scales.nbytes
 
 
 def packed_weight(
@@ -66,7 +67,7 @@ def packed_weight(
 
     Args:
         numbers: uint8 [N, K] in 0 … 15.
-        scales: [N, K / G].
+        scales: [N, K / G]; with zeros in 16 bits.
         zeros: uint8 [N, K / G]: the number that stands for 0; None if it is `zero` everywhere.
         zero, kind, table: as of PackedWeight.
     """
@@ -76,16 +77,16 @@ def packed_weight(
     more = -inputs % (SLICES * size)
     padded = F.pad(numbers, (0, more)) if more else numbers
     parts = padded.view(rows, -1, SLICES // 2, 2, size // 2, 2)
-    blocks = parts.shape[1]
     # A word's bytes from the lowest: slices 0 and 1, then 2 and 3 of column 2 i, then both of the column after it.
     pairs = parts[:, :, :, 1].bitwise_left_shift(4).bitwise_or_(parts[:, :, :, 0])
     words = pairs.permute(0, 1, 3, 4, 2).reshape(rows, -1, NUMBERS // 2).view(torch.int32).squeeze(-1)
-    if zeros is not None:
-        of_slices = F.pad(zeros.repeat_interleave(group // size, 1), (0, more // size)).view(rows, blocks, SLICES)
-        zeros = of_slices.transpose(0, 1).contiguous().view(torch.int32).squeeze(-1)  # little-endian, as GPUs are
+    if zeros is None:
+        half, by_group = None, scales.float()
+    else:
+        half, by_group = scales.dtype, scales.view(torch.int16).int() & 0xFFFF | zeros.int() << 16
     last = -(-(inputs + more) // group) - scales.shape[1]  # no input reaches a block's end
-    scales = F.pad(scales, (0, last)).t().contiguous()
-    return PackedWeight(inputs, words, scales, zeros, zero, kind, size, group, table)
+    by_group = F.pad(by_group, (0, last)).t().contiguous()
+    return PackedWeight(inputs, words, by_group, half, zero, kind, size, group, table)
 
 
 def can_pack(inputs: int, group: int) -> bool:

@@ -69,7 +69,7 @@ def test_products(rows, outputs, inputs, group, kind, dtype):
 @pytest.mark.parametrize("gate", ["silu", "gelu", "gelu_tanh"])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("biased", [False, True])
-@pytest.mark.parametrize("rows", [1, 18])
+@pytest.mark.parametrize("rows", [1, 18, 70])
 def test_rows_with_their_gate(gate, kind, biased, rows):
     x, bias = normal(rows, 640) / 32, normal(100) if biased else None
     weight, values = made(100, 640, 64, kind)
@@ -79,7 +79,7 @@ def test_rows_with_their_gate(gate, kind, biased, rows):
 
 @pytest.mark.skipif(not GPU, reason="interprets for minutes")
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("rows", [1, 2, 16, 64])
+@pytest.mark.parametrize("rows", [1, 2, 16, 64, 65, 256])
 def test_large_products_in_bfloat16(rows, kind):
     weight, values = made(14336, 4096, 128, kind)
     x = normal(rows, 4096, dtype=torch.bfloat16)

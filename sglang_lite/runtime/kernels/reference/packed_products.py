@@ -17,12 +17,11 @@ def decoded(weight: PackedWeight, dtype: torch.dtype) -> torch.Tensor:
     shifts = torch.arange(0, 4 * SLICES, 4, dtype=torch.int32, device=words.device).view(-1, 1, 1)
     halves = torch.tensor([0, 16], dtype=torch.int32, device=words.device)
     numbers = (words >> shifts + halves & 15).flatten(1)[:, : weight.inputs]
-    slices = torch.arange(weight.inputs, device=words.device) // weight.slice
-    scales = weight.scales[slices * weight.slice // weight.group].t().float()
+    scales = weight.scales[torch.arange(weight.inputs, device=words.device) // weight.group].t()
+    zeros: torch.Tensor | int = weight.zero
+    if weight.half is not None:
+        zeros, scales = scales >> 16, scales.to(torch.int16).view(weight.half).float()
     if weight.kind == "integers":
-        zeros: torch.Tensor | int = weight.zero
-        if weight.zeros is not None:
-            zeros = (weight.zeros[slices // SLICES] >> (8 * (slices % SLICES)).unsqueeze(1) & 255).t()
         values = (numbers - zeros).float()
     else:
         values = (torch.tensor(_E2M1, device=words.device) if weight.table is None else weight.table)[numbers]

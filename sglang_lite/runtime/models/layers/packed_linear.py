@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from sglang_lite.runtime.kernels.fp8_rows import Fp8Rows, Scales
-from sglang_lite.runtime.kernels.packed_products import MAX_ROWS, add_parts, decoded, packed_rows, parts_of
+from sglang_lite.runtime.kernels.packed_products import add_parts, decoded, max_rows, packed_rows, parts_of
 from sglang_lite.runtime.kernels.packed_weight import PackedWeight, can_pack, in_few_bits, packed_weight
 from sglang_lite.runtime.models.layers.gpu_linear import GpuLinear
 from sglang_lite.runtime.models.weights.blocks import Blocks, order_of
@@ -47,13 +47,13 @@ class PackedLinear(GpuLinear):
     def parts(self, x: torch.Tensor | Fp8Rows) -> tuple[torch.Tensor, Scales | None]:
         assert isinstance(x, torch.Tensor)
         x = self._ordered(x)
-        if len(x) > MAX_ROWS:
+        if len(x) > max_rows(x.device, x.dtype):
             return F.linear(x, decoded(self.packed, x.dtype), self.bias), None
         parts = parts_of(self.packed, len(x)) if self.bias is None else 1
         return packed_rows(x, self.packed, self.bias, parts=parts), None
 
     def gated(self, x: torch.Tensor | Fp8Rows, activation: str, *, eight: bool) -> torch.Tensor | Fp8Rows:
-        if isinstance(x, torch.Tensor) and len(x) <= MAX_ROWS and not eight:
+        if isinstance(x, torch.Tensor) and len(x) <= max_rows(x.device, x.dtype) and not eight:
             return packed_rows(self._ordered(x), self.packed, self.bias, activation)
         return super().gated(x, activation, eight=eight)
 
@@ -78,7 +78,8 @@ def packed_linear(parts: Sequence[Weight], bias: torch.Tensor | None, device: to
 
 
 def _packed(blocks: Sequence[Blocks], device: torch.device) -> PackedWeight | None:
-    """Matrices of one format stacked, or None if a minimum is no multiple of its scale."""
+    """Matrices of one format stacked, or None if a minimum is no multiple of its scale, or scales beside minima need
+    more than 16 bits."""
     first, zero, zeros = blocks[0], 0, None
     scale = torch.cat([part.scale for part in blocks])
     if first.minimum is not None:
@@ -88,6 +89,8 @@ def _packed(blocks: Sequence[Blocks], device: torch.device) -> PackedWeight | No
             return None
         if (zeros == zeros[0, 0]).all():
             zero, zeros = int(zeros[0, 0]), None
+        elif in_few_bits(scale) == torch.float32:
+            return None
     table = None if first.table in (None, E2M1) else torch.tensor(first.table, device=device)
     return packed_weight(
         torch.cat([part.q.to(device) for part in blocks]), scale.to(device, in_few_bits(scale)),
