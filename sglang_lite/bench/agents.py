@@ -13,6 +13,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from sglang_lite import Engine
 from sglang_lite.program.nodes import Gen, Text
@@ -127,7 +128,8 @@ def run_agents(engine: Engine, all_turns: Sequence[tuple[AgentTurn, ...]], *, as
 
 
 def measure_agents(loaded: LoadedModel, *, scale: float = 1.0, count: int = 64) -> Iterator[str]:
-    """Yields lines of a table: agents in engines of different sizes, as programs and as requests.
+    """Yields lines of a table: agents in engines of different sizes, as programs and as requests. Where the device has
+    no room for all, also as programs of an engine whose host keeps what doesn't fit ("tiers").
 
     Args:
         scale: factor of all token counts.
@@ -138,13 +140,17 @@ def measure_agents(loaded: LoadedModel, *, scale: float = 1.0, count: int = 64) 
     yield f"{count} agents of 8 turns, {total:,} tokens at their ends"
     yield f"{'of memory':>10}{'as':>10}{'s':>9}{'programs/min':>14}{'computed/needed':>17}"
     for times in TIMES_MEMORY:
-        with Engine.of(loaded, max_total_tokens=round(total / times)) as engine:
-            for as_program in (True, False):
-                run_agents(engine, turns[: -(-count // 8)], as_program=as_program)  # warms up
-                got = run_agents(engine, turns, as_program=as_program)
-                name = "programs" if as_program else "requests"
-                rate = 60 * got.programs / got.seconds
-                yield f"{times:9.1f}x{name:>10}{got.seconds:9.2f}{rate:14.0f}{got.again:17.2f}"
+        host = {"enable_hierarchical_cache": True, "hicache_ratio": times}
+        engines: list[tuple[dict[str, Any], dict[str, bool]]] = [({}, {"programs": True, "requests": False})]
+        if times > 1:
+            engines.append((host, {"tiers": True}))
+        for tiers, kinds in engines:
+            with Engine.of(loaded, max_total_tokens=round(total / times), **tiers) as engine:
+                for name, as_program in kinds.items():
+                    run_agents(engine, turns[: -(-count // 8)], as_program=as_program)  # warms up
+                    got = run_agents(engine, turns, as_program=as_program)
+                    rate = 60 * got.programs / got.seconds
+                    yield f"{times:9.1f}x{name:>10}{got.seconds:9.2f}{rate:14.0f}{got.again:17.2f}"
 
 
 class _Agent(ABC):

@@ -50,13 +50,15 @@ def test_what_a_program_generates_is_counted(monkeypatch):
 
 
 def test_agents_run_as_programs_and_as_requests_whose_tokens_are_counted(monkeypatch, capsys):
-    monkeypatch.setattr("sglang_lite.bench.agents.TIMES_MEMORY", (0.5,))
+    monkeypatch.setattr("sglang_lite.bench.agents.TIMES_MEMORY", (1.1,))
     monkeypatch.setattr("sglang_lite.bench.agents.TOOL_S", 0.001)
     monkeypatch.setattr("sglang_lite.bench.report.measure_agents", partial(measure_agents, count=2))
     assert main(["bench", "--shape", "small", "--workload", "agents"]) == 0
     rows = [line.split() for line in capsys.readouterr().out.splitlines()[2:]]
-    assert [(memory, form) for memory, form, *_ in rows] == [("0.5x", "programs"), ("0.5x", "requests")]
-    assert all(0.9 < float(row[-1]) < 1.1 for row in rows)
+    assert [(memory, form) for memory, form, *_ in rows] == [
+        ("1.1x", form) for form in ("programs", "requests", "tiers")
+    ]
+    assert all(0.9 < float(row[-1]) < 1.2 for row in rows)
     assert main(["bench", "--shape", "small", "--workload", "agents", "w1"]) == 1
     assert "name them alone" in capsys.readouterr().err
 

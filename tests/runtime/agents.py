@@ -96,8 +96,8 @@ class Simulated(SteppedEngine):
             while self._calendar and self._calendar[0][0] <= self.time:
                 heapq.heappop(self._calendar)[2]()
             goes_on = self.step()
-            if goes_on and not self.scheduler.waits:
-                continue
+            if goes_on and (not self.scheduler.waits or self.scheduler.awaits_copies):
+                continue  # without a batch a step takes time, too
             if not goes_on and not self._calendar:
                 break
             next_time = self._calendar[0][0] if self._calendar else self.time

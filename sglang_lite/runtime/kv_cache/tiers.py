@@ -143,6 +143,21 @@ class Tiers:
             "disk_tokens_read": self.read_pages * size,
         }
 
+    def room_below(self, token_s: float) -> int:
+        """Number of pages that programs may have beyond the device's, as the host keeps them and brings them back
+        faster than they are computed.
+
+        Args:
+            token_s: seconds to compute a token; 0 if unknown.
+        """
+        if self._slow(token_s):
+            return 0
+        return max(len(self.host.memory.rows) - (self._policy != "write_back") * self._store.pool.total, 0)
+
+    def _slow(self, token_s: float) -> bool:
+        """True if computing is faster than a copy from the host."""
+        return bool(token_s) and self.host.memory.page_s > token_s * self._store.page_size
+
     def has(self, match: Match, tokens: Ints) -> bool:
         """Returns True if the host has the page behind a match."""
         size, at = self._store.page_size, len(match.pages)
@@ -227,7 +242,7 @@ class Tiers:
             if before is not None and not before.done:
                 return before
             found = list(takewhile(self.host.__contains__, behind))
-        if len(found) * size < _MIN_FETCHED or (token_s and self.host.memory.page_s > token_s * size):
+        if len(found) * size < _MIN_FETCHED or self._slow(token_s):
             return None
         for other in self.fetching:
             if other.first == found[0]:

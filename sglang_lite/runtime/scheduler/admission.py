@@ -51,6 +51,7 @@ class Admission:
         self._admissions = 0
         self._started: list[Request] = []
         self._refused: tuple[int, int] | None = None  # pages that were available, and plans since then
+        self._to_fetch = 0  # pages that the last plan lacked for fetches
         self.refuses = False
         self.solo_request = -1
         self.prompt_tokens = self.prompt_tokens_cached = 0
@@ -63,7 +64,7 @@ class Admission:
             alone: only request that may be admitted, or None for no such limit.
         """
         store, table = self._store, self._store.table
-        self.refuses = False
+        self.refuses, self._to_fetch = False, 0
         if not self._queues.waiting_any or not table.free or self._still_full(alone):
             return
         promised = self._growth()
@@ -91,6 +92,7 @@ class Admission:
             fetch = self._fetch(request, reusable, match)
             if fetch == "later" or (fetch is not None and not fetch.done):
                 promised += needed
+                self._to_fetch += needed * (fetch == "later")
                 continue
             if fetch is not None:
                 match = store.match(reusable, request.namespace)
@@ -124,6 +126,16 @@ class Admission:
         if isinstance(fetch, Fetch | DiskRead):
             cache.fetch = fetch
         return fetch
+
+    def evict_ahead(self, tokens: int) -> None:
+        """Evicts at once what fetches, and up to so many tokens of prompts in this and later steps, need: pages are
+        free only a step after their eviction."""
+        store, table, slots = self._store, self._store.table, slots_of(self._queues.prefilling)
+        lacking = int((-(-table.length[slots] // store.page_size) - table.page_count[slots]).sum())
+        short = min(lacking, max(tokens, 0) // store.page_size) + self._to_fetch
+        short -= store.pool.free + store.pool.quarantined
+        if short > 0 and store.tree.evictable:
+            store.evict(min(short, store.tree.evictable))
 
     def reconsider(self) -> None:
         """Looks at all waiting requests in the next plan, as another one waits."""
@@ -169,15 +181,16 @@ class Admission:
         store, pauses, branch = self._store, self._pauses, request.branch
         # Programs that came later give way to one that continues, to others only those of lower priority.
         after = request.rank if pauses.keeps(branch) else (-request.priority, math.inf)
+        below = 0 if store.tiers is None else store.tiers.room_below(pauses.token_s)
         if branch is not None:  # a request by itself ends before programs have grown
             paused, given_up = pauses.before(after, beside=branch)
             growing = [*paused, *(each for each in programs if each.rank <= after)]
             growth = sum(each.growth for each in growing)
-            if needed + promised + given_up - (-growth // store.page_size) > store.available:
+            if needed + promised + given_up - (-growth // store.page_size) > store.available + below:
                 growth = peak_growth(growing)
-            promised += given_up - (-growth // store.page_size)
+            promised += max(given_up - (-growth // store.page_size) - below, 0)
         while (short := needed + promised - store.available) > 0:
-            if pauses.give_up_late(short) or pauses.give_up_last(short, after):
+            if pauses.give_up_late(short, kept=below > 0) or pauses.give_up_last(short, after):
                 continue
             if pauses.give_up_for_aged(short, request.times.queued):
                 continue

@@ -264,16 +264,24 @@ class Pauses:
 
     # -------------------------------------------------------------------------------------- giving way
 
-    def give_up_late(self, pages: int) -> bool:
-        """Gives up pages of whom returns last, of those that return too late. Returns False if nobody does."""
+    def give_up_late(self, pages: int, *, kept: bool = False) -> bool:
+        """Gives up pages of whom returns last, of those that return too late. Returns False if nobody does.
+
+        Args:
+            kept: whether lower tiers keep pages and bring them back quickly: then all whose callers are away give up
+                theirs, and stay expected.
+        """
         now = self.now()
         while self._due and self._due[0][0] <= now:
             self._too_long.append(heapq.heappop(self._due)[2])
-        if not self._too_long:
-            return False
         self._too_long = [each for each in self._too_long if self._pauses.get(each.branch) is each and each.locked]
-        late = [each for each in self._too_long if each.branch.awaits_caller]
-        return bool(late) and self._shrink(max(late, key=lambda each: each.remaining_s(now)), pages, for_good=True)
+        away = [each for each in (self if kept else self._too_long) if each.locked and each.branch.awaits_caller]
+        if not away:
+            return False
+        last = max(away, key=lambda each: each.remaining_s(now))
+        if kept and self._store.tiers is not None and last.lock.node is not None:
+            self._store.tiers.reused(last.lock.node)  # soon, so the selective policy copies it
+        return self._shrink(last, pages, for_good=not kept)
 
     def give_up_last(self, pages: int, after: tuple[int, float] | None = None) -> bool:
         """Gives up pages of the program that came last.

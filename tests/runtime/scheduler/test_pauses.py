@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from sglang_lite.program.nodes import Fork, Gen, Text
 from sglang_lite.protocol import Generation, Played, ProgramResult, SamplingParams
 from sglang_lite.runtime.scheduler.pauses import ExpectedGrowth, peak_growth
+from tests.runtime import scripted
 from tests.runtime.agents import Agent, Simulated, Turn, furthest
 from tests.runtime.scripted import ended
 
@@ -59,6 +60,39 @@ def test_agents_compute_little_again_in_a_part_of_the_memory_they_need(roomy, sh
     assert engine.computed <= bound * NEEDED
     assert engine.computed <= furthest(roomy[0].accesses, pool)  # what the best cache computes if all come at once
     assert [agent.result.text for agent in agents] == [agent.result.text for agent in roomy[1]]
+
+
+@pytest.fixture
+def busy(monkeypatch):
+    """Runs agents of an 8B model on an H200, with a tenth of the tokens, each of which takes ten times as long."""
+    monkeypatch.setattr(scripted, "STEP_S", 0.06)
+    monkeypatch.setattr(scripted, "TOKEN_S", 0.00026)
+    turns = traces(agents=24, turns=5, first=70, reads=70, writes=6)
+    needed = sum(turn.reads + turn.writes for each in turns for turn in each)
+
+    def run(share, **config):
+        """Computed over needed tokens, seconds and texts, in memory for a share of the tokens."""
+        sizes = {"max_running": 32, "context_length": 1024, "page_size": 2, "step_tokens": 819}
+        engine, agents = played(turns, int(share * needed), model=scripted.loaded(1024), **sizes, **config)
+        return engine.computed / needed, engine.time, [agent.result.text for agent in agents]
+
+    return run
+
+
+@pytest.mark.parametrize("policy", ["write_through", "write_through_selective", "write_back"])
+def test_with_a_host_tier_agents_take_little_longer_than_in_room_for_all(policy, busy):
+    _, roomy_s, texts = busy(2)
+    again, seconds, told = busy(1 / 2, enable_hierarchical_cache=True, hicache_ratio=3.0, hicache_write_policy=policy)
+    assert again <= 1.05
+    assert seconds <= 1.2 * roomy_s  # steps are ten times as coarse as theirs
+    assert told == texts
+
+
+def test_a_host_tier_that_is_too_small_for_all_agents_helps_those_that_fit(busy):
+    again, seconds, _ = busy(1 / 4, enable_hierarchical_cache=True, hicache_ratio=2.0)
+    again_without, seconds_without, _ = busy(1 / 4)
+    assert again < again_without
+    assert seconds < 0.9 * seconds_without
 
 
 def test_the_best_cache_is_what_it_is_called():
