@@ -21,7 +21,7 @@ from sglang_lite.runtime.loading.load_model import LoadedModel
 from sglang_lite.runtime.models.memory_check import check_room
 
 _FORMAT = 1  # of the rows of a page
-_DISK_THREADS = 8  # at most; checksums take as long as reading
+_DISK_THREADS = 16  # at most; checksums take as long as reading
 _SAMPLES, _SAMPLE_BYTES = 64, 4096  # of a file of weights that tell it from others
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+import weakref
 from collections import deque
 from collections.abc import Sequence
 from mmap import mmap
@@ -14,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from sglang_lite.protocol import ModelError
+from sglang_lite.runtime.executor.pinned_memory import pin_memory, unpin_memory
 from sglang_lite.runtime.executor.staging import make_event
 from sglang_lite.runtime.kernels.reference.blocks import BlockCopy
 from sglang_lite.runtime.kv_cache.pages import Ints
@@ -76,8 +78,11 @@ class GpuPageMemory:
 
         device, size = planes[0].device, page_bytes(planes, page_size)
         try:
-            self._memory = torch.empty(slots * size, dtype=torch.uint8, pin_memory=device.type == "cuda")
-        except RuntimeError as error:  # of CUDA
+            pinned = device.type == "cuda"  # else interpreted
+            self._memory = pin_memory(slots * size) if pinned else torch.empty(slots * size, dtype=torch.uint8)
+            if pinned:
+                weakref.finalize(self, unpin_memory, self._memory.data_ptr()).atexit = False
+        except (RuntimeError, OSError) as error:
             raise ModelError(
                 f"{slots * size / 2**30:.1f} GiB of the host's memory can't be pinned: {error}",
                 hint="Lower hicache_size or hicache_ratio.",
