@@ -229,6 +229,7 @@ def gen(
         top_logprobs_num: also log-probabilities of this many likeliest tokens at each position; with `max_tokens=0`, at
             the next one (0; 0 to 256).
         return_text_in_logprobs: with log-probabilities, also each token's text (False).
+        return_prompt_token_ids: keep the ids of the prompt's tokens, for `s.trajectory()` (False).
         confidence: record how likely the model found each token, with and without the constraint, for
             `s.confidence(name)` (False).
         seed: draws depend only on it and the token's position; without it each call draws anew.

@@ -83,6 +83,7 @@ from sglang_lite.protocol.saved import SavedRun
 
 if TYPE_CHECKING:
     from sglang_lite.compat.sglang.stream_executor import StreamExecutor
+    from sglang_lite.lang.runs.trajectory import Trajectory
     from sglang_lite.lang.trace import Trace
 
 _NO_SELECTION = "Only sgl.select has scores of choices. For log-probabilities of tokens use gen(return_logprob=True)."
@@ -330,6 +331,10 @@ class ProgramState(AttributeHints, Generic[R]):
         for each in player.tree():
             each.failure_reported = True
         return trace_of(player)
+
+    def trajectory(self) -> Trajectory:
+        """Token sequences of this branch and those forked from it, as `Trace.trajectory`."""
+        return self.trace().trajectory()
 
     def show(self, path: str | PathLike[str] | None = None) -> Path:
         """Writes the run's trace as a self-contained HTML page and opens it in a browser, or in a notebook below the

@@ -4,3 +4,4 @@ spans."""
 from sglang_lite.lang.runs.page import as_html as as_html
 from sglang_lite.lang.runs.spans import spans as spans
 from sglang_lite.lang.runs.trace import Trace as Trace
+from sglang_lite.lang.runs.trajectory import Trajectory as Trajectory

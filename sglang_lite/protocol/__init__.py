@@ -72,6 +72,7 @@ from sglang_lite.protocol.sampling import (
     Unset,
 )
 from sglang_lite.protocol.trace import Attempt, CacheMiss, TraceHead, TraceNode
+from sglang_lite.protocol.trajectory import DrawnSpan, TokenSequence
 
 __all__ = [
     "UNSET",
@@ -89,6 +90,7 @@ __all__ = [
     "Continuation",
     "Delta",
     "DownloadError",
+    "DrawnSpan",
     "Ebnf",
     "EngineClosedError",
     "Generation",
@@ -126,6 +128,7 @@ __all__ = [
     "TemplateError",
     "TokenLogprob",
     "TokenScores",
+    "TokenSequence",
     "ToolError",
     "TraceError",
     "TraceHead",

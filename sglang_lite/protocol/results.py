@@ -127,6 +127,7 @@ class Generation(Variant, frozen=True):
         meta: further metadata from the backend.
         reasoning: reasoning that the provider reports separately; None if it does not.
         scores: what the model gave the tokens, if confidence was requested, or log-probabilities under a constraint.
+        prompt_ids: ids of the prompt's tokens, if they were requested.
     """
 
     text: str
@@ -141,6 +142,7 @@ class Generation(Variant, frozen=True):
     meta: Mapping[str, Any] = msgspec.field(default_factory=dict)
     reasoning: str | None = None
     scores: TokenScores | None = None
+    prompt_ids: tuple[int, ...] = ()
 
     def __repr__(self) -> str:
         return f"Generation({cut(repr(self.text), 200)}, {len(self.token_ids)} tokens, {self.finish_reason!r})"

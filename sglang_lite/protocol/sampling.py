@@ -306,6 +306,10 @@ PARAMETERS: Final = (
         "with log-probabilities, also each token's text", places=_LOGPROB,
     ),
     Parameter(
+        "return_prompt_token_ids", "bool", False,
+        "keep the ids of the prompt's tokens, for `s.trajectory()`", places=("gen", "run", "request"),
+    ),
+    Parameter(
         "confidence", "bool", False,
         "record how likely the model found each token, with and without the constraint, for `s.confidence(name)`",
         alias="return_confidence", places=("gen", "request"),
@@ -375,6 +379,7 @@ class OneSampleOptions(TypedDict, total=False):
     logprob_start_len: int | None
     top_logprobs_num: int | None
     return_text_in_logprobs: bool | None
+    return_prompt_token_ids: bool | None
 
 
 class SamplingOptions(OneSampleOptions, total=False):
@@ -433,6 +438,7 @@ class SamplingParams(Record, frozen=True):
     top_logprobs_num: int | Unset = UNSET
     token_ids_logprob: tuple[int, ...] | Unset = UNSET
     return_text_in_logprobs: bool | Unset = UNSET
+    return_prompt_token_ids: bool | Unset = UNSET
     confidence: bool | Unset = UNSET
 
     def __post_init__(self) -> None:

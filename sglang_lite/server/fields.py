@@ -195,7 +195,6 @@ NATIVE_REFUSED: dict[str, tuple[object, ...]] = {
     "custom_logit_processor": (),
     "require_reasoning": (False,),
     "max_thinking_tokens": (),
-    "return_prompt_token_ids": (False,),
     "return_sampling_mask": (False,),
     "return_flat_raw_top_logprobs": (False,),
     "return_flat_raw_top_logprobs_b64": (False,),

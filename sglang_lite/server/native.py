@@ -55,6 +55,7 @@ class GenerateBody(msgspec.Struct, kw_only=True, omit_defaults=True):
     token_ids_logprob: list[int | list[int]] | None = None
     return_text_in_logprobs: bool | None = None
     return_confidence: bool | None = None
+    return_prompt_token_ids: bool | None = None
     rid: str | list[str] | None = None
     priority: int | list[int] | None = None
     cache_salt: str | list[str] | None = None

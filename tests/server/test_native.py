@@ -100,7 +100,6 @@ def test_an_error_names_what_is_wrong(http):
         ({"text": "a", "sampling_params": {"temperature": -1}}, "temperature"),
         ({"text": "a", "input_ids": [1]}, "prompt"),
         ({"text": "a", "return_hidden_states": True}, "return_hidden_states"),
-        ({"text": "a", "return_prompt_token_ids": True}, "return_prompt_token_ids"),
         ({"text": 3}, "text"),
         ({"text": "a", "sampling_parms": {}}, "sampling_parms"),
     ):

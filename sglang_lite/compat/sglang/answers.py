@@ -51,6 +51,8 @@ class MetaInfo(_MetaInfo, total=False):
     continued_from: int
     cache_miss: dict[str, str | int]
     forced_text: list[list[int]]
+    forced_tokens: list[list[int]]
+    older_weight_versions: list[tuple[int, str]]
 
 
 class Answer(TypedDict):
@@ -59,6 +61,7 @@ class Answer(TypedDict):
     text: str
     output_ids: list[int]
     meta_info: MetaInfo
+    prompt_token_ids: NotRequired[list[int]]  # if they were requested
     index: NotRequired[int]  # in a streamed list
     generation: NotRequired[Generation]  # of a prompt as a record
 
@@ -114,6 +117,7 @@ class GenerateFields(TypedDict, total=False):
     token_ids_logprob: Sequence[int] | Sequence[Sequence[int]] | None
     return_text_in_logprobs: bool
     return_confidence: bool | None
+    return_prompt_token_ids: bool | None
     custom_logit_processor: LogitProcessor | Sequence[LogitProcessor | None] | None
     rid: str | Sequence[str] | None
     priority: int | Sequence[int] | None

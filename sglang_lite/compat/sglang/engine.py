@@ -103,6 +103,8 @@ class Engine(base.Engine):
             return_text_in_logprobs: whether to report the text of each token.
             return_confidence: whether to report the model's own log-probability of each generated token, and that of
                 all tokens that its constraint allows, as `output_model_logprobs` and `output_allowed_logprobs`.
+            return_prompt_token_ids: whether to report the ids of the prompt's tokens, as `prompt_token_ids` beside
+                `output_ids`.
             custom_logit_processor: function `processor(token_ids, logits) -> logits`, called for every token, on the
                 engine's thread: slow. SGLang's pickled classes are refused.
             rid: name of the request, for `abort`; in a batch, one name makes name_0, name_1 …

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from sglang_lite import wire
 from sglang_lite.lang.runs import files
+from sglang_lite.lang.runs.trajectory import Trajectory, trajectory_of
 from sglang_lite.page.data import usage_of
 from sglang_lite.protocol import ParameterError, TraceHead, TraceNode, Usage
 
@@ -53,6 +54,15 @@ class Trace:
     def thrown_away(self) -> int:
         """Number of tokens that were generated in vain: by attempts that failed, and by nodes that were rolled back."""
         return sum(node.thrown_away for node in self.nodes)
+
+    def trajectory(self) -> Trajectory:
+        """Token sequences of the run, for training: what the model read, and what it drew, with log-probabilities.
+
+        Raises:
+            ProgramError: no generation was answered, or one has no ids of its prompt, as the run had no
+                `return_prompt_token_ids=True`.
+        """
+        return trajectory_of(self.nodes)
 
     def save(self, path: files.AnyPath, beside: Trace | None = None) -> None:
         """Writes the trace: as JSON lines, or as an HTML page if `path` ends in `.html` or `.htm`.

@@ -165,6 +165,7 @@ class EngineCore:
         self.builder = RequestBuilder(
             loaded.name, loaded.tokenizer, loaded.vocab_size, loaded.eos_ids, longest, config.seed,
             all_special=config.special_tokens_in_roles, paced=config.stream_interval_s > 0,
+            weight_version=config.weight_version,
         )  # fmt: skip
         self.open_requests = OpenRequests(config.max_queued + sizes.max_running)
         encoder = encoder or ThreadPoolExecutor(_ENCODE_THREADS, "sglang_lite-encode")
@@ -288,7 +289,9 @@ class EngineCore:
             self.runner.replace(loaded.model)
             self.scheduler.retraction.retract_all()
             self.scheduler.flush()
-            self.config, self.model_name = config, loaded.name
+            for request in self.scheduler.queues:
+                request.note_weights()
+            self.config, self.model_name, self.builder.weights.version = config, loaded.name, version
             if (tiers := self.scheduler.store.tiers) is not None:
                 tiers.names = page_names(config, loaded, self.capacity)
             return loaded.name

@@ -21,7 +21,7 @@ from sglang_lite.errors import shown
 from sglang_lite.program.nodes import Fork, Gen, Node
 from sglang_lite.protocol import ParameterError, Prompt, SamplingParams, Span
 from sglang_lite.runtime.kv_cache.pages import Ints
-from sglang_lite.runtime.requests.output_builder import OutputBuilder, Sink
+from sglang_lite.runtime.requests.output_builder import DrawnBy, LoadedWeights, OutputBuilder, Sink
 from sglang_lite.runtime.requests.random_uniforms import sample_seed
 from sglang_lite.runtime.requests.request import Request, Times
 from sglang_lite.runtime.requests.resolved_params import ResolvedParams, resolve_params
@@ -44,6 +44,10 @@ class RequestBuilder:
         seed: base of the seeds of requests that set none; None for fresh randomness.
         all_special: whether every text can name special tokens.
         paced: whether deltas of streams may be sent at intervals instead of at every step.
+        weight_version: name of the weights' version.
+
+    Attributes:
+        weights: weights that run now, as all requests know them.
     """
 
     def __init__(
@@ -57,7 +61,9 @@ class RequestBuilder:
         *,
         all_special: bool = False,
         paced: bool = False,
+        weight_version: str = "default",
     ) -> None:
+        self.weights = LoadedWeights(weight_version)
         self._paced = paced
         self._model_name, self._tokenizer = model_name, tokenizer
         self._vocab_size, self._eos_ids = vocab_size, eos_ids
@@ -144,7 +150,7 @@ class RequestBuilder:
                     limit=limit,
                     params=params,
                     seed=self._seed(params, index),
-                    output=OutputBuilder(number, self._tokenizer, params, ends, sink, stream=stream),
+                    output=self._builder(number, params, ends, sink, stream=stream),
                     namespace=namespace,
                     paced=stream and self._paced,
                     score_from=score_from if score_from is not None else start if start >= 0 else None,
@@ -158,9 +164,15 @@ class RequestBuilder:
         number = next(self._ids)
         return Request(
             id=number, tokens=_NO_TOKENS, prompt_len=0, limit=0, params=params, seed=0,
-            output=OutputBuilder(number, self._tokenizer, params, self._ends(params), sink, stream=stream),
+            output=self._builder(number, params, self._ends(params), sink, stream=stream),
             namespace=namespace, paced=stream and self._paced,
         )  # fmt: skip
+
+    def _builder(
+        self, number: int, params: ResolvedParams, ends: frozenset[int], sink: Sink, *, stream: bool
+    ) -> OutputBuilder:
+        drawn_by = DrawnBy(self.weights)
+        return OutputBuilder(number, self._tokenizer, params, ends, sink, stream=stream, drawn_by=drawn_by)
 
     def begin(self, request: Request, tokens: Ints) -> bool:
         """Gives a request made by `ahead` its prompt. Returns False if that leaves no room for an answer."""

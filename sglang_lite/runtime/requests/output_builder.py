@@ -52,6 +52,32 @@ class Finish:
 
 
 @dataclass(slots=True)
+class LoadedWeights:
+    """Weights that an engine runs: the name of their version, which `update_weights` changes."""
+
+    version: str = "default"
+
+
+@dataclass(slots=True)
+class DrawnBy:
+    """Weights that draw the tokens of an output.
+
+    Attributes:
+        weights: those that draw now.
+        older: those that drew its first tokens and were replaced since, as (number of tokens when they were replaced,
+            version).
+    """
+
+    weights: LoadedWeights
+    older: list[tuple[int, str]] = field(default_factory=list)
+
+    def replaced(self, drawn: int) -> None:
+        """Notes that the weights are about to be replaced, after `drawn` tokens in all."""
+        if drawn > (self.older[-1][0] if self.older else 0):
+            self.older.append((drawn, self.weights.version))
+
+
+@dataclass(slots=True)
 class DraftProgress:
     """Progress of a request by drafts.
 
@@ -80,8 +106,10 @@ class OutputBuilder:
         ends: ids of the tokens that end the output.
         sink: callback that receives the events, on the loop's thread; the last event is a Generation or an SglError.
         stream: whether to send deltas.
+        drawn_by: weights that draw the tokens.
 
     Attributes:
+        drawn_by: the same.
         matcher: matcher of the request's grammar, or None without a grammar.
         text_of: function that returns the text of tokens, without that of special ones.
         prompt_logprobs: log-probabilities of the prompt's tokens computed so far.
@@ -101,8 +129,10 @@ class OutputBuilder:
         sink: Sink,
         *,
         stream: bool,
+        drawn_by: DrawnBy,
     ) -> None:
         self.params, self.ends, self.sink, self.stream = params, ends, sink, stream
+        self.drawn_by = drawn_by
         self.matcher: ClosingMatcher | None = None
         self.text_of: Callable[[Sequence[int]], bytes] = tokenizer.decode_bytes
         self.prompt_logprobs: list[TokenLogprob] = []
@@ -238,7 +268,8 @@ class OutputBuilder:
             ParameterError: the grammar does not allow an id, or the output ends before the last id.
         """
         output = OutputBuilder(
-            self._request_id, self._tokenizer, self.params, self.ends, self.sink, stream=self.stream
+            self._request_id, self._tokenizer, self.params, self.ends, self.sink, stream=self.stream,
+            drawn_by=self.drawn_by,
         )  # fmt: skip
         forced, finish = output.replay(ids, limit, matcher, jump=jump, masked=masked)
         return output, forced, finish

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import msgspec
 import numpy as np
 
 from sglang_lite.constraints.json_schema.repeats import RepeatRules
@@ -318,6 +319,11 @@ class Request:
         self.state = state
         self.retractions += state is State.RETRACTED
 
+    def note_weights(self) -> None:
+        """Notes that the weights which drew its output so far are about to be replaced. It waits, so `tokens` has
+        all."""
+        self.output.drawn_by.replaced(len(self.tokens) - self.prompt_len)
+
     def jump(self, room: int, *, masked: bool) -> tuple[list[int], Finish | None]:
         """Takes the tokens that the grammar forces, at most `room`, as `OutputBuilder.jump`; none if a logit processor
         must see every token."""
@@ -346,7 +352,18 @@ class Request:
         """Makes the result. Must be called only once, after the request has left its slot and `tokens` is complete."""
         output = tuple(self.tokens[self.prompt_len : self.prompt_len + self.params.max_tokens].tolist())
         usage = self._usage(len(output))
-        return self.output.generation(output, finish, usage, self.retractions, miss=self.cache.miss, jumps=self.jumps)
+        made = self.output.generation(output, finish, usage, self.retractions, miss=self.cache.miss, jumps=self.jumps)
+        return self._with_prompt(made) if self.params.return_prompt_token_ids else made
+
+    def _with_prompt(self, generation: Generation) -> Generation:
+        """A result with the prompt's ids, and in its metadata which tokens were forced, and which weights drew them."""
+        drawn_by = self.output.drawn_by
+        meta = {**generation.meta, "weight_version": drawn_by.weights.version}
+        if self.jumps:
+            meta["forced_tokens"] = [[index, index + count] for index, count in self.jumps]
+        if drawn_by.older:
+            meta["older_weight_versions"] = drawn_by.older
+        return msgspec.structs.replace(generation, prompt_ids=tuple(self.tokens[: self.prompt_len].tolist()), meta=meta)
 
     def _usage(self, completion_tokens: int) -> Usage:
         now = time.perf_counter()

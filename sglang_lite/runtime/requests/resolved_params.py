@@ -52,6 +52,7 @@ class ResolvedParams:
     top_logprobs_num: int
     token_ids_logprob: tuple[int, ...]
     return_text_in_logprobs: bool
+    return_prompt_token_ids: bool
     confidence: bool
 
     @property

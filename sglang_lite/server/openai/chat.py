@@ -79,6 +79,7 @@ async def complete(service: Service, call: HttpRequest) -> Response:
     params = sampling.read(
         body, _NAMES, max_tokens=service.engine.context_length, return_logprob=bool(body.logprobs),
         top_logprobs_num=body.top_logprobs or 0, return_text_in_logprobs=bool(body.logprobs),
+        return_prompt_token_ids=body.asks_for_ids,
     )  # fmt: skip
     request = GenerateRequest(
         rendered.prompt, params, rendered.constraint, stream=bool(body.stream), namespace=body.cache_salt or "",
@@ -92,10 +93,13 @@ async def complete(service: Service, call: HttpRequest) -> Response:
         events = await with_first_event(service.async_engine.generate(request))
         return EventStream(_stream(service, parsed, events), events)
     found = await service.async_engine.results(request)
-    choices = [_choice_of(service, parsed, generation) for generation in found]
+    choices = [
+        {**_choice_of(service, parsed, generation), **body.ids_of(service, request, generation)} for generation in found
+    ]
     reasoning = sum([await service.tokens(choice["message"].get("reasoning_content", "")) for choice in choices])
     usage = usage_of([generation.usage for generation in found], reasoning)
-    return answer({**parsed.head("chat.completion"), "choices": choices, "usage": usage})
+    prompt = {"prompt_token_ids": choices[0]["prompt_token_ids"]} if body.return_token_ids else {}  # as vLLM
+    return answer({**parsed.head("chat.completion"), **prompt, "choices": choices, "usage": usage})
 
 
 def _read(

@@ -21,7 +21,8 @@ from sglang_lite.server.conversation.tools import (
 )
 from sglang_lite.server.fields import CHAT_NEUTRAL, CHAT_REFUSED, Fields
 from sglang_lite.server.http.body import convert
-from sglang_lite.server.parameters import constraints, sampling
+from sglang_lite.server.parameters import constraints
+from sglang_lite.server.parameters.token_ids import TokenIdFields
 from sglang_lite.text.chat_format import Conversation, Tool
 
 
@@ -166,7 +167,7 @@ class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     include_obfuscation: bool = False  # ignored: padding of events hides their sizes from eavesdroppers
 
 
-class ChatRequest(sampling.SglangSampling, kw_only=True):
+class ChatRequest(TokenIdFields, kw_only=True):
     """Request for a chat completion."""
 
     messages: list[Message]
@@ -187,7 +188,6 @@ class ChatRequest(sampling.SglangSampling, kw_only=True):
     logprobs: bool | None = None
     top_logprobs: int | None = None
     seed: int | None = None
-    stream: bool | None = None
     stream_options: StreamOptions | None = None
     reasoning_effort: str | None = None
     verbosity: Literal["low", "medium", "high"] | None = None

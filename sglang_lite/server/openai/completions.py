@@ -35,6 +35,7 @@ from sglang_lite.server.errors import content_of
 from sglang_lite.server.fields import COMPLETIONS_NEUTRAL, COMPLETIONS_REFUSED, Fields
 from sglang_lite.server.http.sse import DONE, EventStream, event
 from sglang_lite.server.parameters import constraints, sampling, streams
+from sglang_lite.server.parameters.token_ids import TokenIdFields
 from sglang_lite.server.programs import program
 from sglang_lite.server.reader import RequestReader
 from sglang_lite.server.service import Service
@@ -47,7 +48,7 @@ class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     include_obfuscation: bool = False  # ignored: padding of events hides their sizes from eavesdroppers
 
 
-class CompletionRequest(sampling.SglangSampling, kw_only=True):
+class CompletionRequest(TokenIdFields, kw_only=True):
     """Request for completions of one text or several."""
 
     prompt: str | list[str | int | list[int]]
@@ -63,7 +64,6 @@ class CompletionRequest(sampling.SglangSampling, kw_only=True):
     frequency_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
     seed: int | None = None
-    stream: bool | None = None
     stream_options: StreamOptions | None = None
     response_format: dict[str, Any] | None = None
     json_schema: str | None = None
@@ -106,7 +106,8 @@ async def complete(service: Service, call: HttpRequest) -> Response:
     for index, generations in found.items():
         for generation in sorted(generations, key=lambda each: each.index):
             sample = parsed.sample(service, index, generation.index)
-            choices.append(sample.choice(generation.text, logprobs_of(generation), generation))
+            choice = sample.choice(generation.text, logprobs_of(generation), generation)
+            choices.append({**choice, **body.ids_of(service, requests[index], generation)})
     usages = [[generation.usage for generation in generations] for generations in found.values()]
     return answer({**parsed.head, "choices": choices, "usage": usage_of(usages)})
 
@@ -156,6 +157,7 @@ def _requests(reader: RequestReader, body: CompletionRequest) -> list[GenerateRe
     params = sampling.read(
         body, _NAMES, max_tokens=_MAX_TOKENS, return_logprob=scored, top_logprobs_num=body.logprobs or 0,
         return_text_in_logprobs=scored, logprob_start_len=0 if scored and body.echo else -1,
+        return_prompt_token_ids=body.asks_for_ids,
     )  # fmt: skip
     constraint = _constraint(body)
     return [

@@ -114,6 +114,8 @@ class SampleAnswer:
         if self._call.params.return_logprob is True:
             info |= self._logprob_fields(prompt_logprobs, output_logprobs)
         answer: dict[str, Any] = {"text": text, "output_ids": list(ids), "meta_info": info}
+        if record is not None and record.prompt_ids:
+            answer["prompt_token_ids"] = list(record.prompt_ids)
         if record is not None and isinstance(self._call.prompt, Prompt):
             answer["generation"] = record
         return answer if self._index is None else {**answer, "index": self._index}

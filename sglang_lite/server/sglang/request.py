@@ -43,6 +43,7 @@ def read_request(
     token_ids_logprob: Sequence[int] | Sequence[Sequence[int]] | None = None,
     return_text_in_logprobs: bool = False,
     return_confidence: bool | None = None,
+    return_prompt_token_ids: bool | None = None,
     custom_logit_processor: LogitProcessor | Sequence[LogitProcessor | None] | None = None,
     rid: str | Sequence[str] | None = None,
     priority: int | Sequence[int] | None = None,
@@ -80,7 +81,8 @@ def read_request(
                 "return_logprob": flags[i], "logprob_start_len": starts[i], "top_logprobs_num": tops[i],
                 "return_text_in_logprobs": return_text_in_logprobs, "token_ids_logprob": ids[i],
             }  # fmt: skip
-        read, constraint = read_sampling(params[i], {**logprobs, "return_confidence": return_confidence})
+        more = {"return_confidence": return_confidence, "return_prompt_token_ids": return_prompt_token_ids}
+        read, constraint = read_sampling(params[i], {**logprobs, **more})
         calls.append(GenerateRequest(
             prompts[i], read, constraint, namespace="" if salts[i] is None else salts[i],
             priority=0 if priorities[i] is None else priorities[i], logit_processor=_processor(processors[i]),

@@ -310,3 +310,36 @@ def test_unknown_fields_can_be_reported_instead(engine):
             model="", messages=USER, max_tokens=2, extra_body={"max_tokenz": 1}
         )
         assert raw.headers["x-unused-fields"] == "max_tokenz"
+
+
+def test_token_ids_by_the_names_of_vllm_and_sglang(client, engine):
+    text = engine.chat_template().render(USER, add_generation_prompt=True)
+    alone = engine.generate(
+        text, {"max_new_tokens": 5, "temperature": 0}, return_prompt_token_ids=True, return_logprob=True
+    )
+    vllm = chat(client, max_tokens=5, extra_body={"return_token_ids": True})
+    assert vllm.prompt_token_ids == vllm.choices[0].prompt_token_ids == alone["prompt_token_ids"]
+    assert vllm.choices[0].token_ids == alone["output_ids"]
+    sglang = chat(
+        client, max_tokens=5, logprobs=True, extra_body={"return_prompt_token_ids": True, "return_meta_info": True}
+    ).choices[0]
+    assert sglang.prompt_token_ids == alone["prompt_token_ids"]
+    assert not hasattr(sglang, "token_ids")
+    told, expected = sglang.meta_info, alone["meta_info"]
+    assert [entry[:2] for entry in told["output_token_logprobs"]] == [
+        list(entry[:2]) for entry in expected["output_token_logprobs"]
+    ]
+    assert told["weight_version"] == expected["weight_version"]
+    completed = client.completions.create(
+        model="", prompt=text, max_tokens=5, temperature=0, extra_body={"return_token_ids": True}
+    )
+    assert completed.choices[0].token_ids == alone["output_ids"]
+    assert completed.choices[0].prompt_token_ids == alone["prompt_token_ids"]
+    assert not hasattr(chat(client, max_tokens=5).choices[0], "prompt_token_ids")
+
+
+@pytest.mark.parametrize("name", ["return_token_ids", "return_prompt_token_ids", "return_meta_info"])
+def test_token_ids_have_no_place_in_a_stream(client, name):
+    with pytest.raises(openai.BadRequestError, match=f"{name}: has no place in a stream"):
+        chat(client, stream=True, extra_body={name: True})
+    chat(client, stream=True, max_tokens=1, extra_body={name: False}).close()

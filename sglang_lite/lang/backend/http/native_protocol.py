@@ -205,6 +205,7 @@ def parse_generation(answer: Mapping[str, Json], constraint: Constraint | None, 
             output_logprobs=tuple(_entries(meta, "output")),
             prompt_logprobs=tuple(_entries(meta, "input")),
             meta={name: value for name, value in meta.items() if name not in _READ and not name.endswith("logprobs")},
+            prompt_ids=tuple(answer.get("prompt_token_ids") or ()),
         )
 
 

@@ -1,0 +1,125 @@
+"""Trajectory of a run: its log read as sequences of tokens. Nothing is tokenised again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sglang_lite.protocol import DrawnSpan, Generation, ProgramError, TokenSequence, TraceNode
+
+
+@dataclass(frozen=True, slots=True)
+class Trajectory:
+    """Tokens of a run, for training: what the model read, and what it drew.
+
+    A branch is one sequence while each prompt continues the tokens before, as it does in an engine. Where it does not,
+    since a stop string was cut off, say, or a template was rendered anew, a new sequence begins. Branches of a fork,
+    further samples, and answers of failed attempts have sequences of their own.
+
+    Attributes:
+        sequences: the sequences, in the order in which they end.
+    """
+
+    sequences: tuple[TokenSequence, ...]
+
+    def __repr__(self) -> str:
+        tokens, drawn = sum(len(each.ids) for each in self), sum(sum(each.loss_mask) for each in self)
+        count = len(self.sequences)
+        return f"Trajectory({count} sequence{'s' * (count != 1)}, {tokens:,} tokens, {drawn:,} drawn)"
+
+    def __iter__(self) -> Iterator[TokenSequence]:
+        return iter(self.sequences)
+
+    def __len__(self) -> int:
+        return len(self.sequences)
+
+
+@dataclass(slots=True)
+class _Sequence:
+    """Sequence that may be continued."""
+
+    ids: list[int] = field(default_factory=list)
+    loss_mask: list[bool] = field(default_factory=list)
+    logprobs: list[float | None] = field(default_factory=list)
+    model_logprobs: list[float | None] = field(default_factory=list)
+    spans: list[DrawnSpan] = field(default_factory=list)
+
+    def read(self, ids: Sequence[int]) -> None:
+        """Adds tokens that the model did not draw."""
+        nothing = [None] * len(ids)
+        self.ids += ids
+        self.loss_mask += [False] * len(ids)
+        self.logprobs += nothing
+        self.model_logprobs += nothing
+
+    def draw(self, answer: Generation, **said: Any) -> None:  # fields of the span
+        """Adds the tokens of an answer."""
+        start, count, meta = len(self.ids), len(answer.token_ids), answer.meta
+        self.read(answer.token_ids)
+        self.loss_mask[start:] = [True] * count
+        for first, end in meta.get("forced_tokens", ()):
+            self.loss_mask[start + first : start + end] = [False] * (end - first)
+        given = meta.get("continued_from", 0)  # ids that the caller gave have no log-probabilities
+        found = [entry.logprob for entry in answer.output_logprobs][: count - given]
+        self.logprobs[start + given : start + given + len(found)] = found
+        if answer.scores is not None:
+            scored = answer.scores.logprobs[:count]
+            self.model_logprobs[start : start + len(scored)] = scored
+        older = tuple((int(number), str(version)) for number, version in meta.get("older_weight_versions", ()))
+        self.spans.append(DrawnSpan(
+            start, start + count, finish_reason=answer.finish_reason, sample=answer.index,
+            weight_version=meta.get("weight_version"), older_weight_versions=older, **said,
+        ))  # fmt: skip
+
+    def record(self) -> TokenSequence:
+        return TokenSequence(
+            tuple(self.ids), tuple(self.loss_mask), tuple(self.logprobs), tuple(self.model_logprobs), tuple(self.spans)
+        )
+
+
+def trajectory_of(nodes: Iterable[TraceNode]) -> Trajectory:
+    """Trajectory of a run.
+
+    Args:
+        nodes: nodes of its trace.
+
+    Raises:
+        ProgramError: the run has no answered generation, or one without the ids of its prompt.
+    """
+    ended: list[_Sequence] = []
+    open_ones: dict[tuple[int, ...], _Sequence] = {}  # by path of the branch
+    for node in nodes:
+        if node.kind != "gen" or (node.node and not node.asked):  # the latter has a backend of its own
+            continue
+        ended += [
+            _continued(_Sequence(), node, answer, attempt=number, failed=True)
+            for number, attempt in enumerate(node.attempts)
+            for answer in attempt.answers
+        ]
+        samples = [each for each in node.results if isinstance(each, Generation)]
+        for answer in samples[:1]:
+            before = open_ones.get(node.path, _Sequence())
+            if list(answer.prompt_ids[: len(before.ids)]) != before.ids:
+                ended.append(before)
+                before = _Sequence()
+            open_ones[node.path] = _continued(before, node, answer, attempt=len(node.attempts))
+        ended += [_continued(_Sequence(), node, each, attempt=len(node.attempts)) for each in samples[1:]]
+    ended += open_ones.values()
+    if not ended:
+        raise ProgramError("the run has no generation that is answered.", hint="Read its trajectory after `gen`.")
+    return Trajectory(tuple(each.record() for each in ended))
+
+
+def _continued(
+    sequence: _Sequence, node: TraceNode, answer: Generation, **said: Any
+) -> _Sequence:  # fields of the span
+    """The sequence with the rest of a generation's prompt, and its answer."""
+    if not answer.prompt_ids:
+        raise ProgramError(
+            f"the generation of {node.name!r} has no token ids of its prompt.",
+            hint="Run the program with return_prompt_token_ids=True, on an engine or a RuntimeEndpoint.",
+        )
+    sequence.read(answer.prompt_ids[len(sequence.ids) :])
+    sequence.draw(answer, name=node.name, path=node.path, place=node.place, rejected=node.rejected, **said)
+    return sequence

@@ -1,0 +1,70 @@
+"""Records of a run's tokens: the sequences that a model read and drew, for training."""
+
+from __future__ import annotations
+
+from sglang_lite.markup import facts
+from sglang_lite.protocol.record import Record
+
+
+class DrawnSpan(Record, frozen=True):
+    """Tokens of a sequence that one generation drew.
+
+    Attributes:
+        start, end: their place in the sequence.
+        name: variable of the generation, or None.
+        path, place: its branch and its place there, as of the `TraceNode`.
+        sample: index of the sample.
+        attempt: number of attempts before it that failed.
+        failed: whether it is the answer of an attempt that failed.
+        rejected: whether the program went back to before it.
+        finish_reason: as of the `Generation`.
+        weight_version: version of the weights at its end; None if the backend does not report it.
+        older_weight_versions: versions before, if the weights were replaced meanwhile, as (number of the span's tokens
+            when they were replaced, version).
+    """
+
+    start: int
+    end: int
+    name: str | None = None
+    path: tuple[int, ...] = ()
+    place: int = 0
+    sample: int = 0
+    attempt: int = 0
+    failed: bool = False
+    rejected: bool = False
+    finish_reason: str = "stop"
+    weight_version: str | None = None
+    older_weight_versions: tuple[tuple[int, str], ...] = ()
+
+
+class TokenSequence(Record, frozen=True):
+    """Tokens that the model read and drew, in their order. All lists have one entry for each token.
+
+    Attributes:
+        ids: token ids.
+        loss_mask: True for tokens that the model drew; False for those of the program, and for those that were the only
+            ones that a grammar allowed. A token of a run that is drawn once is True in one sequence.
+        logprobs: log-probability of a drawn token in what it was drawn from: with temperature, penalties and
+            constraint; None for other tokens, and without `return_logprob=True`.
+        model_logprobs: the model's own log-probability of a drawn token; None for other tokens, and if it was not
+            recorded, which `confidence=True` asks for, and `return_logprob=True` under a constraint.
+        spans: generations that drew tokens of it.
+    """
+
+    ids: tuple[int, ...]
+    loss_mask: tuple[bool, ...]
+    logprobs: tuple[float | None, ...]
+    model_logprobs: tuple[float | None, ...]
+    spans: tuple[DrawnSpan, ...]
+
+    @property
+    def prompt_len(self) -> int:
+        """Number of tokens before the first generation."""
+        return self.spans[0].start
+
+    def __repr__(self) -> str:
+        return f"TokenSequence({len(self.ids):,} tokens, {sum(self.loss_mask):,} drawn, {len(self.spans)} generations)"
+
+    def _repr_html_(self) -> str:
+        drawn = sum(self.loss_mask)
+        return facts("TokenSequence", {"tokens": len(self.ids), "drawn": drawn, "generations": len(self.spans)})
