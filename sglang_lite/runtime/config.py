@@ -118,7 +118,7 @@ class EngineConfig:
             programs or under the same constraint, and "prompt" copies what came behind the last tokens earlier in the
             text. A guess counts while it equals what would have been drawn, so no token and no log-probability changes,
             but for the rounding of larger batches. Guesses that are too rarely right to pay are left out. Requests with
-            a logit processor get none. On a CPU only.
+            a logit processor get none.
         draft_tokens: maximum number of guesses in a draft, 1 to 16. Text that a constraint forces within it comes on
             top.
         deterministic: whether to use one numeric path per dtype, so that a request's tokens and log-probabilities have
@@ -281,6 +281,11 @@ class EngineConfig:
         if self.speculation == "off":
             return ()
         return DRAFTERS if self.speculation == "auto" else tuple(self.speculation.split(","))
+
+    @property
+    def max_draft(self) -> int:
+        """Maximum number of guesses in a draft; 0 without drafters."""
+        return self.draft_tokens if self.drafters else 0
 
     def sized(self, *, gpu: bool, longest: int) -> Sizes:
         """Returns the sizes in force: the configured ones, or the defaults of the kind of device.

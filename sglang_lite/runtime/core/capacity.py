@@ -35,7 +35,9 @@ def capacity_of(config: EngineConfig, loaded: LoadedModel) -> Capacity:
     pool = config.max_total_tokens or max(context_length, sizes.max_running * 512)
     if device.type == "cuda" and config.max_total_tokens is None:
         assert is_fused(loaded.model), "models on a GPU are made of kernels"
-        pool = kv_pool_size.pool_tokens(loaded.model, config.mem_fraction, sizes, context_length)
+        pool = kv_pool_size.pool_tokens(
+            loaded.model, config.mem_fraction, sizes, context_length, drafts=config.max_draft > 0
+        )
     pages = min(-(-pool // sizes.page_size), kv_pool_size.MAX_SLOTS // sizes.page_size - 1)
     longest = min(context_length, pages * sizes.page_size)
     tokens = pages * sizes.page_size

@@ -136,7 +136,7 @@ class EngineCore:
             priority=EVICTION[config.eviction],
             reveal_others=config.explain_cache_misses is not False,
         )
-        drafting = make_drafting(config, loaded.vocab_size, loaded.eos_ids, on_gpu=loaded.model.fused)
+        drafting = make_drafting(config, loaded.vocab_size, loaded.eos_ids)
         threads = min(config.threads or os.cpu_count() or 1, _MASK_THREADS)
         self.compiler = Compiler(
             loaded.tokenizer, loaded.vocab_size, loaded.eos_ids, threads, backend=config.constraint_backend,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from sglang_lite.protocol import ParameterError
 from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.drafting.contexts import again, node
 from sglang_lite.runtime.drafting.drafting import Drafting
@@ -14,23 +13,16 @@ from sglang_lite.runtime.drafting.prompt import PromptDrafter
 DRAFTERS: dict[str, Callable[[], Drafter]] = {"again": again, "node": node, "prompt": PromptDrafter}
 
 
-def make_drafting(config: EngineConfig, vocab_size: int, eos_ids: frozenset[int], *, on_gpu: bool) -> Drafting | None:
+def make_drafting(config: EngineConfig, vocab_size: int, eos_ids: frozenset[int]) -> Drafting | None:
     """Makes the drafters that a configuration asks for, or None if it asks for none.
 
     Args:
         config: configuration of the engine.
         vocab_size: number of token ids.
         eos_ids: tokens that may end a generation.
-        on_gpu: whether the model runs on a GPU, which checks no drafts yet.
-
-    Raises:
-        ParameterError: drafters are asked for on a GPU.
     """
     if not config.drafters:
         return None
-    if on_gpu:
-        problem = f"{config.speculation!r} needs an engine on a CPU: no drafts are checked on a GPU yet."
-        raise ParameterError("speculation", problem, hint="Leave it out.")
     drafters = [DRAFTERS[name]() for name in config.drafters]
     jump = config.jump_forward == "safe"
     return Drafting(drafters, config.draft_tokens, vocab_size, eos_ids, jump=jump)

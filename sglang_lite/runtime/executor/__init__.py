@@ -52,7 +52,7 @@ def make_runner(
     sizes_to_capture = graph_sizes(sizes.max_running) if config.cuda_graphs and model.device.type == "cuda" else ()
     runner = GpuRunner(
         model, slot_pages, pages, sizes.step_tokens, config.attention_backend, sizes_to_capture,
-        original_logprobs=config.original_logprobs,
+        draft_tokens=config.max_draft, original_logprobs=config.original_logprobs,
     )  # fmt: skip
     if model.device.type == "cuda":
         with contextlib.nullcontext() if compiling is None else compiling.waiting_for_kernels():

@@ -67,6 +67,7 @@ class RunnerShape:
         longest: longest sequence in tokens.
         max_running, page_size, step_tokens: sizes of steps.
         attention: name of the attention backend.
+        draft_tokens: maximum number of guesses in a draft.
     """
 
     spec: ModelSpec
@@ -76,6 +77,7 @@ class RunnerShape:
     page_size: int
     step_tokens: int
     attention: str
+    draft_tokens: int = 0
 
 
 def collect_variants(
@@ -102,7 +104,10 @@ def collect_variants(
             planes = [planes[0].heads for planes in spec.kv_layout.layers]
             model.kv_scales = KVScales(*(tuple(torch.empty(n, device=nowhere) for n in planes) for _ in "kv"))
         slot_pages = SlotPages(runner.max_running, runner.longest, runner.page_size)
-        GpuRunner(model, slot_pages, pages, runner.step_tokens, runner.attention).warm_up()
+        made = GpuRunner(
+            model, slot_pages, pages, runner.step_tokens, runner.attention, draft_tokens=runner.draft_tokens
+        )
+        made.warm_up()
 
 
 class _ShapeOnlyProducts(TorchFunctionMode):
@@ -210,8 +215,9 @@ def start_compiling(
     """
     sizes = config.sized(gpu=True, longest=longest)
     runner = RunnerShape(
-        spec, precision, longest, sizes.max_running, sizes.page_size, sizes.step_tokens, config.attention_backend
-    )
+        spec, precision, longest, sizes.max_running, sizes.page_size, sizes.step_tokens, config.attention_backend,
+        config.max_draft,
+    )  # fmt: skip
     return BackgroundCompilation(runner, properties_of(device), config.model, config.compile_processes, early)
 
 

@@ -15,6 +15,7 @@ from sglang_lite.runtime.executor.prefix_groups import MAX_CHUNKS, SharedPrefixA
 from sglang_lite.runtime.executor.staging import Staging, aligned
 from sglang_lite.runtime.executor.step_record import StepRecord
 from sglang_lite.runtime.kernels.attention_metadata import DevicePlan, SharedPrefixes
+from sglang_lite.runtime.kv_cache.pages import Ints
 
 # Writes the logits [R, vocab_size] of a plan's tokens into the last argument: of the tokens at the indices [R] in the
 # second argument, or of all tokens if it is None.
@@ -33,6 +34,7 @@ class CudaGraphs:
         extra_items: items for chunks of shared prefixes in addition to one for each token.
         vocab_size: size of the model's vocabulary.
         dtype: data type of logits.
+        drafts: whether rows with several tokens need the logits of all, as drafts are checked, or of the last one.
     """
 
     def __init__(
@@ -46,8 +48,9 @@ class CudaGraphs:
         extra_items: int,
         vocab_size: int,
         dtype: torch.dtype,
+        drafts: bool = False,
     ) -> None:
-        self.sizes = sizes
+        self.sizes, self._drafts = sizes, drafts
         self._max_tokens = max_tokens
         self._slots, self._staging, self._page_size = slots, staging, page_size
         self._extra_items, self._vocab_size, self._dtype = extra_items, vocab_size, dtype
@@ -70,7 +73,7 @@ class CudaGraphs:
         for size in sorted(self.sizes, reverse=True):
             for shared in sharing if size > 1 else (False,):
                 self.captured[size, False, shared] = self._capture(compute, size, multi_token_rows=False, shared=shared)
-        for size in reversed(_token_sizes(self._max_tokens)) if self.sizes else ():
+        for size in reversed(self._token_sizes) if self.sizes else ():
             for shared in sharing if size <= self._max_tokens else (False,):
                 self.captured[size, True, shared] = self._capture(compute, size, multi_token_rows=True, shared=shared)
 
@@ -96,15 +99,23 @@ class CudaGraphs:
             return None
         size, multi_token_rows = self.padded_rows(rows), tokens > rows
         if multi_token_rows:
-            size = next(size for size in _token_sizes(self._max_tokens) if size >= tokens)
+            size = next(size for size in self._token_sizes if size >= tokens)
         key = size, multi_token_rows, shared
         if key not in self.captured:
             self.captured[key] = self._capture(compute, size, multi_token_rows=multi_token_rows, shared=shared)
         return self.captured[key]
 
+    @property
+    def _token_sizes(self) -> list[int]:
+        """Numbers of tokens that are worth a graph of rows with several tokens. Padding is cheap for appended text, and
+        less so for drafts, which come at every step."""
+        few = (8, 16, 24, *range(32, 128, 16), 128, 160, 192, 224) if self._drafts else (8, 16, 32, 64, 128, 192)
+        sizes, most = (*few, *range(256, self._max_tokens, 128)), self._max_tokens
+        return [*(size for size in sizes if size < most), most, most * 3 // 2, 2 * most]
+
     def _capture(self, compute: Compute, tokens: int, *, multi_token_rows: bool, shared: bool) -> CapturedGraph:
         """Captures a graph that decodes `tokens` tokens and returns the logits of all, or of each row's last one if
-        some rows have several."""
+        some rows have several and no drafts are checked."""
         slots, items, stride = self._slots, tokens + self._extra_items, aligned(tokens)
         device = slots.page_table.device
         static = torch.zeros((4, stride), dtype=torch.int32, device=device)
@@ -128,17 +139,18 @@ class CudaGraphs:
             separate=not multi_token_rows,
         )
 
-        rows = min(tokens, slots.dummy)
+        last_only = multi_token_rows and not self._drafts
+        rows = min(tokens, slots.dummy) if last_only else tokens
         if self._logits is None:  # a tensor for each graph would take as much memory in all as a model's weights
-            shape = max(slots.dummy, *self.sizes), self._vocab_size
+            shape = max(slots.dummy, *self.sizes, *(self._token_sizes if self._drafts else ())), self._vocab_size
             self._logits = torch.empty(shape, dtype=self._dtype, device=device)
         out = self._logits[:rows]
 
         def step() -> torch.Tensor:
-            return compute(plan, static[3, :rows] if multi_token_rows else None, out)
+            return compute(plan, static[3, :rows] if last_only else None, out)
 
         graph, logits = self.record(step)
-        return CapturedGraph(graph, plan, static, shared_static, logits, self._staging, slots.dummy)
+        return CapturedGraph(graph, plan, static, shared_static, logits, self._staging, slots.dummy, last_only)
 
     def record(self, compute: Callable[[], torch.Tensor]) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
         """Captures what a function launches. Returns the graph and the tensor that it computes at each replay."""
@@ -163,6 +175,7 @@ class CapturedGraph:
         logits: logits of the last run of any graph.
         staging: copies to the device.
         dummy: index of the dummy slot.
+        last_only: whether there are logits of each row's last token alone, or of all tokens.
         draws: graphs that draw a token for each row, without and with masks; None if draws are not captured.
     """
 
@@ -173,11 +186,13 @@ class CapturedGraph:
     logits: torch.Tensor
     staging: Staging
     dummy: int
+    last_only: bool
     draws: tuple[torch.cuda.CUDAGraph, torch.cuda.CUDAGraph] | None = None
     _shared: SharedPrefixArrays | None = None
 
-    def run(self, inputs: GpuInputs, shared: SharedPrefixArrays | None) -> torch.Tensor:
-        """Launches the step. Returns the logits [rows, vocab_size], valid until any graph runs again.
+    def run(self, inputs: GpuInputs, shared: SharedPrefixArrays | None) -> tuple[torch.Tensor, Ints]:
+        """Launches the step. Returns logits [N, vocab_size], valid until any graph runs again, and int32 [rows], the
+        index of those of each row's last token.
 
         Args:
             inputs: inputs of the step, with at most as many tokens as were captured.
@@ -198,16 +213,10 @@ class CapturedGraph:
             self.staging.send(filled, self.shared_static)
             self._shared = shared
         self.graph.replay()
-        return self.logits[:rows]
+        return (self.logits[:rows], np.arange(rows, dtype=np.int32)) if self.last_only else (self.logits, inputs.last)
 
 
 def graph_sizes(max_rows: int) -> tuple[int, ...]:
     """Returns the batch sizes that are worth a separate graph: padding costs at most an eighth."""
     sizes = [1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, max_rows + 32, 32)]
     return (*(size for size in sizes if size < max_rows), max_rows)
-
-
-def _token_sizes(max_tokens: int) -> list[int]:
-    """Returns the numbers of tokens that are worth a graph of rows with several tokens, for which padding is cheap."""
-    sizes = (8, 16, 32, 64, 128, 192, *range(256, max_tokens, 128))
-    return [*(size for size in sizes if size < max_tokens), max_tokens, max_tokens * 3 // 2, 2 * max_tokens]

@@ -133,8 +133,9 @@ class GpuDraws:
             self._masks.send(masks, len(graph.logits))
         graph.draws[masks is not None].replay()
         rows = len(positions)
-        scores = self._scores(graph.logits[:rows], graph.plan.slots[:rows], masks, softcap) if scored else None
-        tokens, done = self._tokens[:rows], self._staging.record_event()
+        tokens = self._tokens[:rows]
+        scores = self._scores(graph.logits[:rows], tokens, masks, softcap) if scored else None
+        done = self._staging.record_event()
         return GpuPendingTokens(tokens, done, positions, {}, masks, {}, {}, waiting, scores)
 
     def draw(
@@ -178,21 +179,19 @@ class GpuDraws:
             logits, where[0], where[1], self._slots.sampling, self._slots.last_tokens, tokens,
             masks=device_masks, mask_rows=mask_rows, softcap=softcap,
         )  # fmt: skip
-        scores = self._scores(raw, where[0], masks, raw_softcap) if scored else None
+        scores = self._scores(raw, tokens, masks, raw_softcap) if scored else None
         done = self._staging.record_event()
         return GpuPendingTokens(tokens, done, positions, adjustments, masks, logprobs, errors, waiting, scores)
 
     def _scores(
-        self, logits: torch.Tensor, slots: torch.Tensor, masks: Masks | None, softcap: float | None
+        self, logits: torch.Tensor, tokens: torch.Tensor, masks: Masks | None, softcap: float | None
     ) -> torch.Tensor:
         """Launches the scoring of the tokens that rows have drawn from logits that were not adjusted yet. Returns
         float32 [2, R], as in `Sampled`."""
-        rows = len(slots)
+        rows = len(tokens)
         scores = self._staging.host_buffer(2 * rows).view(torch.float32).view(2, rows)
         device_masks, mask_rows = (None, None) if masks is None else self._masks.of(rows)
-        token_scores(
-            logits, slots, self._slots.last_tokens, scores, masks=device_masks, mask_rows=mask_rows, softcap=softcap
-        )
+        token_scores(logits, tokens, scores, masks=device_masks, mask_rows=mask_rows, softcap=softcap)
         return scores
 
     def warm_up(
@@ -210,7 +209,7 @@ class GpuDraws:
                     masks=mask, mask_rows=which, softcap=cap,
                 )  # fmt: skip
                 if one is logits:  # tokens are scored by the logits as computed
-                    token_scores(one, slots, self._slots.last_tokens, scores, masks=mask, mask_rows=which, softcap=cap)
+                    token_scores(one, tokens, scores, masks=mask, mask_rows=which, softcap=cap)
 
 
 def _forbid(logits: torch.Tensor, words: torch.Tensor) -> None:

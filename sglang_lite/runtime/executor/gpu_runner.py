@@ -52,6 +52,7 @@ _EVENT_RING_SIZE = 8  # events in the ring: a measured step uses two until its t
 # One in this many steps with masks measures how long the device waits for them: recording events takes the host as long
 # as a launch.
 _MEASURE_EVERY = 8
+_DRAFTED_TOKENS = 128  # decoded tokens of a step that drafts may take an engine of few rows to
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,16 +61,16 @@ class GpuForward:
 
     Attributes:
         record: step that the forward computes.
-        hidden: hidden states [T, hidden_size]; None if a captured graph computed the logits.
-        logits: logits [rows, vocab_size] of all rows; None if no captured graph computed them.
-        last: int32 [rows], index of each row's last token.
+        hidden: hidden states [T, hidden_size]; none if a captured graph computed the logits.
+        logits: logits [N, vocab_size]; None if no captured graph computed them.
+        last: int32 [rows], index of each row's last token in `hidden` or `logits`.
         scored: log-probabilities of prompt tokens, by row of the step.
         graph: captured decoding graph that ran, or None.
         done: event after the forward, or None. Recorded only in some steps whose draws may wait for masks.
     """
 
     record: StepRecord
-    hidden: torch.Tensor | None
+    hidden: torch.Tensor
     logits: torch.Tensor | None
     last: Ints
     scored: dict[int, PromptLogprobs]
@@ -88,6 +89,7 @@ class GpuRunner:
         attention: name of the attention backend, or "auto".
         graphs: numbers of rows to capture CUDA graphs for; ignored if the model or the attention backend can't be
             captured.
+        draft_tokens: maximum number of guesses in a draft; 0 if no drafts are checked.
         original_logprobs: whether log-probabilities are those before adjustments of the logits, as in
             `executor.sampler.sample`.
 
@@ -104,6 +106,7 @@ class GpuRunner:
         attention: str = "auto",
         graphs: tuple[int, ...] = (),
         *,
+        draft_tokens: int = 0,
         original_logprobs: bool = False,
     ) -> None:
         self._model, self._slot_pages, self._longest = model, slot_pages, slot_pages.longest
@@ -111,7 +114,7 @@ class GpuRunner:
         slots, page_size, heads = len(slot_pages.pages), slot_pages.page_size, model.attentions[0]
         self._cache = model.allocate_cache((pages + 1) * page_size)
         self._copy = KVCopy(self._cache)
-        self._max_decoded_tokens = 2 * slots
+        self._max_decoded_tokens = max(2 * slots, min(slots * (1 + draft_tokens), _DRAFTED_TOKENS))
         # One latent counts as one KV head for every four query heads.
         self._max_token_reads = MAX_TOKEN_READS // (
             max(heads.heads // 4, 1) if isinstance(heads, LatentSpec) else heads.kv_heads
@@ -130,7 +133,7 @@ class GpuRunner:
         self.graphs = CudaGraphs(
             graphs if captured else (), self._max_decoded_tokens, self._slots, self._staging,
             page_size=page_size, extra_items=self._target_chunks, vocab_size=model.vocab_size,
-            dtype=model.precision.compute,
+            dtype=model.precision.compute, drafts=draft_tokens > 0,
         )  # fmt: skip
         self._draws = GpuDraws(self._slots, self._staging, device, self.graphs, original_logprobs=original_logprobs)
         max_captured = captured_tokens(model, step_tokens) if self.graphs.sizes else 0
@@ -186,10 +189,10 @@ class GpuRunner:
         )
         graph = self.graphs.find(self._compute, inputs, shared is not None) if captured else None
         if graph is not None:
-            logits = graph.run(inputs, shared)
+            logits, last = graph.run(inputs, shared)
             if graph.draws is None:
                 self._draws.capture(graph, self._model.logit_softcap)
-            return GpuForward(record, None, logits, inputs.last, {}, graph, self._forward_event(record))
+            return GpuForward(record, logits[:0], logits, last, {}, graph, self._forward_event(record))
         prefilled = self.prompts.run(self._run, inputs) if shared is None else None
         hidden, last = prefilled or (self._run(self._plan(inputs, shared)), inputs.last)
         scored = score(self._model, record, last, hidden, self._staging.fetch)
@@ -219,28 +222,28 @@ class GpuRunner:
         behind: Ints | None = None,
     ) -> GpuPendingTokens | Sampled:
         """Launches the draws of the next tokens of some rows. Arguments as for `ModelRunner.sample`."""
-        assert behind is None, "there are no drafts on a GPU yet"
         if not len(rows):
             return Sampled((), {})
         record, graph = forward.record, forward.graph
         waiting = None if masks is None or forward.done is None else (forward.done, self._record_event())
-        positions, softcap = record.ends[rows], self._model.logit_softcap
+        positions, last, softcap = record.ends[rows], forward.last[rows], self._model.logit_softcap
+        if behind is not None:
+            positions, last = positions - behind, last - behind
         scores = scored is not None and bool(scored.any())
         if graph is not None and len(rows) == len(record.slots) and not adjustments and self._draws.can_replay(graph):
             return self._draws.replay(graph, positions, masks, softcap, waiting, scored=scores)
         return self._draws.draw(
-            self._logits_of(forward, rows), record.slots[rows], positions, adjustments, masks, softcap, waiting,
+            self._logits_of(forward, last), record.slots[rows], positions, adjustments, masks, softcap, waiting,
             scored=scores,
         )  # fmt: skip
 
-    def _logits_of(self, forward: GpuForward, rows: NDArray[np.int64]) -> torch.Tensor:
-        """Returns the logits of some rows: a view if a graph computed them and `rows` is all, else a new tensor."""
-        if forward.logits is None:
-            assert forward.hidden is not None
-            return self._model.raw_logits(forward.hidden[self._staging.send(forward.last[rows].astype(np.int32))])
-        if len(rows) == len(forward.record.slots):
-            return forward.logits[: len(rows)]
-        return forward.logits[self._staging.send(rows.astype(np.int32))]
+    def _logits_of(self, forward: GpuForward, at: Ints) -> torch.Tensor:
+        """Returns the logits at some indices: a view if a graph computed them and these are the first, else a new
+        tensor."""
+        if forward.logits is not None and np.array_equal(at, np.arange(len(at))):
+            return forward.logits[: len(at)]
+        where = self._staging.send(at)
+        return self._model.raw_logits(forward.hidden[where]) if forward.logits is None else forward.logits[where]
 
     def allocate_masks(self, rows: int, words: int) -> Ints:
         """Allocates pinned int32 [rows, words] for the token masks of a step; see `DeviceMasks`."""

@@ -9,13 +9,14 @@ from sglang_lite.runtime.config import Sizes
 from sglang_lite.runtime.executor.prefix_groups import MAX_CHUNKS
 from sglang_lite.runtime.executor.prompt_logprobs import FIRST_ROWS, MAX_LOGITS
 from sglang_lite.runtime.models.model import DeviceModel
+from sglang_lite.runtime.scheduler.drafted_rows import max_drafted
 
 _SPARE = 512 << 20  # bytes for graphs, the allocator's rounding and the libraries
 # Most token slots of a pool with its dummy page: kernels index token slots with 32-bit integers.
 MAX_SLOTS = 2**31 - 1
 
 
-def pool_tokens(model: DeviceModel, fraction: float, sizes: Sizes, context_length: int) -> int:
+def pool_tokens(model: DeviceModel, fraction: float, sizes: Sizes, context_length: int, *, drafts: bool = False) -> int:
     """Returns the size of the KV pool in tokens: whole pages that fit next to the weights and the largest step.
 
     Args:
@@ -24,6 +25,7 @@ def pool_tokens(model: DeviceModel, fraction: float, sizes: Sizes, context_lengt
         sizes: maximum numbers of rows and tokens of a step, and the page size.
         context_length: longest sequence in tokens. The pool must hold one page more than the smaller of this and
             1,024 tokens.
+        drafts: whether steps check drafts, so that a row may have several logits.
 
     Raises:
         ModelError: the pool would be smaller than that minimum; the message has the numbers.
@@ -36,7 +38,8 @@ def pool_tokens(model: DeviceModel, fraction: float, sizes: Sizes, context_lengt
     free, total = torch.cuda.mem_get_info(device)
     captured = captured_tokens(model, sizes.step_tokens)  # captured prefill graphs keep separate memory
     step = (sizes.step_tokens + captured) * model.activation_elements * item
-    rows = max(sizes.max_running, FIRST_ROWS)  # rows whose logits are in memory at once
+    drafted = max_drafted(sizes.max_running) if drafts else 0
+    rows = max(sizes.max_running + drafted, FIRST_ROWS)  # rows whose logits are in memory at once
     # Logits of graphs and of other steps, and the float32 copies that some draws and log-probabilities need.
     logits = max(rows * model.vocab_size, MAX_LOGITS) * (2 * item + 3 * 4)
     chunks = MAX_CHUNKS if model.shares_prefixes else 0

@@ -224,7 +224,8 @@ def draw(
         logits: [R, V], of any floating-point type.
         slots, positions: int32 [R], slot of each row and position of the token before the drawn one.
         sampling: sampling parameters by slot.
-        last_tokens: int32 [slots] (written), last drawn token of each slot; 0 if there was no valid one.
+        last_tokens: int32 [slots] (written), last drawn token of each slot; 0 if there was no valid one. Of several
+            draws of a slot, behind drafts, any one's.
         tokens: int32 [R] (written), the token, NOT_FINITE or NOTHING_ALLOWED.
         masks: int32 [masks, words], a bit for each allowed token.
         mask_rows: int32 [R], index of each row's mask, -1 for none.
@@ -267,7 +268,7 @@ def _add_up(x, highest, total):
 @cached_launch
 @triton.jit(do_not_specialize=["words", "rows"])
 def _score(
-    logits, row_stride, slots, last_tokens, masks, mask_rows, words, size, softcap, scores, rows,
+    logits, row_stride, tokens, masks, mask_rows, words, size, softcap, scores, rows,
     SOFTCAP: tl.constexpr, MASKS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
@@ -294,7 +295,7 @@ def _score(
     mass = tl.full((), 0.0, tl.float32)
     if has_mask:
         mass = highest_allowed + tl.log(allowed) - whole
-    own = tl.load(logits + tl.load(last_tokens + tl.load(slots + row))).to(tl.float32)
+    own = tl.load(logits + tl.maximum(tl.load(tokens + row), 0)).to(tl.float32)
     if SOFTCAP:
         own = softcap * (2.0 * tl.sigmoid(2.0 * own / softcap) - 1.0)
     tl.store(scores + row, own - whole)
@@ -303,8 +304,7 @@ def _score(
 
 def token_scores(
     logits: torch.Tensor,
-    slots: torch.Tensor,
-    last_tokens: torch.Tensor,
+    tokens: torch.Tensor,
     scores: torch.Tensor,
     *,
     masks: torch.Tensor | None = None,
@@ -315,17 +315,16 @@ def token_scores(
 
     Args:
         logits: [R, V], of any floating-point type.
-        slots: int32 [R], slot of each row.
-        last_tokens: int32 [slots], drawn token of each slot.
+        tokens: int32 [R], as `draw` has written them.
         scores: float32 [2, R] (written), log-probability of each row's token, and of all tokens that its mask allows:
             0 without a mask.
         masks, mask_rows, softcap: as for `draw`.
     """
     rows, size = logits.shape
     has_masks = masks is not None and mask_rows is not None
-    masks = last_tokens if masks is None else masks
+    masks = tokens if masks is None else masks
     _score[(rows,)](
-        logits, logits.stride(0), slots, last_tokens, masks, mask_rows, masks.shape[1] if has_masks else 0, size,
+        logits, logits.stride(0), tokens, masks, mask_rows, masks.shape[1] if has_masks else 0, size,
         softcap or 0.0, scores, rows,
         SOFTCAP=softcap is not None, MASKS=has_masks, BLOCK=BLOCK, num_warps=16,
     )  # fmt: skip

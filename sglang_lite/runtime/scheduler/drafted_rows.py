@@ -11,6 +11,11 @@ from sglang_lite.runtime.requests.request import Request, State
 from sglang_lite.runtime.scheduler.queues import Queues
 
 
+def max_drafted(slots: int) -> int:
+    """Maximum number of drafted tokens of a step, for a number of slots."""
+    return max(3 * slots, 128)
+
+
 class DraftedRows:
     """Drafts of running requests. Drafted tokens are behind the known ones in the slot table; they count as computed
     once they are known to be right, so a guess never enters the radix tree.
@@ -46,6 +51,7 @@ class DraftedRows:
         """
         drafts: dict[int, Draft] = {}
         length = self._store.table.length
+        budget = min(budget, max_drafted(len(length)))
         rows = (*decoding, *(request for request, _, end in chunks if end == length[request.slot]))
         tokens = len(decoding) + sum(end - start for _, start, end in chunks)
         expected = float(len(rows))

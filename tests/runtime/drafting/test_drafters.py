@@ -11,7 +11,6 @@ from sglang_lite.program.nodes import Fork, Gen, Program, Text
 from sglang_lite.protocol import SamplingParams
 from sglang_lite.runtime.drafting.contexts import ContextTable
 from sglang_lite.runtime.drafting.prompt import PromptDrafter
-from sglang_lite.runtime.drafting.registry import make_drafting
 from sglang_lite.runtime.drafting.step_cost import StepCost
 from tests.runtime.scripted import SteppedEngine, ended
 
@@ -198,8 +197,3 @@ def test_a_deterministic_engine_gives_the_same_bits(small_file):
         found.append(told)
     assert found[0] == found[1]
     assert sum(each["accepted"] for each in drafters.values()) > 15
-
-
-def test_a_gpu_refuses_drafters_by_name():
-    with pytest.raises(sgl.ParameterError, match=r"^speculation: 'auto' needs an engine on a CPU: .* Leave it out"):
-        make_drafting(sgl.EngineConfig(speculation="auto"), 30, frozenset({0}), on_gpu=True)

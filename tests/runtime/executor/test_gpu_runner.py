@@ -15,6 +15,9 @@ from triton.runtime.interpreter import GridExecutor
 
 import sglang_lite as sgl
 from sglang_lite.protocol import Generation, ModelError, Regex, SamplingParams
+from sglang_lite.runtime.drafting.drafting import TAIL
+from sglang_lite.runtime.drafting.guess import Guess
+from sglang_lite.runtime.drafting.registry import DRAFTERS
 from sglang_lite.runtime.executor import make_runner
 from sglang_lite.runtime.executor import prefix_groups as shared
 from sglang_lite.runtime.executor.cuda_graphs import CudaGraphs, graph_sizes
@@ -22,6 +25,7 @@ from sglang_lite.runtime.executor.gpu_draws import GpuPendingTokens
 from sglang_lite.runtime.models.gpu_decoder import GpuDecoder
 from tests.runtime.kernels import BACKENDS, PACKAGES, needs_kernels, skip_without
 from tests.runtime.models.tiny import VOCAB, randomise, save
+from tests.runtime.scripted import FreeDrafts
 
 pytestmark = needs_kernels
 GPU = torch.cuda.is_available()
@@ -362,6 +366,56 @@ def test_constraints_hold(device, on_cpu):
     asked = prompts(3)
     expected = [g.text for g in answers(on_cpu, asked, params, constraint)]
     assert [g.text for g in answers(device(page_size=4, max_running=4), asked, params, constraint)] == expected
+
+
+class Half:
+    """Drafter that knows the answers, by prompt, and is right with two of three tokens."""
+
+    name = "prompt"
+
+    def __init__(self, known):
+        self.known, self.dice = known, random.Random(3)
+
+    def guesser(self, request, known, chance):
+        answer = self.known[tuple(known[: request.prompt_len].tolist())]
+        start, seen = len(known) - request.prompt_len, min(len(known), TAIL)
+
+        def guess(text):
+            at = start + len(text) - seen
+            right = at < len(answer) and self.dice.random() < 2 / 3
+            return Guess(answer[at] if right else self.dice.randrange(2, VOCAB), 0)
+
+        return guess
+
+    def learn(self, request, text, start):
+        pass
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("device", ["triton"], indirect=True)
+@pytest.mark.parametrize(("more", "constraint"), [
+    ({"temperature": 0.9, "seed": 5}, None), ({"temperature": 0.9, "seed": 5}, Regex("[abc]defg[ij]k[a-z]*")),
+    ({"frequency_penalty": 0.7, "repetition_penalty": 1.2, "min_tokens": 9}, None),
+    ({"return_logprob": True, "top_logprobs_num": 2}, Regex("[abc]defg[ij]k[a-z]*")),
+    ({"confidence": True, "temperature": 0.7, "seed": 2}, None),
+], ids=str)  # fmt: skip
+def test_drafts_change_nothing(with_graphs, more, constraint, monkeypatch):
+    asked, params = prompts(2, own=9), greedy(max_tokens=9, **more)
+    settings = {"max_running": 4, "page_size": 4}
+    expected = answers(with_graphs(**settings), asked, params, constraint)
+    known = {tuple(prompt): each.token_ids for prompt, each in zip(asked, expected)}
+    monkeypatch.setitem(DRAFTERS, "prompt", lambda: Half(known))
+    engine = with_graphs(**settings, speculation="prompt", draft_tokens=4)
+    engine.core.scheduler.drafts.drafting.cost = FreeDrafts()
+    for found, one in zip(answers(engine, asked, params, constraint), expected):
+        assert (found.token_ids, found.finish_reason) == (one.token_ids, one.finish_reason)
+        for a, b in zip(found.output_logprobs or (), one.output_logprobs or (), strict=True):
+            assert a.token_id == b.token_id
+            assert a.logprob == pytest.approx(b.logprob, abs=1e-4)
+        if one.scores is not None:
+            assert found.scores.logprobs == pytest.approx(one.scores.logprobs, abs=1e-4)
+    assert engine.core.scheduler.drafts.drafting.counts["prompt"].accepted > 1
+    assert any(key[1] for key in engine.core.runner.graphs.captured)
 
 
 @pytest.mark.sampled(2)

@@ -255,7 +255,7 @@ def around(dtype: torch.dtype) -> None:
     logits, rows, masks = empty(8, 152_064, dtype=dtype), ints(8), ints(8, 152_064 // 32)
     sampling = DeviceSampling.allocate(9, DEVICE)
     draw(logits, rows, rows, sampling, plan.last_tokens, rows, masks=masks, mask_rows=rows, softcap=30.0)
-    token_scores(logits, rows, plan.last_tokens, empty(2, 8), masks=masks, mask_rows=rows, softcap=30.0)
+    token_scores(logits, rows, empty(2, 8), masks=masks, mask_rows=rows, softcap=30.0)
 
 
 def latents(dtype: torch.dtype, cached: torch.dtype | None = None) -> None:

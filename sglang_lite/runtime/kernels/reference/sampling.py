@@ -29,18 +29,17 @@ def draw(
 
 def token_scores(
     logits: torch.Tensor,
-    slots: torch.Tensor,
-    last_tokens: torch.Tensor,
+    tokens: torch.Tensor,
     scores: torch.Tensor,
     *,
     masks: torch.Tensor | None = None,
     mask_rows: torch.Tensor | None = None,
     softcap: float | None = None,
 ) -> None:
-    for row, slot in enumerate(slots.tolist()):
+    for row, token in enumerate(tokens.tolist()):
         x = _capped(logits[row], softcap)
         allowed = _masked(x, row, masks, mask_rows)
-        scores[0, row] = x[last_tokens[slot]] - x.logsumexp(0)
+        scores[0, row] = x[max(token, 0)] - x.logsumexp(0)
         scores[1, row] = allowed.logsumexp(0) - x.logsumexp(0)
 
 
