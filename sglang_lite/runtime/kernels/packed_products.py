@@ -75,7 +75,7 @@ def _numbers(words, word, table, J: tl.constexpr, KIND: tl.constexpr, ZERO: tl.c
 
 
 @triton.jit
-def _scale(word, ZERO: tl.constexpr, HALF: tl.constexpr):
+def scales_of(word, ZERO: tl.constexpr, HALF: tl.constexpr):
     """Scales, as float32, of what `PackedWeight.scales` has; HALF is a name of their dtype if zeros are above them."""
     if ZERO < 0:
         low = (word & 0xFFFF).to(tl.int16)
@@ -115,7 +115,7 @@ def _packed_rows(
         for first in tl.static_range(0, 4, TOGETHER):  # slices of a group
             # 32 bits, as Triton fetches no less ahead.
             word = tl.load(scales + (block * 4 + first) * SLICE // GROUP * stride + n)
-            scale = _scale(word, ZERO, HALF) / _factor(KIND, x.dtype.element_ty)
+            scale = scales_of(word, ZERO, HALF) / _factor(KIND, x.dtype.element_ty)
             sums = acc
             if not SCALED:
                 sums = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
@@ -178,7 +178,7 @@ def _decode_packed(
     for j in tl.static_range(4):
         word = tl.load(scales + (block * 4 + j) * SLICE // GROUP * N + n)
         value = _numbers(packed, word, table, j, KIND, ZERO, dtype).to(tl.float32)
-        value *= (_scale(word, ZERO, HALF) / _factor(KIND, dtype))[:, None]
+        value *= (scales_of(word, ZERO, HALF) / _factor(KIND, dtype))[:, None]
         at = (block * 4 + j) * SLICE + k
         mask = (rows < N)[:, None] & (at < K)[None, :]
         tl.store(out + n[:, None] * K + at[None, :], value.to(out.dtype.element_ty), mask=mask)
@@ -210,8 +210,8 @@ def packed_rows(
     grid = cdiv(outputs, block_n // 2 if gate else block_n), parts, cdiv(rows, block_m)
     stage = span * (block_n * 2 + SLICES * block_m * x.element_size())  # bytes of words, and of rows
     _packed_rows[grid](
-        x, weight.words, weight.scales, weight.table, bias, y, rows, outputs, inputs, _blocks(weight),
-        **_format(weight), TOGETHER=math.gcd(weight.group // weight.slice, SLICES), SPAN=span, SCALED=many,
+        x, weight.words, weight.scales, weight.table, bias, y, rows, outputs, inputs, blocks_of(weight),
+        **constants_of(weight), TOGETHER=math.gcd(weight.group // weight.slice, SLICES), SPAN=span, SCALED=many,
         WHOLE=inputs % (SLICES * weight.slice) == 0, BIAS=bias is not None, GATE=gate,
         EARLY=math.prod(grid) <= properties.multiprocessors, BLOCK_M=block_m, BLOCK_N=block_n, num_warps=warps,
         num_stages=max(1, min(3, (properties.shared_memory - _SCRATCH) // stage)), **pdl_options(x.device),
@@ -243,27 +243,28 @@ def parts_of(weight: PackedWeight, rows: int) -> int:
     if rows > _FEW:
         programs, wanted = cdiv(weight.shape[0], _OUTPUTS_MANY) * cdiv(rows, 128), 1
     most = wanted * properties_of(weight.words.device).multiprocessors // programs
-    return next(parts for parts in (8, 4, 2, 1) if parts <= max(1, min(most, _blocks(weight) // 2)))
+    return next(parts for parts in (8, 4, 2, 1) if parts <= max(1, min(most, blocks_of(weight) // 2)))
 
 
 def decoded(weight: PackedWeight, dtype: torch.dtype) -> torch.Tensor:
     """Returns the values [N, K] of a packed matrix, rounded to a dtype. Moves 2.5 N K bytes in 16 bits."""
     outputs, inputs = weight.shape
-    blocks = _blocks(weight)
+    blocks = blocks_of(weight)
     out = torch.empty((outputs, inputs), dtype=dtype, device=weight.words.device)
     _decode_packed[(cdiv(outputs, 32), blocks)](
         weight.words, weight.scales, weight.table, out, outputs, inputs, blocks,
-        **_format(weight),
+        **constants_of(weight),
         BLOCK_N=32, num_warps=4, **pdl_options(out.device),
     )  # fmt: skip
     return out
 
 
-def _blocks(weight: PackedWeight) -> int:
+def blocks_of(weight: PackedWeight) -> int:
+    """Blocks of columns of a matrix."""
     return weight.words.shape[1] // (SLICES * weight.slice // NUMBERS)
 
 
-def _format(weight: PackedWeight) -> dict[str, object]:
+def constants_of(weight: PackedWeight) -> dict[str, object]:
     """Constants of the kernels that a matrix decides."""
     own = weight.half is not None
     return {

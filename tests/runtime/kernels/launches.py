@@ -24,6 +24,7 @@ from sglang_lite.runtime.kernels.latent_attention import latent_decode, latent_p
 from sglang_lite.runtime.kernels.latent_store import latent_store
 from sglang_lite.runtime.kernels.norm import add_norm, add_norm_fp8, norm, norm_fp8
 from sglang_lite.runtime.kernels.packed_products import add_parts, decoded, max_rows, packed_rows
+from sglang_lite.runtime.kernels.packed_row import packed_row
 from sglang_lite.runtime.kernels.packed_weight import packed_weight
 from sglang_lite.runtime.kernels.page_table import update_pages
 from sglang_lite.runtime.kernels.prefill_attention import prefill_attention
@@ -211,6 +212,10 @@ def packed_products(dtype: torch.dtype) -> None:
         parts = packed_rows(empty(32, inputs, dtype=dtype), weight, None, parts=4)
         add_parts(parts, dtype)
         decoded(weight, dtype)
+        if weight.table is None:
+            row = empty(1, inputs, dtype=dtype)
+            packed_row(row, weight, None)
+            packed_row(row, weight, None, residual=row, norm=row[0], eps=1e-5, gate="silu")
         packed_rows(empty(max_rows(DEVICE, dtype), inputs, dtype=dtype), weight, None, "silu")
 
 

@@ -39,8 +39,19 @@ def packed_added(run):
     ]
 
 
+def packed_one(run):
+    results = []
+    for weight in packed_matrices():
+        outputs, inputs = weight.shape
+        x, residual, norm = normal(1, inputs), normal(1, inputs), normal(inputs)
+        results += [*run(x, weight, None), *run(x, weight, normal(outputs), residual=residual, norm=norm, eps=1e-5)]
+        results += [run(x, weight, None, norm=norm, eps=1e-5, gate="silu")[0]] if outputs % 2 == 0 else []
+    return results
+
+
 CASES = {
     "decoded": packed_decoded,
     "packed_rows": packed_few,
     "add_parts": packed_added,
+    "packed_row": packed_one,
 }

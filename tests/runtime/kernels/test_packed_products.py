@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from sglang_lite.runtime.kernels.packed_products import decoded, packed_rows, parts_of
+from sglang_lite.runtime.kernels.packed_row import packed_row
 from sglang_lite.runtime.kernels.packed_weight import PackedWeight, can_pack, in_few_bits, packed_weight
 from sglang_lite.runtime.kernels.reference import packed_products as twin
 from tests.runtime.kernels import needs_kernels
@@ -75,6 +76,37 @@ def test_rows_with_their_gate(gate, kind, biased, rows):
     weight, values = made(100, 640, 64, kind)
     expected = torch.nn.functional.linear(x.double(), values, None if bias is None else bias.double())
     close(packed_rows(x, weight, bias, gate), apply_activation(expected, gate))
+
+
+@pytest.mark.parametrize("kind", KINDS[:3])
+@pytest.mark.parametrize(("outputs", "inputs", "group"), [*SHAPES, (20, 4160, 64)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_a_single_row(outputs, inputs, group, kind, dtype):
+    x, bias = normal(1, inputs, dtype=dtype), normal(outputs, dtype=dtype)
+    weight, values = made(outputs, inputs, group, kind)
+    y, total = packed_row(x, weight, bias)
+    assert total is x
+    close(y / 16, torch.nn.functional.linear(x.double(), values, bias.double()) / 16, dtype)
+
+
+@pytest.mark.parametrize("gate", ["", "silu", "gelu", "gelu_tanh"])
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("kind", KINDS[:3])
+def test_a_single_row_with_its_norm_and_gate(gate, biased, kind):
+    x, residual, norm, bias = normal(1, 640), normal(1, 640), normal(640) / 16, normal(100) if biased else None
+    weight, values = made(100, 640, 64, kind)
+    y, total = packed_row(x, weight, bias, residual=residual, norm=norm, eps=1e-5, gate=gate)
+    assert torch.equal(total, x + residual)
+    normed = torch.nn.functional.rms_norm(total.double(), (640,), norm.double(), 1e-5)
+    expected = torch.nn.functional.linear(normed, values, None if bias is None else bias.double())
+    close(y, apply_activation(expected, gate) if gate else expected)
+
+
+def test_a_row_of_huge_and_tiny_inputs():
+    weight, values = made(16, 256, 64)
+    for size in (1e-12, 1e9):
+        x = normal(1, 256) * size
+        close(packed_row(x, weight, None)[0] / size, x.double() @ values.T / size)
 
 
 @pytest.mark.skipif(not GPU, reason="interprets for minutes")

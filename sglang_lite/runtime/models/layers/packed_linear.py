@@ -9,6 +9,7 @@ import torch.nn.functional as F
 
 from sglang_lite.runtime.kernels.fp8_rows import Fp8Rows, Scales
 from sglang_lite.runtime.kernels.packed_products import add_parts, decoded, max_rows, packed_rows, parts_of
+from sglang_lite.runtime.kernels.packed_row import packed_row
 from sglang_lite.runtime.kernels.packed_weight import PackedWeight, can_pack, in_few_bits, packed_weight
 from sglang_lite.runtime.models.layers.gpu_linear import GpuLinear
 from sglang_lite.runtime.models.weights.blocks import Blocks, order_of
@@ -28,10 +29,11 @@ class PackedLinear(GpuLinear):
     def __init__(self, weight: PackedWeight, bias: torch.Tensor | None, order: torch.Tensor | None) -> None:
         self.packed, self.bias, self.order = weight, bias, order
         self._tiled = range(0)
+        self._single = weight.table is None  # a single row has its own kernel
 
     @property
     def fuses_one(self) -> bool:
-        return False
+        return self.order is None and self._single
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         y, _ = self.parts(x)
@@ -47,6 +49,8 @@ class PackedLinear(GpuLinear):
     def parts(self, x: torch.Tensor | Fp8Rows) -> tuple[torch.Tensor, Scales | None]:
         assert isinstance(x, torch.Tensor)
         x = self._ordered(x)
+        if len(x) == 1 and self._single:
+            return packed_row(x, self.packed, self.bias)[0], None
         if len(x) > max_rows(x.device, x.dtype):
             return F.linear(x, decoded(self.packed, x.dtype), self.bias), None
         parts = parts_of(self.packed, len(x)) if self.bias is None else 1
@@ -56,6 +60,11 @@ class PackedLinear(GpuLinear):
         if isinstance(x, torch.Tensor) and len(x) <= max_rows(x.device, x.dtype) and not eight:
             return packed_rows(self._ordered(x), self.packed, self.bias, activation)
         return super().gated(x, activation, eight=eight)
+
+    def one(
+        self, x: torch.Tensor, *, residual: torch.Tensor | None, norm: torch.Tensor, eps: float, gate: str = ""
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return packed_row(x, self.packed, self.bias, residual=residual, norm=norm, eps=eps, gate=gate)
 
     def _ordered(self, x: torch.Tensor) -> torch.Tensor:
         return x if self.order is None else x[:, self.order]

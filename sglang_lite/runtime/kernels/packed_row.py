@@ -1,0 +1,169 @@
+"""Products of a single row with matrices of 4-bit numbers, bound by reading the weights.
+
+As in gemv.py, the neighbouring operations are fused in, and the first weights are loaded before the kernels ahead have
+finished. A program has its inputs in registers and goes through tiles of outputs. One mask turns a 4-bit number into a
+float that is too small (3.55 instructions a weight in all), for which the inputs make up; a zero is subtracted from a
+group's sum, times the sum of its inputs.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+
+from sglang_lite.runtime.kernels.activation import apply_activation
+from sglang_lite.runtime.kernels.device_properties import properties_of
+from sglang_lite.runtime.kernels.launcher import cached_launch
+from sglang_lite.runtime.kernels.packed_products import blocks_of, constants_of, scales_of
+from sglang_lite.runtime.kernels.packed_weight import SLICES, PackedWeight
+from sglang_lite.runtime.kernels.pdl import pdl_options, start_next, wait
+from sglang_lite.runtime.kernels.sizes import cdiv, power_of_2
+
+_OUTPUTS = 8  # of a program at once
+_WARPS = 16  # of a multiprocessor
+
+
+@triton.constexpr_function
+def _shift(j: int, half: int) -> int:
+    """Bits that a word is shifted by so that slice j's numbers in its half end before bit 24."""
+    return 8 if half and j > 1 else 0
+
+
+@triton.constexpr_function
+def _factor(kind: str, j: int, half: int) -> float:
+    """Factor of the inputs that makes up for `_floats`, but for 2**64."""
+    return 2.0 ** (85 - (4 * j + 16 * half - _shift(j, half))) if kind == "integers" else 2.0**62
+
+
+@triton.jit
+def _floats(words, J: tl.constexpr, HALF: tl.constexpr, KIND: tl.constexpr):
+    """Numbers of slice J that are in half HALF of words, as float32, divided by `_factor` and 2**64."""
+    AT: tl.constexpr = 4 * J + 16 * HALF
+    if KIND == "integers":  # the bits of an integer below 2**24 are those of a float, of 2**-149 of it
+        bits = words >> _shift(J, HALF) & (15 << AT - _shift(J, HALF))
+    else:
+        moved = words << 22 - AT if AT < 22 else words >> AT - 22
+        bits = moved & (7 << 22) | words << 28 - AT & -(1 << 31)
+    return bits.to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _inputs(
+    x, residual, norm, residual_out, at, K, J: tl.constexpr, KIND: tl.constexpr, ADD: tl.constexpr, NORM: tl.constexpr
+):
+    """Inputs [Q, 4] of slice J's numbers, of those in the lower halves of words and in the upper ones, times `_factor`;
+    their sums [Q] / 2**64; and the sums of their squares before the norm."""
+    k = at[:, None] + tl.arange(0, 8)[None, :]
+    value = tl.load(x + k, mask=k < K, other=0.0).to(tl.float32)
+    if ADD:  # rounded to the data type of the residual stream first, as in add_norm
+        value += tl.load(residual + k, mask=k < K, other=0.0).to(tl.float32)
+        rounded = value.to(x.dtype.element_ty)
+        if tl.program_id(0) == 0:
+            tl.store(residual_out + k, rounded, mask=k < K)
+        value = rounded.to(tl.float32)
+    squares = tl.sum(value * value, 1)
+    if NORM:
+        value *= tl.load(norm + k, mask=k < K, other=0.0).to(tl.float32)
+    low, high = tl.split(tl.reshape(value, (at.shape[0], 4, 2)))
+    return low * _factor(KIND, J, 0), high * _factor(KIND, J, 1), tl.sum(value, 1) * 2.0**-64, squares
+
+
+@cached_launch
+@triton.jit
+def _packed_row(
+    x, residual, norm, words, scales, bias, y, residual_out, N, K, eps,
+    KIND: tl.constexpr, ZERO: tl.constexpr, HALF: tl.constexpr, SLICE: tl.constexpr, GROUP: tl.constexpr,
+    TOGETHER: tl.constexpr, BLOCKS: tl.constexpr, ADD: tl.constexpr, NORM: tl.constexpr, BIAS: tl.constexpr,
+    GATE: tl.constexpr, BLOCK_N: tl.constexpr, QUADS: tl.constexpr, EVEN: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    OUTPUTS: tl.constexpr = BLOCK_N if GATE == "" else BLOCK_N // 2
+    WORDS: tl.constexpr = BLOCKS * (SLICE // 2)  # of a row
+    PER: tl.constexpr = SLICE // 8  # quads of a block
+    quad, word, row = tl.arange(0, QUADS), tl.arange(0, QUADS * 4), tl.arange(0, BLOCK_N)
+    FULL: tl.constexpr = WORDS == QUADS * 4
+    valid, inside = FULL | (word < WORDS), FULL | (quad < WORDS // 4)
+    block = quad // PER
+    output = row % OUTPUTS
+    stride = N if GATE == "" else 2 * N
+    n = output + row // OUTPUTS * N  # of the first program; with a gate gates, then as many ups
+    first = tl.program_id(0) * OUTPUTS
+    place = words + first.to(tl.int64) * WORDS + n.to(tl.int64)[:, None] * WORDS + word[None, :]
+    last = output * 0 if EVEN else output  # by which a tile may be too long
+    packed = tl.load(place, mask=valid[None, :] & (first + last < N)[:, None], other=0, eviction_policy="evict_first")
+    start_next(PDL)
+    wait(PDL)
+    at = block * 4 * SLICE + quad % PER * 8
+    inputs0 = _inputs(x, residual, norm, residual_out, at, K, 0, KIND, ADD, NORM)
+    inputs1 = _inputs(x, residual, norm, residual_out, at + SLICE, K, 1, KIND, ADD, NORM)
+    inputs2 = _inputs(x, residual, norm, residual_out, at + 2 * SLICE, K, 2, KIND, ADD, NORM)
+    inputs3 = _inputs(x, residual, norm, residual_out, at + 3 * SLICE, K, 3, KIND, ADD, NORM)
+    inputs = (inputs0, inputs1, inputs2, inputs3)
+    factor = 2.0**64
+    if NORM:
+        factor *= tl.rsqrt(tl.sum(inputs0[3] + inputs1[3] + inputs2[3] + inputs3[3]) / K + eps)
+    for tile in range(tl.program_id(0), tl.cdiv(N, OUTPUTS), tl.num_programs(0)):
+        numbers = tl.reshape(packed, (BLOCK_N, QUADS, 4))
+        first = tile * OUTPUTS
+        stored = first + last < N
+        later = first + tl.num_programs(0) * OUTPUTS
+        place = words + later.to(tl.int64) * WORDS + n.to(tl.int64)[:, None] * WORDS + word[None, :]
+        packed = tl.load(
+            place, mask=valid[None, :] & (later + last < N)[:, None], other=0, eviction_policy="evict_first"
+        )
+        acc = tl.zeros((BLOCK_N, QUADS), tl.float32)
+        for start in tl.static_range(0, 4, TOGETHER):  # slices of a group
+            of_group = ((block * 4 + start) * SLICE // GROUP * stride)[:, None] + n[None, :]
+            scale = tl.trans(tl.load(scales + first + of_group, mask=inside[:, None] & stored[None, :], other=0))
+            products = tl.zeros((BLOCK_N, QUADS, 4), tl.float32)
+            total = tl.zeros((QUADS,), tl.float32)
+            for j in tl.static_range(start, start + TOGETHER):
+                low, high, plain, _ = inputs[j]
+                total += plain
+                products += _floats(numbers, j, 0, KIND) * low[None, :, :]
+                products += _floats(numbers, j, 1, KIND) * high[None, :, :]
+            sums = tl.sum(products, 2)
+            if KIND == "integers":
+                zero = ZERO
+                if ZERO < 0:
+                    zero = (scale >> 16 | 150 << 23).to(tl.float32, bitcast=True) - 2.0**23
+                sums -= zero * total[None, :]
+            acc += sums * scales_of(scale, ZERO, HALF)
+        result = tl.sum(acc, 1) * factor
+        if BIAS:
+            result += tl.load(bias + first + n, mask=stored, other=0.0).to(tl.float32)
+        if GATE != "":
+            gate, up = tl.split(tl.permute(tl.reshape(result, (2, OUTPUTS)), (1, 0)))
+            result = apply_activation(gate, GATE) * up
+        to = first + tl.arange(0, OUTPUTS)
+        tl.store(y + to, result.to(y.dtype.element_ty), mask=to < N)
+
+
+def packed_row(
+    x: torch.Tensor,
+    weight: PackedWeight,
+    bias: torch.Tensor | None,
+    *,
+    residual: torch.Tensor | None = None,
+    norm: torch.Tensor | None = None,
+    eps: float = 0.0,
+    gate: str = "",
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Computes `linear_single_row` (gemv.py), whose arguments these are, with a packed matrix that has no table."""
+    assert weight.table is None
+    rows, inputs = weight.shape
+    quads = max(32, power_of_2(weight.words.shape[1] // 4))
+    warps = min(_WARPS, quads // 32)
+    together = max(2, _OUTPUTS * _WARPS * 32 // max(quads, _WARPS * 32))  # as many as a thread has registers for
+    outputs, tile = (rows // 2, together // 2) if gate else (rows, together)
+    y, total = x.new_empty((1, outputs)), x if residual is None else x.new_empty(x.shape)
+    programs = _WARPS // warps * properties_of(x.device).multiprocessors
+    _packed_row[(min(cdiv(outputs, tile), programs),)](
+        x, residual, norm, weight.words, weight.scales, bias, y, total, outputs, inputs, eps,
+        **constants_of(weight), TOGETHER=math.gcd(weight.group // weight.slice, SLICES), BLOCKS=blocks_of(weight),
+        ADD=residual is not None, NORM=norm is not None, BIAS=bias is not None, GATE=gate,
+        BLOCK_N=together, QUADS=quads, EVEN=outputs % tile == 0, num_warps=warps, **pdl_options(x.device),
+    )  # fmt: skip
+    return y, total
