@@ -104,8 +104,9 @@ def hf_config(name: str) -> dict[str, object]:
 
 
 def load_shape(
-    name: str, *, fp8: bool = False, model_impl: str = "native", rounding: Rounding | None = None
-) -> LoadedModel:
+    name: str, *, fp8: bool = False, model_impl: str = "native", rounding: Rounding | None = None,
+    deterministic: bool = False,
+) -> LoadedModel:  # fmt: skip
     """Model of a shape on the first GPU, or on the CPU if no GPU is available, with a tokenizer whose tokens are
     meaningless words.
 
@@ -113,6 +114,7 @@ def load_shape(
         fp8: whether weights, keys and values, but not latents, have 8 bits; bfloat16 if not.
         model_impl: "native", or "transformers" for the code of that package instead of ours.
         rounding: how the layers' matrices are quantised, as of `Precision`.
+        deterministic: as of `EngineConfig`, which the engine must be given, too.
     """
     if model_impl == "transformers":
         return _by_transformers(name)
@@ -124,7 +126,7 @@ def load_shape(
         from sglang_lite.runtime.models.gpu_decoder import GpuDecoder  # needs Triton
 
         device, kind = torch.device("cuda:0"), GpuDecoder
-    formats = precision("auto", device, fp8=fp8, kv_fp8=kv_fp8, rounding=rounding)
+    formats = precision("auto", device, fp8=fp8, kv_fp8=kv_fp8, rounding=rounding, batch_invariant=deterministic)
     if device.type == "cuda":
         from sglang_lite.runtime.executor.compile_ahead import start_compiling
 

@@ -123,8 +123,9 @@ class EngineConfig:
             top.
         deterministic: whether to use one numeric path per dtype, so that a request's tokens and log-probabilities have
             the same bits whatever runs at the same time, however its prompt is cut into chunks, and whether it was
-            found in the cache. Attention is computed token by token: in bfloat16, decoding reaches 0.6 (one request) to
-            0.8 (64) of the normal speed, prefill 0.45 (512 tokens) to 0.3 (2,048). On a CPU only.
+            found in the cache. On a CPU attention is computed token by token: in bfloat16, decoding reaches 0.6 (one
+            request) to 0.8 (64) of the normal speed, prefill 0.45 (512 tokens) to 0.3 (2,048). On a GPU it needs a
+            Hopper GPU, 16 bits, and a model without experts, latent attention and attention sinks.
         original_logprobs: whether log-probabilities of generated tokens are the model's own, before penalties, biases,
             masks and temperature. If False, they are those of the distribution that tokens are drawn from, before
             top-k, top-p and min-p; greedy requests have temperature 1. Log-probabilities of prompt tokens and choices

@@ -50,6 +50,8 @@ class AttentionRequirements:
             values are stored separately.
         expanded: sizes of a head's key without its rotary part, of the rotary part, and of its value, for keys and
             values expanded from latents; else None.
+        batch_invariant: whether a token's bits must not depend on the batch.
+        longest: longest sequence in tokens; used only if `batch_invariant`.
     """
 
     heads: int
@@ -64,6 +66,8 @@ class AttentionRequirements:
     sinks: bool = False
     latent: int = 0
     expanded: tuple[int, int, int] | None = None
+    batch_invariant: bool = False
+    longest: int = 0
 
 
 class Attend(Protocol):

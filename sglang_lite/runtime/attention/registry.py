@@ -24,6 +24,10 @@ PACKAGE_BACKENDS = tuple(name for name in get_args(AttentionBackendName) if name
 def _backend(name: str, requirements: AttentionRequirements) -> type[AttentionBackend]:
     """Returns the class of a backend, whose module is imported only now."""
     match name:
+        case "triton" if requirements.batch_invariant:
+            from sglang_lite.runtime.attention.invariant import InvariantAttention
+
+            return InvariantAttention
         case "triton" if requirements.latent:
             from sglang_lite.runtime.attention.latent import LatentAttention
 
@@ -47,6 +51,12 @@ def _backend(name: str, requirements: AttentionRequirements) -> type[AttentionBa
     raise AssertionError(f"no backend {name!r}")
 
 
+def _unsupported_reason(name: str, requirements: AttentionRequirements) -> str | None:
+    if requirements.batch_invariant and name != "triton":
+        return "its results depend on the batch, and deterministic=True is set"
+    return _backend(name, requirements).unsupported_reason(requirements)
+
+
 def make_layers_attention(name: str, requirements: Sequence[AttentionRequirements]) -> ModelAttention:
     """Returns the attention of all layers of a model: one backend for each kind of heads, made by `make_attention`.
 
@@ -67,12 +77,14 @@ def make_attention(name: str, requirements: AttentionRequirements) -> AttentionB
     model, and logs a warning if that is not the first; packages are used only if named.
 
     Raises:
-        ParameterError: the named backend can't meet the requirements.
+        ParameterError: the named backend can't meet the requirements, or none can.
     """
+    if name == "auto" and requirements.batch_invariant:
+        name = "triton"
     if name == "auto":
         unsupported = {}
         for name in BUILTIN_BACKENDS:
-            reason = _backend(name, requirements).unsupported_reason(requirements)
+            reason = _unsupported_reason(name, requirements)
             if reason is None:
                 break
             unsupported[name] = reason
@@ -82,14 +94,12 @@ def make_attention(name: str, requirements: AttentionRequirements) -> AttentionB
                 "this warning, set attention_backend=%r.",
                 other, reason, name, name,
             )  # fmt: skip
-    elif (reason := _backend(name, requirements).unsupported_reason(requirements)) is not None:
+    elif (reason := _unsupported_reason(name, requirements)) is not None:
         able = [
             other
             for other in (*BUILTIN_BACKENDS, *PACKAGE_BACKENDS)
-            if _backend(other, requirements).unsupported_reason(requirements) is None
+            if _unsupported_reason(other, requirements) is None
         ]
-        raise ParameterError(
-            "attention_backend", f"{name!r} can't run this model: {reason}.",
-            hint=f"These can: {', '.join(map(repr, able))}.",
-        )  # fmt: skip
+        hint = f"These can: {', '.join(map(repr, able))}." if able else "Leave deterministic out."
+        raise ParameterError("attention_backend", f"{name!r} can't run this model: {reason}.", hint=hint)
     return _backend(name, requirements)(requirements)

@@ -12,7 +12,7 @@ from sglang_lite.runtime.executor.cuda_graphs import CapturedGraph, CudaGraphs
 from sglang_lite.runtime.executor.device_masks import DeviceMasks
 from sglang_lite.runtime.executor.gpu_slots import GpuSlots
 from sglang_lite.runtime.executor.logit_adjustments import DrawAdjustments, adjust_logits
-from sglang_lite.runtime.executor.sampler import Masks, Sampled, draw_logprobs, token_logprob
+from sglang_lite.runtime.executor.sampler import Masks, Sampled, draw_logprobs, log_softmax, token_logprob
 from sglang_lite.runtime.executor.staging import Staging
 from sglang_lite.runtime.kernels import sampling as draws
 from sglang_lite.runtime.kernels.sampling import draw, token_scores
@@ -79,14 +79,17 @@ class GpuDraws:
         device: device of the logits.
         graphs: graphs of the runner, which capture their draws, too.
         original_logprobs: as for `GpuRunner`.
+        alike: whether to draw from float32 logits in every step, as in one with adjustments, so that a draw does not
+            depend on the other rows' options.
     """
 
     def __init__(
-        self, slots: GpuSlots, staging: Staging, device: torch.device, graphs: CudaGraphs, *, original_logprobs: bool
-    ) -> None:
+        self, slots: GpuSlots, staging: Staging, device: torch.device, graphs: CudaGraphs, *, original_logprobs: bool,
+        alike: bool = False,
+    ) -> None:  # fmt: skip
         cuda = device.type == "cuda"
         self._slots, self._staging, self._device, self._graphs = slots, staging, device, graphs
-        self._original_logprobs = original_logprobs
+        self._original_logprobs, self._alike = original_logprobs, alike
         self._masks = DeviceMasks(device, 0, 0)  # empty until `allocate_masks`
         # Results of captured draws, in memory that the host can read.
         self._tokens = torch.empty(
@@ -108,9 +111,10 @@ class GpuDraws:
 
         def draw_rows(masked: bool) -> torch.Tensor:
             masks, mask_rows = self._masks.of(rows) if masked else (None, None)
+            logits, cap = _adjustable(graph.logits, softcap) if self._alike else (graph.logits, softcap)
             draw(
-                graph.logits, plan.slots[:rows], plan.positions[:rows], self._slots.sampling, self._slots.last_tokens,
-                self._tokens[:rows], masks=masks, mask_rows=mask_rows, softcap=softcap,
+                logits, plan.slots[:rows], plan.positions[:rows], self._slots.sampling, self._slots.last_tokens,
+                self._tokens[:rows], masks=masks, mask_rows=mask_rows, softcap=cap,
             )  # fmt: skip
             return self._tokens
 
@@ -157,12 +161,10 @@ class GpuDraws:
         logprobs: dict[int, torch.Tensor] = {}
         errors: dict[int, SglError] = {}
         raw, raw_softcap = logits, softcap
-        if adjustments:
-            logits = logits.to(torch.float32, copy=scored)
-            if softcap is not None:
-                logits, softcap = torch.tanh(logits / softcap) * softcap, None
+        if adjustments or self._alike:
+            logits, softcap = _adjustable(logits, softcap)
             if self._original_logprobs:
-                logprobs = {i: logits[i].log_softmax(-1) for i in reported}
+                logprobs = {i: log_softmax(logits[i]) for i in reported}
             errors = adjust_logits(logits, adjustments)
         where = self._staging.send_all(slots, positions - 1)
         tokens = self._staging.host_buffer(len(slots))
@@ -210,6 +212,12 @@ class GpuDraws:
                 )  # fmt: skip
                 if one is logits:  # tokens are scored by the logits as computed
                     token_scores(one, tokens, scores, masks=mask, mask_rows=which, softcap=cap)
+
+
+def _adjustable(logits: torch.Tensor, softcap: float | None) -> tuple[torch.Tensor, None]:
+    """Returns a float32 copy of logits with the softcap applied, and no softcap."""
+    logits = logits.to(torch.float32, copy=True)
+    return logits if softcap is None else torch.tanh(logits / softcap) * softcap, None
 
 
 def _forbid(logits: torch.Tensor, words: torch.Tensor) -> None:

@@ -40,6 +40,7 @@ from sglang_lite.runtime.executor.staging import Staging, make_event
 from sglang_lite.runtime.executor.step_record import SAMPLING, SlotPages, StepRecord
 from sglang_lite.runtime.kernels.attention_metadata import DevicePlan, SharedPrefixes
 from sglang_lite.runtime.kernels.device_properties import properties_of
+from sglang_lite.runtime.kernels.invariant_attention import piece_borders, wide_queries
 from sglang_lite.runtime.kernels.kv_copy import KVCopy
 from sglang_lite.runtime.kernels.page_table import update_pages
 from sglang_lite.runtime.kernels.prefix_attention import block_queries, hopper_prefix_module
@@ -135,7 +136,10 @@ class GpuRunner:
             page_size=page_size, extra_items=self._target_chunks, vocab_size=model.vocab_size,
             dtype=model.precision.compute, drafts=draft_tokens > 0,
         )  # fmt: skip
-        self._draws = GpuDraws(self._slots, self._staging, device, self.graphs, original_logprobs=original_logprobs)
+        self._draws = GpuDraws(
+            self._slots, self._staging, device, self.graphs, original_logprobs=original_logprobs,
+            alike=model.precision.batch_invariant,
+        )  # fmt: skip
         max_captured = captured_tokens(model, step_tokens) if self.graphs.sizes else 0
         self.prompts = PrefillGraphs(max_captured, self._slots, self._staging, page_size, self.graphs.record)
 
@@ -263,19 +267,14 @@ class GpuRunner:
         """Requirements of a layer on the attention backend."""
         precision = self._model.precision
         return AttentionRequirements(
-            heads=spec.heads,
-            kv_heads=spec.kv_heads,
-            head_dim=spec.key_size,
-            compute=precision.compute,
-            cache=precision.cache,
-            device=self._device,
-            max_rows=2 * self._max_decoded_tokens,
-            max_shared_rows=self._max_decoded_tokens,
-            max_chunks=MAX_CHUNKS if self._model.shares_prefixes else 0,
-            sinks=spec.sinks,
+            heads=spec.heads, kv_heads=spec.kv_heads, head_dim=spec.key_size,
+            compute=precision.compute, cache=precision.cache, device=self._device,
+            max_rows=2 * self._max_decoded_tokens, max_shared_rows=self._max_decoded_tokens,
+            max_chunks=MAX_CHUNKS if self._model.shares_prefixes else 0, sinks=spec.sinks,
             latent=spec.rank if isinstance(spec, LatentSpec) else 0,
             expanded=(spec.nope_size, spec.rope_size, spec.value_size) if isinstance(spec, LatentSpec) else None,
-        )
+            batch_invariant=precision.batch_invariant, longest=self._longest,
+        )  # fmt: skip
 
     # --------------------------------------------------------------------------------------- preparation
 
@@ -410,6 +409,9 @@ def _prefix_groups(model: DeviceModel, slot_pages: SlotPages, target_chunks: int
     queries = block_queries(group, precision.compute.itemsize)
     if isinstance(heads, LatentSpec):
         return PrefixGroups(slot_pages, target_chunks, queries // group, LATENT_SAVING_FACTOR)
+    if precision.batch_invariant:
+        rows = wide_queries(heads.key_size) // group
+        return PrefixGroups(slot_pages, target_chunks, rows, borders=piece_borders(slot_pages.longest))
     properties, page_size = properties_of(model.device), slot_pages.page_size
     hopper = hopper_prefix_module(
         properties, heads.key_size, precision.compute, precision.cache, page_size, heads.softcap

@@ -31,6 +31,7 @@ def pool_tokens(model: DeviceModel, fraction: float, sizes: Sizes, context_lengt
         ModelError: the pool would be smaller than that minimum; the message has the numbers.
     """
     from sglang_lite.runtime.executor.prefill_graphs import captured_tokens  # needs Triton
+    from sglang_lite.runtime.kernels.invariant_attention import piece_borders
 
     device = model.device
     item = model.precision.compute.itemsize
@@ -43,6 +44,8 @@ def pool_tokens(model: DeviceModel, fraction: float, sizes: Sizes, context_lengt
     # Logits of graphs and of other steps, and the float32 copies that some draws and log-probabilities need.
     logits = max(rows * model.vocab_size, MAX_LOGITS) * (2 * item + 3 * 4)
     chunks = MAX_CHUNKS if model.shares_prefixes else 0
+    if model.precision.batch_invariant:
+        chunks = len(piece_borders(context_length))
     kinds = {(a.heads, a.key_size) for a in model.attentions}
     partials = sum(2 * sizes.max_running * (chunks + 3) * heads * (size + 2) * 4 for heads, size in kinds)
     available = fraction * total - (total - free) - step - logits - partials - _SPARE

@@ -74,7 +74,7 @@ class SharedPrefixArrays:
 
 def split_shared_prefixes(
     pages: Ints, shareable_pages: Ints, slots: Ints, page_size: int, *, rows_per_block: int, max_items: int,
-    target_chunks: int, min_saving_factor: int = 1,
+    target_chunks: int, min_saving_factor: int = 1, borders: Ints | None = None,
 ) -> SharedPrefixArrays | None:  # fmt: skip
     """Cuts the shared prefixes of rows into chunks for programs of a kernel. Returns None if no prefix is worth it.
 
@@ -87,11 +87,13 @@ def split_shared_prefixes(
         target_chunks: number of chunks that keep the device busy; more only increase the cost of merging.
         min_saving_factor: factor on the number of token reads that a group must save; above 1 if reads are cheaper than
             usual.
+        borders: ascending positions, from 0 on, at which alone prefixes and chunks may end; None for no such limit.
     """
     groups = [g for g in find_groups(pages, shareable_pages) if _pays(g, page_size, min_saving_factor)]
     return _split_groups(
-        groups, slots, page_size, rows_per_block=rows_per_block, max_items=max_items, target_chunks=target_chunks
-    )
+        groups, slots, page_size, rows_per_block=rows_per_block, max_items=max_items, target_chunks=target_chunks,
+        borders=borders,
+    )  # fmt: skip
 
 
 def _pays(group: Group, page_size: int, min_saving_factor: int) -> bool:
@@ -99,15 +101,20 @@ def _pays(group: Group, page_size: int, min_saving_factor: int) -> bool:
 
 
 def _split_groups(
-    groups: list[Group], slots: Ints, page_size: int, *, rows_per_block: int, max_items: int, target_chunks: int
-) -> SharedPrefixArrays | None:
+    groups: list[Group], slots: Ints, page_size: int, *, rows_per_block: int, max_items: int, target_chunks: int,
+    borders: Ints | None,
+) -> SharedPrefixArrays | None:  # fmt: skip
     """Implements `split_shared_prefixes` for groups that are already known."""
+    if borders is not None:
+        groups = [group for group in groups if group.pages * page_size >= borders[1]]
     if not groups:
         return None
     count = len(slots)
     lengths, chunks = np.zeros(count, dtype=np.int32), np.zeros(count, dtype=np.int32)
     blocks = [-(-len(g.rows) // rows_per_block) for g in groups]
     tokens = [g.pages * page_size for g in groups]
+    if borders is not None:
+        tokens = [int(borders[borders <= length][-1]) for length in tokens]
     # Chunks have about the same number of tokens; `max_items` limits their number.
     work = sum(b * t for b, t in zip(blocks, tokens))
     items: list[tuple[int, int, int, int, int, int]] = []
@@ -116,15 +123,18 @@ def _split_groups(
     for group, block_count, length in zip(groups, blocks, tokens):
         spare_items = (max_items - sum(blocks)) * length / max(work, 1)
         chunk_count = int(min(MAX_CHUNKS, 1 + spare_items, -(-length // 256), max(1, target_chunks * length // work)))
-        step = -(-length // (chunk_count * 64)) * 64
-        starts = range(0, length, step)
-        lengths[group.rows], chunks[group.rows] = length, len(starts)
+        if borders is None:
+            step = -(-length // (chunk_count * 64)) * 64
+            ends = [*range(step, length, step), length]
+        else:
+            ends = np.unique(borders[np.searchsorted(borders, np.linspace(0, length, chunk_count + 1)[1:])]).tolist()
+        lengths[group.rows], chunks[group.rows] = length, len(ends)
         order.append(group.rows)
         for block in range(block_count):
             first = block * rows_per_block
             rows = min(rows_per_block, len(group.rows) - first)
             slot = int(slots[group.rows[0]])
-            items += [(at + first, rows, slot, s, min(s + step, length), i) for i, s in enumerate(starts)]
+            items += [(at + first, rows, slot, s, e, i) for i, (s, e) in enumerate(zip([0, *ends], ends))]
         at += len(group.rows)
     if len(items) > max_items:
         return None
@@ -138,16 +148,15 @@ class PrefixGroups:
         table: pages of the slots.
         target_chunks: number of chunks that keep the device busy; more only increase the cost of merging.
         rows_per_block: maximum number of rows of a program.
-        min_saving_factor: as for `split_shared_prefixes`.
+        min_saving_factor, borders: as for `split_shared_prefixes`.
     """
 
-    def __init__(self, table: SlotPages, target_chunks: int, rows_per_block: int, min_saving_factor: int = 1) -> None:
-        self._table, self._target_chunks, self.rows_per_block, self._min_saving_factor = (
-            table,
-            target_chunks,
-            rows_per_block,
-            min_saving_factor,
-        )
+    def __init__(
+        self, table: SlotPages, target_chunks: int, rows_per_block: int, min_saving_factor: int = 1,
+        borders: Ints | None = None,
+    ) -> None:  # fmt: skip
+        self._table, self._target_chunks, self.rows_per_block = table, target_chunks, rows_per_block
+        self._min_saving_factor, self._borders = min_saving_factor, borders
         self._key: bytes = b""  # identifies the rows of the previous step
         self._groups: list[Group] = []
         self._prefixes: SharedPrefixArrays | None = None
@@ -180,7 +189,7 @@ class PrefixGroups:
         return _split_groups(
             groups, slots, self._table.page_size,
             rows_per_block=self.rows_per_block, max_items=spare_items + self._target_chunks,
-            target_chunks=self._target_chunks,
+            target_chunks=self._target_chunks, borders=self._borders,
         )  # fmt: skip
 
     def _find_groups(self, slots: Ints, starts: Ints) -> list[Group]:

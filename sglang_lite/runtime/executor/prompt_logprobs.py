@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from sglang_lite.protocol import TokenLogprob
+from sglang_lite.runtime.executor.sampler import log_softmax
 from sglang_lite.runtime.executor.step_record import StepRecord
 from sglang_lite.runtime.kv_cache.pages import Ints
 
@@ -137,7 +138,7 @@ def score_rows(
     values, likeliest = list[torch.Tensor](), list[torch.Tensor]()
     at, step = 0, FIRST_ROWS
     while at < len(states):
-        logprobs = model.logits(states[at : at + step]).log_softmax(-1)
+        logprobs = log_softmax(model.logits(states[at : at + step]))
         own = logprobs.gather(1, following[at : at + step].unsqueeze(1))
         top = logprobs.topk(min(tops, logprobs.shape[1]))
         values.append(torch.cat((own, top.values, logprobs[:, reported]), 1))

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 
 from sglang_lite.protocol import ModelError, SglError, TokenLogprob
@@ -203,7 +204,18 @@ def draw_logprobs(logits: torch.Tensor, params: ResolvedParams) -> torch.Tensor:
         params: parameters of the request.
     """
     scaled = logits if params.greedy else logits / params.temperature
-    return scaled.log_softmax(-1).clamp_min_(torch.finfo(logits.dtype).min)
+    return log_softmax(scaled).clamp_min_(torch.finfo(logits.dtype).min)
+
+
+def log_softmax(logits: torch.Tensor) -> torch.Tensor:
+    """Returns the log-probabilities of float32 logits [..., V].
+
+    On a GPU the order of torch's sum depends on whether a row begins at a multiple of 16 bytes, so all are made to.
+    """
+    missing = -logits.shape[-1] % 4
+    if not missing or not logits.is_cuda:
+        return logits.log_softmax(-1)
+    return F.pad(logits, (0, missing), value=float("-inf")).log_softmax(-1)[..., :-missing]
 
 
 def token_logprob(logprobs: torch.Tensor, token: int, params: ResolvedParams) -> TokenLogprob:

@@ -19,6 +19,7 @@ from sglang_lite.runtime.embedding.load import LoadedEncoder, load_encoder
 from sglang_lite.runtime.embedding.spec import is_encoder
 from sglang_lite.runtime.host import onednn, startup_messages
 from sglang_lite.runtime.kernels.compile_process import DRIVER, CompileProcess
+from sglang_lite.runtime.loading.deterministic import check_deterministic
 from sglang_lite.runtime.loading.model_files import ModelFiles, open_model_files
 from sglang_lite.runtime.models.decoder import Decoder
 from sglang_lite.runtime.models.kv_scales import kv_scales, read_kv_scales
@@ -103,6 +104,7 @@ def load_model(
     _warn_if_gpu_unused(config, device)
     if isinstance(spec, TransformersSpec):
         return _load_transformers(config, files, spec)
+    check_deterministic(config, spec, device)
     source = _source(files, spec, config)
     file = config.quantization_param_path
     given = {} if file is None else read_kv_scales(Path(file), spec.kv_layout)
@@ -243,8 +245,6 @@ def pick_device(config: EngineConfig) -> torch.device:
         return torch.device("cpu")
     reason = why_no_gpu(name)
     if reason is None:
-        if config.deterministic:
-            raise ParameterError("deterministic", "is for CPUs only so far.", hint='Use device="cpu".')
         return torch.device("cuda:0" if name in ("auto", "cuda") else name)
     if name != "auto":
         raise ParameterError("device", f"{name!r} can't be used: {reason}", hint='Use device="cpu".')
@@ -361,5 +361,5 @@ def precision(
         packed=packed and device.type == "cuda" and kind.itemsize == 2,
         rounding=rounding,
         blocks=device.type == "cpu" and not batch_invariant and (automatic or kind == torch.bfloat16),
-        keep_fp8=kind == torch.bfloat16 and computes_in_eight_bits(device),
+        keep_fp8=kind == torch.bfloat16 and not batch_invariant and computes_in_eight_bits(device),
     )  # fmt: skip

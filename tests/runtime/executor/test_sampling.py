@@ -16,7 +16,7 @@ from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.executor.logit_adjustments import DrawAdjustments, adjust_logits
 from sglang_lite.runtime.executor.sampler import Masks, SamplingTable, sample
 from sglang_lite.runtime.executor.step_record import SAMPLING, sampling_row
-from sglang_lite.runtime.loading.load_model import load_model, pick_device
+from sglang_lite.runtime.loading.load_model import load_model
 from sglang_lite.runtime.models.layers.linear import Bf16Linear, DenseLinear
 from sglang_lite.runtime.requests.random_uniforms import sample_seed, uniforms
 from sglang_lite.runtime.requests.resolved_params import resolve_params
@@ -501,12 +501,6 @@ def test_in_float32_tokens_are_the_same_alone_in_a_batch_and_from_the_cache(wide
         cached = [g.token_ids for g in run_all(engine, requests)]
         engine.flush_cache()
         assert [g.token_ids for g in run_all(engine, requests)] == alone == cached
-
-
-def test_a_gpu_refuses_to_be_deterministic(monkeypatch):
-    monkeypatch.setattr("sglang_lite.runtime.loading.load_model.why_no_gpu", lambda name: None)
-    with pytest.raises(sgl.ParameterError, match="deterministic: is for CPUs only"):
-        pick_device(EngineConfig(device="cuda", deterministic=True))
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

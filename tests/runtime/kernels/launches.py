@@ -17,6 +17,8 @@ from sglang_lite.runtime.kernels.fp8 import quantise_rows
 from sglang_lite.runtime.kernels.fp8_rows import Scales
 from sglang_lite.runtime.kernels.gemv import SmallBatchLinear, linear_single_row
 from sglang_lite.runtime.kernels.hopper import hopper_kernels
+from sglang_lite.runtime.kernels.invariant_attention import InvariantWork, invariant_attention, plan_pieces
+from sglang_lite.runtime.kernels.invariant_product import invariant_linear, invariant_parts
 from sglang_lite.runtime.kernels.kv_cache import KVCache, KVScales
 from sglang_lite.runtime.kernels.kv_copy import KVCopy
 from sglang_lite.runtime.kernels.kv_store import kv_store
@@ -123,6 +125,18 @@ class Attention:
             self.q(3 * block), self.cache, 0, plan, self.out(3 * block), scale=0.1, softcap=softcap, window=window
         )
 
+    def invariant(self, rows: int, block: int = 0) -> None:
+        """Of decoding rows, which share prefixes, or of blocks."""
+        plan = self.plan(rows or 3 * block, rows, shared=bool(rows), block=block)
+        parts = rows * 32 * self.heads
+        work = InvariantWork(
+            ints(rows + 132, 4), ints(rows), empty(parts, self.dim), empty(parts, 2), ints(rows, KV_HEADS), 32
+        )
+        if rows:
+            plan_pieces(plan, work)
+        out = self.out(len(plan.ids))
+        invariant_attention(self.q(len(plan.ids)), self.cache, 0, plan, work, out, scale=0.1)
+
     def store(self) -> None:
         qkv = empty(8, (self.heads + 2 * KV_HEADS) * self.dim, dtype=self.compute)
         tables = empty(64, self.dim), empty(64, self.dim)
@@ -157,6 +171,9 @@ ATTENTION: dict[str, Callable[[Attention], None]] = {
     "prefill 64": lambda of: of.prefill(64),
     "prefill 128": lambda of: of.prefill(128),
     "prefill capped": lambda of: of.prefill(128, softcap=50.0, window=64),
+    "invariant 1": lambda of: of.invariant(1),
+    "invariant 256": lambda of: of.invariant(256),
+    "invariant prefill": lambda of: of.invariant(0, 128),
     "store": lambda of: of.store(),
     "rotate, store": lambda of: of.rotate_store(),
     "copy": lambda of: of.copy(),
@@ -177,6 +194,16 @@ def products(dtype: torch.dtype) -> None:
                 linear_tiled(empty(rows, inputs, dtype=dtype), weight, None)
                 linear_tiled(empty(rows, inputs, dtype=dtype), weight, None, "silu")
             linear_split_k(empty(64, inputs, dtype=dtype), weight, 4)
+
+
+def invariant_products(dtype: torch.dtype) -> None:
+    for outputs, inputs in ((2048, 1024), (28_672, 4096), (4096, 14_336)):
+        weight = empty(outputs, inputs, dtype=dtype)
+        for rows in (1, 64, 128, 2048):
+            x = empty(rows, inputs, dtype=dtype)
+            invariant_linear(x, weight, None)
+            invariant_linear(x, weight, None, "silu")
+            invariant_parts(x, weight)
 
 
 def products_fp8(dtype: torch.dtype) -> None:
@@ -299,6 +326,7 @@ def latents(dtype: torch.dtype, cached: torch.dtype | None = None) -> None:
 
 OTHERS: dict[str, Callable[[torch.dtype], None]] = {
     "products": products,
+    "products invariant": invariant_products,
     "products fp8": products_fp8,
     "products packed": packed_products,
     "layer norms": layer_norms,
@@ -348,12 +376,15 @@ def cases() -> list[Case]:
         for name in formats_of(properties):
             found += [
                 Case(properties, head, name, kernel) for head in HEADS for kernel in ATTENTION
-                if "capped" not in kernel or head == 256
+                if ("capped" not in kernel or head == 256) and (
+                    "invariant" not in kernel or (properties.capability == (9, 0) and name in ("bfloat16", "float16"))
+                )
             ]  # fmt: skip
             if "fp8" not in name:
                 eight = name == "bfloat16" and properties.capability >= (8, 9)
                 found += [
                     Case(properties, 0, name, kernel) for kernel in OTHERS
                     if ("fp8" not in kernel or eight) and (kernel != "products packed" or name != "float32")
+                    and ("invariant" not in kernel or (properties.capability == (9, 0) and name != "float32"))
                 ]  # fmt: skip
     return found

@@ -14,6 +14,7 @@ from sglang_lite.runtime.executor import kv_pool_size
 from sglang_lite.runtime.loading import load_model as load
 from sglang_lite.runtime.loading.load_model import load_model, pick_device
 from sglang_lite.runtime.models.memory_check import check_room, rotary_bytes, weight_bytes
+from sglang_lite.runtime.models.precision import Precision
 
 CUDA = torch.device("cuda", 0)
 TOO_OLD = (
@@ -120,11 +121,11 @@ def card(monkeypatch):
 def pool_tokens(shape: str) -> int:
     """Tokens of the pool beside the loaded weights of a shape in 16 bits."""
     spec = SHAPES[shape]
-    half = SimpleNamespace(itemsize=2)
+    half = torch.bfloat16
     model = SimpleNamespace(
         device=CUDA, attentions=[layer.attention for layer in spec.layers], shares_prefixes=True, vocab_size=spec.vocab_size, activation_elements=23_552,
         active_parameters=sum(layer.active_weights(spec.hidden_size) for layer in spec.layers),
-        token_bytes=2 * spec.kv_layout.numbers, precision=SimpleNamespace(compute=half, cache=half),
+        token_bytes=2 * spec.kv_layout.numbers, precision=Precision(half, half, half),
     )  # fmt: skip
     sizes = EngineConfig().sized(gpu=True, longest=spec.max_positions)
     assert sizes == Sizes(256, 8192, 16)

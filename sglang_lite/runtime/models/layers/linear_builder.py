@@ -52,6 +52,7 @@ class LinearBuilder:
         if self._fused:
             from sglang_lite.runtime.kernels.gemv import SmallBatchLinear  # needs Triton
             from sglang_lite.runtime.models.layers.gpu_linear import Fp8Linear, GpuLinear
+            from sglang_lite.runtime.models.layers.invariant_linear import InvariantLinear
             from sglang_lite.runtime.models.layers.packed_linear import packed_linear
 
             self._few = self._few or SmallBatchLinear(self._device)
@@ -63,6 +64,8 @@ class LinearBuilder:
             if (p.packed or p.rounding) and (packed := packed_linear(parts, bias, self._device)) is not None:
                 return packed
             self._tell_decoded(parts)
+            if p.batch_invariant:
+                return InvariantLinear(stacked(parts, p.weights, self._device), bias)
             return GpuLinear(stacked(parts, p.weights, self._device), bias, self._few)
         linear = make_linear(
             parts,
