@@ -8,7 +8,7 @@ from random import Random
 
 import msgspec
 
-from sglang_lite.constraints.formal.automaton import Automaton, automaton
+from sglang_lite.constraints.formal.automaton import Automaton, automaton, shortest_accepted
 from sglang_lite.constraints.formal.grammars import referring_rules
 from sglang_lite.constraints.formal.nodes import Alternation, CharSet, Concat, Language, LiteralText, Node, Ref, Repeat
 from sglang_lite.constraints.formal.terms import DEAD
@@ -148,7 +148,7 @@ def _through(machine: Automaton, random: Random) -> str:
         printable = [step for step in live if _printable(machine.class_characters(step[0]))]
         symbol, state = random.choice(printable or live)
         text += _character(machine.class_characters(symbol), random)
-    return text + "".join(_character(machine.class_characters(c), random) for c in machine.shortest_accepted(state))
+    return text + "".join(_character(machine.class_characters(c), random) for c in shortest_accepted(machine, state))
 
 
 def _is_wide(node: Node) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sglang_lite.constraints.emit.regex import repetition_sign
-from sglang_lite.constraints.formal.automaton import Automaton
+from sglang_lite.constraints.formal.automaton import Automaton, useful_states
 from sglang_lite.constraints.formal.nodes import (
     EMPTY,
     NOTHING,
@@ -83,7 +83,7 @@ class _Speller:
         """Adds a rule for each state of a node's automaton; returns the name of the start state's rule."""
         found = Automaton(node)
         prefix = f"a{len(self._automata)}s"
-        useful = found.useful(found.start)
+        useful = useful_states(found, found.start)
         for state, after in useful.items():
             steps = [concat(found.class_characters(symbol), Ref(f"{prefix}{to}")) for symbol, to in after.items()]
             self._names |= {f"{prefix}{to}": f"{prefix}{to}" for to in after.values()}

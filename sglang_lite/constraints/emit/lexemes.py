@@ -14,7 +14,7 @@ from functools import partial
 from itertools import chain, groupby, product
 
 from sglang_lite.constraints.formal import charsets
-from sglang_lite.constraints.formal.automaton import Automaton, accepts, emptiness
+from sglang_lite.constraints.formal.automaton import Automaton, accepts, emptiness, useful_states
 from sglang_lite.constraints.formal.charsets import Ranges
 from sglang_lite.constraints.formal.grammars import referring_rules
 from sglang_lite.constraints.formal.nodes import (
@@ -215,7 +215,7 @@ class _Lexing:
         """Adds a rule for each state of a node's automaton; returns a reference to the start state's rule."""
         found = Automaton(node)
         prefix = f"state of {len(self._rules)}."
-        states = found.useful(found.start)
+        states = useful_states(found, found.start)
         for state, after in states.items():
             steps = (
                 concat(self._lexeme(found.class_characters(symbol)), Ref(f"{prefix}{to}"))

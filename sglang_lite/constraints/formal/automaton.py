@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Set
+from copy import copy
 from functools import partial
 from typing import TypeAlias
 
@@ -35,6 +36,7 @@ from sglang_lite.constraints.formal.terms import DEAD, DONE, State, Term, Terms,
 from sglang_lite.constraints.memo import memoized
 
 MAX_TRANSITIONS = 100_000
+_MAX_STACKED = 100_000  # states of a context-free language: one for each stack of open rules
 
 Symbol: TypeAlias = "int | str"  # number of a character class, or name of a rule
 
@@ -56,22 +58,35 @@ class Automaton:
 
     def __init__(self, *nodes: Node, rules: Mapping[str, Node] | None = None) -> None:
         self._rules = rules or {}
-        self._rule_states: dict[str, State] = {}
         self._empty_rules = _empty_rules(self._rules)
         self._bounds, self._class_of, self._masks = _classes([*nodes, *self._rules.values()])
         every = self._masks[ANY_CHAR]
         self.classes = [c for c in range(every.bit_length()) if every >> c & 1]
         surrogates = bisect_right(self._bounds, SURROGATES[0]) - 1
         self._class_of[surrogates] = _NO_CLASS
-        self._terms = Terms(every)
-        self._steps: dict[tuple[State, Symbol], State] = {}
         self._sources: list[Substring] = []  # texts whose substrings are in the nodes
-        self._source_steps: dict[State, dict[Symbol, State]] = {}  # all steps of their states, by state
+        self._begin()
+        self.starts = [self._terms.as_written(partial(self.state, node)) for node in nodes]
+
+    def _begin(self) -> None:
+        """Begins without states."""
+        self._terms = Terms(self._masks[ANY_CHAR], *([_MAX_STACKED] if self._rules else ()))
+        self._steps: dict[tuple[State, Symbol], State] = {}
+        self._rule_states: dict[str, State] = {}
+        self._source_steps: dict[State, dict[Symbol, State]] = {}  # all steps of states in sources, by state
         self._offsets = 0  # indexes of texts in all these states
         self._references: dict[State, frozenset[str]] = {}
         self._nonempty: dict[State, bool] = {}
-        self.starts = [self.state(node) for node in nodes]
-        self._terms.limit_derived()
+
+    def begin_anew(self) -> None:
+        """Forgets all states but the starts."""
+        before = copy(self)
+        self._begin()
+        self.starts = [self.adopt(start, before) for start in before.starts]
+
+    def adopt(self, state: State, source: Automaton) -> State:
+        """State of the same texts as a state of the automaton that this one was renewed from."""
+        return self._terms.as_written(partial(_adopted, self._terms, state, source))
 
     @property
     def start(self) -> State:
@@ -82,6 +97,11 @@ class Automaton:
     def work(self) -> int:
         """Work done so far: number of states and transitions."""
         return len(self._terms) + len(self._steps)
+
+    @property
+    def full(self) -> bool:
+        """True if half of the states or transitions that it may have are there."""
+        return 2 * self._terms.derived > self._terms.most or 2 * len(self._steps) > MAX_TRANSITIONS
 
     @property
     def size(self) -> int:
@@ -140,23 +160,6 @@ class Automaton:
                         queue.append(after)
         return found
 
-    def useful(self, state: State) -> dict[State, dict[Symbol, State]]:
-        """States of `reachable` from which some text is accepted, with the transitions among them."""
-        found = self.reachable(state)
-        before: dict[State, list[State]] = {each: [] for each in found}
-        for each, after in found.items():
-            for to in after.values():
-                before[to].append(each)
-        useful = {each for each in found if self._terms.nullable[each]}
-        for each in (queue := list(useful)):
-            queue += (earlier := [e for e in before[each] if e not in useful])
-            useful.update(earlier)
-        return {
-            each: {symbol: to for symbol, to in after.items() if to in useful}
-            for each, after in found.items()
-            if each in useful
-        }
-
     def nonempty(self, state: State) -> bool:
         """Returns True if some text of characters alone is accepted from a state; references to rules are
         not followed.
@@ -175,19 +178,6 @@ class Automaton:
             else:
                 self._nonempty |= dict.fromkeys(seen, False)
         return self._nonempty[state]
-
-    def shortest_accepted(self, state: State) -> list[int]:
-        """Character classes of a shortest accepted text from a state; the state must accept some text."""
-        paths: dict[State, list[int]] = {state: []}
-        for each in (queue := [state]):
-            if self._terms.nullable[each]:
-                return paths[each]
-            for symbol in self.classes:
-                after = self.step(each, symbol)
-                if after != DEAD and after not in paths:
-                    paths[after] = [*paths[each], symbol]
-                    queue.append(after)
-        raise AssertionError("no text is accepted from here")
 
     def references(self, state: State) -> frozenset[str]:
         """Names of the rules that may come next."""
@@ -212,7 +202,7 @@ class Automaton:
     def rule(self, name: str) -> State:
         """State at the start of a rule's body."""
         if name not in self._rule_states:
-            self._rule_states[name] = self.state(self._rules[name])
+            self._rule_states[name] = self._terms.as_written(partial(self.state, self._rules[name]))
         return self._rule_states[name]
 
     # ------------------------------------------------------------------------------------------ derivatives
@@ -314,6 +304,63 @@ class Automaton:
                 further = terms.repeat(inner, max(least - 1, 0), None if most is None else most - 1)
                 return terms.concat(self.step(inner, symbol), further)
         return DEAD
+
+
+def renewed(before: Automaton) -> Automaton:
+    """Automaton of the same nodes that has no states yet but its starts', and can `adopt` others."""
+    new = copy(before)
+    new.begin_anew()
+    return new
+
+
+def _adopted(terms: Terms, state: State, source: Automaton) -> State:
+    """Copy of a state's term in another table."""
+    found = {DEAD: DEAD, DONE: DONE}
+    open_states = [state]
+    while open_states:  # without recursion: texts may be long
+        kind, *rest = source.term(open_states[-1])
+        inner = rest if kind in ("|", "&", ".") else rest[:1] if kind in ("~", "{") else []
+        if missing := [each for each in inner if each not in found]:
+            open_states += missing
+            continue
+        operands = [found[each] for each in inner]
+        if kind in ("|", "&"):
+            operands.sort()
+        at = open_states.pop()
+        found[at] = terms.term(kind, *operands, *rest[len(inner) :], nullable=source.accepting(at))
+    return found[state]
+
+
+def useful_states(machine: Automaton, state: State) -> dict[State, dict[Symbol, State]]:
+    """States reachable from a state from which some text is accepted, with the transitions among them."""
+    found = machine.reachable(state)
+    before: dict[State, list[State]] = {each: [] for each in found}
+    for each, after in found.items():
+        for to in after.values():
+            before[to].append(each)
+    useful = {each for each in found if machine.accepting(each)}
+    for each in (queue := list(useful)):
+        queue += (earlier := [e for e in before[each] if e not in useful])
+        useful.update(earlier)
+    return {
+        each: {symbol: to for symbol, to in after.items() if to in useful}
+        for each, after in found.items()
+        if each in useful
+    }
+
+
+def shortest_accepted(machine: Automaton, state: State) -> list[int]:
+    """Character classes of a shortest accepted text from a state; the state must accept some text."""
+    paths: dict[State, list[int]] = {state: []}
+    for each in (queue := [state]):
+        if machine.accepting(each):
+            return paths[each]
+        for symbol in machine.classes:
+            after = machine.step(each, symbol)
+            if after != DEAD and after not in paths:
+                paths[after] = [*paths[each], symbol]
+                queue.append(after)
+    raise AssertionError("no text is accepted from here")
 
 
 def may_be_empty(node: Node, empty_rules: Set[str] = frozenset()) -> bool:
@@ -419,7 +466,7 @@ def accepts(node: Node, text: str) -> bool:
 def shortest(node: Node) -> str:
     """Shortest text of a regular language, which must not be empty."""
     found = automaton(node)
-    return "".join(chr(found.class_characters(symbol).ranges[0][0]) for symbol in found.shortest_accepted(found.start))
+    return "".join(chr(found.class_characters(symbol).ranges[0][0]) for symbol in shortest_accepted(found, found.start))
 
 
 def is_empty(node: Node) -> bool:

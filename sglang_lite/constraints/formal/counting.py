@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from itertools import accumulate
 from typing import Protocol
 
-from sglang_lite.constraints.formal.automaton import Automaton
+from sglang_lite.constraints.formal.automaton import Automaton, useful_states
 from sglang_lite.constraints.formal.nodes import Alternation, Concat, LiteralText, Node
 from sglang_lite.constraints.formal.terms import State
 from sglang_lite.constraints.memo import memoized, size_of
@@ -131,7 +131,7 @@ class _AutomatonTexts:
 
 def _counts(machine: Automaton) -> dict[State, int | None]:
     """Number of texts accepted from each useful state, or None if infinite."""
-    useful = machine.useful(machine.start)
+    useful = useful_states(machine, machine.start)
     before: dict[State, list[State]] = {state: [] for state in useful}
     for state, after in useful.items():
         for to in after.values():

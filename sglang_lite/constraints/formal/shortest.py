@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from sglang_lite.constraints.formal.automaton import Automaton, Symbol
-from sglang_lite.constraints.formal.shortest_search import UNKNOWN, searched
+from sglang_lite.constraints.formal.shortest_search import MAX_EXPANDED, UNKNOWN, searched
 from sglang_lite.constraints.formal.shortest_texts import preferred
 from sglang_lite.constraints.formal.terms import State
+
+_MIN_EXPANDED = 10  # states that a search may expand at least
 
 
 class Shortest:
@@ -27,6 +29,7 @@ class Shortest:
         self._lengths: dict[State, float] = {}
         self._tokens: dict[State, float] = {}
         self._found: dict[State, str | None] = {}  # results of searches
+        self._most = MAX_EXPANDED  # states that the next search may expand: fewer where many have failed
         self._characters: dict[Symbol, str] = {}
         self._firsts: dict[int, str] = {}  # by mask of classes
 
@@ -143,8 +146,12 @@ class Shortest:
                 text = self.text(longest)
                 if self._automaton.accepting(self._automaton.run(state, text)):
                     return text
-        path = searched(self._automaton, state)
-        return None if path is None else "".join(map(self._character, path))
+        path = searched(self._automaton, state, self._most)
+        if path is None:
+            self._most = max(self._most // 2, _MIN_EXPANDED)
+            return None
+        self._most = min(self._most * 2, MAX_EXPANDED)
+        return "".join(map(self._character, path))
 
     def characters(self, symbol: Symbol) -> str:
         """Some characters of a class: plain ones if it has any."""

@@ -8,18 +8,18 @@ import math
 from sglang_lite.constraints.formal.automaton import Automaton, Symbol
 from sglang_lite.constraints.formal.terms import DEAD, State
 
-_MAX_EXPANDED = 300  # states expanded by one search
+MAX_EXPANDED = 300  # states that one search expands
 UNKNOWN = math.inf  # length where no text is known
 
 
-def searched(automaton: Automaton, start: State) -> list[Symbol] | None:
-    """Character classes of a shortest accepted text from a state, or None if none was found within the limit of work.
+def searched(automaton: Automaton, start: State, most: int = MAX_EXPANDED) -> list[Symbol] | None:
+    """Character classes of a shortest accepted text from a state, or None if none was found by expanding `most` states.
     Best first (A*)."""
     before: dict[State, tuple[State, Symbol]] = {}
     steps: dict[State, int] = {start: 0}
     queue: list[tuple[float, State]] = [(_bound(automaton, start), start)]
     expanded = set[State]()
-    while queue and len(expanded) < _MAX_EXPANDED:
+    while queue and len(expanded) < most:
         _, state = heapq.heappop(queue)
         if automaton.accepting(state):
             path: list[Symbol] = []

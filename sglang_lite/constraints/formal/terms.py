@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias
 
 from sglang_lite.protocol import ConstraintError
 
 MAX_STATES = 20_000
-MAX_WRITTEN = 200_000  # states for the nodes as written, before any derivative
+MAX_WRITTEN = 200_000  # states of the nodes as written
 
 State: TypeAlias = int
 Term: TypeAlias = tuple[Any, ...]  # operator and operands, whose types depend on it: see `Terms`
@@ -28,14 +28,17 @@ class Terms:
 
     Args:
         characters: mask of all character classes.
+        most: largest number of states, without those of the nodes as written.
 
     Attributes:
         nullable: whether each state accepts the empty text.
         every: state that accepts every text of characters.
+        most: the argument of this name.
     """
 
-    def __init__(self, characters: int) -> None:
-        self._limit = MAX_WRITTEN
+    def __init__(self, characters: int, most: int = MAX_STATES) -> None:
+        self.most = self._limit = most
+        self._written = 0
         self._terms: list[Term] = [("|",), ("done",)]
         self._ids: dict[Term, State] = {term: i for i, term in enumerate(self._terms)}
         self.nullable = [False, True]
@@ -47,9 +50,20 @@ class Terms:
     def __getitem__(self, state: State) -> Term:
         return self._terms[state]
 
-    def limit_derived(self) -> None:
-        """Limits the number of states from now on, when those of the nodes as written are there."""
-        self._limit = len(self._terms) + MAX_STATES
+    @property
+    def derived(self) -> int:
+        """Number of states without those of the nodes as written."""
+        return len(self._terms) - self._written
+
+    def as_written(self, make: Callable[[], State]) -> State:
+        """State that a function makes of nodes as written: the states it adds have a limit of their own."""
+        derived = self.derived
+        self._limit = MAX_WRITTEN + derived
+        try:
+            return make()
+        finally:
+            self._written = len(self._terms) - derived
+            self._limit = self._written + self.most
 
     def term(self, *term: Any, nullable: bool) -> State:  # an operator and its operands
         state = self._ids.get(term)

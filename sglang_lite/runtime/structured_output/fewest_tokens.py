@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
-from sglang_lite.constraints.formal.automaton import Automaton
+from sglang_lite.constraints.formal.automaton import Automaton, renewed
 from sglang_lite.constraints.formal.shortest import Shortest
 from sglang_lite.constraints.formal.shortest_search import UNKNOWN
 from sglang_lite.constraints.formal.terms import DEAD
@@ -23,12 +23,13 @@ class FewestTokens:
     """Search for endings of the fewest tokens, as bytes of whole characters.
 
     Args:
-        automaton, shortest: automaton of the language, and its shortest texts.
+        automaton: automaton of the language. Searches add no states to it.
+        lengths: least number of characters of each rule's texts.
         texts: text of each token that has whole characters, by id.
     """
 
-    def __init__(self, automaton: Automaton, shortest: Shortest, texts: Sequence[str | None]) -> None:
-        self._automaton, self._shortest = automaton, shortest
+    def __init__(self, automaton: Automaton, lengths: Mapping[str, float], texts: Sequence[str | None]) -> None:
+        self._automaton, self._lengths = automaton, lengths
         self._longest = max((len(text) for text in texts if text), default=1)
         self._trie = self._made(texts)
 
@@ -48,13 +49,21 @@ class FewestTokens:
 
     def search(self, start: Term) -> list[int] | None:
         """Tokens of a completion with the fewest tokens, or None if the search takes too much work."""
+        automaton = renewed(self._automaton)
+        start = automaton.adopt(start, self._automaton)
+        shortest = Shortest(automaton, self._lengths)
+
+        def bound(state: Term) -> float:
+            length = shortest.length(state)
+            return 0 if length == UNKNOWN else math.ceil(length / self._longest)
+
         before: dict[Term, tuple[Term, int]] = {}
         counts: dict[Term, int] = {start: 0}
-        queue: list[tuple[float, Term]] = [(self._bound(start), start)]
+        queue: list[tuple[float, Term]] = [(bound(start), start)]
         expanded, steps = set[Term](), 0
         while queue and steps < _MAX_STEPS:
             _, state = heapq.heappop(queue)
-            if self._automaton.accepting(state):
+            if automaton.accepting(state):
                 path = list[int]()
                 while state != start:
                     state, token = before[state]
@@ -70,16 +79,11 @@ class FewestTokens:
                     if symbol is _TOKEN:
                         continue
                     steps += 1
-                    after = self._automaton.step(at, symbol)
+                    after = automaton.step(at, symbol)
                     if after == DEAD:
                         continue
                     nodes.append((child, after))
                     if _TOKEN in child and counts[state] + 1 < counts.get(after, math.inf):
                         counts[after], before[after] = counts[state] + 1, (state, child[_TOKEN])
-                        heapq.heappush(queue, (counts[after] + self._bound(after), after))
+                        heapq.heappush(queue, (counts[after] + bound(after), after))
         return None
-
-    def _bound(self, state: Term) -> float:
-        """Lower bound of the tokens."""
-        length = self._shortest.length(state)
-        return 0 if length == UNKNOWN else math.ceil(length / self._longest)

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import TypeAlias
 
 from sglang_lite.constraints.formal.charsets import LAST
 from sglang_lite.constraints.formal.longest_rest import LongestRest
@@ -16,17 +17,20 @@ from sglang_lite.constraints.formal.shortest_search import UNKNOWN
 from sglang_lite.protocol import ConstraintError
 from sglang_lite.runtime.structured_output.base import Growth
 from sglang_lite.runtime.structured_output.fewest_tokens import FewestTokens
-from sglang_lite.runtime.structured_output.language_states import LanguageStates, State
+from sglang_lite.runtime.structured_output.language_states import PIECE, LanguageStates, State
 from sglang_lite.runtime.structured_output.token_steps import TokenSteps
 from sglang_lite.runtime.structured_output.token_texts import TokenTexts, whole_text
 
-_START: State = (-1, b"")  # the states' own start, which need not be known before a text goes on
+# A state of the language, and which states it is one of: a text that goes on slowly may be in older ones than others.
+Place: TypeAlias = "tuple[State, LanguageStates | None]"
+
+_START: Place = ((-1, b""), None)  # the states' own start, which need not be known before a text goes on
 _CHARACTER = 4  # tokens of a character that began within the text
 _LARGEST = 1_000_000  # tokens, instead of infinitely many
 _SPARE = 1.5  # share of tokens by which completions may be longer than the shortest text lets expect
+_READ = 5_000  # bytes that states should last for: if they do not, nothing is searched for by tokens any more
 _MAX_EXPANDED = 40  # states from which one search tries all tokens
 _TOLERANCE = 2  # tokens by which a count may be too high
-_MAX_WORK = 60_000  # states and transitions of an automaton beyond which nothing is searched, as they are limited
 
 
 class LanguageCompletions:
@@ -36,10 +40,13 @@ class LanguageCompletions:
         states: states of the language.
         lengths: least number of characters of each rule's texts.
         texts: texts of the tokens.
+        searches: whether searches are worth their many states.
     """
 
-    def __init__(self, states: LanguageStates, lengths: Mapping[str, float], texts: TokenTexts) -> None:
-        self._states = states
+    def __init__(
+        self, states: LanguageStates, lengths: Mapping[str, float], texts: TokenTexts, *, searches: bool = True
+    ) -> None:
+        self._states, self._lengths, self._searches = states, lengths, searches
         # Made here, as a search may run on the loop's thread: arrays of 150,000 tokens take 0.2 s, once an engine.
         self._spelling, self._arrays = texts.spelling, texts.arrays
         self._shortest = Shortest(states.automaton, lengths)
@@ -83,7 +90,7 @@ class LanguageCompletions:
                 best = self._best_known(state)
                 if best is not None and len(best) <= limit:
                     return best
-                if state[1] or self._failed.get(state, -1) >= limit:
+                if state[1] or not self._searches or self._failed.get(state, -1) >= limit:
                     return None
                 found = self._searched(state, limit)
             except (ConstraintError, RecursionError):  # as in `count`
@@ -104,8 +111,6 @@ class LanguageCompletions:
 
     def _searched(self, start: State, limit: int) -> list[int] | None:
         """Best-first search by whole tokens."""
-        if self._states.automaton.work > _MAX_WORK:
-            return None
         counts, before = {start: 0}, dict[State, tuple[State, int]]()
         queue = [(self._count(start), start)]
         for _ in range(_MAX_EXPANDED):
@@ -179,7 +184,7 @@ class LanguageCompletions:
     def _search(self) -> FewestTokens:
         states = self._states
         texts = [None if i in states.special else whole_text(each) for i, each in enumerate(states.token_bytes)]
-        return FewestTokens(states.automaton, self._shortest, texts)
+        return FewestTokens(states.automaton, self._lengths, texts)
 
     def _whole(self, state: State) -> State:
         """State after the bytes that end the character which the text ends within, and these bytes."""
@@ -249,15 +254,29 @@ class CompletedLanguage:
         return Growth(math.ceil(tokens_of_rest), nests=self._rest.nests)
 
     def made(self) -> tuple[LanguageStates, LanguageCompletions] | None:
-        """The states and the completions from them, or None if there are too many states."""
-        if not self._asked:  # a lock would take a tenth of a look at a token
+        """The states and the completions from them, or None if there are too many states at once. If texts have led to
+        too many, new states take their place."""
+        made = self._made
+        if made is not None and not made[0].automaton.full:  # a lock would take a tenth of a look at a token
+            return made
+        if made is not None or not self._asked:
             with self._making:
-                if not self._asked:
-                    states = self._make_states()
-                    if states is not None:
-                        self._made = states, LanguageCompletions(states, self._lengths, self._texts)
-                    self._asked = True
+                self._make()
         return self._made
+
+    def _make(self) -> None:
+        before = None if self._made is None else self._made[0]
+        states = before.renewed() if before is not None else None if self._asked else self._make_states()
+        if states is not None and states is not before:
+            searches = before is None or before.read >= _READ
+            self._made = states, LanguageCompletions(states, self._lengths, self._texts, searches=searches)
+        self._asked = True  # last, as others look at it without the lock
+
+    @cached_property
+    def fewest(self) -> int | None:
+        """Number of tokens of the text with the fewest, or None if it is not found. Takes up to a second."""
+        made = self.made()
+        return None if made is None else made[1].fewest(made[0].start)
 
     def spell(self, text: bytes) -> list[int] | None:
         return self._texts.spelling.tokens(text)
@@ -273,7 +292,7 @@ class LanguageEndings:
     """
 
     language: CompletedLanguage
-    start: State = _START
+    start: Place = _START
 
     @property
     def size(self) -> int:
@@ -287,47 +306,60 @@ class LanguageEndings:
         state = self.advance(self.start, text.encode("utf-8", "surrogatepass"))
         return None if state is None else replace(self, start=state)
 
-    def after(self, state: State, token: int) -> State | None:
-        found = self.language.made()
-        return None if found is None else found[0].after_drawn(_known(found[0], state), token)
+    def _known(self, place: Place) -> tuple[LanguageStates, LanguageCompletions, State] | None:
+        """The states and completions, and the state there; None if there are too many."""
+        made = self.language.made()
+        if made is None:
+            return None
+        state, states = place
+        if states is None:
+            return (*made, made[0].start)
+        return (*made, state if states is made[0] else made[0].adopt(state, states))
+
+    def after(self, state: Place, token: int) -> Place | None:
+        found = self._known(state)
+        after = None if found is None else found[0].after_drawn(found[2], token)
+        return None if after is None or found is None else (after, found[0])
 
     def text_of(self, token: int) -> bytes:
         return self.language.token_bytes[token]
 
-    def count(self, state: State) -> float:
+    def count(self, state: Place) -> float:
         if state == _START:
             spelled = None if self.language.shortest is None else self.spell(self.language.shortest)
             return UNKNOWN if spelled is None else len(spelled)
-        found = self.language.made()
-        return UNKNOWN if found is None else found[1].count(state)
+        found = self._known(state)
+        return UNKNOWN if found is None else found[1].count(found[2])
 
-    def text(self, state: State) -> bytes | None:
+    def text(self, state: Place) -> bytes | None:
         if state == _START:
             return self.language.shortest
-        found = self.language.made()
-        return None if found is None else found[1].text(state)
+        found = self._known(state)
+        return None if found is None else found[1].text(found[2])
 
-    def advance(self, state: State, text: bytes) -> State | None:
-        found = self.language.made()
-        return None if found is None else found[0].advance(_known(found[0], state), text)
+    def advance(self, state: Place, text: bytes) -> Place | None:
+        place: Place | None = state
+        for start in range(0, len(text) or 1, PIECE):  # in pieces, as a long text may need too many states
+            found = None if place is None else self._known(place)
+            at = None if found is None else found[0].advance(found[2], text[start : start + PIECE])
+            place = None if at is None or found is None else (at, found[0])
+        return place
 
-    def characters(self, state: State) -> Iterable[tuple[str, State]]:
-        found = self.language.made()
-        return [] if found is None else found[1].characters(_known(found[0], state))
+    def characters(self, state: Place) -> Iterable[tuple[str, Place]]:
+        found = self._known(state)
+        return [] if found is None else [(char, (at, found[0])) for char, at in found[1].characters(found[2])]
 
     def spell(self, text: bytes) -> list[int] | None:
         return self.language.spell(text)
 
-    def within(self, state: State, limit: int) -> list[int] | None:
+    def within(self, state: Place, limit: int) -> list[int] | None:
         if state == _START and self.count(state) <= limit:
             return None if self.language.shortest is None else self.spell(self.language.shortest)
-        found = self.language.made()
-        return None if found is None else found[1].within(_known(found[0], state), limit)
+        found = self._known(state)
+        return None if found is None else found[1].within(found[2], limit)
 
-    def fewest(self, state: State) -> int | None:
-        found = self.language.made()
-        return None if found is None else found[1].fewest(_known(found[0], state))
-
-
-def _known(states: LanguageStates, state: State) -> State:
-    return states.start if state == _START else state
+    def fewest(self, state: Place) -> int | None:
+        if state == _START:
+            return self.language.fewest
+        found = self._known(state)
+        return None if found is None else found[1].fewest(found[2])

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Container, Sequence
 from typing import TypeAlias
 
-from sglang_lite.constraints.formal.automaton import Automaton
+from sglang_lite.constraints.formal.automaton import Automaton, renewed
 from sglang_lite.constraints.formal.nodes import Language
 from sglang_lite.constraints.formal.terms import DEAD, DONE
 from sglang_lite.protocol import ConstraintError
@@ -15,9 +15,10 @@ from sglang_lite.runtime.structured_output.base import Mask
 # State of the automaton, and the bytes of a character that is not complete yet.
 State: TypeAlias = "tuple[int, bytes]"
 
+_MIN_READ = 100  # bytes that states have to have read for to be renewed: else one search alone fills them
 _MAX_STEPS = 50_000  # most transitions that are cached for one language
 _STEP_BYTES = 300  # memory of a cached transition
-_PIECE = 256  # bytes of a long text that are run under the lock at once
+PIECE = 256  # bytes of a long text that are run under the lock at once
 TRIAL = 1_000  # cache misses before the hit rate decides whether states are tracked
 
 
@@ -28,27 +29,48 @@ class LanguageStates:
         language: language of the texts.
         token_bytes: bytes of each token.
         special: tokens that have no text.
+        automaton: automaton of the language; None for a new one.
 
     Attributes:
         language, token_bytes, special: the arguments of these names.
         automaton: automaton of the language. Must be used under `lock`.
+        read: bytes of texts that were new to the states.
         masks: known masks by state.
     """
 
-    def __init__(self, language: Language, token_bytes: Sequence[bytes], special: Container[int]) -> None:
+    def __init__(
+        self,
+        language: Language,
+        token_bytes: Sequence[bytes],
+        special: Container[int],
+        automaton: Automaton | None = None,
+    ) -> None:
         self.language, self.token_bytes, self.special = language, token_bytes, special
-        self.automaton = Automaton(language.rules[language.start], rules=language.rules)
+        self.automaton = automaton or Automaton(language.rules[language.start], rules=language.rules)
         self.lock = threading.Lock()
         self.start: State = (self.automaton.start, b"")
         self.masks: dict[State, Mask] = {}
         self.hits = self.misses = 0  # lookups that found a mask, and masks that were computed
         self.forced: dict[tuple[State, int], list[int]] = {}  # forced tokens by state and last token
         self._steps: dict[tuple[State, int], State | None] = {}
+        self.read = 0
 
     @property
     def size(self) -> int:
         """Approximate memory in bytes, without the masks."""
         return self.automaton.size + _STEP_BYTES * (len(self._steps) + len(self.forced))
+
+    def renewed(self) -> LanguageStates:
+        """New states if these have become too many, else these."""
+        if not self.automaton.full or self.read < _MIN_READ:
+            return self
+        with self.lock:
+            return LanguageStates(self.language, self.token_bytes, self.special, renewed(self.automaton))
+
+    def adopt(self, state: State, before: LanguageStates) -> State:
+        """State of the same texts as a state of those that these were renewed from."""
+        with self.lock:
+            return self.automaton.adopt(state[0], before.automaton), state[1]
 
     @property
     def worth_tracking(self) -> bool:
@@ -80,13 +102,14 @@ class LanguageStates:
     def advance(self, state: State, text: bytes) -> State | None:
         """State after a text, or None if the state is unknown or the text is not allowed."""
         at: State | None = state
-        for start in range(0, len(text), _PIECE):
+        for start in range(0, len(text), PIECE):
             if at is not None:
-                at = self._run(at, text[start : start + _PIECE])
+                at = self._run(at, text[start : start + PIECE])
         return at
 
     def _run(self, state: State, data: bytes) -> State | None:
         at, partial = state
+        self.read += len(data)
         data = partial + data
         try:
             text, rest = data.decode(), b""

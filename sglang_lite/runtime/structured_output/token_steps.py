@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from sglang_lite.constraints.formal.automaton import Automaton, Symbol
 from sglang_lite.constraints.formal.shortest import Shortest
 from sglang_lite.constraints.formal.shortest_search import UNKNOWN
-from sglang_lite.constraints.formal.terms import DEAD
+from sglang_lite.constraints.formal.terms import DEAD, too_complex
 from sglang_lite.constraints.formal.terms import State as Term
 from sglang_lite.runtime.structured_output.token_texts import TokenArrays
 
@@ -36,7 +36,11 @@ class TokenSteps:
         self._lengths = np.empty(0, dtype=np.float64)  # least number of characters to the end
 
     def after(self, state: Term) -> list[tuple[Term, int]]:
-        """States to which tokens lead, each with one such token. Tokens that take long detours are left out."""
+        """States to which tokens lead, each with one such token. Tokens that take long detours are left out.
+
+        Raises:
+            ConstraintError: the automaton is full.
+        """
         if state not in self._known:
             self._known[state] = self._found(state)
         return self._known[state]
@@ -70,6 +74,8 @@ class TokenSteps:
         if unknown.any():
             width = self._steps.shape[1]
             for key in np.unique(rows[unknown].astype(np.int64) * width + columns[unknown]).tolist():
+                if self._automaton.full:  # what is left is for the texts that are written
+                    raise too_complex("half of its states")
                 row, column = divmod(key, width)
                 step = self._automaton.step(self._states[row], self._automaton.classes[column])
                 self._steps[row, column] = self._row(step)

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from sglang_lite.constraints.formal.automaton import Automaton, accepts, automaton, is_empty
+from sglang_lite.constraints.formal.automaton import Automaton, accepts, automaton, is_empty, useful_states
 from sglang_lite.constraints.formal.nodes import ANY_TEXT, NOTHING, complement, intersection, literal
 from sglang_lite.constraints.syntax.regex import parse
 from sglang_lite.protocol import ConstraintError
@@ -43,7 +43,7 @@ def test_emptiness():
 def test_whether_a_state_leads_to_a_text_is_worked_out_once(monkeypatch):
     machine = Automaton(intersection(parse("(ab)*c|(abb)*d"), parse("(ab)*|.*d")))
     states = list(machine.reachable(machine.start))
-    useful = machine.useful(machine.start)
+    useful = useful_states(machine, machine.start)
     assert [machine.nonempty(state) for state in states] == [state in useful for state in states]
     assert 1 < len(useful) < len(states)
     monkeypatch.delattr(Automaton, "step")

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from sglang_lite.constraints.formal.automaton import Automaton
+from sglang_lite.constraints.formal.automaton import Automaton, shortest_accepted
 from sglang_lite.constraints.formal.longest_rest import longest_rest
 from sglang_lite.constraints.formal.shortest import Shortest
 from sglang_lite.constraints.formal.shortest_search import UNKNOWN
@@ -46,7 +46,7 @@ def check(constraint, rng):
         text = shortest.text(state)
         assert len(text) == length
         assert automaton.accepting(automaton.run(state, text))
-        assert len(automaton.shortest_accepted(state)) == length
+        assert len(shortest_accepted(automaton, state)) == length
         assert shortest.tokens(state, len) == length
         checked += 1
     return checked

@@ -1,15 +1,22 @@
 """Completions have the fewest tokens, by brute force, and the limit that they were asked for."""
 
 import itertools
+import math
 import random
 
 import pytest
 
+from sglang_lite.constraints.formal import automaton
+from sglang_lite.constraints.formal.longest_rest import longest_rest
 from sglang_lite.constraints.formal.shortest_texts import ShortestTexts
 from sglang_lite.constraints.language import language_of
 from sglang_lite.constraints.schema import json_schema
 from sglang_lite.protocol import Choices, Constraint, Ebnf, Regex
-from sglang_lite.runtime.structured_output.language_endings import LanguageCompletions
+from sglang_lite.runtime.structured_output.language_endings import (
+    CompletedLanguage,
+    LanguageCompletions,
+    LanguageEndings,
+)
 from sglang_lite.runtime.structured_output.language_states import LanguageStates
 from sglang_lite.runtime.structured_output.spelling import Spelling
 from sglang_lite.runtime.structured_output.token_texts import TokenTexts
@@ -61,6 +68,55 @@ def test_completions_have_the_fewest_tokens(name):
             at = states.after_drawn(at, token)
         assert states.automaton.accepting(at[0]), (state, found)
         assert completions.count(state) >= fewest
+
+
+def endings_of(constraint):
+    language = language_of(constraint)
+    shortest = ShortestTexts(language.rules)
+    rest = longest_rest(language.rules, language.start, shortest.lengths)
+    start, texts = shortest.text(language.start).encode(), TokenTexts(TOKENS, ())
+    return LanguageEndings(
+        CompletedLanguage(lambda: LanguageStates(language, TOKENS, ()), TOKENS, start, shortest.lengths, rest, texts)
+    )
+
+
+def walk(endings, dice):
+    """Tokens of a random text, each with the least number of bytes that complete the text after it."""
+    place, found = endings.start, []
+    while len(found) < 60 and endings.text(place):
+        after = [(token, endings.after(place, token)) for token in dice.sample(range(len(TOKENS)), 40)]
+        after = [(token, to) for token, to in after if to is not None and endings.count(to) < math.inf]
+        if after:
+            token, place = dice.choice(after)
+            found.append((token, len(endings.text(place))))
+    return found
+
+
+MANY_STATES = {  # a language, and the number of transitions that are kept
+    "nesting": (Ebnf('root ::= "[" root root "]" | "{" root "}" | [abc] [0-9]{29}'), 500),
+    "an intersection": (Regex("(?=.*0)(?=.*b)[abc01]{3,90}"), 200),
+}
+
+
+@pytest.mark.parametrize("name", MANY_STATES)
+def test_texts_go_on_when_the_states_have_become_too_many(name, monkeypatch):
+    """Texts go on by turns, so that some are many states behind others."""
+    constraint, most = MANY_STATES[name]
+    dice, endings = random.Random(3), endings_of(constraint)
+    texts = [walk(endings, dice) for _ in range(9)]
+    monkeypatch.setattr(automaton, "MAX_TRANSITIONS", most)
+    endings = endings_of(constraint)
+    places, states = [endings.start] * len(texts), set()
+    turns = [row for row, text in enumerate(texts) for _ in text]
+    dice.shuffle(turns)
+    for row in turns:
+        token, least = texts[row].pop(0)
+        places[row] = endings.after(places[row], token)
+        rest = endings.text(places[row])
+        assert len(rest) == least
+        assert endings.text(endings.advance(places[row], rest)) == b""
+        states.add(places[row][1])
+    assert len(states) > 1
 
 
 def test_a_spelling_has_the_fewest_tokens():
