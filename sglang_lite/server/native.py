@@ -43,7 +43,8 @@ class GenerateBody(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     `prompt` and `constraint` are a Prompt and a Constraint of `sglang_lite.protocol`, encoded by `sglang_lite.wire`
     without an envelope. They take the place of text, and of a grammar in `sampling_params`. The answer to a request
-    with `prompt` has the `generation`, too, in the same encoding.
+    with `prompt` has the `generation`, too, in the same encoding. `timeout` is the time in seconds after which the
+    client gives up: a constrained answer is completed before.
     """
 
     text: str | list[str] | None = None
@@ -62,6 +63,7 @@ class GenerateBody(msgspec.Struct, kw_only=True, omit_defaults=True):
     output_ids: list[int | list[int] | None] | None = None
     prompt: dict[str, Any] | None = None
     constraint: dict[str, Any] | None = None
+    timeout: float | None = None
     stream: bool | None = None
 
 
@@ -153,12 +155,12 @@ def _read_generate(reader: RequestReader, call: HttpRequest) -> NativeRequest:
             error.hint = error.hint or "Text is `text` here, and token ids are `input_ids`."
         raise
     fields = {name: value for name, value in msgspec.structs.asdict(body).items() if value is not None}
-    prompt, constraint = fields.pop("prompt", None), fields.pop("constraint", None)
+    prompt, constraint, timeout = (fields.pop(name, None) for name in ("prompt", "constraint", "timeout"))
     if prompt is not None and ("text" in fields or "input_ids" in fields):
         raise ParameterError("prompt", "is given together with text or input_ids. Give one of them.")
     request = read_request(fields.pop("text", None if prompt is None else ""), **fields)
     call.unused.extend(without_logprobs(fields))
-    calls = request.calls
+    calls = [replace(each, timeout=timeout) for each in request.calls]
     if prompt is not None:
         calls = [replace(calls[0], prompt=convert(prompt, Prompt, "prompt"))]
     if constraint is not None:
@@ -285,6 +287,7 @@ async def server_info(service: Service, _: HttpRequest) -> Response:
         "served_model_name": service.model_name,
         "sglang_lite": {
             **_own_server_info(service), "program": True, "program_priority": True, "output_ids": True, "records": True,
+            "timeout": True,
         },
     })  # fmt: skip
 

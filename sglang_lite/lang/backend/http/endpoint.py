@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import secrets
+import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any
 
@@ -29,6 +30,7 @@ from sglang_lite.lang.backend.http.program import RemoteProgram, play_single_nod
 from sglang_lite.lang.backend.rendering import with_tools
 from sglang_lite.lang.backend.token_counts import TokenUsage
 from sglang_lite.lang.chat_template import get_chat_template, get_chat_template_by_model_path
+from sglang_lite.lang.concurrency.deadline import current_deadline
 from sglang_lite.lang.concurrency.loop import executor
 from sglang_lite.lang.results import unsent, with_warnings
 from sglang_lite.program.nodes import Gen, Node, Select
@@ -134,10 +136,11 @@ class RuntimeEndpoint(Backend):
             own = self._own_info
             control = own.get("control_texts") or [*(own.get("special_tokens") or {}).values()]
             prompt = with_tools(prompt, self.get_chat_template(), control)
+        deadline = current_deadline.get()
+        timeout = None if deadline is None else deadline - time.monotonic()
         if self._behind_gateway:
-            async with contextlib.aclosing(
-                self._play_single_node(prompt, Gen(None, params, constraint), stream=stream)
-            ) as events:
+            node = Gen(None, params, constraint, timeout=timeout)
+            async with contextlib.aclosing(self._play_single_node(prompt, node, stream=stream)) as events:
                 async for event in events:
                     assert not isinstance(event, Selection)
                     yield event
@@ -145,6 +148,8 @@ class RuntimeEndpoint(Backend):
         body = request_body(prompt, params, constraint, records=bool(self._own_info.get("records")))
         if self._own_info:
             body["sampling_params"].setdefault("sampling_seed", secrets.randbits(63))
+        if timeout is not None and self._own_info.get("timeout"):
+            body["timeout"] = timeout
         count = params.samples
         if stream:
             async with contextlib.aclosing(self._streamed(body, count, constraint)) as events:
