@@ -75,11 +75,12 @@ class AsyncEngine:
 
     Args:
         engine: engine that runs the requests.
+        observe: function that is called with all events of the engine.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, observe: Callable[[Sequence[object]], object] | None = None) -> None:
         self.engine = engine
-        self._relay = _Relay()
+        self._relay = _Relay(observe)
         self._open: dict[Abortable, Owned] = {}
 
     @property
@@ -259,8 +260,8 @@ class AsyncEngine:
 class _Relay:
     """Path of events from an engine's thread to the event loop, which is woken once for all events of a step."""
 
-    def __init__(self) -> None:
-        self.loop = asyncio.get_running_loop()
+    def __init__(self, observe: Callable[[Sequence[object]], object] | None) -> None:
+        self.loop, self.observe = asyncio.get_running_loop(), observe
         self._pending: deque[_EventQueue[Any]] = deque()
 
     def add(self, events: _EventQueue[Any]) -> None:
@@ -304,6 +305,8 @@ class _EventQueue(Generic[E]):
         batch = list(self._events)
         for _ in batch:  # further events may have arrived
             self._events.popleft()
+        if self._relay.observe is not None:
+            self._relay.observe(batch)
         return batch
 
 

@@ -217,10 +217,15 @@ class Endpoint:
         request_id = request_id_of(request)
         status = 0
 
+        def count(status: int) -> None:
+            metrics, key = self._service().metrics, request.scope.get(_KEY, "")
+            metrics.responded(self._route.path, request.method, status, key)
+
         async def send_with_id(message: Any) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
+                count(status)  # before the client knows it
                 message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode())]
                 if self._service().shutting_down:  # the client's next request has to go elsewhere
                     message["headers"].append((b"connection", b"close"))
@@ -229,8 +234,13 @@ class Endpoint:
         try:
             await self._answer(request, request_id, send_with_id)
         finally:
-            took = (time.perf_counter() - started) * 1000
-            logger.info("%s %s %d %.1f ms %s", request.method, self._route.path, status, took, request_id)
+            took, path = time.perf_counter() - started, self._route.path
+            polls = self._route.access == "open" and status < 400
+            level = logging.DEBUG if polls else logging.INFO
+            logger.log(level, "%s %s %d %.1f ms %s", request.method, path, status, took * 1000, request_id)
+            if not status:
+                count(_CLIENT_LEFT)
+            self._service().metrics.took(path, took)
 
     async def _answer(self, request: Request, request_id: str, send: Send) -> None:
         route, scope, receive = self._route, request.scope, request.receive
@@ -239,7 +249,7 @@ class Endpoint:
             protocol = "anthropic"
         try:
             self._gate.check_host(request)
-            key = self._gate.key_of(request, route)
+            key = request.scope[_KEY] = self._gate.key_of(request, route)
             with self._gate.count_open(key, route.counts_as_open):
                 service = self._service()
                 if route.counts_as_open:
@@ -295,6 +305,8 @@ def _header_safe(name: str) -> str:
     return "".join(c if c.isascii() and c.isprintable() and c != "," else "?" for c in name[:100])
 
 
+_CLIENT_LEFT = 499  # nginx's status for a client that was gone before there was one
+_KEY = "sglang_lite.key"  # of a request's scope, once its key is checked
 _OF_PAGES = ("origin", "referer", "sec-fetch-site")  # headers by which browsers tell a page's requests
 _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^:\[\]]+)(?::[0-9]+)?", re.IGNORECASE)
 

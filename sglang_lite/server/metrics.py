@@ -1,8 +1,8 @@
-"""Counts of the engine in Prometheus' text format."""
+"""Counts of the server and its engine in Prometheus' text format."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from prometheus_client import CollectorRegistry
@@ -12,6 +12,7 @@ from prometheus_client.registry import Collector
 from starlette.responses import Response
 
 from sglang_lite.server.endpoint import HttpRequest, Route
+from sglang_lite.server.request_metrics import MetricsNames
 from sglang_lite.server.service import Service
 
 # Keys of `Engine.stats` whose values never decrease.
@@ -21,9 +22,28 @@ _COUNTERS = {
 }  # fmt: skip
 
 
+# What SGLang's dashboards show of the engine, and vLLM's names for it: functions of the stats.
+_SHOWN: dict[str, dict[str, Callable[[Mapping[str, Any]], float]]] = {
+    "sglang": {
+        "num_running_reqs": lambda stats: stats["running"],
+        "num_queue_reqs": lambda stats: stats["waiting"],
+        "max_total_num_tokens": lambda stats: stats["total_tokens"],
+        "num_used_tokens": lambda stats: stats["total_tokens"] - stats["free_tokens"],
+        "token_usage": lambda stats: 1 - stats["free_tokens"] / stats["total_tokens"],
+        "gen_throughput": lambda stats: stats["generated_per_s"],
+        "cache_hit_rate": lambda stats: stats["prompt_tokens_cached"] / max(stats["prompt_tokens"], 1),
+    },
+    "vllm": {
+        "num_requests_running": lambda stats: stats["running"],
+        "num_requests_waiting": lambda stats: stats["waiting"],
+        "kv_cache_usage_perc": lambda stats: 1 - stats["free_tokens"] / stats["total_tokens"],
+    },
+}
+
+
 class _Stats(Collector):
-    def __init__(self, stats: Mapping[str, Any], model: str) -> None:
-        self._stats, self._model = stats, model
+    def __init__(self, stats: Mapping[str, Any], model: str, names: MetricsNames) -> None:
+        self._stats, self._model, self._names = stats, model, names
 
     def collect(self) -> Iterator[Metric]:
         for name, value in self._stats.items():
@@ -32,13 +52,20 @@ class _Stats(Collector):
                 family = kind(f"sglang_lite_{name}", name.replace("_", " "), labels=["model"])
                 family.add_metric([self._model], value)
                 yield family
+        for name, of in _SHOWN[self._names].items() if "running" in self._stats else ():  # not of embedding models
+            shown = GaugeMetricFamily(f"{self._names}:{name}", name.replace("_", " "), labels=["model_name"])
+            shown.add_metric([self._model], of(self._stats))
+            yield shown
 
 
 async def metrics(service: Service, _: HttpRequest) -> Response:
     """Returns the counts."""
     registry = CollectorRegistry()
-    registry.register(_Stats(await service.call_engine(service.engine.stats), service.model_name))
-    return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+    stats = await service.call_engine(service.engine.stats)
+    stats = {**stats, "generated_per_s": service.metrics.throughput()}
+    registry.register(_Stats(stats, service.model_name, service.settings.metrics_names))
+    content = generate_latest(service.metrics.registry) + generate_latest(registry)
+    return Response(content, media_type=CONTENT_TYPE_LATEST)
 
 
 ROUTES = (Route("/metrics", metrics, "Counts for Prometheus", ("GET",), access="open", media_type="text/plain"),)

@@ -20,6 +20,7 @@ from sglang_lite.server.async_engine import AsyncEngine
 from sglang_lite.server.errors import NotFoundError
 from sglang_lite.server.reader import ModelFacts, RequestReader
 from sglang_lite.server.reader_pool import ReaderPool
+from sglang_lite.server.request_metrics import RequestMetrics
 from sglang_lite.server.responses_store import ResponseStore
 from sglang_lite.server.settings import ServerSettings
 
@@ -47,7 +48,7 @@ class Service:
 
     def __init__(self, engine: Engine, settings: ServerSettings) -> None:
         self.engine, self.settings = engine, settings
-        self.async_engine = AsyncEngine(engine)
+        self.async_engine = AsyncEngine(engine, lambda events: self.metrics.answered(events))
         self.stored = ResponseStore(settings.max_stored_responses, int(settings.max_stored_mb * 2**20))
         self.started = time.time()
         self.programs: dict[str, Any] = {}
@@ -67,6 +68,11 @@ class Service:
             raise NotFoundError(
                 f"the model {name[:200]!r} is not served.", hint=f"This server serves {self.model_name!r}."
             )
+
+    @cached_property
+    def metrics(self) -> RequestMetrics:
+        """Counts of what was answered."""
+        return RequestMetrics(self.model_name, self.settings.metrics_names)
 
     @cached_property
     def reader(self) -> RequestReader:

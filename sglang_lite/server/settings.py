@@ -64,7 +64,9 @@ class ServerSettings:
         max_stored_mb: largest total size of stored responses, in MiB.
         health_timeout_s: seconds that the engine's loop may be silent before `/health` answers 503.
         drain_s: seconds that open requests may continue after SIGTERM.
-        log_level: lowest level of logged messages; each request logs one line at "info", without prompts or keys.
+        log_level: lowest level of logged messages; each request logs one line at "info", without prompts or keys; polls
+            of health and metrics at "debug".
+        metrics_names: whose names the counts of requests, tokens and times have in `/metrics`.
     """
 
     host: str = "127.0.0.1"
@@ -100,6 +102,7 @@ class ServerSettings:
     health_timeout_s: float = 20.0
     drain_s: float = 30.0
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    metrics_names: Literal["sglang", "vllm"] = "sglang"
 
     def __post_init__(self) -> None:
         if not 0 <= self.port < 65536:

@@ -8,6 +8,7 @@ import pytest
 from starlette.applications import Starlette
 
 from sglang_lite.server.app import application
+from sglang_lite.server.request_metrics import RequestMetrics
 from sglang_lite.server.routes import ROUTES
 from sglang_lite.server.service import Service
 from sglang_lite.server.settings import ServerSettings, warn_if_exposed
@@ -21,6 +22,7 @@ class _Broken:
 
     settings = ServerSettings()
     shutting_down = False
+    metrics = RequestMetrics("")
 
     def check_accepts(self):
         pass

@@ -8,6 +8,7 @@ import pytest
 import sglang_lite as sgl
 from sglang_lite.server import flags
 from sglang_lite.server.replicas.gateway import Gateway
+from sglang_lite.server.request_metrics import RequestMetrics
 from sglang_lite.server.settings import ReplicaSettings, ServerSettings
 from tests.server.conftest import serving
 
@@ -82,7 +83,9 @@ def test_names_are_free_for_a_server_that_others_reach_unless_some_are_given():
         ({"host": "127.0.0.2"}, 403),
     ):
         app = application(NO_ENGINE, ServerSettings(**settings))
-        app.state.service = type("Service", (), {"settings": ServerSettings(), "shutting_down": False})
+        app.state.service = type(
+            "Service", (), {"settings": ServerSettings(), "shutting_down": False, "metrics": RequestMetrics("")}
+        )
         assert asked(app, "GET", "/ping", [(b"host", b"pod-7.cluster.local")])[0] == expected, settings
 
 
@@ -150,7 +153,9 @@ def test_a_server_for_other_machines_has_an_administrator_by_key_alone():
     from tests.server.test_app import NO_ENGINE, asked
 
     app = application(NO_ENGINE, ServerSettings(host="0.0.0.0"))
-    app.state.service = type("Service", (), {"settings": ServerSettings(), "shutting_down": False})
+    app.state.service = type(
+        "Service", (), {"settings": ServerSettings(), "shutting_down": False, "metrics": RequestMetrics("")}
+    )
     assert [asked(app, "POST", path)[0] for path in OWNERS] == [403] * 3
 
 
