@@ -32,13 +32,13 @@ from sglang_lite.runtime.kernels.pdl import pdl_options, start_next, wait
 from sglang_lite.runtime.kernels.sizes import cdiv, power_of_2
 
 _TOKENS = 64  # tokens of a step of the running softmax, on which the bits depend
-_PIECE: tl.constexpr = tl.constexpr(256)  # tokens of each of the first 16 pieces
+_PIECE: tl.constexpr = tl.constexpr(512)  # tokens of each of the first 16 pieces
 _ITEMS = 16  # items that one program of `_plan` writes
 
 
 @triton.jit
 def _piece_start(piece):
-    """First token of a piece: 0, 256, …, 4,096, 4,608, …, 8,192, 9,216, …"""
+    """First token of a piece: 0, 512, …, 8,192, 9,216, …, 16,384, 18,432, …"""
     after = tl.maximum(piece - 16, 0)
     return tl.where(piece < 16, piece * _PIECE, ((8 + after % 8) * (2 * _PIECE)) << (after // 8))
 
@@ -55,7 +55,7 @@ def _pieces_of(length):
 
 def piece_borders(tokens: int) -> NDArray[np.int32]:
     """Returns the first tokens of the pieces of a row of `tokens` tokens, int32, and the end of the last piece."""
-    starts = [256 * i for i in range(17)]
+    starts = [512 * i for i in range(17)]
     while starts[-1] < tokens:
         starts += [starts[-1] + (starts[-1] >> 3) * i for i in range(1, 9)]
     borders = np.array(starts, dtype=np.int32)
@@ -167,8 +167,8 @@ def _attention(
     SCALED: tl.constexpr, SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, KIND: tl.constexpr, PER_BLOCK: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    # What the host or `plan_pieces` wrote was there before the step's first kernel, so it is read without waiting.
     start_next(PDL)
-    wait(PDL)
     kv_head = tl.program_id(0)
     query = tl.arange(0, BLOCK_Q)
     d = tl.arange(0, BLOCK_D)
@@ -219,6 +219,10 @@ def _attention(
     v += kv_head.to(tl.int64) * head_stride
     head = kv_head * G + query % G
     inside = _by_query(real, FEW) & _by_element(d < DIM, FEW)
+    of_row = 1  # programs that compute the queries' pieces
+    if KIND == "row":
+        of_row = tl.load(row_items + first)
+    wait(PDL)
     queries = tl.load(
         q + _by_query(token.to(tl.int64) * q_stride + head * DIM, FEW) + _by_element(d, FEW), mask=inside, other=0.0
     )
@@ -229,13 +233,11 @@ def _attention(
     acc = tl.zeros((BLOCK_D, BLOCK_Q) if FEW else (BLOCK_Q, BLOCK_D), tl.float32)
     part = (token.to(tl.int64) * max_pieces * KV_HEADS + kv_head) * G + query % G  # of piece 0 in the buffers
     step: tl.constexpr = KV_HEADS * G
-    of_row = 1  # programs that compute the queries' pieces
     whole = KIND == "block"
     if KIND == "row":
-        of_row = tl.load(row_items + first)
         whole = of_row == 1
         if whole and not WINDOW:
-            for piece in range(0, begin_piece):  # of the shared prefix
+            for piece in tl.range(0, begin_piece, loop_unroll_factor=4):  # of the shared prefix
                 m_piece, total_piece, acc_piece = _load_part(
                     acc_buffer, ml_buffer, part + piece * step, real, DIM, FEW, BLOCK_D
                 )
@@ -278,7 +280,7 @@ def _attention(
             heads *= 0
         else:
             tl.store(counter, 0)
-            for piece in range(lowest_piece, _pieces_of(end)):
+            for piece in tl.range(lowest_piece, _pieces_of(end), loop_unroll_factor=4):
                 m_piece, total_piece, acc_piece = _load_part(
                     acc_buffer, ml_buffer, part + piece * step, real, DIM, FEW, BLOCK_D
                 )

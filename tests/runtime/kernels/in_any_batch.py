@@ -48,11 +48,10 @@ def in_pieces(plan):
 
 def with_long_rows():
     """Three rows, of which two begin with the same 512 tokens."""
-    lengths = [1050, 600, 70]
+    lengths = [1100, 600, 70]
     rows = Rows(lengths, shared=512)
     shared = SharedPrefixes(
-        numbers(512, 512, 0), numbers(2, 2, 0), numbers(1, 0, 2),
-        numbers([0, 2, 0, 0, 256, 0], [0, 2, 0, 256, 512, 1], [0] * 6), 2,
+        numbers(512, 512, 0), numbers(1, 1, 0), numbers(1, 0, 2), numbers([0, 2, 0, 0, 512, 0], [0] * 6), 1,
     )  # fmt: skip
     positions = [length - 1 for length in lengths]
     return rows, rows.plan(3, [0, 1, 2], positions, shared=shared), rows.plan(3, [0, 1, 2], positions)
@@ -60,7 +59,7 @@ def with_long_rows():
 
 def planned_pieces(run):
     results = []
-    long = Rows([1] * 4).plan(4, [3, 2, 1, 0], [4095, 4096, 9000, 1_000_000])
+    long = Rows([1] * 4).plan(4, [3, 2, 1, 0], [8191, 8192, 17_000, 1_000_000])
     for plan in (*with_long_rows()[1:], long):
         work = in_pieces(plan)
         run(plan, work)
