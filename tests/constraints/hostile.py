@@ -96,7 +96,7 @@ KEPT = {
 
 
 def alternatives(count):
-    either = [{"anyOf": [{"required": [f"p{i}"]}, {"required": [f"q{i}"]}]} for i in range(count)]
+    either = [{"anyOf": [{"required": [f"p{i}", "both"]}, {"required": [f"q{i}"]}]} for i in range(count)]
     return {"type": "object", "allOf": either}
 
 

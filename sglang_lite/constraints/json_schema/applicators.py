@@ -42,10 +42,10 @@ def _all_of(
 def _any_of(
     context: Context, values: ValueSet, schema: Schema, location: SchemaLocation, keyword: str, track_evaluated: bool
 ) -> ValueSet:
-    branches = [
-        context.algebra.intersect(values, each)
-        for each in _branches(context, schema, location, keyword, track_evaluated)
-    ]
+    branches = _branches(context, schema, location, keyword, track_evaluated)
+    if not track_evaluated and all(shape.only_names_members for each in branches for shape in each.objects):
+        return context.algebra.intersect(values, context.algebra.unite(branches))  # apart from other choices
+    branches = [context.algebra.intersect(values, each) for each in branches]
     if not track_evaluated:
         return context.algebra.unite(branches)
     if len(branches) > MAX_TOGETHER:
@@ -91,9 +91,14 @@ def _if(
         context.values(context.below(location, word), track_evaluated) if word in schema else ANY_VALUE
         for word in ("then", "else")
     )
-    met = context.algebra.intersect(values, context.values(condition, track_evaluated))
-    unmet = context.algebra.without(values, context.values(condition))
-    return context.algebra.unite([context.algebra.intersect(met, then), context.algebra.intersect(unmet, otherwise)])
+    algebra, plain = context.algebra, context.values(condition)
+    if all(shape.only_names_members for shape in plain.objects) and plain.arrays in ((), ANY_VALUE.arrays):
+        met = algebra.intersect(context.values(condition, track_evaluated), then)
+        unmet = algebra.intersect(algebra.negate(plain), otherwise)
+        return algebra.intersect(values, algebra.unite([met, unmet]))  # so that it stays apart from other conditions
+    met = algebra.intersect(values, context.values(condition, track_evaluated))
+    unmet = algebra.without(values, plain)
+    return algebra.unite([algebra.intersect(met, then), algebra.intersect(unmet, otherwise)])
 
 
 def _dependent(
@@ -110,7 +115,7 @@ def _dependent(
                 context.values(context.below(location, keyword, name), track_evaluated), present
             )
         absent = replace(ANY_VALUE, objects=(ObjectShape((Member(name, False, False),)),))
-        values = context.algebra.unite(context.algebra.intersect(values, each) for each in (present, absent))
+        values = context.algebra.intersect(values, context.algebra.unite([present, absent]))
     return values
 
 

@@ -177,7 +177,7 @@ class _Positions:
             found = replace(found, prefix=prefix, rest=self._number(shape.rest for shape in arrays))
         if objects:
             members = {
-                name: self._number(_member(shape, name).formula for shape in objects)
+                name: self._number(formula for shape in objects for formula in shape.formulas(name))
                 for name in dict.fromkeys(member.name for shape in objects for member in shape.members)
             }
             others = [(names, formula) for shape in objects for names, formula in shape.others if names != NOTHING]
@@ -299,7 +299,7 @@ def _parts(shape: object) -> tuple[object, tuple[Formula, ...]]:
         return None, ()
     names = [(member.name, member.required) for member in shape.members], [names for names, _ in shape.others]
     formulas = (*(member.formula for member in shape.members), *(formula for _, formula in shape.others))
-    return (names, shape.least, shape.most, shape.requirements), formulas
+    return (names, shape.least, shape.most, shape.requirements, shape.choices), formulas
 
 
 def _member(shape: ObjectShape, name: str) -> Member:

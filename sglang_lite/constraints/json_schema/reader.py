@@ -6,6 +6,7 @@ Source: JSON Schema draft 2020-12, core, 10 and 11.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import reduce
@@ -46,6 +47,7 @@ class SchemaReader:
         assert_format: whether `format` is an assertion, not an annotation.
         ignored: JSON Pointers of keywords to ignore; sets that they would have narrowed are `inexact`.
         sets: JSON Pointers of arrays that spell sets.
+        multiplied: up to how many combinations of an object's choices become shapes of their own; None for all.
 
     Attributes:
         algebra: operations on sets of values, with the work done so far.
@@ -58,8 +60,10 @@ class SchemaReader:
         assert_format: bool,
         ignored: frozenset[str] = frozenset(),
         sets: frozenset[str] = frozenset(),
+        multiplied: int | None = None,
     ) -> None:
         self.document, self.assert_format, self._ignored, self.sets = document, assert_format, ignored, sets
+        self._multiplied = math.inf if multiplied is None else multiplied
         self.algebra = Algebra(self.empty)
         self._values: dict[tuple[Formula, bool], ValueSet] = {}
         self._empty: dict[Formula | frozenset[Formula], bool] = {}
@@ -79,7 +83,8 @@ class SchemaReader:
             raise _Circle(formula)
         self._open.add(key)
         try:
-            values = self._values[key] = self._evaluate(formula, track_evaluated)
+            values = self.algebra.few(self._evaluate(formula, track_evaluated), self._multiplied)
+            self._values[key] = values
             return values
         except _Circle as circle:
             if len(self._open) > 1:

@@ -7,9 +7,10 @@ that recursion is harmless. Independent of keywords (reader.py) and text (gramma
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from sglang_lite.constraints.formal.automaton import accepts, emptiness
 from sglang_lite.constraints.formal.lengths import limited
@@ -34,6 +35,7 @@ from sglang_lite.constraints.json_schema.numbers import Numbers
 from sglang_lite.protocol import ConstraintError
 
 MAX_SHAPES = 2_000  # maximum number of shapes in a union
+FEW = 12  # combinations of choices that are written each by itself, so that members keep the schema's order
 MAX_WORK = 3_000_000  # total of members, characters, and states and transitions of automata
 
 _SHAPE, _STATE = 20, 5  # cost of a shape and of a state; a member costs 1
@@ -59,6 +61,8 @@ class ObjectShape:
             formula.
         evaluated: names whose members count as evaluated, if that is tracked.
         count_pointer: JSON Pointer of the keyword behind `least`, or None if that keyword is only checked.
+        choices: alternatives, of which one holds in each choice. They restrict members by name alone, and each choice
+            has names of its own, which `members` lists.
     """
 
     members: tuple[Member, ...] = ()
@@ -68,6 +72,7 @@ class ObjectShape:
     requirements: tuple[tuple[Node, Formula], ...] = ()
     evaluated: Node = NOTHING
     count_pointer: str | None = None
+    choices: tuple[tuple[ObjectShape, ...], ...] = ()
 
     def unlisted(self, name: str) -> Member:
         """Member for a name that is not in `members`, according to `others`."""
@@ -75,13 +80,35 @@ class ObjectShape:
         return Member(name, formula, False)
 
     def listed(self) -> ObjectShape:
-        """Equal shape in which the `others` with finitely many names are moved to the members."""
+        """Equal shape as it is written: `others` with finitely many names are members, and members of one choice stand
+        together."""
         listed = [(names, texts, f) for names, f in self.others if (texts := literal_texts(names)) is not None]
         listed_names = {member.name for member in self.members}
         members = [Member(name, f, False) for _, texts, f in listed for name in texts if name not in listed_names]
         moved = {names for names, _, _ in listed}
         others = tuple(each for each in self.others if each[0] not in moved)
-        return replace(self, members=(*self.members, *members), others=others) if listed else self
+        if not listed and not self.choices:
+            return self
+        choice_of = {name: i for i, choice in enumerate(self.choices) for name in _names_of(choice)}
+        together: dict[int | str, list[Member]] = {}
+        for member in (*self.members, *members):
+            together.setdefault(choice_of.get(member.name, member.name), []).append(member)
+        return replace(self, members=tuple(m for group in together.values() for m in group), others=others)
+
+    def formulas(self, name: str) -> list[Formula]:
+        """Formulas of the values of a member; several if alternatives differ in it."""
+        own = next((m for m in self.members if m.name == name), None) or self.unlisted(name)
+        for choice in self.choices:
+            found = [m.formula for alternative in choice for m in alternative.members if m.name == name]
+            if found:
+                unrestricted = len(found) < len(choice)
+                return list(dict.fromkeys(all_of(own.formula, each) for each in (*found, *[True] * unrestricted)))
+        return [own.formula]
+
+    @property
+    def only_names_members(self) -> bool:
+        """True if members are restricted by name alone."""
+        return replace(self, count_pointer=None) == ObjectShape(self.members)
 
     def requires_too_many(self) -> bool:
         """Returns True if more members are required than are possible."""
@@ -160,6 +187,7 @@ NO_VALUE = ValueSet()
 ANY_VALUE = ValueSet(True, frozenset({False, True}), numbers.EVERY, ANY_TEXT, (ArrayShape(),), (ObjectShape(),))
 
 _Shape = TypeVar("_Shape", ArrayShape, ObjectShape)
+_Choice: TypeAlias = tuple[ObjectShape, ...]
 
 
 class Algebra:
@@ -202,7 +230,7 @@ class Algebra:
             numbers.intersect(a.numbers, b.numbers),
             self.both_strings(a.strings, b.strings),
             self._product(a.arrays, b.arrays, self._both_arrays),
-            self._product(a.objects, b.objects, self._both_objects),
+            self._product(_as_choice(a.objects), _as_choice(b.objects), self._both_objects),
             a.inexact or b.inexact,
         )
 
@@ -242,6 +270,7 @@ class Algebra:
         both: Callable[[_Shape, _Shape], _Shape | None],
         others: Callable[[_Shape], Iterable[_Shape]],
     ) -> tuple[_Shape, ...]:
+        shapes, without = self._multiplied(shapes), self._multiplied(without)
         for each in without:
             remaining: list[_Shape] = []
             outside: list[_Shape] | None = None
@@ -264,6 +293,8 @@ class Algebra:
 
     def _possible(self, shape: ArrayShape | ObjectShape) -> bool:
         if isinstance(shape, ObjectShape):
+            if not all(any(map(self._possible, choice)) for choice in shape.choices):
+                return False
             required = [member.formula for member in shape.members if member.required]
             return not shape.requires_too_many() and not any(map(self._empty, required))
         too_many = shape.most is not None and shape.least > shape.most
@@ -289,6 +320,61 @@ class Algebra:
             if every in distinct and all(shape.evaluated == every.evaluated for shape in distinct):
                 return tuple(shape for shape in distinct if shape == every)
         return tuple(distinct)
+
+    def few(self, values: ValueSet, most: float) -> ValueSet:
+        """Equal set in which choices of at most `most` combinations are shapes of their own."""
+        if not any(shape.choices for shape in values.objects):
+            return values
+        objects = [
+            each
+            for shape in values.objects
+            for each in (self._multiplied((shape,)) if math.prod(map(len, shape.choices)) <= most else (shape,))
+        ]
+        return replace(values, objects=self._distinct(objects))
+
+    def _multiplied(self, shapes: tuple[_Shape, ...]) -> tuple[_Shape, ...]:
+        """Equal shapes without choices."""
+        if not any(isinstance(shape, ObjectShape) and shape.choices for shape in shapes):
+            return shapes
+        found: list[Any] = []
+        for shape in shapes:
+            assert isinstance(shape, ObjectShape)
+            product: tuple[ObjectShape, ...] = (replace(shape, choices=()),)
+            for choice in shape.choices:
+                product = self._product(product, choice, self._both_objects)
+            found += product
+        return self._distinct(found)
+
+    def _with_choices(
+        self, shape: ObjectShape, choices: Iterable[_Choice], possible: Collection[_Choice]
+    ) -> ObjectShape | None:
+        """Shape with choices, of which those about the same names become one; None if it is empty.
+
+        Args:
+            possible: choices whose alternatives are all possible if they stay as they are.
+        """
+        groups: list[_Choice] = []
+        for choice in choices:
+            names = _names_of(choice)
+            for other in [group for group in groups if names.keys() & _names_of(group).keys()]:
+                groups.remove(other)
+                choice = self._product(other, choice, self._both_objects)
+            groups.append(choice)
+        left = []
+        for group in groups:
+            if group not in possible:
+                found = [(alternative, self._both_objects(shape, alternative)) for alternative in group]
+                kept = [(alternative, both) for alternative, both in found if both is not None and self._possible(both)]
+                if len(kept) < 2:
+                    if not kept:
+                        return None
+                    shape = kept[0][1]
+                    continue
+                group = tuple(alternative for alternative, _ in kept)
+            left.append(group)
+        named = ObjectShape(tuple(Member(name, True, False) for group in left for name in _names_of(group)))
+        listed = self._both_objects(shape, named)
+        return None if listed is None else replace(listed, choices=tuple(left))
 
     def _both_objects(self, a: ObjectShape, b: ObjectShape) -> ObjectShape | None:
         if a == ObjectShape():
@@ -323,7 +409,9 @@ class Algebra:
             self._may_meet(shape, requirement) for requirement in shape.requirements
         ):
             return None
-        return shape
+        if not a.choices and not b.choices:
+            return shape
+        return self._with_choices(shape, (*a.choices, *b.choices), {*_untouched(a, b), *_untouched(b, a)})
 
     def _may_meet(self, shape: ObjectShape, requirement: tuple[Node, Formula]) -> bool:
         names, formula = requirement
@@ -366,6 +454,25 @@ class Algebra:
             a.set_pointer or b.set_pointer,
             _smaller(a.repeats, b.repeats),
         )
+
+
+def _untouched(shape: ObjectShape, other: ObjectShape) -> list[_Choice]:
+    """Choices of a shape about names that another shape does not restrict."""
+    if not replace(other, choices=()).only_names_members:
+        return []
+    names = {member.name for member in other.members}.union(*map(_names_of, other.choices))
+    return [choice for choice in shape.choices if names.isdisjoint(_names_of(choice))]
+
+
+def _names_of(choice: Iterable[ObjectShape]) -> dict[str, None]:
+    return {member.name: None for shape in choice for member in shape.members}
+
+
+def _as_choice(shapes: tuple[ObjectShape, ...]) -> tuple[ObjectShape, ...]:
+    """One shape with a choice, if the shapes only restrict members by name: independent ones need not be multiplied."""
+    if len(shapes) > 1 and all(shape.only_names_members for shape in shapes):
+        return (ObjectShape(choices=(shapes,)),)
+    return shapes
 
 
 def _too_complex() -> ConstraintError:

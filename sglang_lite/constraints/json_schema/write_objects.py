@@ -1,8 +1,9 @@
 """Grammar of objects: members named in the schema in its order, then other members in any order.
 
 The named members are halved recursively, so that rules for thousands of them nest only a dozen deep. If members are
-counted, or some have to meet `requirements`, each rule stands for a position between members instead, with the count
-and the requirements met so far.
+counted, some have to meet `requirements`, or there are choices, each rule stands for a position between members
+instead, with the count, the requirements met so far and the alternative that was chosen. Members of one choice are
+written one after the other.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from sglang_lite.constraints.formal.nodes import (
 from sglang_lite.constraints.json_schema.container_writer import ContainerWriter
 from sglang_lite.constraints.json_schema.formulas import all_of
 from sglang_lite.constraints.json_schema.requirements import Met, Requirement, meeting, unimplied
-from sglang_lite.constraints.json_schema.values import ObjectShape, both_strings
+from sglang_lite.constraints.json_schema.values import Member, ObjectShape, both_strings
 from sglang_lite.constraints.json_schema.write_any_order import (
     AnyOrder,
     has_unlisted_names,
@@ -51,7 +52,8 @@ def object_text(writer: ContainerWriter, shape: ObjectShape, *, alone: bool = Tr
     if writer.any_order:
         return AnyOrder(writer, shape.listed()).text(alone=alone)
     object_writer = _ObjectWriter(writer, shape.listed())
-    return object_writer.counted() if object_writer.counts or shape.requirements else object_writer.plain()
+    by_position = object_writer.counts or shape.requirements or shape.choices
+    return object_writer.counted() if by_position else object_writer.plain()
 
 
 class _ObjectWriter:
@@ -61,6 +63,7 @@ class _ObjectWriter:
         self._others = shape.free_others()
         self._requirements = unimplied(shape.requirements)
         required = sum(member.required for member in self._members)
+        self._choice_of = {m.name: i for i, choice in enumerate(shape.choices) for s in choice for m in s.members}
         self._least = shape.least if shape.least > required else 0
         self._most = shape.most if self._others or (shape.most or 0) < len(self._members) else None
         self._exact = self._least > 1 or self._most is not None  # else it only matters if a member was written
@@ -164,21 +167,38 @@ class _ObjectWriter:
             raise ConstraintError(f"json_schema: more than {MAX_COUNTED} properties can't be counted.")
         return self._position(0, 0, frozenset())
 
-    def _position(self, index: int, count: int, met: Met) -> Ref:
-        """Rule for the position where the named members from `index` on may follow."""
-        return self._writer.rule((self._number, index, count, met), lambda: self._at_position(index, count, met))
+    def _position(self, index: int, count: int, met: Met, chosen: int | None = None) -> Ref:
+        """Rule for the position where the named members from `index` on may follow.
 
-    def _at_position(self, index: int, count: int, met: Met) -> Node:
+        Args:
+            chosen: alternative that holds of the choice whose members are being written; None if none is yet.
+        """
+        key = self._number, index, count, met, chosen
+        return self._writer.rule(key, lambda: self._at_position(index, count, met, chosen))
+
+    def _at_position(self, index: int, count: int, met: Met, chosen: int | None) -> Node:
         if index == len(self._members):
             return self._rest(count, met)
         member = self._members[index]
+        choice = self._choice_of.get(member.name)
+        if choice is not None:
+            alternatives = self._shape.choices[choice]
+            if chosen is None:
+                return alternation(self._position(index, count, met, i) for i in range(len(alternatives)))
+            own = next((m for m in alternatives[chosen].members if m.name == member.name), None)
+            if own is not None:
+                member = Member(member.name, all_of(member.formula, own.formula), member.required or own.required)
+            if index + 1 == len(self._members) or self._choice_of.get(self._members[index + 1].name) != choice:
+                chosen = None
         options: list[Node] = []
-        if self._most is None or count < self._most:
+        if member.formula is not False and (self._most is None or count < self._most):
             name, now = literal(member.name), count + 1 if self._exact else 1
             options += [
-                concat(self._writer.member(name, formula, first=not count), self._position(index + 1, now, now_met))
+                concat(
+                    self._writer.member(name, formula, first=not count), self._position(index + 1, now, now_met, chosen)
+                )
                 for formula, now_met in meeting(member, self._requirements, met)
             ]
         if not member.required:
-            options.append(self._position(index + 1, count, met))
+            options.append(self._position(index + 1, count, met, chosen))
         return alternation(options)

@@ -14,7 +14,7 @@ from sglang_lite.constraints.json_schema.normal_form import document_of, normali
 from sglang_lite.constraints.json_schema.numbers import is_finite, to_fraction
 from sglang_lite.constraints.json_schema.reader import SchemaReader
 from sglang_lite.constraints.json_schema.style import Style, style_of
-from sglang_lite.constraints.json_schema.values import ArrayShape, ObjectShape
+from sglang_lite.constraints.json_schema.values import FEW, ArrayShape, ObjectShape
 from sglang_lite.constraints.json_schema.write_numbers import decimal_text
 from sglang_lite.constraints.limits import within_limits
 from sglang_lite.protocol import JsonSchema
@@ -28,7 +28,7 @@ def value_text(constraint: JsonSchema, value: object) -> str | None:
     """
     document = document_of(constraint)
     checked = frozenset(pointer for pointer, _ in normalise(constraint).checked)
-    reader = SchemaReader(document, assert_format=constraint.format == "assert", ignored=checked)
+    reader = SchemaReader(document, assert_format=constraint.format == "assert", ignored=checked, multiplied=FEW)
     with within_limits("the value"):
         return _ValueWriter(reader, style_of(constraint)).text(ValidAt(document.start), value)
 
@@ -102,7 +102,7 @@ class _ValueWriter:
         order = [*dict.fromkeys((*first, *(n for n in members if n not in last))), *last]
         listed = {member.name: member for member in shape.members}
         texts = [self.text((listed.get(n) or shape.unlisted(n)).formula, members[n]) for n in order]
-        if None not in texts:
+        if None not in texts and all(any(any(self._object(s, members)) for s in choice) for choice in shape.choices):
             pairs = (f"{_quoted(name)}{self._colon}{text}" for name, text in zip(order, texts))
             yield "{" + self._gap_text + self._comma.join(pairs) + (self._gap_text if texts else "") + "}"
 
