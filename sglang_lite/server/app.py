@@ -21,6 +21,7 @@ from sglang_lite.engine.engine import Engine
 from sglang_lite.protocol import BackendError, SglError
 from sglang_lite.protocol.anything import UserValue
 from sglang_lite.server import playground
+from sglang_lite.server.absent import absent_error
 from sglang_lite.server.endpoint import AccessControl, Endpoint, refusal, request_id_of
 from sglang_lite.server.errors import MethodError, NotFoundError, Protocol
 from sglang_lite.server.http.sockets import bound
@@ -88,6 +89,8 @@ async def _http_error(request: Request, error: Exception) -> Response:
         refused = MethodError(f"{path!r} does not accept {request.method}.")
     elif error.status_code != 404:
         refused = BackendError(str(error.detail))
+    elif absent := absent_error(path):
+        refused = absent
     request_id = request_id_of(request)
     response = refusal(refused, _protocol(path), request_id)
     response.headers.update({**(error.headers or {}), "x-request-id": request_id})

@@ -38,6 +38,10 @@ class NotFoundError(SglError):
     """Refusal of a route, model or response that doesn't exist."""
 
 
+class NotServedError(SglError):
+    """Refusal of a route that another server has, for want of its feature."""
+
+
 class MethodError(SglError):
     """Refusal of an HTTP method that the route doesn't have."""
 
@@ -80,6 +84,7 @@ _TABLE: tuple[tuple[type[SglError], ErrorStatus], ...] = (  # the first matching
     (AuthenticationError, ErrorStatus(401, "authentication_error", "authentication_error", "invalid_api_key")),
     (ForbiddenError, ErrorStatus(403, "permission_error", "permission_error", "forbidden")),
     (NotFoundError, ErrorStatus(404, "not_found_error", "not_found_error", "not_found")),
+    (NotServedError, ErrorStatus(501, "not_implemented_error", "invalid_request_error", "not_implemented")),
     (MethodError, ErrorStatus(405, "invalid_request_error", "invalid_request_error", "method_not_allowed")),
     (TooLargeError, ErrorStatus(413, "invalid_request_error", "request_too_large", "request_too_large")),
     (SlowRequestError, ErrorStatus(408, "invalid_request_error", "invalid_request_error", "request_timeout")),

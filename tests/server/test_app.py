@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from starlette.applications import Starlette
 
+from sglang_lite.server.absent import ABSENT
 from sglang_lite.server.app import application
 from sglang_lite.server.request_metrics import RequestMetrics
 from sglang_lite.server.routes import ROUTES
@@ -102,6 +103,18 @@ def test_a_failure_of_ours_is_an_answer_in_the_shape_of_the_protocol(both):
 ])  # fmt: skip
 def test_what_no_path_has_is_refused_either_way(both, method, path, expected):
     assert both(method, path)[0] == expected
+
+
+@pytest.mark.parametrize("path", ABSENT)
+def test_a_route_of_sglangs_that_is_not_here_says_what_it_needs(both, path):
+    status, _, content, _ = both("POST", path)
+    error = json.loads(content)["error"]
+    assert (status, error["message"].split(" ")[0]) == (501, path)
+    assert "this server doesn't have that" in error["message"]
+
+
+def test_routes_that_are_here_are_not_told_absent():
+    assert not ABSENT.keys() & {route.path for route in ROUTES}
 
 
 def test_an_error_of_the_connection_reaches_who_runs_the_application(app):

@@ -1,0 +1,49 @@
+"""Routes of SGLang's server that this one doesn't have, by the feature that they need."""
+
+from __future__ import annotations
+
+from sglang_lite.server.errors import NotServedError
+
+_SESSIONS = "/open_session", "/close_session"
+_FEATURES: dict[tuple[str, ...], tuple[str, str]] = {  # paths: the feature, and what to use
+    _SESSIONS: ("Sessions", "Send the whole conversation: its beginning is found in the cache."),
+    ("/release_memory_occupation", "/resume_memory_occupation"): ("Sleep", "End the server, and start it again."),
+    ("/pause_generation", "/continue_generation"): ("Pausing the engine", "Abort its requests: /abort_request."),
+    (
+        "/update_weights_from_tensor", "/update_weights_from_distributed", "/update_weights_from_ipc",
+        "/init_weights_update_group", "/destroy_weights_update_group", "/begin_weight_update", "/end_weight_update",
+        "/init_weights_send_group_for_remote_instance", "/send_weights_to_remote_instance",
+        "/remote_instance_transfer_engine_info", "/get_remote_instance_transfer_engine_info",
+        "/update_weight_version", "/get_weights_by_name", "/weights_checker",
+    ): ("Weights that come over a connection", "Write them to a folder: /update_weights_from_disk."),
+    (
+        "/load_lora_adapter", "/unload_lora_adapter", "/load_lora_adapter_from_tensors",
+    ): ("LoRA adapters", "Merge an adapter into its model."),
+    ("/v1/audio/transcriptions", "/v1/realtime"): ("Audio", ""),
+    ("/invocations", "/vertex_generate", "/v1/systemone"): ("Forms of clouds", "Use /generate or /v1/…."),
+    (
+        "/api/chat", "/api/generate", "/api/show", "/api/tags", "/api/embed", "/api/embeddings",
+    ): ("Ollama's protocol", "Use /v1/chat/completions, OpenAI's, which clients of Ollama speak, too."),
+    (
+        "/hicache/storage-backend", "/hicache/storage-backend/clear", "/get_hicache_l3_cache_layout",
+    ): ("Changing the cache's tiers while the server runs", "Start it with --enable-hierarchical-cache."),
+    (
+        "/start_expert_distribution_record", "/stop_expert_distribution_record", "/dump_expert_distribution_record",
+        "/scale_elastic_ep", "/is_scaling_elastic_ep", "/pd_role_switch",
+    ): ("Several devices", "Run a server for each: serve --replicas N."),
+    (
+        "/add_external_corpus", "/remove_external_corpus", "/list_external_corpora",
+    ): ("A corpus for drafts", "Drafts come from the prompt and earlier answers: --speculation auto."),
+    (
+        "/set_internal_state", "/set_trace_level", "/configure_logging", "/freeze_gc", "/slow_down",
+    ): ("Changing settings while the server runs", "Start it with other settings."),
+}  # fmt: skip
+ABSENT = {path: feature for paths, feature in _FEATURES.items() for path in paths}
+
+
+def absent_error(path: str) -> NotServedError | None:
+    """Error for a path of SGLang's that this server doesn't have; None for any other path."""
+    if path.rstrip("/") not in ABSENT:
+        return None
+    feature, instead = ABSENT[path.rstrip("/")]
+    return NotServedError(f"{path} is SGLang's. {feature}: this server doesn't have that.", hint=instead)
