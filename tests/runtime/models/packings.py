@@ -237,6 +237,19 @@ def bytes_of_bitsandbytes() -> Format:
     return Format(config, store, ("bitsandbytes",))
 
 
+def bytes_of_torchao(bits=8, group=None, kind="IntxWeightOnlyConfig", *, symmetric=True) -> Format:
+    config = {"quant_method": "torchao", "quant_type": {"default": {"_type": kind, "_version": 2, "_data": {}}}}
+
+    def store(weight):
+        size = weight.shape[1] if group is None else group
+        numbers, scale, zero, values = integers(weight, bits, size, symmetric=symmetric, dtype=torch.bfloat16)
+        half = 2 ** (bits - 1)
+        stored = {"._weight_qdata": (numbers.short() - half).to(torch.int8), "._weight_scale": scale}
+        return stored | {"._weight_zero_point": (zero.short() - half).to(torch.int8)}, values
+
+    return Format(config, store, ("torchao",))
+
+
 FORMATS = {
     "gptq": gptq(), "gptq, zeros": gptq(symmetric=False), "gptq, a scale a row": gptq(group=-1),
     "gptq, second version": gptq(symmetric=False, second=True), "gptq, reordered": gptq(reorder=True, symmetric=False),
@@ -249,6 +262,8 @@ FORMATS = {
     "nvfp4": nvfp4(), "nvfp4 of Model Optimizer": nvfp4("modelopt"), "mxfp4": mxfp4(),
     "nf4": four_bits(), "nf4, scales in 8 bits": four_bits(nested=True), "fp4": four_bits("fp4"),
     "nf4, blocks over two rows": four_bits(block=64), "bitsandbytes, 8 bits": bytes_of_bitsandbytes(),
+    "torchao": bytes_of_torchao(4, 32, symmetric=False),
+    "torchao, 8 bits": bytes_of_torchao(kind="Int8WeightOnlyConfig"),
 }  # fmt: skip
 
 

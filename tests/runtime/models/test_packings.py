@@ -184,6 +184,7 @@ def test_tensors_that_do_not_fit_are_named(tmp_path, form, change, message):
         (packed().config, "packed by compressed-tensors, but no tensor is named ….weight_packed"),
         (packed().config | {"sparsity_config": {"format": "sparse-24"}}, "sparse: sparse-24"),
         ({"quant_method": "bitsandbytes"}, "load_in_4bit is None"),
+        ({"quant_method": "torchao", "quant_type": "int4_weight_only"}, "'torchao' \\(int4_weight_only\\) are not"),
         ({"quant_method": "quark"}, "'quark' are not supported.* Supported are .*gptq, awq"),
         ({}, "q_proj.weight' is missing. Beside it there are .*qweight.*quantization_config"),
     ],

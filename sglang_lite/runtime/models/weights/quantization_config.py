@@ -17,6 +17,7 @@ from sglang_lite.runtime.models.weights.awq import awq
 from sglang_lite.runtime.models.weights.gptq import BITS, gptq
 from sglang_lite.runtime.models.weights.packing import Packing
 from sglang_lite.runtime.models.weights.source import WeightSource
+from sglang_lite.runtime.models.weights.torchao import CONFIGS, torchao
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,9 +235,18 @@ def _mxfp4(config: Mapping[str, Json]) -> Matrices:
     return Matrices(("mxfp4",), (fp4.mxfp4_experts(),))
 
 
+def _torchao(config: Mapping[str, Json]) -> Matrices:
+    kinds = config["quant_type"]
+    kind = kinds["default"]["_type"] if isinstance(kinds, dict) and kinds.keys() == {"default"} else kinds
+    if kind not in CONFIGS:
+        raise _UnsupportedError(f"'torchao' ({kind})")
+    return Matrices(("torchao",), (torchao(),))
+
+
 _METHODS: dict[str, Callable[[Mapping[str, Json]], Matrices]] = {
     "fp8": _fp8, "fbgemm_fp8": _fbgemm, "modelopt": _model_optimizer, "compressed-tensors": _compressed_tensors,
     "gptq": _gptq, "awq": _awq, "bitsandbytes": _bitsandbytes, "mxfp4": _mxfp4,
+    "torchao": _torchao,
 }  # fmt: skip
 
 
