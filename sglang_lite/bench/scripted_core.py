@@ -213,6 +213,9 @@ class _Growing:
     def drop(self, path: tuple[int, ...]) -> None:
         self.abort()
 
+    def expect_pause(self, path: tuple[int, ...], seconds: float) -> None:
+        """Does nothing: a script keeps no prefixes."""
+
 
 class _Playing:
     """Program that is played. More `nodes` may be added until it is `closed`."""

@@ -30,6 +30,7 @@ from sglang_lite.engine.frames import (
     Close,
     DropBranch,
     Encode,
+    ExpectPause,
     Extend,
     Judge,
     Ready,
@@ -297,6 +298,9 @@ class _OpenProgram:
 
     def drop(self, path: BranchPath) -> None:
         self._link.send(self._number, DropBranch(path))
+
+    def expect_pause(self, path: BranchPath, seconds: float) -> None:
+        self._link.send(self._number, ExpectPause(path, seconds))
 
     def close(self) -> None:
         self._link.send(self._number, Close())

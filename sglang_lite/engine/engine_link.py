@@ -24,6 +24,7 @@ from sglang_lite.engine.frames import (
     AskReply,
     Close,
     DropBranch,
+    ExpectPause,
     Extend,
     Judge,
     Log,
@@ -131,7 +132,7 @@ class EngineLink:
             else:
                 _send_to(self._process, data)
 
-    def send(self, number: int, message: Extend | Judge | DropBranch | Close | Abort) -> None:
+    def send(self, number: int, message: Extend | Judge | DropBranch | ExpectPause | Close | Abort) -> None:
         """Sends a message of an open submission, unless that has ended. Sends nothing from a forked copy."""
         if self._gate.is_copy:
             return

@@ -97,6 +97,13 @@ class DropBranch(_Message, frozen=True, tag="drop"):
     path: Path
 
 
+class ExpectPause(_Message, frozen=True, tag="expect_pause"):
+    """Seconds for which the caller of an open program adds nothing to a branch."""
+
+    path: Path
+    seconds: float
+
+
 class Close(_Message, frozen=True, tag="close"):
     """Notice that an open program receives no more nodes."""
 
@@ -117,7 +124,7 @@ Asked: TypeAlias = (
     | StartProfile
     | StopProfile
 )
-Request: TypeAlias = Start | Submitted | Extend | Judge | DropBranch | Close | Abort | Asked
+Request: TypeAlias = Start | Submitted | Extend | Judge | DropBranch | ExpectPause | Close | Abort | Asked
 Command: TypeAlias = tuple[int, Request]
 
 

@@ -23,6 +23,7 @@ from sglang_lite.lang.concurrency.loop import in_event_loop
 from sglang_lite.lang.concurrency.variables import Variable
 from sglang_lite.lang.confidence import Confidence
 from sglang_lite.lang.execution.branch import Branch
+from sglang_lite.lang.execution.push_down import expect_pause
 from sglang_lite.lang.execution.reading import (
     afind_variable,
     all_messages,
@@ -225,6 +226,12 @@ class ProgramState(AttributeHints, Generic[R]):
         checkpoint undoes it."""
         self.branch.stop(RequestAbortedError("the program was cancelled.", where=user_location()))
 
+    def expect_pause(self, seconds: float) -> None:
+        """Tells an engine (also behind RuntimeEndpoint) for how long nothing will be added to this state, from its last
+        answer or, if that is there, from now on: for so long its cached prefix may go to others. Other backends keep
+        none, and are not told. Raises ParameterError if `seconds` is not a finite number >= 0."""
+        expect_pause(self.branch.player.pushed, seconds, user_location())
+
     # ------------------------------------------------------------------------------------------ reading
     # Ctrl-C in a read that waits cancels the state.
 
@@ -337,15 +344,8 @@ class ProgramState(AttributeHints, Generic[R]):
         return self.trace().trajectory()
 
     def show(self, path: str | PathLike[str] | None = None) -> Path:
-        """Writes the run's trace as a self-contained HTML page and opens it in a browser, or in a notebook below the
-        cell.
-
-        Args:
-            path: file to write, or None for a new temporary file.
-
-        Returns:
-            Path of the file.
-        """
+        """Writes the run's trace as a self-contained HTML page, and opens it in a browser, or in a notebook below the
+        cell. Returns the page's path: the given one, or that of a new temporary file."""
         from sglang_lite.lang.runs.page import show
 
         return show(self.trace(), path)

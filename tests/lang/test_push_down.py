@@ -443,8 +443,46 @@ class Outbox(sgl.BaseBackend):
     def drop(self, path):
         pass
 
+    def expect_pause(self, path, seconds):
+        self.sent.append((path, seconds))
+
     def close(self):
         pass
+
+
+def test_expected_pauses_are_told_behind_what_was_added_before():
+    def body(s):
+        s.expect_pause(1)  # nothing was asked for, so nothing is kept
+        s += "a" + sgl.gen("x")
+        forks = s.fork(2)
+        forks[1] += "b"
+        forks[1].expect_pause(2.5)
+        s.cancel()
+
+    sgl.function(body).run(backend=(outbox := Outbox()), stream=True).error()
+    assert outbox.sent == [((), ["Text", "Gen"]), ((), ["Fork"]), ((2, 1), ["Text"]), ((2, 1), 2.5)]
+
+
+def test_other_backends_are_told_no_pauses():
+    @sgl.function
+    def body(s):
+        s += "a" + sgl.gen("x")
+        s.expect_pause(20)
+        s += "b"
+
+    state = body.run(backend=sgl.ScriptedBackend(default="x"))
+    assert state.text() == "axb"
+
+
+@pytest.mark.parametrize("seconds", [-1, float("inf"), float("nan"), "3", None, True])
+def test_a_pause_is_a_number_of_seconds(seconds):
+    @sgl.function
+    def body(s):
+        s.expect_pause(seconds)
+
+    with pytest.raises(sgl.ParameterError, match="no number of seconds") as info:
+        body.run(backend=sgl.ScriptedBackend(default="x"))
+    assert info.value.where is not None
 
 
 def test_nodes_are_sent_in_the_order_in_which_they_were_added():

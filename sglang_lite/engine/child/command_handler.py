@@ -35,6 +35,7 @@ from sglang_lite.engine.frames import (
     Command,
     DropBranch,
     Encode,
+    ExpectPause,
     Extend,
     Judge,
     Log,
@@ -259,6 +260,8 @@ class CommandHandler:
                 program.judge(message.path, message.place, message.verdict)
             case DropBranch() if program is not None:
                 program.drop(message.path)
+            case ExpectPause() if program is not None:
+                program.expect_pause(message.path, message.seconds)
             case Close() if program is not None:
                 program.close()
             case Abort() if program is not None:

@@ -55,6 +55,10 @@ class ProgramAtBackend(Protocol):
         """Cancels the queued and running nodes of a branch; a rollback continues from an earlier mark."""
         ...
 
+    def expect_pause(self, path: Path, seconds: float) -> None:
+        """Tells for how long nothing will be added to a branch, from its last answer or from now on."""
+        ...
+
     def close(self) -> None:
         """Announces that no more nodes will come."""
         ...

@@ -15,6 +15,7 @@ played the node.
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 from bisect import bisect
 from collections import deque
@@ -46,6 +47,8 @@ from sglang_lite.protocol import (
     Delta,
     Generation,
     Image,
+    Location,
+    ParameterError,
     Played,
     ProgramError,
     ProgramEvent,
@@ -170,6 +173,13 @@ class PushedProgram:
         if self._open is not None and path is not None:
             self._send(self._open)  # the outbox may contain a mark for a later rollback
             self._open.drop(path)
+
+    def expect_pause(self, branch: PushedBranch, seconds: float) -> None:
+        """Tells the backend for how long nothing will be added to a branch."""
+        with self.lock:
+            if self._open is not None and branch.path is not None and not self.closed:
+                self._send(self._open)
+                self._open.expect_pause(branch.path, seconds)
 
     def close(self, count: int | None = None) -> bool:
         """Announces that no more nodes will come. Returns False if it has got more than `count` nodes, and stays
@@ -481,6 +491,18 @@ class NodeEvents:
     def cancel(self) -> None:
         """Revokes the callback."""
         self.then = None
+
+
+def expect_pause(branch: PushedBranch | None, seconds: float, where: Location | None) -> None:
+    """Tells the backend for how long nothing will be added to a branch, if it plays whole programs.
+
+    Raises:
+        ParameterError: it is not a number of seconds.
+    """
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < math.inf:
+        raise ParameterError("expect_pause", f"{seconds!r:.60} is no number of seconds.", where=where)
+    if branch is not None:
+        branch.program.expect_pause(branch, seconds)
 
 
 def _spans(pieces: Sequence[Piece]) -> Iterator[Span]:

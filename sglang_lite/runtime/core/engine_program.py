@@ -137,6 +137,11 @@ class EngineProgram:
         call = partial(self._player.judge, path, place, verdict.text, again)
         self.context.loop.inbox.post(partial(self._input, call))
 
+    def expect_pause(self, path: Path, seconds: float) -> None:
+        """Tells for how long the caller will add nothing to a branch, from its last answer on or, if that is there,
+        from now on."""
+        self.context.loop.inbox.post_if_open(partial(self._pauses.expect, path, seconds))
+
     def close(self) -> None:
         """Closes the program: no more nodes will be added."""
         self.context.loop.inbox.post_if_open(self._pauses.close)
@@ -144,7 +149,9 @@ class EngineProgram:
 
     def abort(self) -> None:
         """Ends the program with RequestAbortedError, unless it has ended."""
-        self.context.loop.inbox.post_if_open(partial(self._fail, RequestAbortedError("the program was aborted.")))
+        self.context.loop.inbox.post_if_open(
+            partial(self._input, partial(self._player.fail, RequestAbortedError("the program was aborted.")))
+        )
 
     # ------------------------------------------------------------------- what its jobs call, on the loop's thread
 
@@ -178,14 +185,14 @@ class EngineProgram:
         try:
             self.context.loop.inbox.post(call)
         except EngineClosedError as error:  # the loop has ended: report it from this thread
-            self._fail(error)
+            self._input(partial(self._player.fail, error))
 
     def off_loop(self, job: Callable[[], Callable[[], object]]) -> None:
         """Runs a job on a tokenisation thread, and the function that it returns on the loop's thread."""
         try:
             self.context.encoder.submit(self._run_off_loop, job)
         except RuntimeError:  # the engine is closed
-            self._fail(EngineClosedError("the engine is closed."))
+            self._input(partial(self._player.fail, EngineClosedError("the engine is closed.")))
 
     def _run_off_loop(self, job: Callable[[], Callable[[], object]]) -> None:
         try:
@@ -193,7 +200,7 @@ class EngineProgram:
         except Exception as error:  # raised by a library; must be reported, as nobody reads the future
             failure = ProgramError(f"a node of the program can't be prepared: {type(error).__name__}: {error}")
             failure.__cause__ = error
-            done = partial(self._fail, failure)
+            done = partial(self._input, partial(self._player.fail, failure))
         self.post(done)
 
     # ---------------------------------------------------------------------------------- inputs of the player
@@ -213,10 +220,6 @@ class EngineProgram:
 
     def _input(self, call: Callable[[], object]) -> None:
         call()
-        self._perform()
-
-    def _fail(self, error: SglError) -> None:
-        self._player.fail(error)
         self._perform()
 
     # --------------------------------------------------------------------------------- effects of the player

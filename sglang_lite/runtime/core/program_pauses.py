@@ -43,6 +43,11 @@ class ProgramPauses:
             ids = np.array(branch.text.log.fixed, dtype=np.int32)
             self._pauses.want(self._branch(branch), ids, self._namespace)
 
+    def expect(self, path: Path, seconds: float) -> None:
+        """Sets the expected duration of a branch's pause: of the one that has begun, or else the next."""
+        if path in self._branches:  # else it has asked for nothing yet, and keeps nothing
+            self._pauses.expect(self._branches[path], seconds)
+
     def idle(self, branch: EngineBranch) -> None:
         """Ends a branch's pause unless the branch may continue."""
         found = self._branches.get(branch.path)

@@ -43,9 +43,10 @@ class ScheduledBranch:
         kind: name of the first one that had one.
         length: tokens at its last pause; 0 before.
         evicted: True if pages of its prefix were evicted since its last pause began.
+        next_pause_s: duration of its next pause in seconds, if its caller has told it.
     """
 
-    __slots__ = ("_branch", "evicted", "kind", "length", "name", "program")
+    __slots__ = ("_branch", "evicted", "kind", "length", "name", "next_pause_s", "program")
 
     def __init__(self, program: ScheduledProgram, branch: Branch[Any, Any]) -> None:  # of any driver
         self.program, self._branch = program, branch
@@ -53,6 +54,7 @@ class ScheduledBranch:
         self.kind: str | None = None
         self.length = 0
         self.evicted = False
+        self.next_pause_s: float | None = None
 
     @property
     def expected(self) -> ExpectedTokens:

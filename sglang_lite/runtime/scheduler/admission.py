@@ -168,7 +168,7 @@ class Admission:
         assert request.branch is not None
         length = len(request.tokens) if request.handle is None else int(self._store.table.length[request.slot])
         length += self._reserve.of_request(length, request.limit)
-        return ExpectedGrowth(request.rank, length, self._pauses.growth_ahead(request.branch, length))
+        return ExpectedGrowth(request.rank, length, self._pauses.expected.growth(request.branch, length))
 
     def _has_room(self, request: Request, needed: int, promised: int, programs: Iterable[ExpectedGrowth]) -> bool:
         """Returns True if a request can have its pages, if need be those that paused branches give up.

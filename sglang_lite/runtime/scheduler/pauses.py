@@ -66,6 +66,43 @@ class Medians:
         self._values.setdefault(name, deque(maxlen=_LAST)).append(value)
 
 
+class Expectations:
+    """Expected pauses and growth of branches.
+
+    Args:
+        most: number of tokens that no branch is expected to grow beyond.
+        reserve: estimate of what requests generate.
+    """
+
+    def __init__(self, most: int, reserve: PageReserve) -> None:
+        self._most, self._reserve = most, reserve
+        self._times = Medians(_FIRST_S)  # seconds of pauses, by the name of the node before
+        self._lengths = Medians(0)  # tokens of ended branches, by their kind
+
+    def pause_s(self, branch: ScheduledBranch) -> float:
+        """Seconds of the pause that a branch begins: those that its caller has told, or else as usual."""
+        told, branch.next_pause_s = branch.next_pause_s, None
+        return self._times.of(branch.name) if told is None else told
+
+    def growth(self, branch: ScheduledBranch, length: int) -> int:
+        """Tokens that a branch is expected to add to `length`: those of its queued nodes, or while its program is open,
+        up to the usual length of its kind; of an unknown kind, as many as it has."""
+        tokens = self._reserve.of_program(branch.expected)
+        if branch.program.open:
+            usual = self._lengths.of(branch.kind)
+            tokens = max(tokens, round(usual) - length if usual else length)
+        return min(tokens, self._most)
+
+    def paused(self, branch: ScheduledBranch, seconds: float) -> None:
+        """Records how long a branch has paused."""
+        self._times.add(branch.name, seconds)
+
+    def ended(self, branch: ScheduledBranch) -> None:
+        """Records the length of a branch that has ended."""
+        if branch.length:
+            self._lengths.add(branch.kind, branch.length)
+
+
 @dataclass(frozen=True, slots=True)
 class ExpectedGrowth:
     """Expected growth of a branch.
@@ -102,6 +139,7 @@ class PausedBranch:
         rank: rank of its program, as of Request.
         began: time of its beginning.
         expected_s: expected duration.
+        due: time from when on it is too long.
         ahead: growth of the branch.
         pages: pages that it has given up, and needs when it returns.
         given_up: True if the program waits like a new one when it returns, as it returned too late.
@@ -113,12 +151,18 @@ class PausedBranch:
     began: float
     expected_s: float
     ahead: ExpectedGrowth
+    due: float = 0.0
     pages: int = 0
     given_up: bool = False
 
     @property
     def locked(self) -> bool:
         return self.lock.node is not None
+
+    def set_due(self, worth_s: float) -> float:
+        """Sets when the pause is too long: at once if it is expected to be, or else when it has been."""
+        self.due = self.began + worth_s * (self.expected_s <= worth_s)
+        return self.due
 
     def remaining_s(self, now: float) -> float:
         """Expected seconds until the branch returns. After the expected time it is as long again as it was away."""
@@ -135,12 +179,15 @@ class Pauses:
 
     Attributes:
         now: clock, in seconds.
+        expected: what is expected of branches.
         pages_given_up: number of locked pages given up so far.
         token_s: seconds to compute a token of a prompt; 0 if unknown.
     """
 
     def __init__(self, store: PrefixCache, reserve: PageReserve) -> None:
-        self._store, self._reserve = store, reserve
+        self._store = store
+        # No branch counts for more than half of what fits.
+        self.expected = Expectations(store.pool.total * store.page_size // 2, reserve)
         self.now: Callable[[], float] = time.perf_counter
         self.pages_given_up = 0
         self.token_s = 0.0
@@ -150,8 +197,6 @@ class Pauses:
         self._due: list[tuple[float, int, PausedBranch]] = []  # heap: when a pause is too long; entries may be outdated
         self._too_long: list[PausedBranch] = []
         self._count = 0
-        self._times = Medians(_FIRST_S)  # seconds of pauses, by the name of the node before
-        self._lengths = Medians(0)  # tokens of ended branches, by their kind
         self._again = 0.0  # tokens that may be given up on an idle device
 
     def __len__(self) -> int:
@@ -186,25 +231,33 @@ class Pauses:
         lock = self._store.tree.lock(self._store.tree.match(tokens, namespace).node)
         self.end(branch)
         rank = -branch.program.priority, branch.program.arrival
-        ahead = ExpectedGrowth(rank, len(tokens), self.growth_ahead(branch, len(tokens)))
-        pause = PausedBranch(branch, lock, rank, self.now(), self._times.of(branch.name), ahead)
+        ahead = ExpectedGrowth(rank, len(tokens), self.expected.growth(branch, len(tokens)))
+        pause = PausedBranch(branch, lock, rank, self.now(), self.expected.pause_s(branch), ahead)
         self._pauses[branch] = pause
         self._count += 1
         insort(self._by_rank, (rank, self._count, pause))
-        worth = self._worth_s
-        heapq.heappush(self._due, (pause.began + worth * (pause.expected_s <= worth), self._count, pause))
+        heapq.heappush(self._due, (pause.set_due(self._worth_s), self._count, pause))
+
+    def expect(self, branch: ScheduledBranch, seconds: float) -> None:
+        """Notes how long a branch's caller needs from now on, or from the beginning of the next pause."""
+        pause = self._pauses.get(branch)
+        if pause is None or not branch.awaits_caller:
+            branch.next_pause_s = seconds
+            return
+        pause.expected_s = self.now() - pause.began + seconds
+        self._count += 1
+        heapq.heappush(self._due, (pause.set_due(self._worth_s), self._count, pause))
 
     def returned(self, branch: ScheduledBranch) -> None:
         """Notes that the branch's next request has come."""
         pause = self._pauses.get(branch)
         if pause is not None:
-            self._times.add(branch.name, self.now() - pause.began)
+            self.expected.paused(branch, self.now() - pause.began)
 
     def forget(self, branch: ScheduledBranch) -> None:
         """Ends a branch."""
         self.end(branch)
-        if branch.length:
-            self._lengths.add(branch.kind, branch.length)
+        self.expected.ended(branch)
 
     def end(self, branch: ScheduledBranch) -> None:
         """Ends a branch's pause: a request of it reads the prefix now, or the branch doesn't need it any more."""
@@ -224,15 +277,6 @@ class Pauses:
             self.end(branch)
 
     # --------------------------------------------------------------------------------------- expectations
-
-    def growth_ahead(self, branch: ScheduledBranch, length: int) -> int:
-        """Tokens that a branch is expected to add to `length`, at most half of what fits: those of its queued nodes, or
-        while its program is open, up to the usual length of its kind; of an unknown kind, as many as it has."""
-        tokens = self._reserve.of_program(branch.expected)
-        if branch.program.open:
-            usual = self._lengths.of(branch.kind)
-            tokens = max(tokens, round(usual) - length if usual else length)
-        return min(tokens, self._store.pool.total * self._store.page_size // 2)
 
     def before(self, rank: tuple[int, float], *, beside: ScheduledBranch | None) -> tuple[list[ExpectedGrowth], int]:
         """Growth of the programs that pause, of lower ranks, and the number of pages that they have given up but need
@@ -275,7 +319,8 @@ class Pauses:
         while self._due and self._due[0][0] <= now:
             self._too_long.append(heapq.heappop(self._due)[2])
         self._too_long = [each for each in self._too_long if self._pauses.get(each.branch) is each and each.locked]
-        away = [each for each in (self if kept else self._too_long) if each.locked and each.branch.awaits_caller]
+        away = self if kept else [each for each in self._too_long if each.due <= now]
+        away = [each for each in away if each.locked and each.branch.awaits_caller]
         if not away:
             return False
         last = max(away, key=lambda each: each.remaining_s(now))

@@ -74,6 +74,7 @@ class ProgramAnswer(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     place: int | None = None
     verdict: dict[str, Any] | None = None
     drop: bool = False
+    pause: float | None = None
 
 
 class ProgramAnswers(msgspec.Struct, kw_only=True):
@@ -439,6 +440,8 @@ async def extend(service: Service, call: HttpRequest) -> Response:
             entry.program.judge(change.path, change.place, change.verdict)
         elif change.nodes:
             entry.program.extend(change.path, change.nodes)
+        elif change.pause_s is not None:
+            entry.program.expect_pause(change.path, change.pause_s)
         else:
             entry.program.drop(change.path)
     if close:
@@ -448,12 +451,14 @@ async def extend(service: Service, call: HttpRequest) -> Response:
 
 @dataclass(frozen=True, slots=True)
 class _Change:
-    """Change to a branch: a verdict on the node at a place, or further nodes; with neither, it is dropped."""
+    """Change to a branch: a verdict on the node at a place, further nodes, or an expected pause; without any of them,
+    it is dropped."""
 
     path: Path
     nodes: Sequence[Node] = ()
     place: int = 0
     verdict: Verdict | None = None
+    pause_s: float | None = None
 
 
 def _read_answers(reader: RequestReader, call: HttpRequest) -> tuple[Sequence[_Change], bool]:
@@ -470,14 +475,16 @@ def _change(given: ProgramAnswer, pointer: str, call: HttpRequest) -> _Change:
     path, place = tuple(given.path), given.place
     if len(path) % 2 or any(index < 0 for index in path):
         raise ParameterError(f"{pointer}/path", f"{given.path!r:.60} is no branch's: pairs of a fork and an index.")
-    if bool(given.nodes) + (given.verdict is not None) + given.drop != 1:
-        raise ParameterError(pointer, "has to have nodes, a verdict or drop: true. Give one of them.")
+    if bool(given.nodes) + (given.verdict is not None) + given.drop + (given.pause is not None) != 1:
+        raise ParameterError(pointer, "has to have nodes, a verdict, a pause or drop: true. Give one of them.")
     if (given.verdict is None) != (place is None) or (place is not None and place < 0):
         raise ParameterError(f"{pointer}/place", "is the index of the node that a verdict is given on.")
     if given.nodes:
         return _Change(path, _program({"nodes": given.nodes}, pointer, call).nodes)
+    if given.pause is not None and not 0 <= given.pause < math.inf:
+        raise ParameterError(f"{pointer}/pause", f"{given.pause!r} is no number of seconds.")
     if given.verdict is None or place is None:
-        return _Change(path)
+        return _Change(path, pause_s=given.pause)
     verdict = record_of("Verdict", given.verdict, f"{pointer}/verdict", call)
     assert isinstance(verdict, Verdict)
     return _Change(path, place=place, verdict=verdict)

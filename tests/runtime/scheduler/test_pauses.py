@@ -169,6 +169,47 @@ def test_those_give_way_that_have_been_seen_to_return_late():
     assert returned(engine, *slow)[0].cached_tokens < 80
 
 
+@pytest.mark.parametrize("told", ["at once", "later", "before", "and was wrong"])
+def test_those_give_way_whose_callers_told_that_they_return_late(told):
+    engine = Simulated(max_running=4, context_length=256, max_total_tokens=256)
+    (slow, slow_events), (quick, quick_events) = (paused(engine, letters(i, 60)) for i in (1, 2))
+    if told == "before":
+        slow.extend((), (Text("z"), Gen("a", greedy(4))))
+        slow.expect_pause((), 50)
+        engine.drain()
+    elif told == "later":
+        engine.time += 1
+        slow.expect_pause((), 50)
+    elif told == "at once":
+        slow.expect_pause((), 50)
+    else:  # it tells again
+        slow.expect_pause((), 50)
+        engine.drain()
+        for program in (slow, quick):
+            program.expect_pause((), 50 if program is quick else 0.5)
+        slow, slow_events, quick, quick_events = quick, quick_events, slow, slow_events
+    busy = engine.start([1, 2, 3], greedy(20))[1]
+    engine.step()
+    engine.start(letters(3, 150), greedy(2))
+    engine.simulate([])
+    assert isinstance(ended(busy), Generation)
+    assert returned(engine, quick, quick_events)[0].cached_tokens >= 60
+    assert returned(engine, slow, slow_events)[0].cached_tokens < 50
+
+
+def test_a_pause_of_a_branch_that_is_none_changes_nothing():
+    engine = Simulated(max_running=4, context_length=256, max_total_tokens=256)
+    program, events = paused(engine, letters(1, 60))
+    program.expect_pause((7, 0), 50)
+    program.close()
+    program.expect_pause((), 50)
+    engine.drain()
+    assert isinstance(events[-1], ProgramResult)
+    program.expect_pause((), 50)
+    engine.drain()
+    engine.check_empty()
+
+
 def test_what_forks_begin_with_is_kept_once():
     engine = Simulated(checks=True, max_running=8, context_length=256, max_total_tokens=256)
     events = []

@@ -279,6 +279,17 @@ def test_an_open_program_may_be_whole(http):
     growing.leave()
 
 
+def test_a_program_that_told_its_pause_continues(http):
+    growing = Growing(http, Program((Text("a quick"), Gen("a", FOUR))))
+    assert growing.next().name == "a"
+    assert growing.answer({"path": [], "pause": 5}).status_code == 200
+    assert growing.answer({"path": [], "nodes": nodes(Text("b"), Gen("b", FOUR))}, close=True).status_code == 200
+    assert growing.next().name == "b"
+    assert isinstance(growing.next(), Usage)
+    assert isinstance(growing.next(), ProgramResult)
+    growing.leave()
+
+
 def test_a_branch_that_was_dropped_is_no_more(http, engine):
     endless = Gen("a", SamplingParams(max_tokens=1900, temperature=0, ignore_eos=True))
     growing = Growing(http, Program((Text("a quick"), Fork(((endless,),)))))
@@ -293,6 +304,8 @@ def test_answers_are_checked_before_any_is_taken(http):
     for answers, parameter in (
         ([{"path": [0], "drop": True}], "/answers/0/path"),
         ([{"path": []}], "/answers/0"),
+        ([{"path": [], "pause": 1.0, "drop": True}], "/answers/0"),
+        ([{"path": [], "pause": -1.0}], "/answers/0/pause"),
         ([{"path": [], "drop": True, "place": 1, "verdict": {}}], "/answers/0"),
         ([{"path": [], "verdict": {}}], "/answers/0/place"),
         ([{"path": [], "place": -1, "verdict": {}}], "/answers/0/place"),

@@ -87,6 +87,10 @@ class RemoteProgram:
         """Ends the queued and running nodes of a branch."""
         executor().post(self._drop, path)
 
+    def expect_pause(self, path: Path, seconds: float) -> None:
+        """Tells for how long nothing will be added to a branch."""
+        executor().post(self._add, {"path": list(path), "pause": seconds})
+
     def close(self) -> None:
         """Declares that no nodes will be added any more."""
         executor().post(self._close)
@@ -188,9 +192,11 @@ class RemoteProgram:
     def _first_nodes(self) -> dict[Path, Sequence[Node]]:
         """Nodes for the first request: all, or those before the first drop or rollback, which ends what stands before
         it, and not what comes after. Items for further requests remain: what follows, behind the verdicts so far."""
-        rest = [*self._unsent][self._before_going_back :]
+        at = min(self._before_going_back, len(self._unsent))
+        rest = [*self._unsent][at:]
         earlier = len(self._verdicts) - sum("verdict" in each for each in rest)
-        self._unsent = deque([*self._verdicts[:earlier], *rest])
+        pauses = (each for each in [*self._unsent][:at] if "pause" in each)
+        self._unsent = deque([*self._verdicts[:earlier], *pauses, *rest])
         later = Counter[Path]()
         for each in self._unsent:
             later[tuple(each["path"])] += len(each.get("nodes", ()))
