@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from sglang_lite.lang.backend.base import Backend
 from sglang_lite.lang.backend.default import BackendLike, as_backend
 from sglang_lite.lang.expressions import BaseProgram
+from sglang_lite.lang.runs.files import prefix_path
 from sglang_lite.lang.runs.saving import AbsentBackend, check_program, classes, read
 from sglang_lite.lang.runs.values import import_by_name
 from sglang_lite.lang.state import ProgramState
@@ -22,6 +23,7 @@ def load(
     *,
     backend: BackendLike | None = None,
     types: Iterable[Callable[..., UserValue]] = (),
+    trust_cache: bool = False,
 ) -> ProgramState:
     """Loads a state that `state.save(path)` has written. The state can be read, extended, forked, and run again with a
     different answer of a node (`rerun`). A file contains no code, and reading it neither imports nor runs any.
@@ -31,6 +33,9 @@ def load(
         program: program whose run was saved; `rerun` needs it. Its module is also searched for the classes of values.
         backend: backend on which the state continues; without one it can only be read.
         types: classes of values that are not in the program's module, and the functions of saved tool calls.
+        trust_cache: whether to give the backend, an engine, what `state.save(path, cache=True)` wrote beside the file,
+            so that it need not compute the text again. Only for files that you know: whoever writes one decides what
+            the model takes for its own computation.
 
     Returns:
         The state. Its `restored` is "tokens" if the backend has the tokenizer of the saved run: text that the model
@@ -39,7 +44,8 @@ def load(
         `messages()`.
 
     Raises:
-        ParameterError: the file does not exist or is too large.
+        CapabilityError: `trust_cache`, and the backend is no engine of this program, or has no hierarchical cache.
+        ParameterError: a file does not exist, is too large, or is of another model.
         WireError: the file is not a saved state, is damaged, or has another version.
         ProgramError: the file was saved by another program, or the program's body has changed (the error has the first
             difference), or the class of a value, or the function of a tool call, was not given.
@@ -49,9 +55,12 @@ def load(
         check_program(saved, program)
     try:
         chosen = AbsentBackend() if backend is None else as_backend(backend)
-        return ProgramState.from_saved(saved, chosen, classes(program, types), program)
+        state = ProgramState.from_saved(saved, chosen, classes(program, types), program)
     except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
         raise WireError(f"{os.fspath(path)!r} is damaged: {error!r}") from error
+    if trust_cache:
+        chosen.import_prefix(prefix_path(path))
+    return state
 
 
 def finished(saved: SavedRun) -> ProgramState:

@@ -42,14 +42,7 @@ from sglang_lite.lang.expressions import AsyncProgram, BaseProgram, Named, R, Va
 from sglang_lite.lang.results import meta_info, text_of, usages_of
 from sglang_lite.lang.runs import files
 from sglang_lite.lang.runs.rerun import run_again
-from sglang_lite.lang.runs.saving import (
-    AbsentBackend,
-    branch_of,
-    decoded,
-    run_until,
-    same_tokens,
-    saved_run,
-)
+from sglang_lite.lang.runs.saving import AbsentBackend, branch_of, decoded, run_until, same_tokens, saved_run
 from sglang_lite.lang.runs.values import import_by_name
 from sglang_lite.lang.scopes import Checkpoint, CopyScope, Scope
 from sglang_lite.lang.state_group import ProgramStateGroup as ProgramStateGroup
@@ -498,16 +491,23 @@ class ProgramState(AttributeHints, Generic[R]):
 
     # ------------------------------------------------------------------------------------------- again
 
-    def save(self, path: str | PathLike[str]) -> None:
+    def save(self, path: str | PathLike[str], *, cache: bool = False) -> None:
         """Writes the state to a file from which `sgl.load` restores it, also in another process: text with its tokens,
         turns, variables, return value, and the answers of all nodes. Waits until everything has been played.
 
+        Args:
+            cache: whether to write what the engine has computed for the text, too, to a file of the name and ".kv".
+
         Raises:
-            ParameterError: the file can't be written.
+            CapabilityError: `cache`, and the backend is no engine of this program, or has no hierarchical cache.
+            ParameterError: a file can't be written, or nothing of the text is cached.
             ProgramError: a grammar or a scope is open, or a variable has a value that can't be saved.
             SglError: the program has failed; its error is raised.
         """
-        files.write(path, wire.encode(self._saved()))
+        saved = self._saved()
+        if cache:
+            self.branch.backend.export_prefix(self.branch.player.transcript.prompt(), files.prefix_path(path))
+        files.write(path, wire.encode(saved))
 
     def rerun(self, at: str, value: str | None = None) -> ProgramState:
         """Runs the program again with a different answer of one node. A node at the same place in the program whose

@@ -240,12 +240,26 @@ class Backend:
         """Drops cached prefixes. Returns None if the backend has no cache."""
         return None
 
+    def export_prefix(self, prompt: Prompt, path: str) -> None:
+        """Writes what the backend has computed for a prompt to a file. Raises CapabilityError if it can't."""
+        raise _no_prefixes(self, "Leave cache=True out: the text is computed again.")
+
+    def import_prefix(self, path: str) -> None:
+        """Reads a file of `export_prefix`, which is trusted. Raises CapabilityError if it can't."""
+        raise _no_prefixes(self, "Leave trust_cache=True out: the text is computed again.")
+
     def get_server_info(self) -> dict[str, Json] | None:
         """Information on the server behind the backend, or None if unknown."""
         return None
 
     def shutdown(self) -> None:
         """Frees the resources of the backend."""
+
+
+def _no_prefixes(backend: Backend, instead: str) -> CapabilityError:
+    return CapabilityError(
+        f"{name_of(backend)} keeps no keys and values in files; an engine of this program does.", hint=instead
+    )
 
 
 def name_of(backend: Backend) -> str:

@@ -112,6 +112,12 @@ class LocalBackend(Backend):
         sink = partial(mailbox.enqueue, self.token_usage.counted(sink))
         return self.engine.open_program(sink=sink, flush=mailbox.wake, stream=stream, priority=priority)
 
+    def export_prefix(self, prompt: Prompt, path: str) -> None:
+        self.engine.export_prefix(prompt, path)
+
+    def import_prefix(self, path: str) -> None:
+        self.engine.import_prefix(path, trust_cache=True)
+
     def get_model_name(self) -> str:
         return self.engine.model_name
 

@@ -33,6 +33,11 @@ def write(path: AnyPath, content: bytes) -> None:
         raise failure(path, "written", error) from error
 
 
+def prefix_path(path: AnyPath) -> str:
+    """File of what was computed for the text of a state that is saved in another file."""
+    return f"{os.fspath(path)}.kv"
+
+
 def failure(path: AnyPath, what: str, error: OSError) -> ParameterError:
     return ParameterError("path", f"{os.fspath(path)!r} can't be {what}: {error.strerror or error}.")
 
