@@ -19,6 +19,7 @@ import numpy as np
 
 from sglang_lite.runtime.kv_cache.disk_tier import RUN_TOKENS, DiskTier
 from sglang_lite.runtime.kv_cache.host_tier import HostTier
+from sglang_lite.runtime.kv_cache.page_file import Rows
 from sglang_lite.runtime.kv_cache.page_names import PageNames
 from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.kv_cache.radix import Match, Node, PrefixLock
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 _MIN_FETCHED = 16  # tokens; fewer are computed
 _MAX_WRITING = 64  # files that wait to be written; more are left out
+_MAX_READING = 16  # sequences that are read from files before their requests are admitted
 _REMEMBERED = 1 << 16  # names of files that are known to be written
 _CLOSE_S = 0.001  # pause while copies end
 
@@ -270,6 +272,21 @@ class Tiers:
         self.settle()
         return fetch
 
+    def read_ahead(self, tokens: Ints, namespace: str, token_s: float) -> DiskRead | None:
+        """Starts to read files with pages of a sequence that neither the device nor the host has. Returns None if there
+        are none, many are being read, or computing is faster.
+
+        Args:
+            tokens: int32, the sequence.
+            token_s: seconds to compute a token; 0 if unknown.
+        """
+        if self.disk is None or self.disk.off or len(self._reading) >= _MAX_READING:
+            return None
+        match, size = self._store.match(tokens, namespace), self._store.page_size
+        at = len(match.pages)
+        behind = list(self.names.after(self.names.last(match.node), tokens[at * size : len(tokens) - 1]))
+        return self._read(at, behind, sum(1 for _ in takewhile(self.host.__contains__, behind)), token_s)
+
     def _read(self, at: int, behind: Sequence[bytes], found: int, token_s: float) -> DiskRead | None:
         """Starts to look for the files with pages behind those that the host has. Returns None if there are none, or
         computing is faster.
@@ -360,7 +377,8 @@ class Tiers:
         if not len(read.slots):
             return True
         if not read.filled and read.copy <= completed:
-            read.filled, read.began = list(self._read_files(files, read)), time.perf_counter()
+            started = _read_files(self.disk, self.host.memory.rows, self._run, files, read)
+            read.filled, read.began = list(started), time.perf_counter()
         if not read.filled or not all(each.done() for each in read.filled):
             return False
         whole = sum(1 for _ in takewhile(Future.result, read.filled))
@@ -373,14 +391,13 @@ class Tiers:
         self.read_pages += filled
         return True
 
-    def _read_files(self, files: Sequence[bytes], read: DiskRead) -> Iterator[Future[bool]]:
-        """Starts to read files into slots, as far as these go."""
-        assert self.disk is not None
-        for i, name in enumerate(files):
-            start, end = (max(pages * self._run - read.skip, 0) for pages in (i, i + 1))
-            if len(read.slots) > start:
-                slots, skip = read.slots[start:end], 0 if i else read.skip
-                yield self.disk.read(name, self.host.memory.rows, slots, skip)
+
+def _read_files(disk: DiskTier, rows: Rows, run: int, files: Sequence[bytes], read: DiskRead) -> Iterator[Future[bool]]:
+    """Starts to read files, each with `run` pages, into slots, as far as these go."""
+    for i, name in enumerate(files):
+        start, end = (max(pages * run - read.skip, 0) for pages in (i, i + 1))
+        if len(read.slots) > start:
+            yield disk.read(name, rows, read.slots[start:end], 0 if i else read.skip)
 
 
 _NONE: Ints = np.empty(0, dtype=np.int32)

@@ -135,6 +135,8 @@ class PausedBranch:
 
     Attributes:
         branch: the branch.
+        tokens: int32, its text.
+        namespace: its namespace in the radix tree.
         lock: lock on the part of its prefix that has not been given up.
         rank: rank of its program, as of Request.
         began: time of its beginning.
@@ -146,6 +148,8 @@ class PausedBranch:
     """
 
     branch: ScheduledBranch
+    tokens: Ints
+    namespace: str
     lock: PrefixLock
     rank: tuple[int, float]
     began: float
@@ -232,7 +236,7 @@ class Pauses:
         self.end(branch)
         rank = -branch.program.priority, branch.program.arrival
         ahead = ExpectedGrowth(rank, len(tokens), self.expected.growth(branch, len(tokens)))
-        pause = PausedBranch(branch, lock, rank, self.now(), self.expected.pause_s(branch), ahead)
+        pause = PausedBranch(branch, tokens, namespace, lock, rank, self.now(), self.expected.pause_s(branch), ahead)
         self._pauses[branch] = pause
         self._count += 1
         insort(self._by_rank, (rank, self._count, pause))

@@ -22,6 +22,7 @@ from sglang_lite.runtime.scheduler.drafted_rows import DraftedRows
 from sglang_lite.runtime.scheduler.oom_isolation import Isolation
 from sglang_lite.runtime.scheduler.page_reserve import PageReserve
 from sglang_lite.runtime.scheduler.pauses import Pauses
+from sglang_lite.runtime.scheduler.prefetch import Prefetch
 from sglang_lite.runtime.scheduler.queues import Queues
 from sglang_lite.runtime.scheduler.retraction import Retraction, slots_of
 from sglang_lite.runtime.scheduler.slot_handover import SlotHandover
@@ -72,6 +73,7 @@ class Scheduler:
         self.queues = Queues(store)
         self.retraction = Retraction(store, self.queues, self.pauses, self._reserve)
         self.admission = Admission(store, self.queues, self.pauses, self._reserve, policy)
+        self._prefetch = Prefetch(store, self.pauses)
         self.handover = SlotHandover(store, self.queues, self.admission)
         self.drafts = None if drafting is None else DraftedRows(store, self.queues, drafting)
         self._copied = 0  # copies between tiers that had completed at the last plan
@@ -96,6 +98,7 @@ class Scheduler:
     def add(self, request: Request) -> None:
         """Queues a request; one of a program that keeps its prefix before those that have not begun."""
         branch, request.times.queued = request.branch, self.pauses.now()
+        self._prefetch.added(request)
         self.admission.reconsider()
         if branch is None:
             self.queues.wait(request)
@@ -113,6 +116,7 @@ class Scheduler:
         while self._isolation.advance(self.store.table):
             self.retraction.retract_all()  # the isolated request, or the one that continues in its slot
         self.pauses.settle()
+        self._prefetch.run()
         decoding = self.retraction.with_next_pages(self._in_turn(self._ready()))
         self._reserve.decay()
         self.admission.admit(self._isolation.next)

@@ -1,0 +1,56 @@
+"""Prefetch from lower tiers: of what waiting requests begin with, and of what paused programs have given up, shortly
+before they return."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from sglang_lite.runtime.kv_cache.prefix_cache import PrefixCache
+from sglang_lite.runtime.requests.request import Request
+from sglang_lite.runtime.scheduler.pauses import PausedBranch, Pauses
+
+_AHEAD_S: Final = 0.25  # a program is prefetched so long before its expected return; more than copies take
+_EVERY_S: Final = 0.02  # between two looks at the pauses
+_SPARE: Final = 8  # a share of 1 in so many pages stays available
+
+
+class Prefetch:
+    """Prefetch into the device's free pages and the host's memory.
+
+    Args:
+        store: pages, tiers and radix tree.
+        pauses: paused branches of programs.
+    """
+
+    def __init__(self, store: PrefixCache, pauses: Pauses) -> None:
+        self._store, self._pauses = store, pauses
+        self._next = 0.0
+
+    def added(self, request: Request) -> None:
+        """Starts to read files with what a request begins with, as it may have to wait for its turn."""
+        if self._store.tiers is not None:
+            tokens, token_s = request.tokens, self._pauses.token_s
+            request.cache.fetch = self._store.tiers.read_ahead(tokens, request.namespace, token_s)
+
+    def run(self) -> None:
+        """Fetches what paused programs have given up that are expected soon, while nobody else needs the pages."""
+        now = self._pauses.now()
+        if self._store.tiers is None or now < self._next:
+            return
+        self._next = now + _EVERY_S
+        for pause in self._pauses:
+            if pause.pages and pause.branch.awaits_caller and pause.remaining_s(now) <= _AHEAD_S:
+                self._fetch(pause)
+
+    def _fetch(self, pause: PausedBranch) -> None:
+        """Locks what the device has of a program's prefix, and fetches the rest, unless pages are short."""
+        store, tiers, tree = self._store, self._store.tiers, self._store.tree
+        assert tiers is not None
+        if store.available - pause.pages < store.pool.total // _SPARE:
+            return
+        match, locked = tree.match(pause.tokens, pause.namespace), tree.locked_pages
+        pause.lock, before = tree.lock(match.node), pause.lock
+        before.release()
+        pause.pages = max(pause.pages - (tree.locked_pages - locked), 0)
+        if pause.pages:
+            tiers.fetch(pause.tokens, match, pause.namespace, self._pauses.token_s, None)
