@@ -117,6 +117,7 @@ class EngineCore:
 
     encoder: EncoderSpec | None = None  # set in the core of an encoder
     responds = True  # unlike a process that is stopped
+    _profile: Profiler | None = None  # that is being recorded
 
     def __init__(self, config: EngineConfig, loaded: LoadedModel, encoder: Executor | None = None) -> None:
         self.thread = threading.current_thread()
@@ -150,7 +151,9 @@ class EngineCore:
             drafting=drafting,
         )  # fmt: skip
         try:
-            self.runner = make_runner(loaded.model, self.capacity, config, loaded.compiling, self.compiler.is_busy)
+            self.runner = make_runner(
+                loaded.model, self.capacity, config, loaded.compiling, self.compiler.is_busy, drafting
+            )
             if config.enable_hierarchical_cache:
                 store.tiers = make_tiers(config, loaded, self.capacity, store, self.runner, encoder)
             if loaded.model.device.type != "cpu":
@@ -175,7 +178,6 @@ class EngineCore:
             ConstantTexts(partial(self.builder.log("").encode_after, first=False), encoder), self.tokenizer,
             step_cost=_STEP_COST if loaded.model.device.type == "cpu" else math.inf,
         )  # fmt: skip
-        self._profile: Profiler | None = None
         self.gate, self.call_soon = self.loop.inbox.gate, self.loop.inbox.post_lock_free
 
     # ------------------------------------------------------------------------------- what can be submitted

@@ -63,13 +63,14 @@ class _Launched:
         forward: the runner's handle of the forward pass.
         completed_rows: rows whose prompts are complete after this step.
         patience: maximum time that its draws may wait for masks, in seconds.
-        began: time of the launch.
+        planned, began: times when it was planned and launched.
     """
 
     batch: Batch
     forward: LaunchedForward
     completed_rows: list[int]
     patience: float
+    planned: float
     began: float
 
 
@@ -122,14 +123,11 @@ class StepLoop:
         self.postponed = Postponed()
         self.inbox = inbox = Inbox(filler.interrupt, self.postponed.run_all)
         self.flushes = Flushes(self.inbox.gate.on_own_thread)
-        self.runner = runner
-        self._writer = StepWriter(scheduler.store.table)
-        self._eos_ids, self.jump = eos_ids, jump
-        self._overlap = overlap and scheduler.drafts is None  # drafts follow tokens that have been read
+        self.runner, self._writer = runner, StepWriter(scheduler.store.table)
+        self._eos_ids, self.jump, self._overlap = eos_ids, jump, overlap
         self._in_flight: _InFlight | None = None
-        self._device_time = DeviceTime(scheduler.pauses.record_duration)
+        self.clock, self._device_time = StepClock(), DeviceTime(scheduler.pauses.record_duration)
         self._watch = TokenWatch(scheduler.store.table, eos_ids, vocab_size, stream_interval_s=stream_interval_s)
-        self.clock = StepClock()
         self._reader = TokenReader(scheduler, self._watch, self.clock, jump=jump)
         draws = 1 if scheduler.drafts is None else 1 + scheduler.drafts.drafting.most
         words = runner.allocate_masks(len(scheduler.store.table.length) * draws, -(-vocab_size // 32))
@@ -237,6 +235,7 @@ class StepLoop:
             self.clock.record(self.clock.now() - began)
 
     def _plan(self) -> Batch | None:
+        self._planned = time.perf_counter()
         batch = self.scheduler.plan()
         if batch is None and self._in_flight is None and not self.scheduler.queues.idle and not self.scheduler.waits:
             raise AssertionError("requests are waiting, nothing runs, and nothing can be admitted")
@@ -254,7 +253,7 @@ class StepLoop:
             masked = self.masks.make(step.batch, step.patience)
         self._draw(step, masked)
         self.scheduler.record_duration(batch, time.perf_counter() - step.began)
-        if not self._overlap or self.scheduler.isolated:
+        if not self._overlap or self.scheduler.reads_first:
             self._settle_before()
 
     def _isolate(self, shortage: str) -> None:
@@ -289,7 +288,7 @@ class StepLoop:
             forward = self.runner.forward(self._writer.write(batch))
         took = time.perf_counter() - began
         patience = max(min(took, self.scheduler.remaining_s(batch, took), _MAX_PATIENCE), _PATIENCE)
-        return _Launched(batch, forward, self.scheduler.record_launch(batch), patience, began)
+        return _Launched(batch, forward, self.scheduler.record_launch(batch), patience, self._planned, began)
 
     def _settle_before(self) -> None:
         """Reads the tokens of the step in flight, if any."""
@@ -342,6 +341,8 @@ class StepLoop:
                 self._end(request, end, State.FAILED)
             else:
                 self._finish(request, end)
+        if scheduler.drafts is not None:
+            scheduler.drafts.record_step(batch, before.masked.offsets, step.planned)
         if before.pending is sampled:  # on a CPU, where nothing computes meanwhile
             self.postponed.run_all()
 

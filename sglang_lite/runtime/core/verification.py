@@ -30,32 +30,39 @@ class Verification:
         self._table, self._drafts, self._batch = scheduler.store.table, scheduler.drafts, batch
         places = zip(drawn.rows.tolist(), drawn.offsets.tolist())
         self._draws = {place: i for i, place in enumerate(places) if not place[1] or i not in sampled.errors}
+        # Of each row: number of its drafted tokens that came, and all of them.
         self._last = {row: 0 for row in batch.drafts if live[row] and (row, 0) in self._draws}
+        self._drafted = {row: batch.drafts[row].tokens.tolist() for row in self._last}
         for row in self._last:
             self._drafts.check(batch.requests[row], batch.drafts[row])
-        self._limits = {row: int(self._table.limit[batch.slots[row]]) for row in self._last}
+        self._limits: dict[int, int] = dict(zip(self._last, self._table.limit[batch.slots[[*self._last]]].tolist()))
 
     def next_draws(self) -> NDArray[np.int64]:
         """Draws to read next: the one behind the last token of each row, if it counts. Settles the other drafts."""
         found: list[int] = []
-        for row, last in list(self._last.items()):
-            request, start = self._batch.requests[row], int(self._batch.ends[row])
-            draw = None
-            if request.handle is not None and self._table.limit[request.slot] == self._limits[row]:
-                draw = self._following(row, request.slot, start, last)
+        rows, table, batch = [*self._last], self._table, self._batch
+        slots = batch.slots[rows]
+        known = table.known[slots]
+        newest = table.tokens[slots, known - 1]
+        counts = (known - batch.ends[rows]).tolist()
+        for row, limit, count, token in zip(rows, table.limit[slots].tolist(), counts, newest.tolist()):
+            request, draw = batch.requests[row], None
+            if request.handle is not None and limit == self._limits[row] and self._came(row, count, token):
+                self._last[row] = count
+                draw = self._draws.get((row, count))
             if draw is None:
                 del self._last[row]
-                self._drafts.settle(request, self._batch.drafts[row], start)
+                self._drafts.settle(request, batch.drafts[row], int(batch.ends[row]))
             else:
                 self._drafts.accept(request)
                 found.append(draw)
         return np.array(found, dtype=np.int64)
 
-    def _following(self, row: int, slot: int, start: int, last: int) -> int | None:
-        """The draw behind the last token of a row, or None if it does not count."""
-        known = int(self._table.known[slot])
-        count, draft = known - start, self._batch.drafts[row].tokens
-        if count <= last or count > len(draft) or (self._table.tokens[slot, start:known] != draft[:count]).any():
-            return None
-        self._last[row] = count
-        return self._draws.get((row, count))
+    def _came(self, row: int, count: int, newest: int) -> bool:
+        """True if the tokens of a row since its last draw, of which there are `count` in all, are those drafted."""
+        last, drafted = self._last[row], self._drafted[row]
+        if count == last + 1:
+            return count <= len(drafted) and drafted[last] == newest
+        start = int(self._batch.ends[row])
+        came = self._table.tokens[self._batch.slots[row], start + last : start + count].tolist()
+        return count > last and drafted[last:count] == came

@@ -18,11 +18,13 @@ class DraftedGuess:
         index: its index in the draft.
         drafter: name of the drafter that guessed it.
         evidence: the drafter's evidence for it.
+        chance: share of such guesses that were right, in its row.
     """
 
     index: int
     drafter: str
     evidence: int
+    chance: float
 
 
 @dataclass(frozen=True, slots=True)

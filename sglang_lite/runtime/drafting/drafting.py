@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import logging
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
+from operator import itemgetter
 from typing import TypeVar
 
 from sglang_lite.runtime.drafting.draft import Draft, DraftedGuess, DraftWriter
 from sglang_lite.runtime.drafting.guess import Drafter, Guess, Guesser
 from sglang_lite.runtime.drafting.step_cost import StepCost
 from sglang_lite.runtime.kv_cache.pages import Ints
+from sglang_lite.runtime.requests.output_builder import DraftProgress
 from sglang_lite.runtime.requests.request import Request
 
 logger = logging.getLogger("sglang_lite")
@@ -19,6 +22,7 @@ logger = logging.getLogger("sglang_lite")
 T = TypeVar("T")
 TAIL = 16  # last tokens of a text that drafters see
 _KEPT = 0.98  # weight of the guesses before, for each new one of the same evidence
+_KEPT_OF_ROW = 0.95  # the same of a row, whatever the evidence
 _KEPT_UNTRIED = 0.998  # the same if a guess was too unlikely: after some hundreds of them it is tried again
 
 
@@ -61,7 +65,7 @@ class Drafting:
         self._jump = jump
         self.counts = {drafter.name: DraftCounts() for drafter in drafters}
         self.cost = StepCost()
-        self._records: dict[tuple[str, int], _Record] = {}
+        self._records = defaultdict[tuple[str, int], _Record](_Record)
 
     def draft(self, request: Request, known: Ints, room: int, tokens: int, expected: float) -> tuple[Draft, float]:
         """Draft of a row, maybe empty, and the number of tokens that it is expected to save steps for.
@@ -81,43 +85,43 @@ class Drafting:
         text: list[int] = known[-TAIL:].tolist() if writer.is_open else []
         guessers = self._guessers(request, known) if writer.is_open else {}
         guesses: list[DraftedGuess] = []
-        likely, gain = 1.0, 0.0
+        likely, gain, luck = 1.0, 0.0, _luck(request.output.draft)
         while writer.is_open and len(guesses) < self.most:
-            least = self.cost.least_chance(tokens + len(writer.tokens), expected + gain)
-            written = self._append(writer, guesses, request, self._guesses(guessers, text), least / likely)
+            least = self.cost.least_chance(tokens + len(writer.tokens), expected + gain) / likely
+            written = self._append(writer, guesses, request, self._guesses(guessers, text), least / luck)
             if not written:
                 break
-            likely *= self.chance(guesses[-1].drafter, guesses[-1].evidence)
+            likely *= min(guesses[-1].chance * luck, 1.0)
             gain += likely
             text += written
         return writer.draft(tuple(guesses)), gain
 
     def _append(
-        self, writer: DraftWriter, guesses: list[DraftedGuess], request: Request, found: list[tuple[str, Guess]],
-        least: float,
+        self, writer: DraftWriter, guesses: list[DraftedGuess], request: Request,
+        found: list[tuple[float, str, Guess]], least: float,
     ) -> list[int]:  # fmt: skip
         """Appends the likeliest guess that may come, if its chance is at least `least`. Returns what was written."""
-        for name, (token, evidence) in found:
+        for chance, name, (token, evidence) in found:
             if not 0 <= token < self._vocab_size or token in self._eos_ids or token in request.output.ends:
                 continue  # nothing may follow it
-            if self.chance(name, evidence) < least:
+            if chance < least:
                 record = self._records[name, evidence]
                 record.right, record.tried = record.right * _KEPT_UNTRIED, record.tried * _KEPT_UNTRIED
                 return []
             index = len(writer.tokens)
             if written := writer.append(token):
-                guesses.append(DraftedGuess(index, name, evidence))
+                guesses.append(DraftedGuess(index, name, evidence, chance))
                 return written
         return []
 
     def chance(self, drafter: str, evidence: int) -> float:
         """Share of a drafter's guesses of the same evidence that were right."""
-        record = self._records.setdefault((drafter, evidence), _Record())
+        record = self._records[drafter, evidence]
         return (record.right + 1) / (record.tried + 2)
 
-    def record(self, draft: Draft, came: Sequence[int]) -> int:
-        """Records what came in the place of a draft, of which more may be known than the draft has. Returns the number
-        of its first tokens that were right."""
+    def record(self, draft: Draft, came: Sequence[int], progress: DraftProgress) -> int:
+        """Records what came in the place of a draft, of which more may be known than the draft has, also in the
+        progress of its request. Returns the number of its first tokens that were right."""
         tokens = draft.tokens.tolist()
         matched = next((i for i, (a, b) in enumerate(zip(tokens, came)) if a != b), min(len(tokens), len(came)))
         for guess in draft.guesses:
@@ -127,6 +131,8 @@ class Drafting:
                 record = self._records[guess.drafter, guess.evidence]
                 record.right = record.right * _KEPT + (guess.index < matched)
                 record.tried = record.tried * _KEPT + 1
+                progress.hoped = progress.hoped * _KEPT_OF_ROW + guess.chance
+                progress.right = progress.right * _KEPT_OF_ROW + (guess.index < matched)
         return matched
 
     def stats(self) -> dict[str, dict[str, int]]:
@@ -157,20 +163,34 @@ class Drafting:
         }
         return {drafter: guesser for drafter, guesser in made.items() if guesser is not None}
 
-    def _guesses(self, guessers: dict[Drafter, Guesser], text: Sequence[int]) -> list[tuple[str, Guess]]:
-        """Guesses of the next token with the names of their drafters, the likeliest first."""
-        found: list[tuple[str, Guess]] = []
-        for drafter, guesser in list(guessers.items()):
-            guess = self._ask(drafter, partial(guesser, text))
+    def _guesses(self, guessers: dict[Drafter, Guesser], text: Sequence[int]) -> list[tuple[float, str, Guess]]:
+        """Guesses of the next token with their chances and the names of their drafters, the likeliest first."""
+        found: list[tuple[float, str, Guess]] = []
+        for drafter, guesser in guessers.items():
+            try:
+                guess = guesser(text)
+            except Exception:
+                self._drop(drafter)
+                guess = None
             if guess is not None:
-                found.append((drafter.name, guess))
-        return sorted(found, key=lambda each: -self.chance(each[0], each[1].evidence))
+                found.append((self.chance(drafter.name, guess.evidence), drafter.name, guess))
+        found.sort(key=itemgetter(0), reverse=True)
+        return found
 
     def _ask(self, drafter: Drafter, question: Callable[[], T]) -> T | None:
-        """Answer of a drafter. One that fails is off from then on: requests go on without it."""
+        """Answer of a drafter, or None if it fails."""
         try:
             return question()
         except Exception:
-            logger.exception("the drafter %r failed, and is off from now on", drafter.name)
-            self._drafters = [other for other in self._drafters if other is not drafter]
+            self._drop(drafter)
             return None
+
+    def _drop(self, drafter: Drafter) -> None:
+        """Turns off a drafter that has failed: requests go on without it."""
+        logger.exception("the drafter %r failed, and is off from now on", drafter.name)
+        self._drafters = [other for other in self._drafters if other is not drafter]
+
+
+def _luck(progress: DraftProgress) -> float:
+    """Number of right guesses of a row over what was expected of them, lately."""
+    return (progress.right + 8) / (progress.hoped + 8)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from sglang_lite.runtime.config import Capacity, EngineConfig
+from sglang_lite.runtime.drafting.drafting import Drafting
 from sglang_lite.runtime.executor.cpu_runner import CpuRunner
 from sglang_lite.runtime.executor.model_runner import ModelRunner
 from sglang_lite.runtime.executor.step_record import SlotPages
@@ -26,6 +27,7 @@ def make_runner(
     config: EngineConfig,
     compiling: BackgroundCompilation | None = None,
     cores_contended: Callable[[], bool] | None = None,
+    drafting: Drafting | None = None,
 ) -> ModelRunner:
     """Returns the runner for the device that the model is on; a GPU's is warmed up.
 
@@ -36,6 +38,7 @@ def make_runner(
         compiling: background compilation of the model's kernels; the warm-up waits for each kernel that it launches.
         cores_contended: callback that returns True if other work of the engine needs a CPU core. Ignored unless torch's
             threads use all cores of the process, and in deterministic mode.
+        drafting: maker of drafts, which gets the measured times of captured steps.
     """
     sizes, pages = capacity.sizes, capacity.pages
     slot_pages = SlotPages(sizes.max_running, capacity.longest, sizes.page_size)
@@ -57,4 +60,6 @@ def make_runner(
     if model.device.type == "cuda":
         with contextlib.nullcontext() if compiling is None else compiling.waiting_for_kernels():
             runner.warm_up()
+            if drafting is not None and runner.graphs.sizes:
+                drafting.cost.set_measured(runner.graphs.step_seconds())
     return runner

@@ -12,13 +12,14 @@ import torch
 from sglang_lite.runtime.executor.gpu_inputs import GpuInputs
 from sglang_lite.runtime.executor.gpu_slots import GpuSlots
 from sglang_lite.runtime.executor.prefix_groups import MAX_CHUNKS, SharedPrefixArrays
-from sglang_lite.runtime.executor.staging import Staging, aligned
+from sglang_lite.runtime.executor.staging import Staging, aligned, make_event
 from sglang_lite.runtime.executor.step_record import StepRecord
 from sglang_lite.runtime.kernels.attention_metadata import DevicePlan, SharedPrefixes
 from sglang_lite.runtime.kv_cache.pages import Ints
 
 # Writes the logits [R, vocab_size] of a plan's tokens into the last argument: of the tokens at the indices [R] in the
 # second argument, or of all tokens if it is None.
+_MEASURED = 3  # replays of a step whose time is measured
 Compute = Callable[[DevicePlan, torch.Tensor | None, torch.Tensor], torch.Tensor]
 
 
@@ -76,6 +77,21 @@ class CudaGraphs:
         for size in reversed(self._token_sizes) if self.sizes else ():
             for shared in sharing if size <= self._max_tokens else (False,):
                 self.captured[size, True, shared] = self._capture(compute, size, multi_token_rows=True, shared=shared)
+
+    def step_seconds(self) -> dict[int, float]:
+        """Measures the captured steps, on tokens of the dummy slot. Returns their seconds by number of tokens."""
+        found: dict[int, float] = {}
+        for (tokens, _, shared), each in sorted(self.captured.items(), key=lambda item: item[0][:2]):
+            if not shared:
+                each.graph.replay()
+                began, ended = make_event(timed=True), make_event(timed=True)
+                began.record()
+                for _ in range(_MEASURED):
+                    each.graph.replay()
+                ended.record()
+                ended.synchronize()
+                found[tokens] = began.elapsed_time(ended) / 1000 / _MEASURED
+        return found
 
     def padded_rows(self, rows: int) -> int:
         """Returns the number of rows of the smallest graph that fits `rows` rows, or `rows` if no graph does."""

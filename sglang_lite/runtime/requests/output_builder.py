@@ -87,6 +87,9 @@ class DraftProgress:
         accepted: number of draws behind drafts that counted, each of which has saved a step.
         learned: number of the request's tokens that drafters have seen.
         kinds: kind of its text, by drafter.
+        hoped, right: number of the last guesses that were to be right, and of those that were.
+        misses: number of the last steps in which no guess was right, or none was made.
+        rest: number of steps until the next draft.
     """
 
     steps: int = 0
@@ -94,6 +97,10 @@ class DraftProgress:
     accepted: int = 0
     learned: int = 0
     kinds: dict[str, int] = field(default_factory=dict)
+    hoped: float = 0.0
+    right: float = 0.0
+    misses: int = 0
+    rest: int = 0
 
 
 class OutputBuilder:

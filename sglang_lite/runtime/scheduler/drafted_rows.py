@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 from sglang_lite.runtime.drafting.draft import Draft
 from sglang_lite.runtime.drafting.drafting import Drafting
+from sglang_lite.runtime.drafting.turns import Turns
+from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.kv_cache.prefix_cache import PrefixCache
 from sglang_lite.runtime.requests.request import Request, State
+from sglang_lite.runtime.scheduler.batch import Batch
 from sglang_lite.runtime.scheduler.queues import Queues
+
+_MISSES = 3  # steps without a right guess after which a row gets drafts more rarely
 
 
 def max_drafted(slots: int) -> int:
@@ -24,14 +30,41 @@ class DraftedRows:
         store: pages, slots and radix tree.
         queues: requests that have not ended.
         drafting: maker of drafts.
+        turns: turns with and without drafts; None for drafts at every step.
 
     Attributes:
         drafting: the argument of this name.
     """
 
-    def __init__(self, store: PrefixCache, queues: Queues, drafting: Drafting) -> None:
-        self._store, self._queues, self.drafting = store, queues, drafting
+    def __init__(self, store: PrefixCache, queues: Queues, drafting: Drafting, turns: Turns | None = None) -> None:
+        self._store, self._queues, self.drafting, self._turns = store, queues, drafting, turns
+        self._read = 0.0  # time when the tokens of a step were last read
+        self._saved_before = 0
         self._steps = self._saved = 0  # drafts that were checked, and draws behind them that counted
+
+    @property
+    def due(self) -> bool:
+        """True if the next step is to have drafts, so that the tokens of the one before have to be read first."""
+        return self._turns is None or self._turns.drafts
+
+    def record_step(self, batch: Batch, offsets: Ints, planned: float) -> None:
+        """Records that the tokens of a step have been read, to know whether drafts pay.
+
+        Args:
+            batch: its rows.
+            offsets: number of drafted tokens before each draw.
+            planned: time when it was planned, on the clock `time.perf_counter()`.
+        """
+        if self._turns is None:
+            return
+        now, rows, drawn = time.perf_counter(), len(batch.slots), int((offsets == 0).sum())
+        seconds, self._read = now - max(self._read, planned), now
+        tokens, self._saved_before = drawn + self._saved - self._saved_before, self._saved
+        if batch.started or not batch.draws.all():
+            return  # prompts take time, too
+        if self._turns.drafts:
+            self.drafting.cost.record(batch.tokens, seconds)
+        self._turns.record(tokens * self.drafting.cost.seconds(rows) / rows, seconds)
 
     def stats(self) -> dict[str, object]:
         """Counts by drafter, and SGLang's average number of tokens that a row has of a step that checks a draft."""
@@ -60,9 +93,18 @@ class DraftedRows:
             room = min(int(table.limit[slot] - table.length[slot]) - 1, budget)
             if table.known[slot] != table.length[slot] or room <= 0:
                 continue
+            progress = request.output.draft
+            if progress.rest:
+                progress.rest -= 1
+                continue
             known = table.tokens[slot, : table.length[slot]]
             draft, gain = self.drafting.draft(request, known, room, tokens, expected)
             draft = self._with_pages(slot, draft)
+            if (
+                progress.misses >= _MISSES
+            ):  # to ask for what is not likely takes time, beside many rows more than it saves
+                progress.rest = min(1 << min(progress.misses - _MISSES, 6), len(rows) // 2)
+            progress.misses += 1
             if len(draft.tokens):
                 drafts[request.id] = draft
                 budget, tokens, expected = budget - len(draft.tokens), tokens + len(draft.tokens), expected + gain
@@ -110,7 +152,10 @@ class DraftedRows:
         else:
             table, slot = self._store.table, request.slot
             known = table.tokens[slot, : table.known[slot]]
-        matched = self.drafting.record(draft, known[start:].tolist())
+        progress = request.output.draft
+        matched = self.drafting.record(draft, known[start:].tolist(), progress)
+        if matched:
+            progress.misses = progress.rest = 0
         if request.handle is None:
             return
         table.computed[slot] = min(start + matched, int(table.length[slot]) - 1)

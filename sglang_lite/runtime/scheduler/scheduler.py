@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sglang_lite.runtime.drafting.drafting import Drafting
+from sglang_lite.runtime.drafting.turns import Turns
 from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.kv_cache.prefix_cache import PrefixCache
 from sglang_lite.runtime.requests.request import Request, State
@@ -44,7 +45,8 @@ class Scheduler:
         last_alone: whether the last token of a prompt that runs alone has its own step, as after a full cache hit, so
             that outputs have the same bits with and without the cache.
         pace: limit for steps with streams; None if steps are short enough without.
-        drafting: proposes tokens that may come next; None to compute each token by itself.
+        drafting: proposes tokens that may come next; None to compute each token by itself. On a GPU, where a step with
+            drafts is launched later, only as long as it pays.
 
     Attributes:
         queues: requests that have not ended.
@@ -75,7 +77,8 @@ class Scheduler:
         self.admission = Admission(store, self.queues, self.pauses, self._reserve, policy)
         self._prefetch = Prefetch(store, self.pauses)
         self.handover = SlotHandover(store, self.queues, self.admission)
-        self.drafts = None if drafting is None else DraftedRows(store, self.queues, drafting)
+        turns = Turns() if pace is None else None
+        self.drafts = None if drafting is None else DraftedRows(store, self.queues, drafting, turns)
         self._copied = 0  # copies between tiers that had completed at the last plan
 
     @property
@@ -140,7 +143,7 @@ class Scheduler:
         if not decoding and not chunks:
             return None
         started = self.admission.take_started()
-        if self.drafts is None or self.isolated:
+        if self.drafts is None or self.isolated or not self.drafts.due:
             return make_batch(self.store, decoding, chunks, started)
         return make_batch(self.store, decoding, chunks, started, self.drafts.plan(decoding, chunks, budget))
 
@@ -155,7 +158,7 @@ class Scheduler:
     def record_duration(self, batch: Batch, seconds: float) -> None:
         """Records the duration of a step, to pace later steps and to know what computing again on a CPU, and drafts,
         cost."""
-        if self.drafts is not None:
+        if self._pace is not None and self.drafts is not None:
             self.drafts.drafting.cost.record(batch.tokens, seconds)
         if self._pace is not None and not batch.drafts:  # whose tokens are no prompt's
             self.pauses.record_duration(batch.tokens - batch.decoding, seconds)
@@ -261,6 +264,11 @@ class Scheduler:
     def isolated(self) -> bool:
         """True while requests run one by one after an out-of-memory error."""
         return bool(self._isolation)
+
+    @property
+    def reads_first(self) -> bool:
+        """True if the tokens of all steps have to be read before the next is planned."""
+        return self.isolated or (self.drafts is not None and self.drafts.due)
 
     def _ready(self) -> list[Request]:
         """Decoding requests that have a token to compute and have not reached their limit."""

@@ -11,6 +11,7 @@ from sglang_lite.protocol import Choices, Delta, Generation, Number, ParameterEr
 from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.drafting.drafting import TAIL
 from sglang_lite.runtime.drafting.guess import Guess
+from sglang_lite.runtime.scheduler.drafted_rows import DraftedRows
 from tests.runtime.core.test_equivalence import requests
 from tests.runtime.scripted import Guesses, SteppedEngine, ended
 from tests.runtime.structured_output.test_distribution import byte_model
@@ -91,9 +92,13 @@ def asked(count=COUNT):
 ASKED = asked()
 
 
-def outcomes(**settings):
+def outcomes(*, turns=None, **settings):
     """What each request gives, and the engine."""
     engine = SteppedEngine(model=byte_model(), context_length=160, **settings)
+    if turns is not None:
+        engine.scheduler.drafts = DraftedRows(
+            engine.store, engine.scheduler.queues, engine.scheduler.drafts.drafting, turns
+        )
     for constraint in CONSTRAINTS:
         engine.compile_grammar(constraint)
     started = [engine.start(prompt, params, **more)[1] for prompt, params, more in ASKED]
@@ -151,6 +156,29 @@ def test_drafts_change_nothing(off, kind, tokens, page, chunk, retract, jump, ru
     counts = engine.scheduler.drafts.drafting.counts["prompt"]
     assert counts.drafted > 100
     assert (kind == "wrong") == (counts.accepted < counts.drafted / 20)
+
+
+class ShortTurns:
+    """Turns of three steps."""
+
+    steps = 0
+
+    @property
+    def drafts(self):
+        return self.steps // 3 % 2 == 0
+
+    def record(self, plain, seconds):
+        self.steps += 1
+
+
+def test_turns_without_drafts_change_nothing(off):
+    """Where steps are launched before the tokens of those before are read."""
+    expected, answers, steps = off
+    settings = {"page_size": 4, "max_running": 4, "max_total_tokens": 640}
+    found, engine = outcomes(drafter=Oracle(answers, "random"), turns=ShortTurns(), **settings)
+    assert found == expected
+    assert engine.scheduler.drafts.drafting.counts["prompt"].accepted > 100
+    assert engine.loop.steps < steps
 
 
 def test_right_drafts_take_fewer_steps(off):

@@ -21,11 +21,13 @@ from tokenizers import Tokenizer as Backend
 from sglang_lite import Engine
 from sglang_lite.constraints.schema import json_schema
 from sglang_lite.protocol import Choices, Ebnf, Generation, Lark, Regex, SamplingParams
+from sglang_lite.runtime.drafting.guess import Guess
+from sglang_lite.runtime.drafting.registry import DRAFTERS
 from sglang_lite.runtime.loading.load_model import LoadedModel
 from sglang_lite.runtime.tokens.tokenizer import Tokenizer
 from tests.constraints.test_generation import byte_alphabet
 from tests.counts import some
-from tests.runtime.scripted import ScriptedModel, hashes
+from tests.runtime.scripted import FreeDrafts, ScriptedModel, hashes
 
 DRAWS = 4000
 EOS = 256  # after a token for each byte
@@ -224,3 +226,30 @@ def test_a_token_that_is_drawn_again_has_the_probabilities_without_the_refused_o
     probabilities = masked_distribution(texts)
     assert counts.keys() <= probabilities.keys()
     assert p_value(counts, probabilities, DRAWS) > LEAST
+
+
+class Wrong:
+    """Drafter of one token that is often allowed, and right by chance alone."""
+
+    name = "prompt"
+
+    def guesser(self, request, known, chance):
+        return lambda text: Guess(text[-1] + 1, 0)
+
+    def learn(self, *_):
+        pass
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize(("constraint", "texts"), [
+    (Choices(("abcd", "abd", "bcc")), ["abcd", "abd", "bcc"]), (Regex("[3-7]{1,2}"), matching("[3-7]{1,2}", "34567", 2)),
+], ids=["an enum", "digits"])  # fmt: skip
+def test_wrong_drafts_do_not_bias_what_is_drawn(constraint, texts, monkeypatch):
+    monkeypatch.setitem(DRAFTERS, "prompt", Wrong)
+    settings = {"speculation": "prompt", "draft_tokens": 2, "max_queued": DRAWS}
+    with Engine.of(byte_model(), **settings) as engine:
+        engine.core.scheduler.drafts.drafting.cost = FreeDrafts()
+        counts = drawn(engine, constraint, 400)
+        counted = engine.core.scheduler.drafts.drafting.counts["prompt"]
+    assert counted.drafted > counted.accepted > 0
+    assert p_value(counts, masked_distribution(texts), DRAWS) > 0.01
