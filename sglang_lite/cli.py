@@ -314,10 +314,14 @@ def _serve_flags(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> N
     try:
         import uvicorn  # noqa: F401 # needed when the server starts
 
+        from sglang_lite.commands.config_file import ConfigFile
         from sglang_lite.server import flags
     except ModuleNotFoundError as error:
         raise _packages_missing(error) from error
     flags.add(parser)
+    parser.add_argument(
+        "--config", action=ConfigFile, metavar="FILE", help="YAML file with flags; those given here win"
+    )
 
 
 def _packages_missing(error: ModuleNotFoundError) -> SystemExit:

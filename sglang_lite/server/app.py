@@ -26,6 +26,7 @@ from sglang_lite.server.endpoint import AccessControl, Endpoint, refusal, reques
 from sglang_lite.server.errors import MethodError, NotFoundError, Protocol
 from sglang_lite.server.http.sockets import bound
 from sglang_lite.server.http_server import HttpServer
+from sglang_lite.server.json_log import JsonFormatter
 from sglang_lite.server.routes import ROUTES
 from sglang_lite.server.service import Service
 from sglang_lite.server.settings import ServerSettings, warn_if_exposed
@@ -129,6 +130,9 @@ def serve(
     """
     listening = listening or bound(settings.host, settings.port)
     logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    if settings.log_format == "json":
+        for handler in logging.getLogger().handlers:
+            handler.setFormatter(JsonFormatter())
     warn_if_exposed(settings)
     with Engine(**server_args.engine_settings(engine_settings)) as engine, contextlib.closing(listening):
         token = secrets.token_urlsafe(16) if settings.has_playground else ""
@@ -139,8 +143,8 @@ def serve(
         gc.freeze()  # loaded objects stay alive: a collector's pass over them takes as long as a hundred requests
         host, port = listening.getsockname()[:2]
         listening.listen(2048)
-        announce(f"Serving {settings.served_model_name or engine.model_name} at http://{host}:{port}")
+        announce(f"Serving {settings.served_model_name or engine.model_name} at {settings.scheme}://{host}:{port}")
         if token:
-            announce(f"Playground: http://{host}:{port}/?token={token}")
+            announce(f"Playground: {settings.scheme}://{host}:{port}/?token={token}")
         server.run(sockets=[listening])
     return 0

@@ -237,7 +237,11 @@ class Endpoint:
             took, path = time.perf_counter() - started, self._route.path
             polls = self._route.access == "open" and status < 400
             level = logging.DEBUG if polls else logging.INFO
-            logger.log(level, "%s %s %d %.1f ms %s", request.method, path, status, took * 1000, request_id)
+            told = {
+                "method": request.method, "route": path, "status": status, "ms": round(took * 1000, 1),
+                "request_id": request_id,
+            }  # fmt: skip
+            logger.log(level, "%s %s %d %.1f ms %s", *told.values(), extra={"request": told})
             if not status:
                 count(_CLIENT_LEFT)
             self._service().metrics.took(path, took)

@@ -50,6 +50,9 @@ class HttpServer(uvicorn.Server):
             proxy_headers=False,  # the server doesn't use client addresses
             timeout_keep_alive=_IDLE_S,
             lifespan="on",
+            ssl_certfile=settings.ssl_certfile,
+            ssl_keyfile=settings.ssl_keyfile,
+            ssl_keyfile_password=settings.ssl_keyfile_password,
         )
         super().__init__(config)
         self._state, self._drain_s = app.state, settings.drain_s

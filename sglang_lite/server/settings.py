@@ -6,6 +6,7 @@ import ipaddress
 import logging
 import math
 import re
+import ssl
 from dataclasses import dataclass
 from typing import Literal
 
@@ -66,6 +67,10 @@ class ServerSettings:
         drain_s: seconds that open requests may continue after SIGTERM.
         log_level: lowest level of logged messages; each request logs one line at "info", without prompts or keys; polls
             of health and metrics at "debug".
+        log_format: "json" logs a line of JSON for each message.
+        ssl_certfile: file of the certificate for HTTPS, with those that signed it; None for HTTP.
+        ssl_keyfile: file of its private key; None if the certificate's file has it.
+        ssl_keyfile_password: password of the private key, if it has one.
         metrics_names: whose names the counts of requests, tokens and times have in `/metrics`.
     """
 
@@ -102,6 +107,10 @@ class ServerSettings:
     health_timeout_s: float = 20.0
     drain_s: float = 30.0
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_format: Literal["text", "json"] = "text"
+    ssl_certfile: str | None = None
+    ssl_keyfile: str | None = None
+    ssl_keyfile_password: str | None = None
     metrics_names: Literal["sglang", "vllm"] = "sglang"
 
     def __post_init__(self) -> None:
@@ -134,10 +143,30 @@ class ServerSettings:
             raise ParameterError(
                 "playground", f"others can connect to {self.host}.", hint="Leave --playground or --host out."
             )
+        if self.ssl_certfile is not None:
+            self._check_certificate(self.ssl_certfile)
+        elif self.ssl_keyfile is not None:
+            raise ParameterError("ssl_keyfile", "a key needs a certificate.", hint="Give --ssl-certfile, too.")
         if self.tool_call_parser is not None:
             tool_format(self.tool_call_parser)
         if self.reasoning_parser is not None:
             reasoning_format(self.reasoning_parser)
+
+    def _check_certificate(self, certificate: str) -> None:
+        try:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(certificate, self.ssl_keyfile, lambda: self.ssl_keyfile_password or "")
+        except (OSError, ValueError) as error:  # of which ssl.SSLError is one
+            raise ParameterError(
+                "ssl_certfile",
+                f"{certificate} and its key can't be used: {' '.join(str(error).split())}.",
+                hint="Give PEM files of a certificate and of its private key.",
+            ) from error
+
+    @property
+    def scheme(self) -> str:
+        """Scheme of the server's address."""
+        return "http" if self.ssl_certfile is None else "https"
 
     @property
     def has_playground(self) -> bool:
