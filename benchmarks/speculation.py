@@ -1,12 +1,14 @@
-"""Speculation: tokens that a step gives a row, and time, with and without drafts; time of a step by its tokens.
+"""Speculation: tokens that a step gives a row, and time, with and without drafts; time of a step by its tokens; time
+of a guess.
 
-    python benchmarks/speculation.py [--only tokens | times | steps] [--work NAME …] [--requests N] [--rounds N] …
+    python benchmarks/speculation.py [--only tokens | times | steps | guesses] [--work NAME …] [--requests N] …
 
 "tokens" runs one request after another with drafts of full length, and does not depend on the load of the machine:
 tokens of the answers over the steps of the engine. "times" is of the same work with drafts as long as they pay,
 medians of pairs by turns, and of free chats all at once. "steps" is
 of one row whose drafts are always wrong, so that each step gives one token. All with the default model. Where a step
-has more tokens, bfloat16 is rounded otherwise, so the number of equal answers is told, too.
+has more tokens, bfloat16 is rounded otherwise, so the number of equal answers is told, too. "guesses" is of each
+drafter after 10,000 outputs of 500 tokens, in processor time of its thread.
 """
 
 from __future__ import annotations
@@ -19,10 +21,12 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
 import machine
+import numpy as np
 
 import sglang_lite as sgl
 from sglang_lite.constraints.schema import json_schema
@@ -30,6 +34,7 @@ from sglang_lite.protocol import Constraint, Generation, SamplingParams
 from sglang_lite.runtime.drafting.guess import Guess, Guesser
 from sglang_lite.runtime.drafting.registry import DRAFTERS
 from sglang_lite.runtime.drafting.step_cost import StepCost
+from sglang_lite.runtime.requests.output_builder import DraftProgress
 
 FIELDS = {
     "full_name": {"type": "string", "maxLength": 40}, "age": {"type": "integer", "minimum": 0, "maximum": 120},
@@ -249,9 +254,40 @@ def steps(rounds: int, settings: Mapping[str, Any]) -> None:
         print(f"| {count} | {statistics.median(ratios):.2f} ({', '.join(f'{ratio:.2f}' for ratio in ratios)}) |")
 
 
+def guesses(outputs: int = 10_000, length: int = 500) -> None:
+    """Prints the time of a guess of each drafter, which has seen outputs made of 400 pieces of 25 tokens."""
+    dice = random.Random(0)
+    pieces = [[dice.randrange(50_000) for _ in range(25)] for _ in range(400)]
+    texts = [[token for _ in range(length // 25) for token in dice.choice(pieces)] for _ in range(outputs)]
+    print("| drafter | us to take note of a token | us a guess, in drafts of 8 | made |\n|---|---|---|---|")
+    for name, make in DRAFTERS.items():
+        drafter, made, seconds = make(), 0, 0.0
+        request: Any = SimpleNamespace(
+            output=SimpleNamespace(draft=DraftProgress(), origin="node"), namespace="",
+            tokens=np.zeros(1, dtype=np.int32), prompt_len=1,
+        )  # fmt: skip
+        began = time.thread_time()
+        for text in texts:
+            drafter.learn(request, text, 0)
+        learned = (time.thread_time() - began) / (outputs * length)
+        for text in texts[-200:]:
+            for at in range(20, length, 40):
+                known = np.array(text[:at], dtype=np.int32)
+                began = time.thread_time()
+                guesser, tail = drafter.guesser(request, known, lambda _: 0.5), text[at - 16 : at]
+                for _ in range(8):
+                    if (guess := guesser(tail)) is None:
+                        break
+                    tail.append(guess.token)
+                    made += 1
+                seconds += time.thread_time() - began
+        each = f"{1e6 * seconds / made:.1f}" if made else "-"
+        print(f"| {name} | {1e6 * learned:.1f} | {each} | {made:,} |", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=["tokens", "times", "steps"])
+    parser.add_argument("--only", choices=["tokens", "times", "steps", "guesses"])
     parser.add_argument("--work", nargs="*", default=["extraction", "rewriting", "again"])
     parser.add_argument("--requests", type=int, default=32)
     parser.add_argument("--answer", type=int, default=96, help="tokens of an answer to a question")
@@ -280,6 +316,8 @@ def main() -> None:
         times(work | at_once, options.rounds, settings, drafted)
     if options.only in (None, "steps"):
         steps(options.rounds, settings)
+    if options.only in (None, "guesses"):
+        guesses()
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from sglang_lite.protocol import SamplingParams
 from sglang_lite.runtime.drafting.contexts import ContextTable
 from sglang_lite.runtime.drafting.prompt import PromptDrafter
 from sglang_lite.runtime.drafting.step_cost import StepCost
-from tests.runtime.scripted import SteppedEngine, ended
+from tests.runtime.scripted import FreeDrafts, SteppedEngine, ended, loaded
 
 
 def engine_for(speculation="auto", **config):
@@ -83,6 +83,30 @@ def test_a_result_tells_its_drafts():
     assert meta["spec_verify_ct"] <= steps == 40 - meta["spec_accept_token_num"]
     assert meta["spec_accept_rate"] == meta["spec_accept_token_num"] / meta["spec_draft_token_num"]
     assert meta["spec_accept_length"] == 1 + meta["spec_accept_token_num"] / meta["spec_verify_ct"]
+
+
+@sgl.function
+def story(s):
+    s += "once there was " + sgl.gen("start", max_tokens=12, temperature=0)
+    branches = s.fork(3)
+    for branch in branches:
+        branch += " and " + sgl.gen("part", max_tokens=12, temperature=0)
+    s += " so " + sgl.gen("end", max_tokens=12, temperature=0)
+    s["parts"] = [branch["part"] for branch in branches]
+
+
+def test_a_program_with_a_fork_that_runs_again_is_guessed_and_unchanged():
+    found = []
+    for speculation in ("off", "auto"):
+        with sgl.Engine.of(loaded(), speculation=speculation) as engine:
+            drafts = engine.core.scheduler.drafts
+            if drafts is not None:
+                drafts.drafting.cost = FreeDrafts()
+            state = story.run(backend=engine)
+            states = [state, story.run(backend=engine), state.rerun("start"), state.rerun("start", "a dog")]
+            found.append([[each[name] for name in ("start", "parts", "end")] for each in states])
+    assert found[0] == found[1]
+    assert sum(each.accepted for each in drafts.drafting.counts.values()) > 20
 
 
 def test_other_branches_of_a_program_are_guessed_from():
