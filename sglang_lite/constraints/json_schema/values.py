@@ -62,7 +62,7 @@ class ObjectShape:
         evaluated: names whose members count as evaluated, if that is tracked.
         count_pointer: JSON Pointer of the keyword behind `least`, or None if that keyword is only checked.
         choices: alternatives, of which one holds in each choice. They restrict members by name alone, and each choice
-            has names of its own, which `members` lists.
+            has names of its own.
     """
 
     members: tuple[Member, ...] = ()
@@ -90,6 +90,8 @@ class ObjectShape:
         if not listed and not self.choices:
             return self
         choice_of = {name: i for i, choice in enumerate(self.choices) for name in _names_of(choice)}
+        listed_names.update(member.name for member in members)
+        members += [self.unlisted(name) for name in choice_of if name not in listed_names]
         together: dict[int | str, list[Member]] = {}
         for member in (*self.members, *members):
             together.setdefault(choice_of.get(member.name, member.name), []).append(member)
@@ -230,7 +232,11 @@ class Algebra:
             numbers.intersect(a.numbers, b.numbers),
             self.both_strings(a.strings, b.strings),
             self._product(a.arrays, b.arrays, self._both_arrays),
-            self._product(_as_choice(a.objects), _as_choice(b.objects), self._both_objects),
+            self._product(
+                _as_choice(a.objects) if len(b.objects) > 1 else a.objects,  # else members would change their order
+                _as_choice(b.objects),
+                self._both_objects,
+            ),
             a.inexact or b.inexact,
         )
 
@@ -372,9 +378,7 @@ class Algebra:
                     continue
                 group = tuple(alternative for alternative, _ in kept)
             left.append(group)
-        named = ObjectShape(tuple(Member(name, True, False) for group in left for name in _names_of(group)))
-        listed = self._both_objects(shape, named)
-        return None if listed is None else replace(listed, choices=tuple(left))
+        return replace(shape, choices=tuple(left))
 
     def _both_objects(self, a: ObjectShape, b: ObjectShape) -> ObjectShape | None:
         if a == ObjectShape():
