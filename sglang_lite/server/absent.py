@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from sglang_lite.server.errors import NotServedError
 
-_SESSIONS = "/open_session", "/close_session"
 _FEATURES: dict[tuple[str, ...], tuple[str, str]] = {  # paths: the feature, and what to use
-    _SESSIONS: ("Sessions", "Send the whole conversation: its beginning is found in the cache."),
     ("/release_memory_occupation", "/resume_memory_occupation"): ("Sleep", "End the server, and start it again."),
     ("/pause_generation", "/continue_generation"): ("Pausing the engine", "Abort its requests: /abort_request."),
     (

@@ -32,6 +32,7 @@ from sglang_lite.server.http.body import convert
 from sglang_lite.server.http.sse import DONE, EventStream, event
 from sglang_lite.server.reader import RequestReader
 from sglang_lite.server.service import Service
+from sglang_lite.server.sessions import CloseSession, OpenSession, SessionParams, noted
 from sglang_lite.server.sglang.request import NativeRequest, read_request, without_logprobs
 from sglang_lite.text.reasoning import ReasoningParser
 from sglang_lite.text.tool_calls import parse_answer
@@ -65,6 +66,7 @@ class GenerateBody(msgspec.Struct, kw_only=True, omit_defaults=True):
     constraint: dict[str, Any] | None = None
     timeout: float | None = None
     stream: bool | None = None
+    session_params: SessionParams | None = None
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -131,6 +133,8 @@ DETOKENIZE = Fields(DetokenizeRequest, {}, {})
 ABORT = Fields(AbortRequest, {}, {})
 SEPARATE_REASONING = Fields(SeparateReasoningRequest, {}, {})
 PARSE_FUNCTION_CALL = Fields(ParseFunctionCallRequest, {}, {})
+OPEN_SESSION = Fields(OpenSession, {}, {})
+CLOSE_SESSION = Fields(CloseSession, {}, {})
 UPDATE_WEIGHTS = Fields(UpdateWeightsRequest, {}, {})
 
 
@@ -138,13 +142,31 @@ async def generate(service: Service, call: HttpRequest) -> Response:
     """Continues text."""
     request = await read(service, call, _read_generate)
     request = replace(request, calls=with_priorities(service, call, request.calls))
-    answers = service.async_engine.generate_native(request)
+    if request.session is None:
+        answers = service.async_engine.generate_native(request)
+    else:
+        answers = await _in_session(service, call, request, request.session)
     if request.stream:
         answers = await with_first_event(answers)
         return EventStream(_stream(answers, incremental=service.settings.incremental_streaming_output), answers)
     async with contextlib.aclosing(answers):
         result = await anext(answers)
     return answer(result if request.is_list else result[0])
+
+
+async def _in_session(
+    service: Service, call: HttpRequest, request: NativeRequest, given: SessionParams
+) -> AsyncGenerator[list[dict[str, Any]], None]:
+    """Answers to a request that continues another one of its session."""
+    session, only = service.sessions.of(call.key, given.id), request.calls[0]
+    if request.is_list:
+        raise ParameterError("session_params", "a session takes one prompt with one answer at a time.")
+    engine = service.engine
+    assert only.rid is not None  # `read_request` names each
+    ids = await asyncio.to_thread(engine.core.builder.validated_ids, only)
+    prompt = session.begin(only.rid, list(ids), given, engine.tokenizer.bos_id)
+    whole = replace(request, calls=[replace(only, prompt=prompt)])
+    return noted(session, only.rid, service.async_engine.generate_native(whole))
 
 
 def _read_generate(reader: RequestReader, call: HttpRequest) -> NativeRequest:
@@ -156,6 +178,7 @@ def _read_generate(reader: RequestReader, call: HttpRequest) -> NativeRequest:
         raise
     fields = {name: value for name, value in msgspec.structs.asdict(body).items() if value is not None}
     prompt, constraint, timeout = (fields.pop(name, None) for name in ("prompt", "constraint", "timeout"))
+    session = fields.pop("session_params", None)
     if prompt is not None and ("text" in fields or "input_ids" in fields):
         raise ParameterError("prompt", "is given together with text or input_ids. Give one of them.")
     request = read_request(fields.pop("text", None if prompt is None else ""), **fields)
@@ -168,7 +191,8 @@ def _read_generate(reader: RequestReader, call: HttpRequest) -> NativeRequest:
             raise ParameterError("constraint", "and a grammar in sampling_params are both given. Give one of them.")
         held = convert(constraint, _CONSTRAINT, "constraint")
         calls = [replace(each, constraint=held) for each in calls]
-    return replace(request, calls=[replace(each, prompt=reader.prompt(each.prompt)) for each in calls])
+    calls = [replace(each, prompt=reader.prompt(each.prompt)) for each in calls]
+    return replace(request, calls=calls, session=session)
 
 
 async def _stream(answers: AsyncGenerator[list[dict[str, Any]], None], *, incremental: bool) -> AsyncGenerator[bytes]:
@@ -399,6 +423,17 @@ def _read_by(function: Callable[[RequestReader, HttpRequest], tuple[str | None, 
     return handle
 
 
+async def open_session(service: Service, call: HttpRequest) -> Response:
+    """Opens a session, whose requests continue each other."""
+    return answer(service.sessions.open(call.key, await read_record(service, call, OPEN_SESSION)))
+
+
+async def close_session(service: Service, call: HttpRequest) -> Response:
+    """Closes a session, and aborts its requests."""
+    service.sessions.close(call.key, (await read_record(service, call, CLOSE_SESSION)).session_id)
+    return Response(status_code=200)
+
+
 async def update_weights(service: Service, call: HttpRequest) -> Response:
     """Replaces the weights by another checkpoint's."""
     body = await read_record(service, call, UPDATE_WEIGHTS)
@@ -450,6 +485,8 @@ ROUTES = (
         acts=True,
     ),
     Route("/abort_request", abort_request, "End a request, or all", fields=ABORT, media_type=""),
+    Route("/open_session", open_session, "Open a session", fields=OPEN_SESSION),
+    Route("/close_session", close_session, "Close a session", fields=CLOSE_SESSION, media_type=""),
     *(Route(path, _read_by(tokenize), "Token ids of text", fields=TOKENIZE) for path in ("/tokenize", "/v1/tokenize")),
     Route("/detokenize", _read_by(detokenize), "Text of ids", fields=DETOKENIZE),
     Route("/v1/detokenize", _read_by(detokenize), "Text of ids", fields=DETOKENIZE),

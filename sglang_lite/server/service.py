@@ -22,6 +22,7 @@ from sglang_lite.server.reader import ModelFacts, RequestReader
 from sglang_lite.server.reader_pool import ReaderPool
 from sglang_lite.server.request_metrics import RequestMetrics
 from sglang_lite.server.responses_store import ResponseStore
+from sglang_lite.server.sessions import Sessions
 from sglang_lite.server.settings import ServerSettings
 
 T = TypeVar("T")
@@ -41,6 +42,7 @@ class Service:
         async_engine: asynchronous form of the engine, on the event loop that created the service.
         started: Unix time of the start.
         stored: stored responses.
+        sessions: open sessions of the native protocol.
         programs: open programs by id; their type is private to programs/program.py.
         reader_pool: processes that read large bodies.
         shutting_down: True once the server ends: requests that are open may continue, and no other is accepted.
@@ -52,6 +54,7 @@ class Service:
         self.stored = ResponseStore(settings.max_stored_responses, int(settings.max_stored_mb * 2**20))
         self.started = time.time()
         self.programs: dict[str, Any] = {}
+        self.sessions = Sessions(partial(self.async_engine.abort, key=None))
         self.reader_pool = ReaderPool(settings.body_processes, partial(ModelFacts.of, engine, settings))
         self.shutting_down = False
         self._last_reply = 0.0  # time of the latest reply from the engine

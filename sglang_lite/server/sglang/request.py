@@ -15,6 +15,7 @@ from sglang_lite.protocol.sampling import named, read_params
 from sglang_lite.random_ids import random_id
 from sglang_lite.runtime.core.submission import GenerateRequest
 from sglang_lite.runtime.requests.resolved_params import LogitProcessor
+from sglang_lite.server.sessions import SessionParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +26,13 @@ class NativeRequest:
         calls: requests of the engine, one for each prompt.
         is_list: whether the answer is a list.
         stream: whether the answer is a stream.
+        session: place of the only prompt in a session of the server, if it has one.
     """
 
     calls: list[GenerateRequest]
     is_list: bool
     stream: bool = False
+    session: SessionParams | None = None
 
 
 def read_request(

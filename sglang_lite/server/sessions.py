@@ -1,0 +1,187 @@
+"""Sessions of SGLang's native protocol: a request continues the tokens of an earlier one, which the server keeps, so
+that its client sends new text alone. The keys and values of these tokens are cached like those of any prompt."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from sglang_lite.protocol import OverloadedError, ParameterError
+from sglang_lite.protocol.anything import Json
+from sglang_lite.random_ids import random_id
+from sglang_lite.server.errors import NotFoundError
+
+MAX_SESSIONS: Final = 4096
+
+
+class SessionParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, frozen=True):
+    """Place of a request in a session: behind the request `rid` of it, or without one at the beginning.
+
+    Attributes:
+        id: name of the session.
+        offset: number of that request's tokens, prompt and output, that are kept; all of them if it is 0 or not given.
+        replace: whether requests that continue that one are aborted and forgotten, or without `rid` all requests.
+        drop_previous_output: whether that request's output is left out.
+    """
+
+    id: str
+    rid: str | None = None
+    offset: int | None = None
+    replace: bool | None = None
+    drop_previous_output: bool | None = None
+
+
+class OpenSession(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Request to open a session, in which no prompt has more than `capacity_of_str_len` tokens."""
+
+    capacity_of_str_len: int
+    session_id: str | None = None
+
+
+class CloseSession(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Request to close a session."""
+
+    session_id: str
+
+
+@dataclass(slots=True)
+class _Turn:
+    """Request of a session; its `output` is None while it runs."""
+
+    prompt: list[int]
+    parent: str | None
+    output: list[int] | None = None
+
+
+class Session:
+    """Requests of a session by name.
+
+    Args:
+        id: name of the session.
+        key: API key of its client.
+        capacity: maximum number of tokens of a prompt.
+        abort: aborts a request by its name.
+    """
+
+    def __init__(self, id: str, key: str, capacity: int, abort: Callable[[str], object]) -> None:
+        self.id, self.key, self._capacity, self._abort = id, key, capacity, abort
+        self._turns: dict[str, _Turn] = {}
+
+    def begin(self, rid: str, ids: list[int], given: SessionParams, bos_id: int | None) -> list[int]:
+        """Begins a request. Returns its whole prompt.
+
+        Args:
+            rid: name of the request.
+            ids: its new tokens.
+            bos_id: token at the beginning of a text, which is left out of what continues.
+
+        Raises:
+            ParameterError: the request that it continues is unknown, or still runs; the session has one of its name; or
+                its prompt is too long.
+        """
+        before = self._turns.get(given.rid) if given.rid is not None else None
+        if given.rid is not None and before is None:
+            raise _wrong(f"the session has no request {given.rid[:60]!r}.")
+        if before is not None and before.output is None and not given.replace:
+            raise _wrong(f"the request {given.rid!r} of the session has not ended.", "Wait for its answer.")
+        if rid in self._turns:
+            raise ParameterError("rid", f"the session has a request {rid[:60]!r} already.")
+        if given.offset is not None and given.offset < 0:
+            raise _wrong(f"offset: {given.offset} is negative.")
+        tokens = ids
+        if before is not None:
+            kept = before.prompt + ([] if given.drop_previous_output else before.output or [])
+            tokens = kept[: given.offset or None] + ids[bool(ids) and ids[0] == bos_id :]
+        if len(tokens) > self._capacity:
+            raise _wrong(f"{len(tokens):,} tokens are more than its capacity_of_str_len, {self._capacity:,}.")
+        if given.replace:
+            self._forget(given.rid)
+        self._turns[rid] = _Turn(tokens, given.rid)
+        return tokens
+
+    def end(self, rid: str, output: list[int] | None) -> None:
+        """Ends a request; without an output it has failed, and is forgotten."""
+        if output is None:
+            self._turns.pop(rid, None)
+        elif rid in self._turns:
+            self._turns[rid].output = output
+
+    def close(self) -> None:
+        """Aborts what runs, and forgets everything."""
+        self._forget(None)
+
+    def _forget(self, parent: str | None) -> None:
+        """Aborts and forgets the requests that continue another one; all, if that is None."""
+        for rid, turn in list(self._turns.items()):
+            if rid in self._turns and (parent is None or turn.parent == parent):
+                if parent is not None:
+                    self._forget(rid)
+                if self._turns.pop(rid).output is None:
+                    self._abort(rid)
+
+
+class Sessions:
+    """Open sessions of a server.
+
+    Args:
+        abort: aborts a request by its name.
+    """
+
+    def __init__(self, abort: Callable[[str], object]) -> None:
+        self._abort = abort
+        self._open: dict[str, Session] = {}
+
+    def open(self, key: str, request: OpenSession) -> str:
+        """Opens a session. Returns its name.
+
+        Raises:
+            ParameterError: the name is taken, or the capacity is none.
+            OverloadedError: too many sessions are open.
+        """
+        if request.capacity_of_str_len < 1:
+            raise ParameterError("capacity_of_str_len", f"{request.capacity_of_str_len} is less than 1.")
+        id = request.session_id or random_id()
+        if id in self._open:
+            raise ParameterError("session_id", f"a session {id[:60]!r} is open already.")
+        if len(self._open) >= MAX_SESSIONS:
+            raise OverloadedError(f"{MAX_SESSIONS:,} sessions are open.", hint="Close some: POST /close_session.")
+        self._open[id] = Session(id, key, request.capacity_of_str_len, self._abort)
+        return id
+
+    def of(self, key: str, id: str) -> Session:
+        """Session of a client. Raises NotFoundError if it has none of the name."""
+        session = self._open.get(id)
+        if session is None or session.key != key:
+            raise NotFoundError(f"no session {id[:60]!r} is open.", hint="Open one: POST /open_session.")
+        return session
+
+    def close(self, key: str, id: str) -> None:
+        """Closes a session, and aborts its requests. Raises NotFoundError if it is not open."""
+        self.of(key, id).close()
+        del self._open[id]
+
+
+async def noted(
+    session: Session, rid: str, answers: AsyncGenerator[list[dict[str, Json]], None]
+) -> AsyncGenerator[list[dict[str, Json]], None]:
+    """Yields the answers of a session's request, and notes its output in the session at their end."""
+    output: list[int] | None = None
+    try:
+        async with contextlib.aclosing(answers):
+            async for changed in answers:
+                for each in changed:
+                    if each["meta_info"]["finish_reason"] is not None:
+                        output = each["output_ids"]
+                        session.end(rid, output)
+                yield changed
+    finally:
+        if output is None:
+            session.end(rid, None)
+
+
+def _wrong(problem: str, hint: str = "") -> ParameterError:
+    return ParameterError("session_params", problem, hint=hint)
