@@ -65,7 +65,7 @@ def rates(layers: int, heads: int, size: int, tokens: int) -> None:
     at, slots = (torch.from_numpy(each).to(device) for each in drawn)
     copy = blocks.BlockCopy(cache.planes, torch.from_numpy(memory.rows.reshape(-1)), PAGE)
     for programs in PROGRAMS:
-        blocks.PROGRAMS = programs
+        blocks.PROGRAMS = blocks.PROGRAMS_TO_HOST = programs
         read, write = (seconds(partial(copy, at, slots, to_host=way)) for way in (True, False))
         print(
             f"{programs} programs: to the host {gb / read:.1f} GB/s ({down / read:.2f}), back {gb / write:.1f} "

@@ -16,7 +16,8 @@ import triton.language as tl
 from sglang_lite.runtime.kernels.launcher import cached_launch
 from sglang_lite.runtime.kernels.sizes import power_of_2
 
-PROGRAMS = 64  # enough bytes under way for a bus of 64 GB/s
+# Enough bytes under way for a bus of 64 GB/s. Stores don't wait for it, so that they take fewer multiprocessors.
+PROGRAMS, PROGRAMS_TO_HOST = 64, 16
 
 
 @cached_launch
@@ -69,7 +70,7 @@ class BlockCopy:
         """Copies pages, int32 [N], to blocks `slots`, int32 [N], or the other way. Moves N pages over the bus."""
         for pointers, heads, size, stride, first in self._groups:
             items = len(pages) * len(pointers) * heads
-            _copy[(min(items, PROGRAMS),)](
+            _copy[(min(items, PROGRAMS_TO_HOST if to_host else PROGRAMS),)](
                 pointers, self._memory, pages, slots, items, len(pointers), stride, self._block, first,
                 HEADS=heads, CHUNK=size, BLOCK=power_of_2(size), TO_HOST=to_host, num_warps=4,
             )  # fmt: skip
