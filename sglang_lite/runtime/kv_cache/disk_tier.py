@@ -83,8 +83,14 @@ class DiskTier:
         return self.executor.submit(self._write, name, rows, slots)
 
     def close(self) -> None:
-        """Waits for what is being written."""
-        self.executor.shutdown()
+        """Waits for what is being written, unless the folder is not used any more."""
+        self.executor.shutdown(wait=not self.off, cancel_futures=self.off)
+
+    def stop(self, reason: object) -> None:
+        """Uses the folder no more, and says why, once."""
+        if not self.off:
+            self.off = True
+            logger.warning("the cache's folder is not used any more: %s", reason)
 
     # ------------------------------------------------------------------------------- on the executor's threads
 
@@ -125,9 +131,7 @@ class DiskTier:
                 if self._size > self._max_bytes:
                     self._shrink()
         except OSError as error:
-            if not self.off:
-                self.off = True
-                logger.warning("the cache's folder is not used any more: %s", error)
+            self.stop(error)
 
     def _files(self) -> list[tuple[float, int, Path]]:
         """Time of the last use, size and path of each file."""

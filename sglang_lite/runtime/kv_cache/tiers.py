@@ -32,6 +32,7 @@ _MAX_WRITING = 64  # files that wait to be written; more are left out
 _MAX_READING = 16  # sequences that are read from files before their requests are admitted
 _REMEMBERED = 1 << 16  # names of files that are known to be written
 _CLOSE_S = 0.001  # pause while copies end
+DEADLINE_S = 10.0  # of reading files; then the folder is not used any more
 
 
 @dataclass(eq=False, slots=True)
@@ -75,7 +76,8 @@ class DiskRead:
         filled: whether the slots of each file have been filled, from the time on when the copy has completed.
         began: that time.
         read: number of pages that have been read.
-        done: True if the pages are there, or were not found.
+        asked: time of its beginning.
+        done: True if the pages are there, were not found, or took too long.
         dropped: True if nobody may have them any more.
     """
 
@@ -88,6 +90,7 @@ class DiskRead:
     filled: Sequence[Future[bool]] = ()
     began: float = 0.0
     read: int = 0
+    asked: float = field(default_factory=time.perf_counter)
     done: bool = False
     dropped: bool = False
 
@@ -133,7 +136,8 @@ class Tiers:
 
     def copying(self, completed: int) -> bool:
         """Returns True if pages are on their way up, or copies were when `completed` of them had completed."""
-        return bool(self.fetching or self._reading) or completed < self.host.memory.launched
+        reading = any(not each.done for each in self._reading.values())
+        return bool(self.fetching) or reading or completed < self.host.memory.launched
 
     def stats(self) -> dict[str, int]:
         """Counts for `Engine.stats`."""
@@ -364,6 +368,9 @@ class Tiers:
             if self._advance(read, completed):
                 read.done = True
                 del self._reading[name]
+            elif not read.done and time.perf_counter() - read.asked > DEADLINE_S:
+                read.done = read.dropped = True  # a thread may still write its slots
+                self.disk.stop(f"a file was not read in {DEADLINE_S:g} seconds.")
 
     def _advance(self, read: DiskRead, completed: int) -> bool:
         """Takes the next step of reading files, if the one before has ended. Returns True after the last."""
@@ -375,6 +382,9 @@ class Tiers:
             read.slots = self.host.reserve(max(len(files) * self._run - read.skip, 0))
             read.copy = self.host.memory.launched
         if not len(read.slots):
+            return True
+        if read.dropped and not read.filled:
+            self.host.unpin(read.slots)
             return True
         if not read.filled and read.copy <= completed:
             started = _read_files(self.disk, self.host.memory.rows, self._run, files, read)

@@ -194,6 +194,33 @@ class Late(Executor):
         self.run(len(self._waiting))
 
 
+@pytest.mark.parametrize("hangs", ["the look for files", "their reading"])
+def test_a_folder_that_hangs_is_not_used_any_more(tmp_path, hangs, monkeypatch, caplog):
+    one(engine(tmp_path), LONG)
+    later = engine(tmp_path)
+    tiers = later.store.tiers
+    threads = tiers.disk.executor = Late(random.Random(1))
+    _, events = later.start(LONG, SamplingParams(max_tokens=2, temperature=0))
+    later.step()
+    if hangs == "their reading":
+        threads.run(1)
+    for _ in range(3):
+        later.step()
+    assert events == []
+    monkeypatch.setattr("sglang_lite.runtime.kv_cache.tiers.DEADLINE_S", -1.0)
+    later.drain()
+    assert ended(events).usage.cached_tokens == 0
+    assert [each.message for each in caplog.records].count(
+        "the cache's folder is not used any more: a file was not read in -1 seconds."
+    ) == 1
+    assert one(later, [7, *LONG]) == 0
+    threads.run(9)  # the system gives up
+    later.step()
+    assert one(later, [8, *LONG]) == 0
+    tiers.close()
+    tiers.host.check()
+
+
 @pytest.mark.parametrize("policy", ["write_through", "write_back"])
 def test_whatever_threads_and_copies_do_answers_are_right(tmp_path, policy):
     rng = random.Random(1)
