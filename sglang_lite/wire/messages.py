@@ -11,7 +11,7 @@ import msgspec
 
 from sglang_lite.errors import Location, ParameterError, SglError, WireError
 from sglang_lite.program import graph, nodes
-from sglang_lite.protocol import constraints, prompt, recording, results, sampling, saved, trace
+from sglang_lite.protocol import constraints, prompt, recording, results, sampling, saved, trace, trajectory
 from sglang_lite.protocol.anything import Json
 from sglang_lite.protocol.record import Record
 from sglang_lite.protocol.results import Delta, Generation, Played, Selection
@@ -38,7 +38,7 @@ class PlayedData(Record, frozen=True):
 # Types that may be sent, by name: all records of these modules.
 TYPES: Final[dict[str, type[Record]]] = {
     kind.__name__: kind
-    for home in (sampling, constraints, prompt, results, recording, saved, trace, graph, nodes)
+    for home in (sampling, constraints, prompt, results, recording, saved, trace, trajectory, graph, nodes)
     for kind in vars(home).values()
     if isinstance(kind, type) and issubclass(kind, Record) and kind.__module__ == home.__name__
     if kind not in (nodes.BaseNode, Failure)

@@ -21,6 +21,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import yaml
 from transformers import BertModel
 
 import sglang_lite as sgl
@@ -118,7 +119,11 @@ def reader(documented, provider, tmp_path, monkeypatch):
     monkeypatch.setattr("webbrowser.open", lambda url: True)
     monkeypatch.setattr(documented, "close", lambda: None)
     shared = {"smollm2-135m": lambda: documented, "sentence-transformers/all-MiniLM-L6-v2": encoder}
-    monkeypatch.setattr(sgl, "Engine", lambda model="smollm2-135m": shared[model]())
+
+    def engine(model="smollm2-135m", **settings):
+        return real(model, dtype="float32", **settings) if settings else shared[model]()
+
+    monkeypatch.setattr(sgl, "Engine", engine)
     sgl.set_default_backend(documented)
 
 
@@ -142,6 +147,9 @@ def test_a_page_prints_what_it_shows(page, reader, address, monkeypatch):
         elif block.language == "sh":
             for command in re.findall(r"^sglang-lite .*", text, re.MULTILINE):
                 flags_there_are(command)
+        elif block.language == "yaml":  # a file of `serve --config`
+            for name in yaml.safe_load(text):
+                flags_there_are(f"sglang-lite serve --{name.replace('_', '-')}")
         elif block.language == "json":
             for line in text.splitlines() if (block.title or "").endswith(".jsonl") else [text]:
                 json.loads(line)

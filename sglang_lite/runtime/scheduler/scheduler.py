@@ -125,7 +125,8 @@ class Scheduler:
         self.admission.admit(self._isolation.next)
         budget = self._budget(decoding)
         table = self.store.table
-        self.admission.evict_ahead(2 * budget)
+        if self.store.tiers is not None:  # else what is evicted early is computed again
+            self.admission.evict_ahead(2 * budget)
         chunks: list[Row] = []
         for request in list(self.queues.prefilling):
             if request.state is not State.PREFILLING:
