@@ -362,12 +362,14 @@ class Capacity:
         context_length: longest sequence that the config and the model allow, in tokens.
         pages: number of pages in the KV cache.
         longest: longest sequence that also fits the KV cache, in tokens.
+        window_pages: number of pages in the KV cache of the layers with a window; 0 if these have `pages`, too.
     """
 
     sizes: Sizes
     context_length: int
     pages: int
     longest: int
+    window_pages: int = 0
 
     @property
     def tokens(self) -> int:

@@ -59,8 +59,10 @@ class ScriptedModel:
     fused = False
     device = torch.device("cpu")
     spec, format, batch_sensitive, token_bytes = None, "float32", False, 0
+    window: int | None = None
+    window_bytes = 0
 
-    def allocate_cache(self, slots):
+    def allocate_cache(self, slots, window_slots=0):
         tokens = torch.full((1, slots, 1), -1, dtype=torch.int64)
         return KVCache((tokens,), (tokens,))
 
@@ -83,6 +85,40 @@ class ScriptedModel:
 
     def logits(self, hidden):
         return torch.from_numpy(logits_of(hidden[:, 0].numpy().view(np.uint64)))
+
+
+class WindowedModel(ScriptedModel):
+    """Has a second layer with a window, which must see the last tokens that the first one sees.
+
+    Args:
+        window: the window, in tokens.
+    """
+
+    def __init__(self, window):
+        self.window: int = window
+
+    def allocate_cache(self, slots, window_slots=0):
+        layers = tuple(torch.full((1, count, 1), -1, dtype=torch.int64) for count in (slots, window_slots or slots))
+        return KVCache(layers, layers, windowed=(False, True) if window_slots else ())
+
+    def forward(self, ids, positions, plan, cache):
+        every, last = (layer.view(-1) for layer in cache.k)
+        last[plan.in_layer(self.window).store_at] = ids
+        states = super().forward(ids, positions, plan, cache)
+        for whole, windowed in zip(_reads(plan), _reads(plan.in_layer(self.window))):
+            for length in range(whole[1] + 1, len(whole[0]) + 1):
+                seen = slice(max(length - self.window, 0), length)
+                assert torch.equal(every[whole[0][seen]], last[windowed[0][seen]])
+        return states
+
+
+def _reads(plan):
+    """Token slots of each row, and the number of its tokens before those of the step."""
+    for group in plan.decode:
+        for at, length in zip(group.rows.read_at, group.rows.lengths.tolist()):
+            yield at[:length].long(), length - 1
+    for row in plan.extends:
+        yield row.slots(0), row.length - (row.end - row.start)
 
 
 class RecitingModel(ScriptedModel):
@@ -120,8 +156,9 @@ def tokenizer():
     return Tokenizer(backend, [letter.encode() for letter in LETTERS], [EOS], eos_ids=[EOS])
 
 
-def loaded(context_length=512):
-    return LoadedModel("scripted", ScriptedModel(), tokenizer(), VOCAB, frozenset({EOS}), context_length)
+def loaded(context_length=512, window=None):
+    model = ScriptedModel() if window is None else WindowedModel(window)
+    return LoadedModel("scripted", model, tokenizer(), VOCAB, frozenset({EOS}), context_length)
 
 
 def answer(prompt, params, seed=None):
@@ -344,6 +381,7 @@ class SteppedEngine(Engine):
             pass
         self.store.settle(self.store.step)
         assert self.store.pool.free == self.store.pool.total
+        assert self.store.windows is None or self.store.windows.pool.free == self.store.windows.pool.total
 
 
 def ended(events):

@@ -54,11 +54,8 @@ class FlashAttention:
         self._attend = flash_attn_varlen_func
 
     def plan_step(self, plan: DevicePlan) -> StepAttention:
-        parts = []
-        if plan.decoding:
-            parts.append(_decoding(plan))
-        if len(plan.blocks):
-            parts.append(_blocks(plan))
+        parts = _parts(plan)
+        windowed = parts if plan.window_table is None else _parts(plan.in_layer(1))
 
         def attend(
             q: torch.Tensor,
@@ -74,7 +71,7 @@ class FlashAttention:
             assert sinks is None, "refused"
             shape = self._requirements.kv_heads, -1, plan.page_size, self._requirements.head_dim
             k, v = (side[layer].view(shape).permute(1, 2, 0, 3) for side in (cache.k, cache.v))
-            for part in parts:
+            for part in parts if window is None else windowed:
                 out[part.tokens] = self._attend(
                     q[part.tokens],
                     k,
@@ -108,6 +105,11 @@ class _SequenceGroup(NamedTuple):
     lengths: torch.Tensor
     pages: torch.Tensor
     max_new_tokens: int
+
+
+def _parts(plan: DevicePlan) -> list[_SequenceGroup]:
+    made = ((_decoding, plan.decoding), (_blocks, len(plan.blocks)))
+    return [make(plan) for make, count in made if count]
 
 
 def _decoding(plan: DevicePlan) -> _SequenceGroup:

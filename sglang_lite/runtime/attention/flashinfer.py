@@ -50,6 +50,7 @@ class FlashInferAttention:
 
     def plan_step(self, plan: DevicePlan) -> StepAttention:
         parts = list(_parts(plan))
+        windowed = parts if plan.window_table is None else list(_parts(plan.in_layer(1)))
         planned: dict[tuple[float, int | None, float | None], list[tuple[_SequenceGroup, Any]]] = {}
 
         def attend(
@@ -66,7 +67,8 @@ class FlashInferAttention:
             assert sinks is None, "refused"
             kind = scale, window, softcap
             if kind not in planned:
-                planned[kind] = [(part, self._plan(part, plan.page_size, *kind)) for part in parts]
+                of_kind = parts if window is None else windowed
+                planned[kind] = [(part, self._plan(part, plan.page_size, *kind)) for part in of_kind]
             shape = self._requirements.kv_heads, -1, plan.page_size, self._requirements.head_dim
             pages = tuple(side[layer].view(shape).transpose(0, 1) for side in (cache.k, cache.v))
             for part, wrapper in planned[kind]:

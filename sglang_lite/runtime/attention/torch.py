@@ -31,13 +31,8 @@ class TorchAttention:
 
     def plan_step(self, plan: DevicePlan) -> StepAttention:
         lengths = [position + 1 for position in plan.positions[: plan.decoding].tolist()]
-        parts: list[tuple[int, int, DecodeRows | ExtendRow]] = [
-            (first, end, _decoding(plan, first, end, lengths[first:end]))
-            for first, end in _groups(lengths, self._tokens)
-        ]
-        for first, count, slot, position in plan.blocks.tolist():
-            read_at = _token_slots(plan, torch.tensor([slot], device=plan.slots.device), position + count)[0]
-            parts.append((first, first + count, ExtendRow(0, count, read_at)))
+        parts = self._parts(plan, lengths)
+        windowed = parts if plan.window_table is None else self._parts(plan.in_layer(1), lengths)
 
         def attend(
             q: torch.Tensor,
@@ -53,12 +48,23 @@ class TorchAttention:
             rules = AttentionRules(scale, window, softcap, sinks)
             if self._latent and cache.scales is not None:
                 q = apply_latent_scales(q, cache.scales.k[layer], self._latent)
-            for first, end, part in parts:
+            for first, end, part in parts if window is None else windowed:
                 out[first:end] = attend_rows(q[first:end], cache.k[layer], cache.v[layer], part, rules)
             if cache.scales is not None:
                 out.copy_(scale_by_kv_head(out, cache.scales.v[layer]))
 
         return StepAttention(attend)
+
+    def _parts(self, plan: DevicePlan, lengths: list[int]) -> list[tuple[int, int, DecodeRows | ExtendRow]]:
+        """Tokens of the batch, as (first, end), and what they read. `lengths` are those of decoding rows."""
+        parts: list[tuple[int, int, DecodeRows | ExtendRow]] = [
+            (first, end, _decoding(plan, first, end, lengths[first:end]))
+            for first, end in _groups(lengths, self._tokens)
+        ]
+        for first, count, slot, position in plan.blocks.tolist():
+            read_at = _token_slots(plan, torch.tensor([slot], device=plan.slots.device), position + count)[0]
+            parts.append((first, first + count, ExtendRow(0, count, read_at)))
+        return parts
 
 
 def _groups(lengths: list[int], max_tokens: int) -> list[tuple[int, int]]:

@@ -95,12 +95,13 @@ class TritonAttention:
             sinks: torch.Tensor | None = None,
         ) -> None:
             assert sinks is None, "refused"
+            seen = plan.in_layer(window)
             if plan.decoding:
                 if plan.shared is not None:
                     prefix_attention(q, cache, layer, plan, work, scale=scale, softcap=softcap)
-                decode_attention(q, cache, layer, plan, work, out, scale=scale, window=window, softcap=softcap)
+                decode_attention(q, cache, layer, seen, work, out, scale=scale, window=window, softcap=softcap)
             if len(plan.blocks):
-                prefill_attention(q, cache, layer, plan, out, scale=scale, window=window, softcap=softcap)
+                prefill_attention(q, cache, layer, seen, out, scale=scale, window=window, softcap=softcap)
 
         few = requirements.heads <= MAX_HEADS or launch.exclusive
         direct = few and plan.separate and plan.shared is None and rows == len(plan.ids)

@@ -33,19 +33,37 @@ def capacity_of(config: EngineConfig, loaded: LoadedModel) -> Capacity:
         openmp.log_if_unbounded()
     sizes = config.sized(gpu=device.type == "cuda", longest=context_length)
     pool = config.max_total_tokens or max(context_length, sizes.max_running * 512)
+    window = _window(config, loaded)
     if device.type == "cuda" and config.max_total_tokens is None:
         assert is_fused(loaded.model), "models on a GPU are made of kernels"
         pool = kv_pool_size.pool_tokens(
-            loaded.model, config.mem_fraction, sizes, context_length, drafts=config.max_draft > 0
+            loaded.model, config.mem_fraction, sizes, context_length, window, drafts=config.max_draft > 0
         )
     pages = min(-(-pool // sizes.page_size), kv_pool_size.MAX_SLOTS // sizes.page_size - 1)
     longest = min(context_length, pages * sizes.page_size)
     tokens = pages * sizes.page_size
-    parts = {f"{tokens:,} tokens of keys and values": tokens * loaded.model.token_bytes}
+    window_pages = kv_pool_size.window_pages(window, pages, sizes, longest)
+    size = kv_pool_size.pool_bytes(loaded.model, pages, window_pages, sizes.page_size)
+    parts = {f"{tokens:,} tokens of keys and values": size}
     if device.type == "cpu":
         parts[f"{sizes.max_running:,} requests"] = sizes.max_running * (8 * longest + 2 * loaded.vocab_size)
     check_room(parts, device, loaded.name, "Lower max_total_tokens, context_length or max_running.")
-    return Capacity(sizes, context_length, pages, longest)
+    return Capacity(sizes, context_length, pages, longest, window_pages)
+
+
+def _window(config: EngineConfig, loaded: LoadedModel) -> int | None:
+    """Longest window of the layers that have pages of their own; None if none have."""
+    if loaded.model.window is None:
+        return None
+    if config.enable_hierarchical_cache:
+        logger.info(
+            "layers with a window keep all tokens with enable_hierarchical_cache, which copies pages of all layers"
+        )
+        return None
+    if config.deterministic and loaded.model.device.type != "cpu":
+        logger.info("layers with a window keep all tokens with deterministic on a GPU, whose attention has one table")
+        return None
+    return loaded.model.window
 
 
 def _warn_if_short(config: EngineConfig) -> None:

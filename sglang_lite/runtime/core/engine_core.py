@@ -45,7 +45,7 @@ from sglang_lite.runtime.calls import (
     StopProfile,
     UpdateWeights,
 )
-from sglang_lite.runtime.config import EngineConfig
+from sglang_lite.runtime.config import Capacity, EngineConfig
 from sglang_lite.runtime.core.cache_tiers import make_tiers, page_names
 from sglang_lite.runtime.core.capacity import capacity_of
 from sglang_lite.runtime.core.choice_scoring import ChoiceScoring
@@ -72,7 +72,9 @@ from sglang_lite.runtime.embedding.spec import EncoderSpec
 from sglang_lite.runtime.executor import make_runner
 from sglang_lite.runtime.kv_cache.eviction_policy import EVICTION
 from sglang_lite.runtime.kv_cache.prefix_cache import PrefixCache
+from sglang_lite.runtime.kv_cache.window_pages import WindowPages
 from sglang_lite.runtime.loading.load_model import LoadedModel, load_same_architecture
+from sglang_lite.runtime.models.model import Model
 from sglang_lite.runtime.models.resolve import resolve
 from sglang_lite.runtime.requests.output_builder import Event, Sink
 from sglang_lite.runtime.requests.request import Request
@@ -124,9 +126,7 @@ class EngineCore:
         self.config, self.model_name = config, loaded.name
         self.tokenizer, self.vocab_size, self.eos_ids = loaded.tokenizer, loaded.vocab_size, loaded.eos_ids
         self.capacity, self.device = capacity_of(config, loaded), loaded.model.device
-        self.description = (
-            f"{loaded.name} on {loaded.model.device}, {loaded.model.format}, room for {self.capacity.tokens:,} tokens"
-        )  # fmt: skip
+        self.description = _description(loaded, self.capacity)
         sizes, pages, longest = self.capacity.sizes, self.capacity.pages, self.capacity.longest
         store = PrefixCache(
             pages,
@@ -136,6 +136,7 @@ class EngineCore:
             reuse=config.prefix_cache,
             priority=EVICTION[config.eviction],
             reveal_others=config.explain_cache_misses is not False,
+            windows=_windows(self.capacity, loaded.model),
         )
         drafting = make_drafting(config, loaded.vocab_size, loaded.eos_ids)
         threads = min(config.threads or os.cpu_count() or 1, _MASK_THREADS)
@@ -353,6 +354,7 @@ class EngineCore:
                 "steps": self.loop.steps,
                 "appended_tokens": scheduler.handover.appended_tokens,
                 **({} if store.tiers is None else store.tiers.stats()),
+                **({} if store.windows is None else store.windows.stats()),
                 **self.open_requests.counts(),
                 "grammars_compiled": self.compiler.cache.misses,
                 "grammars_cached": self.compiler.cache.hits,
@@ -388,6 +390,25 @@ class EngineCore:
         self.loop.inbox.close()
         if threading.current_thread() is not self.thread:
             self.thread.join()
+
+
+def _description(loaded: LoadedModel, capacity: Capacity) -> str:
+    own = capacity.window_pages * capacity.sizes.page_size
+    windows = f", for {own:,} in layers with a window" if own else ""
+    return (
+        f"{loaded.name} on {loaded.model.device}, {loaded.model.format}, room for {capacity.tokens:,} tokens{windows}"
+    )
+
+
+def _windows(capacity: Capacity, model: Model) -> WindowPages | None:
+    """Pages of the layers with a window, if they have pages of their own."""
+    if not capacity.window_pages:
+        return None
+    assert model.window is not None
+    sizes = capacity.sizes
+    return WindowPages(
+        capacity.pages, capacity.window_pages, sizes.page_size, model.window, sizes.max_running, sizes.step_tokens
+    )
 
 
 def _start(

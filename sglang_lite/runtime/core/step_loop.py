@@ -123,7 +123,7 @@ class StepLoop:
         self.postponed = Postponed()
         self.inbox = inbox = Inbox(filler.interrupt, self.postponed.run_all)
         self.flushes = Flushes(self.inbox.gate.on_own_thread)
-        self.runner, self._writer = runner, StepWriter(scheduler.store.table)
+        self.runner, self._writer = runner, StepWriter(scheduler.store.table, scheduler.store.windows)
         self._eos_ids, self.jump, self._overlap = eos_ids, jump, overlap
         self._in_flight: _InFlight | None = None
         self.clock, self._device_time = StepClock(), DeviceTime(scheduler.pauses.record_duration)

@@ -41,11 +41,12 @@ def make_runner(
         drafting: maker of drafts, which gets the measured times of captured steps.
     """
     sizes, pages = capacity.sizes, capacity.pages
-    slot_pages = SlotPages(sizes.max_running, capacity.longest, sizes.page_size)
+    own_pages = capacity.window_pages
+    slot_pages = SlotPages(sizes.max_running, capacity.longest, sizes.page_size, windows=own_pages > 0)
     if not is_fused(model):
         has_all = torch.get_num_threads() >= len(os.sched_getaffinity(0)) if sys.platform == "linux" else False
         return CpuRunner(
-            model, slot_pages, capacity.tokens, one_by_one=config.deterministic,
+            model, slot_pages, capacity.tokens, own_pages * sizes.page_size, one_by_one=config.deterministic,
             original_logprobs=config.original_logprobs,
             cores_contended=cores_contended if has_all and not config.deterministic else None,
         )  # fmt: skip
@@ -55,7 +56,7 @@ def make_runner(
     sizes_to_capture = graph_sizes(sizes.max_running) if config.cuda_graphs and model.device.type == "cuda" else ()
     runner = GpuRunner(
         model, slot_pages, pages, sizes.step_tokens, config.attention_backend, sizes_to_capture,
-        draft_tokens=config.max_draft, original_logprobs=config.original_logprobs,
+        draft_tokens=config.max_draft, original_logprobs=config.original_logprobs, window_pages=own_pages,
     )  # fmt: skip
     if model.device.type == "cuda":
         with contextlib.nullcontext() if compiling is None else compiling.waiting_for_kernels():

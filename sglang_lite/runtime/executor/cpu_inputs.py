@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -51,43 +51,58 @@ def build_cpu_inputs(record: StepRecord, table: SlotPages, last_tokens: Ints, *,
         last_tokens: int32 [slots], last drawn token of each slot.
         one_by_one: whether to compute each token's attention separately, so that it doesn't depend on the record.
     """
+    ids = np.where(record.ids < 0, last_tokens[record.token_slots], record.ids)
+    plan = _plan(record, table, table, one_by_one=one_by_one)
+    if table.windows is not None:
+        plan = replace(plan, windowed=_plan(record, table, table.windows, one_by_one=one_by_one))
+    return CpuInputs(
+        ids=torch.from_numpy(ids.astype(np.int64)),
+        positions=torch.from_numpy(record.positions.astype(np.int64)),
+        plan=plan,
+        last=torch.from_numpy(record.last.astype(np.int64)),
+    )
+
+
+def _plan(record: StepRecord, table: SlotPages, read: SlotPages, *, one_by_one: bool) -> AttentionPlan:
+    """Plan of a step's attention.
+
+    Args:
+        record: the step.
+        table: pages of the slots, by which rows are grouped.
+        read: pages that are written and read: those, or the ones of layers with a window.
+        one_by_one: as for `build_cpu_inputs`.
+    """
     counts, last = record.ends - record.starts, record.last
     positions, slots, size = record.positions.astype(np.int64), record.token_slots, table.page_size
-    ids = np.where(record.ids < 0, last_tokens[slots], record.ids)
-    store_at = table.pages[slots, positions // size].astype(np.int64) * size + positions % size
+    store_at = read.pages[slots, positions // size].astype(np.int64) * size + positions % size
     first = last + 1 - counts
     lengths = positions + 1  # number of tokens that each token attends to
     groups: tuple[ExtendGroup, ...] = ()
     grouped = np.zeros(len(counts), dtype=bool)
     if not one_by_one:
-        groups, grouped = _groups(record, table, first, last)
+        groups, grouped = _groups(record, table, read, first, last)
     # A batch of one decoding row is faster as an extend row than as a group.
     singles = np.arange(record.singles if record.singles > 1 and not one_by_one else 0)
     extends = [
-        ExtendRow(int(first[i]), int(last[i]) + 1, _read_at(table, record.slots[i], record.ends[i]))
+        ExtendRow(int(first[i]), int(last[i]) + 1, _read_at(read, record.slots[i], record.ends[i]))
         for i in range(len(singles), len(counts))
         if not grouped[i]
     ]
     decode_groups: list[slice | NDArray[np.int64]] = []
     if one_by_one:
-        separate, extends = list(range(len(ids))), []  # every token becomes an extend row
+        separate, extends = list(range(len(record.ids))), []  # every token becomes an extend row
     else:
         short_rows = {} if len(record.slots) == 1 else _short_rows(extends)
         extends = [row for row in extends if row.start not in short_rows]
         at = np.concatenate([singles[~grouped[singles]], *(np.arange(start, end) for start, end in short_rows.items())])
         separate, decode_groups = _by_length(at, lengths[at])
-    extends += [ExtendRow(t, t + 1, _read_at(table, slots[t], lengths[t])) for t in separate]
+    extends += [ExtendRow(t, t + 1, _read_at(read, slots[t], lengths[t])) for t in separate]
     extends += [row for group in groups for row in group.rows]
-    return CpuInputs(
-        ids=torch.from_numpy(ids.astype(np.int64)),
-        positions=torch.from_numpy(positions.astype(np.int64)),
-        plan=AttentionPlan(
-            torch.from_numpy(store_at),
-            tuple(_decode_group(table, tokens, slots[tokens], lengths[tokens]) for tokens in decode_groups),
-            tuple(extends),
-            groups,
-        ),
-        last=torch.from_numpy(last.astype(np.int64)),
+    return AttentionPlan(
+        torch.from_numpy(store_at),
+        tuple(_decode_group(read, tokens, slots[tokens], lengths[tokens]) for tokens in decode_groups),
+        tuple(extends),
+        groups,
     )
 
 
@@ -98,12 +113,13 @@ def _short_rows(extends: list[ExtendRow]) -> dict[int, int]:
 
 
 def _groups(
-    record: StepRecord, table: SlotPages, first: Ints, last: Ints
+    record: StepRecord, table: SlotPages, read: SlotPages, first: Ints, last: Ints
 ) -> tuple[tuple[ExtendGroup, ...], NDArray[np.bool_]]:
     """Returns groups of rows that begin in the same pages and save enough reads, and bool [rows], True for the rows in
     a group.
 
     Args:
+        record, table, read: as for `_plan`.
         first, last: index of each row's first and last token in the record.
     """
     grouped = np.zeros(len(first), dtype=bool)
@@ -119,7 +135,7 @@ def _groups(
             grouped[rows] = True
             groups.append(ExtendGroup.of(
                 tuple(
-                    ExtendRow(int(first[i]), int(last[i]) + 1, _read_at(table, record.slots[i], record.ends[i]))
+                    ExtendRow(int(first[i]), int(last[i]) + 1, _read_at(read, record.slots[i], record.ends[i]))
                     for i in rows
                 ),
                 shared,

@@ -44,6 +44,8 @@ class CpuRunner:
         model: model to run.
         pages: pages of the slots, of which there are none yet.
         cache_slots: size of the KV cache in tokens.
+        window_slots: the same of the layers with a window if these have pages of their own, without one more page that
+            stands for those behind the window; else 0.
         one_by_one: whether to compute each token's attention separately, so that it doesn't depend on the batch.
         original_logprobs: whether log-probabilities are those before adjustments of the logits, as in `sampler.sample`.
         cores_contended: callback that returns True if other work of the process needs a core. A step with streamed rows
@@ -55,6 +57,7 @@ class CpuRunner:
         model: Model,
         pages: SlotPages,
         cache_slots: int,
+        window_slots: int = 0,
         *,
         one_by_one: bool = False,
         original_logprobs: bool = False,
@@ -63,7 +66,7 @@ class CpuRunner:
         self._cores_contended = cores_contended
         slots = len(pages.pages)
         self._model, self._pages, self._sampling = model, pages, SamplingTable(slots)
-        self._cache = model.allocate_cache(cache_slots)
+        self._cache = model.allocate_cache(cache_slots, window_slots and window_slots + pages.page_size)
         self._one_by_one, self._original_logprobs = one_by_one, original_logprobs
         self._last_tokens: Ints = np.zeros(slots, dtype=np.int32)  # last drawn token of each slot
 
@@ -88,12 +91,22 @@ class CpuRunner:
         self._pages.update(record)
         self._sampling.set(record.started, record.sampling)
         with torch.inference_mode(), self._team(record):
-            if record.copies.shape[1]:
-                self._model.copy_slots(self._cache, *torch.from_numpy(record.copies.astype(np.int64)))
+            self._copy(record)
             inputs = build_cpu_inputs(record, self._pages, self._last_tokens, one_by_one=self._one_by_one)
             hidden = self._model.forward(inputs.ids, inputs.positions, inputs.plan, self._cache)
             scored = score(self._model, record, inputs.last.numpy(), hidden)
         return CpuForward(record, hidden, inputs.last, scored)
+
+    def _copy(self, record: StepRecord) -> None:
+        """Copies the token slots of a record."""
+        if not record.copies.shape[1]:
+            return
+        if self._pages.windows is None:
+            self._model.copy_slots(self._cache, *torch.from_numpy(record.copies.astype(np.int64)))
+            return
+        for windowed, copies in ((False, record.copies), (True, record.window_copies)):
+            cache = self._cache.of_kind(windowed=windowed)
+            self._model.copy_slots(cache, *torch.from_numpy(copies.astype(np.int64)))
 
     def allocate_masks(self, rows: int, words: int) -> NDArray[np.int32]:
         """Allocates int32 [rows, words] for the token masks of a step."""

@@ -147,6 +147,7 @@ class CudaGraphs:
             positions=static[2, :tokens],
             last_tokens=slots.last_tokens,
             page_table=slots.page_table,
+            window_table=slots.window_table,
             page_size=self._page_size,
             decoding=tokens,
             shared=prefixes,

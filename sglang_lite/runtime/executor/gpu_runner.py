@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from sglang_lite.protocol import SamplingParams
-from sglang_lite.runtime.attention.base import AttentionRequirements
+from sglang_lite.runtime.attention.base import AttentionRequirements, ModelAttention
 from sglang_lite.runtime.attention.registry import make_layers_attention
 from sglang_lite.runtime.executor.cuda_graphs import CapturedGraph, CudaGraphs
 from sglang_lite.runtime.executor.gpu_draws import GpuDraws, GpuPendingTokens
@@ -46,7 +46,7 @@ from sglang_lite.runtime.kernels.page_table import update_pages
 from sglang_lite.runtime.kernels.prefix_attention import block_queries, hopper_prefix_module
 from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.models.model import DeviceModel, Model, is_fused
-from sglang_lite.runtime.models.spec import AttentionSpec, LatentSpec
+from sglang_lite.runtime.models.spec import LatentSpec
 from sglang_lite.runtime.requests.resolved_params import resolve_params
 
 _EVENT_RING_SIZE = 8  # events in the ring: a measured step uses two until its tokens are read
@@ -93,6 +93,7 @@ class GpuRunner:
         draft_tokens: maximum number of guesses in a draft; 0 if no drafts are checked.
         original_logprobs: whether log-probabilities are those before adjustments of the logits, as in
             `executor.sampler.sample`.
+        window_pages: number of pages in the layers with a window, apart from a dummy page; 0 if they have `pages`.
 
     Raises:
         ParameterError: the attention backend can't run the model.
@@ -109,21 +110,22 @@ class GpuRunner:
         *,
         draft_tokens: int = 0,
         original_logprobs: bool = False,
+        window_pages: int = 0,
     ) -> None:
         self._model, self._slot_pages, self._longest = model, slot_pages, slot_pages.longest
         self._device = device = model.device
         slots, page_size, heads = len(slot_pages.pages), slot_pages.page_size, model.attentions[0]
-        self._cache = model.allocate_cache((pages + 1) * page_size)
-        self._copy = KVCopy(self._cache)
+        self._cache = model.allocate_cache((pages + 1) * page_size, window_pages and (window_pages + 1) * page_size)
+        self._copy, self._window_copy = (KVCopy(self._cache.of_kind(windowed=kind)) for kind in (False, True))
         self._max_decoded_tokens = max(2 * slots, min(slots * (1 + draft_tokens), _DRAFTED_TOKENS))
         # One latent counts as one KV head for every four query heads.
         self._max_token_reads = MAX_TOKEN_READS // (
             max(heads.heads // 4, 1) if isinstance(heads, LatentSpec) else heads.kv_heads
         )
-        self._attention = make_layers_attention(attention, [self._requirements(each) for each in model.attentions])
+        self._attention = _attention(attention, model, self._max_decoded_tokens, self._longest)
         self._staging = Staging(device, 3 * step_tokens + 8 * (slots + 1) + 4096)
-        self._slots = GpuSlots(slot_pages, pages, self._staging, device)
-        self._dummy_token = pages * page_size  # first token slot of the dummy page
+        self._slots = GpuSlots(slot_pages, pages, self._staging, device, window_pages)
+        self._dummy_tokens = pages * page_size, window_pages * page_size  # first token slots of the dummy pages
         self._event_ring = cycle([make_event(timed=True) for _ in range(_EVENT_RING_SIZE * (device.type == "cuda"))])
         self._masked_steps = 0  # number of steps whose draws may wait for masks
         self._prefixes: PrefixGroups | None = None
@@ -167,7 +169,8 @@ class GpuRunner:
         """Frees the GPU's memory. No method may be called afterwards."""
         self.graphs.clear()
         self.prompts.clear()
-        del self._model, self._cache, self._copy, self._attention, self._slots, self._draws, self.graphs, self.prompts
+        del self._model, self._cache, self._copy, self._window_copy, self._attention, self._slots, self._draws
+        del self.graphs, self.prompts
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
@@ -181,9 +184,10 @@ class GpuRunner:
             record, self._max_decoded_tokens, max_token_reads=self._max_token_reads if captured else 0,
             queries_per_read=1 if prefixes is None else prefixes.rows_per_block,
         )  # fmt: skip
-        if record.copies.shape[1]:
-            # Each in a tensor of its own: the kernel is compiled for addresses that are multiples of 16.
-            self._copy(*(torch.from_numpy(at.astype(np.int64)).to(self._device) for at in record.copies))
+        for copy, slots in ((self._copy, record.copies), (self._window_copy, record.window_copies)):
+            if slots.shape[1]:
+                # Each in a tensor of its own: the kernel is compiled for addresses that are multiples of 16.
+                copy(*(torch.from_numpy(at.astype(np.int64)).to(self._device) for at in slots))
         self._slots.update(record)
         multi_token_rows = inputs.decoding > record.singles
         shared = (
@@ -263,19 +267,6 @@ class GpuRunner:
         hidden = self._run(plan)
         return self._model.raw_logits(hidden if last is None else hidden[last], out)
 
-    def _requirements(self, spec: AttentionSpec | LatentSpec) -> AttentionRequirements:
-        """Requirements of a layer on the attention backend."""
-        precision = self._model.precision
-        return AttentionRequirements(
-            heads=spec.heads, kv_heads=spec.kv_heads, head_dim=spec.key_size,
-            compute=precision.compute, cache=precision.cache, device=self._device,
-            max_rows=2 * self._max_decoded_tokens, max_shared_rows=self._max_decoded_tokens,
-            max_chunks=MAX_CHUNKS if self._model.shares_prefixes else 0, sinks=spec.sinks,
-            latent=spec.rank if isinstance(spec, LatentSpec) else 0,
-            expanded=(spec.nope_size, spec.rope_size, spec.value_size) if isinstance(spec, LatentSpec) else None,
-            batch_invariant=precision.batch_invariant, longest=self._longest,
-        )  # fmt: skip
-
     # --------------------------------------------------------------------------------------- preparation
 
     def warm_up(self) -> None:
@@ -286,8 +277,9 @@ class GpuRunner:
                 self._warm_up_step(count, decoding=count, blocks=[], block_size=BLOCK_SIZES[0], shares=shared)
         self.graphs.capture_all(self._compute, sharing)
         page_table = self._slots.page_table
-        dummy = torch.full((1,), self._dummy_token, dtype=torch.int64, device=self._device)
-        self._copy(dummy, dummy)
+        for copy, at in zip((self._copy, self._window_copy), self._dummy_tokens):
+            dummy = torch.full((1,), at, dtype=torch.int64, device=self._device)
+            copy(dummy, dummy)
         last = torch.tensor([page_table.numel() - 1], dtype=torch.int32, device=self._device)
         update_pages(page_table, last, page_table.view(-1)[-1:].clone())
         # Blocks come last, as their kernels take longest to compile.
@@ -360,6 +352,7 @@ class GpuRunner:
             positions=zeros(count) if decoding else torch.arange(count, dtype=torch.int32).to(self._device),
             last_tokens=self._slots.last_tokens,
             page_table=self._slots.page_table,
+            window_table=self._slots.window_table,
             page_size=self._slot_pages.page_size,
             decoding=decoding,
             shared=shared,
@@ -386,6 +379,7 @@ class GpuRunner:
             positions=positions,
             last_tokens=self._slots.last_tokens,
             page_table=self._slots.page_table,
+            window_table=self._slots.window_table,
             page_size=self._slot_pages.page_size,
             decoding=count,
             shared=None if shared is None else self._send_shared(shared, count),
@@ -400,6 +394,31 @@ class GpuRunner:
             row[: len(array)] = array
         lengths, chunks, order, items = self._staging.send_all(*padded, shared.items.reshape(-1))
         return SharedPrefixes(lengths, chunks, order, items.view(-1, 6), MAX_CHUNKS)
+
+
+def _attention(name: str, model: DeviceModel, max_decoded: int, longest: int) -> ModelAttention:
+    """Attention of all layers of a model.
+
+    Args:
+        name: name of a backend, or "auto".
+        model: the model.
+        max_decoded: maximum number of tokens decoded in one step whose rows share prefixes; half of the maximum.
+        longest: longest sequence in tokens.
+    """
+    precision = model.precision
+    required = [
+        AttentionRequirements(
+            heads=spec.heads, kv_heads=spec.kv_heads, head_dim=spec.key_size,
+            compute=precision.compute, cache=precision.cache, device=model.device,
+            max_rows=2 * max_decoded, max_shared_rows=max_decoded,
+            max_chunks=MAX_CHUNKS if model.shares_prefixes else 0, sinks=spec.sinks,
+            latent=spec.rank if isinstance(spec, LatentSpec) else 0,
+            expanded=(spec.nope_size, spec.rope_size, spec.value_size) if isinstance(spec, LatentSpec) else None,
+            batch_invariant=precision.batch_invariant, longest=longest,
+        )
+        for spec in model.attentions
+    ]  # fmt: skip
+    return make_layers_attention(name, required)
 
 
 def _prefix_groups(model: DeviceModel, slot_pages: SlotPages, target_chunks: int) -> PrefixGroups:

@@ -21,22 +21,29 @@ class GpuSlots:
     Args:
         pages: pages of the slots on the host, of which there are none yet.
         dummy_page: page of the dummy slot.
+        window_dummy: the same in the layers with a window, if they have pages of their own.
         staging: copies to the device.
         device: device of the state.
 
     Attributes:
         dummy: index of the dummy slot.
         page_table: int32 [slots + 1, pages].
+        window_table: the same for the layers with a window, or None.
         last_tokens: int32 [slots + 1], last drawn token of each slot.
         sampling: sampling parameters by slot, on the device.
     """
 
-    def __init__(self, pages: SlotPages, dummy_page: int, staging: Staging, device: torch.device) -> None:
+    def __init__(
+        self, pages: SlotPages, dummy_page: int, staging: Staging, device: torch.device, window_dummy: int = 0
+    ) -> None:
         self.dummy = slots = len(pages.pages)
         self._pages, self._sampling, self._staging = pages, SamplingTable(slots), staging
         per_slot = pages.pages.shape[1]
         self.page_table = torch.zeros((slots + 1, per_slot), dtype=torch.int32, device=device)
         self.page_table[slots] = dummy_page
+        self.window_table = None if pages.windows is None else torch.zeros_like(self.page_table)
+        if self.window_table is not None:
+            self.window_table[slots] = window_dummy
         self.last_tokens = torch.zeros(slots + 1, dtype=torch.int32, device=device)
         self._parameters = torch.zeros(6 * (slots + 1), dtype=torch.int32, device=device)
         self.sampling = _views(self._parameters, slots + 1)
@@ -46,9 +53,11 @@ class GpuSlots:
         if len(record.started):
             self._sampling.set(record.started, record.sampling)
             self._staging.send(_packed(self._sampling), self._parameters)
+        self._pages.update(record)
         if len(record.pages):
-            self._pages.update(record)
             update_pages(self.page_table, *self._staging.send_all(record.page_indices, record.pages))
+        if self.window_table is not None and len(record.window_pages):
+            update_pages(self.window_table, *self._staging.send_all(record.window_indices, record.window_pages))
 
 
 def _packed(sampling: SamplingTable) -> Ints:

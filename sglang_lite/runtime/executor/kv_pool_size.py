@@ -2,21 +2,60 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+
 import torch
 
 from sglang_lite.protocol import ModelError
 from sglang_lite.runtime.config import Sizes
 from sglang_lite.runtime.executor.prefix_groups import MAX_CHUNKS
 from sglang_lite.runtime.executor.prompt_logprobs import FIRST_ROWS, MAX_LOGITS
-from sglang_lite.runtime.models.model import DeviceModel
+from sglang_lite.runtime.kv_cache.window_pages import pages_behind
+from sglang_lite.runtime.models.model import DeviceModel, Model
 from sglang_lite.runtime.scheduler.drafted_rows import max_drafted
 
 _SPARE = 512 << 20  # bytes for graphs, the allocator's rounding and the libraries
 # Most token slots of a pool with its dummy page: kernels index token slots with 32-bit integers.
 MAX_SLOTS = 2**31 - 1
+_TYPICAL = 2048  # tokens of a request, apart from twice its window, that the window pages are shared out for
 
 
-def pool_tokens(model: DeviceModel, fraction: float, sizes: Sizes, context_length: int, *, drafts: bool = False) -> int:
+def window_pages(window: int | None, pages: int, sizes: Sizes, longest: int) -> int:
+    """Returns the number of pages of a pool for layers with a window; 0 if they need as many as the others.
+
+    They suffice for as many typical requests, running or cached, as fit the other pool, and for a step's prompts.
+
+    Args:
+        window: longest window, in tokens; None if no layer has one.
+        pages: number of pages in the pool for the other layers.
+        sizes: maximum numbers of rows and tokens of a step, and the page size.
+        longest: longest sequence, in tokens.
+    """
+    if window is None or longest <= window:
+        return 0
+    size = sizes.page_size
+    kept, chunk = pages_behind(window, size), -(-sizes.step_tokens // size) + 1
+    typical = -(-min(longest, _TYPICAL + 2 * window) // size)
+    shared = -(-pages * kept // typical) + min(chunk, pages // 48)
+    count = max(shared, kept + kept // 2 + 2)
+    return count if count < pages else 0
+
+
+def pool_bytes(model: Model, pages: int, own_pages: int, page_size: int) -> int:
+    """Returns the bytes of a KV cache, of which layers with a window have `own_pages` unless that is 0."""
+    tokens, own = pages * page_size, (own_pages or pages) * page_size
+    return tokens * (model.token_bytes - model.window_bytes) + own * model.window_bytes
+
+
+def pool_tokens(
+    model: DeviceModel,
+    fraction: float,
+    sizes: Sizes,
+    context_length: int,
+    window: int | None = None,
+    *,
+    drafts: bool = False,
+) -> int:
     """Returns the size of the KV pool in tokens: whole pages that fit next to the weights and the largest step.
 
     Args:
@@ -25,6 +64,7 @@ def pool_tokens(model: DeviceModel, fraction: float, sizes: Sizes, context_lengt
         sizes: maximum numbers of rows and tokens of a step, and the page size.
         context_length: longest sequence in tokens. The pool must hold one page more than the smaller of this and
             1,024 tokens.
+        window: longest window of layers that have pages of their own, in tokens; None if none have.
         drafts: whether steps check drafts, so that a row may have several logits.
 
     Raises:
@@ -51,6 +91,8 @@ def pool_tokens(model: DeviceModel, fraction: float, sizes: Sizes, context_lengt
     available = fraction * total - (total - free) - step - logits - partials - _SPARE
     token = model.token_bytes
     tokens = min(int(available // token), MAX_SLOTS - sizes.page_size) // sizes.page_size * sizes.page_size
+    if window is not None and tokens > 0:
+        tokens = more_tokens(model, available, tokens, sizes, context_length, window)
     if tokens < sizes.page_size + min(context_length, 1024):
         raise ModelError(
             f"out of GPU memory: of {total / 2**30:.1f} GiB, {(total - free) / 2**30:.1f} are taken (the weights and "
@@ -61,3 +103,19 @@ def pool_tokens(model: DeviceModel, fraction: float, sizes: Sizes, context_lengt
             "a GPU need a mem_fraction or max_total_tokens each.",
         )
     return tokens
+
+
+def more_tokens(
+    model: DeviceModel, available: float, tokens: int, sizes: Sizes, context_length: int, window: int
+) -> int:
+    """Returns the size of the pool, in tokens, if layers with a window have pages of their own: at least `tokens`,
+    which fit without, and at most four times as many."""
+
+    def fits(pages: int) -> bool:
+        own = window_pages(window, pages, sizes, min(context_length, pages * sizes.page_size))
+        return pool_bytes(model, pages, own, sizes.page_size) <= available
+
+    least = tokens // sizes.page_size
+    most = min(4 * least, MAX_SLOTS // sizes.page_size - 1)
+    more = bisect_left(range(least, most + 1), True, key=lambda pages: not fits(pages))
+    return max(least, least + more - 1) * sizes.page_size

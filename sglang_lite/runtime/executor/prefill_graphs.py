@@ -133,6 +133,7 @@ class PrefillGraphs:
             positions=positions,
             last_tokens=slots.last_tokens,
             page_table=slots.page_table,
+            window_table=slots.window_table,
             page_size=self._page_size,
             decoding=decoding,
             shared=None,

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.kv_cache.slot_table import SlotTable
+from sglang_lite.runtime.kv_cache.window_pages import WindowPages
 from sglang_lite.runtime.requests.request import Request, WatchedTokens
 from sglang_lite.runtime.requests.resolved_params import ResolvedParams
 from sglang_lite.runtime.scheduler.batch import Batch
@@ -77,6 +78,8 @@ class StepRecord(msgspec.Struct, frozen=True):
         scores: prompt tokens to score.
         streams: number of decoding rows of requests that stream.
         watched: True if the host looks at new tokens of a row, so that the draws may have to wait for its masks.
+        window_indices, window_pages: as `page_indices` and `pages`, in the page table of the layers with a window.
+        window_copies: as `copies`, in these layers.
     """
 
     step: int
@@ -96,6 +99,9 @@ class StepRecord(msgspec.Struct, frozen=True):
     scores: tuple[PromptScores, ...] = ()
     streams: int = 0
     watched: bool = False
+    window_indices: Ints = msgspec.field(default_factory=lambda: _NOTHING)
+    window_pages: Ints = msgspec.field(default_factory=lambda: _NOTHING)
+    window_copies: Ints = msgspec.field(default_factory=lambda: _NO_COPIES)
 
     @property
     def token_slots(self) -> Ints:
@@ -115,19 +121,24 @@ class SlotPages:
         slots: maximum number of running requests.
         longest: longest sequence in tokens.
         page_size: tokens in a page.
+        windows: whether layers with a window have pages of their own.
 
     Attributes:
         longest, page_size: as the arguments.
         pages: int32 [slots, pages of longest + 1 tokens].
+        windows: the same for the layers with a window, or None.
     """
 
-    def __init__(self, slots: int, longest: int, page_size: int) -> None:
+    def __init__(self, slots: int, longest: int, page_size: int, *, windows: bool = False) -> None:
         self.longest, self.page_size = longest, page_size
         self.pages: Ints = np.zeros((slots, -(-(longest + 1) // page_size)), dtype=np.int32)
+        self.windows = SlotPages(slots, longest, page_size) if windows else None
 
     def update(self, record: StepRecord) -> None:
         """Takes over the changes of a record."""
         self.pages.reshape(-1)[record.page_indices] = record.pages
+        if self.windows is not None:
+            self.windows.pages.reshape(-1)[record.window_indices] = record.window_pages
 
     def token_slots(self, slot: int, start: int, end: int) -> Ints:
         """Token slots of positions start … end-1 in the KV cache."""
@@ -141,15 +152,19 @@ class StepWriter:
 
     Args:
         table: slot table that batches refer to.
+        windows: pages of the layers with a window, if they have pages of their own.
     """
 
-    def __init__(self, table: SlotTable) -> None:
-        self._table = table
+    def __init__(self, table: SlotTable, windows: WindowPages | None = None) -> None:
+        self._table, self._windows = table, windows
         self._written: Ints = np.zeros_like(table.pages)  # pages as the records so far have given them
+        self._windows_written = None if windows is None else np.zeros_like(table.pages)
 
     def forget(self) -> None:
         """Makes the next records repeat all pages, as a record was not executed completely."""
         self._written.fill(-1)
+        if self._windows_written is not None:
+            self._windows_written.fill(-1)
 
     def write(self, batch: Batch) -> StepRecord:
         """Record of a batch."""
@@ -168,12 +183,10 @@ class StepWriter:
             ids[last[batch.pending]] = -1
         page_count = int(table.page_count[slots].max())
         now: Ints = table.pages[slots, :page_count]
-        row, page = (now != self._written[slots, :page_count]).nonzero()
-        page_indices = pages = _NOTHING
-        if len(row):
-            pages = now[row, page]
-            page_indices = slots[row] * np.int32(table.pages.shape[1]) + page.astype(np.int32)
-            self._written.reshape(-1)[page_indices] = pages
+        page_indices, pages = _changed(self._written, slots, now)
+        window_indices = window_pages = _NOTHING
+        if self._windows is not None and self._windows_written is not None:
+            window_indices, window_pages = _changed(self._windows_written, slots, self._windows.of[now])
         return StepRecord(
             step=batch.step,
             slots=slots,
@@ -184,7 +197,7 @@ class StepWriter:
             singles=batch.singles,
             ids=ids,
             positions=positions,
-            copies=np.stack(batch.copies).astype(np.int32) if len(batch.copies[0]) else _NO_COPIES,
+            copies=batch.copies,
             page_indices=page_indices,
             pages=pages,
             started=np.array([each.slot for each in started], dtype=np.int32) if started else _NOTHING,
@@ -192,6 +205,9 @@ class StepWriter:
             scores=tuple(self._scores(batch)) if batch.decoding < len(slots) else (),
             streams=batch.streams,
             watched=bool((table.watched[slots] >= _TEXT).any()),
+            window_indices=window_indices,
+            window_pages=window_pages,
+            window_copies=batch.window_copies,
         )
 
     def _scores(self, batch: Batch) -> Iterator[PromptScores]:
@@ -202,6 +218,23 @@ class StepWriter:
                 stop = min(int(batch.ends[i]) + 1, request.prompt_len)
                 if first < stop:
                     yield _scores(request, i, first, self._table.tokens[batch.slots[i], first:stop])
+
+
+def _changed(written: Ints, slots: Ints, now: Ints) -> tuple[Ints, Ints]:
+    """Places in a page table [slots, pages], flattened, that have changed, and their pages.
+
+    Args:
+        written: pages as the records so far have given them (updated).
+        slots: int32 [R], slots of the rows.
+        now: int32 [R, pages], their first pages.
+    """
+    row, page = (now != written[slots, : now.shape[1]]).nonzero()
+    if not len(row):
+        return _NOTHING, _NOTHING
+    pages: Ints = now[row, page]
+    indices: Ints = slots[row] * np.int32(written.shape[1]) + page.astype(np.int32)
+    written.reshape(-1)[indices] = pages
+    return indices, pages
 
 
 def _sampling(requests: Sequence[Request]) -> NDArray[np.void]:

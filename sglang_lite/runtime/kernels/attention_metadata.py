@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -83,6 +83,8 @@ class DevicePlan:
         separate: True if no two decoding tokens are of the same slot, except the dummy slot.
         longest_uncached: maximum number of tokens of a row in blocks if all these rows begin in this step, so that they
             see no cached tokens; else 0.
+        window_table: page table of the layers with a window, if they have pages of their own: pages behind the window
+            are any valid ones.
     """
 
     ids: torch.Tensor
@@ -97,6 +99,13 @@ class DevicePlan:
     block_size: int
     separate: bool = False
     longest_uncached: int = 0
+    window_table: torch.Tensor | None = None
+
+    def in_layer(self, window: int | None) -> DevicePlan:
+        """The plan with the page table of layers with this window."""
+        if window is None or self.window_table is None:
+            return self
+        return replace(self, page_table=self.window_table, window_table=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,9 +234,16 @@ class AttentionPlan:
         decode: groups of rows with one new token that are computed together.
         extends: all other rows.
         groups: groups of `extends` that share a prefix, where reading it once saves time.
+        windowed: the same with the token slots of layers with a window, if they have pages of their own: slots behind
+            the window are any valid ones.
     """
 
     store_at: torch.Tensor
     decode: tuple[DecodeGroup, ...]
     extends: tuple[ExtendRow, ...]
     groups: tuple[ExtendGroup, ...] = ()
+    windowed: AttentionPlan | None = None
+
+    def in_layer(self, window: int | None) -> AttentionPlan:
+        """The plan of layers with this window."""
+        return self if window is None or self.windowed is None else self.windowed

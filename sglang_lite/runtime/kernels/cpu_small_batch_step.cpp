@@ -27,13 +27,14 @@ struct Step {
     C *const *keys, *const *values;    // by layer
     const A *const *cos, *const *sin;  // by rotary table
     const int32_t *rope_dims;
-    const int64_t *store_at;
-    const int32_t *const *reads;
-    const int64_t *firsts;
+    // Of layers without a window, and of those with one.
+    const int64_t *store_at[2];
+    const int32_t *const *reads[2];
+    const int64_t *firsts[2];
+    int64_t slots[2];
     const int32_t *lengths;
     const A *x, *last_norm;
     A *out;
-    int64_t slots;
     int32_t count, tokens, hidden, queries, kv, size, gates, longest;
     float eps;
 };
@@ -104,7 +105,8 @@ static void run_layers(void *data) {
     };
     for (int i = 0; i < step.count; i++) {
         const Layer<A> &layer = step.layers[i];
-        Stored<C> stored{step.keys[i], step.values[i], step.slots};
+        const int kind = layer.window > 0;
+        Stored<C> stored{step.keys[i], step.values[i], step.slots[kind]};
 
         norm(layer.input_norm, layer.qkv);
         Share qkv_outputs(work.qkv.size, BLOCK);
@@ -114,13 +116,14 @@ static void run_layers(void *data) {
         share(step.tokens, step.queries + step.kv, [&](int64_t token, int from, int to) {
             int64_t at = token * step.rope_dims[layer.table];
             rotate_heads(work.qkv.of(token), layer.q_norm, layer.k_norm, step.eps, step.cos[layer.table] + at,
-                       step.sin[layer.table] + at, step.rope_dims[layer.table], stored, step.store_at[token], heads,
+                       step.sin[layer.table] + at, step.rope_dims[layer.table], stored, step.store_at[kind][token],
+                         heads,
                          from, to);
         });
         GOMP_barrier();
 
         share(step.tokens, step.queries, [&](int64_t token, int from, int to) {
-            Reads reads = Reads{step.reads[token], step.firsts[token], step.lengths[token]}.last(layer.window);
+            Reads reads = Reads{step.reads[kind][token], step.firsts[kind][token], step.lengths[token]}.last(layer.window);
             attend_heads(work.qkv.of(token), stored, reads, heads, from, to, layer.scale, buffer.data(),
                          work.attended.of(token));
             work.attended.round(layer.output, token, int64_t(from) * step.size, int64_t(to) * step.size);

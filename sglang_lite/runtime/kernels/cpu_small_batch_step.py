@@ -62,8 +62,9 @@ class _Step(ctypes.Structure):
         ("layers", ctypes.POINTER(StepLayer)),
         *((name, ctypes.POINTER(_POINTER)) for name in ("keys", "values", "cos", "sin")),
         ("rope_dims", ctypes.POINTER(_INT)),
-        *((name, _POINTER) for name in ("store_at", "reads", "firsts", "lengths", "x", "last_norm", "out")),
-        ("slots", _LONG),
+        *((name, _POINTER * 2) for name in ("store_at", "reads", "firsts")),
+        ("slots", _LONG * 2),
+        *((name, _POINTER) for name in ("lengths", "x", "last_norm", "out")),
         *((name, _INT) for name in ("count", "tokens", "hidden", "queries", "kv", "size", "gates", "longest")),
         ("eps", _FLOAT),
     ]
@@ -119,8 +120,8 @@ class ThreadedSmallBatchOps:
         model: StepLayers,
         x: torch.Tensor,
         ropes: Sequence[tuple[torch.Tensor, torch.Tensor]],
-        store_at: torch.Tensor,
-        reads: ReadSlots,
+        store_at: Sequence[torch.Tensor],
+        reads: Sequence[ReadSlots],
         cache: KVCache,
     ) -> torch.Tensor:
         """Returns the hidden states [T, hidden_size] after the last norm.
@@ -129,21 +130,27 @@ class ThreadedSmallBatchOps:
             model: layers of the model.
             x: embeddings [T, hidden_size] of the tokens.
             ropes: cos and sin of the positions, for each rotary table.
-            store_at: int64 [T], token slot of each token.
-            reads: token slots that each token reads.
+            store_at: int64 [T], token slot of each token, in layers without a window and in those with one.
+            reads: token slots that each token reads, likewise.
             cache: KV cache (written).
         """
         out = torch.empty_like(x)
-        kv, slots, size = cache.k[0].shape
+        kv, _, size = cache.k[0].shape
+        kinds = cache.windowed
+        slots = [cache.k[kinds.index(kind) if kind in kinds else 0].shape[1] for kind in (False, True)]
         step = _Step(
             model.layers, _addresses(cache.k), _addresses(cache.v), _addresses([cos for cos, _ in ropes]),
             _addresses([sin for _, sin in ropes]), (_INT * len(ropes))(*(cos.shape[-1] for cos, _ in ropes)),
-            store_at.data_ptr(), reads.addresses.data_ptr(), reads.firsts.data_ptr(), reads.lengths.data_ptr(),
-            x.data_ptr(), model.norm.data_ptr(), out.data_ptr(), slots, len(model.layers), *x.shape, model.heads, kv,
-            size, model.gates, reads.longest, model.eps,
+            _both(store_at), _both([each.addresses for each in reads]), _both([each.firsts for each in reads]),
+            (_LONG * 2)(*slots), reads[0].lengths.data_ptr(), x.data_ptr(), model.norm.data_ptr(), out.data_ptr(),
+            len(model.layers), *x.shape, model.heads, kv, size, model.gates, reads[0].longest, model.eps,
         )  # fmt: skip
         self._step(step, torch.get_num_threads())
         return out
+
+
+def _both(tensors: Sequence[torch.Tensor]) -> ctypes.Array[ctypes.c_void_p]:
+    return (_POINTER * 2)(*(x.data_ptr() for x in tensors))
 
 
 def _addresses(tensors: Sequence[torch.Tensor]) -> ctypes.Array[ctypes.c_void_p]:

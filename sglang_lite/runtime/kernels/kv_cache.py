@@ -39,11 +39,20 @@ class KVCache:
             contiguous, so reading a sequence is one gather of rows that yields a batch of matrices. For a layer with a
             single plane, both are the same tensor.
         scales: scales of 8-bit keys and values; None if they are stored unscaled.
+        windowed: True for each layer whose token slots are of pages for layers with a window; empty if those are the
+            same for all layers.
     """
 
     k: tuple[torch.Tensor, ...]
     v: tuple[torch.Tensor, ...]
     scales: KVScales | None = None
+    windowed: tuple[bool, ...] = ()
+
+    def of_kind(self, *, windowed: bool) -> KVCache:
+        """The layers that have the same token slots, without scales."""
+        kinds = self.windowed or (False,) * len(self.k)
+        layers = [i for i, kind in enumerate(kinds) if kind is windowed]
+        return KVCache(tuple(self.k[i] for i in layers), tuple(self.v[i] for i in layers))
 
     @property
     def planes(self) -> tuple[torch.Tensor, ...]:
@@ -52,11 +61,24 @@ class KVCache:
 
     @staticmethod
     def allocate(
-        layout: KVLayout, slots: int, dtype: torch.dtype, device: torch.device, scales: KVScales | None = None
+        layout: KVLayout,
+        slots: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        scales: KVScales | None = None,
+        window_slots: int = 0,
     ) -> KVCache:
-        """Returns a cache of zeros: padding reads slots that were never written, and 0 x NaN would be NaN."""
+        """Returns a cache of zeros: padding reads slots that were never written, and 0 x NaN would be NaN.
 
-        def tensor(plane: Plane) -> torch.Tensor:
+        Args:
+            layout: planes of a token.
+            slots: number of token slots.
+            dtype, device: data type and device of the tensors.
+            scales: as the attribute.
+            window_slots: number of token slots in the layers that have a window; 0 for `slots`.
+        """
+
+        def tensor(plane: Plane, slots: int) -> torch.Tensor:
             shape = (plane.heads, slots, plane.size)
             if device.type != "cpu":
                 return torch.zeros(shape, dtype=dtype, device=device)
@@ -64,8 +86,10 @@ class KVCache:
             data = np.frombuffer(mmap(-1, math.prod(shape) * dtype.itemsize), dtype=np.uint8)
             return torch.from_numpy(data).view(dtype).view(shape)
 
-        layers = [[tensor(plane) for plane in planes] for planes in layout.layers]
-        return KVCache(tuple(planes[0] for planes in layers), tuple(planes[-1] for planes in layers), scales)
+        windowed = tuple(window is not None for window in layout.windows) if window_slots else ()
+        counts = [window_slots if kind else slots for kind in windowed] or [slots] * len(layout.layers)
+        layers = [[tensor(plane, count) for plane in planes] for planes, count in zip(layout.layers, counts)]
+        return KVCache(tuple(planes[0] for planes in layers), tuple(planes[-1] for planes in layers), scales, windowed)
 
 
 def scale_by_kv_head(x: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:

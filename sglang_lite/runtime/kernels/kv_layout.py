@@ -19,9 +19,22 @@ class KVLayout:
 
     Attributes:
         layers: for each layer, a plane of keys and one of values, or a single plane that is read as both.
+        windows: for each layer, its window in tokens, or None; empty if no layer has one.
     """
 
     layers: tuple[tuple[Plane, ...], ...]
+    windows: tuple[int | None, ...] = ()
+
+    @property
+    def window(self) -> int | None:
+        """Longest window of a layer, in tokens; None if no layer has one."""
+        return max((window for window in self.windows if window is not None), default=None)
+
+    @property
+    def window_numbers(self) -> int:
+        """Number of elements that a token takes in the layers that have a window."""
+        windowed = tuple(planes for planes, window in zip(self.layers, self.windows) if window is not None)
+        return KVLayout(windowed).numbers
 
     @property
     def numbers(self) -> int:

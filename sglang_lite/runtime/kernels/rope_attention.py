@@ -196,6 +196,7 @@ def rope_attention(
         q_norm, k_norm, eps, rope, cache, layer, plan, scales: as for `rope_store`.
         work, out, scale, window, softcap: as for `decode_attention`.
     """
+    plan = plan.in_layer(window)
     cos, sin = rope
     keys, values = cache.k[layer], cache.v[layer]
     kv_heads, cache_slots, dim = keys.shape

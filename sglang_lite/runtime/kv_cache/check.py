@@ -9,6 +9,7 @@ import numpy as np
 
 from sglang_lite.runtime.kv_cache.prefix_cache import PrefixCache, SlotHandle
 from sglang_lite.runtime.kv_cache.radix import Node, PrefixLock
+from sglang_lite.runtime.kv_cache.window_pages import WindowPages
 
 
 def check_cache(store: PrefixCache, handles: Iterable[SlotHandle], other_locks: Iterable[PrefixLock] = ()) -> None:
@@ -62,6 +63,8 @@ def check_cache(store: PrefixCache, handles: Iterable[SlotHandle], other_locks: 
 
     if store.tiers is not None:
         store.tiers.host.check()
+    if store.windows is not None:
+        _check_windows(store, store.windows, handles, nodes)
 
     for h in handles:
         page_count, known, length = int(table.page_count[h.slot]), int(table.known[h.slot]), int(table.length[h.slot])
@@ -77,6 +80,24 @@ def check_cache(store: PrefixCache, handles: Iterable[SlotHandle], other_locks: 
         if prefix:
             tokens = np.concatenate([node.tokens for node in prefix])
             assert np.array_equal(tokens, table.tokens[h.slot, : len(tokens)]), "reads a prefix of other tokens"
+
+
+def _check_windows(store: PrefixCache, windows: WindowPages, handles: list[SlotHandle], nodes: list[Node]) -> None:
+    table, null = store.table, windows.pool.total
+    owners = Counter([*windows.pool.free_pages().tolist(), *windows.of[windows.of != null].tolist()])
+    assert sorted(owners.elements()) == list(range(null)), "window pages with two owners, or without one"
+    assert (windows.of[store.pool.free_pages()] == null).all(), "free pages with a window page"
+    readers: Counter[int] = Counter(copy.from_page for copy in store.pending_copies)
+    for h in handles:
+        first, page_count = int(windows.first[h.slot]), int(table.page_count[h.slot])
+        readers.update(table.pages[h.slot, first:page_count].tolist())
+        assert not windows.has_any(table.pages[h.slot, h.owned_from : first]), "own pages behind the window"
+    assert all(windows.has(page) for page in readers), "pages in a window without a window page"
+    counted = {page: int(windows.readers[page]) for page in np.flatnonzero(windows.readers).tolist()}
+    assert counted == dict(readers), "miscounted readers"
+    in_tree = np.concatenate([np.empty(0, np.int32), *(node.pages for node in nodes)])
+    idle = sum(windows.has(page) and page not in readers for page in in_tree.tolist())
+    assert windows.idle == idle == windows.count_idle(), "miscounted idle pages"
 
 
 def _check_node(node: Node, size: int) -> None:

@@ -51,6 +51,11 @@ class PagePool:
             self._quarantine.append((step, copy, pages.copy()))
             self.quarantined += len(pages)
 
+    def put_back(self, pages: Ints) -> None:
+        """Frees `pages`, which nothing uses any more."""
+        self._stack[self._top : self._top + len(pages)] = pages[::-1]
+        self._top += len(pages)
+
     def settle(self, step: int | None = None, copy: int | None = None) -> None:
         """Frees the quarantined pages whose steps and copies have completed.
 
@@ -63,8 +68,7 @@ class PagePool:
             if self._quarantine[0][1] > self.settled_copy:
                 break
             _, _, pages = self._quarantine.popleft()
-            self._stack[self._top : self._top + len(pages)] = pages[::-1]
-            self._top += len(pages)
+            self.put_back(pages)
             self.quarantined -= len(pages)
 
     def free_pages(self) -> Ints:

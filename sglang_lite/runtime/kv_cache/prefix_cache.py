@@ -6,15 +6,17 @@ its slot from `owned_from` on). A running request reads pages of the tree under 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
-from sglang_lite.runtime.kv_cache.cache_miss import Miss, continued, find_miss
+from sglang_lite.runtime.kv_cache.cache_miss import Miss, find_miss
+from sglang_lite.runtime.kv_cache.page_copies import PageCopy
 from sglang_lite.runtime.kv_cache.pages import Ints, PagePool
 from sglang_lite.runtime.kv_cache.radix import Match, PrefixLock, Priority, RadixTree, Tail
 from sglang_lite.runtime.kv_cache.slot_table import SlotTable
 from sglang_lite.runtime.kv_cache.tiers import Tiers
+from sglang_lite.runtime.kv_cache.window_pages import WindowPages
 
 
 class SlotHandle:
@@ -33,18 +35,6 @@ class SlotHandle:
         self.slot, self.lock, self.owned_from, self.namespace = slot, lock, owned_from, namespace
 
 
-@dataclass(frozen=True, slots=True)
-class PageCopy:
-    """Copy of the first `count` tokens of a page in the tree to a page that `handle` owns; `source` locks the
-    former."""
-
-    handle: SlotHandle
-    source: PrefixLock
-    from_page: int
-    to_page: int
-    count: int
-
-
 class PrefixCache:
     """Page pool, radix tree and slot table of one engine.
 
@@ -56,8 +46,10 @@ class PrefixCache:
         reuse: whether to keep computed prefixes in the tree.
         priority: key function of the eviction order, lowest first.
         reveal_others: whether reasons for cache misses may reveal other prompts and namespaces.
+        windows: pages of the layers with a window; None if they are those of all layers.
 
     Attributes:
+        windows: the argument of this name.
         pending_copies: copies to make before the next step.
         tiers: copies of pages below the device, if there are any.
     """
@@ -72,6 +64,7 @@ class PrefixCache:
         reuse: bool,
         priority: Priority,
         reveal_others: bool = True,
+        windows: WindowPages | None = None,
     ) -> None:
         self.page_size = page_size
         self.pool = PagePool(pages)
@@ -80,6 +73,7 @@ class PrefixCache:
         self.reuses, self._reveal_others = reuse, reveal_others
         self.pending_copies: list[PageCopy] = []
         self.tiers: Tiers | None = None
+        self.windows = windows
         self.step = 0  # number of the last step that was launched
 
     @property
@@ -89,7 +83,14 @@ class PrefixCache:
 
     def match(self, tokens: Ints, namespace: str) -> Match:
         """Finds the longest cached prefix that leaves at least one token to compute (its logits are needed)."""
-        return self.tree.match(tokens[: len(tokens) - 1] if self.reuses else tokens[:0], namespace)
+        tokens = tokens[: len(tokens) - 1] if self.reuses else tokens[:0]
+        match = self.tree.match(tokens, namespace)
+        if self.windows is None:
+            return match
+        usable = self.windows.usable(match.pages)
+        if usable < len(match.pages):
+            return self.tree.match(tokens[: usable * self.page_size], namespace)
+        return match if match.tail is None or self.windows.has(match.tail.page) else replace(match, tail=None)
 
     def admit(self, tokens: Ints, match: Match, namespace: str) -> SlotHandle:
         """Gives a request a slot that starts with its cached prefix. If the prefix ends inside a page, the cached part
@@ -105,6 +106,8 @@ class PrefixCache:
         table.length[slot] = table.known[slot] = len(tokens)
         table.computed[slot] = count * self.page_size
         handle = SlotHandle(slot, lock, count, namespace)
+        if self.windows is not None:
+            self.windows.begin(slot, match.pages)
         if match.tail is not None:
             self._copy(handle, match.tail)
         return handle
@@ -129,13 +132,10 @@ class PrefixCache:
         )
         if self.tiers is not None and self.tiers.has(match, prompt[:usable]):
             return replace(found, reason="on_host")
+        in_tree = 0 if self.windows is None else self.tree.cached_length(prompt[:usable], handle.namespace)
+        if in_tree > len(match.pages) * self.page_size:  # without the pages of a window
+            return replace(found, reason="paused" if paused else "evicted")
         return found
-
-    def miss_in_place(self, prompt: Ints, handle: SlotHandle) -> Miss | None:
-        """Reason why tokens of a request that continues in another one's slot must be computed, or None if only the
-        last one must."""
-        cached = int(self.table.computed[handle.slot])
-        return continued(prompt, cached) if cached < len(prompt) - 1 else None
 
     def adopt_cached_pages(self, handle: SlotHandle) -> None:
         """Replaces a slot's computed pages by the tree's after its tokens have changed, if the tree has more of
@@ -149,10 +149,12 @@ class PrefixCache:
         if count * self.page_size <= table.computed[slot]:
             return
         lock = self.tree.lock(match.node)
-        self.pool.release(table.pages[slot, handle.owned_from : table.page_count[slot]], self.step)
+        self._leave_pages(handle)
         handle.lock.release()
         handle.lock, handle.owned_from = lock, count
         table.pages[slot, :count] = match.pages
+        if self.windows is not None:
+            self.windows.begin(slot, match.pages)
         table.page_count[slot] = count
         table.computed[slot] = count * self.page_size
         if match.tail is not None:
@@ -162,37 +164,31 @@ class PrefixCache:
         """Schedules a copy of the cached part of the page after a slot's prefix, if a page is available for it."""
         slot, table = handle.slot, self.table
         source = self.tree.lock(tail.node)
+        if self.windows is not None:
+            self.windows.read(np.array([tail.page]))
         page = self.allocate(1)
         if page is None:
             source.release()
+            if self.windows is not None:
+                self.windows.leave(np.array([tail.page]), self.step)
             return
         table.pages[slot, table.page_count[slot]] = page[0]
         table.page_count[slot] += 1
         table.computed[slot] += tail.count
-        self.pending_copies.append(PageCopy(handle, source, tail.page, int(page[0]), tail.count))
+        self.pending_copies.append(PageCopy(slot, source, tail.page, int(page[0]), tail.count))
 
-    def take_copies(self) -> tuple[Ints, Ints]:
-        """Returns the (source, destination) token slots to copy before the next step, and clears the pending copies."""
-        size, copies = self.page_size, self.pending_copies
-        self.pending_copies = []
-        for copy in copies:
+    def take_copies(self, slot: int | None = None) -> list[PageCopy]:
+        """Takes the pending copies, which lock the pages that they read: all to make them, or those of a slot to drop
+        them, whose tokens will be computed."""
+        taken = [copy for copy in self.pending_copies if slot in (None, copy.slot)]
+        self.pending_copies = [copy for copy in self.pending_copies if slot not in (None, copy.slot)]
+        for copy in taken:
             copy.source.release()
-        if not copies:
-            return _NONE
-        return (
-            np.concatenate([np.arange(c.from_page * size, c.from_page * size + c.count) for c in copies]),
-            np.concatenate([np.arange(c.to_page * size, c.to_page * size + c.count) for c in copies]),
-        )
-
-    def drop_copies(self, handle: SlotHandle) -> bool:
-        """Drops the pending copies of a request, which lock the pages that they read. Their tokens will be computed.
-        Returns False if there are none."""
-        dropped = [copy for copy in self.pending_copies if copy.handle is handle]
-        for copy in dropped:
-            copy.source.release()
-            self.table.computed[handle.slot] -= copy.count
-        self.pending_copies = [copy for copy in self.pending_copies if copy.handle is not handle]
-        return bool(dropped)
+            if self.windows is not None:
+                self.windows.leave(np.array([copy.from_page]), self.step)
+            if slot is not None:
+                self.table.computed[slot] -= copy.count
+        return taken
 
     def reserve(self, slot: int, end: int) -> bool:
         """Ensures that positions before `end` of a slot have pages. Returns False if not enough pages are available."""
@@ -210,9 +206,10 @@ class PrefixCache:
         """Gives positions before `end` of a slot pages as far as they are free: nothing is evicted. Returns the number
         of its positions that have one, at most `end`."""
         page_count, size = int(self.table.page_count[slot]), self.page_size
-        count = min(-(-end // size) - page_count, self.pool.free)
-        if count > 0:
-            self.table.pages[slot, page_count : page_count + count] = self.pool.allocate(count)
+        free = self.pool.free if self.windows is None else min(self.pool.free, self.windows.pool.free)
+        count = min(-(-end // size) - page_count, free)
+        if count > 0 and (pages := self.allocate(count)) is not None:
+            self.table.pages[slot, page_count : page_count + count] = pages
             self.table.page_count[slot] += count
         return min(end, int(self.table.page_count[slot]) * size)
 
@@ -220,15 +217,17 @@ class PrefixCache:
         """Frees the pages of a slot for positions from `end` on, which no running step may read."""
         page_count, needed = int(self.table.page_count[slot]), -(-end // self.page_size)
         if needed < page_count:
-            self.pool.release(self.table.pages[slot, needed:page_count], self.pool.settled_step)
-            self.pool.settle()
+            self._free(self.table.pages[slot, needed:page_count], self.pool.settled_step)
+            self.settle(self.pool.settled_step)
             self.table.page_count[slot] = needed
 
     def will_have_pages(self, slot: int, end: int) -> bool:
         """Returns True if positions before `end` of a slot can have pages as soon as the running steps have
         completed."""
         needed = -(-end // self.page_size) - int(self.table.page_count[slot])
-        return self.pool.quarantined > 0 and needed <= self.pool.free + self.pool.quarantined
+        pools = [self.pool] if self.windows is None else [self.pool, self.windows.pool]
+        soon = all(needed <= pool.free + pool.quarantined for pool in pools)
+        return soon and any(pool.quarantined for pool in pools)
 
     def allocate(self, count: int) -> Ints | None:
         """Allocates `count` pages, evicting from the tree if needed. Returns None if not enough pages are available."""
@@ -239,11 +238,18 @@ class PrefixCache:
                 spare = min(self.pool.total // 64, self.tree.evictable)
                 self.evict(max(short, spare))
             self.pool.settle()
-        return self.pool.allocate(count) if count <= self.pool.free else None
+        if count > self.pool.free or not (self.windows is None or self.windows.make_room(count)):
+            return None
+        pages = self.pool.allocate(count)
+        if self.windows is not None:
+            self.windows.give(pages)
+        return pages
 
     def settle(self, step: int) -> None:
         """Records that all steps up to `step` have completed, so that pages they may have read can be reused."""
         self.pool.settle(step)
+        if self.windows is not None:
+            self.windows.pool.settle(step)
 
     def settle_copies(self) -> int:
         """Takes over the pages that lower tiers have copied. Returns the number of copies that have completed."""
@@ -273,8 +279,10 @@ class PrefixCache:
         # Below the pages that it has locked, without following the sequence, unless the tree may have some of them.
         if not handle.lock.grow(tokens[own], pages[handle.owned_from :]):
             done = self.tree.insert(tokens[: full * self.page_size], pages, handle.namespace)
+            if self.windows is not None:
+                self.windows.replace(slot, pages, done.pages)
             pages[:] = done.pages
-            self.pool.release(done.duplicates, self.step)
+            self._free(done.duplicates, self.step)
             lock = self.tree.lock(done.node)
             handle.lock.release()
             handle.lock = lock
@@ -284,13 +292,26 @@ class PrefixCache:
 
     def release(self, handle: SlotHandle) -> None:
         """Releases all resources of a request. Its computed tokens stay in the tree."""
-        self.drop_copies(handle)
+        self.take_copies(handle.slot)
         self.publish(handle)
-        slot = handle.slot
-        page_count = int(self.table.page_count[slot])
-        self.pool.release(self.table.pages[slot, handle.owned_from : page_count], self.step)
+        self._leave_pages(handle)
         handle.lock.release()
-        self.table.release(slot)
+        self.table.release(handle.slot)
+
+    def _leave_pages(self, handle: SlotHandle) -> None:
+        """Frees the pages of a request that are not in the tree. It doesn't read the others any more."""
+        slot, owned_from = handle.slot, handle.owned_from
+        pages = self.table.pages[slot, : self.table.page_count[slot]]
+        if self.windows is not None:
+            self.windows.leave(pages[self.windows.first[slot] : owned_from], self.step)
+            self.windows.first[slot] = 0
+        self._free(pages[owned_from:], self.step)
+
+    def _free(self, pages: Ints, step: int, copy: int = 0) -> None:
+        """Frees pages, which steps up to `step` and copies up to `copy` may still use."""
+        if self.windows is not None:
+            self.windows.free(pages, step)
+        self.pool.release(pages, step, copy)
 
     def flush(self) -> int:
         """Evicts every prefix that no request is using, from the host's memory, too. Returns the number of pages
@@ -298,7 +319,7 @@ class PrefixCache:
         if self.tiers is not None:
             self.tiers.clear()
         freed = self.evict(self.tree.pages, keep=False)
-        self.pool.settle()
+        self.settle(self.pool.settled_step)
         return freed
 
     def evict(self, pages: int, *, keep: bool = True) -> int:
@@ -310,9 +331,8 @@ class PrefixCache:
         """
         tiers = self.tiers
         evicted = self.tree.evict(pages, None if tiers is None or not keep else tiers.leaving)
-        self.pool.release(evicted, self.step, 0 if tiers is None else tiers.host.memory.launched)
+        self._free(evicted, self.step, 0 if tiers is None else tiers.host.memory.launched)
         return len(evicted)
 
 
 _NO_TOKENS: Ints = np.empty(0, dtype=np.int32)
-_NONE: tuple[Ints, Ints] = (np.empty(0, dtype=np.int32), np.empty(0, dtype=np.int32))

@@ -49,6 +49,8 @@ class Description:
         loaded_bytes: size of the weights in memory, in bytes.
         dtype, device: data type and device of the computation.
         cache_bytes: size of one token's keys and values, in bytes; 0 for a model that keeps none.
+        window: longest window of layers that keep the last tokens only; None if no layer does.
+        window_bytes: size of one token's keys and values in these layers, in bytes.
         context_length: longest sequence (or input text of an encoder), in tokens.
         refused: reasons why the model can't be used, each naming the part that causes it.
     """
@@ -64,6 +66,8 @@ class Description:
     dtype: str | None = None
     device: str | None = None
     cache_bytes: int | None = None
+    window: int | None = None
+    window_bytes: int = 0
     context_length: int | None = None
     refused: tuple[str, ...] = ()
 
@@ -73,6 +77,8 @@ class Description:
         formats = f" ({', '.join(self.formats)})" if self.formats else ""
         kind = f" ({self.dtype} on {self.device})" if self.dtype else ""
         keeps = "not known before it is loaded" if self.cache_bytes is None else f"{self.cache_bytes:,} bytes a token"
+        if self.window is not None:
+            keeps += f", {self.window_bytes:,} of them for the last {self.window:,} tokens only"
         lines = {
             "path": self.path,
             "model": self.architecture or "not named",
@@ -188,7 +194,8 @@ class _Inspection:
         formats = precision("auto", device)
         self._update(
             device=str(device), dtype=_name(formats.compute),
-            cache_bytes=spec.kv_layout.numbers * formats.cache.itemsize,
+            cache_bytes=spec.kv_layout.numbers * formats.cache.itemsize, window=spec.kv_layout.window,
+            window_bytes=spec.kv_layout.window_numbers * formats.cache.itemsize,
         )  # fmt: skip
         if (source := self._source()) is not None:
             _take_all(spec, source)

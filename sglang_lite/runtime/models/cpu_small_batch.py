@@ -81,10 +81,12 @@ class SmallBatchStep:
             plan: attention plan that `supports` accepts.
             cache: KV cache.
         """
-        ops, reads, added = self._ops, ReadSlots.of(plan), None
+        ops, every, added = self._ops, ReadSlots.of(plan), None
+        windowed = every if plan.windowed is None else ReadSlots.of(plan.windowed)
         if self._threaded and self._in_one_call and len(x) <= self._max_in_one_call:
-            return self._threaded.run(self._in_one_call, x, ropes, plan.store_at, reads, cache)
-        tokens = int(reads.lengths.sum())
+            store_at = plan.store_at, plan.in_layer(1).store_at
+            return self._threaded.run(self._in_one_call, x, ropes, store_at, (every, windowed), cache)
+        tokens = int(every.lengths.sum())
         for i, layer in enumerate(self._layers):
             mlp, spec = layer.feed_forward, layer.spec.attention
             assert isinstance(mlp, FeedForward)
@@ -93,8 +95,9 @@ class SmallBatchStep:
             assert layer.mlp_norm is not None
             qkv = layer.qkv(ops.add_norm(x, added, layer.input_norm, self._eps))
             keys, values = cache.k[i], cache.v[i]
+            seen, reads = plan.in_layer(spec.window), every if spec.window is None else windowed
             q = ops.rope_store(
-                qkv, (layer.q_norm, layer.k_norm), self._eps, ropes[layer.rope], keys, values, plan.store_at
+                qkv, (layer.q_norm, layer.k_norm), self._eps, ropes[layer.rope], keys, values, seen.store_at
             )
             read = tokens if spec.window is None else min(tokens, len(x) * spec.window)
             if 2 * read * q[0].numel() * torch.get_num_threads() <= MAX_SINGLE_THREAD_READS:
@@ -102,7 +105,7 @@ class SmallBatchStep:
             elif self._threaded:
                 attended = self._threaded.attend(q, keys, values, reads, spec.window, spec.scale)
             else:
-                attended = attention(q, cache, i, plan, scale=spec.scale, window=spec.window)
+                attended = attention(q, cache, i, seen, scale=spec.scale, window=spec.window)
             added = layer.output(attended.reshape(len(x), -1))
             gate_up = mlp.gate_up(ops.add_norm(x, added, layer.mlp_norm, self._eps))
             added = mlp.down(ops.silu_mul(gate_up))

@@ -97,8 +97,16 @@ class Decoder:
     def token_bytes(self) -> int:
         return self.kv_layout.numbers * self.precision.cache.itemsize
 
-    def allocate_cache(self, slots: int) -> KVCache:
-        return KVCache.allocate(self.kv_layout, slots, self.precision.cache, self.device, self.kv_scales)
+    @property
+    def window_bytes(self) -> int:
+        return self.kv_layout.window_numbers * self.precision.cache.itemsize
+
+    @property
+    def window(self) -> int | None:
+        return self.kv_layout.window
+
+    def allocate_cache(self, slots: int, window_slots: int = 0) -> KVCache:
+        return KVCache.allocate(self.kv_layout, slots, self.precision.cache, self.device, self.kv_scales, window_slots)
 
     def copy_slots(self, cache: KVCache, source: torch.Tensor, target: torch.Tensor) -> None:
         """Copies keys and values between token slots, given as int64 [N] each."""
@@ -158,6 +166,7 @@ class Decoder:
         cache: KVCache,
     ) -> torch.Tensor:
         spec = layer.spec.attention
+        plan = plan.in_layer(spec.window)
         if isinstance(spec, LatentSpec):
             assert layer.latent is not None
             out = latent_attention(spec, layer.latent, layer.qkv(x), cos, sin, plan, cache, index)

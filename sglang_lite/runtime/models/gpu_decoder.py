@@ -243,6 +243,7 @@ class GpuDecoder(Decoder):
                 scale=spec.scale, window=spec.window, softcap=spec.softcap,
             )  # fmt: skip
         else:
+            plan = plan.in_layer(spec.window)
             q = rope_store(qkv, *norms, self.spec.rms_eps, rope, plan, cache, index, scales)
             attention.attend(
                 q, cache, index, out, scale=spec.scale, window=spec.window, softcap=spec.softcap, sinks=layer.sinks

@@ -49,8 +49,18 @@ class Model(Protocol):
         """Bytes that one token takes in the KV cache."""
         ...
 
-    def allocate_cache(self, slots: int) -> Cache:
-        """Allocates a KV cache for `slots` tokens."""
+    @property
+    def window(self) -> int | None:
+        """Longest window of layers that may have pages of their own, in tokens; None if no layer may."""
+        ...
+
+    @property
+    def window_bytes(self) -> int:
+        """Bytes that one token takes in these layers; they are among `token_bytes`."""
+        ...
+
+    def allocate_cache(self, slots: int, window_slots: int = 0) -> Cache:
+        """Allocates a KV cache for `slots` tokens, and for `window_slots` in layers with a window unless it is 0."""
         ...
 
     def copy_slots(self, cache: Cache, source: torch.Tensor, target: torch.Tensor) -> None:

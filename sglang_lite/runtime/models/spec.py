@@ -335,7 +335,9 @@ class ModelSpec:
 
     @property
     def kv_layout(self) -> KVLayout:
-        return KVLayout(tuple(layer.attention.planes for layer in self.layers))
+        windows = tuple(layer.attention.window for layer in self.layers)
+        planes = tuple(layer.attention.planes for layer in self.layers)
+        return KVLayout(planes, windows if any(windows) else ())
 
     @property
     def causal(self) -> bool:

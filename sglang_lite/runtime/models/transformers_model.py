@@ -99,7 +99,8 @@ class TransformersModel:
     """
 
     fused = False
-    spec = None
+    spec = window = None  # its layers with a window have the pages of the others
+    window_bytes = 0
 
     def __init__(self, module: Any, label: str) -> None:  # transformers has a class for each model
         self.label, self.dtype, self.device = label, module.dtype, module.device
@@ -139,7 +140,7 @@ class TransformersModel:
         size: int = self.dtype.itemsize
         return self.kv_layout.numbers * size
 
-    def allocate_cache(self, slots: int) -> KVCache:
+    def allocate_cache(self, slots: int, window_slots: int = 0) -> KVCache:
         return KVCache.allocate(self.kv_layout, slots, self.dtype, self.device)
 
     def copy_slots(self, cache: KVCache, source: torch.Tensor, target: torch.Tensor) -> None:

@@ -67,7 +67,7 @@ class Admission:
         self.refuses, self._to_fetch = False, 0
         if not self._queues.waiting_any or not table.free or self._still_full(alone):
             return
-        promised = self._growth()
+        promised, window_pages = self._growth(), self._window_pages()
         programs = {r.branch: self._ahead(r) for r in self._queues.running() if r.branch is not None}
         admitted: list[Request] = []
         prefilling = {r.slot: r for r in self._queues.prefilling}
@@ -86,7 +86,9 @@ class Admission:
             if request.branch is not None and request.branch not in programs:
                 programs[request.branch] = self._ahead(request)
             with store.tree.lock(match.node):  # so that its own prefix is not evicted to make room for it
-                if not self._has_room(request, needed, promised, programs.values()):
+                in_windows = 0 if store.windows is None else min(self._pages(request), store.windows.kept)
+                crowded = in_windows > window_pages and self._queues.running_any  # else each fits by itself
+                if crowded or not self._has_room(request, needed, promised, programs.values()):
                     self._refused = store.available, 0
                     break
             fetch = self._fetch(request, reusable, match)
@@ -111,7 +113,7 @@ class Admission:
             self.start(request)
             prefilling[request.slot] = request
             admitted.append(request)
-            promised += needed
+            promised, window_pages = promised + needed, window_pages - in_windows
         queues = self._queues
         queues.leave_waiting(admitted)
         solo = len(admitted) == 1 and queues.prefilling == admitted and not (queues.waiting_any or queues.decoding)
@@ -208,6 +210,15 @@ class Admission:
         table, slots = self._store.table, slots_of(self._queues.running())
         ends = table.length[slots] + self._reserve.growth(table.length[slots], table.limit[slots])
         return int((-(-ends // self._store.page_size) - table.page_count[slots]).sum())
+
+    def _window_pages(self) -> int:
+        """Number of window pages beyond those that running requests and a step need, if there are any."""
+        windows, table, slots = self._store.windows, self._store.table, slots_of(self._queues.running())
+        if windows is None:
+            return 0
+        ends = table.length[slots] + self._reserve.growth(table.length[slots], table.limit[slots])
+        needed = np.minimum(-(-ends // self._store.page_size), windows.kept).sum()
+        return windows.pool.total - windows.chunk - int(needed)
 
     def count(self, request: Request) -> None:
         """Counts the tokens of a request's prompt, once it is known which are cached."""

@@ -10,12 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sglang_lite.runtime.drafting.draft import Draft
+from sglang_lite.runtime.kv_cache.page_copies import token_slots
 from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.kv_cache.prefix_cache import PrefixCache
 from sglang_lite.runtime.kv_cache.slot_table import SlotTable
 from sglang_lite.runtime.requests.request import Request
 
 NO_DRAFTS: Mapping[int, Draft] = {}
+_NO_COPIES: Ints = np.zeros((2, 0), dtype=np.int32)
 
 Row: TypeAlias = tuple[Request, int, int]  # request, start, end: positions start … end-1 are computed
 
@@ -36,7 +38,8 @@ class Batch:
         draws: bool [R]; True if the row reaches its last token, so that its next one is drawn.
         pending: bool [R]; True if its last token was drawn by a step whose result has not been read yet.
         started: requests that were given their slot since the last step.
-        copies: (source, destination) token slots to copy before anything else.
+        copies: int32 [2, C], source and destination token slots to copy before anything else.
+        window_copies: the same in the layers with a window, if they have pages of their own.
         streams: number of decoding rows of requests that stream.
         drafts: draft by row; its tokens are computed behind those of the row.
     """
@@ -52,7 +55,8 @@ class Batch:
     draws: NDArray[np.bool_]
     pending: NDArray[np.bool_]
     started: tuple[Request, ...]
-    copies: tuple[Ints, Ints]
+    copies: Ints
+    window_copies: Ints = field(default_factory=lambda: _NO_COPIES)
     streams: int = 0
     drafts: Mapping[int, Draft] = field(default_factory=dict)
 
@@ -86,7 +90,7 @@ def make_batch(
         drafts: drafts by id of their request.
     """
     store.step += 1
-    table = store.table
+    table, windows, copies = store.table, store.windows, store.take_copies()
     streams = streams_of(table, decoding)
     if drafts:
         chunks = chunks + [
@@ -111,7 +115,8 @@ def make_batch(
         draws=(ends == table.length[slots]) & (ends < table.limit[slots]),
         pending=ends > table.known[slots],
         started=tuple(r for r in started if r.handle is not None),
-        copies=store.take_copies(),
+        copies=token_slots(copies, store.page_size),
+        window_copies=_NO_COPIES if windows is None else token_slots(copies, store.page_size, windows.of),
         streams=streams,
         drafts={row: drafts[r.id] for row, r in enumerate(requests) if r.id in drafts} if drafts else NO_DRAFTS,
     )

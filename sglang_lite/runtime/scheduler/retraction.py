@@ -41,6 +41,16 @@ class Retraction:
             self._pauses.begin(request.branch, request.tokens, request.namespace)
         self._queues.wait_first(request, State.RETRACTED)
 
+    def retract_lacking(self) -> None:
+        """Retracts requests that have taken back tokens up to where their window begins in pages that they gave
+        back."""
+        windows, table = self._store.windows, self._store.table
+        if windows is not None:
+            running = list(self._queues.running())
+            slots = slots_of(running)
+            for i in windows.lacking(slots, table.computed[slots]).tolist():
+                self.retract(running[i])
+
     def retract_all(self) -> list[Request]:
         """Retracts all running requests. Returns them in the order of their admission, in which they wait."""
         requests = sorted(self._queues.running(), key=lambda r: r.admission)
@@ -74,15 +84,15 @@ class Retraction:
             if self._store.will_have_pages(request.slot, end):  # in quarantine until a step has ended
                 return False
             short = -(-end // self._store.page_size) - int(self._store.table.page_count[request.slot])
-            short -= self._store.available
-            if self._pauses.give_up_late(short):
+            short -= self._store.available  # not above 0 if window pages alone are short, which no pause holds
+            if short > 0 and self._pauses.give_up_late(short):
                 continue
             last = max(self._queues.running(), key=_order)
             # Programs that came after the last running one give way, or any if nobody runs who could.
-            if self._pauses.give_up_last(short, None if last is request else last.rank):
+            if short > 0 and self._pauses.give_up_last(short, None if last is request else last.rank):
                 continue
             if last is request:
-                if request.handle is not None and self._store.drop_copies(request.handle):
+                if self._store.take_copies(request.slot):
                     continue  # that lock pages which can be evicted for it
                 return False
             table, slots = self._store.table, slots_of(self._queues.decoding)

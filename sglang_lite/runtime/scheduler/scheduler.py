@@ -68,7 +68,8 @@ class Scheduler:
         drafting: Drafting | None = None,
     ) -> None:
         self.store = store
-        self._step_tokens, self._last_alone, self._pace = step_tokens, last_alone, pace
+        chunk = step_tokens if store.windows is None else store.windows.chunk_tokens
+        self._step_tokens, self._last_alone, self._pace = min(step_tokens, chunk), last_alone, pace
         self._reserve = PageReserve()
         self.pauses = Pauses(store, self._reserve)
         self._isolation = Isolation()
@@ -118,6 +119,7 @@ class Scheduler:
         self._copied = self.store.settle_copies()
         while self._isolation.advance(self.store.table):
             self.retraction.retract_all()  # the isolated request, or the one that continues in its slot
+        self.retraction.retract_lacking()
         self.pauses.settle()
         self._prefetch.run()
         decoding = self.retraction.with_next_pages(self._in_turn(self._ready()))
@@ -183,6 +185,11 @@ class Scheduler:
             if request.state is State.PREFILLING and batch.ends[row] == table.length[request.slot]:
                 self.queues.decode(request)
                 complete.append(row)
+        if (windows := self.store.windows) is not None:
+            for row in windows.passing(batch.slots, batch.ends).tolist():
+                handle = batch.requests[row].handle
+                assert handle is not None
+                windows.leave_behind(table, handle.slot, handle.owned_from, self.store.step)
         return complete
 
     def live(self, batch: Batch) -> NDArray[np.bool_]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+from sglang_lite.runtime.kv_cache.cache_miss import continued
 from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.kv_cache.prefix_cache import PrefixCache
 from sglang_lite.runtime.requests.request import Request, State
@@ -66,7 +67,8 @@ class SlotHandover:
         following.handle, following.admission = handle, request.admission
         following.times.started = time.perf_counter()
         following.cache.tokens = int(table.computed[slot])
-        following.cache.miss = store.miss_in_place(tokens, handle)
+        cached = following.cache.tokens
+        following.cache.miss = continued(tokens, cached) if cached < len(tokens) - 1 else None
         following.move(State.WAITING)
         self._admission.count(following)
         self._admission.start(following)

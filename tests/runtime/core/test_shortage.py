@@ -143,7 +143,7 @@ def test_programs_forks_and_selects(seed):
 
 def test_an_engine_that_memory_is_too_small_for_says_so():
     class Large(ScriptedModel):
-        def allocate_cache(self, slots):
+        def allocate_cache(self, slots, window_slots=0):
             return torch.empty(1 << 50)
 
     with pytest.raises(ModelError, match=r"not enough memory to start: .*can't allocate memory") as error:

@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from sglang_lite.program.nodes import Fork, Gen, Node, Program, Text
 from sglang_lite.protocol import Generation, OverloadedError, Played, ProgramResult, RequestAbortedError, SamplingParams
-from tests.runtime.scripted import VOCAB, Guesses, SteppedEngine, answer, ended
+from tests.runtime.scripted import VOCAB, Guesses, SteppedEngine, answer, ended, loaded
 
 EXAMPLES = int(os.environ.get("SGLANG_LITE_EXAMPLES", "8"))  # of 50 actions each; more: CONTRIBUTING.md
 STEMS = [[random.Random(i).randrange(1, VOCAB) for _ in range(40)] for i in range(3)]
@@ -29,15 +29,16 @@ class Scheduling(RuleBasedStateMachine):
         drafted=st.sampled_from([1, 4, 16]),
         writes=st.sampled_from([None, "write_through", "write_through_selective", "write_back"]),
         host=st.sampled_from([0.25, 1, 8]),
+        window=st.sampled_from([None, 1, 3, 8, 20]),
         seed=st.integers(0, 1000),
     )
-    def start(self, overlap, page, chunk, cached, policy, eviction, drafter, drafted, writes, host, seed):
+    def start(self, overlap, page, chunk, cached, policy, eviction, drafter, drafted, writes, host, window, seed):
         late = random.Random(seed)
         tiers = {"enable_hierarchical_cache": True, "hicache_ratio": host, "hicache_write_policy": writes}
         self.engine = SteppedEngine(
             overlap=overlap, page_size=page, step_tokens=chunk, prefix_cache=cached, max_running=4,
             context_length=96, max_total_tokens=128, policy=policy, eviction=eviction, fails=self._fails,
-            drafter=drafter, draft_tokens=drafted,
+            drafter=drafter, draft_tokens=drafted, model=loaded(window=window),
             late=lambda: late.random() < 0.3, **(tiers if writes and cached else {}),
         )  # fmt: skip
         self.requests, self.programs, self.aborted = [], [], set()

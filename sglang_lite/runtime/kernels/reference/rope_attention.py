@@ -28,5 +28,6 @@ def rope_attention(
     window: int | None = None,
     softcap: float | None = None,
 ) -> None:
+    plan = plan.in_layer(window)
     q = rope_store(qkv.clone(), q_norm, k_norm, eps, rope, plan, cache, layer, scales)
     decode_attention(q, cache, layer, plan, work, out, scale=scale, window=window, softcap=softcap)

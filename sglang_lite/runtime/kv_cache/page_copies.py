@@ -1,0 +1,43 @@
+"""Copies of the first tokens of a page: a cached prefix that ends inside a page is continued in a page of one's own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from sglang_lite.runtime.kv_cache.pages import Ints
+from sglang_lite.runtime.kv_cache.radix import PrefixLock
+
+
+@dataclass(frozen=True, slots=True)
+class PageCopy:
+    """Copy of the first `count` tokens of a page in the tree to a page that the request in `slot` owns; `source` locks
+    the former."""
+
+    slot: int
+    source: PrefixLock
+    from_page: int
+    to_page: int
+    count: int
+
+
+def token_slots(copies: list[PageCopy], page_size: int, pages: Ints | None = None) -> Ints:
+    """Token slots to copy from and to, int32 [2, N].
+
+    Args:
+        copies: the copies.
+        page_size: tokens in a page.
+        pages: page of each page to take in its place; None for the pages themselves.
+    """
+    if not copies:
+        return _NONE
+    ends = np.array([(copy.from_page, copy.to_page) for copy in copies], dtype=np.int32).T
+    ends = ends if pages is None else pages[ends]
+    counts = np.array([copy.count for copy in copies])
+    offsets = np.arange(counts.sum()) - np.repeat(counts.cumsum() - counts, counts)
+    slots: Ints = (np.repeat(ends * page_size, counts, axis=1) + offsets).astype(np.int32)
+    return slots
+
+
+_NONE: Ints = np.zeros((2, 0), dtype=np.int32)
