@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from sglang_lite.commands.parser import CommandParser
@@ -30,25 +30,43 @@ class ConfigFile(argparse.Action):
             parser.error(f"--config: {values} can't be read: {' '.join(str(error).split())}")
         if not isinstance(given, dict) or not all(isinstance(name, str) for name in given):
             parser.error(f"--config: {values} has no flags. Write lines like `port: 30000`")
-        found, unknown = parser.parse_known_args([*_flags(given)])
+        told: dict[str, str] = {}
+        for name, value in given.items():
+            found = _parsed(parser, name, value)
+            for dest, each in vars(found).items():
+                if each is None:
+                    continue
+                if dest in told:
+                    parser.error(f"--config: {name} and {told[dest]} are one setting. Give one of them")
+                if isinstance(value, list) and not isinstance(each, list):
+                    parser.error(f"--config: {name} takes one value")
+                told[dest] = name
+                if getattr(namespace, dest, None) is None:
+                    setattr(namespace, dest, each)
+
+
+def _parsed(parser: CommandParser, name: str, value: Json) -> argparse.Namespace:
+    """Parses a line of the file. Exits with a message if it says nothing that there is."""
+    abbreviates, parser.allow_abbrev = parser.allow_abbrev, False
+    try:
+        found, unknown = parser.parse_known_args([*_flags(name, value)])
         # A switch that has no opposite is off already.
         unknown = [flag for flag in unknown if not (flag.startswith("--no-") and _knows(parser, f"--{flag[5:]}"))]
         if unknown:
             parser.refuse(unknown)
-        for name, value in vars(found).items():
-            if value is not None and getattr(namespace, name, None) is None:
-                setattr(namespace, name, value)
+    finally:
+        parser.allow_abbrev = abbreviates
+    return found
 
 
-def _flags(given: Mapping[str, Json]) -> Iterator[str]:
-    """Yields the command line that says the same."""
-    for name, value in given.items():
-        flag = name.replace("_", "-")
-        for each in value if isinstance(value, list) else [value]:
-            if isinstance(each, bool):
-                yield f"--{flag}" if each else f"--no-{flag}"
-            elif each is not None:
-                yield f"--{flag}={json.dumps(each) if isinstance(each, dict) else each}"
+def _flags(name: str, value: Json) -> Iterator[str]:
+    """Yields the flags that say the same."""
+    flag = name.replace("_", "-")
+    for each in value if isinstance(value, list) else [value]:
+        if isinstance(each, bool):
+            yield f"--{flag}" if each else f"--no-{flag}"
+        elif each is not None:
+            yield f"--{flag}={json.dumps(each) if isinstance(each, dict) else each}"
 
 
 def _knows(parser: CommandParser, flag: str) -> bool:

@@ -252,6 +252,10 @@ class AsyncEngine:
         self._open[submitted] = Owned(key_in_use.get(), rids)
         try:
             yield submitted
+        except (GeneratorExit, asyncio.CancelledError):  # the client has left
+            if self._relay.observe is not None:
+                self._relay.observe([RequestAbortedError("the client has left.")])
+            raise
         finally:
             del self._open[submitted]
             submitted.abort()

@@ -238,8 +238,8 @@ class Endpoint:
             polls = self._route.access == "open" and status < 400
             level = logging.DEBUG if polls else logging.INFO
             told = {
-                "method": request.method, "route": path, "status": status, "ms": round(took * 1000, 1),
-                "request_id": request_id,
+                "method": request.method, "route": path, "status": status or _CLIENT_LEFT,
+                "ms": round(took * 1000, 1), "request_id": request_id,
             }  # fmt: skip
             logger.log(level, "%s %s %d %.1f ms %s", *told.values(), extra={"request": told})
             if not status:

@@ -145,8 +145,9 @@ class ServerSettings:
             )
         if self.ssl_certfile is not None:
             self._check_certificate(self.ssl_certfile)
-        elif self.ssl_keyfile is not None:
-            raise ParameterError("ssl_keyfile", "a key needs a certificate.", hint="Give --ssl-certfile, too.")
+        elif self.ssl_keyfile is not None or self.ssl_keyfile_password is not None:
+            given = "ssl_keyfile_password" if self.ssl_keyfile is None else "ssl_keyfile"
+            raise ParameterError(given, "a key needs a certificate.", hint="Give --ssl-certfile, too.")
         if self.tool_call_parser is not None:
             tool_format(self.tool_call_parser)
         if self.reasoning_parser is not None:
@@ -160,7 +161,7 @@ class ServerSettings:
             raise ParameterError(
                 "ssl_certfile",
                 f"{certificate} and its key can't be used: {' '.join(str(error).split())}.",
-                hint="Give PEM files of a certificate and of its private key.",
+                hint="Give PEM files of a certificate and of its private key, and the key's password if it has one.",
             ) from error
 
     @property

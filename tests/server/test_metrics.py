@@ -106,6 +106,19 @@ def test_what_was_answered_is_what_clients_counted(counted):
     assert samples(url, "sglang_lite_http_responses", **route) == {"sglang_lite_http_responses_total": 2}
 
 
+def test_clients_that_leave_are_counted(counted):
+    url, _ = counted
+    asked = {"text": "a", "stream": True, "sampling_params": {"max_new_tokens": 4000, "ignore_eos": True}}
+    name = "sglang:num_aborted_requests"
+    before = samples(url, name)[f"{name}_total"]
+    with httpx2.stream("POST", f"{url}/generate", json=asked, timeout=60) as stream:
+        next(stream.iter_lines())
+    for _ in range(1000):
+        if samples(url, name)[f"{name}_total"] == before + 1:
+            return
+    pytest.fail("not counted")
+
+
 @sgl.function
 def legs(s):
     s += "Legs:" + sgl.gen("legs", max_tokens=6)

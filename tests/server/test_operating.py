@@ -57,7 +57,9 @@ def test_the_command_line_wins_wherever_it_stands(read):
 @pytest.mark.parametrize(("text", "problem"), [
     ("prot: 1", "unrecognized arguments: --prot=1; did you mean --port?"), ("- port", "has no flags"), ("", "has no flags"),
     ("a: [", "can't be read"), ("port: x", "invalid int value"), ("1: 2", "has no flags"), ("restrat: true", "--restart?"),
-    ("port: {a: 1}", "invalid int value"),
+    ("port: {a: 1}", "invalid int value"), ("port: [1, 2]", "port takes one value"), ("por: 1", "did you mean --port?"),
+    ("model_path: a\nmodel-path: b", "model-path and model_path are one setting"),
+    ("model: a\nmodel_path: b", "model_path and model are one setting"),
 ])  # fmt: skip
 def test_a_file_with_a_mistake_is_one_line(read, text, problem, capsys):
     with pytest.raises(SystemExit) as exit_:
@@ -92,6 +94,7 @@ def test_https(engine):
 @pytest.mark.parametrize(("given", "problem"), [
     ({"ssl_certfile": "/none.pem"}, "No such file"), ({"ssl_certfile": PEM}, "can't be used"),
     ({"ssl_certfile": KEY, "ssl_keyfile": KEY}, "can't be used"), ({"ssl_keyfile": KEY}, "a key needs a certificate"),
+    ({"ssl_keyfile_password": "x"}, "ssl_keyfile_password: a key needs a certificate"),
 ])  # fmt: skip
 def test_a_certificate_that_cant_be_used_is_refused_at_the_start(given, problem):
     with pytest.raises(sgl.ParameterError, match=problem):

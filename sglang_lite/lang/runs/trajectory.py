@@ -6,7 +6,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sglang_lite.protocol import DrawnSpan, Generation, ProgramError, TokenSequence, TraceNode
+from sglang_lite.protocol import DrawnSpan, Generation, ProgramError, TokenScores, TokenSequence, TraceNode
+
+_EQUAL = 1e-6  # nats between log-probabilities that are the same but for rounding
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,23 +56,32 @@ class _Sequence:
         self.model_logprobs += nothing
 
     def draw(self, answer: Generation, **said: Any) -> None:  # fields of the span
-        """Adds the tokens of an answer."""
-        start, count, meta = len(self.ids), len(answer.token_ids), answer.meta
-        self.read(answer.token_ids)
+        """Adds the tokens of an answer, but for one that only ended a number: it is in no later prompt."""
+        start, meta = len(self.ids), answer.meta
+        given = meta.get("continued_from", 0)  # ids that the caller gave have no log-probabilities
+        logprobs = [entry.logprob for entry in answer.output_logprobs]
+        count = given + len(logprobs) if logprobs else len(answer.token_ids)
+        self.read(answer.token_ids[:count])
         self.loss_mask[start:] = [True] * count
         for first, end in meta.get("forced_tokens", ()):
             self.loss_mask[start + first : start + end] = [False] * (end - first)
-        given = meta.get("continued_from", 0)  # ids that the caller gave have no log-probabilities
-        found = [entry.logprob for entry in answer.output_logprobs][: count - given]
-        self.logprobs[start + given : start + given + len(found)] = found
+        self.logprobs[start + given : start + count] = logprobs or [None] * (count - given)
         if answer.scores is not None:
-            scored = answer.scores.logprobs[:count]
-            self.model_logprobs[start : start + len(scored)] = scored
+            self._score(start, answer.scores, count, constrained="constraint_backend" in meta)
         older = tuple((int(number), str(version)) for number, version in meta.get("older_weight_versions", ()))
         self.spans.append(DrawnSpan(
             start, start + count, finish_reason=answer.finish_reason, sample=answer.index,
             weight_version=meta.get("weight_version"), older_weight_versions=older, **said,
         ))  # fmt: skip
+
+    def _score(self, start: int, scores: TokenScores, count: int, *, constrained: bool) -> None:
+        """Adds what the model gave the tokens of an answer. Under a constraint, a token that has all of what was
+        allowed was forced."""
+        own, allowed = scores.logprobs[:count], scores.allowed[:count]
+        self.model_logprobs[start : start + len(own)] = own
+        for i, (logprob, of_all) in enumerate(zip(own, allowed), start):
+            if constrained and logprob is not None and of_all is not None and of_all <= logprob + _EQUAL:
+                self.loss_mask[i] = False
 
     def record(self) -> TokenSequence:
         return TokenSequence(
@@ -107,7 +118,10 @@ def trajectory_of(nodes: Iterable[TraceNode]) -> Trajectory:
         ended += [_continued(_Sequence(), node, each, attempt=len(node.attempts)) for each in samples[1:]]
     ended += open_ones.values()
     if not ended:
-        raise ProgramError("the run has no generation that is answered.", hint="Read its trajectory after `gen`.")
+        raise ProgramError(
+            "the run has no answer of a generation: it has none, they have failed, or it was loaded or resumed.",
+            hint="Read the trajectory of the state that has run.",
+        )
     return Trajectory(tuple(each.record() for each in ended))
 
 

@@ -92,12 +92,12 @@ class TokenReader:
             full[selected].tolist(),
         ):
             request = batch.requests[row]
-            if sampled.scores is not None and table.scored[request.slot]:
-                request.output.score(*sampled.scores[:, i].tolist())
             try:
                 if kind >= GRAMMAR and request.refuses(token):
                     self._scheduler.draw_again(request)
                     continue
+                if sampled.scores is not None and table.scored[request.slot]:
+                    request.output.score(*sampled.scores[:, i].tolist())
                 finish = self._process(request, kind, token, sampled.logprobs.get(i))
                 if finish is None and not at_end and request.times.deadline is not None:
                     at_end = self._close_in_time(request, request.times.deadline)

@@ -20,8 +20,9 @@ def scored(engine, ids):
     return [entry[0] for entry in answer["meta_info"]["input_token_logprobs"]]
 
 
-def check(engine, state):
-    """Every drawn token stands once in the trajectory, and has the log-probability that the model gives it there."""
+def check(engine, state, extra=0):
+    """Every drawn token stands once in the trajectory, and has the log-probability that the model gives it there. So
+    many tokens at most may be `extra` in the usage."""
     trajectory = state.trajectory()
     for each in trajectory.sequences:
         assert len(each.ids) == len(each.loss_mask) == len(each.logprobs) == len(each.model_logprobs)
@@ -29,15 +30,15 @@ def check(engine, state):
         inside = {i for start, end in spans for i in range(start, end)}
         assert spans == sorted(spans)
         assert all(i in inside for i, drawn in enumerate(each.loss_mask) if drawn)
-        assert all(value is None for i, value in enumerate(each.logprobs) if not each.loss_mask[i])
+        assert all(value is None for i, value in enumerate(each.logprobs) if i not in inside)
         again = scored(engine, each.ids)
         for i in inside:
+            assert each.logprobs[i] is not None or not each.loss_mask[i]
             own = each.logprobs[i] if each.model_logprobs[i] is None else each.model_logprobs[i]
             assert own == pytest.approx(again[i], abs=1e-4)
             assert each.logprobs[i] >= own - 1e-4  # a constraint only makes it likelier
-    drawn = sum(sum(each.loss_mask) for each in trajectory)
-    usage = state.usage()
-    assert drawn == usage.completion_tokens - usage.forced_tokens
+    spans = sum(span.end - span.start for each in trajectory for span in each.spans)
+    assert 0 <= state.usage().completion_tokens - spans <= extra
     return trajectory
 
 
@@ -123,6 +124,46 @@ def test_constraints_tell_both_log_probabilities(engine):
     assert recorded["text"] is recorded["last"] is None
 
 
+@sgl.function
+def short(s):
+    s += "Say:" + sgl.gen("said", regex="(yes|no)+", max_tokens=5) + sgl.gen("next", max_tokens=2)
+
+
+def test_a_draw_that_was_refused_leaves_no_score(engine):
+    """Of an answer that is completed within its limit, in float32."""
+    shortened = 0
+    for seed in range(6):
+        state = short.run(backend=engine, seed=seed, **ASKED)
+        shortened += state.get_meta_info("said")["shortened"]
+        check(engine, state)
+    assert shortened
+
+
+@sgl.function
+def mostly_forced(s):
+    s += "Say: " + sgl.gen("said", regex="The answer is certainly [0-9]", max_tokens=24)
+
+
+def test_what_a_grammar_forces_is_not_drawn_whatever_is_recorded(engine):
+    masks = []
+    for more in ({"return_logprob": True}, {}):
+        (sequence,) = mostly_forced.run(backend=engine, seed=1, return_prompt_token_ids=True, **more).trajectory()
+        masks.append(sequence.loss_mask)
+    assert sum(masks[0]) <= sum(masks[1]) <= 3
+    assert masks[0][-1] or masks[0][-2]  # the digit
+
+
+@sgl.function
+def number(s):
+    s += "Age: " + sgl.gen("age", type=int, max_tokens=6) + " years" + sgl.gen("more", max_tokens=2)
+
+
+def test_the_token_that_ends_a_number_is_left_out(engine):
+    for seed in range(4):
+        (sequence,) = check(engine, number.run(backend=engine, seed=seed, **ASKED), extra=1)
+        assert [span.name for span in sequence.spans] == ["age", "more"]
+
+
 def test_forced_tokens_are_not_drawn(engine):
     state = forms.run(backend=engine, seed=6, return_prompt_token_ids=True)
     assert state.usage().forced_tokens
@@ -140,7 +181,7 @@ def test_a_saved_trace_has_it_too(engine, tmp_path):
 
 @pytest.mark.parametrize("run", [lambda e: turns.run(["Who?"], backend=e), lambda e: turns.run([], backend=e)])
 def test_a_run_without_ids_says_what_to_do(engine, run):
-    with pytest.raises(sgl.ProgramError, match=r"return_prompt_token_ids=True|no generation that is answered"):
+    with pytest.raises(sgl.ProgramError, match=r"return_prompt_token_ids=True|no answer of a generation"):
         run(engine).trajectory()
 
 
