@@ -1,11 +1,14 @@
 """The example of training: what its rollouts give TRL, and that the engine takes the weights of each step."""
 
+import runpy
 import shutil
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import sglang_lite as sgl
-from examples.grpo import Rollouts, vowels
+
+GRPO = runpy.run_path(str(Path(__file__).parents[1] / "examples" / "grpo.py"))
 
 
 def test_rollouts_are_what_trl_asks_for_and_follow_the_weights(folders, tmp_path):
@@ -13,7 +16,7 @@ def test_rollouts_are_what_trl_asks_for_and_follow_the_weights(folders, tmp_path
     written = SimpleNamespace(save_pretrained=lambda folder: shutil.copytree(folders[1], folder, dirs_exist_ok=True))
     trainer: Any = SimpleNamespace(state=SimpleNamespace(global_step=0), model=written, processing_class=written)
     with sgl.Engine(folders[0], dtype="float32", in_process=True, seed=1) as engine:
-        rollouts = Rollouts(engine, tmp_path)
+        rollouts = GRPO["Rollouts"](engine, tmp_path)
         before = rollouts(prompts, trainer)
         assert engine.get_model_info()["weight_version"] == "default"
         trainer.state.global_step = 1
@@ -29,4 +32,4 @@ def test_rollouts_are_what_trl_asks_for_and_follow_the_weights(folders, tmp_path
 
 
 def test_the_reward_is_the_share_of_vowels():
-    assert vowels(["ae", "ab", "", "b"]) == [1.0, 0.5, 0.0, 0.0]
+    assert GRPO["vowels"](["ae", "ab", "", "b"]) == [1.0, 0.5, 0.0, 0.0]

@@ -59,7 +59,7 @@ def load(
     except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
         raise WireError(f"{os.fspath(path)!r} is damaged: {error!r}") from error
     if trust_cache:
-        chosen.import_prefix(prefix_path(path))
+        chosen.prefix_files.import_prefix(prefix_path(path), trust_cache=True)
     return state
 
 

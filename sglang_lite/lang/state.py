@@ -506,7 +506,8 @@ class ProgramState(AttributeHints, Generic[R]):
         """
         saved = self._saved()
         if cache:
-            self.branch.backend.export_prefix(self.branch.player.transcript.prompt(), files.prefix_path(path))
+            prompt = self.branch.player.transcript.prompt()
+            self.branch.backend.prefix_files.export_prefix(prompt, files.prefix_path(path))
         files.write(path, wire.encode(saved))
 
     def rerun(self, at: str, value: str | None = None) -> ProgramState:

@@ -58,7 +58,8 @@ def _operation(route: Route, method: str, references: Mapping[Any, Any]) -> dict
     statuses = {**_ANY, **({} if route.methods == ("GET",) and not route.query else _OF_BODY)}
     if route.counts_as_open:
         statuses |= _OF_WORK
-    if "{" in route.path or (route.fields is not None and "model" in route.fields.known):
+    named = set() if route.fields is None else {"model", "session_id"} & route.fields.known
+    if "{" in route.path or named:
         statuses |= _OF_MODEL
     media: dict[str, Any] = {} if not route.media_type else {route.media_type: {"schema": {}}}
     if route.streams:

@@ -68,6 +68,8 @@ SMALL = {
         "--questions",
         "2",
     ],
+    "speculation_gpu.py": ["--help"],  # it needs a GPU
+    "windows.py": ["--help"],  # it needs a GPU
     "speculation.py": ["--only", "tokens", "--requests", "1", "--answer", "2", "--work", "extraction"],
     "turns.py": [],
     "tracing.py": ["--seconds", "0.01", "--nodes", "20", "--programs", "1"],

@@ -40,6 +40,14 @@ EVENTS = ("begin_program", "end_program", "commit_lazy_operations", "fork_progra
 _ABILITIES = {"answers_now": ("answer_now", "select_now"), "plays_programs": ("open_program",)}
 
 
+class KeepsPrefixes(Protocol):
+    """Keys and values of prompts in files, as an engine writes and reads them."""
+
+    def export_prefix(self, prompt: Prompt, path: str) -> object: ...
+
+    def import_prefix(self, path: str, *, trust_cache: bool) -> object: ...
+
+
 class ProgramAtBackend(Protocol):
     """Program that is open at a backend. Its methods are thread-safe and don't block."""
 
@@ -240,13 +248,13 @@ class Backend:
         """Drops cached prefixes. Returns None if the backend has no cache."""
         return None
 
-    def export_prefix(self, prompt: Prompt, path: str) -> None:
-        """Writes what the backend has computed for a prompt to a file. Raises CapabilityError if it can't."""
-        raise _no_prefixes(self, "Leave cache=True out: the text is computed again.")
-
-    def import_prefix(self, path: str) -> None:
-        """Reads a file of `export_prefix`, which is trusted. Raises CapabilityError if it can't."""
-        raise _no_prefixes(self, "Leave trust_cache=True out: the text is computed again.")
+    @property
+    def prefix_files(self) -> KeepsPrefixes:
+        """Writer and reader of keys and values of prompts in files. Raises CapabilityError if there is none."""
+        raise CapabilityError(
+            f"{name_of(self)} keeps no keys and values in files; an engine of this program does.",
+            hint="Leave cache=True and trust_cache=True out: the text is computed again.",
+        )
 
     def get_server_info(self) -> dict[str, Json] | None:
         """Information on the server behind the backend, or None if unknown."""
@@ -254,12 +262,6 @@ class Backend:
 
     def shutdown(self) -> None:
         """Frees the resources of the backend."""
-
-
-def _no_prefixes(backend: Backend, instead: str) -> CapabilityError:
-    return CapabilityError(
-        f"{name_of(backend)} keeps no keys and values in files; an engine of this program does.", hint=instead
-    )
 
 
 def name_of(backend: Backend) -> str:

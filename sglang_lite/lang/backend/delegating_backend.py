@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from sglang_lite.lang.backend.base import Backend, name_of
+from sglang_lite.lang.backend.base import Backend, KeepsPrefixes, name_of
 from sglang_lite.lang.backend.capabilities import Demands
-from sglang_lite.protocol import Location, Prompt, Usage
+from sglang_lite.protocol import Location, Usage
 from sglang_lite.protocol.anything import Json
 from sglang_lite.text.chat_template import TurnTemplate
 
@@ -41,11 +41,9 @@ class DelegatingBackend(Backend):
     def cost(self, usage: Usage) -> float | None:
         return self.backend.cost(usage)
 
-    def export_prefix(self, prompt: Prompt, path: str) -> None:
-        self.backend.export_prefix(prompt, path)
-
-    def import_prefix(self, path: str) -> None:
-        self.backend.import_prefix(path)
+    @property
+    def prefix_files(self) -> KeepsPrefixes:
+        return self.backend.prefix_files
 
     def check(self, node: object, demands: Demands, where: Location | None) -> None:
         self.backend.check(node, demands, where)

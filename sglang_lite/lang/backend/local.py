@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from sglang_lite.lang.backend.base import ALL_CONSTRAINTS, Backend, ProgramAtBackend
+from sglang_lite.lang.backend.base import ALL_CONSTRAINTS, Backend, KeepsPrefixes, ProgramAtBackend
 from sglang_lite.lang.backend.capabilities import Capabilities
 from sglang_lite.lang.backend.rendering import with_tools
 from sglang_lite.lang.backend.token_counts import TokenUsage
@@ -112,11 +112,9 @@ class LocalBackend(Backend):
         sink = partial(mailbox.enqueue, self.token_usage.counted(sink))
         return self.engine.open_program(sink=sink, flush=mailbox.wake, stream=stream, priority=priority)
 
-    def export_prefix(self, prompt: Prompt, path: str) -> None:
-        self.engine.export_prefix(prompt, path)
-
-    def import_prefix(self, path: str) -> None:
-        self.engine.import_prefix(path, trust_cache=True)
+    @property
+    def prefix_files(self) -> KeepsPrefixes:
+        return self.engine
 
     def get_model_name(self) -> str:
         return self.engine.model_name
