@@ -32,6 +32,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "tests/lang/test_push_down.py", "tests/lang/test_compatibility.py", "tests/lint", "tests/conformance/test_rules.py",
         "tests/conformance/test_programs.py",
     ),
+    "sglang_lite/lang/backend/": ("tests/lang/test_hooks.py",),
     "sglang_lite/lint/": ("tests/lint",),
     "sglang_lite/page/": ("tests/lang/runs", "tests/playground"),
     "sglang_lite/markup.py": ("tests/lang/test_notebook.py", "tests/docs/test_notebooks.py"),
@@ -41,6 +42,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "sglang_lite/runtime/executor/": (
         "tests/runtime/core", "tests/runtime/test_engine.py", "tests/engine/child/test_stalls.py",
     ),
+    "sglang_lite/runtime/executor/kv_pool_size.py": ("tests/runtime/models/test_latent.py",),
     "sglang_lite/runtime/executor/sampler.py": ("tests/docs", "tests/runtime/structured_output"),
     "sglang_lite/runtime/kernels/": (
         "tests/runtime/kernels/test_reference.py", "tests/runtime/kernels/test_compiled.py",
@@ -58,7 +60,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "sglang_lite/srt/": ("tests/compat",),
     "sglang_lite/version.py": ("tests/test_cli.py",),
     "benchmarks/": ("tests/bench", "tests/test_docs.py"),
-    "docs/": ("tests/test_docs.py", "tests/test_coming_from.py"),
+    "docs/": ("tests/test_docs.py", "tests/test_coming_from.py", "tests/docs/test_pages.py"),
     "docs/notebooks/": ("tests/docs/test_notebooks.py",),
     "examples/": ("tests/test_examples.py", "tests/test_docs.py", "tests/lint"),
     "tests/conformance/programs/": ("tests/conformance", "tests/lint"),

@@ -9,6 +9,7 @@ import re
 import subprocess
 import tokenize
 import tomllib
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -238,6 +239,12 @@ def waits(tree):
             case ast.Constant(value=str(text)) if "\n" in text or ";" in text:
                 with contextlib.suppress(SyntaxError):
                     yield from (node.lineno + line - 1 for line in waits(ast.parse(text)))
+
+
+def test_files_of_tests_that_are_in_no_package_have_names_of_their_own():
+    """Pytest imports them by these."""
+    names = [path.name for path in (ROOT / "tests").rglob("test_*.py") if not (path.parent / "__init__.py").exists()]
+    assert [name for name, count in Counter(names).items() if count > 1] == []
 
 
 def test_no_test_sleeps_or_looks_at_a_clock():
