@@ -39,6 +39,9 @@ def run_again(branch: Branch, at: str, value: str | None) -> UserValue:
     when_finished(player, partial(kept.taken.set, False))
     try:
         taken = kept.taken.wait()
+        refused = player.failure
+        if not taken and isinstance(refused, ParameterError) and refused.parameter == "value":
+            raise refused  # the program's end was told first
     except KeyboardInterrupt:  # as in every read that waits
         state.cancel()
         raise
