@@ -38,3 +38,9 @@ def check_flags(**flags: UserValue) -> None:
     for name, value in flags.items():
         if not isinstance(value, bool):
             raise ParameterError(name, f"{value!r:.60} is not True or False.")
+
+
+def check_no_offset(offset: UserValue, where: Location | None) -> None:
+    """Raises ParameterError if `position_ids_offset`, which SGLang's `fork` and `copy` take and don't use, is given."""
+    if offset is not None:
+        raise ParameterError("position_ids_offset", "has no effect.", hint="Leave it out.", where=where)

@@ -18,7 +18,7 @@ from sglang_lite.kernel import Output, in_kernel
 from sglang_lite.lang import text_streams
 from sglang_lite.lang.argument_names import AttributeHints, explains_wrong_arguments
 from sglang_lite.lang.backend.base import Backend
-from sglang_lite.lang.checks import check_whole
+from sglang_lite.lang.checks import check_no_offset, check_whole
 from sglang_lite.lang.concurrency.loop import in_event_loop
 from sglang_lite.lang.concurrency.variables import Variable
 from sglang_lite.lang.confidence import Confidence
@@ -337,8 +337,15 @@ class ProgramState(AttributeHints, Generic[R]):
         return self.trace().trajectory()
 
     def show(self, path: str | PathLike[str] | None = None) -> Path:
-        """Writes the run's trace as a self-contained HTML page, and opens it in a browser, or in a notebook below the
-        cell. Returns the page's path: the given one, or that of a new temporary file."""
+        """Writes the run's trace as a self-contained HTML page and opens it in a browser, or in a notebook below the
+        cell.
+
+        Args:
+            path: file to write, or None for a new temporary file.
+
+        Returns:
+            Path of the file.
+        """
         from sglang_lite.lang.runs.page import show
 
         return show(self.trace(), path)
@@ -478,7 +485,7 @@ class ProgramState(AttributeHints, Generic[R]):
             position_ids_offset: unused, as in SGLang; only None is accepted.
         """
         check_whole("size", size, 1, user_location())
-        _refuse_offset(position_ids_offset)
+        check_no_offset(position_ids_offset, user_location())
         self.branch.names.check(user_location())
         children = [type(self)(child) for child in self.branch.fork(size, user_location())]
         return ProgramStateGroup(children, self)
@@ -486,7 +493,7 @@ class ProgramState(AttributeHints, Generic[R]):
     def copy(self, position_ids_offset: list[int] | None = None) -> CopyScope:
         """Context manager for a branch: in `with s.copy() as c:`, `c` is a fork of the state, whose new variables
         become the state's at the end."""
-        _refuse_offset(position_ids_offset)
+        check_no_offset(position_ids_offset, user_location())
         return CopyScope(self)
 
     # ------------------------------------------------------------------------------------------- again
@@ -585,11 +592,6 @@ class ProgramState(AttributeHints, Generic[R]):
     def __repr__(self) -> str:
         failure = self.branch.player.failure
         return f"ProgramState({cut(self.text() if failure is None else f'failed: {failure}', 280)})"
-
-
-def _refuse_offset(offset: object) -> None:
-    if offset is not None:
-        raise ParameterError("position_ids_offset", "has no effect.", hint="Leave it out.", where=user_location())
 
 
 def unpickled(data: bytes, program: BaseProgram | None) -> ProgramState:

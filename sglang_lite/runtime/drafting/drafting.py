@@ -167,11 +167,7 @@ class Drafting:
         """Guesses of the next token with their chances and the names of their drafters, the likeliest first."""
         found: list[tuple[float, str, Guess]] = []
         for drafter, guesser in guessers.items():
-            try:
-                guess = guesser(text)
-            except Exception:
-                self._drop(drafter)
-                guess = None
+            guess = self._ask(drafter, partial(guesser, text))
             if guess is not None:
                 found.append((self.chance(drafter.name, guess.evidence), drafter.name, guess))
         found.sort(key=itemgetter(0), reverse=True)
@@ -181,14 +177,10 @@ class Drafting:
         """Answer of a drafter, or None if it fails."""
         try:
             return question()
-        except Exception:
-            self._drop(drafter)
+        except Exception:  # requests go on without it
+            logger.exception("the drafter %r failed, and is off from now on", drafter.name)
+            self._drafters = [other for other in self._drafters if other is not drafter]
             return None
-
-    def _drop(self, drafter: Drafter) -> None:
-        """Turns off a drafter that has failed: requests go on without it."""
-        logger.exception("the drafter %r failed, and is off from now on", drafter.name)
-        self._drafters = [other for other in self._drafters if other is not drafter]
 
 
 def _luck(progress: DraftProgress) -> float:

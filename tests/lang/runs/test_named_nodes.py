@@ -1,12 +1,15 @@
 """Nodes that a rerun or a branch names: which of several it is, which values it takes, and what was known there."""
 
 import itertools
+import threading
 
 import pytest
 
 import sglang_lite as sgl
 from sglang_lite.lang.backend.local import LocalBackend
 from sglang_lite.lang.choices import ChoicesDecision, ChoicesSamplingMethod
+from sglang_lite.lang.concurrency.variables import Variable
+from sglang_lite.lang.runs import rerun
 from sglang_lite.protocol import ChoiceScore, Generation, Selection
 from tests.lang.runs.test_saved import add, saved, scripted, tree
 
@@ -109,6 +112,31 @@ def test_a_value_that_its_node_would_refuse_is_refused(node, fine, wrong):
     for value in wrong:
         with pytest.raises(sgl.ParameterError, match=r"^value: "):
             state.rerun("n", value)
+
+
+def test_a_value_is_refused_also_where_the_end_of_the_run_is_told_first(monkeypatch):
+    """The branch has failed before its node's variable has."""
+    failed, told, caller = threading.Event(), threading.Event(), threading.current_thread()
+    really_set, really_finished = Variable.set, rerun.when_finished
+
+    def set_(self, value, error=None):
+        if error is not None and threading.current_thread() is not caller:
+            failed.set()
+            assert told.wait(60)
+        really_set(self, value, error)
+
+    def when_finished(branch, callback):
+        assert failed.wait(60)
+        really_finished(branch, callback)
+        told.set()
+
+    node = sgl.gen("n", check=lambda text: text != "no")
+    state = sgl.function(lambda s: s.__iadd__(node)).run(backend=Indifferent())
+    state.sync()
+    monkeypatch.setattr(Variable, "set", set_)
+    monkeypatch.setattr(rerun, "when_finished", when_finished)
+    with pytest.raises(sgl.ParameterError, match=r"^value: "):
+        state.rerun("n", "no")
 
 
 def test_a_value_is_held_against_the_open_grammar():
