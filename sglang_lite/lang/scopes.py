@@ -6,7 +6,7 @@ import contextlib
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from sglang_lite.lang.execution.operations import BranchSnapshot
+from sglang_lite.lang.execution.branch import BranchSnapshot
 from sglang_lite.lang.state_group import adopt
 from sglang_lite.lang.tracebacks import user_location
 from sglang_lite.program.nodes import Expression

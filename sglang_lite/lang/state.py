@@ -196,7 +196,7 @@ class ProgramState(AttributeHints, Generic[R]):
                 "call", f"{program!r:.60} is not a program.", hint="Decorate it: @sgl.function.", where=user_location()
             )
         executor = self.branch
-        seed = executor.seed_of(executor.next_node())
+        seed = executor.run.seed_of(executor.next_node())
         inherited = {"backend": executor.backend, "seed": None if isinstance(seed, Unset) else seed}
         if "backend" not in kwargs:
             inherited["priority"] = executor.run.settings.priority

@@ -86,8 +86,9 @@ class ProgramStateGroup:
             alike, added = self._alike, other
             if isinstance(other, Expression):
                 self._alike = alike and is_constant(other)
-                if alike and len(self) > 1:
-                    added = self.states[0].branch.share(other, len(self))
+                planner = self.states[0].branch.planner
+                if planner is not None and alike and len(self) > 1:
+                    added = planner.share(other, len(self))
             each: Iterable[Any] = [added] * len(self.states)
         elif callable(other):
             each = [other(i) for i in range(len(self.states))]

@@ -4,21 +4,19 @@ before they are played."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
-from sglang_lite.constraints.number_text import TERMINATORS
-from sglang_lite.errors import with_article
-from sglang_lite.lang.backend.base import Backend, refusal
-from sglang_lite.lang.backend.capabilities import EVERYTHING, Demands
+from sglang_lite.lang.backend.base import refusal
 from sglang_lite.lang.backend.planning import Planner
 from sglang_lite.lang.concurrency.variables import TextLog, Variable, located
+from sglang_lite.lang.execution.answer_nodes import check_select, gen_node, select_node, with_tools_of
+from sglang_lite.lang.execution.blocks import OpenBlocks
+from sglang_lite.lang.execution.names import NamesAtMark
 from sglang_lite.lang.execution.operations import (
     BranchMark,
-    BranchSnapshot,
     EventOp,
     ForkOp,
     GenOp,
@@ -30,26 +28,19 @@ from sglang_lite.lang.execution.operations import (
 from sglang_lite.lang.execution.player import Player
 from sglang_lite.lang.execution.push_down import PushedBranch
 from sglang_lite.lang.execution.reading import added, close_when_finished
-from sglang_lite.lang.execution.repair_prompt import check_repair
-from sglang_lite.lang.execution.run import Run
 from sglang_lite.lang.execution.transcript import Piece
 from sglang_lite.lang.expressions import (
-    NUMBER_STOPS,
     SglCall,
     SglGen,
     SglImage,
     SglSelect,
     SglSeparateReasoning,
-    example_choices,
-    number_as_regex,
-    only_picks,
 )
 from sglang_lite.lang.tracebacks import is_library
 from sglang_lite.program.nodes import (
     Expression,
     Expressions,
     Fork,
-    Gen,
     GrammarBegin,
     GrammarEnd,
     ImagePart,
@@ -63,34 +54,28 @@ from sglang_lite.program.nodes import (
     check_awaited,
     not_addable,
 )
-from sglang_lite.program.seeds import derived_seed
 from sglang_lite.protocol import (
-    UNSET,
-    Choices,
-    Constraint,
-    Continuation,
     Image,
-    InOrder,
     Location,
     Message,
-    Number,
     ParameterError,
     ProgramError,
     RequestAbortedError,
-    SamplingParams,
     SglError,
-    Unset,
 )
 from sglang_lite.protocol.anything import UserValue
-from sglang_lite.protocol.sampling import NO_PARAMS, merge
-from sglang_lite.text.reasoning import with_reasoning
 
 if TYPE_CHECKING:
-    from sglang_lite.constraints.byte_matcher import ByteMatcher
+    pass
 
 
-def _turn(role: str) -> str:
-    return with_article(f"{role!r} turn")
+@dataclass(frozen=True, slots=True)
+class BranchSnapshot:
+    """State of a branch at a mark."""
+
+    mark: BranchMark
+    names: NamesAtMark
+    blocks: OpenBlocks
 
 
 class Branch:
@@ -102,21 +87,19 @@ class Branch:
         path: path of the branch in the program's tree: that of the fork and the branch's index in it.
         node_count: number of nodes so far; the path of a node is that of its branch and its number.
         planner: planner of its calls, or None if each node is asked for by itself.
+
+    Attributes:
+        blocks: the turn and the grammar that are open.
     """
 
     __slots__ = (
-        "__weakref__", "_grammar", "_matcher", "_role", "_turns", "backend", "names", "node_count", "path", "planner",
-        "player", "run",
+        "__weakref__", "backend", "blocks", "names", "node_count", "path", "planner", "player", "run",
     )  # fmt: skip
 
     def __init__(self, player: Player, path: str = "", node_count: int = 0, planner: Planner | None = None) -> None:
         self.player, self.path, self.planner = player, path, planner
         self.run, self.backend, self.names = player.run, player.backend, player.names
-        self._turns: list[str] = []
-        self._role: tuple[str, str] | None = None  # role and suffix of the open turn
-        self._grammar: Constraint | None = None  # open grammar
-        self._matcher: ByteMatcher | None = None  # its matcher, as long as all text in it is known
-        self.node_count = node_count
+        self.blocks, self.node_count = OpenBlocks(), node_count
 
     def submit(self, expr: Expression | str, where: Location | None = None) -> None:
         """Queues the operations of an expression. Raises the errors of misuse that can be detected without playing
@@ -125,25 +108,20 @@ class Branch:
             self.player.before_adding(where)
         if isinstance(expr, str) and "<coroutine object " in expr:
             check_awaited("+=", expr, where)
-        if type(expr) is str and self._matcher is None:  # fast path of _put_text, where most time is spent
-            self.player.put(Text(expr, None, self._role is None, where=where))
+        if type(expr) is str and self.blocks.matcher is None:  # fast path of _put_text, where most time is spent
+            self.player.put(Text(expr, None, self.blocks.role is None, where=where))
         elif isinstance(expr, str):
             self._put_text(expr, where)
         elif not isinstance(expr, Expression):
             raise not_addable("+=", expr, where)
         elif self.planner is not None:
-            role = None if self._role is None else self._role[0]
-            for expression in self.planner.plan(list(expr.walk()), role, where):
+            for expression in self.planner.plan(list(expr.walk()), self.blocks.role, where):
                 self.submit_one(expression, where)
         elif isinstance(expr, Expressions):
             for expression in expr.walk():
                 self.submit_one(expression, where)
         else:
             self.submit_one(expr, where)
-
-    def share(self, added: Expression, size: int) -> Expression:
-        """Expression that is added to this branch and all others of an equal `size`, as the planner shares it."""
-        return added if self.planner is None else self.planner.share(added, size)
 
     def submit_one(self, expression: Expression, where: Location | None) -> None:
         """Queues the operations of an elementary expression. Arguments as of `submit`."""
@@ -155,9 +133,11 @@ class Branch:
             case SglSelect():
                 self.player.put(self._select(expression, where))
             case TurnBegin():
-                self._begin_turn(expression.role, where)
+                for node in self.blocks.begin_turn(expression.role, self.run, where):
+                    self.player.put(node)
             case TurnEnd():
-                self._end_turn(expression.role, where)
+                for node in self.blocks.end_turn(expression.role, where):
+                    self.player.put(node)
             case ScopeBegin():
                 variable = Variable(where)
                 self.names.scopes[expression.name] = (*self.names.scopes.get(expression.name, ()), variable)
@@ -171,9 +151,15 @@ class Branch:
                 self.names.declare(expression.name, variable)
                 self.player.put(ScopeOp(ScopeEnd(expression.name, where=where), variable))
             case GrammarBegin():
-                self._begin_grammar(expression, where)
+                self.blocks.begin_grammar(expression, self.backend, where)
+                self.player.put(GrammarBegin(expression.constraint, where=where))
+            case GrammarEnd() if self.blocks.grammar is not None:  # else a rollback has removed its beginning
+                matcher = self.blocks.end_grammar()
+                self.player.put(GrammarEnd(where=where))
+                if matcher is not None:
+                    matcher.end()
             case GrammarEnd():
-                self._end_grammar(where)
+                pass
             case SglImage():
                 self._put_images(expression.load(where), where)
             case SglSeparateReasoning():
@@ -191,98 +177,37 @@ class Branch:
             if not isinstance(text, str):
                 raise not_addable("+=", text, where)
             text = str.__str__(text)  # a subclass of str is not plain data
-        if self._matcher is not None:  # raises at the user's line
-            self._matcher.push(text)
-        self.player.put(Text(text, ids, special and self._role is None, where=where))
-
-    def _begin_grammar(self, node: GrammarBegin, where: Location | None) -> None:
-        from sglang_lite.constraints.byte_matcher import ByteMatcher
-
-        if self._grammar is not None:
-            raise ProgramError("a grammar is already open.", hint="Combine the two into one grammar.", where=where)
-        if Continuation not in self.backend.capabilities.constraints:
-            raise refusal(
-                self.backend, node, "a grammar over several nodes", "Write all of it with one gen(constraint=…).", where
-            )
-        self._matcher = ByteMatcher(node.constraint)
-        self._grammar = node.constraint
-        self.player.put(GrammarBegin(node.constraint, where=where))
-
-    def _end_grammar(self, where: Location | None) -> None:
-        if self._grammar is None:  # a rollback has removed the grammar's beginning
-            return
-        ahead, self._grammar, self._matcher = self._matcher, None, None
-        self.player.put(GrammarEnd(where=where))
-        if ahead is not None:
-            ahead.end()
+        if self.blocks.matcher is not None:  # raises at the user's line
+            self.blocks.matcher.push(text)
+        self.player.put(Text(text, ids, special and self.blocks.role is None, where=where))
 
     def _select(self, own: SglSelect, where: Location | None) -> SelectOp:
-        node = own.node
-        if self._grammar is not None and own.multi:
-            raise ProgramError("select(multi=True) can't be part of a grammar.", hint="Select one by one.", where=where)
-        texts = example_choices(own.choices, multi=own.multi)
-        choices = Choices(texts) if isinstance(texts, tuple) else None  # a symbol, in a trace
-        self.backend.check(own, Demands("select", constraint=choices, scores=not only_picks(own)), where)
-        self._matcher = None
-        variable = self._declare(node.name, self.next_node(), where)
-        judged = own.multi or self.run.settings.retries or self.run.kept is not None
-        node = msgspec.structs.replace(
-            node, method=None if judged else node.method, seed=self.seed_of(variable.node), special=self._role is None,
-            where=where,
-        )  # fmt: skip
+        check_select(own, self.backend, self.blocks, where)
+        self.blocks.matcher = None
+        path = self.next_node()
+        variable = self._declare(own.node.name, path, where)
+        node = select_node(own, self.run, self.blocks, path, where)
         return SelectOp(node, own, variable, in_body=self.run.body_open)
 
     def _gen(self, own: SglGen, where: Location | None) -> GenOp:
         options = own.options
         backend = self.backend if options is None or options.backend is None else options.backend
-        if own.tools is not None and (family := backend.tool_family()) is not None:
-            spelled = own.tools.value_type(family)
-            typed_node = msgspec.structs.replace(own.node, constraint=spelled.constraint)
-            own = msgspec.structs.replace(own, node=typed_node, value_type=spelled)
-        constraint = own.node.constraint
-        reasoning = None if options is None else options.reasoning
-        kinds = backend.capabilities.constraints
-        stops: tuple[str, ...] = ()
-        if isinstance(constraint, Number) and (Number not in kinds or (reasoning is not None and InOrder in kinds)):
-            if reasoning is None:
-                constraint, stops = number_as_regex(constraint), NUMBER_STOPS
-            else:  # a stop would end the reasoning
-                constraint = number_as_regex(constraint, TERMINATORS)
-        if reasoning is not None and constraint is not None and InOrder in kinds:
-            constraint = with_reasoning(reasoning, constraint)
+        if own.tools is not None:
+            own = with_tools_of(own, own.tools, backend)
+        shows_tools, later = own.tools is not None and self.blocks.role == "assistant", self.player.later is not None
         path = self.next_node()
-        params = self._params(own.node, stops, path)
-        whole = constraint if self._grammar is None else Continuation(self._grammar, part=constraint)
-        if whole is not None or backend.capabilities is not EVERYTHING:
-            backend.check(own, Demands("gen", params, whole), where)
-        if options is not None and options.repair:
-            if self._grammar is not None:
-                raise ProgramError("repair can't be part of a grammar.", hint="Leave it out.", where=where)
-            check_repair(own, backend, self.run.settings.retries, self._role and self._role[0], params, where)
+        node = gen_node(own, self.run, backend, self.blocks, path, where, shows_tools=shows_tools, later=later)
         kind = None if own.value_type is None else own.value_type.annotation
         thoughts = None
-        if reasoning is not None:
-            name = f"{own.node.name}_reasoning_content" if own.node.name is not None else None
+        if options is not None and options.reasoning is not None:
+            name = f"{node.name}_reasoning_content" if node.name is not None else None
             thoughts = self._declare(name, path, where)
-        variable = self._declare(own.node.name, path, where, kind)
-        shows_tools = own.tools is not None and self._role is not None and self._role[0] == "assistant"
-        judged, later = shows_tools or _judged(own, self.run), self.player.later is not None
-        node = Gen(own.node.name, params, constraint, judged, later, own.node.timeout, where=where)
-        self._matcher = None
+        variable = self._declare(node.name, path, where, kind)
+        self.blocks.matcher = None
         return GenOp(node, own, variable, thoughts=thoughts, shows_tools=shows_tools, in_body=self.run.body_open)
 
-    def _params(self, node: Gen, more: tuple[str, ...], path: str) -> SamplingParams:
-        """Parameters of the node over those of the run, with `more` stops and those of the open turn's template."""
-        params, seed = node.params, self.seed_of(path)
-        if self.run.settings.params is not NO_PARAMS:
-            params = merge(self.run.settings.params, params)
-        if self._role is not None:
-            more += tuple(self.run.template.stop_str)
-        return _completed(params, more, seed) if more or seed is not UNSET else params
-
     def _put_images(self, images: Sequence[Image], where: Location | None) -> None:
-        if self._grammar is not None:
-            raise ProgramError("an image can't be part of a grammar.", hint="Add it before.", where=where)
+        self.blocks.refuse_in_grammar("an image can't be part of a grammar.", "Add it before.", where)
         if not self.backend.capabilities.images:
             raise refusal(self.backend, "image", "images", "Describe what it shows, or use another backend.", where)
         token = getattr(self.run.template, "image_token", "")
@@ -305,50 +230,17 @@ class Branch:
         self.node_count += 1
         return f"{self.path}/{self.node_count}"
 
-    def seed_of(self, node: str) -> int | Unset:
-        seed = self.run.settings.seed
-        return UNSET if seed is None else derived_seed(seed, node)
-
-    def _begin_turn(self, role: str, where: Location | None) -> None:
-        if self._grammar is not None:
-            raise ProgramError(f"{_turn(role)} begins inside a grammar.", hint="End that one first.", where=where)
-        if self._role is not None:
-            problem = f"{_turn(role)} begins inside {_turn(self._role[0])}."
-            raise ProgramError(problem, hint="End that one first.", where=where)
-        try:
-            template = self.run.template
-            system = template.default_system_prompt
-            if system and not self._turns and role != "system":
-                self._begin_turn("system", where)
-                self.player.put(Text(system, where=where))
-                self._end_turn("system", where)
-            prefix, suffix = template.get_prefix_and_suffix(role, [{"role": r, "content": ""} for r in self._turns])
-        except Exception as error:  # templates are the user's code
-            raise located(error, where) from error
-        self._role = role, suffix
-        self.player.put(Text(prefix, where=where))
-        self.player.put(TurnBegin(role, where=where))
-
-    def _end_turn(self, role: str, where: Location | None) -> None:
-        if self._grammar is not None:
-            raise ProgramError(f"{_turn(role)} ends inside a grammar.", hint="End that one first.", where=where)
-        if self._role is None or self._role[0] != role:
-            found = "no turn is open" if self._role is None else f"the open turn is {self._role[0]!r}"
-            raise ProgramError(f"{_turn(role)} ends, but {found}.", where=where)
-        _, suffix = self._role
-        self._role = None
-        self._turns.append(role)
-        self.player.put(TurnEnd(role, where=where))
-        self.player.put(Text(suffix, where=where))
-
     def fork(self, size: int = 1, where: Location | None = None) -> list[Branch]:
         """Makes `size` branches that continue from here independently."""
         self.player.before_adding(where)
         node = self.next_node()
         planners = [None] * size if self.planner is None else self.planner.fork(size)
         children = [type(self)(self._forked(), f"{node}.{i}", planner=planners[i]) for i in range(size)]
-        self.copy_state_to(children)
+        for child in children:
+            child.names.fork_from(self.names)
+            child.blocks = self.blocks.copy()
         players = [child.player for child in children]
+        self.player.children += players
         if size > 1:
             self.tell("commit_lazy_operations")
         self.player.put(ForkOp(Fork(((),) * size, where=where), players))
@@ -360,39 +252,12 @@ class Branch:
         pushed = self.player.pushed
         return Player(self.run, pushed and PushedBranch(pushed.program, pushed), self.player.depth + 1)
 
-    def copy_state_to(self, children: Iterable[Branch]) -> None:
-        """Copies the submitting side's state (variables, turns, open grammar) to branches forked from this one."""
-        here = self._snapshot()
-        for child in children:
-            self.player.children.append(child.player)
-            child.names.fork_from(self.names)
-            child.continue_from(here)
-
-    def continue_from(self, place: BranchSnapshot) -> None:
-        """Takes over the turns and the grammar that were open at a place."""
-        self._turns, self._role = list(place.turns), place.role
-        self._grammar, self._matcher = place.grammar, place.matcher and place.matcher.copy()
-
-    def _snapshot(self) -> BranchSnapshot:
-        return BranchSnapshot(
-            BranchMark(children=len(self.player.children)), self.names.at_mark(), list(self._turns), self._role,
-            self._grammar, self._matcher and self._matcher.copy(),
-        )  # fmt: skip
-
     def restore(
         self, pieces: Sequence[Piece], messages: Sequence[Message], turn: tuple[str, int] | None = None
     ) -> None:
         """Takes over the text of an earlier run; arguments as of `Transcript.restore`."""
         self.player.transcript.restore(pieces, messages, turn)
-        self._turns = [message.role for message in messages]
-        if turn is not None:
-            before = [{"role": role, "content": ""} for role in self._turns]
-            self._role = turn[0], self.run.template.get_prefix_and_suffix(turn[0], before)[1]
-
-    def continue_on(self, backend: Backend) -> None:
-        """Makes another backend play everything that is added from now on; as `Player.continue_on`."""
-        self.backend, self.planner = backend, self.run.planner(backend)
-        self.player.continue_on(backend)
+        self.blocks.restore(self.run, tuple(message.role for message in messages), turn and turn[0])
 
     def tell(self, event: str, children: Sequence[Player] = ()) -> None:
         """Tells the backend's listener of an event, if it listens, after everything queued before has been played."""
@@ -408,7 +273,7 @@ class Branch:
         if self.player.pushed is not None:
             node = self.player.pushed.join(node, [player.pushed for player in players])
         if mode == "concate_and_append":
-            self._matcher = None
+            self.blocks.matcher = None
         for player in players:
             player.claim(self.player.depth)
         self.player.put(JoinOp(node, players, appended))
@@ -416,9 +281,9 @@ class Branch:
     def mark(self, where: Location | None) -> BranchSnapshot:
         """Sets a mark, and returns a snapshot for `roll_back`."""
         self.player.before_adding(where)
-        place = self._snapshot()
-        self.player.put(MarkOp(place.mark, back=False))
-        return place
+        mark = BranchMark(children=len(self.player.children))
+        self.player.put(MarkOp(mark, back=False))
+        return BranchSnapshot(mark, self.names.at_mark(), self.blocks.copy())
 
     def roll_back(self, to: BranchSnapshot, where: Location | None) -> None:
         """Goes back to a mark: restores the text, turns and variables of the snapshot."""
@@ -426,7 +291,7 @@ class Branch:
         _end_branches(self.player.children[to.mark.children :], where)
         self.player.go_back(to.mark)
         self.names.go_back(to.names)
-        self.continue_from(to)
+        self.blocks = to.blocks.copy()
         self.player.later = None  # shows what the rollback removes
 
     def end(self) -> None:
@@ -511,21 +376,3 @@ def raised_at(error: BaseException) -> Location | None:
             found = Location(frame.f_code, trace.tb_lasti)
         trace = trace.tb_next
     return found
-
-
-def _judged(own: SglGen, run: Run) -> bool:
-    """Returns True if the caller's Python decides on a generation's result: by retries, a check, another backend, or
-    because an earlier run may have the answer."""
-    if own.options is None or run.kept is not None:
-        return bool(run.settings.retries) or run.kept is not None
-    retries = run.settings.retries if own.options.retries is None else own.options.retries
-    return bool(retries) or own.options.check is not None or own.options.backend is not None
-
-
-def _completed(params: SamplingParams, stops: tuple[str, ...], seed: int | Unset) -> SamplingParams:
-    own = () if isinstance(params.stop, Unset) else params.stop
-    return msgspec.structs.replace(
-        params,
-        stop=(*own, *(s for s in stops if s not in own)) or UNSET,
-        seed=seed if isinstance(params.seed, Unset) else params.seed,
-    )

@@ -22,12 +22,10 @@ from sglang_lite.program.nodes import (
 )
 
 if TYPE_CHECKING:
-    from sglang_lite.constraints.byte_matcher import ByteMatcher
     from sglang_lite.lang.execution.base_player import BasePlayer
-    from sglang_lite.lang.execution.names import NamesAtMark
     from sglang_lite.lang.execution.push_down import PushedBranch
     from sglang_lite.lang.execution.transcript import TranscriptPosition
-    from sglang_lite.protocol import Constraint, Generation
+    from sglang_lite.protocol import Generation
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,18 +150,6 @@ class BranchMark:
     position: TranscriptPosition | None = None
     pushed: tuple[PushedBranch, int] | None = None
     children: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class BranchSnapshot:
-    """State of the user's side of a branch (`Branch`) at a mark."""
-
-    mark: BranchMark
-    names: NamesAtMark
-    turns: list[str]
-    role: tuple[str, str] | None
-    grammar: Constraint | None
-    matcher: ByteMatcher | None
 
 
 # Branch that is played on this thread, of its backend's pool.

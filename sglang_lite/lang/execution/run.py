@@ -23,6 +23,7 @@ from sglang_lite.lang.execution.push_down import PushedBranch, PushedProgram
 from sglang_lite.lang.expressions import BaseProgram
 from sglang_lite.program.seeds import derived_seed
 from sglang_lite.protocol import (
+    UNSET,
     BudgetError,
     CapabilityError,
     RequestTimeoutError,
@@ -30,6 +31,7 @@ from sglang_lite.protocol import (
     SglError,
     TemplateError,
     TraceNode,
+    Unset,
     Usage,
 )
 from sglang_lite.protocol.anything import UserValue
@@ -218,6 +220,11 @@ class Run:
                 raise
             with account.call():
                 yield account
+
+    def seed_of(self, path: str) -> int | Unset:
+        """Seed of the node at a path of the program's tree."""
+        seed = self.settings.seed
+        return UNSET if seed is None else derived_seed(seed, path)
 
     def inner_seed(self) -> int | None:
         """Seed for the next program that the body runs by itself, or None if the run has no seed."""

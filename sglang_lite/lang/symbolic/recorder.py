@@ -386,7 +386,7 @@ class TracedBranch(Branch):
         else:
             super().submit_one(expression, where)
         if isinstance(expression, GrammarBegin):
-            self._matcher = None  # text with symbols can't be checked
+            self.blocks.matcher = None  # text with symbols can't be checked
 
 
 def _replace(record: Any, **changes: Any) -> Any:

@@ -1,0 +1,103 @@
+"""Blocks of a branch: the turn and the grammar that are open where its body adds next."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from sglang_lite.errors import with_article
+from sglang_lite.lang.backend.base import Backend, refusal
+from sglang_lite.lang.concurrency.variables import located
+from sglang_lite.lang.execution.run import Run
+from sglang_lite.program.nodes import GrammarBegin, Text, TurnBegin, TurnEnd
+from sglang_lite.protocol import Constraint, Continuation, Location, ProgramError
+
+if TYPE_CHECKING:
+    from sglang_lite.constraints.byte_matcher import ByteMatcher
+
+
+class OpenBlocks(msgspec.Struct, eq=False):  # its constructor runs no Python code
+    """Turn and grammar that are open at a place of a branch, and the turns before it.
+
+    Attributes:
+        turns: roles of the turns that have ended.
+        role: role of the open turn, or None.
+        suffix: text that ends the open turn.
+        grammar: the open grammar, or None.
+        matcher: matcher of the open grammar, as long as all text in it is known; else None.
+    """
+
+    turns: tuple[str, ...] = ()
+    role: str | None = None
+    suffix: str = ""
+    grammar: Constraint | None = None
+    matcher: ByteMatcher | None = None
+
+    def copy(self) -> OpenBlocks:
+        return OpenBlocks(self.turns, self.role, self.suffix, self.grammar, self.matcher and self.matcher.copy())
+
+    def restore(self, run: Run, turns: tuple[str, ...], role: str | None) -> None:
+        """Takes over the turns of an earlier run, and its open turn, if any."""
+        self.turns, self.role = turns, role
+        if role is not None:
+            _, self.suffix = run.template.get_prefix_and_suffix(role, self._messages())
+
+    def begin_turn(self, role: str, run: Run, where: Location | None) -> Iterator[Text | TurnBegin | TurnEnd]:
+        """Opens a turn. Yields its nodes, behind those of the template's system turn if it is the first."""
+        if self.grammar is not None or self.role is not None:
+            inside = "a grammar" if self.grammar is not None else _turn(self.role or "")
+            problem = f"{_turn(role)} begins inside {inside}."
+            raise ProgramError(problem, hint="End that one first.", where=where)
+        try:
+            template = run.template
+            system = template.default_system_prompt
+            if system and not self.turns and role != "system":
+                yield from self.begin_turn("system", run, where)
+                yield Text(system, where=where)
+                yield from self.end_turn("system", where)
+            prefix, self.suffix = template.get_prefix_and_suffix(role, self._messages())
+        except Exception as error:  # templates are the user's code
+            raise located(error, where) from error
+        self.role = role
+        yield Text(prefix, where=where)
+        yield TurnBegin(role, where=where)
+
+    def end_turn(self, role: str, where: Location | None) -> tuple[TurnEnd, Text]:
+        """Closes the open turn, and returns its last nodes."""
+        if self.grammar is not None:
+            raise ProgramError(f"{_turn(role)} ends inside a grammar.", hint="End that one first.", where=where)
+        if self.role != role:
+            found = "no turn is open" if self.role is None else f"the open turn is {self.role!r}"
+            raise ProgramError(f"{_turn(role)} ends, but {found}.", where=where)
+        self.role = None
+        self.turns = (*self.turns, role)
+        return TurnEnd(role, where=where), Text(self.suffix, where=where)
+
+    def begin_grammar(self, node: GrammarBegin, backend: Backend, where: Location | None) -> None:
+        from sglang_lite.constraints.byte_matcher import ByteMatcher
+
+        self.refuse_in_grammar("a grammar is already open.", "Combine the two into one grammar.", where)
+        if Continuation not in backend.capabilities.constraints:
+            raise refusal(
+                backend, node, "a grammar over several nodes", "Write all of it with one gen(constraint=…).", where
+            )
+        self.grammar, self.matcher = node.constraint, ByteMatcher(node.constraint)
+
+    def end_grammar(self) -> ByteMatcher | None:
+        """Closes the open grammar, and returns its matcher."""
+        matcher, self.grammar, self.matcher = self.matcher, None, None
+        return matcher
+
+    def refuse_in_grammar(self, problem: str, hint: str, where: Location | None) -> None:
+        """Raises ProgramError if a grammar is open."""
+        if self.grammar is not None:
+            raise ProgramError(problem, hint=hint, where=where)
+
+    def _messages(self) -> list[dict[str, str]]:
+        return [{"role": role, "content": ""} for role in self.turns]
+
+
+def _turn(role: str) -> str:
+    return with_article(f"{role!r} turn")
