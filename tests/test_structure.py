@@ -470,8 +470,6 @@ FACADES = {
 # today. Docstrings, comments, blank lines, properties and signatures of overloads are free. The numbers may only go
 # down, to (250, 20), and names away.
 LARGE_CLASSES = {
-    "lang.Player": (273, 26),
-    "PushedBranch": (250, 24),
     "EngineProgram": (250, 25),
 }
 

@@ -22,10 +22,11 @@ from sglang_lite.lang.execution.operations import (
     GenOp,
     JoinOp,
     MarkOp,
+    ReadOp,
     ScopeOp,
     SelectOp,
 )
-from sglang_lite.lang.execution.player import Player
+from sglang_lite.lang.execution.player import Player, unknown
 from sglang_lite.lang.execution.push_down import PushedBranch
 from sglang_lite.lang.execution.reading import added, close_when_finished
 from sglang_lite.lang.execution.transcript import Piece
@@ -301,7 +302,9 @@ class Branch:
             close_when_finished(self.player, self.player.pushed.program)
         if self.names.awaited or self.player.children or self.player.log is not None:
             for player in self.player.tree():
-                player.declare_no_more()
+                player.names.close(partial(unknown, player))
+                if player.log is not None:
+                    player.put(ReadOp(Variable(), player.log.close))
         self.tell("end_program")
 
     def abandon(self, error: BaseException) -> None:

@@ -23,9 +23,9 @@ from sglang_lite.lang.backend.token_counts import NOT_CREDIBLE
 from sglang_lite.lang.confidence import Answered
 from sglang_lite.lang.execution.answer_streams import AnswerStream
 from sglang_lite.lang.execution.base_player import BasePlayer
+from sglang_lite.lang.execution.branch_events import NodeEvents
 from sglang_lite.lang.execution.budget import max_generation_usage
 from sglang_lite.lang.execution.operations import GenOp, Op, asked, on_pool
-from sglang_lite.lang.execution.push_down import NodeEvents
 from sglang_lite.lang.execution.repair_prompt import repaired, shows
 from sglang_lite.lang.execution.retries import attempts, check_value, limit
 from sglang_lite.lang.execution.transcript import Reasoned
@@ -112,7 +112,7 @@ def take_answer(player: BasePlayer, op: GenOp) -> bool:
     assert op.pushed_node is not None
     pushed, place = op.pushed_node
     pushed.note_start(op, player.transcript.pieces)
-    answer = pushed.answer(place)
+    answer = pushed.events.answer(place)
     if answer is None:
         return False
     if isinstance(answer, SglError):
@@ -128,7 +128,7 @@ def when_answered(op: GenOp, then: Callable[[], object]) -> NodeEvents:
     `cancel` revokes the call."""
     assert op.pushed_node is not None
     pushed, place = op.pushed_node
-    return pushed.when_answered(place, then)
+    return pushed.events.when_answered(place, then)
 
 
 def agenerate(player: BasePlayer, op: GenOp) -> Awaitable[None]:
@@ -289,7 +289,7 @@ def _events(
         pushed, place = op.pushed_node
         if attempt or not op.is_asked:
             pushed.ask_again(op, msgspec.structs.replace(op.node, params=params), player.transcript.pieces)
-        return pushed.answers((place, op.attempt), params.samples)
+        return pushed.events.answers((place, op.attempt), params.samples)
     asked.set((player, op))
     source, stream = op.expression.source, player.transcript.log is not None
     if source is not None:

@@ -20,12 +20,12 @@ from difflib import get_close_matches
 from functools import partial
 from typing import NoReturn, TypeGuard
 
-from sglang_lite.lang.backend.base import Backend
 from sglang_lite.lang.concurrency.loop import executor
 from sglang_lite.lang.concurrency.variables import TextLog, Variable, located
 from sglang_lite.lang.execution import generation
 from sglang_lite.lang.execution.awaited import has_to_wait, play_awaited
 from sglang_lite.lang.execution.base_player import BasePlayer
+from sglang_lite.lang.execution.branch_events import NodeEvents
 from sglang_lite.lang.execution.claims import removal
 from sglang_lite.lang.execution.immediate import IMMEDIATE
 from sglang_lite.lang.execution.operations import (
@@ -41,7 +41,7 @@ from sglang_lite.lang.execution.operations import (
     ScopeOp,
     on_pool,
 )
-from sglang_lite.lang.execution.push_down import NodeEvents, PushedBranch
+from sglang_lite.lang.execution.push_down import PushedBranch
 from sglang_lite.lang.execution.run import Run, current_run
 from sglang_lite.program.nodes import Text
 from sglang_lite.protocol import Location, RequestAbortedError, SglError, UnknownVariableError
@@ -90,8 +90,8 @@ class Player(BasePlayer):
         with self._lock:
             failure = self._failure
             if failure is None:
-                if self.pushed is not None and type(op) not in (ReadOp, EventOp) and not self.pushed.add(op):
-                    self._begin_program(op)
+                if self.pushed is not None and type(op) not in (ReadOp, EventOp):
+                    self.pushed = self.pushed.add(op, self.transcript.pieces)
                 if self._current is not None:
                     if self._queue is _NO_QUEUE:
                         self._queue = deque()
@@ -109,12 +109,6 @@ class Player(BasePlayer):
         elif (waits := self._advance(op)) is not None:
             self._dispatch(waits)
 
-    def _begin_program(self, op: Op) -> None:
-        """Hands an operation over to a new program of the backend, as the last one is closed. Needs the lock."""
-        assert self.pushed is not None
-        self.pushed = self.pushed.begin_again(self.transcript.pieces)
-        self.pushed.add(op)
-
     def before_adding(self, where: Location | None) -> None:
         """Checks that something may be added. After the end of the body, begins to log the text for streams."""
         self.names.check(where)
@@ -122,12 +116,6 @@ class Player(BasePlayer):
             return
         self.later = TextLog()
         self.put(ReadOp(Variable(), partial(_log_text, self, self.later)))
-
-    def continue_on(self, backend: Backend) -> None:
-        """Makes another backend play everything added from now on, in a new program. Requires `at_rest`."""
-        self.backend, self.pushed = backend, self.run.pushed()
-        if self.pushed is not None:
-            self.pushed.program.close()
 
     def read(self, what: Callable[[Player], UserValue], where: Location | None = None) -> Variable:
         """Variable that is set to `what(player)` when everything queued so far has been played."""
@@ -154,12 +142,6 @@ class Player(BasePlayer):
             ops = [*self._queue] if self._current is None else [self._current, *self._queue]
         return any(map(_waits, ops))
 
-    def declare_no_more(self) -> None:
-        """Notes that the body has ended: undeclared names will never be declared, and the text is complete."""
-        self.names.close(partial(unknown, self))
-        if self.log is not None:
-            self.put(ReadOp(Variable(), self.log.close))
-
     def go_back(self, mark: BranchMark) -> None:
         """Goes back to a mark; a branch that has failed since works again."""
         given_up = RequestAbortedError("a rollback removed this node.")
@@ -174,8 +156,8 @@ class Player(BasePlayer):
             if self.pushed is not None:
                 self.pushed.take_back((running, *found.removed))
             if queued := self._current is not None:  # at once, as the current operation may fail at any time
-                if self.pushed is not None and not self.pushed.add(back):
-                    self._begin_program(back)
+                if self.pushed is not None:
+                    self.pushed = self.pushed.add(back, self.transcript.pieces)
                 self._queue.append(back)
         for op in found.removed:
             _fail_op(op, given_up)
@@ -208,14 +190,9 @@ class Player(BasePlayer):
             if found.claimed:
                 self._queue = found.kept
         if not found.claimed:
-            return [*ends, partial(self._abort, error)]
+            return [*ends, partial(_abort, self, error)]
         self.read(partial(_raise, error))
         return [*ends, *(partial(_fail_op, op, error) for op in found.removed)]
-
-    def _abort(self, error: SglError) -> None:
-        """Fails the branch, and cancels what it waits for."""
-        if (waiting := self.fail(error)) is not None:
-            executor().post(waiting.cancel)
 
     def _end_rolled_back(self, op: Op, error: SglError) -> None:
         """Ends an operation that a rollback waits for, unless a thread plays it. Runs on the executor loop."""
@@ -237,7 +214,7 @@ class Player(BasePlayer):
             ending = isinstance(self._current, EventOp) and self._current.event == "end_program"
             busy = (self._current is not None and not ending) or (self.log is not None and not self.log.closed)
         if busy or self.stopped:
-            self._abort(error)
+            _abort(self, error)
         for child in self.children:
             child.stop(error)
 
@@ -253,7 +230,7 @@ class Player(BasePlayer):
         _begin(op)
         if generation.is_only_answered(op, self):
             executor().post(self._await, op)
-        elif self.backend.answer_pool is not None and self._goes_to_pool(op):
+        elif self.backend.answer_pool is not None and _goes_to_pool(op, self):
             self.backend.answer_pool.submit(partial(self.run.context.copy().run, self._play_on_pool, op))
         else:
             executor().post(self._start, op)
@@ -274,7 +251,7 @@ class Player(BasePlayer):
                 if not isinstance(error, Exception):
                     raise
                 return None
-            with self._lock:  # `_next`, inlined: this is the hottest loop of the language
+            with self._lock:  # as in _play_after: this is the hottest loop of the language
                 if self._current is not op:
                     return None
                 if self.pushed is not None and self.pushed.judged:
@@ -284,21 +261,16 @@ class Player(BasePlayer):
                     return None
                 op = self._current = self._queue.popleft()
 
-    def _next(self, op: Op) -> Op | None:
-        """Takes the operation behind `op`, which the caller has played. Returns None as `_advance` does."""
-        with self._lock:
-            if self._current is not op:
-                return None
-            if self.pushed is not None and self.pushed.judged:
-                self.pushed.settle(op, self.transcript.pieces)
-            self._current = self._queue.popleft() if self._queue else None
-            return self._current
-
     def _play_after(self, op: Op) -> Op | None:
         """`_advance`, beginning with the operation behind `op`."""
         if not isinstance(op, EventOp):
             self.played.append(op)
-        following = self._next(op)
+        following = None
+        with self._lock:
+            if self._current is op:
+                if self.pushed is not None and self.pushed.judged:
+                    self.pushed.settle(op, self.transcript.pieces)
+                following = self._current = self._queue.popleft() if self._queue else None
         return None if following is None else self._advance(following)
 
     def _start(self, op: Op) -> None:
@@ -348,11 +320,6 @@ class Player(BasePlayer):
             _begin(op)
         if self._waiting is task:
             self._waiting = None
-
-    def _goes_to_pool(self, op: Op) -> bool:
-        """Returns True if the backend answers an operation on its threads: nobody follows the text, and no attempts or
-        limits are set."""
-        return isinstance(op, AnswerOp | EventOp) and self.backend.answers_now and self.log is None and self.run.plain
 
     def _play_on_pool(self, op: Op) -> None:
         """Plays the branch from an operation on, on a thread of the backend's pool, where its answers may block."""
@@ -434,6 +401,18 @@ def _log_text(player: Player, log: TextLog) -> None:
 
 def _raise(error: SglError, _: Player) -> NoReturn:
     raise error
+
+
+def _abort(player: Player, error: SglError) -> None:
+    """Fails a branch, and cancels what it waits for."""
+    if (waiting := player.fail(error)) is not None:
+        executor().post(waiting.cancel)
+
+
+def _goes_to_pool(op: Op, player: Player) -> bool:
+    """Returns True if the backend answers an operation on its threads: nobody follows the text, and no attempts or
+    limits are set."""
+    return isinstance(op, AnswerOp | EventOp) and player.backend.answers_now and player.log is None and player.run.plain
 
 
 def _where(op: Op | None) -> Location | None:

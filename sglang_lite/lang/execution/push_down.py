@@ -14,21 +14,17 @@ played the node.
 
 from __future__ import annotations
 
-import asyncio
 import math
 import threading
-from bisect import bisect
-from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import msgspec
 
 from sglang_lite.lang.backend.base import Backend, ProgramAtBackend
 from sglang_lite.lang.concurrency.loop import executor
-from sglang_lite.lang.concurrency.variables import resolve
+from sglang_lite.lang.execution.branch_events import BranchEvents
 from sglang_lite.lang.execution.operations import (
     BranchMark,
     EventOp,
@@ -44,8 +40,6 @@ from sglang_lite.lang.execution.operations import (
 from sglang_lite.lang.execution.transcript import Piece
 from sglang_lite.program.nodes import Gen, Join, Mark, Node, Path, Pause, Rollback, Select, Text, Verdict, is_judged
 from sglang_lite.protocol import (
-    Delta,
-    Generation,
     Image,
     Location,
     ParameterError,
@@ -53,13 +47,10 @@ from sglang_lite.protocol import (
     ProgramError,
     ProgramEvent,
     RequestAbortedError,
-    Selection,
     SglError,
     Span,
 )
-from sglang_lite.protocol.anything import UserValue
 
-_Attempt: TypeAlias = tuple[int, int]  # index of a node in its branch, and number of the attempt at it
 _Given: TypeAlias = tuple[int, Verdict]  # index of a node, and the verdict on it
 
 
@@ -118,7 +109,7 @@ class PushedProgram:
         """Sends the outbox to the backend, as a node of a branch needs an answer. The first call opens the program."""
         if self._ended is not None:
             self.outbox = []
-            executor().post(branch.end, self._ended)
+            executor().post(branch.events.end, self._ended)
             return
         try:
             if self._open is None:
@@ -126,7 +117,7 @@ class PushedProgram:
                     self._take, stream=self.stream, **priority_keywords(self.priority)
                 )
         except SglError as error:
-            executor().post(branch.end, error)
+            executor().post(branch.events.end, error)
         else:
             self._send(self._open)
 
@@ -145,7 +136,7 @@ class PushedProgram:
                 except SglError as refused:
                     branch.refused = error = refused
             if error is not None:
-                executor().post(branch.end, error)
+                executor().post(branch.events.end, error)
 
     def _runs(self) -> list[tuple[PushedBranch, list[Node] | _Given]]:
         """Empties the outbox into verdicts, and lists of nodes of one branch each. The order of nodes of different
@@ -197,7 +188,7 @@ class PushedProgram:
         """Dispatches an event of the program to its branch. Runs on the executor loop."""
         if isinstance(event, Played):
             if (branch := self._branches.get(event.path[:-1])) is not None:
-                branch.take((event.path[-1], event.attempt), event.event)
+                branch.events.take((event.path[-1], event.attempt), event.event)
             return
         name = type(self.backend).__name__
         error = event if isinstance(event, SglError) else ProgramError(f"{name} ended the program before this node.")
@@ -207,7 +198,7 @@ class PushedProgram:
             self.outbox = []
             branches, self._branches = self._branches, {}
         for branch in branches.values():
-            branch.end(error)
+            branch.events.end(error)
 
 
 class PushedBranch:
@@ -219,6 +210,7 @@ class PushedBranch:
         count: number of its nodes that are pushed down.
         refused: error with which the backend has refused some of its nodes, or None.
         judged: operations that wait for a verdict, by id.
+        events: events of its nodes.
     """
 
     def __init__(self, program: PushedProgram, parent: PushedBranch | None = None) -> None:
@@ -228,11 +220,7 @@ class PushedBranch:
         self.refused: SglError | None = None
         self._path: Path | None = () if parent is None else None
         self.judged: dict[int, _Judged] = {}
-        self._judged_places = set[int]()  # those of all judged nodes so far
-        self._inboxes: dict[_Attempt, NodeEvents] = {}  # used on the executor loop
-        self._ended: SglError | None = None  # error with which the program ended
-        self._failed: tuple[int, SglError] | None = None  # index of the failed node, and its error
-        self._rollbacks: list[int] = []  # indices of the rollbacks' nodes, ascending
+        self.events = BranchEvents()
 
     @property
     def path(self) -> Path | None:
@@ -249,22 +237,23 @@ class PushedBranch:
 
     # ------------------------------------------------------------------ the submitting side, under the branch's lock
 
-    def add(self, op: Op) -> bool:
-        """Pushes an operation down. Returns False if the program is closed; nothing of its branches is played then."""
+    def add(self, op: Op, pieces: Sequence[Piece]) -> PushedBranch:
+        """Pushes an operation down. Returns the branch that has it: this one, or one in a new program, which begins
+        with the text so far, if this program is closed."""
         with self.program.lock:
-            if self.program.closed:
-                return False
-            if self._add(op):
-                self.program.flush(self)
-            return True
+            if not self.program.closed:
+                if self._add(op):
+                    self.program.flush(self)
+                return self
+        return self._begin_again(pieces).add(op, ())
 
-    def begin_again(self, pieces: Sequence[Piece]) -> PushedBranch:
+    def _begin_again(self, pieces: Sequence[Piece]) -> PushedBranch:
         """The branch in a new program, which begins with a mark and the branch's text so far."""
         old = self.program
         pushed = PushedBranch(PushedProgram(old.backend, stream=old.stream, priority=old.priority, asks=old.asks))
-        pushed.add(MarkOp(BranchMark(), back=False))
+        pushed.add(MarkOp(BranchMark(), back=False), ())
         for span in _spans(pieces):
-            pushed.add(Text(span.text, span.ids, span.special))
+            pushed.add(Text(span.text, span.ids, span.special), ())
         return pushed
 
     def join(self, node: Join, children: Sequence[PushedBranch | None]) -> Join:
@@ -301,7 +290,7 @@ class PushedBranch:
         return self.count - 1
 
     def _put_judged(self, op: Op, node: Node) -> _Judged:
-        self._judged_places.add(self.count)
+        self.events.judged.add(self.count)
         judged = self.judged[id(op)] = _Judged(op, self._put(node))
         return judged
 
@@ -320,7 +309,7 @@ class PushedBranch:
                 self._add_join(op)
             case MarkOp() if op.back:
                 branch, place = op.mark.pushed or (None, 0)
-                self._rollbacks.append(self._put(Rollback(place if branch is self else 0)))
+                self.events.rollbacks.append(self._put(Rollback(place if branch is self else 0)))
                 if branch is not self:  # the mark stands before this program: what is left there is the verdict
                     self._put_judged(op, Pause()).known = 0
                 return self.program.opened
@@ -396,101 +385,6 @@ class PushedBranch:
         verdict = Verdict(tuple(_spans(pieces[judged.known :])), again)
         self.program.outbox.append((self, (judged.place, verdict)))
         judged.known = len(pieces)
-
-    def take(self, attempt: _Attempt, event: Delta | Generation | Selection | SglError) -> None:
-        """Passes an event of a node to its inbox. An error also fails all nodes behind it, up to a rollback, unless the
-        node is judged."""
-        place, _ = attempt
-        if isinstance(event, SglError) and place not in self._judged_places:
-            self._failed = place, event
-            for each, inbox in list(self._inboxes.items()):
-                if each[0] > place and self._is_lost(each[0]):
-                    inbox.put(event)
-        self._inbox(attempt).put(event)
-
-    def _is_lost(self, place: int) -> bool:
-        """Returns True if an earlier node has failed and no rollback between the two has taken it back."""
-        if self._failed is None or self._failed[0] >= place:
-            return False
-        back = bisect(self._rollbacks, self._failed[0])
-        return back == len(self._rollbacks) or self._rollbacks[back] > place
-
-    def end(self, error: SglError) -> None:
-        """Ends the branch with an error: no more events will come."""
-        self._ended = error
-        for inbox in list(self._inboxes.values()):
-            inbox.put(error)
-
-    async def answers(self, attempt: _Attempt, last: int = 1) -> AsyncGenerator[Delta | Generation | Selection, None]:
-        """Yields the events of a node, up to its `last`-th generation or selection. Raises the SglError with which the
-        node failed."""
-        inbox = self._inbox(attempt)
-        try:
-            while last:
-                event = await inbox.get()
-                if isinstance(event, SglError):
-                    raise event
-                last -= not isinstance(event, Delta)
-                yield event
-        finally:
-            self._inboxes.pop(attempt, None)
-
-    def answer(self, place: int) -> UserValue:
-        """First event of a node, or None if none has come yet."""
-        inbox = self._inbox((place, 0))
-        if not inbox.events:
-            return None
-        self._inboxes.pop((place, 0), None)
-        return inbox.events.popleft()
-
-    def when_answered(self, place: int, then: Callable[[], object]) -> NodeEvents:
-        """Calls `then` when the next event of a node comes; `answer` must have returned None. Returns an object whose
-        `cancel` revokes the call."""
-        inbox = self._inbox((place, 0))
-        inbox.then = then
-        return inbox
-
-    def _inbox(self, attempt: _Attempt) -> NodeEvents:
-        found = self._inboxes.get(attempt)
-        if found is None:
-            found = self._inboxes[attempt] = NodeEvents()
-            if self._failed is not None and self._is_lost(attempt[0]):
-                found.put(self._failed[1])
-            elif self._ended is not None:
-                found.put(self._ended)
-        return found
-
-
-class NodeEvents:
-    """Queue of a node's events, with a single consumer. Used on the executor loop only.
-
-    Attributes:
-        events: events that have come and were not taken.
-        then: called once when the next event comes.
-    """
-
-    __slots__ = ("events", "then")
-
-    def __init__(self) -> None:
-        self.events: deque[Any] = deque()
-        self.then: Callable[[], object] | None = None
-
-    def put(self, event: object) -> None:
-        self.events.append(event)
-        then, self.then = self.then, None
-        if then is not None:
-            then()
-
-    async def get(self) -> UserValue:
-        if not self.events:
-            arrival = asyncio.get_running_loop().create_future()
-            self.then = partial(resolve, arrival)
-            await arrival
-        return self.events.popleft()
-
-    def cancel(self) -> None:
-        """Revokes the callback."""
-        self.then = None
 
 
 def expect_pause(branch: PushedBranch | None, seconds: float, where: Location | None) -> None:

@@ -115,7 +115,7 @@ async def _score(player: BasePlayer, op: SelectOp, texts: Sequence[str]) -> Sele
     async def ask(_: int) -> Selection:
         if not op.is_asked:
             pushed.ask_again(op, node, player.transcript.pieces)
-        answers: list[Any] = [each async for each in pushed.answers((place, op.attempt))]
+        answers: list[Any] = [each async for each in pushed.events.answers((place, op.attempt))]
         selection: Selection = answers[0]
         return selection
 

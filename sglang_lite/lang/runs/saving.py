@@ -181,7 +181,9 @@ def branch_of(
         args, kwargs = from_json_data(saved.arguments.value, find)
         run.called = BoundCall(program, tuple(args), kwargs)
     player = Player(run)
-    player.continue_on(backend)
+    player.pushed = run.pushed()
+    if player.pushed is not None:  # what is added later needs a program that begins with the text
+        player.pushed.program.close()
     branch = Branch(player, saved.branch, saved.nodes, run.planner(backend))
     same = same_tokens(saved, backend)
     branch.restore([_unsaved(piece, same_tokens=same) for piece in saved.pieces], saved.messages, saved.turn)
