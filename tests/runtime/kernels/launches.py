@@ -24,6 +24,8 @@ from sglang_lite.runtime.kernels.kv_copy import KVCopy
 from sglang_lite.runtime.kernels.kv_store import kv_store
 from sglang_lite.runtime.kernels.latent_attention import latent_decode, latent_prefill, latent_prefix
 from sglang_lite.runtime.kernels.latent_store import latent_store
+from sglang_lite.runtime.kernels.lora import lora_add, lora_gated, lora_rows
+from sglang_lite.runtime.kernels.lora_weights import LoraStep, LoraWeights
 from sglang_lite.runtime.kernels.norm import add_norm, add_norm_fp8, norm, norm_fp8
 from sglang_lite.runtime.kernels.packed_products import add_parts, decoded, max_rows, packed_rows
 from sglang_lite.runtime.kernels.packed_row import packed_row
@@ -324,6 +326,24 @@ def latents(dtype: torch.dtype, cached: torch.dtype | None = None) -> None:
         )  # fmt: skip
 
 
+def adapters(dtype: torch.dtype) -> None:
+    """Products of adapters of Llama-8B's size, of a few tokens and of many."""
+    step = LoraStep(ints(9), ints(8, 4), ints(8), ())
+    for outputs, inputs in (((4096, 1024, 1024), 4096), ((14_336, 14_336), 4096), ((4096,), 14_336)):
+        split, size = len(outputs) * 8 * inputs, len(outputs) * 8 * inputs + 8 * sum(outputs)
+        pages = empty(32, size, dtype=dtype)
+        a, b = pages[:, :split].view(32, len(outputs), 8, inputs), pages[:, split:].view(32, 8, -1)
+        weights = LoraWeights(a, b, outputs)
+        for tokens in (1, 64, 512):
+            x, product = empty(tokens, inputs, dtype=dtype), empty(tokens, sum(outputs), dtype=dtype)
+            rows = lora_rows(step, ints(tokens))
+            lora_add(x, weights, rows, product)
+            if len(outputs) == 2:
+                lora_gated(x, weights, rows, product, "silu")
+            if len(outputs) == 1:
+                lora_add(x, weights, rows, product.float())
+
+
 OTHERS: dict[str, Callable[[torch.dtype], None]] = {
     "products": products,
     "products invariant": invariant_products,
@@ -334,6 +354,7 @@ OTHERS: dict[str, Callable[[torch.dtype], None]] = {
     "experts": experts,
     "experts fp8": lambda dtype: experts(dtype, FLOAT8),
     "around": around,
+    "adapters": adapters,
     "latents": latents,
     "latents fp8": lambda dtype: latents(dtype, FLOAT8),
 }

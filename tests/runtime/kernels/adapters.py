@@ -1,0 +1,50 @@
+"""Adapters' matrices in shuffled pages, and tokens of them, for tests of kernels."""
+
+import torch
+
+from sglang_lite.runtime.kernels.lora import lora_rows
+from sglang_lite.runtime.kernels.lora_weights import RANKS, LoraStep, LoraWeights
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def lora_step(ranks, longest=None):
+    """Adapters of these ranks. Slots 0, 1, ... have one each; the last slot has none."""
+    longest = longest or max(ranks)
+    pages = torch.randperm(len(ranks) * longest // RANKS, device=DEVICE).int().view(len(ranks), -1)
+    of_slot = torch.arange(len(ranks) + 1, dtype=torch.int32, device=DEVICE)
+    return LoraStep(of_slot, pages, torch.tensor(ranks, dtype=torch.int32, device=DEVICE), ())
+
+
+def lora_weights(step, inputs, outputs, dtype=torch.float32):
+    """Matrices whose products have about the size of their inputs; NaN in pages beyond an adapter's rank."""
+    pages = step.pages.numel()
+    a = torch.randn(pages, len(outputs), RANKS, inputs, device=DEVICE) / inputs**0.5
+    b = torch.randn(pages, RANKS, sum(outputs), device=DEVICE) / (step.pages.shape[1] * RANKS) ** 0.5
+    for own, rank in zip(step.pages, step.ranks):
+        a[own[int(rank) // RANKS :].long()] = torch.nan
+        b[own[int(rank) // RANKS :].long()] = torch.nan
+    split, whole = a[0].numel(), torch.cat((a.flatten(1), b.flatten(1)), 1).to(dtype)  # rows are pages of both
+    return LoraWeights(whole[:, :split].view(a.shape), whole[:, split:].view(b.shape), outputs)
+
+
+def _each(run, parts):
+    step, results = lora_step((8, 24, 0)), []
+    for outputs in parts:
+        weights = lora_weights(step, 300, outputs)
+        for slots in (torch.tensor(each, device=DEVICE) for each in ([3], [0, 3, 1, 1, 2, 0])):
+            x = torch.randn(len(slots), 300, device=DEVICE)
+            product = torch.randn(len(slots), sum(outputs), device=DEVICE)
+            results.append(run(x, weights, lora_rows(step, slots), product))
+    return results
+
+
+def added(run):
+    return _each(run, ((150,), (40, 40), (150, 20, 20)))
+
+
+def gated(run):
+    return _each(lambda *arguments: run(*arguments, "silu"), ((40, 40), (150, 150)))
+
+
+CASES = {"lora_add": added, "lora_gated": gated}

@@ -1,0 +1,76 @@
+"""Products of adapters against one product for each token."""
+
+import random
+
+import pytest
+import torch
+
+from sglang_lite.runtime.kernels.activation import gated
+from sglang_lite.runtime.kernels.lora import lora_add, lora_gated, lora_rows
+from sglang_lite.runtime.kernels.lora_weights import RANKS
+from tests.runtime.kernels import needs_kernels
+from tests.runtime.kernels.adapters import DEVICE, lora_step, lora_weights
+from tests.runtime.kernels.test_kernels import close
+
+pytestmark = needs_kernels
+GPU = DEVICE.type == "cuda"
+# Bits of results depend on the interpreter's type, but not on rows; bf16 is for GPUs alone.
+DTYPES = [torch.float32, torch.bfloat16] if GPU else [torch.float32]
+
+
+def by_token(x, weights, step, slots, out):
+    """`out` with the product of each token's adapter, one token and one part at a time."""
+    out = out.double()
+    for token, slot in enumerate(slots.tolist()):
+        adapter = int(step.of_slot[slot])
+        if adapter == len(step.ranks):
+            continue
+        pages, at = step.pages[adapter][: int(step.ranks[adapter]) // RANKS].long(), 0
+        for part, size in enumerate(weights.outputs):
+            for page in pages:
+                a, b = weights.a[page, part].double(), weights.b[page, :, at : at + size].double()
+                out[token, at : at + size] += (a @ x[token].double()) @ b
+            at += size
+    return out
+
+
+def drawn(rows, ranks, inputs, outputs, dtype):
+    step = lora_step(ranks, longest=256)
+    weights = lora_weights(step, inputs, outputs, dtype)
+    slots = torch.randint(0, len(ranks) + 1, (rows,), device=DEVICE, dtype=torch.int32)
+    x, product = (torch.randn(rows, n, device=DEVICE).to(dtype) for n in (inputs, sum(outputs)))
+    return step, weights, slots, x, product
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows", [1, 2, 15, 16, 17, 64, 256, 257])
+def test_ragged_ranks_are_added_for_each_tokens_own_adapter(rows, dtype):
+    ranks = (8, 256, 16, 0, 40) if GPU or rows < 64 else (8, 24, 0)
+    step, weights, slots, x, product = drawn(rows, ranks, 264, (130, 24, 24), dtype)
+    expected = by_token(x, weights, step, slots, product)
+    close(lora_add(x, weights, lora_rows(step, slots), product), expected, dtype)
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows", [1, 17, 257])
+def test_a_gated_pair_gets_its_adapters_before_the_activation(rows, dtype):
+    step, weights, slots, x, product = drawn(rows, (16, 8), 72, (130, 130), dtype)
+    expected = gated(by_token(x, weights, step, slots, product).to(dtype), "silu")
+    close(lora_gated(x, weights, lora_rows(step, slots), product, "silu"), expected, dtype)
+
+
+def test_a_token_has_the_same_bits_whatever_the_others_are():
+    step, weights, slots, x, product = drawn(16, (8, 40), 264, (40,), torch.float32)
+    together = lora_add(x, weights, lora_rows(step, slots), product.clone())
+    for token in random.sample(range(16), 3):
+        one = slice(token, token + 1)
+        alone = lora_add(x[one], weights, lora_rows(step, slots[one]), product[one].clone())
+        assert torch.equal(alone, together[one])
+
+
+def test_tokens_without_an_adapter_are_left_alone():
+    step, weights, _, x, product = drawn(20, (8,), 40, (40,), torch.float32)
+    rows = lora_rows(step, torch.full((20,), 1, device=DEVICE))
+    assert torch.equal(lora_add(x, weights, rows, product.clone()), product)
