@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 P = ParamSpec("P", default=...)
 _P = ParamSpec("_P")
 _Outcome: TypeAlias = ProgramState[R] | Exception  # of an item with on_error="return"
+_Raised: TypeAlias = Literal["raise", "skip"]  # values of on_error with which no exception is a result
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
@@ -215,63 +216,27 @@ class SglFunction(BaseProgram[R], Generic[P, R]):
 
     @overload
     def run_batch(
-        self,
-        batch_kwargs: Iterable[Given],
-        *,
-        on_error: Literal["raise", "skip"] = "raise",
-        generator_style: Literal[False] = False,
-        ordered: Literal[True] = True,
-        **options: Unpack[BatchOptions],
+        self, batch_kwargs: Iterable[Given], *, on_error: _Raised = "raise", **options: Unpack[batch.Listed]
     ) -> list[ProgramState[R]]: ...
     @overload
     def run_batch(
-        self,
-        batch_kwargs: Iterable[Given],
-        *,
-        on_error: OnError,
-        generator_style: Literal[False] = False,
-        ordered: Literal[True] = True,
-        **options: Unpack[BatchOptions],
+        self, batch_kwargs: Iterable[Given], *, on_error: OnError, **options: Unpack[batch.Listed]
     ) -> list[_Outcome[R]]: ...
     @overload
     def run_batch(
-        self,
-        batch_kwargs: Iterable[Given],
-        *,
-        on_error: Literal["raise", "skip"] = "raise",
-        generator_style: Literal[True],
-        ordered: Literal[True] = True,
-        **options: Unpack[BatchOptions],
+        self, batch_kwargs: Iterable[Given], *, on_error: _Raised = "raise", **options: Unpack[batch.Iterated]
     ) -> Iterator[ProgramState[R]]: ...
     @overload
     def run_batch(
-        self,
-        batch_kwargs: Iterable[Given],
-        *,
-        on_error: OnError,
-        generator_style: Literal[True],
-        ordered: Literal[True] = True,
-        **options: Unpack[BatchOptions],
+        self, batch_kwargs: Iterable[Given], *, on_error: OnError, **options: Unpack[batch.Iterated]
     ) -> Iterator[_Outcome[R]]: ...
     @overload
     def run_batch(
-        self,
-        batch_kwargs: Iterable[Given],
-        *,
-        on_error: Literal["raise", "skip"] = "raise",
-        generator_style: bool = False,
-        ordered: Literal[False],
-        **options: Unpack[BatchOptions],
+        self, batch_kwargs: Iterable[Given], *, on_error: _Raised = "raise", **options: Unpack[batch.Unordered]
     ) -> Iterator[tuple[int, ProgramState[R]]]: ...
     @overload
     def run_batch(
-        self,
-        batch_kwargs: Iterable[Given],
-        *,
-        on_error: OnError,
-        generator_style: bool = False,
-        ordered: Literal[False],
-        **options: Unpack[BatchOptions],
+        self, batch_kwargs: Iterable[Given], *, on_error: OnError, **options: Unpack[batch.Unordered]
     ) -> Iterator[tuple[int, _Outcome[R]]]: ...
     @overload
     def run_batch(
@@ -327,63 +292,27 @@ class SglFunction(BaseProgram[R], Generic[P, R]):
 
     @overload
     async def arun_batch(
-        self,
-        batch_kwargs: Iterable[Given],
-        *,
-        on_error: Literal["raise", "skip"] = "raise",
-        generator_style: Literal[False] = False,
-        ordered: Literal[True] = True,
-        **options: Unpack[BatchOptions],
+        self, batch_kwargs: Iterable[Given], *, on_error: _Raised = "raise", **options: Unpack[batch.Listed]
     ) -> list[ProgramState[R]]: ...
     @overload
     async def arun_batch(
-        self,
-        batch_kwargs: Iterable[Given],
-        *,
-        on_error: OnError,
-        generator_style: Literal[False] = False,
-        ordered: Literal[True] = True,
-        **options: Unpack[BatchOptions],
+        self, batch_kwargs: Iterable[Given], *, on_error: OnError, **options: Unpack[batch.Listed]
     ) -> list[_Outcome[R]]: ...
     @overload
     async def arun_batch(
-        self,
-        batch_kwargs: Iterable[Given],
-        *,
-        on_error: Literal["raise", "skip"] = "raise",
-        generator_style: Literal[True],
-        ordered: Literal[True] = True,
-        **options: Unpack[BatchOptions],
+        self, batch_kwargs: Iterable[Given], *, on_error: _Raised = "raise", **options: Unpack[batch.Iterated]
     ) -> AsyncIterator[ProgramState[R]]: ...
     @overload
     async def arun_batch(
-        self,
-        batch_kwargs: Iterable[Given],
-        *,
-        on_error: OnError,
-        generator_style: Literal[True],
-        ordered: Literal[True] = True,
-        **options: Unpack[BatchOptions],
+        self, batch_kwargs: Iterable[Given], *, on_error: OnError, **options: Unpack[batch.Iterated]
     ) -> AsyncIterator[_Outcome[R]]: ...
     @overload
     async def arun_batch(
-        self,
-        batch_kwargs: Iterable[Given],
-        *,
-        on_error: Literal["raise", "skip"] = "raise",
-        generator_style: bool = False,
-        ordered: Literal[False],
-        **options: Unpack[BatchOptions],
+        self, batch_kwargs: Iterable[Given], *, on_error: _Raised = "raise", **options: Unpack[batch.Unordered]
     ) -> AsyncIterator[tuple[int, ProgramState[R]]]: ...
     @overload
     async def arun_batch(
-        self,
-        batch_kwargs: Iterable[Given],
-        *,
-        on_error: OnError,
-        generator_style: bool = False,
-        ordered: Literal[False],
-        **options: Unpack[BatchOptions],
+        self, batch_kwargs: Iterable[Given], *, on_error: OnError, **options: Unpack[batch.Unordered]
     ) -> AsyncIterator[tuple[int, _Outcome[R]]]: ...
     @overload
     async def arun_batch(

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeAlias, Unpack
+from typing import Any, Literal, Protocol, Required, TypeAlias, Unpack
 
 from sglang_lite.kernel import progress_bar
 from sglang_lite.lang.backend.default import BackendLike
@@ -72,6 +72,27 @@ class BatchOptions(SamplingOptions, total=False):
     version: str | int | None
     skip_damaged: bool
     cluster: Cluster | None
+
+
+class Listed(BatchOptions, total=False):
+    """Keywords with which `run_batch` returns a list."""
+
+    generator_style: Literal[False]
+    ordered: Literal[True]
+
+
+class Iterated(BatchOptions, total=False):
+    """Keywords with which `run_batch` returns an iterator in the order of the items."""
+
+    generator_style: Required[Literal[True]]
+    ordered: Literal[True]
+
+
+class Unordered(BatchOptions, total=False):
+    """Keywords with which `run_batch` returns an iterator in the order in which runs finish."""
+
+    generator_style: bool
+    ordered: Required[Literal[False]]
 
 
 @written_out("run", sglang=True)
