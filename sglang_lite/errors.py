@@ -5,7 +5,6 @@ from __future__ import annotations
 import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from types import CodeType
 from typing import Any
 
@@ -23,11 +22,21 @@ def with_article(word: str) -> str:
     return f"{'an' if word.lstrip(chr(39))[:1] in tuple('aeioAEIO') else 'a'} {word}"
 
 
-@lru_cache(maxsize=4096)
+# Lines by the id of the code and the offset of an instruction. The code is kept, so that no other one gets its id.
+_lines: dict[tuple[int, int], tuple[CodeType, int]] = {}
+_MAX_LINES = 4096
+
+
 def _line(code: CodeType, instruction: int) -> int:
-    """Number of the line with an instruction. Cached, as each row of a batch asks for the same ones."""
-    lines = (line for start, end, line in code.co_lines() if start <= instruction < end)
-    return next(lines, None) or code.co_firstlineno
+    """Number of the line with an instruction. Cached, as each row of a batch asks for the same ones, and by identity,
+    as the hash of a code reads all of it."""
+    found = _lines.get((id(code), instruction))
+    if found is None:
+        if len(_lines) >= _MAX_LINES:
+            _lines.clear()
+        lines = (line for start, end, line in code.co_lines() if start <= instruction < end)
+        found = _lines[id(code), instruction] = code, next(lines, None) or code.co_firstlineno
+    return found[1]
 
 
 class Location:

@@ -82,7 +82,13 @@ def given_backend(value: object) -> Backend:
 
 def is_engine(value: object) -> TypeGuard[Engine]:
     """True if a value is an engine. Compares module names, because the language does not import the runtime."""
-    return any(kind.__module__ == "sglang_lite.engine.engine" for kind in type(value).__mro__)
+    kind: Any = type(value)  # as above
+    return _makes_engines(kind)
+
+
+@lru_cache(maxsize=1024)
+def _makes_engines(kind: type) -> bool:
+    return any(each.__module__ == "sglang_lite.engine.engine" for each in kind.__mro__)
 
 
 def backend_for(value: object = None) -> Backend:

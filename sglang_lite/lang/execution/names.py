@@ -48,7 +48,8 @@ class Names:
     def declare(self, name: str, variable: Variable) -> None:
         """Binds a name to a variable, in place of its previous one, and settles the promise for the name."""
         with self._lock:
-            self.check(variable.where)
+            if self.gone is not None:
+                raise located(self.gone, variable.where)
             self.variables[name], self.history = variable, (self.history, name, variable)
             promise = self._promises.pop(name, None) if self._promises else None
         if promise is not None:

@@ -298,6 +298,8 @@ class PushedBranch:
         """Appends the node of an operation. Returns True if the pending nodes have to be sent now, as an answer is
         needed or something is to be cancelled."""
         match op:
+            case Text():  # first, as most operations are
+                self._put(op)
             case GenOp() | SelectOp():
                 return self._add_answer(op)
             case ForkOp():
