@@ -23,11 +23,9 @@ from typing import NoReturn, TypeGuard
 from sglang_lite.lang.concurrency.loop import executor
 from sglang_lite.lang.concurrency.variables import TextLog, Variable, located
 from sglang_lite.lang.execution import generation
-from sglang_lite.lang.execution.awaited import has_to_wait, play_awaited
 from sglang_lite.lang.execution.base_player import BasePlayer
 from sglang_lite.lang.execution.branch_events import NodeEvents
 from sglang_lite.lang.execution.claims import removal
-from sglang_lite.lang.execution.immediate import IMMEDIATE
 from sglang_lite.lang.execution.operations import (
     AnswerOp,
     BranchMark,
@@ -41,6 +39,7 @@ from sglang_lite.lang.execution.operations import (
     ScopeOp,
     on_pool,
 )
+from sglang_lite.lang.execution.playing import IMMEDIATE, has_to_wait, play_awaited
 from sglang_lite.lang.execution.push_down import PushedBranch
 from sglang_lite.lang.execution.run import Run, current_run
 from sglang_lite.program.nodes import Text
