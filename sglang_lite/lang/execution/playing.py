@@ -35,7 +35,7 @@ def _scope(player: BasePlayer, op: ScopeOp) -> bool:
 
 def _fork(player: BasePlayer, op: ForkOp) -> bool:
     for child in op.children:
-        player.transcript.fork(child.transcript)
+        child.transcript.fork_from(player.transcript)
         child.begin()
     return True
 

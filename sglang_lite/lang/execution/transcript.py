@@ -50,24 +50,29 @@ class Transcript:
         messages: finished turns.
         log: text log that is written while the text grows, or None if no stream is read.
         matcher: matcher of the open grammar, or None if no grammar is open.
+        turn: role of the open turn, and index of its first piece; None if no turn is open.
+        mixed: whether some pieces may be other than plain text.
+        has_images: whether some pieces may be images.
+        start: index of the first piece after the fork.
+        forks: number of finished turns at each fork on the way here.
     """
 
     __slots__ = (
-        "_cached_pieces", "_forks", "_images", "_mixed", "_span_cache", "_start", "_turn", "log", "matcher", "messages",
-        "pieces",
+        "_cached_pieces", "_span_cache", "forks", "has_images", "log", "matcher", "messages", "mixed", "pieces",
+        "start", "turn",
     )  # fmt: skip
 
     def __init__(self, log: TextLog | None = None) -> None:
         self.pieces: list[Piece] = []
         self.messages: list[Message] = []
         self.log = log
-        self._turn: tuple[str, int] | None = None  # role of the open turn, and index of its first piece
+        self.turn: tuple[str, int] | None = None
         self.matcher: ByteMatcher | None = None
         self._span_cache: list[Span] = []  # cached spans …
         self._cached_pieces = 0  # … and the number of pieces that they cover
-        self._mixed = self._images = False  # some pieces may be other than plain text; images
-        self._start = 0  # index of the first piece after the fork
-        self._forks: tuple[int, ...] = ()  # number of finished turns at each fork
+        self.mixed = self.has_images = False
+        self.start = 0
+        self.forks: tuple[int, ...] = ()
 
     # ------------------------------------------------------------------------------------------ writing
 
@@ -82,46 +87,46 @@ class Transcript:
             self.pieces.append(text)
         else:
             self.pieces.append(Span(text, node.ids, node.special))
-            self._mixed = True
+            self.mixed = True
         if self.log is not None:
             self.log.append(text)
 
     def append_choice(self, text: str) -> None:
         """Appends a chosen text. Inside a turn, special tokens written in it are plain text."""
-        self.append_text(Text(text, special=self._turn is None))
+        self.append_text(Text(text, special=self.turn is None))
 
     def append_generated(self, pieces: Sequence[Piece]) -> EndPosition:
         """Appends pieces that a backend has generated; they were logged while they came. Returns the position behind
         them."""
         start = len(self.pieces)
         self.pieces += pieces
-        self._mixed = True
+        self.mixed = True
         if self.matcher is not None:
             self.matcher.push(self.text(start))
-        return len(self.pieces), len(self.messages), self._turn
+        return len(self.pieces), len(self.messages), self.turn
 
     def append_joined(self, pieces: Sequence[Piece]) -> None:
         """Appends pieces of joined branches, and logs their text."""
         start = len(self.pieces)
         self.append_generated(pieces)
-        self._images = self._images or Image in map(type, pieces)
+        self.has_images = self.has_images or Image in map(type, pieces)
         if self.log is not None:
             self.log.append(self.text(start))
 
     def append_image(self, node: ImagePart) -> None:
         """Appends an image and its placeholder text."""
         self.pieces.append(node.image)
-        self._mixed = self._images = True
+        self.mixed = self.has_images = True
         self.append_text(Text(node.text))
 
     def begin_turn(self, node: TurnBegin) -> None:
-        self._turn = node.role, len(self.pieces)
+        self.turn = node.role, len(self.pieces)
 
     def end_turn(self, node: TurnEnd) -> None:
-        assert self._turn is not None
-        role, start = self._turn
+        assert self.turn is not None
+        role, start = self.turn
         self.messages.append(Message(role, _content(self.pieces[start:])))
-        self._turn = None
+        self.turn = None
 
     def begin_grammar(self, node: GrammarBegin) -> None:
         from sglang_lite.constraints.byte_matcher import ByteMatcher
@@ -140,48 +145,30 @@ class Transcript:
         Args:
             turn: role of the open turn, and index of its first piece; None if no turn is open.
         """
-        self.pieces, self.messages, self._turn = list(pieces), list(messages), turn
+        self.pieces, self.messages, self.turn = list(pieces), list(messages), turn
         self._refresh_caches()
 
     def _refresh_caches(self) -> None:
         """Recomputes the cached facts about the pieces, after pieces were removed or replaced."""
         self._span_cache, self._cached_pieces = [], 0
-        self._mixed, self._images = not {str}.issuperset(map(type, self.pieces)), Image in map(type, self.pieces)
+        self.mixed, self.has_images = not {str}.issuperset(map(type, self.pieces)), Image in map(type, self.pieces)
 
     # ------------------------------------------------------------------------------------------ places
 
-    def fork(self, other: Transcript) -> None:
-        """Initialises an empty transcript as a copy that continues from here."""
-        other.init_fork(
-            list(self.pieces), list(self.messages), self._turn, self.matcher and self.matcher.copy(),
-            (*self._forks, len(self.messages)), mixed=self._mixed, images=self._images,
-        )  # fmt: skip
-        if self.log is not None and other.log is not None:
-            other.log.append(self.text())
-
-    def init_fork(
-        self, pieces: list[Piece], messages: list[Message], turn: tuple[str, int] | None, matcher: ByteMatcher | None,
-        forks: tuple[int, ...], *, mixed: bool, images: bool,
-    ) -> None:  # fmt: skip
-        """Initialises a fork with the parent's content. The lists become its own.
-
-        Args:
-            turn: role of the open turn, and index of its first piece; None if no turn is open.
-            matcher: copy of the open grammar's matcher, or None.
-            forks: number of finished turns at each fork on the way here.
-            mixed: whether some pieces may be other than plain text.
-            images: whether some pieces may be images.
-        """
-        self.pieces, self.messages, self._turn, self.matcher = pieces, messages, turn, matcher
-        self._start, self._forks, self._mixed, self._images = len(pieces), forks, mixed, images
+    def fork_from(self, parent: Transcript) -> None:
+        """Makes an empty transcript a copy of its parent's, which continues from here."""
+        self.pieces, self.messages, self.turn = list(parent.pieces), list(parent.messages), parent.turn
+        self.matcher = parent.matcher and parent.matcher.copy()
+        self.mixed, self.has_images = parent.mixed, parent.has_images
+        self.start, self.forks = len(self.pieces), (*parent.forks, len(self.messages))
+        if self.log is not None:
+            self.log.append(self.text())
 
     def position(self) -> TranscriptPosition:
-        return TranscriptPosition(
-            len(self.pieces), len(self.messages), self._turn, self.matcher and self.matcher.copy()
-        )
+        return TranscriptPosition(len(self.pieces), len(self.messages), self.turn, self.matcher and self.matcher.copy())
 
     def go_back(self, position: TranscriptPosition) -> None:
-        self._turn, self.matcher = position.turn, position.matcher and position.matcher.copy()
+        self.turn, self.matcher = position.turn, position.matcher and position.matcher.copy()
         del self.pieces[position.pieces :], self.messages[position.messages :]
         self._refresh_caches()
 
@@ -190,38 +177,33 @@ class Transcript:
     @property
     def end_position(self) -> EndPosition:
         """Position behind the last piece."""
-        return len(self.pieces), len(self.messages), self._turn
-
-    @property
-    def turn(self) -> tuple[str, int] | None:
-        """Role of the open turn and index of its first piece, or None if no turn is open."""
-        return self._turn
+        return len(self.pieces), len(self.messages), self.turn
 
     @property
     def role(self) -> str | None:
         """Role of the open turn, or None if no turn is open."""
-        return self._turn[0] if self._turn is not None else None
+        return self.turn[0] if self.turn is not None else None
 
     @property
     def added(self) -> list[Piece]:
         """Pieces that were added since the branch was forked."""
-        return self.pieces[self._start :]
+        return self.pieces[self.start :]
 
     @property
     def images(self) -> tuple[Image, ...]:
-        return tuple([piece for piece in self.pieces if type(piece) is Image]) if self._images else ()
+        return tuple([piece for piece in self.pieces if type(piece) is Image]) if self.has_images else ()
 
     @property
     def turn_images(self) -> tuple[Image, ...]:
         """Images of the open turn; all images if the text has no turns."""
-        if self._turn is None:
+        if self.turn is None:
             return () if self.messages else self.images
-        return tuple([piece for piece in self.pieces[self._turn[1] :] if type(piece) is Image])
+        return tuple([piece for piece in self.pieces[self.turn[1] :] if type(piece) is Image])
 
     @property
     def fork_position(self) -> int | None:
         """Length in characters of the text that the branch was forked with, or None if the branch was not forked."""
-        return len(self.text()) - len(self.text(self._start)) if self._forks else None
+        return len(self.text()) - len(self.text(self.start)) if self.forks else None
 
     def text(self, start: int = 0) -> str:
         """Text from the piece with index `start` on, without images."""
@@ -233,10 +215,10 @@ class Transcript:
         Args:
             same_model: whether the token ids fit the backend's model; if False, they are left out.
         """
-        spans = self._spans(same_model) if self._mixed else (Span("".join(map(str, self.pieces))),)
-        if self._turn is None and not self.messages:
-            return Prompt(spans, images=self.images if self._images else ())
-        role, start = self._turn or (None, len(self.pieces))
+        spans = self._spans(same_model) if self.mixed else (Span("".join(map(str, self.pieces))),)
+        if self.turn is None and not self.messages:
+            return Prompt(spans, images=self.images if self.has_images else ())
+        role, start = self.turn or (None, len(self.pieces))
         return Prompt(spans, tuple(self.messages), role, self.text(start), self.images, self._shared())
 
     def _shared(self) -> tuple[int, ...]:
@@ -250,7 +232,7 @@ class Transcript:
                 length = 0
             length += sum(len(part) for part in message.content if isinstance(part, str))
         before = [count for _, count in sorted(found, reverse=True)]
-        return tuple(dict.fromkeys(count for count in (*reversed(self._forks), *before) if count))
+        return tuple(dict.fromkeys(count for count in (*reversed(self.forks), *before) if count))
 
     def _spans(self, same_model: bool) -> tuple[Span, ...]:
         for piece in self.pieces[self._cached_pieces :]:

@@ -282,7 +282,7 @@ class Recorder(Player):
                     assert isinstance(child, Recorder)
                     child.path, child.scopes, child.symbols = (*self.path, i, number), self.scopes, dict(self.symbols)
                     child.expressions.append(SglGetForkItem(number))
-                    self.transcript.fork(child.transcript)
+                    child.transcript.fork_from(self.transcript)
             case JoinOp(node, children):
                 paths = tuple(child.path for child in children if isinstance(child, Recorder))
                 self._add(node, node, joins=paths)
