@@ -130,11 +130,14 @@ def busy(engines: dict[str, sgl.Engine], names: list[str], work: Callable[[str],
     print(f"in process: {tokens} tokens alone {alone:.4f} s, beside x += 1 {beside:.4f} s: {beside / alone:.0f}x")
 
 
+_BEGINNING, _QUESTION = text_from_ids(range(100, 110)), text_from_ids(range(5))
+
+
 @sgl.function
 def _four(s: Any) -> None:
-    s += text_from_ids(range(100, 110))
+    s += _BEGINNING
     for name in "abcd":
-        s += text_from_ids(range(5)) + sgl.gen(name, max_tokens=1, ignore_eos=True)
+        s += _QUESTION + sgl.gen(name, max_tokens=1, ignore_eos=True)
 
 
 def program(engines: dict[str, sgl.Engine], repeat: int) -> None:

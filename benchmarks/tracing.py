@@ -90,7 +90,7 @@ def bytes_a_node(backend: sgl.BaseBackend, programs: int) -> float:
 
 
 LOG = (
-    (RunUsage, "played"), (PrefixCache, "miss"), (PrefixCache, "miss_in_place"), (output_builder, "_miss_fields"),
+    (RunUsage, "played"), (PrefixCache, "miss"), (output_builder, "_miss_fields"),
     (output_builder, "_forced_text"),
 )  # fmt: skip
 
