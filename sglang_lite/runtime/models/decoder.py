@@ -41,6 +41,10 @@ class Decoder:
         progress: wraps the iteration over layer indices while weights are read, for example to show progress.
         head: whether to load the head that computes logits; if False, a head in the checkpoint is ignored.
 
+    Attributes:
+        linears: builder of its linear layers.
+        unused_tensors: prefixes of tensors that a checkpoint may have beside those of the model.
+
     Raises:
         ModelError: a tensor is missing, has a wrong shape, or is not used by the model.
     """
@@ -73,9 +77,16 @@ class Decoder:
                 trim()  # glibc keeps freed memory between live allocations, up to half the size of a small model
         self.norm = reader.norm()
         behind = range(len(spec.layers), len(spec.layers) + spec.draft_layers)
-        source.check_all_used(tuple(f"model.layers.{i}." for i in behind))
-        self._small_batch = None if self.fused else small_batch_step(spec, precision, self.layers, self.norm, device)
+        self.unused_tensors = tuple(f"model.layers.{i}." for i in behind)
+        source.check_all_used(self.unused_tensors)
+        self.linears = reader.linears
+        self.plan_small_batches()
         self.kv_scales: KVScales | None = None  # of an 8-bit KV cache; set by `load`, since a trial run may find them
+
+    def plan_small_batches(self) -> None:
+        """Chooses how steps of few tokens are computed; called again when layers have been replaced."""
+        args = self.spec, self.precision, self.layers, self.norm, self.device
+        self._small_batch = None if self.fused else small_batch_step(*args)
 
     @property
     def kv_layout(self) -> KVLayout:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from sglang_lite.runtime.kernels.experts import ExpertMatrices
     from sglang_lite.runtime.models.layers.expert_stacker import ExpertStacker
     from sglang_lite.runtime.models.layers.gpu_experts import GpuExperts
+
+T = TypeVar("T")
 
 logger = logging.getLogger("sglang_lite")
 
@@ -81,57 +84,71 @@ class WeightReader:
         precision: numeric formats.
         device: device of the weights.
         fused: whether to build the linear layers of a GPU.
+        linears: builder of linear layers; None for a new one.
     """
 
     def __init__(
-        self, spec: ModelSpec, source: WeightSource, precision: Precision, device: torch.device, *, fused: bool
+        self,
+        spec: ModelSpec,
+        source: WeightSource,
+        precision: Precision,
+        device: torch.device,
+        *,
+        fused: bool,
+        linears: LinearBuilder | None = None,
     ) -> None:
         self.spec, self.source, self.precision, self.device = spec, source, precision, device
         self.fused = fused
         self._of_model = {p.role: p for p in parameters(spec) if p.layer is None}
         self._ropes = spec.ropes
         self._tensors = ParameterTensors(source)
-        self._linears = LinearBuilder(precision, device, fused=fused)
+        self.linears = linears or LinearBuilder(precision, device, fused=fused)
         self._expert_stacker: ExpertStacker | None = None
 
     def rotary_tables(self, positions: int) -> list[RotaryTable]:
         """Rotary tables for `positions` positions, one for each of the spec's ropes."""
         name = "rope_freqs.weight"  # in GGUF files; applies to all layers
-        size = (self._ropes[0].rotary_dim or self._head_size()) // 2
+        head = self.spec.layers[0].attention.key_size
+        size = (self._ropes[0].rotary_dim or head) // 2
         divisors = self.source.take(name, (size,)) if self.source.has(name) else None
         assert not isinstance(divisors, EncodedMatrix), "only matrices are encoded"
         p = self.precision
-        return [RotaryTable(r, self._head_size(), positions, p.compute, self.device, divisors) for r in self._ropes]
-
-    def _head_size(self) -> int:
-        return self.spec.layers[0].attention.key_size
+        return [RotaryTable(r, head, positions, p.compute, self.device, divisors) for r in self._ropes]
 
     def embedding_and_head(self) -> tuple[torch.Tensor | Blocks, Linear]:
         """Table of token embeddings, and the product that computes logits. They share a tensor if the formats allow."""
-        kept = self._tensors.take(self._of_model["embedding"])
-        embedding = self._embedding(kept)
-        bias = self._tensors.vector(self._of_model["head_bias"]).float() if self.spec.head_bias else None
         if not self.spec.tied_embeddings:
-            return embedding, self._linears.head(self._tensors.take(self._of_model["head"]), bias)
+            return self.embedding(), self.head()
+        kept = self._tensors.take(self._of_model["embedding"])
+        embedding, bias = self.embedding(kept), self._head_bias()
         if self.source.has(name := f"{head_name(self.spec)}.weight"):
             # `.bin` files repeat the table. A head that differs is used, whatever the config says, as in transformers.
             shape = (self.spec.vocab_size, self.spec.hidden_size)
             again = self.source.take(name, shape)
             table = stacked([again], self.precision.weights, self.device)
             same = isinstance(embedding, torch.Tensor) and torch.equal(table, embedding)
-            return embedding, self._linears.head(embedding if same else table, bias, again)
-        return embedding, self._linears.head(embedding, bias, kept)
+            return embedding, self.linears.head(embedding if same else table, bias, again)
+        return embedding, self.linears.head(embedding, bias, kept)
+
+    def embedding(self, taken: Weight | None = None) -> torch.Tensor | Blocks:
+        """Table of token embeddings, of the checkpoint's tensor if that has been taken already."""
+        table = self._tensors.take(self._of_model["embedding"]) if taken is None else taken
+        if self.precision.blocks and isinstance(table, Blocks):
+            return table
+        return stacked([table], self.precision.weights, self.device)
+
+    def head(self) -> Linear:
+        """Product that computes logits, of a matrix of its own."""
+        return self.linears.head(self._tensors.take(self._of_model["head"]), self._head_bias())
+
+    def _head_bias(self) -> torch.Tensor | None:
+        return self._tensors.vector(self._of_model["head_bias"]).float() if self.spec.head_bias else None
 
     def embedding_alone(self) -> torch.Tensor | Blocks:
         """Table of token embeddings, for a model that is loaded without its head."""
         for kind in ("weight", "bias"):
             self.source.ignore(f"{head_name(self.spec)}.{kind}")
-        return self._embedding(self._tensors.take(self._of_model["embedding"]))
-
-    def _embedding(self, table: Weight) -> torch.Tensor | Blocks:
-        if self.precision.blocks and isinstance(table, Blocks):
-            return table
-        return stacked([table], self.precision.weights, self.device)
+        return self.embedding()
 
     def norm(self) -> torch.Tensor:
         """Weight of the norm before the head, in the form described in `Layer`, or ones if the model has none."""
@@ -139,43 +156,46 @@ class WeightReader:
 
     def layer(self, index: int) -> Layer:
         spec = self.spec.layers[index]
-        table: Table = {(p.role, p.expert): p for p in layer_parameters(self.spec, index)}
-        norms = {
-            role: self._norm(table.get((role, None)), table.get((f"{role}_bias", None)))
-            for role in (*spec.hidden_norms, *(role for role, _ in table if role.endswith("a_norm")))
-        }
-        sinks, attention = table.get(("sinks", None)), spec.attention
-        layer = Layer(
-            spec=spec,
-            rope=self._ropes.index(attention.rope),
-            input_norm=norms.get("input_norm"),
-            qkv=self._linear(table, _first_roles(attention), order=deinterleave_order(attention)),
-            q_norm=self._head_norm(table, "q_norm", attention),
-            k_norm=self._head_norm(table, "k_norm", attention),
-            sinks=None if sinks is None else self._tensors.vector(sinks).float().to(self.device),
-            latent=self._latent(table, attention, norms) if isinstance(attention, LatentSpec) else None,
-            output=self._linear(table, ("o",)),
-            post_attention_norm=norms.get("attention_out_norm"),
-            mlp_norm=norms.get("mlp_norm"),
-            feed_forward=(
-                self._feed_forward(table, "", spec.feed_forward)
-                if isinstance(spec.feed_forward, DenseSpec)
-                else self._experts(table, spec.feed_forward)
-            ),
-            post_mlp_norm=norms.get("mlp_out_norm"),
-        )
-        self._tensors.forget_stacks()
-        return layer
+        parts = {name: make() for name, make in self.layer_parts(index).items()}
+        return Layer(spec=spec, rope=self._ropes.index(spec.attention.rope), **parts)
 
-    def _latent(self, table: Table, spec: LatentSpec, norms: Mapping[str, torch.Tensor]) -> LatentMatrices:
+    def layer_parts(self, index: int) -> dict[str, Callable[[], Any]]:  # any attribute of `Layer`
+        """Functions that build the attributes of a layer which hold weights; no tensor has a part in two of them."""
+        spec = self.spec.layers[index]
+        table: Table = {(p.role, p.expert): p for p in layer_parameters(self.spec, index)}
+        sinks, attention, fed = table.get(("sinks", None)), spec.attention, spec.feed_forward
+
+        def norm(role: str) -> torch.Tensor | None:
+            if role not in spec.hidden_norms:
+                return None
+            return self._norm(table.get((role, None)), table.get((f"{role}_bias", None)))
+
+        functions: dict[str, Callable[[], Any]] = {
+            "input_norm": lambda: norm("input_norm"),
+            "qkv": lambda: self._linear(table, first_roles(attention), order=deinterleave_order(attention)),
+            "q_norm": lambda: self._head_norm(table, "q_norm", attention),
+            "k_norm": lambda: self._head_norm(table, "k_norm", attention),
+            "sinks": lambda: None if sinks is None else self._tensors.vector(sinks).float().to(self.device),
+            "latent": lambda: self._latent(table, attention) if isinstance(attention, LatentSpec) else None,
+            "output": lambda: self._linear(table, ("o",)),
+            "post_attention_norm": lambda: norm("attention_out_norm"),
+            "mlp_norm": lambda: norm("mlp_norm"),
+            "feed_forward": lambda: (
+                self._feed_forward(table, "", fed) if isinstance(fed, DenseSpec) else self._experts(table, fed)
+            ),
+            "post_mlp_norm": lambda: norm("mlp_out_norm"),
+        }
+        return {name: partial(_forgetting, self._tensors, make) for name, make in functions.items()}
+
+    def _latent(self, table: Table, spec: LatentSpec) -> LatentMatrices:
         p = self.precision
         whole = stacked([self._tensors.take(table["kv_b", None])], torch.float32).view(spec.heads, -1, spec.rank)
         keys, values = whole.to(self.device, p.compute).split_with_sizes((spec.nope_size, spec.value_size), 1)
         low = spec.query_rank is not None
         return LatentMatrices(
-            query_norm=norms.get("q_a_norm"),
+            query_norm=self._norm(table["q_a_norm", None]) if low else None,
             queries=self._linear(table, ("q_b",), order=latent_query_deinterleave_order(spec)) if low else None,
-            norm=norms["kv_a_norm"],
+            norm=self._norm(table["kv_a_norm", None]),
             keys=HeadProduct(keys.contiguous(), batch_invariant=p.batch_invariant),
             values=HeadProduct(values.transpose(1, 2).contiguous(), batch_invariant=p.batch_invariant),
         )
@@ -226,7 +246,7 @@ class WeightReader:
         bias = self._tensors.bias(table, roles, expert)
         if order is not None:
             parts, bias = [stacked(parts, torch.float32)[order]], None if bias is None else bias[order]
-        return self._linears.make(parts, bias)
+        return self.linears.make(parts, bias)
 
     def _feed_forward(
         self, table: Table, prefix: str, spec: DenseSpec | ExpertsSpec, expert: int | None = None
@@ -242,7 +262,7 @@ class WeightReader:
         router = self._router(table)
         correction = None if found is None else self._tensors.vector(found).float().to(self.device)
         shared = self._feed_forward(table, "shared_", spec) if spec.shared_size else None
-        shared_gate = None if gate is None else self._linears.float32(self._tensors.take(gate), None)
+        shared_gate = None if gate is None else self.linears.float32(self._tensors.take(gate), None)
         if self.fused:
             from sglang_lite.runtime.models.layers.gpu_experts import GpuExperts  # needs Triton
 
@@ -258,7 +278,7 @@ class WeightReader:
                 f"{self.source.label}: {piece.name} has NaN or infinite elements, so it can't choose experts.",
                 hint="Fetch the checkpoint again, or use another one.",
             )
-        return self._linears.float32(weight, self._tensors.bias(table, ("router",)))
+        return self.linears.float32(weight, self._tensors.bias(table, ("router",)))
 
     def _expert_matrices(self, table: Table, spec: ExpertsSpec) -> ExpertMatrices:
         """Matrices of all experts in the form that the GPU kernels take."""
@@ -280,7 +300,16 @@ class WeightReader:
         return torch.stack(given).to(self.device, self.precision.weights) if given else None
 
 
-def _first_roles(spec: AttentionSpec | LatentSpec) -> tuple[str, ...]:
+def _forgetting(tensors: ParameterTensors, make: Callable[[], T]) -> T:
+    """Result of a function, after which the tensors are freed of which it took parts."""
+    try:
+        return make()
+    finally:
+        tensors.forget_stacks()
+
+
+def first_roles(spec: AttentionSpec | LatentSpec) -> tuple[str, ...]:
+    """Roles of the matrices that the first product of attention stacks, in order."""
     if isinstance(spec, AttentionSpec):
         return "q", "k", "v"
     return "q" if spec.query_rank is None else "q_a", "kv_a"

@@ -6,7 +6,7 @@ Each tensor is read through its own memory map: touched pages count as memory un
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path, PurePath
 
 import torch
@@ -16,7 +16,7 @@ from sglang_lite.runtime.models.config_fields import read_any_json, shown
 from sglang_lite.runtime.models.weights.fp8 import ScaledRows
 from sglang_lite.runtime.models.weights.packing import Packed, Packing, packed_matrices
 from sglang_lite.runtime.models.weights.quantization_config import PLAIN, Matrices
-from sglang_lite.runtime.models.weights.source import EncodedMatrix, Stored, Weight, WeightSource, canonical
+from sglang_lite.runtime.models.weights.source import PlainRows, Stored, Weight, WeightSource, canonical
 
 
 def open_folder(folder: Path, matrices: Matrices = PLAIN) -> WeightSource:
@@ -128,6 +128,19 @@ class _FolderSource(WeightSource):
     def _plain(self, name: str, file: Path) -> Weight:
         """Returns a tensor that is not packed."""
 
+    def _scaled(
+        self, name: str, shape: tuple[int, ...], read: Callable[[int, int], torch.Tensor], file: Path
+    ) -> ScaledRows:
+        """8-bit matrix with its scales, which are taken."""
+        scale = next((other for other in (f"{name}_scale_inv", f"{name}_scale") if self.has(other)), None)
+        if scale is None:
+            raise ModelError(f"{file}: {name} is in 8 bits, but {name}_scale or {name}_scale_inv is missing.")
+        scales = self._tensor(scale, self._unused.pop(scale))
+        try:
+            return ScaledRows(shape, read, scales, self._block)
+        except ValueError as error:
+            raise ModelError(f"{file}: {name}: {error}.") from error
+
 
 def packed_in(label: str, files: Mapping[str, Path], packings: Sequence[Packing]) -> dict[str, Packed]:
     """`packed_matrices` among the tensors of a checkpoint. Raises ModelError if a tensor of a matrix is missing."""
@@ -170,35 +183,51 @@ class SafetensorsSource(_FolderSource):
             shape = part.get_shape()
             if len(shape) == 2:
                 rows = _SafetensorsRows(file, self._stored_as[name], shape, part[:0].dtype)
-                return self._scaled(name, rows, file) if rows.dtype == torch.float8_e4m3fn else rows
+                return self._scaled(name, rows.shape, rows.read, file) if rows.dtype == torch.float8_e4m3fn else rows
         return self._tensor(name, file)
 
-    def _scaled(self, name: str, rows: _SafetensorsRows, file: Path) -> ScaledRows:
-        scale = next((other for other in (f"{name}_scale_inv", f"{name}_scale") if self.has(other)), None)
-        if scale is None:
-            raise ModelError(f"{file}: {name} is in 8 bits, but {name}_scale or {name}_scale_inv is missing.")
-        scales = self._tensor(scale, self._unused.pop(scale))
-        try:
-            return ScaledRows(rows.shape, rows.read, scales, self._block)
-        except ValueError as error:
-            raise ModelError(f"{file}: {name}: {error}.") from error
 
-
-class _SafetensorsRows(EncodedMatrix):
+class _SafetensorsRows(PlainRows):
     def __init__(self, file: Path, name: str, shape: list[int], dtype: torch.dtype) -> None:
         super().__init__(shape, dtype)
         self._file, self._name = file, name
 
-    def decode(self, start: int, end: int) -> torch.Tensor:
-        return self.read(start, end).float()
-
     def read(self, start: int, end: int) -> torch.Tensor:
-        """Returns rows start … end-1 as stored."""
         from safetensors import safe_open
 
         with safe_open(self._file, framework="pt") as handle:
             rows: torch.Tensor = handle.get_slice(self._name)[start:end]
         return rows
+
+
+class TensorSource(_FolderSource):
+    """Source of tensors in memory.
+
+    Args:
+        label: where they come from, for messages.
+        tensors: tensors by their names in a checkpoint.
+        matrices: as for `open_folder`.
+        copies: whether to copy each tensor when it is taken; if not, the model may keep the tensor itself.
+    """
+
+    def __init__(
+        self, label: str, tensors: Mapping[str, torch.Tensor], matrices: Matrices = PLAIN, *, copies: bool = True
+    ) -> None:
+        self._tensors, self._copies = tensors, copies
+        super().__init__(Path(label), {Path(label)}, matrices)
+
+    def _names(self, file: Path) -> list[str]:
+        return list(self._tensors)
+
+    def _tensor(self, name: str, file: Path) -> torch.Tensor:
+        tensor = self._tensors[self._stored_as[name]]
+        return tensor.clone() if self._copies else tensor
+
+    def _plain(self, name: str, file: Path) -> Weight:
+        tensor = self._tensor(name, file)
+        if tensor.dtype != torch.float8_e4m3fn:
+            return tensor
+        return self._scaled(name, tuple(tensor.shape), lambda start, end: tensor[start:end], file)
 
 
 class TorchSource(_FolderSource):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
@@ -45,6 +45,17 @@ class EncodedMatrix(ABC):
     @abstractmethod
     def decode(self, start: int, end: int) -> torch.Tensor:
         """Returns rows start … end-1, or as many of them as exist, as float32."""
+
+
+class PlainRows(EncodedMatrix):
+    """Matrix whose numbers are stored one by one, and read when they are needed."""
+
+    def decode(self, start: int, end: int) -> torch.Tensor:
+        return self.read(start, end).float()
+
+    @abstractmethod
+    def read(self, start: int, end: int) -> torch.Tensor:
+        """Returns rows start … end-1 as stored."""
 
 
 class EncodedStack(ABC):
@@ -92,6 +103,11 @@ class WeightSource(ABC):
 
     def has(self, name: str) -> bool:
         return name in self._unused
+
+    @property
+    def names(self) -> Iterable[str]:
+        """Names of the tensors that have not been taken yet."""
+        return self._unused.keys()
 
     @property
     def has_scales(self) -> bool:

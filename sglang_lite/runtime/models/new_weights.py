@@ -1,0 +1,200 @@
+"""New weights for a loaded decoder: staged and checked first, then written part by part.
+
+On a GPU they overwrite the old tensors, whose addresses captured graphs have. On a CPU new parts take the place of old
+ones. Memory for one part is needed beside the model's, and for what is staged.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sglang_lite.protocol import ModelError
+from sglang_lite.runtime.kernels.kv_layout import KVLayout
+from sglang_lite.runtime.models.decoder import Decoder
+from sglang_lite.runtime.models.layers.linear import stacked_rows
+from sglang_lite.runtime.models.weight_parts import ROPES, PartKey, WeightParts, build_functions, part_of
+from sglang_lite.runtime.models.weight_reader import WeightReader
+from sglang_lite.runtime.models.weights.source import EncodedStack, PlainRows, Stored, WeightSource
+
+# Bytes of parts that are kept until they are written, on a CPU and on a GPU; further ones are built twice.
+_STAGED_BYTES, _STAGED_ON_GPU = 1 << 30, 1 << 28
+_CHECKED = 1 << 24  # elements that are checked at a time
+
+
+class StagedWeights:
+    """New weights of a decoder that have passed all checks: each tensor is there once, fits and is finite, and on a GPU
+    each part has the form that it replaces.
+
+    Args:
+        model: loaded decoder; nothing of it has changed yet.
+        open_source: opens the source of the weights, from its beginning.
+        whole: whether the source must have all tensors. If not, it may have some: the others of their products are read
+            from the model.
+
+    Raises:
+        ModelError: a tensor is missing, has no key, has another shape, is not finite, or the model can't hold it.
+    """
+
+    def __init__(self, model: Decoder, open_source: Callable[[], WeightSource], *, whole: bool) -> None:
+        self._model, self._open, self._whole = model, open_source, whole
+        self._map = WeightParts(model)
+        self._parts: dict[PartKey, Any] = {}  # of any kind; None once the staged ones take too much memory
+        source, functions = self._reading()
+        given, limit = source.names, _STAGED_BYTES if model.device.type == "cpu" else _STAGED_ON_GPU
+        parts = {self._map.key(name) for name in given}
+        for key, build in functions.items():
+            if key not in parts and not (whole and key != ROPES):
+                continue
+            part = build()
+            if model.fused:
+                _check_shared(list(tensor_pairs(part_of(model, key), part, _named(key))))
+            self._parts[key] = part if source.taken_bytes <= limit else None
+        source.check_all_used(model.unused_tensors)
+        self.kv_scales = source.kv_scales(model.spec.kv_layout) if model.kv_scales is not None else {}
+        self.names = frozenset(given)
+
+    def _reading(self) -> tuple[_NewTensors, Mapping[PartKey, Callable[[], Any]]]:  # builds any part
+        model = self._model
+        source = _NewTensors(self._open(), model, None if self._whole else self._map)
+        reader = WeightReader(
+            model.spec, source, model.precision, model.device, fused=model.fused, linears=model.linears
+        )
+        return source, build_functions(model, reader)
+
+    def write(self) -> None:
+        """Writes the weights into the model. May be called once. If it fails, the model has some of them."""
+        later = self._reading()[1] if None in self._parts.values() else {}
+        for key in list(self._parts):
+            part = self._parts.pop(key)
+            self._put(key, later[key]() if part is None else part)
+        self._model.plan_small_batches()
+
+    def _put(self, key: PartKey, part: Any) -> None:  # any part
+        model, (layer, name) = self._model, key
+        if model.fused:
+            for old, new in tensor_pairs(part_of(model, key), part, _named(key)):
+                old.copy_(new)
+        elif key == (None, "embedding") and model.spec.tied_embeddings:
+            model.embedding, model.head = part
+        else:
+            setattr(model if layer is None else model.layers[layer], name, part)
+
+
+def _named(key: PartKey) -> str:
+    return key[1] if key[0] is None else f"layer {key[0]}, {key[1]}"
+
+
+class _NewTensors(WeightSource):
+    """Tensors of a source, on the model's device and checked to be finite, and those of a model for products of which
+    the source has only some.
+
+    Args:
+        given: source of new tensors.
+        model: decoder that they are for.
+        parts: where its tensors are; None if all must be given.
+    """
+
+    def __init__(self, given: WeightSource, model: Decoder, parts: WeightParts | None) -> None:
+        super().__init__(given.label, dict.fromkeys(given.names, Path()))
+        self._given, self._device, self._map = given, model.device, parts
+        self.taken_bytes = 0
+        self._lacking: set[str] = set()
+        for name in self.names if parts is not None else ():
+            assert parts is not None
+            if (key := parts.key(name)) is not None:
+                self._lacking.update(parts.lacking(key, frozenset(self.names)))
+
+    @property
+    def has_scales(self) -> bool:
+        return self._given.has_scales
+
+    @property
+    def has_packed(self) -> bool:
+        return self._given.has_packed
+
+    def has(self, name: str) -> bool:
+        return name in self._lacking or self._given.has(name)
+
+    def take_stack(self, name: str, shape: tuple[int, ...]) -> Stored:
+        if name in self._lacking:
+            assert self._map is not None
+            return self._map.read(name)
+        taken = self._given.take_stack(name, shape)
+        if self._device.type != "cpu":  # checked there, which is faster
+            if isinstance(taken, PlainRows):
+                taken = taken.read(0, taken.shape[0])
+            if isinstance(taken, torch.Tensor):
+                taken = taken.to(self._device)
+        self.taken_bytes += math.prod(shape) * taken.dtype.itemsize
+        if not _is_finite(taken):
+            raise ModelError(f"{self.label}: {name} has NaN or infinite elements.", hint="The old weights are kept.")
+        return taken
+
+    def ignore(self, name: str) -> None:
+        self._given.ignore(name)
+
+    def kv_scales(self, layout: KVLayout) -> dict[tuple[int, str], torch.Tensor]:
+        return self._given.kv_scales(layout)
+
+    def check_all_used(self, may_ignore: tuple[str, ...] = ()) -> None:
+        self._given.check_all_used(may_ignore)
+
+    def _read(self, name: str, file: Path) -> Stored:
+        raise AssertionError("take_stack() needs no file")
+
+
+def _is_finite(weight: Stored) -> bool:
+    if isinstance(weight, torch.Tensor):
+        return all(bool(piece.isfinite().all()) for piece in torch.split(weight.flatten(), _CHECKED))
+    if isinstance(weight, EncodedStack):
+        return all(_is_finite(weight.matrix(expert, slice(None))) for expert in range(weight.shape[0]))
+    return all(bool(rows.isfinite().all()) for _, rows in stacked_rows([weight]))
+
+
+def tensor_pairs(old: Any, new: Any, what: str) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:  # parts
+    """Yields the tensors of a part with those that replace them.
+
+    Raises:
+        ModelError: the parts differ in more than the values of their tensors.
+    """
+    if old is new:
+        return
+    alike = type(old) is type(new)
+    if alike and isinstance(old, torch.Tensor):
+        alike = (old.shape, old.dtype, old.stride()) == (new.shape, new.dtype, new.stride())
+        if alike:
+            yield old, new
+    elif alike and isinstance(old, tuple | list) and len(old) == len(new):
+        for one, other in zip(old, new):
+            yield from tensor_pairs(one, other, what)
+    elif alike and is_dataclass(old):
+        for field in fields(old):
+            yield from tensor_pairs(getattr(old, field.name), getattr(new, field.name), what)
+    elif alike and hasattr(old, "__dict__"):
+        for name, one in vars(old).items():
+            yield from tensor_pairs(one, vars(new)[name], what)
+    elif alike:
+        alike = old == new
+    if not alike:
+        raise ModelError(
+            f"{what}: the new weights have another form than the running ones, which can't be overwritten by them.",
+            hint="Give weights in the format that the engine was started with, or start it again.",
+        )
+
+
+def _check_shared(pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    """Raises ModelError if tensors that share memory would get different values."""
+    found: dict[tuple[int, torch.Size], torch.Tensor] = {}
+    for old, new in pairs:
+        first = found.setdefault((old.data_ptr(), old.shape), new)
+        if first is not new and first.data_ptr() != new.data_ptr() and not torch.equal(first, new):
+            raise ModelError(
+                "the new head differs from the embedding, and the running model has one table for both.",
+                hint="Start an engine with the new weights.",
+            )

@@ -1,0 +1,296 @@
+"""Parts of a loaded decoder: the tensors of a checkpoint that each one is made of, and their values there.
+
+A part is an attribute of the decoder or of one of its layers that `WeightReader` builds of tensors which no other part
+needs. So a part can be built anew by itself, once all of its tensors are there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container
+from typing import Any, TypeAlias
+
+import torch
+
+from sglang_lite.protocol import ModelError
+from sglang_lite.runtime.models.decoder import Decoder
+from sglang_lite.runtime.models.layers.experts import Experts, FeedForward
+from sglang_lite.runtime.models.layers.linear import (
+    Bf16Linear,
+    DenseLinear,
+    Float16Linear,
+    Float32Linear,
+    Linear,
+    PairedLinear,
+    RowByRow,
+)
+from sglang_lite.runtime.models.layers.rope import (
+    deinterleave_order,
+    head_deinterleave_order,
+    latent_query_deinterleave_order,
+)
+from sglang_lite.runtime.models.parameters import CheckpointSlice, ParameterSpec, head_name, parameters
+from sglang_lite.runtime.models.spec import AttentionSpec, LatentSpec, ModelSpec
+from sglang_lite.runtime.models.weight_reader import Layer, WeightReader, first_roles
+
+PartKey: TypeAlias = tuple[int | None, str]  # layer, and the attribute there; None for an attribute of the decoder
+
+ROPES: PartKey = (None, "ropes")  # rotary tables; only some GGUF files have a tensor for them
+
+_LATENT = frozenset(("q_a_norm", "q_b", "kv_a_norm", "kv_b"))
+_OTHERS = {"o": "output", "attention_out_norm": "post_attention_norm", "mlp_out_norm": "post_mlp_norm"}
+_OWN = frozenset(("input_norm", "q_norm", "k_norm", "sinks", "mlp_norm"))  # have a part of their own
+
+
+def key_of(spec: ModelSpec, parameter: ParameterSpec) -> PartKey:
+    """Part that a parameter belongs to."""
+    role = parameter.role.removesuffix("_bias").partition(".")[0]
+    if parameter.layer is None:
+        return None, role
+    if role in first_roles(spec.layers[parameter.layer].attention):
+        return parameter.layer, "qkv"
+    if role in _OWN:
+        return parameter.layer, role
+    return parameter.layer, "latent" if role in _LATENT else _OTHERS.get(role, "feed_forward")
+
+
+def build_functions(model: Decoder, reader: WeightReader) -> dict[PartKey, Callable[[], Any]]:  # of any part
+    """Functions that build the parts of a decoder from a reader's source, in the order of the parts."""
+    tied = model.spec.tied_embeddings
+    functions: dict[PartKey, Callable[[], Any]] = {
+        ROPES: lambda: reader.rotary_tables(model.max_positions),
+        (None, "embedding"): reader.embedding_and_head if tied else reader.embedding,
+        **({} if tied else {(None, "head"): reader.head}),
+    }
+    for i in range(len(model.layers)):
+        functions |= {(i, name): make for name, make in reader.layer_parts(i).items()}
+    return functions | {(None, "norm"): reader.norm}
+
+
+def part_of(model: Decoder, key: PartKey) -> Any:  # any part
+    """Part of a decoder; of tied embeddings, the table with the head."""
+    layer, name = key
+    if key == (None, "embedding") and model.spec.tied_embeddings:
+        return model.embedding, model.head
+    return getattr(model if layer is None else model.layers[layer], name)
+
+
+class WeightParts:
+    """Tensors of a decoder by the names that a checkpoint may have for them.
+
+    Args:
+        model: loaded decoder.
+    """
+
+    def __init__(self, model: Decoder) -> None:
+        self._model = model
+        self._of_name: dict[str, list[ParameterSpec]] = {}
+        self._of_part: dict[PartKey, list[ParameterSpec]] = {}
+        for parameter in parameters(model.spec):
+            self._of_part.setdefault(key_of(model.spec, parameter), []).append(parameter)
+            for piece in parameter.slices:
+                self._of_name.setdefault(piece.name, []).append(parameter)
+        self._extra: dict[str, PartKey] = {"rope_freqs.weight": ROPES}
+        if model.spec.tied_embeddings:
+            self._extra[f"{head_name(model.spec)}.weight"] = None, "embedding"
+            self._of_part.setdefault((None, "embedding"), []).extend(self._of_part.pop((None, "head"), []))
+
+    def key(self, name: str) -> PartKey | None:
+        """Part that a tensor belongs to; None if the model has no place for a tensor of this name."""
+        if name in self._extra:
+            return self._extra[name]
+        if name not in self._of_name:
+            return None
+        key = key_of(self._model.spec, self._of_name[name][0])
+        return (None, "embedding") if key == (None, "head") and self._model.spec.tied_embeddings else key
+
+    def lacking(self, key: PartKey, given: Container[str]) -> list[str]:
+        """Names of the tensors that a part needs beside some that are given."""
+        missing = (
+            p.slices[0].name for p in self._of_part.get(key, ()) if not any(piece.name in given for piece in p.slices)
+        )
+        return list(dict.fromkeys(missing))
+
+    def names(self) -> list[str]:
+        """A name of each tensor."""
+        return list(dict.fromkeys(p.slices[0].name for found in self._of_part.values() for p in found))
+
+    def read(self, name: str) -> torch.Tensor:
+        """Values of a checkpoint's tensor as the decoder has them, on its device.
+
+        Raises:
+            ModelError: the model has no tensor of this name, or has it in fewer bits, of which it can't be restored.
+        """
+        if name in self._extra and self._extra[name] == (None, "embedding"):
+            return self._value(self._of_part[None, "embedding"][0])
+        if name not in self._of_name:
+            raise ModelError(f"{name!r} is no tensor of this model.", hint=f"One is {self.names()[0]!r}.")
+        whole: torch.Tensor | None = None
+        for parameter in self._of_name[name]:
+            piece = next(each for each in parameter.slices if each.name == name)
+            value = self._value(parameter)
+            if not piece.part:
+                return value
+            if whole is None:
+                whole = torch.empty(piece.shape, dtype=value.dtype, device=value.device)
+            _part(whole, piece).copy_(value.view(piece.groups, -1, *value.shape[1:]) if piece.groups > 1 else value)
+        assert whole is not None
+        return whole
+
+    def _value(self, parameter: ParameterSpec) -> torch.Tensor:
+        found = _of_model(self._model, parameter) if parameter.layer is None else self._of_layer(parameter)
+        if found is None:
+            raise ModelError(
+                f"{parameter.slices[0].name} is in fewer bits in this engine, and can't be read back.",
+                hint="Give all tensors of its product together: q, k and v, or gate, up and down.",
+            )
+        return found
+
+    def _of_layer(self, parameter: ParameterSpec) -> torch.Tensor | None:
+        assert parameter.layer is not None
+        layer, spec = self._model.layers[parameter.layer], self._model.spec
+        role, _, head = parameter.role.removesuffix("_bias").partition(".")
+        is_bias, attention = parameter.role.endswith("_bias"), layer.spec.attention
+        if role == "sinks":
+            return layer.sinks
+        if role == "correction":
+            assert not isinstance(layer.feed_forward, FeedForward)
+            return layer.feed_forward.correction
+        if role == "kv_b":
+            latent = layer.latent
+            assert latent is not None
+            return torch.cat((latent.keys.weight, latent.values.weight.transpose(1, 2)), 1).flatten(0, 1)
+        if role.endswith("_norm"):
+            order = None
+            if role in ("q_norm", "k_norm"):
+                assert isinstance(attention, AttentionSpec)
+                order = head_deinterleave_order(attention)
+            weight = _norm(layer, key_of(spec, parameter)[1], role)
+            return _norm_values(weight, spec, order, int(head) if head else None, is_bias=is_bias)
+        product, roles, order = _product(layer, role, parameter.expert)
+        rows = _bias(product) if is_bias else _dense(product)
+        if rows is None:
+            return None
+        if order is not None:
+            rows = torch.empty_like(rows).index_copy_(0, order.to(rows.device), rows)
+        sizes = {p.role: p.shape[0] for p in self._of_part[key_of(spec, parameter)] if p.expert == parameter.expert}
+        at = sum(sizes[each] for each in roles[: roles.index(role)])
+        return rows[at : at + sizes[role]]
+
+
+def _part(whole: torch.Tensor, piece: CheckpointSlice) -> torch.Tensor:
+    """View of a parameter in a checkpoint's tensor."""
+    if piece.groups > 1:
+        return whole.view(piece.groups, -1, *whole.shape[1:])[:, *piece.part]
+    part = whole[piece.part]
+    return part.t() if piece.inputs is not None and piece.outputs > piece.inputs else part
+
+
+def _of_model(model: Decoder, parameter: ParameterSpec) -> torch.Tensor | None:
+    match parameter.role:
+        case "embedding":
+            return model.embedding if isinstance(model.embedding, torch.Tensor) else None
+        case "norm" | "norm_bias":
+            return _norm_values(model.norm, model.spec, None, None, is_bias=parameter.role == "norm_bias")
+        case "head_bias":
+            return _bias(model.head)
+    return _dense(model.head)
+
+
+def _norm(layer: Layer, part: str, role: str) -> torch.Tensor:
+    if layer.latent is not None and role in ("q_a_norm", "kv_a_norm"):
+        found = layer.latent.query_norm if role == "q_a_norm" else layer.latent.norm
+    else:
+        found = getattr(layer, part)
+    assert found is not None
+    return found
+
+
+def _norm_values(
+    weight: torch.Tensor, spec: ModelSpec, order: torch.Tensor | None, head: int | None, *, is_bias: bool
+) -> torch.Tensor:
+    """Weight or bias of a norm as a checkpoint has it."""
+    if spec.norm == "layer":
+        weight = weight[int(is_bias)]
+    if head is not None:
+        weight = weight[head]
+    if order is not None:
+        restored = torch.empty_like(weight)
+        restored[..., order.to(weight.device)] = weight
+        weight = restored
+    return weight if is_bias or not spec.norm_offset else weight.float() - spec.norm_offset
+
+
+_Product: TypeAlias = tuple[Any, tuple[str, ...], torch.Tensor | None]  # linear layer, its roles, order of its rows
+
+
+def _product(layer: Layer, role: str, expert: int | None) -> _Product:
+    """Linear layer that has a matrix, the roles whose matrices it stacks, and the order of its rows."""
+    attention, fed = layer.spec.attention, layer.feed_forward
+    if role in first_roles(attention):
+        return layer.qkv, first_roles(attention), deinterleave_order(attention)
+    if role == "q_b":
+        assert isinstance(attention, LatentSpec)
+        assert layer.latent is not None
+        return layer.latent.queries, ("q_b",), latent_query_deinterleave_order(attention)
+    if role == "o":
+        return layer.output, ("o",), None
+    if role in ("router", "shared_expert_gate"):
+        assert not isinstance(fed, FeedForward)
+        return fed.router if role == "router" else fed.shared_gate, (role,), None
+    prefix, _, kind = role.rpartition("_")
+    prefix = f"{prefix}_" if prefix else ""
+    if expert is not None and not isinstance(fed, Experts | FeedForward):
+        m = fed.matrices
+        eight = m.gate_up_scales is not None
+        if kind == "down":
+            return _Matrix(None if eight else m.down[expert], m.down_bias, expert), (role,), None
+        both = _Matrix(None if eight else m.gate_up[expert], m.gate_up_bias, expert)
+        return both, (f"{prefix}gate", f"{prefix}up"), None
+    if expert is not None:
+        assert isinstance(fed, Experts)
+        fed = fed.experts[expert]
+    elif prefix == "shared_":
+        assert not isinstance(fed, FeedForward)
+        assert fed.shared is not None
+        fed = fed.shared
+    assert isinstance(fed, FeedForward)
+    if kind == "down":
+        return fed.down, (role,), None
+    plain = not getattr(fed.spec, "gated", True)
+    return fed.gate_up, (role,) if plain else (f"{prefix}gate", f"{prefix}up"), None
+
+
+class _Matrix:
+    """Matrix of one expert among the stacked ones of a GPU.
+
+    Attributes:
+        weight: [outputs, inputs]; None if it is in 8 bits.
+        bias: [outputs], or None.
+    """
+
+    def __init__(self, weight: torch.Tensor | None, biases: torch.Tensor | None, expert: int) -> None:
+        self.weight, self.bias = weight, None if biases is None else biases[expert]
+
+
+def _plain(linear: Linear | _Matrix) -> Any:  # linear layer inside others
+    return _plain(linear.linear) if isinstance(linear, PairedLinear | RowByRow) else linear
+
+
+def _dense(linear: Linear | _Matrix) -> torch.Tensor | None:
+    """Matrix [N, K] of a linear layer; None if it is in fewer bits than the checkpoint's."""
+    linear = _plain(linear)
+    if isinstance(linear, Bf16Linear | Float32Linear):  # a layer with `few` has blocks, too
+        return None if getattr(linear, "few", None) is not None else linear.weight.to_dense()
+    if isinstance(linear, Float16Linear):
+        matrix: torch.Tensor = torch.ops.quantized.linear_unpack_fp16(linear.weight)[0]
+        return matrix
+    if isinstance(linear, DenseLinear | _Matrix):
+        return linear.weight
+    weight = getattr(linear, "weight", None)  # a GPU's layers, whose module needs Triton
+    is_plain = isinstance(weight, torch.Tensor) and weight.dtype.is_floating_point and weight.dtype.itemsize > 1
+    return weight if is_plain else None
+
+
+def _bias(linear: Linear | _Matrix) -> torch.Tensor | None:
+    bias: torch.Tensor | None = getattr(_plain(linear), "bias", None)
+    return bias
