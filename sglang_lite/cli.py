@@ -11,7 +11,6 @@ import math
 import re
 import shlex
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import asdict, dataclass
@@ -19,8 +18,8 @@ from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
-from sglang_lite.commands import quantize
-from sglang_lite.commands.parser import CommandParser, near
+from sglang_lite.commands import evaluate, quantize, warm
+from sglang_lite.commands.parser import CommandParser, file_and_function, near
 from sglang_lite.protocol import Constraint, Ebnf, Lark, ParameterError, Regex, SamplingParams, SglError
 from sglang_lite.version import __version__
 
@@ -50,6 +49,11 @@ _GROUPS = {
             "run",
             "run a program of a file, on arguments or on rows of a file",
             "sglang-lite run prog.py --arg day=Monday",
+        ),
+        _Command(
+            "eval",
+            "count how right a program is on labelled rows",
+            "sglang-lite eval prog.py rows.jsonl --metric accuracy:kind",
         ),
         _Command(
             "playground",
@@ -158,11 +162,6 @@ def _add_models(models: argparse.ArgumentParser) -> None:
     models.add_argument("--revision", help="branch, tag or commit of a hub model (default: main)")
     models.add_argument("--json", action="store_true", help="print a JSON object")
     models.set_defaults(run=partial(_models, models.error))
-
-
-def _add_warm(warm: argparse.ArgumentParser) -> None:
-    warm.add_argument("--model", help="a model, as for Engine (default: the default model)")
-    warm.set_defaults(run=_warm)
 
 
 def _add_trace(trace: argparse.ArgumentParser) -> None:
@@ -300,8 +299,8 @@ def _add_bench(bench: argparse.ArgumentParser) -> None:
 
 _FLAGS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
     "init": _add_init, "doctor": _add_doctor, "chat": _add_chat, "completion": _add_completion, "run": _add_run,
-    "playground": _add_playground,
-    "lint": _add_lint, "trace": _add_trace, "grammar": _add_grammar, "models": _add_models, "warm": _add_warm,
+    "eval": evaluate.add_flags, "playground": _add_playground,
+    "lint": _add_lint, "trace": _add_trace, "grammar": _add_grammar, "models": _add_models, "warm": warm.add_flags,
     "bench": _add_bench, "quantize": quantize.add_flags,
 }  # fmt: skip
 
@@ -426,7 +425,7 @@ def _run(options: argparse.Namespace) -> int:
     from sglang_lite.commands.run_file import arguments_of, program_in, results
     from sglang_lite.engine.engine import Engine
 
-    file, function = _file_and_function(options.file)
+    file, function = file_and_function(options.file)
     ascii_only = (sys.stdout.encoding or "").lower() not in ("utf-8", "utf8")
     failed = False
     with contextlib.ExitStack() as stack:
@@ -449,28 +448,13 @@ def _playground(options: argparse.Namespace) -> int:
         from sglang_lite.playground.app import serve
     except ModuleNotFoundError as error:
         raise _packages_missing(error) from error
-    file, function = _file_and_function(options.file)
+    file, function = file_and_function(options.file)
     if not file.is_file():
         raise ParameterError("FILE", f"there is no file {file}.", hint="Give prog.py, or prog.py:function.")
     with contextlib.ExitStack() as stack:
         listening = stack.enter_context(bound("127.0.0.1", options.port))
         engine = None if options.model is None else stack.enter_context(Engine(options.model))
         serve(Playground(file, function, engine), listening, partial(print, flush=True))
-    return 0
-
-
-def _file_and_function(text: str) -> tuple[Path, str | None]:
-    """File and name of a program, from FILE[:FUNCTION]."""
-    file, _, function = text.rpartition(":") if not text.endswith(".py") else (text, "", "")
-    return Path(file or text), function or None
-
-
-def _warm(options: argparse.Namespace) -> int:
-    from sglang_lite.engine.engine import Engine
-
-    started = time.perf_counter()
-    with Engine(**({"model": options.model} if options.model else {})) as engine:
-        print(f"{engine.model_name}: ready after {time.perf_counter() - started:.1f} s")
     return 0
 
 
@@ -499,7 +483,7 @@ def _lint(options: argparse.Namespace) -> int:
     from sglang_lite.lint import lint
     from sglang_lite.lint.report import Prices, written
 
-    file, function = _file_and_function(options.file)
+    file, function = file_and_function(options.file)
     try:
         for name, price in (("--price", options.price), ("--cached-price", options.cached_price)):
             if price is not None and not 0 <= price < math.inf:

@@ -6,6 +6,7 @@ import argparse
 import difflib
 import re
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import NoReturn
 
 
@@ -25,3 +26,9 @@ def near(word: str, known: Iterable[str]) -> str:
     """End of a message about an unknown word: the known one that was probably meant, if one is like it."""
     found = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
     return f"; did you mean {found[0]}?" if found else ""
+
+
+def file_and_function(text: str) -> tuple[Path, str | None]:
+    """File and name of a program, from FILE[:FUNCTION]."""
+    file, _, function = text.rpartition(":") if not text.endswith(".py") else (text, "", "")
+    return Path(file or text), function or None

@@ -65,8 +65,7 @@ def results(
     backend: BackendLike | None,
     seed: int | None,
 ) -> Iterator[dict[str, UserValue]]:
-    """Yields the variables of each run as plain data, with `return` for the value that the body has returned, or with
-    `error` alone if the run has failed.
+    """Yields what `plain_result` makes of each run.
 
     Args:
         arguments: arguments of the run, or of all runs.
@@ -79,10 +78,12 @@ def results(
     items = fitting(program, [{**arguments, **row} for row in given], rows, "--rows" if rows else "--arg")
     outcomes = program.run_batch(items, backend=backend, seed=seed, on_error="return", generator_style=True)
     for outcome in outcomes:
-        yield _result(outcome)
+        yield plain_result(outcome)
 
 
-def _result(outcome: ProgramState | Exception) -> dict[str, UserValue]:
+def plain_result(outcome: ProgramState | Exception) -> dict[str, UserValue]:
+    """Variables of a run as plain data, with `return` for the value that the body has returned; `error` alone if
+    the run has failed."""
     if isinstance(outcome, Exception):
         name = "" if isinstance(outcome, SglError) else f"{type(outcome).__name__}: "
         return {"error": f"{name}{outcome}"}

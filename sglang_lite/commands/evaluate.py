@@ -1,0 +1,42 @@
+"""`sglang-lite eval`: how right a program is on labelled rows."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("file", metavar="FILE[:FUNCTION]", help="a Python file; it is imported, as by run")
+    parser.add_argument(
+        "data", type=Path, metavar="DATA.jsonl", help="a JSON object a line: arguments of the program, and labels"
+    )
+    parser.add_argument(
+        "--metric",
+        action="append",
+        required=True,
+        metavar="KIND:VARIABLE=COLUMN",
+        help="exact, accuracy or calibration of a variable by a column; or judge:FILE[:FUNCTION] (no default)",
+    )
+    parser.add_argument("--model", help="a model, as for Engine (default: what the file has set, or the default model)")
+    parser.add_argument("--seed", type=int, help="seed of the draws (default: another one each time)")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="FILE",
+        help="file of results, from which a stopped run goes on (default: none)",
+    )
+    parser.add_argument(
+        "--page", type=Path, metavar="FILE.html", help="also write a page (default: none)"
+    )
+    parser.set_defaults(run=_run)
+
+
+def _run(options: argparse.Namespace) -> int:
+    from sglang_lite.commands.evaluation import evaluate
+    from sglang_lite.commands.metrics import parse
+
+    return evaluate(
+        options.file, options.data, [parse(text) for text in options.metric], model=options.model, seed=options.seed,
+        out=options.out, page=options.page,
+    )  # fmt: skip

@@ -1,0 +1,296 @@
+"""Evaluation of a program on labelled rows: its runs, what becomes of each row, and the scores."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import redirect_stdout
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO
+
+from sglang_lite.commands import metrics
+from sglang_lite.commands.metrics import Metric, Score
+from sglang_lite.commands.parser import file_and_function
+from sglang_lite.commands.run_file import plain_result, program_in
+from sglang_lite.lang.backend.default import BackendLike
+from sglang_lite.lang.function import SglFunction
+from sglang_lite.lang.state import ProgramState
+from sglang_lite.markup import Markup, element, fragment, table
+from sglang_lite.protocol import ParameterError, ProgramError
+from sglang_lite.protocol.anything import Json
+
+
+@dataclass(slots=True)
+class _Row:
+    """Row of the data.
+
+    Attributes:
+        number: number of its line.
+        columns: its arguments and labels.
+        arguments: arguments of the program.
+        result: variables of its run; `error` alone if it has failed.
+        sure: confidence in the value of each calibration, by the value's path.
+        judged: score by each judge, by FILE[:FUNCTION].
+    """
+
+    number: int
+    columns: Mapping[str, Json]
+    arguments: Mapping[str, Json]
+    result: Mapping[str, Json] | None = None
+    sure: Mapping[str, float] = field(default_factory=dict)
+    judged: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def failed(self) -> bool:
+        return self.result is not None and [*self.result] == ["error"]
+
+
+def evaluate(
+    file: str, data: Path, asked: Sequence[Metric], *, model: str | None, seed: int | None, out: Path | None,
+    page: Path | None,
+) -> int:  # fmt: skip
+    """Prints a table of scores, and which rows failed. Returns exit status 1 if a row is broken or its run has failed.
+
+    Args:
+        file: FILE[:FUNCTION] of the program.
+        data: JSON Lines file with arguments of the program and labels.
+        asked: metrics.
+        model: a model, as for Engine; None for the backend that the file has set, or the default model.
+        seed: seed of the draws.
+        out: file of results, from which a stopped evaluation goes on.
+        page: HTML file to write.
+
+    Raises:
+        ParameterError: a file can't be used, or a metric does not fit the results.
+    """
+    from sglang_lite.engine.engine import Engine
+
+    with redirect_stdout(sys.stderr):  # output of the files, whose code runs
+        program = program_in(*file_and_function(file))
+        judges = {each.value: program_in(*file_and_function(each.value)) for each in asked if each.kind == "judge"}
+    rows, broken = _rows(data, program, [each.label for each in asked if each.label])
+    with contextlib.ExitStack() as stack:
+        kept = None if out is None else stack.enter_context(_kept(out, _identity(file, model, seed), rows))
+        engine = None if model is None else stack.enter_context(Engine(model))
+        _play(program, [row for row in rows if row.result is None], asked, engine, seed, kept)
+        for name, judge in judges.items():
+            _judge(judge, name, [row for row in rows if not row.failed and name not in row.judged], engine, kept)
+    scores = [_score(metric, rows) for metric in asked]
+    print(metrics.written(scores), end="")
+    failures = broken | {row.number: str((row.result or {})["error"]) for row in rows if row.failed}
+    if failures:
+        print(f"{len(failures)} of {len(rows) + len(broken)} rows failed; those that ran count as wrong:")
+    for number, why in sorted(failures.items()):
+        print(f"  {data}:{number}: {' '.join(why.split())}")
+    if page is not None:
+        page.write_text(_page(file, scores, asked, rows, broken), encoding="utf-8")
+    return 1 if failures else 0
+
+
+def _rows(file: Path, program: SglFunction, labels: Sequence[str]) -> tuple[list[_Row], dict[int, str]]:
+    """Rows of a file, and what is wrong with the others, by the number of their line.
+
+    Raises:
+        ParameterError: the file can't be read, or no row is right.
+    """
+    try:
+        lines = file.read_text(encoding="utf-8-sig", errors="replace").split("\n")
+    except OSError as error:
+        raise ParameterError("DATA", f"{file}: {error.strerror}.") from error
+    rows, broken = [], {}
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            columns = json.loads(line)
+            if not isinstance(columns, dict):
+                raise ValueError("it is not a JSON object.")  # as the decoder's own
+            arguments = {name: value for name, value in columns.items() if name in program.signature.parameters}
+            program.signature.bind(**program.bound((), arguments, ""))
+            for label in labels:
+                if label not in columns:
+                    raise ValueError(f"it has no column {label!r}.")
+        except (ValueError, RecursionError, ParameterError) as error:
+            problem = error.message if isinstance(error, ParameterError) else str(error)
+            broken[number] = problem.removeprefix(": ")
+        else:
+            rows.append(_Row(number, columns, arguments))
+    if not rows:
+        first = next(iter(broken.items()), None)
+        why = "has no rows." if first is None else f"has no row that can run. Line {first[0]}: {first[1]}"
+        raise ParameterError("DATA", f"{file} {why}", hint="Give a JSON object a line: arguments and labels by name.")
+    return rows, broken
+
+
+def _identity(program: str, model: str | None, seed: int | None) -> dict[str, Json]:
+    """Settings and code that results depend on, beside their row's arguments."""
+    file, function = file_and_function(program)
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    return {"program": f"{file.name}:{function or ''}", "sha256": digest, "model": model, "seed": seed}
+
+
+def _kept(file: Path, identity: Mapping[str, Json], rows: Sequence[_Row]) -> BinaryIO:
+    """Opens a file of results, whose lines are what was evaluated, then what became of a row each. Rows of the data get
+    the results that it has.
+
+    Raises:
+        ParameterError: the file can't be read and written, or is of another evaluation.
+    """
+    by_row = {(row.number, _json(row.arguments)): row for row in rows}
+    with contextlib.ExitStack() as stack:
+        try:
+            out = stack.enter_context(file.open("r+b" if file.exists() else "w+b"))
+            *lines, cut = out.read().split(b"\n")
+            first, *results = (json.loads(line) for line in lines or [_json(identity).encode()])
+            for line in results:
+                if (row := by_row.get((line["line"], _json(line["arguments"])))) is not None:
+                    row.result, row.sure = line["result"], line["sure"]
+                    row.judged |= line["judged"]
+        except (ValueError, LookupError, TypeError) as error:
+            raise ParameterError("--out", f"{file} has no results of an evaluation: {error!r}.") from error
+        except OSError as error:
+            raise ParameterError("--out", f"{file}: {error.strerror}.") from error
+        if first != identity:
+            raise ParameterError(
+                "--out", f"{file} has results of another program, model or seed.", hint="Give another file."
+            )
+        out.seek(-len(cut), 2)  # a line that was being written when the run was stopped
+        out.truncate()
+        if not lines:
+            out.write(_json(identity).encode() + b"\n")
+        stack.pop_all()
+        return out
+
+
+def _keep(out: BinaryIO | None, row: _Row) -> None:
+    """Writes what has become of a row so far. A row that has failed is to be tried again."""
+    if out is not None and not row.failed:
+        known = {"line": row.number, "arguments": row.arguments, "result": row.result, "sure": row.sure}
+        out.write(_json(known | {"judged": row.judged}).encode() + b"\n")
+        out.flush()
+
+
+def _json(value: Json) -> str:
+    return json.dumps(value, sort_keys=True)
+
+
+def _play(
+    program: SglFunction, rows: Sequence[_Row], asked: Sequence[Metric], backend: BackendLike | None, seed: int | None,
+    out: BinaryIO | None,
+) -> None:  # fmt: skip
+    """Runs a program for rows, which get their results."""
+    sure = [each.value for each in asked if each.kind == "calibration"]
+    outcomes = program.run_batch(
+        [dict(row.arguments) for row in rows],
+        backend=backend,
+        seed=seed,
+        on_error="return",
+        generator_style=True,
+        ordered=False,
+    )
+    for index, outcome in outcomes:
+        row = rows[index]
+        row.result = plain_result(outcome)
+        if not row.failed and not isinstance(outcome, Exception):
+            row.sure = {path: _confidence(outcome, path) for path in sure}
+        _keep(out, row)
+
+
+def _confidence(state: ProgramState, path: str) -> float:
+    """Confidence of the model in a variable, or in a member of its value; of a selection, the choice's share."""
+    name, *members = path.split(".")
+    try:
+        selection = state.selection(name)
+    except ProgramError:
+        found = state.confidence(name)
+        for member in members:
+            found = found[int(member) if member.isdecimal() else member]
+        return found.prob
+    return selection.probs[str(selection.picked)]
+
+
+def _judge(
+    judge: SglFunction, name: str, rows: Sequence[_Row], backend: BackendLike | None, out: BinaryIO | None
+) -> None:
+    """Lets a program score the results of rows. Its arguments are columns of a row and variables of its run, by name;
+    what its body returns, or its variable `score`, is the score.
+
+    Raises:
+        ParameterError: the program asks for what a row does not have, or gives no score from 0 to 1.
+    """
+    items = []
+    for row in rows:
+        known = {**row.columns, **(row.result or {})}
+        items.append({each: known[each] for each in judge.signature.parameters if each in known})
+    outcomes = judge.run_batch(items, backend=backend, seed=0, generator_style=True)
+    for row, state in zip(rows, outcomes):
+        result = plain_result(state)
+        score = result.get("return", result.get("score"))
+        if isinstance(score, str):
+            with contextlib.suppress(ValueError):
+                score = json.loads(score)
+        if not isinstance(score, bool | int | float) or not 0 <= score <= 1:
+            raise ParameterError(
+                "--metric", f"judge {name} gave {score!r:.80} for line {row.number}.",
+                hint="Let it return a boolean or a number from 0 to 1, or set a variable score.",
+            )  # fmt: skip
+        row.judged[name] = float(score)
+        _keep(out, row)
+
+
+def _score(metric: Metric, rows: Sequence[_Row]) -> Score:
+    if metric.kind == "judge":
+        return metrics.mean(metric.name, [row.judged.get(metric.value, 0.0) for row in rows])
+    ran = [row for row in rows if not row.failed]
+    if metric.kind == "calibration":
+        if missing := next((row.number for row in ran if metric.value not in row.sure), None):
+            raise ParameterError(
+                "--out", f"the results have no confidence in {metric.value!r}, such as that of line {missing}.",
+                hint="Give another file, so that the rows run again.",
+            )  # fmt: skip
+        return metrics.calibration(metric.name, [(row.sure[metric.value], _right(metric, row)) for row in ran])
+    if ran and all(_lacks(metric, row) for row in ran):
+        names = ", ".join(dict.fromkeys(name for row in ran for name in row.result or {})) or "none"
+        raise ParameterError("--metric", f"no result has {metric.value!r}; variables of the results: {names}.")
+    return metrics.mean(metric.name, [float(_right(metric, row)) for row in rows])
+
+
+def _lacks(metric: Metric, row: _Row) -> bool:
+    try:
+        metrics.value_at(row.result or {}, metric.value)
+    except LookupError:
+        return True
+    return False
+
+
+def _right(metric: Metric, row: _Row) -> bool:
+    try:
+        return not row.failed and metrics.right(metric, row.result or {}, row.columns)
+    except LookupError:  # its run took a way that sets no such variable
+        return False
+
+
+def _page(
+    title: str, scores: Sequence[Score], asked: Sequence[Metric], rows: Sequence[_Row], broken: Mapping[int, str]
+) -> str:
+    """HTML page of an evaluation."""
+    checked = [each for each in asked if each.kind in ("exact", "accuracy")]
+    wrong = {row.number: [each.name for each in checked if not _right(each, row)] for row in rows}
+    ordered = sorted(rows, key=lambda row: -len(wrong[row.number]))
+    lines = (
+        (row.number, ", ".join(wrong[row.number]), *map(_json, (row.columns, row.result, {**row.judged, **row.sure})))
+        for row in ordered
+    )
+    body = fragment(
+        element("h1", title),
+        table(("metric", "score", "95 % interval", "rows"), map(metrics.cells, scores)),
+        element("h2", "Rows"),
+        table(("line", "wrong", "columns", "result", "scores and confidence"), lines),
+        *([element("h2", "Broken lines"), table(("line", "why"), sorted(broken.items()))] if broken else []),
+    )
+    head = Markup('<meta charset="utf-8">'), element("title", title)
+    return f"<!doctype html>{element('html', element('head', *head), element('body', body))}"
