@@ -90,6 +90,7 @@ if TYPE_CHECKING:
     from sglang_lite.lang.function import SglFunction
     from sglang_lite.lang.global_config import global_config
     from sglang_lite.lang.load_state import load
+    from sglang_lite.lang.mcp import mcp
     from sglang_lite.lang.runs.recording import record
     from sglang_lite.lang.runs.replay import Replay
     from sglang_lite.lang.state import ProgramState, ProgramStateGroup
@@ -134,6 +135,7 @@ _HOMES = {
     "lang.function": ("SglFunction",),
     "lang.global_config": ("global_config",),
     "lang.load_state": ("load",),
+    "lang.mcp": ("mcp",),
     "lang.state": ("ProgramState", "ProgramStateGroup"),
     "lang.symbolic.graph": ("Graph",),
     "lang.tools": ("ToolCall",),
@@ -160,7 +162,7 @@ __all__ = [  # a literal, for type checkers
     "ServerArgs", "SglError", "SglFunction", "TemplateError", "ToolCall", "ToolError", "TraceError",
     "UnknownVariableError", "ValueValidationError", "VertexAI", "__version__", "assistant", "assistant_begin",
     "assistant_end", "errors", "flush_cache", "function", "gen", "gen_int", "gen_string", "get_server_info",
-    "global_config", "grammar", "greedy_token_selection", "image", "load", "price", "quote", "record", "select",
+    "global_config", "grammar", "greedy_token_selection", "image", "load", "mcp", "price", "quote", "record", "select",
     "separate_reasoning", "server_for_tests", "set_default_backend", "system", "system_begin", "system_end", "testing",
     "token_length_normalized", "unconditional_likelihood_normalized", "use_tools", "user", "user_begin", "user_end",
     "video",

@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
-from sglang_lite.commands import evaluate, quantize, warm
+from sglang_lite.commands import evaluate, mcp_server, quantize, warm
 from sglang_lite.commands.parser import CommandParser, file_and_function, near
 from sglang_lite.protocol import Constraint, Ebnf, Lark, ParameterError, Regex, SamplingParams, SglError
 from sglang_lite.version import __version__
@@ -54,6 +54,9 @@ _GROUPS = {
             "eval",
             "count how right a program is on labelled rows",
             "sglang-lite eval prog.py rows.jsonl --metric accuracy:kind",
+        ),
+        _Command(
+            "mcp", "serve programs as tools of an MCP server, on standard input and output", "sglang-lite mcp prog.py"
         ),
         _Command(
             "playground",
@@ -299,7 +302,7 @@ def _add_bench(bench: argparse.ArgumentParser) -> None:
 
 _FLAGS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
     "init": _add_init, "doctor": _add_doctor, "chat": _add_chat, "completion": _add_completion, "run": _add_run,
-    "eval": evaluate.add_flags, "playground": _add_playground,
+    "eval": evaluate.add_flags, "mcp": mcp_server.add_flags, "playground": _add_playground,
     "lint": _add_lint, "trace": _add_trace, "grammar": _add_grammar, "models": _add_models, "warm": warm.add_flags,
     "bench": _add_bench, "quantize": quantize.add_flags,
 }  # fmt: skip

@@ -26,9 +26,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="file of results, from which a stopped run goes on (default: none)",
     )
-    parser.add_argument(
-        "--page", type=Path, metavar="FILE.html", help="also write a page (default: none)"
-    )
+    parser.add_argument("--page", type=Path, metavar="FILE.html", help="also write a page (default: none)")
     parser.set_defaults(run=_run)
 
 

@@ -12,6 +12,7 @@ from sglang_lite.lang.api import gen
 from sglang_lite.lang.argument_names import no_such_argument
 from sglang_lite.lang.checks import check_whole
 from sglang_lite.lang.execution.reading import check_name
+from sglang_lite.lang.schema_tool import SchemaTool
 from sglang_lite.lang.state import ProgramState, user_location
 from sglang_lite.lang.tools import ToolCall, check_tools
 from sglang_lite.protocol import Location, ParameterError, ToolError
@@ -31,7 +32,8 @@ def describe(
         parallel_tool_calls: whether several tools may be called at once, as in `gen`; for the JSON format.
     """
     lines = [
-        f"- {t.__name__}{inspect.signature(t)}: {(inspect.getdoc(t) or 'no description').splitlines()[0]}"
+        f"- {t.__name__}{t.parameters if isinstance(t, SchemaTool) else inspect.signature(t)}: "
+        f"{(inspect.getdoc(t) or 'no description').splitlines()[0]}"
         for t in tools
     ]
     family = None if s is None else s.branch.backend.tool_family()

@@ -22,6 +22,7 @@ from sglang_lite.constraints.json_schema.quotes import without_documents
 from sglang_lite.constraints.python_types.readable import readable
 from sglang_lite.constraints.python_types.value_type import ValueType
 from sglang_lite.constraints.schema import json_schema
+from sglang_lite.lang.schema_tool import SchemaTool
 from sglang_lite.protocol import (
     ConstraintError,
     JsonSchema,
@@ -133,7 +134,7 @@ class Toolbox:
             family: format of calls, as a name of text.tool_formats; None for one JSON object.
         """
         if family is not None:
-            schemas = {name: json_schema({**schema, **self.shared}) for name, schema in self.schemas.items()}
+            schemas = {name: json_schema({**self.shared, **schema}) for name, schema in self.schemas.items()}
             constraint = calls_constraint(family, schemas, self.choice, parallel=self.parallel)
             return ValueType(None, constraint, partial(self._read_format, family, schemas))
         functions = [
@@ -173,8 +174,10 @@ class Toolbox:
         try:
             tool, reader = self.tools[name]
             values = reader.validate_json(arguments)
-        except (KeyError, TypeError, ValidationError) as error:
+        except (KeyError, TypeError, ValueError, ValidationError) as error:
             raise ValueValidationError(f"the text is neither a tool call nor an answer: {error}", text=text) from error
+        if isinstance(tool, SchemaTool):
+            return ToolCall(name, values, tool)
         bound = inspect.signature(tool).bind(**values)
         bound.apply_defaults()
         return ToolCall(name, dict(bound.arguments), tool)
@@ -208,13 +211,16 @@ def _described_once(keys: tuple[tuple[weakref.ref[Callable[..., Any]], str | Non
 def _describe(tools: Sequence[Callable[..., Any]]) -> _Described:
     from sglang_lite.constraints.python_types.pydantic_schema import schemas_of  # pydantic takes a while to load
 
-    readers = {tool.__name__: _arguments(tool) for tool in tools}
-    schemas, shared = schemas_of(list(readers.items()))
+    own = {tool.__name__: tool for tool in tools if isinstance(tool, SchemaTool)}
+    readers = {tool.__name__: _arguments(tool) for tool in tools if tool.__name__ not in own}
+    found, shared = schemas_of(list(readers.items()))
+    found |= {name: dict(tool.schema) for name, tool in own.items()}
+    schemas = {tool.__name__: found[tool.__name__] for tool in tools}
     shown = tuple(
         Tool(tool.__name__, inspect.getdoc(tool) or "", _shown(arguments_schema(schema, shared))).shown
         for tool, schema in zip(tools, schemas.values())
     )
-    return _Described(readers, schemas, shared, shown)
+    return _Described({**readers, **own}, schemas, shared, shown)
 
 
 def check_tools(tools: object, where: Location | None = None) -> None:

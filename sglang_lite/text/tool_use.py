@@ -107,6 +107,8 @@ def arguments_schema(parameters: Mapping[str, Json], shared: Mapping[str, Json])
     """Parameters as a self-contained object schema at the root, as providers require, with the definitions that it
     uses.
     """
+    if "$id" in parameters:  # references in it are to itself
+        return {key: value for key, value in parameters.items() if key != "$id"}
     definitions = shared.get("$defs", {})
     name = str(parameters.get("$ref", "")).removeprefix(_DEFINITIONS)
     root = definitions.get(name, parameters)

@@ -1,0 +1,82 @@
+"""`sglang-lite mcp`: programs of a file as tools of a server that speaks the Model Context Protocol."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import inspect
+import json
+import sys
+from contextlib import redirect_stdout
+from typing import TYPE_CHECKING, Any
+
+from sglang_lite.commands.parser import file_and_function
+
+if TYPE_CHECKING:
+    from mcp.server import MCPServer
+
+    from sglang_lite.lang.backend.default import BackendLike
+    from sglang_lite.lang.function import SglFunction
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("file", metavar="FILE[:FUNCTION]", help="a Python file; it is imported, as by run")
+    parser.add_argument("--model", help="a model, as for Engine (default: what the file has set, or the default model)")
+    parser.set_defaults(run=_run)
+
+
+def _run(options: argparse.Namespace) -> int:
+    """Serves on standard input and output until the client has gone."""
+    from sglang_lite.engine.engine import Engine
+    from sglang_lite.lint.files import load, programs_in
+
+    file, function = file_and_function(options.file)
+    with contextlib.ExitStack() as stack:
+        with redirect_stdout(sys.stderr):  # output of the file, whose code runs
+            programs = programs_in(load(file), function)
+        engine = None if options.model is None else stack.enter_context(Engine(options.model))
+        server_of(file.stem, programs, engine).run()
+    return 0
+
+
+def server_of(name: str, programs: dict[str, SglFunction], backend: BackendLike | None) -> MCPServer:
+    """MCP server whose tools are programs. A tool's arguments are those of the program, by its annotations; its result
+    is the variables of a run as JSON, and `return` for the value that the body has returned.
+
+    Args:
+        name: name of the server.
+        programs: programs by name.
+        backend: backend of the runs; None for the default one.
+
+    Raises:
+        ParameterError: the package `mcp` is not installed.
+    """
+    from sglang_lite.protocol import ParameterError
+
+    try:
+        from mcp.server import MCPServer
+    except ModuleNotFoundError as error:
+        raise ParameterError("mcp", "a server needs the mcp package.", hint="pip install 'sglang-lite[mcp]'") from error
+    server = MCPServer(name)
+    for each, program in programs.items():
+        server.add_tool(_tool(program, backend), name=each, description=inspect.getdoc(program.func) or "")
+    return server
+
+
+def _tool(program: SglFunction, backend: BackendLike | None) -> Any:
+    from mcp.server.mcpserver.exceptions import ToolError
+
+    from sglang_lite.commands.run_file import plain_result
+
+    async def run(**arguments: Any) -> str:
+        try:
+            state = await asyncio.to_thread(program.run, **arguments, backend=backend)
+        except Exception as error:  # a body may raise anything
+            raise ToolError(str(plain_result(error)["error"])) from error  # whose text the client reads
+        return json.dumps(plain_result(state), ensure_ascii=False)
+
+    written = inspect.signature(program.func, eval_str=True)
+    _, *parameters = written.parameters.values()  # the first is the state
+    run.__signature__ = written.replace(parameters=parameters, return_annotation=str)  # type: ignore[attr-defined] # a function's
+    return run

@@ -1,0 +1,236 @@
+"""Tools of a server that speaks the Model Context Protocol (modelcontextprotocol.io), by its official package `mcp`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import shlex
+import threading
+import weakref
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from functools import partial
+from typing import TYPE_CHECKING, Final, Self, overload
+
+from sglang_lite.lang.schema_tool import SchemaTool
+from sglang_lite.protocol import ParameterError, ToolError
+from sglang_lite.protocol.anything import Foreign, Json
+
+if TYPE_CHECKING:
+    from mcp import Client
+
+MAX_RESULT: Final = 1 << 20  # characters of a result; a prompt holds far less
+_MAX_PAGES: Final = 100  # of a server's list of tools
+
+
+def mcp(
+    server: str | Sequence[str] | Foreign,
+    *,
+    tools: Sequence[str] | None = None,
+    env: Mapping[str, str] | None = None,
+    timeout: float = 60.0,
+) -> McpTools:
+    """Connects to an MCP server, and returns its tools, for `gen(tools=…)` and `use_tools`.
+
+    Args:
+        server: URL of a server, or the command that starts one, as a text or a list of words; also whatever else
+            `mcp.Client` connects to, such as an `MCPServer` of this process.
+        tools: names of the tools to take, in this order; None for all.
+        env: environment variables of the command; it has only PATH, HOME and a few others of this process.
+        timeout: maximum seconds that connecting, and each call, may take.
+
+    Returns:
+        A sequence of tools. It stays connected until it is closed, left as a context manager, or no longer used.
+
+    Raises:
+        ParameterError: the package `mcp` is not installed, there is no such command or tool, or a tool's schema can't
+            be used.
+        ToolError: the server can't be reached, does not answer in time, or fails.
+    """
+    try:
+        from mcp import Client, StdioServerParameters
+    except ModuleNotFoundError as error:
+        raise ParameterError("server", "MCP needs the mcp package.", hint="pip install 'sglang-lite[mcp]'") from error
+    if not timeout > 0:
+        raise ParameterError("timeout", f"{timeout!r} is not a number above 0.")
+    name = server if isinstance(server, str) else type(server).__name__
+    if isinstance(server, str) and not server.startswith(("http://", "https://")):
+        server = shlex.split(server)
+    if isinstance(server, Sequence) and not isinstance(server, str):
+        if not server or not all(isinstance(word, str) for word in server):
+            raise ParameterError("server", f"{server!r:.80} is no command.", hint='Give "uvx mcp-server-time", say.')
+        name = shlex.join(server)
+        server = StdioServerParameters(command=server[0], args=[*server[1:]], env=dict(env) if env else None)
+    elif env is not None:
+        raise ParameterError("env", "only a command has environment variables.")
+    connection = _Connection(Client(server), name, timeout)
+    try:
+        return McpTools(connection, _chosen(connection.listed, tools, name))
+    except BaseException:
+        connection.close()
+        raise
+
+
+class McpTools(Sequence[SchemaTool]):
+    """Tools of an MCP server, in a fixed order; made by `sgl.mcp`."""
+
+    def __init__(self, connection: _Connection, tools: Sequence[Foreign]) -> None:
+        self._connection = connection
+        self._tools = [
+            SchemaTool(each.name, each.description or "", each.input_schema, partial(connection.call, each.name))
+            for each in tools
+        ]
+        self._end = weakref.finalize(self, connection.close)
+
+    @overload
+    def __getitem__(self, index: int) -> SchemaTool: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[SchemaTool]: ...
+    def __getitem__(self, index: int | slice) -> SchemaTool | list[SchemaTool]:
+        return self._tools[index]
+
+    def __len__(self) -> int:
+        return len(self._tools)
+
+    def __repr__(self) -> str:
+        return f"McpTools({self._connection.server!r:.80}: {', '.join(tool.__name__ for tool in self._tools):.200})"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Disconnects; a server that was started by a command ends. Calls of tools then fail."""
+        self._end()
+
+
+class _Connection:
+    """Connection to a server, on an event loop in a thread of its own.
+
+    Args:
+        client: the SDK's client, which is not connected yet.
+        server: address or command, for messages.
+        timeout: maximum seconds that connecting, and a call, may take.
+
+    Attributes:
+        server: the argument of this name.
+        listed: tools of the server, as the SDK describes them.
+    """
+
+    def __init__(self, client: Client, server: str, timeout: float) -> None:
+        self.server, self._client, self._timeout = server, client, timeout
+        self._loop, self._closed = asyncio.new_event_loop(), False
+        connected: Future[list[Foreign]] = Future()
+        self._serving = self._loop.create_task(self._serve(connected))
+        self._thread = threading.Thread(target=self._run, args=(connected,), name="sglang_lite-mcp", daemon=True)
+        self._thread.start()
+        try:
+            self.listed = connected.result(timeout)
+        except FutureTimeoutError:
+            self._disconnect()
+            raise ToolError(f"the MCP server {server} did not answer within {timeout:g} s.") from None
+        except OSError as error:  # there is no such command
+            raise ParameterError("server", f"{server} can't be started: {error.strerror or error}.") from error
+        except Exception as error:
+            raise ToolError(f"the MCP server {server} can't be used: {_told(error)}.") from error
+
+    def _run(self, connected: Future[list[Foreign]]) -> None:
+        try:
+            self._loop.run_until_complete(self._serving)
+        except asyncio.CancelledError:
+            pass
+        except Exception as error:  # told by `connected`, or by the calls that are open
+            if not connected.done():
+                connected.set_exception(_innermost(error))
+        finally:
+            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+            self._loop.close()
+
+    async def _serve(self, connected: Future[list[Foreign]]) -> None:
+        async with self._client as client:
+            listed: list[Foreign] = []
+            cursor = None
+            for _ in range(_MAX_PAGES):
+                page = await client.list_tools(cursor=cursor)
+                listed += page.tools
+                cursor = page.next_cursor
+                if cursor is None:
+                    break
+            connected.set_result(listed)
+            await asyncio.Event().wait()  # until it is cancelled
+
+    def call(self, name: str, arguments: dict[str, Json]) -> Json:
+        """Calls a tool. Returns the result's structured content, or else its text; of a tool that has failed, why: the
+        protocol wants the model to read that.
+
+        Raises:
+            ToolError: the server does not answer in time, has gone, or its result is too long.
+        """
+        if self._closed:
+            raise ToolError(f"the MCP server {self.server} is disconnected.")
+        calling = asyncio.wait_for(self._client.call_tool(name, arguments), self._timeout)
+        try:
+            answering = asyncio.run_coroutine_threadsafe(calling, self._loop)
+        except RuntimeError as error:  # its loop has ended
+            calling.close()
+            raise ToolError(f"the MCP server {self.server} is disconnected.") from error
+        try:
+            answer = answering.result()
+        except TimeoutError as error:
+            raise ToolError(
+                f"the MCP server {self.server} did not answer {name} within {self._timeout:g} s."
+            ) from error
+        except BaseException as error:
+            answering.cancel()
+            if not isinstance(error, Exception):
+                raise
+            raise ToolError(f"the MCP server {self.server} failed in {name}: {_told(error)}.") from error
+        return _result(name, answer)
+
+    def close(self) -> None:
+        """Disconnects, and waits until that is done."""
+        self._disconnect()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(10)
+
+    def _disconnect(self) -> None:
+        self._closed = True
+        with contextlib.suppress(RuntimeError):  # its loop has ended
+            self._loop.call_soon_threadsafe(self._serving.cancel)
+
+
+def _chosen(listed: Sequence[Foreign], names: Sequence[str] | None, server: str) -> list[Foreign]:
+    by_name = {each.name: each for each in listed}
+    if names is None:
+        return [*by_name.values()]
+    if missing := [name for name in names if name not in by_name]:
+        known = ", ".join(by_name) or "none"
+        raise ParameterError("tools", f"{server} has no tool {missing[0]!r}; it has: {known}.")
+    return [by_name[name] for name in names]
+
+
+def _result(name: str, answer: Foreign) -> Json:
+    texts = [part.text if part.type == "text" else f"({part.type}, not shown)" for part in answer.content]
+    text, found = "\n".join(texts), answer.structured_content
+    length = max(len(text), 0 if found is None else len(json.dumps(found)))
+    if length > MAX_RESULT:
+        raise ToolError(f"{name} gave {length:,} characters; at most {MAX_RESULT:,} are taken.")
+    if answer.is_error:
+        return f"Error: {text or 'no reason was given'}"
+    return text if found is None else found
+
+
+def _innermost(error: BaseException) -> BaseException:
+    """First error in groups, which task groups of the SDK make."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def _told(error: Exception) -> str:
+    inner = _innermost(error)
+    return str(inner).rstrip(".") or type(inner).__name__

@@ -1,0 +1,202 @@
+"""Tools of MCP servers in programs, and programs as tools of one."""
+
+import asyncio
+import gc
+import json
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from mcp import Client, StdioServerParameters
+
+import sglang_lite as sgl
+from sglang_lite.commands.mcp_server import server_of
+from sglang_lite.lang.schema_tool import SchemaTool
+from tests.lang.mcp_demo_server import server
+
+COMMAND = [sys.executable, str(Path(__file__).with_name("mcp_demo_server.py"))]
+
+
+@pytest.fixture(scope="module")
+def tools():
+    """Tools of a server in a process of its own, by name."""
+    with sgl.mcp(COMMAND) as found:
+        yield {tool.__name__: tool for tool in found}
+
+
+def called(answers, tools, **options):
+    """The first call that a model makes which answers so."""
+
+    @sgl.function
+    def calls(s):
+        s += sgl.user("Do it.")
+        s += sgl.assistant(sgl.gen("call", tools=tools, tool_choice="required", **options))
+
+    return calls.run(backend=sgl.ScriptedBackend(answers))["call"]
+
+
+def test_tools_run_in_the_servers_process(tools):
+    assert [*tools] == ["add", "count", "fails", "dies", "long", "waits"]
+    assert tools["add"].__doc__ == "Adds two numbers."
+    assert tools["add"](a=1) == {"result": 4}
+    assert tools["count"](place={"name": "a", "near": [{"name": "b", "near": [{"name": "c"}]}]}) == {"result": "3"}
+
+
+def test_a_model_is_held_to_the_servers_schema(tools):
+    fitting = {"tool": "count", "arguments": {"place": {"name": "a", "near": [{"name": "b"}]}}}
+    call = called({"": json.dumps(fitting)}, [*tools.values()])
+    assert (call.name, call.arguments) == ("count", fitting["arguments"])
+    assert call.run() == {"result": "2"}
+    for wrong in (
+        {"tool": "count", "arguments": {"place": {"name": "a", "near": [{"name": 3}]}}},
+        {"tool": "add", "arguments": {"a": "1"}},
+        {"tool": "add", "arguments": {"a": 1, "c": 2}},
+        {"tool": "add", "arguments": {}},
+    ):
+        with pytest.raises(sgl.BackendError, match="does not satisfy"):
+            called({"": json.dumps(wrong)}, [*tools.values()])
+
+
+def test_an_engine_writes_calls_that_fit(tools, engine):
+    @sgl.function
+    def calls(s, tool):
+        s += "Call: " + sgl.gen("call", tools=[tool], tool_choice="required", max_tokens=90, temperature=1.0)
+
+    states = calls.run_batch([{"tool": tools[name]} for name in ("add", "count")], backend=engine, seed=1)
+    for state in states:
+        assert state["call"].run()["result"]
+
+
+def test_use_tools_answers_with_them_and_python_functions(tools):
+    def double(x: int) -> int:
+        """Doubles."""
+        return 2 * x
+
+    @sgl.function
+    def asks(s):
+        s += sgl.user("2 + 3, doubled?")
+        return sgl.use_tools(s, [tools["add"], double])
+
+    answers = iter(
+        ['{"tool": "add", "arguments": {"a": 2}}', '{"tool": "double", "arguments": {"x": 5}}', '{"answer": "10"}']
+    )
+    state = asks.run(backend=sgl.ScriptedBackend(lambda _: next(answers)))
+    assert state.ret_value == "10"
+    assert 'Result of add: {"result": 5}' in state.text()
+
+
+def test_a_failure_of_a_tool_is_its_result(tools):
+    assert tools["fails"](why="no reason").startswith("Error: ")
+
+
+def test_a_result_that_is_too_long_is_an_error(tools):
+    with pytest.raises(sgl.ToolError, match="long gave 3,000,0"):
+        tools["long"]()
+
+
+def test_a_server_that_dies_in_a_call_fails_that_call_and_the_next():
+    with sgl.mcp(COMMAND, tools=["dies", "add"]) as (dies, add):
+        for tool, arguments in ((dies, {}), (add, {"a": 1})):
+            with pytest.raises(sgl.ToolError, match="failed in"):
+                tool(**arguments)
+
+
+def test_a_call_that_takes_too_long_is_given_up():
+    with (
+        sgl.mcp(server, tools=["waits"], timeout=0.3) as (waits,),
+        pytest.raises(sgl.ToolError, match=r"did not answer waits within 0\.3 s"),
+    ):
+        waits()
+
+
+def test_threads_may_call_at_once():
+    with sgl.mcp(server) as (add, *_):
+        sums: list[object] = [None] * 16
+        threads = [threading.Thread(target=lambda i=i: sums.__setitem__(i, add(a=i, b=i))) for i in range(16)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert sums == [{"result": 2 * i} for i in range(16)]
+
+
+def test_a_connection_ends_once_nobody_uses_its_tools():
+    def connections():
+        return sum(thread.name == "sglang_lite-mcp" for thread in threading.enumerate())
+
+    before = connections()
+    found = sgl.mcp(server)
+    assert connections() == before + 1
+    assert repr(found) == "McpTools('MCPServer': add, count, fails, dies, long, waits)"
+    del found
+    gc.collect()
+    assert connections() == before
+    with sgl.mcp(server) as tools:
+        pass
+    with pytest.raises(sgl.ToolError, match="is disconnected"):
+        tools[0](a=1)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"server": "there-is-no-such-command x"}, "there-is-no-such-command x can't be started: No such file"),
+        ({"server": [sys.executable, "-c", "raise SystemExit(3)"]}, "can't be used: Connection closed."),
+        ({"server": "http://127.0.0.1:9/mcp"}, "http://127.0.0.1:9/mcp can't be used: "),
+        ({"server": ""}, "server: [] is no command."),
+        ({"server": server, "tools": ["nd"]}, "MCPServer has no tool 'nd'; it has: add, count"),
+        ({"server": server, "env": {"A": "b"}}, "only a command has environment variables"),
+        ({"server": server, "timeout": 0}, "timeout: 0 is not a number above 0"),
+    ],
+)
+def test_what_can_not_be_connected_is_an_error(given, said):
+    with pytest.raises(sgl.SglError) as refused:
+        sgl.mcp(**given)
+    assert said in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("schema", "said"),
+    [
+        ({"type": "string"}, "t: its schema is not that of an object"),
+        ({"type": "object", "properties": {"x": {"type": "int"}}}, "t: its schema can't be used: "),
+    ],
+)
+def test_a_schema_that_can_not_be_used_names_its_tool(schema, said):
+    with pytest.raises(sgl.ParameterError) as refused:
+        SchemaTool("t", "", schema, dict)
+    assert said in str(refused.value)
+
+
+def test_programs_are_tools_of_a_server():
+    @sgl.function
+    def greets(s, name: str, often: int = 1):
+        """Greets somebody."""
+        s += f"Greet {name}: " + sgl.gen("greeting", max_tokens=5)
+        if name == "nobody":
+            raise ValueError("there is nobody")
+        return [s["greeting"]] * often
+
+    made = server_of("programs", {"greets": greets}, sgl.ScriptedBackend({"Ann": "Hello Ann"}))
+    with sgl.mcp(made) as (tool,):
+        assert (tool.__name__, tool.__doc__) == ("greets", "Greets somebody.")
+        assert tool.parameters == "(name: string, often?: integer)"
+        assert json.loads(tool(name="Ann", often=2)["result"]) == {"greeting": "Hello Ann", "return": ["Hello Ann"] * 2}
+        assert "there is nobody" in tool(name="nobody")
+
+
+def test_the_command_serves_programs_to_the_official_client(tmp_path):
+    file = tmp_path / "served_file.py"
+    file.write_text(
+        "import sglang_lite as sgl\nprint('imported')\nsgl.set_default_backend(sgl.ScriptedBackend({'': 'yes'}))\n"
+        "@sgl.function\ndef asks(s, question: str):\n    print('runs')\n    s += question + sgl.gen('answer')\n"
+    )
+    command = StdioServerParameters(command=sys.executable, args=["-m", "sglang_lite.cli", "mcp", str(file)])
+
+    async def ask():
+        async with Client(command) as client:
+            return await client.call_tool("asks", {"question": "Is it so?"})
+
+    answer = asyncio.run(ask())
+    assert json.loads(answer.content[0].text) == {"answer": "yes"}
