@@ -37,10 +37,13 @@ from sglang_lite.runtime.calls import (
     ExportPrefix,
     FlushCache,
     ImportPrefix,
+    LoadLoraAdapter,
+    Loras,
     R,
     StartProfile,
     Stats,
     StopProfile,
+    UnloadLoraAdapter,
     UpdateWeights,
 )
 from sglang_lite.runtime.config import EngineConfig, takes_fields
@@ -418,6 +421,38 @@ class Engine:
             ParameterError: no profile is running.
         """
         return self._answer(StopProfile())
+
+    def load_lora_adapter(self, lora_name: str, lora_path: str | os.PathLike[str], *, pinned: bool = False) -> None:
+        """Reads an adapter (LoRA) from a folder of peft's. Requests can then name it as `lora_path`.
+
+        Args:
+            lora_name: its name; of one that was unloaded it may be taken again.
+            lora_path: the folder.
+            pinned: whether it stays on the device.
+
+        Raises:
+            ParameterError: the engine was made without adapters, the name can't be used, or there is no room.
+            ModelError: the adapter is damaged, of another model, or has something that is not supported.
+            EngineClosedError: the engine is closed.
+        """
+        check_kind("lora_name", lora_name, str)
+        check_kind("pinned", pinned, bool)
+        self._answer(LoadLoraAdapter(lora_name, os.path.abspath(os.path.expanduser(lora_path)), pinned))
+
+    def unload_lora_adapter(self, lora_name: str) -> None:
+        """Forgets an adapter. Requests that have named it end as they would; the call waits for them.
+
+        Raises:
+            ParameterError: there is no adapter of that name.
+            EngineClosedError: the engine is closed.
+        """
+        check_kind("lora_name", lora_name, str)
+        self._answer(UnloadLoraAdapter(lora_name))
+
+    def loras(self) -> list[dict[str, Any]]:  # texts, booleans and a whole number
+        """Adapters that requests can name: lora_name, lora_path, pinned, rank (None while it is not in memory), and
+        whether it is resident on the device."""
+        return self._answer(Loras())
 
     def flush_cache(self) -> int:
         """Drops every cached prefix that no request is using; returns the number of tokens that were freed."""

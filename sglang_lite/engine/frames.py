@@ -24,9 +24,12 @@ from sglang_lite.runtime.calls import (
     ExportPrefix,
     FlushCache,
     ImportPrefix,
+    LoadLoraAdapter,
+    Loras,
     StartProfile,
     Stats,
     StopProfile,
+    UnloadLoraAdapter,
     UpdateWeights,
 )
 from sglang_lite.runtime.config import Capacity
@@ -118,6 +121,9 @@ Asked: TypeAlias = (
     | CompileGrammar
     | UpdateWeights
     | FlushCache
+    | LoadLoraAdapter
+    | UnloadLoraAdapter
+    | Loras
     | ExportPrefix
     | ImportPrefix
     | Stats

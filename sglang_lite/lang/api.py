@@ -230,6 +230,7 @@ def gen(
             the next one (0; 0 to 256).
         return_text_in_logprobs: with log-probabilities, also each token's text (False).
         return_prompt_token_ids: keep the ids of the prompt's tokens, for `s.trajectory()` (False).
+        lora_path: name of the adapter (LoRA) that an engine generates with.
         confidence: record how likely the model found each token, with and without the constraint, for
             `s.confidence(name)` (False).
         seed: draws depend only on it and the token's position; without it each call draws anew.

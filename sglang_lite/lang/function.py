@@ -150,7 +150,7 @@ class SglFunction(BaseProgram[R], Generic[P, R]):
 
         Args:
             *args, **kwargs: arguments of the program, which have priority over options of the same name.
-            max_new_tokens … return_prompt_token_ids: defaults of the program's generations, as in `gen`.
+            max_new_tokens … lora_path: defaults of the program's generations, as in `gen`.
             stream: whether to return at once, so that `text_iter` can follow the text to the end of the program.
                 (`text`, `messages` and `sync` then cover what the body has added so far.)
             backend: backend of the run; None for the backend of the enclosing program, or else the default one.
@@ -255,7 +255,7 @@ class SglFunction(BaseProgram[R], Generic[P, R]):
 
         Args:
             batch_kwargs: arguments of each run, by name (a mapping) or in order (a sequence). They are not changed.
-            max_new_tokens … return_prompt_token_ids, backend, seed, timeout, retries, push_down, priority: as for
+            max_new_tokens … lora_path, backend, seed, timeout, retries, push_down, priority: as for
                 `run`, for each item.
             max_cost, max_total_tokens: as for `run`, for all items together.
             num_threads: maximum number of programs that run at once; "auto" for 96, or 16 per CPU if that is more.

@@ -341,6 +341,10 @@ PARAMETERS: Final = (
         Range(0), engine_range=Range(-10_000, 10_000), max_entries=4096, places=_OURS,
     ),
     Parameter(
+        "lora_path", "strings", (), "name of the adapter (LoRA) that an engine generates with",
+        max_entries=1, places=("gen", "run", "request"),
+    ),
+    Parameter(
         "skip_special_tokens", "bool", True, "leave special tokens out of the text", places=("sampling_params",)
     ),
     Parameter(
@@ -380,6 +384,7 @@ class OneSampleOptions(TypedDict, total=False):
     top_logprobs_num: int | None
     return_text_in_logprobs: bool | None
     return_prompt_token_ids: bool | None
+    lora_path: str | Sequence[str] | None
 
 
 class SamplingOptions(OneSampleOptions, total=False):
@@ -440,6 +445,7 @@ class SamplingParams(Record, frozen=True):
     return_text_in_logprobs: bool | Unset = UNSET
     return_prompt_token_ids: bool | Unset = UNSET
     confidence: bool | Unset = UNSET
+    lora_path: tuple[str, ...] | Unset = UNSET
 
     def __post_init__(self) -> None:
         for parameter, value in zip(PARAMETERS, _values(self)):

@@ -32,6 +32,22 @@ class UpdateWeights(EngineCall[str], frozen=True, tag="update_weights"):
     version: str | None
 
 
+class LoadLoraAdapter(EngineCall[None], frozen=True, tag="load_lora_adapter"):
+    name: str
+    path: str
+    pinned: bool
+
+
+class UnloadLoraAdapter(EngineCall[None], frozen=True, tag="unload_lora_adapter"):
+    """Answered when no request uses the adapter any more."""
+
+    name: str
+
+
+class Loras(EngineCall[list[dict[str, Any]]], frozen=True, tag="loras"):
+    """Answered by the adapters, in the order of their names."""
+
+
 class FlushCache(EngineCall[int], frozen=True, tag="flush_cache"):
     """Answered by the number of tokens that were freed."""
 

@@ -14,6 +14,7 @@ from sglang_lite.protocol import ParameterError
 from sglang_lite.protocol.anything import UserValue
 from sglang_lite.runtime.attention.registry import AttentionBackendName
 from sglang_lite.runtime.models.config_fields import shown
+from sglang_lite.runtime.models.lora.paths import lora_texts
 from sglang_lite.runtime.structured_output.registry import ConstraintBackend
 
 # Beyond these bounds the machine fails, not the setting: positions and slots are int32, and each thread has a stack.
@@ -131,6 +132,16 @@ class EngineConfig:
             masks and temperature. If False, they are those of the distribution that tokens are drawn from, before
             top-k, top-p and min-p; greedy requests have temperature 1. Log-probabilities of prompt tokens and choices
             are always the model's own.
+        enable_lora: whether requests may name adapters (LoRA); `lora_paths` implies it. Not with `deterministic`.
+        lora_paths: adapters to begin with: folders of peft's, `name=folder`, or objects with lora_name, lora_path and
+            pinned (whether it stays on the device). `Engine.load_lora_adapter` loads others.
+        max_loras_per_batch: number of different adapters that run at the same time; requests of others wait.
+        max_loaded_loras: maximum number of adapters in the host's memory; the least recently used one gives way, and is
+            read again when it is named. None for no limit.
+        max_lora_rank: largest rank of an adapter; None for the largest of `lora_paths`, or 64 without any.
+        lora_target_modules: names of the modules that adapters may change, such as "q_proj"; None or "all" for all.
+        lora_eviction_policy: which adapter gives way to another on the device: "lru", the one used longest ago, or
+            "fifo", the one copied longest ago.
         constraint_backend: grammar engine for constraints: "llguidance", which "auto" takes, enforces all; "xgrammar"
             and "outlines" (regexes and choices) refuse constraints that they can't enforce.
         compile_timeout_s: limit of CPU time for compiling a constraint, in seconds; beyond it, only the constraint's
@@ -199,6 +210,13 @@ class EngineConfig:
     draft_tokens: int = 8
     deterministic: bool = False
     original_logprobs: bool = False
+    enable_lora: bool = False
+    lora_paths: tuple[str, ...] = ()
+    max_loras_per_batch: int = 8
+    max_loaded_loras: int | None = None
+    max_lora_rank: int | None = None
+    lora_target_modules: tuple[str, ...] | None = None
+    lora_eviction_policy: Literal["lru", "fifo"] = "lru"
     constraint_backend: ConstraintBackend = "auto"
     compile_timeout_s: float = 10.0
     compile_memory_mb: int = 2048
@@ -262,6 +280,7 @@ class EngineConfig:
             ("eviction", ("lru", "lfu", "fifo", "slru")),
             ("hicache_write_policy", get_args(WritePolicy)),
             ("hicache_storage_backend", (None, "file")),
+            ("lora_eviction_policy", ("lru", "fifo")),
             ("log_level", (None, "debug", "info", "warning", "error", "critical")),
             ("explain_cache_misses", (None, True, False)),
             *((name, (True, False)) for name in _SWITCHES),
@@ -270,6 +289,29 @@ class EngineConfig:
                 raise ParameterError(name, f"{getattr(self, name)!r} is not one of {', '.join(map(str, allowed))}.")
         _check_tiers(self)
         _check_scales(self)
+        self._check_lora()
+
+    def _check_lora(self) -> None:
+        """Checks the settings of adapters, and gives lists of them one form."""
+        object.__setattr__(self, "lora_paths", lora_texts(self.lora_paths))
+        targets: UserValue = self.lora_target_modules
+        if targets is not None:
+            targets = (targets,) if isinstance(targets, str) else targets
+            if not isinstance(targets, list | tuple) or not all(isinstance(each, str) for each in targets):
+                raise ParameterError("lora_target_modules", f"{shown(targets)} is no list of names of modules.")
+            given = None if "all" in targets or "all-linear" in targets else tuple(targets)
+            object.__setattr__(self, "lora_target_modules", given)
+        object.__setattr__(self, "enable_lora", self.enable_lora or bool(self.lora_paths))
+        for name in ("max_loras_per_batch", "max_loaded_loras", "max_lora_rank"):
+            if getattr(self, name) is not None:
+                _check_int(name, getattr(self, name), 1)
+        if self.enable_lora and self.deterministic:
+            raise ParameterError(
+                "enable_lora", "products of adapters depend on the batch, so not with deterministic=True.",
+                hint="Leave one out.",
+            )  # fmt: skip
+        if self.max_loaded_loras is not None and self.max_loaded_loras < self.max_loras_per_batch:
+            raise ParameterError("max_loaded_loras", "is less than max_loras_per_batch.", hint="Raise it.")
 
     def _check_speculation(self) -> None:
         known = isinstance(self.speculation, str) and (self.speculation == "off" or set(self.drafters) <= set(DRAFTERS))
@@ -316,7 +358,7 @@ class EngineConfig:
 
 _SWITCHES = (
     "skip_tokenizer_init", "special_tokens_in_roles", "prefix_cache", "enable_hierarchical_cache", "overlap",
-    "deterministic", "original_logprobs", "cuda_graphs", "in_process", "restart",
+    "deterministic", "original_logprobs", "cuda_graphs", "in_process", "restart", "enable_lora",
 )  # fmt: skip
 
 

@@ -184,7 +184,7 @@ NATIVE_NEUTRAL = {
     "routed_dp_rank": "This server has one engine.",
 }
 NATIVE_REFUSED: dict[str, tuple[object, ...]] = {
-    **{name: allowed for name, allowed in GATEWAY_REFUSED.items() if name != "session_params"},
+    **{name: allowed for name, allowed in GATEWAY_REFUSED.items() if name not in ("session_params", "lora_path")},
     "image_data": ([],),
     "audio_data": ([],),
     "video_data": ([],),

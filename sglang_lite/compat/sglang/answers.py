@@ -118,6 +118,7 @@ class GenerateFields(TypedDict, total=False):
     return_text_in_logprobs: bool
     return_confidence: bool | None
     return_prompt_token_ids: bool | None
+    lora_path: str | Sequence[str | None] | None
     custom_logit_processor: LogitProcessor | Sequence[LogitProcessor | None] | None
     rid: str | Sequence[str] | None
     priority: int | Sequence[int] | None

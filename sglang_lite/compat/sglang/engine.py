@@ -105,6 +105,7 @@ class Engine(base.Engine):
                 all tokens that its constraint allows, as `output_model_logprobs` and `output_allowed_logprobs`.
             return_prompt_token_ids: whether to report the ids of the prompt's tokens, as `prompt_token_ids` beside
                 `output_ids`.
+            lora_path: name of the adapter (LoRA) to generate with; None for none. One for all prompts, or a list.
             custom_logit_processor: function `processor(token_ids, logits) -> logits`, called for every token, on the
                 engine's thread: slow. SGLang's pickled classes are refused.
             rid: name of the request, for `abort`; in a batch, one name makes name_0, name_1 …

@@ -39,13 +39,17 @@ from sglang_lite.runtime.calls import (
     ExportPrefix,
     FlushCache,
     ImportPrefix,
+    LoadLoraAdapter,
+    Loras,
     R,
     StartProfile,
     Stats,
     StopProfile,
+    UnloadLoraAdapter,
     UpdateWeights,
 )
 from sglang_lite.runtime.config import Capacity, EngineConfig
+from sglang_lite.runtime.core.adapters import make_adapters, no_adapters
 from sglang_lite.runtime.core.cache_tiers import make_tiers, page_names
 from sglang_lite.runtime.core.capacity import capacity_of
 from sglang_lite.runtime.core.choice_scoring import ChoiceScoring
@@ -127,17 +131,10 @@ class EngineCore:
         self.tokenizer, self.vocab_size, self.eos_ids = loaded.tokenizer, loaded.vocab_size, loaded.eos_ids
         self.capacity, self.device = capacity_of(config, loaded), loaded.model.device
         self.description = _description(loaded, self.capacity)
-        sizes, pages, longest = self.capacity.sizes, self.capacity.pages, self.capacity.longest
-        store = PrefixCache(
-            pages,
-            sizes.page_size,
-            sizes.max_running,
-            longest,
-            reuse=config.prefix_cache,
-            priority=EVICTION[config.eviction],
-            reveal_others=config.explain_cache_misses is not False,
-            windows=_windows(self.capacity, loaded.model),
-        )
+        sizes, longest = self.capacity.sizes, self.capacity.longest
+        store = _prefix_cache(config, self.capacity, loaded.model)
+        self.adapters = make_adapters(config, loaded, sizes.max_running)
+        pool, memory = (None, None) if self.adapters is None else (self.adapters.pool, self.adapters.memory)
         drafting = make_drafting(config, loaded.vocab_size, loaded.eos_ids)
         threads = min(config.threads or os.cpu_count() or 1, _MASK_THREADS)
         self.compiler = Compiler(
@@ -149,11 +146,11 @@ class EngineCore:
         self.scheduler = Scheduler(
             store, sizes.step_tokens, POLICIES[config.policy], last_alone=rounds and not config.deterministic,
             pace=StepPace(sizes.step_tokens) if loaded.model.device.type == "cpu" else None,
-            drafting=drafting,
+            drafting=drafting, adapters=pool,
         )  # fmt: skip
         try:
             self.runner = make_runner(
-                loaded.model, self.capacity, config, loaded.compiling, self.compiler.is_busy, drafting
+                loaded.model, self.capacity, config, loaded.compiling, self.compiler.is_busy, drafting, memory
             )
             if config.enable_hierarchical_cache:
                 store.tiers = make_tiers(config, loaded, self.capacity, store, self.runner, encoder)
@@ -171,6 +168,7 @@ class EngineCore:
             all_special=config.special_tokens_in_roles, paced=config.stream_interval_s > 0,
             weight_version=config.weight_version,
         )  # fmt: skip
+        self.builder.adapters = no_adapters if self.adapters is None else self.adapters.loaded.get
         self.open_requests = OpenRequests(config.max_queued + sizes.max_running)
         encoder = encoder or ThreadPoolExecutor(_ENCODE_THREADS, "sglang_lite-encode")
         self._calls = ThreadPoolExecutor(1, "sglang_lite-calls")  # for calls that wait for the loop, or for files
@@ -301,6 +299,18 @@ class EngineCore:
 
         return self._calls.submit(lambda: self.loop.inbox.call(partial(update, resolve(call.path, None))))
 
+    def _load_lora(self, call: LoadLoraAdapter) -> Future[None]:
+        load = no_adapters if self.adapters is None else self.adapters.load
+        return self._calls.submit(load, call.name, call.path, pinned=call.pinned)
+
+    def _unload_lora(self, call: UnloadLoraAdapter) -> Future[None]:
+        if self.adapters is None or self.scheduler.adapters is None:
+            return self._calls.submit(no_adapters)
+        return self.adapters.unload(call.name, self.scheduler.adapters, self.loop.inbox)
+
+    def _loras(self, _: Loras) -> Future[list[dict[str, Any]]]:
+        return self._calls.submit(lambda: [] if self.adapters is None else self.adapters.list())
+
     def _start_profile(self, call: StartProfile) -> Future[None]:
         def start() -> None:
             if self._profile is not None:
@@ -355,6 +365,7 @@ class EngineCore:
                 "appended_tokens": scheduler.handover.appended_tokens,
                 **({} if store.tiers is None else store.tiers.stats()),
                 **({} if store.windows is None else store.windows.stats()),
+                **({} if self.adapters is None else self.adapters.stats()),
                 **self.open_requests.counts(),
                 "grammars_compiled": self.compiler.cache.misses,
                 "grammars_cached": self.compiler.cache.hits,
@@ -372,6 +383,9 @@ class EngineCore:
         UpdateWeights: _update_weights,
         StartProfile: _start_profile,
         StopProfile: _stop_profile,
+        LoadLoraAdapter: _load_lora,
+        UnloadLoraAdapter: _unload_lora,
+        Loras: _loras,
         FlushCache: _flush_cache,
         ExportPrefix: _export_prefix,
         ImportPrefix: _import_prefix,
@@ -397,6 +411,19 @@ def _description(loaded: LoadedModel, capacity: Capacity) -> str:
     windows = f", for {own:,} in layers with a window" if own else ""
     return (
         f"{loaded.name} on {loaded.model.device}, {loaded.model.format}, room for {capacity.tokens:,} tokens{windows}"
+    )
+
+
+def _prefix_cache(config: EngineConfig, capacity: Capacity, model: Model) -> PrefixCache:
+    return PrefixCache(
+        capacity.pages,
+        capacity.sizes.page_size,
+        capacity.sizes.max_running,
+        capacity.longest,
+        reuse=config.prefix_cache,
+        priority=EVICTION[config.eviction],
+        reveal_others=config.explain_cache_misses is not False,
+        windows=_windows(capacity, model),
     )
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from sglang_lite.constraints.json_schema.repeats import repeat_rules
 from sglang_lite.program.nodes import Gen, Text
-from sglang_lite.protocol import Constraint, Continuation, Generation, SglError, Span
+from sglang_lite.protocol import Constraint, Continuation, Generation, ParameterError, SglError, Span
 from sglang_lite.runtime.core.prepared_node import EngineAsk, EngineBranch, PreparedNode, prepare_following
 from sglang_lite.runtime.core.token_text import OpenGrammar, TokenText
 from sglang_lite.runtime.kv_cache.pages import Ints
@@ -138,9 +138,12 @@ class GenerationJob:
         if not isinstance(params, ResolvedParams) or params.n > 1 or not params.max_tokens or params.scores_tokens:
             return False
         assert isinstance(node, Gen)
-        request = program.context.builder.ahead(
-            params, partial(self._on_event, 0), stream=program.stream or node.stream, namespace=program.namespace
-        )
+        try:
+            request = program.context.builder.ahead(
+                params, partial(self._on_event, 0), stream=program.stream or node.stream, namespace=program.namespace
+            )
+        except ParameterError:  # told when the node is asked
+            return False
         request.branch, request.priority, request.follow = self._scheduled, self._scheduled.program.priority, self
         request.output.origin = node.name, node.constraint
         self._requests, self._between = [request], np.array(ids.result(), dtype=np.int32)

@@ -10,7 +10,7 @@ import random
 import secrets
 import struct
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,13 +23,14 @@ from sglang_lite.protocol import ParameterError, Prompt, SamplingParams, Span
 from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.requests.output_builder import DrawnBy, LoadedWeights, OutputBuilder, Sink
 from sglang_lite.runtime.requests.random_uniforms import sample_seed
-from sglang_lite.runtime.requests.request import Request, Times
+from sglang_lite.runtime.requests.request import PrefixSpace, Request, Times
 from sglang_lite.runtime.requests.resolved_params import ResolvedParams, resolve_params
 from sglang_lite.runtime.tokens.token_log import TokenLog
 from sglang_lite.runtime.tokens.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from sglang_lite.runtime.core.submission import GenerateRequest
+    from sglang_lite.runtime.models.lora.adapter import Adapter  # needs torch
 
 
 class RequestBuilder:
@@ -48,7 +49,11 @@ class RequestBuilder:
 
     Attributes:
         weights: weights that run now, as all requests know them.
+        adapters: returns the adapter of a name, or raises ParameterError; None where names are not checked, as the
+            engine is another process.
     """
+
+    adapters: Callable[[str], Adapter] | None = None
 
     def __init__(
         self,
@@ -137,6 +142,7 @@ class RequestBuilder:
         """
         tokens = self.tokens(ids, params)
         output = self.output(output_ids, len(tokens), params)
+        space = PrefixSpace.of(namespace, self._adapter(params))
         start = params.logprob_start_len if params.return_logprob else -1
         ends, limit = self._ends(params), self._limit(len(tokens), params)
         requests = []
@@ -151,7 +157,7 @@ class RequestBuilder:
                     params=params,
                     seed=self._seed(params, index),
                     output=self._builder(number, params, ends, sink, stream=stream),
-                    namespace=namespace,
+                    space=space,
                     paced=stream and self._paced,
                     score_from=score_from if score_from is not None else start if start >= 0 else None,
                     replayed_count=len(output),
@@ -160,13 +166,20 @@ class RequestBuilder:
         return requests
 
     def ahead(self, params: ResolvedParams, sink: Sink, *, stream: bool, namespace: str) -> Request:
-        """Makes a request of one sample, without a prompt: `begin` gives it one."""
-        number = next(self._ids)
+        """Makes a request of one sample, without a prompt: `begin` gives it one.
+
+        Raises:
+            ParameterError: its adapter is not there.
+        """
+        number, space = next(self._ids), PrefixSpace.of(namespace, self._adapter(params))
         return Request(
             id=number, tokens=_NO_TOKENS, prompt_len=0, limit=0, params=params, seed=0,
             output=self._builder(number, params, self._ends(params), sink, stream=stream),
-            namespace=namespace, paced=stream and self._paced,
+            space=space, paced=stream and self._paced,
         )  # fmt: skip
+
+    def _adapter(self, params: ResolvedParams) -> Adapter | None:
+        return self.adapters(params.lora_path[0]) if params.lora_path and self.adapters is not None else None
 
     def _builder(
         self, number: int, params: ResolvedParams, ends: frozenset[int], sink: Sink, *, stream: bool
@@ -184,7 +197,9 @@ class RequestBuilder:
 
     def resolved(self, params: SamplingParams) -> ResolvedParams:
         """Parameters with the engine's defaults filled in. Raises ParameterError if a value is not valid."""
-        return resolve_params(params, self._vocab_size)
+        resolved = resolve_params(params, self._vocab_size)
+        self._adapter(resolved)  # refused here
+        return resolved
 
     def refused(self, nodes: Sequence[Node]) -> dict[int, ParameterError]:
         """Errors of generations with invalid parameters, by index of the node; for a fork, the first error in its

@@ -189,8 +189,7 @@ class StepLoop:
             request.state = State.FAILED
             request.output.send(error)
         self.inbox.run()
-        if self.scheduler.store.tiers is not None:
-            self.scheduler.store.tiers.close()
+        _close(self.scheduler)
         self.runner.close()
 
     def unmark(self) -> None:
@@ -408,3 +407,11 @@ def _kind(batch: Batch) -> str:
     if not batch.decoding:
         return "prefill"
     return "decode" if batch.decoding == len(batch.requests) else "prefill and decode"
+
+
+def _close(scheduler: Scheduler) -> None:
+    """Ends what other threads do for a scheduler, and what they wait for."""
+    if scheduler.adapters is not None:
+        scheduler.adapters.close()
+    if scheduler.store.tiers is not None:
+        scheduler.store.tiers.close()

@@ -15,6 +15,7 @@ from sglang_lite.runtime.drafting.drafting import Drafting
 from sglang_lite.runtime.executor.cpu_runner import CpuRunner
 from sglang_lite.runtime.executor.model_runner import ModelRunner
 from sglang_lite.runtime.executor.step_record import SlotPages
+from sglang_lite.runtime.models.lora.cpu_step import CpuAdapters
 from sglang_lite.runtime.models.model import Model, is_fused
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ def make_runner(
     compiling: BackgroundCompilation | None = None,
     cores_contended: Callable[[], bool] | None = None,
     drafting: Drafting | None = None,
+    adapters: CpuAdapters | None = None,
 ) -> ModelRunner:
     """Returns the runner for the device that the model is on; a GPU's is warmed up.
 
@@ -39,6 +41,7 @@ def make_runner(
         cores_contended: callback that returns True if other work of the engine needs a CPU core. Ignored unless torch's
             threads use all cores of the process, and in deterministic mode.
         drafting: maker of drafts, which gets the measured times of captured steps.
+        adapters: adapters of the slots, or None if no request may have one.
     """
     sizes, pages = capacity.sizes, capacity.pages
     own_pages = capacity.window_pages
@@ -48,7 +51,7 @@ def make_runner(
         return CpuRunner(
             model, slot_pages, capacity.tokens, own_pages * sizes.page_size, one_by_one=config.deterministic,
             original_logprobs=config.original_logprobs,
-            cores_contended=cores_contended if has_all and not config.deterministic else None,
+            cores_contended=cores_contended if has_all and not config.deterministic else None, adapters=adapters,
         )  # fmt: skip
     from sglang_lite.runtime.executor.cuda_graphs import graph_sizes  # needs Triton
     from sglang_lite.runtime.executor.gpu_runner import GpuRunner

@@ -18,6 +18,7 @@ from sglang_lite.runtime.kernels.attention_metadata import (
     ExtendRow,
 )
 from sglang_lite.runtime.kv_cache.pages import Ints
+from sglang_lite.runtime.models.lora.cpu_step import CpuAdapters
 
 # Padding tokens that a group of decoding rows may read in vain: about the cost of one more group.
 _PADDING = 512
@@ -42,19 +43,29 @@ class CpuInputs:
     last: torch.Tensor
 
 
-def build_cpu_inputs(record: StepRecord, table: SlotPages, last_tokens: Ints, *, one_by_one: bool = False) -> CpuInputs:
+def build_cpu_inputs(
+    record: StepRecord,
+    table: SlotPages,
+    last_tokens: Ints,
+    adapters: CpuAdapters | None = None,
+    *,
+    one_by_one: bool = False,
+) -> CpuInputs:
     """Returns the model's inputs for a step.
 
     Args:
         record: the step.
         table: pages of the slots.
         last_tokens: int32 [slots], last drawn token of each slot.
+        adapters: adapters of the slots, if the engine has any.
         one_by_one: whether to compute each token's attention separately, so that it doesn't depend on the record.
     """
     ids = np.where(record.ids < 0, last_tokens[record.token_slots], record.ids)
     plan = _plan(record, table, table, one_by_one=one_by_one)
     if table.windows is not None:
         plan = replace(plan, windowed=_plan(record, table, table.windows, one_by_one=one_by_one))
+    if adapters is not None and record.lora:
+        plan = replace(plan, lora=adapters.step(record.token_slots))
     return CpuInputs(
         ids=torch.from_numpy(ids.astype(np.int64)),
         positions=torch.from_numpy(record.positions.astype(np.int64)),

@@ -17,6 +17,7 @@ from sglang_lite.runtime.executor.prompt_logprobs import PromptLogprobs, score
 from sglang_lite.runtime.executor.sampler import Masks, Sampled, SamplingTable, sample
 from sglang_lite.runtime.executor.step_record import SlotPages, StepRecord
 from sglang_lite.runtime.kv_cache.pages import Ints
+from sglang_lite.runtime.models.lora.cpu_step import CpuAdapters
 from sglang_lite.runtime.models.model import Model
 
 
@@ -50,6 +51,7 @@ class CpuRunner:
         original_logprobs: whether log-probabilities are those before adjustments of the logits, as in `sampler.sample`.
         cores_contended: callback that returns True if other work of the process needs a core. A step with streamed rows
             then uses one thread fewer: a team in which one thread waits for a core takes longer than a smaller team.
+        adapters: adapters of the slots, or None if no request may have one.
     """
 
     def __init__(
@@ -62,8 +64,9 @@ class CpuRunner:
         one_by_one: bool = False,
         original_logprobs: bool = False,
         cores_contended: Callable[[], bool] | None = None,
+        adapters: CpuAdapters | None = None,
     ) -> None:
-        self._cores_contended = cores_contended
+        self._cores_contended, self._adapters = cores_contended, adapters
         slots = len(pages.pages)
         self._model, self._pages, self._sampling = model, pages, SamplingTable(slots)
         self._cache = model.allocate_cache(cache_slots, window_slots and window_slots + pages.page_size)
@@ -90,9 +93,13 @@ class CpuRunner:
         """Computes the forward of a step."""
         self._pages.update(record)
         self._sampling.set(record.started, record.sampling)
+        if self._adapters is not None:
+            self._adapters.start(record.started, record.adapters)
         with torch.inference_mode(), self._team(record):
             self._copy(record)
-            inputs = build_cpu_inputs(record, self._pages, self._last_tokens, one_by_one=self._one_by_one)
+            inputs = build_cpu_inputs(
+                record, self._pages, self._last_tokens, self._adapters, one_by_one=self._one_by_one
+            )
             hidden = self._model.forward(inputs.ids, inputs.positions, inputs.plan, self._cache)
             scored = score(self._model, record, inputs.last.numpy(), hidden)
         return CpuForward(record, hidden, inputs.last, scored)

@@ -102,6 +102,8 @@ class StepRecord(msgspec.Struct, frozen=True):
     window_indices: Ints = msgspec.field(default_factory=lambda: _NOTHING)
     window_pages: Ints = msgspec.field(default_factory=lambda: _NOTHING)
     window_copies: Ints = msgspec.field(default_factory=lambda: _NO_COPIES)
+    adapters: Ints = msgspec.field(default_factory=lambda: _NOTHING)
+    lora: bool = False
 
     @property
     def token_slots(self) -> Ints:
@@ -159,6 +161,7 @@ class StepWriter:
         self._table, self._windows = table, windows
         self._written: Ints = np.zeros_like(table.pages)  # pages as the records so far have given them
         self._windows_written = None if windows is None else np.zeros_like(table.pages)
+        self._adapters: Ints = np.full(len(table.pages), -1, dtype=np.int32)  # adapter slot of each slot
 
     def forget(self) -> None:
         """Makes the next records repeat all pages, as a record was not executed completely."""
@@ -187,6 +190,7 @@ class StepWriter:
         window_indices = window_pages = _NOTHING
         if self._windows is not None and self._windows_written is not None:
             window_indices, window_pages = _changed(self._windows_written, slots, self._windows.of[now])
+        adapters = self._started_adapters(started)
         return StepRecord(
             step=batch.step,
             slots=slots,
@@ -208,7 +212,16 @@ class StepWriter:
             window_indices=window_indices,
             window_pages=window_pages,
             window_copies=batch.window_copies,
+            adapters=adapters,
+            lora=bool((self._adapters[slots] >= 0).any()),
         )
+
+    def _started_adapters(self, started: Sequence[Request]) -> Ints:
+        """Adapter slots of requests that begin; empty if none has one."""
+        slots = [each.slot for each in started]
+        adapters = [-1 if each.handle is None else each.handle.adapter_slot for each in started]
+        self._adapters[slots] = adapters
+        return np.array(adapters, dtype=np.int32) if any(each >= 0 for each in adapters) else _NOTHING
 
     def _scores(self, batch: Batch) -> Iterator[PromptScores]:
         """Prompt tokens to score that the step's hidden states predict. Rows that decode have none."""

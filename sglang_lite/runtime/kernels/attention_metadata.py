@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 
 from sglang_lite.runtime.kernels.kv_cache import gather
+
+if TYPE_CHECKING:
+    from sglang_lite.runtime.models.lora.cpu_step import CpuLoraStep
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,6 +240,7 @@ class AttentionPlan:
         groups: groups of `extends` that share a prefix, where reading it once saves time.
         windowed: the same with the token slots of layers with a window, if they have pages of their own: slots behind
             the window are any valid ones.
+        lora: adapters of the step's tokens, or None if none has one.
     """
 
     store_at: torch.Tensor
@@ -243,6 +248,7 @@ class AttentionPlan:
     extends: tuple[ExtendRow, ...]
     groups: tuple[ExtendGroup, ...] = ()
     windowed: AttentionPlan | None = None
+    lora: CpuLoraStep | None = None
 
     def in_layer(self, window: int | None) -> AttentionPlan:
         """The plan of layers with this window."""

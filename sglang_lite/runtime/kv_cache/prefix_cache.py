@@ -27,12 +27,14 @@ class SlotHandle:
         lock: lock on the pages that it reads from the tree.
         owned_from: index of its first own page; the pages before belong to the tree.
         namespace: namespace in the tree.
+        adapter_slot: adapter slot that its tokens are computed with; -1 for none.
     """
 
-    __slots__ = ("lock", "namespace", "owned_from", "slot")
+    __slots__ = ("adapter_slot", "lock", "namespace", "owned_from", "slot")
 
     def __init__(self, slot: int, lock: PrefixLock, owned_from: int, namespace: str) -> None:
         self.slot, self.lock, self.owned_from, self.namespace = slot, lock, owned_from, namespace
+        self.adapter_slot = -1
 
 
 class PrefixCache:

@@ -65,6 +65,8 @@ class SmallBatchStep:
     def supports(self, plan: AttentionPlan) -> bool:
         """Returns True if a batch with this plan is computed by this step."""
         tokens = len(plan.store_at)
+        if plan.lora is not None:
+            return tokens <= self._max_tokens and not plan.groups
         if tokens > self._max_in_one_call or not plan.groups:
             return tokens <= max(self._max_tokens, self._max_in_one_call) and not plan.groups
         repeated = sum((len(group.rows) - 1) * group.length for group in plan.groups)
@@ -83,7 +85,7 @@ class SmallBatchStep:
         """
         ops, every, added = self._ops, ReadSlots.of(plan), None
         windowed = every if plan.windowed is None else ReadSlots.of(plan.windowed)
-        if self._threaded and self._in_one_call and len(x) <= self._max_in_one_call:
+        if self._threaded and self._in_one_call and len(x) <= self._max_in_one_call and plan.lora is None:
             store_at = plan.store_at, plan.in_layer(1).store_at
             return self._threaded.run(self._in_one_call, x, ropes, store_at, (every, windowed), cache)
         tokens = int(every.lengths.sum())
@@ -93,7 +95,9 @@ class SmallBatchStep:
             assert isinstance(spec, AttentionSpec)
             assert layer.input_norm is not None
             assert layer.mlp_norm is not None
-            qkv = layer.qkv(ops.add_norm(x, added, layer.input_norm, self._eps))
+            lora = None if plan.lora is None else plan.lora.layer(i)
+            normed = ops.add_norm(x, added, layer.input_norm, self._eps)
+            qkv = layer.qkv(normed) if lora is None else lora.add("qkv", normed, layer.qkv(normed))
             keys, values = cache.k[i], cache.v[i]
             seen, reads = plan.in_layer(spec.window), every if spec.window is None else windowed
             q = ops.rope_store(
@@ -106,9 +110,12 @@ class SmallBatchStep:
                 attended = self._threaded.attend(q, keys, values, reads, spec.window, spec.scale)
             else:
                 attended = attention(q, cache, i, seen, scale=spec.scale, window=spec.window)
-            added = layer.output(attended.reshape(len(x), -1))
-            gate_up = mlp.gate_up(ops.add_norm(x, added, layer.mlp_norm, self._eps))
-            added = mlp.down(ops.silu_mul(gate_up))
+            attended = attended.reshape(len(x), -1)
+            added = layer.output(attended) if lora is None else lora.add("output", attended, layer.output(attended))
+            normed = ops.add_norm(x, added, layer.mlp_norm, self._eps)
+            gate_up = mlp.gate_up(normed) if lora is None else lora.add("gate_up", normed, mlp.gate_up(normed))
+            inner = ops.silu_mul(gate_up)
+            added = mlp.down(inner) if lora is None else lora.add("down", inner, mlp.down(inner))
         return ops.add_norm(x, added, self._last_norm, self._eps)
 
 

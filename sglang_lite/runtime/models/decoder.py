@@ -18,9 +18,11 @@ from sglang_lite.runtime.kernels.kv_layout import KVLayout
 from sglang_lite.runtime.kernels.reference.attention import attention, store_kv
 from sglang_lite.runtime.kernels.reference.kv_copy import copy_kv
 from sglang_lite.runtime.models.cpu_small_batch import small_batch_step
+from sglang_lite.runtime.models.layers.experts import FeedForward
 from sglang_lite.runtime.models.layers.latent import latent_attention
 from sglang_lite.runtime.models.layers.norm import apply_norm
 from sglang_lite.runtime.models.layers.rope import rotate
+from sglang_lite.runtime.models.lora.cpu_step import LayerAdapters
 from sglang_lite.runtime.models.precision import Precision
 from sglang_lite.runtime.models.spec import LatentSpec, ModelSpec
 from sglang_lite.runtime.models.weight_reader import Layer, WeightReader
@@ -141,14 +143,14 @@ class Decoder:
         if self._small_batch is not None and self._small_batch.supports(plan):
             return self._small_batch(x, cos_sin, plan, cache)
         for i, layer in enumerate(self.layers):
-            normed = self._norm(x, layer.input_norm)
-            h = self._attention(i, layer, normed, *cos_sin[layer.rope], plan, cache)
+            normed, lora = self._norm(x, layer.input_norm), None if plan.lora is None else plan.lora.layer(i)
+            h = self._attention(i, layer, normed, *cos_sin[layer.rope], plan, cache, lora)
             if layer.spec.parallel:
                 mlp_input = normed if layer.mlp_norm is None else self._norm(x, layer.mlp_norm)
-                x = x + self._added(layer, h + layer.feed_forward(mlp_input))
+                x = x + self._added(layer, h + _feed_forward(layer, mlp_input, lora))
                 continue
             x = x + self._added(layer, self._norm(h, layer.post_attention_norm))
-            h = layer.feed_forward(self._norm(x, layer.mlp_norm))
+            h = _feed_forward(layer, self._norm(x, layer.mlp_norm), lora)
             x = x + self._added(layer, self._norm(h, layer.post_mlp_norm))
         return self._norm(x, self.norm)
 
@@ -175,6 +177,7 @@ class Decoder:
         sin: torch.Tensor,
         plan: AttentionPlan,
         cache: KVCache,
+        lora: LayerAdapters | None,
     ) -> torch.Tensor:
         spec = layer.spec.attention
         plan = plan.in_layer(spec.window)
@@ -183,7 +186,8 @@ class Decoder:
             out = latent_attention(spec, layer.latent, layer.qkv(x), cos, sin, plan, cache, index)
             return layer.output(out.view(len(x), -1).to(x.dtype))
         rotated = spec.heads + spec.kv_heads
-        qk, v = layer.qkv(x).split_with_sizes((rotated * spec.key_size, spec.kv_heads * spec.value_size), -1)
+        qkv = layer.qkv(x) if lora is None else lora.add("qkv", x, layer.qkv(x))
+        qk, v = qkv.split_with_sizes((rotated * spec.key_size, spec.kv_heads * spec.value_size), -1)
         if spec.qk_norm == "whole":
             qk = self._qk_norm(layer, qk, spec.heads * spec.key_size)
         if spec.clip is not None:
@@ -197,12 +201,19 @@ class Decoder:
             q, cache, index, plan, scale=spec.scale, window=spec.window, softcap=spec.softcap, sinks=layer.sinks,
             causal=spec.causal,
         )  # fmt: skip
-        return layer.output(out.reshape(len(x), -1).to(x.dtype))
+        out = out.reshape(len(x), -1).to(x.dtype)
+        return layer.output(out) if lora is None else lora.add("output", out, layer.output(out))
 
     def _qk_norm(self, layer: Layer, qk: torch.Tensor, queries: int) -> torch.Tensor:
         """Normalises queries and keys separately; the first `queries` entries of axis 1 are queries, the rest keys."""
         q, k = qk[:, :queries], qk[:, queries:]
         return torch.cat((self._norm(q, layer.q_norm), self._norm(k, layer.k_norm)), 1)
+
+
+def _feed_forward(layer: Layer, x: torch.Tensor, lora: LayerAdapters | None) -> torch.Tensor:
+    if lora is not None and isinstance(layer.feed_forward, FeedForward):
+        return layer.feed_forward(x, lora)
+    return layer.feed_forward(x)  # experts take no adapters
 
 
 def no_head(hidden: torch.Tensor) -> NoReturn:

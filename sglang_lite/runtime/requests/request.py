@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 import numpy as np
@@ -24,6 +24,9 @@ from sglang_lite.runtime.requests.scheduled_branch import ScheduledBranch
 from sglang_lite.runtime.structured_output.base import CompiledGrammar, Matcher
 from sglang_lite.runtime.structured_output.closing import ClosingMatcher
 from sglang_lite.runtime.structured_output.repeated_items import RepeatGuard
+
+if TYPE_CHECKING:
+    from sglang_lite.runtime.models.lora.adapter import Adapter  # needs torch
 
 
 class State(enum.Enum):
@@ -108,6 +111,26 @@ class CacheUse:
             self.host_tokens = fetched - self.disk_tokens
 
 
+@dataclass(frozen=True, slots=True)
+class PrefixSpace:
+    """Part of the prefix cache: requests of one can use each other's keys and values.
+
+    Attributes:
+        namespace: its namespace in the radix tree.
+        adapter: adapter that all its tokens are computed with, or None.
+    """
+
+    namespace: str = ""
+    adapter: Adapter | None = None
+
+    @classmethod
+    def of(cls, namespace: str, adapter: Adapter | None) -> PrefixSpace:
+        """Returns the space of a caller's namespace with an adapter. No two of them have the same namespace here."""
+        if adapter is not None:
+            return cls(f"\0{adapter.digest}:{namespace}", adapter)
+        return cls(f"\0:{namespace}" if namespace.startswith("\0") else namespace)
+
+
 class Follower(Protocol):
     """Finder of the request that continues in another one's slot. All calls are made on the loop's thread."""
 
@@ -144,7 +167,7 @@ class Request:
         seed: seed of its draws, an unsigned 64-bit integer.
         output: builder of its output, which sends events to the sink.
         processor: the caller's logit processor, if any.
-        namespace: namespace in the radix tree.
+        space: part of the prefix cache that its prefixes are in.
         score_from: first prompt position with a reported log-probability, or None to report none.
         state: current stage.
         handle: its slot and pages while it runs, else None.
@@ -171,7 +194,7 @@ class Request:
     seed: int
     output: OutputBuilder
     processor: LogitProcessor | None = None
-    namespace: str = ""
+    space: PrefixSpace = PrefixSpace()
     score_from: int | None = None
     state: State = State.COMPILING
     handle: SlotHandle | None = None
@@ -187,6 +210,11 @@ class Request:
     branch: ScheduledBranch | None = None
     follow: Follower | None = None
     times: Times = field(default_factory=Times)
+
+    @property
+    def namespace(self) -> str:
+        """Namespace in the radix tree."""
+        return self.space.namespace
 
     @property
     def slot(self) -> int:

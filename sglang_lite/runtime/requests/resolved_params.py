@@ -54,6 +54,7 @@ class ResolvedParams:
     return_text_in_logprobs: bool
     return_prompt_token_ids: bool
     confidence: bool
+    lora_path: tuple[str, ...]
 
     @property
     def greedy(self) -> bool:

@@ -15,6 +15,7 @@ from sglang_lite.runtime.kv_cache.radix import Match
 from sglang_lite.runtime.kv_cache.slot_table import SlotTable
 from sglang_lite.runtime.kv_cache.tiers import DiskRead, Fetch
 from sglang_lite.runtime.requests.request import Request, StreamPace
+from sglang_lite.runtime.scheduler.adapter_slots import AdapterSlots
 from sglang_lite.runtime.scheduler.admission_order import Policy
 from sglang_lite.runtime.scheduler.page_reserve import PageReserve
 from sglang_lite.runtime.scheduler.pauses import ExpectedGrowth, Pauses, peak_growth
@@ -36,6 +37,7 @@ class Admission:
         pauses: paused branches of programs.
         reserve: estimate of growth.
         policy: order of admission.
+        adapters: adapter slots, or None if no request has an adapter.
 
     Attributes:
         refuses: True if the last plan admitted none because paused programs are expected soon.
@@ -44,10 +46,16 @@ class Admission:
     """
 
     def __init__(
-        self, store: PrefixCache, queues: Queues, pauses: Pauses, reserve: PageReserve, policy: Policy
+        self,
+        store: PrefixCache,
+        queues: Queues,
+        pauses: Pauses,
+        reserve: PageReserve,
+        policy: Policy,
+        adapters: AdapterSlots | None = None,
     ) -> None:
         self._store, self._queues, self._pauses = store, queues, pauses
-        self._reserve, self._policy = reserve, policy
+        self._reserve, self._policy, self._adapters = reserve, policy, adapters
         self._admissions = 0
         self._started: list[Request] = []
         self._refused: tuple[int, int] | None = None  # pages that were available, and plans since then
@@ -74,6 +82,9 @@ class Admission:
         for request in self._candidates(alone):
             if not table.free:
                 break
+            adapter_slot = -1 if self._adapters is None else self._adapters.take(request)
+            if adapter_slot is None:
+                continue
             tokens = request.tokens
             reusable = tokens if request.score_from is None else tokens[: max(request.score_from, 1)]
             if request.cache.fetch is not None and not request.cache.fetch.done:
@@ -101,6 +112,7 @@ class Admission:
             self._admissions += 1
             request.admission = self._admissions
             request.handle = store.admit(tokens, match, request.namespace)
+            request.handle.adapter_slot = adapter_slot
             request.times.started = request.times.started or time.perf_counter()
             if request.cache.tokens < 0:
                 request.cache.admitted(min(int(table.computed[request.slot]), request.prompt_len), store.page_size)
@@ -158,7 +170,8 @@ class Admission:
     def _candidates(self, alone: Request | None) -> Iterable[Request]:
         if alone is not None:
             return [alone] if alone.handle is None else []
-        return self._policy(self._queues.returned, self._queues.waiting, self._store.tree)
+        ordered = self._policy(self._queues.returned, self._queues.waiting, self._store.tree)
+        return ordered if self._adapters is None else self._adapters.in_order(ordered)
 
     def _pages(self, request: Request) -> int:
         """Number of pages of a request's tokens, and of those that it is expected to generate."""

@@ -15,7 +15,9 @@ from sglang_lite.runtime.drafting.drafting import Drafting
 from sglang_lite.runtime.drafting.turns import Turns
 from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.kv_cache.prefix_cache import PrefixCache
+from sglang_lite.runtime.models.lora.pool import AdapterPool
 from sglang_lite.runtime.requests.request import Request, State
+from sglang_lite.runtime.scheduler.adapter_slots import AdapterSlots
 from sglang_lite.runtime.scheduler.admission import Admission
 from sglang_lite.runtime.scheduler.admission_order import Policy
 from sglang_lite.runtime.scheduler.batch import Batch, Row, make_batch, streams_of
@@ -47,6 +49,7 @@ class Scheduler:
         pace: limit for steps with streams; None if steps are short enough without.
         drafting: proposes tokens that may come next; None to compute each token by itself. On a GPU, where a step with
             drafts is launched later, only as long as it pays.
+        adapters: adapters on the device; None if no request has one.
 
     Attributes:
         queues: requests that have not ended.
@@ -55,6 +58,7 @@ class Scheduler:
         retraction: makes room for running requests.
         handover: starts requests in the slots of others.
         drafts: drafts of running requests, or None.
+        adapters: adapter slots of requests, or None.
     """
 
     def __init__(
@@ -66,6 +70,7 @@ class Scheduler:
         last_alone: bool = False,
         pace: StepPace | None = None,
         drafting: Drafting | None = None,
+        adapters: AdapterPool | None = None,
     ) -> None:
         self.store = store
         chunk = step_tokens if store.windows is None else store.windows.chunk_tokens
@@ -75,7 +80,8 @@ class Scheduler:
         self._isolation = Isolation()
         self.queues = Queues(store)
         self.retraction = Retraction(store, self.queues, self.pauses, self._reserve)
-        self.admission = Admission(store, self.queues, self.pauses, self._reserve, policy)
+        self.adapters = None if adapters is None else AdapterSlots(adapters, self.queues)
+        self.admission = Admission(store, self.queues, self.pauses, self._reserve, policy, self.adapters)
         self._prefetch = Prefetch(store, self.pauses)
         self.handover = SlotHandover(store, self.queues, self.admission)
         turns = Turns() if pace is None else None
@@ -245,6 +251,8 @@ class Scheduler:
                 scored = request.score_from if request.limit == request.prompt_len else None
                 self.pauses.begin(request.branch, request.tokens[:scored], request.namespace)
         request.move(end)
+        if self.adapters is not None:
+            self.adapters.settle()
 
     def continue_in_slot(self, request: Request, following: Request, *, appended: bool = False) -> None:
         """Finishes a request and continues with another one in its slot, from the end of their common prefix; if that

@@ -37,7 +37,8 @@ class SlotHandover:
             appended: whether its tokens are those of the request, maybe without the last, and more.
 
         Returns:
-            False if pages of the tree, which others may read, would change. Nothing is done then.
+            False if pages of the tree, which others may read, would change, or its keys and values are another
+            adapter's. Nothing is done then.
         """
         store, table, slot, handle, tokens = (
             self._store,
@@ -50,7 +51,7 @@ class SlotHandover:
         before = table.tokens[slot, : table.known[slot]]
         known = len(before)
         common = known - bool(tokens[known - 1] != before[-1]) if appended else _common(before, tokens)
-        if common < handle.owned_from * store.page_size:
+        if common < handle.owned_from * store.page_size or following.namespace != request.namespace:
             return False
         request.tokens = before.copy()
         self._queues.leave_running(request)

@@ -47,6 +47,7 @@ def read_request(
     return_text_in_logprobs: bool = False,
     return_confidence: bool | None = None,
     return_prompt_token_ids: bool | None = None,
+    lora_path: str | Sequence[str | None] | None = None,
     custom_logit_processor: LogitProcessor | Sequence[LogitProcessor | None] | None = None,
     rid: str | Sequence[str] | None = None,
     priority: int | Sequence[int] | None = None,
@@ -74,6 +75,7 @@ def read_request(
     processors = _each("custom_logit_processor", custom_logit_processor, count)
     priorities = _each("priority", priority, count)
     salts = _each("cache_salt", cache_salt, count)
+    loras = _each("lora_path", lora_path, count)
     rids = _rids(rid, count, is_list)
     outputs: list[Any] = [output_ids] if not is_list else _each("output_ids", output_ids, count)
     calls = []
@@ -84,7 +86,10 @@ def read_request(
                 "return_logprob": flags[i], "logprob_start_len": starts[i], "top_logprobs_num": tops[i],
                 "return_text_in_logprobs": return_text_in_logprobs, "token_ids_logprob": ids[i],
             }  # fmt: skip
-        more = {"return_confidence": return_confidence, "return_prompt_token_ids": return_prompt_token_ids}
+        more = {
+            "return_confidence": return_confidence, "return_prompt_token_ids": return_prompt_token_ids,
+            "lora_path": loras[i],
+        }  # fmt: skip
         read, constraint = read_sampling(params[i], {**logprobs, **more})
         calls.append(GenerateRequest(
             prompts[i], read, constraint, namespace="" if salts[i] is None else salts[i],
@@ -137,7 +142,7 @@ def _refuse(others: Mapping[str, object]) -> None:
 
 # Fields of SGLang's requests that this engine accepts only if they are not set.
 _UNSUPPORTED = frozenset((
-    "image_data", "audio_data", "video_data", "modalities", "mm_hashes", "mm_content_hashes", "lora_path",
+    "image_data", "audio_data", "video_data", "modalities", "mm_hashes", "mm_content_hashes",
     "require_reasoning", "return_hidden_states", "return_routed_experts", "routed_experts_start_len", "bootstrap_host",
     "bootstrap_port", "bootstrap_room", "routed_dp_rank", "disagg_prefill_dp_rank", "data_parallel_rank",
     "external_trace_header", "session_params", "session_id", "kv_hints", "kv_router_hint", "input_embeds",

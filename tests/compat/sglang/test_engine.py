@@ -120,7 +120,7 @@ def test_sampling_params_that_are_refused(given, message):
         ({"prompt": ["a", "b"], "rid": ["x", "x"]}, "rid: .* not all different"),
         ({"prompt": "a", "custom_logit_processor": "gASV"}, "custom_logit_processor: is not callable.*pickled"),
         ({"prompt": "a", "image_data": b"x"}, "image_data: is not supported"),
-        ({"prompt": "a", "lora_path": "x"}, "lora_path: is not supported"),
+        ({"prompt": ["a", "b"], "lora_path": ["x"]}, "lora_path: 1 entries for 2 prompts"),
         ({"prompt": "a", "temperature": 1}, "temperature: generate has no such parameter"),
         ({"prompts": "a"}, r"prompts: generate has no such parameter\. Did you mean prompt=\?"),
     ],
@@ -191,7 +191,7 @@ def test_server_args_with_a_meaning_here_are_translated(given, settings):
     [
         ({"tp_size": 2}, "tp_size: 2 is not supported, only 1"),
         ({"model_path": "a", "model": "b"}, "model: model is given, too.* Give one"),
-        ({"enable_lora": True}, "enable_lora: True is not supported"),
+        ({"lora_strict_loading": True}, "lora_strict_loading: True is not supported"),
         ({"speculative_algorithm": "EAGLE"}, "speculative_algorithm: 'EAGLE' is SGLang's.* Use \"NGRAM\""),
         ({"speculative_ngram_max_trie_depth": 4}, "speculative_ngram_max_trie_depth: 4 is not supported"),
     ],

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 
 from sglang_lite.runtime.kernels.reference.experts_route import experts_route
 from sglang_lite.runtime.models.layers.linear import Linear
+from sglang_lite.runtime.models.lora.cpu_step import LayerAdapters
 from sglang_lite.runtime.models.spec import DenseSpec, ExpertsSpec
 
 
@@ -28,8 +29,10 @@ class FeedForward:
     spec: DenseSpec | ExpertsSpec
     batch_invariant: bool
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down(apply_activation(self.gate_up(x), self.spec, batch_invariant=self.batch_invariant))
+    def __call__(self, x: torch.Tensor, lora: LayerAdapters | None = None) -> torch.Tensor:
+        gate_up = self.gate_up(x) if lora is None else lora.add("gate_up", x, self.gate_up(x))
+        inner = apply_activation(gate_up, self.spec, batch_invariant=self.batch_invariant)
+        return self.down(inner) if lora is None else lora.add("down", inner, self.down(inner))
 
 
 @dataclass(frozen=True, slots=True)

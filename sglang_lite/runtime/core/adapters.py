@@ -1,0 +1,131 @@
+"""Adapters of one engine: those that it begins with, and calls that load and unload others."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, NoReturn
+
+from sglang_lite.protocol import ParameterError
+from sglang_lite.runtime.config import EngineConfig
+from sglang_lite.runtime.core.inbox import Inbox
+from sglang_lite.runtime.loading.load_model import LoadedModel
+from sglang_lite.runtime.models.decoder import Decoder
+from sglang_lite.runtime.models.lora.adapter import AdapterReader
+from sglang_lite.runtime.models.lora.config import MAX_RANK, read_adapter_config
+from sglang_lite.runtime.models.lora.cpu_step import CpuAdapters
+from sglang_lite.runtime.models.lora.loaded import LoadedAdapters
+from sglang_lite.runtime.models.lora.paths import read_lora_path
+from sglang_lite.runtime.models.lora.pool import AdapterPool
+from sglang_lite.runtime.scheduler.adapter_slots import AdapterSlots
+
+_RANK = 64  # largest rank if neither a setting nor an adapter says more
+
+
+@dataclass(frozen=True, slots=True)
+class EngineAdapters:
+    """Adapters of an engine.
+
+    Attributes:
+        loaded: adapters by name.
+        pool: adapters on the device.
+        memory: their memory, for the runner.
+    """
+
+    loaded: LoadedAdapters
+    pool: AdapterPool
+    memory: CpuAdapters
+
+    def load(self, name: str, path: str, *, pinned: bool) -> None:
+        """Reads an adapter; raises as `LoadedAdapters.load`. Not on the loop's thread."""
+        self.loaded.load(name, Path(path).expanduser(), pinned=pinned)
+        if pinned:
+            self.pool.pin(self.loaded.get(name))
+
+    def unload(self, name: str, slots: AdapterSlots, inbox: Inbox) -> Future[None]:
+        """Forgets an adapter. The future is done when no request uses it any more; its error is that of
+        `LoadedAdapters.unload`."""
+        done: Future[None] = Future()
+        try:
+            adapter = self.loaded.unload(name)
+        except ParameterError as error:
+            done.set_exception(error)
+            return done
+        if adapter is None:
+            done.set_result(None)
+        else:
+            inbox.post(partial(slots.unload, adapter, partial(done.set_result, None)))
+        return done
+
+    def list(self) -> list[dict[str, Any]]:  # texts, booleans and a whole number
+        """Adapters by name, each as a dictionary."""
+        found = []
+        for each in self.loaded.list():
+            adapter = each.adapter
+            found.append({
+                "lora_name": each.name, "lora_path": str(each.path), "pinned": each.pinned,
+                "rank": None if adapter is None else adapter.rank,
+                "resident": adapter is not None and self.pool.slot_of(adapter) is not None,
+            })  # fmt: skip
+        return found
+
+    def stats(self) -> dict[str, int]:
+        """Counts for `Engine.stats()`."""
+        return {
+            "adapters": len(self.loaded.list()),
+            "adapters_resident": sum(each is not None for each in self.pool.slots),
+            "adapter_bytes": self.loaded.bytes,
+            "adapter_copies": self.pool.writes,
+        }
+
+
+def make_adapters(config: EngineConfig, loaded: LoadedModel, sequences: int) -> EngineAdapters | None:
+    """Adapters of an engine, with those that it begins with; None if requests may not name any.
+
+    Args:
+        config: settings of the engine.
+        loaded: its model.
+        sequences: number of slots of sequences.
+
+    Raises:
+        ParameterError: the model takes no adapters, or a setting does not fit one.
+        ModelError: an adapter can't be used.
+    """
+    if not config.enable_lora:
+        return None
+    model = loaded.model
+    if not isinstance(model, Decoder):
+        raise ParameterError(
+            "enable_lora", f"{loaded.name} runs with transformers' code, which takes no adapters here.",
+            hint="Merge the adapter into the weights with peft's merge_and_unload().",
+        )  # fmt: skip
+    if model.device.type != "cpu":
+        raise ParameterError("enable_lora", "adapters run on CPUs so far.", hint='Use device="cpu", or merge them.')
+    given = [read_lora_path(text) for text in config.lora_paths]
+    max_rank = config.max_lora_rank or max([_rank_of(each.path) for each in given], default=_RANK)
+    memory = CpuAdapters(config.max_loras_per_batch, sequences)
+    reader = AdapterReader(
+        model.spec, loaded.name, model.precision.compute, max_rank, memory.pack, config.lora_target_modules or ()
+    )
+    adapters = EngineAdapters(
+        LoadedAdapters(
+            reader, frozenset({loaded.name, config.model}), config.max_loaded_loras, config.max_loras_per_batch - 1
+        ),
+        AdapterPool(memory, config.max_loras_per_batch, max_rank, config.lora_eviction_policy),
+        memory,
+    )
+    for each in given:
+        adapters.load(each.name, each.path, pinned=each.pinned)
+    return adapters
+
+
+def _rank_of(path: str) -> int:
+    config = read_adapter_config(Path(path).expanduser())
+    return min(max([config.rank, *config.ranks.values()]), MAX_RANK)
+
+
+def no_adapters(*_: object, **__: object) -> NoReturn:
+    """Stands for what an engine with adapters does: always raises ParameterError."""
+    raise ParameterError("lora_path", "the engine was made without adapters.", hint="Make it with enable_lora=True.")

@@ -1,0 +1,295 @@
+"""Adapters, and their tensors in the form that a model's products take.
+
+Tensors are matched to the parameters of `parameters.py` by the names of the modules. Products that the model stacks (q,
+k and v; gate and up) have an A for each part, and one B with the outputs of all parts, so that part p of such a product
+becomes y[p] + (x A[p]^T) B[:, p].
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import logging
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+import torch
+
+from sglang_lite.protocol import ModelError
+from sglang_lite.runtime.models.layers.rope import deinterleave_order
+from sglang_lite.runtime.models.lora.config import AdapterConfig, read_adapter_config
+from sglang_lite.runtime.models.parameters import CheckpointSlice, layer_parameters
+from sglang_lite.runtime.models.spec import AttentionSpec, DenseSpec, LayerSpec, ModelSpec
+from sglang_lite.runtime.models.weights.folder import pickled_tensors
+from sglang_lite.runtime.models.weights.source import canonical
+
+logger = logging.getLogger("sglang_lite")
+
+PAGE_RANK = 8  # ranks are padded to a multiple of this
+_FILES = ("adapter_model.safetensors", "adapter_model.bin")
+_NAME = re.compile(r"(?:base_model\.model\.)?(.+)\.(lora_(?:embedding_)?[AB])(?:\.default)?(?:\.weight)?")
+
+
+@dataclass(frozen=True, slots=True)
+class ProductShape:
+    """Shape of a product that takes adapters: its inputs, and the outputs of each stacked part."""
+
+    inputs: int
+    outputs: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ProductDelta:
+    """An adapter's part in one product of one layer.
+
+    Attributes:
+        a: [parts, rank, inputs].
+        b: [rank, outputs of all parts], with the scale, in the order of the model's outputs.
+        outputs: number of outputs of each part.
+    """
+
+    a: torch.Tensor
+    b: torch.Tensor
+    outputs: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Adapter:
+    """Adapter that is read.
+
+    Attributes:
+        name: name that requests use.
+        generation: number that is unique among all adapters that the engine has read.
+        rank: its largest rank, rounded up to a multiple of PAGE_RANK; all its matrices are padded to it.
+        layers: for each layer the products that it changes, by name.
+        digest: digest of its tensors, which caches in files know it by.
+        pages: the tensors as a GPU's memory takes them, in place of `layers`; else None.
+    """
+
+    name: str
+    generation: int
+    rank: int
+    layers: tuple[Mapping[str, ProductDelta], ...]
+    digest: str
+    pages: torch.Tensor | None = None
+
+    @property
+    def bytes(self) -> int:
+        in_layers = sum(each.a.nbytes + each.b.nbytes for layer in self.layers for each in layer.values())
+        return in_layers + (0 if self.pages is None else self.pages.nbytes)
+
+
+def product_shapes(spec: ModelSpec) -> tuple[Mapping[str, ProductShape], ...]:
+    """Products of each layer that take adapters, by name, which are those of `Layer` and `FeedForward`."""
+    shapes = []
+    for index, layer in enumerate(spec.layers):
+        sizes = {p.role: p.shape for p in layer_parameters(spec, index)}
+        shapes.append({
+            product: ProductShape(sizes[roles[0]][1], tuple(sizes[role][0] for role in roles))
+            for product, roles in _products(layer).items()
+        })  # fmt: skip
+    return tuple(shapes)
+
+
+def _products(layer: LayerSpec) -> dict[str, tuple[str, ...]]:
+    """Roles of the matrices of each product that takes adapters."""
+    products: dict[str, tuple[str, ...]] = {}
+    if isinstance(layer.attention, AttentionSpec):
+        products = {"qkv": ("q", "k", "v"), "output": ("o",)}
+    if isinstance(layer.feed_forward, DenseSpec):
+        products["gate_up"] = ("gate", "up") if layer.feed_forward.gated else ("up",)
+        products["down"] = ("down",)
+    return products
+
+
+@dataclass(frozen=True, slots=True)
+class _Matrices:
+    """A and B of a module, as stored; A [rank, inputs], B [outputs, rank] as float32, B with the scale."""
+
+    a: torch.Tensor
+    b: torch.Tensor
+
+
+_Target: TypeAlias = tuple[int, str, CheckpointSlice]
+
+
+class AdapterReader:
+    """Reader of a model's adapters.
+
+    Args:
+        spec: the model.
+        model_name: its name, which adapters that name another base are warned about.
+        dtype: dtype of their tensors.
+        max_rank: largest rank of an adapter.
+        pack: makes an adapter's tensors what the device's memory takes, or returns it as it is.
+        targets: names of the modules that adapters may change, such as "q_proj"; empty for all.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        model_name: str,
+        dtype: torch.dtype,
+        max_rank: int,
+        pack: Callable[[Adapter], Adapter],
+        targets: tuple[str, ...] = (),
+    ) -> None:
+        self._spec, self._model_name, self._dtype, self._pack = spec, model_name, dtype, pack
+        self._max_rank, self._allowed = max_rank, targets
+        self._generations = itertools.count(1)
+        self._modules_of_model: dict[str, list[_Target]] = {}  # by module
+        self._others: set[str] = set()  # other modules of the model
+        for index, layer in enumerate(spec.layers):
+            taking = {role for roles in _products(layer).values() for role in roles}
+            for parameter in layer_parameters(spec, index):
+                for piece in parameter.slices:
+                    module = piece.name.removesuffix(".weight")
+                    if parameter.role in taking:
+                        self._modules_of_model.setdefault(module, []).append((index, parameter.role, piece))
+                    else:
+                        self._others.add(module)
+
+    def read(self, name: str, folder: Path) -> Adapter:
+        """Reads an adapter.
+
+        Args:
+            name: name that requests will use.
+            folder: folder that peft has written.
+
+        Raises:
+            ModelError: it is damaged, of another base, or has something that can't be honoured.
+        """
+        config = read_adapter_config(folder)
+        modules = dict(self._modules(config))
+        self._check_targets(config, modules)
+        if config.base and Path(config.base).name != Path(self._model_name).name:
+            logger.warning(
+                "%s: the adapter was trained on %s, and is used on %s.", folder, config.base, self._model_name
+            )
+        rank = -(-max(len(each.a) for each in modules.values()) // PAGE_RANK) * PAGE_RANK
+        by_role: dict[tuple[int, str], _Matrices] = {}
+        for module, matrices in modules.items():
+            for index, role, piece in self._modules_of_model[module]:
+                by_role[index, role] = _Matrices(matrices.a, _rows(matrices.b, piece))
+        layers = tuple(self._deltas(index, by_role, rank) for index in range(len(self._spec.layers)))
+        return self._pack(Adapter(name, next(self._generations), rank, layers, _digest(layers)))
+
+    def _deltas(self, index: int, by_role: Mapping[tuple[int, str], _Matrices], rank: int) -> dict[str, ProductDelta]:
+        """Products of a layer that an adapter changes."""
+        layer, deltas = self._spec.layers[index], {}
+        sizes = {p.role: p.shape for p in layer_parameters(self._spec, index)}
+        for product, roles in _products(layer).items():
+            if not any((index, role) in by_role for role in roles):
+                continue
+            a = torch.zeros(len(roles), rank, sizes[roles[0]][1])
+            outputs = tuple(sizes[role][0] for role in roles)
+            b, at = torch.zeros(rank, sum(outputs)), 0
+            for part, role in enumerate(roles):
+                end = at + sizes[role][0]
+                if (index, role) in by_role:
+                    matrices = by_role[index, role]
+                    a[part, : len(matrices.a)] = matrices.a
+                    b[: len(matrices.a), at:end] = matrices.b.t()
+                at = end
+            if product == "qkv" and isinstance(layer.attention, AttentionSpec):
+                order = deinterleave_order(layer.attention)
+                b = b if order is None else b[:, order]
+            deltas[product] = ProductDelta(a.to(self._dtype), b.to(self._dtype).contiguous(), outputs)
+        return deltas
+
+    def _modules(self, config: AdapterConfig) -> Iterator[tuple[str, _Matrices]]:
+        """Yields the modules of an adapter with their matrices."""
+        file, tensors = _tensors(config.folder)
+        found: dict[str, dict[str, torch.Tensor]] = {}
+        for name, tensor in tensors.items():
+            match = _NAME.fullmatch(name)
+            if match is None:
+                raise ModelError(f"{file}: {name} is no matrix of an adapter.")
+            found.setdefault(canonical(match[1] + ".weight").removesuffix(".weight"), {})[match[2]] = tensor
+        if not found:
+            raise ModelError(f"{file}: the adapter has no matrices.")
+        for module, pair in found.items():
+            if module not in self._modules_of_model:
+                raise self._unknown(file, module)
+            if self._allowed and module.rpartition(".")[2] not in self._allowed:
+                raise ModelError(
+                    f"{file}: the adapter changes {module}, which lora_target_modules leaves out.",
+                    hint=f"It has {', '.join(self._allowed)}.",
+                )
+            if missing := {"lora_A", "lora_B"} - pair.keys():
+                raise ModelError(f"{file}: {module} has no {missing.pop()}.", hint="Save the adapter again.")
+            yield module, self._checked(config, file, module, pair["lora_A"].float(), pair["lora_B"].float())
+
+    def _checked(self, config: AdapterConfig, file: Path, module: str, a: torch.Tensor, b: torch.Tensor) -> _Matrices:
+        """Matrices of a module, B with the scale."""
+        piece, rank = self._modules_of_model[module][0][2], config.rank_of(module)
+        if rank > self._max_rank:
+            raise ModelError(
+                f"{file}: {module} has rank {rank}, and max_lora_rank is {self._max_rank}.", hint="Raise max_lora_rank."
+            )
+        for name, matrix, shape in (("lora_A", a, (rank, piece.shape[1])), ("lora_B", b, (piece.shape[0], rank))):
+            if tuple(matrix.shape) != shape:
+                raise ModelError(
+                    f"{file}: {module}.{name} has shape {tuple(matrix.shape)}; {self._model_name} and the adapter's "
+                    f"config take {shape}.",
+                    hint=f"Was the adapter made for another model? It says {config.base or 'nothing about that'}.",
+                )
+            if not matrix.isfinite().all():
+                raise ModelError(f"{file}: {module}.{name} has NaN or infinite elements.", hint="Train it again.")
+        return _Matrices(a, b * config.scale_of(module))
+
+    def _unknown(self, file: Path, module: str) -> ModelError:
+        if module in self._others or ".experts." in module:
+            return ModelError(
+                f"{file}: the adapter changes {module}; only projections of attention and dense feed-forwards can.",
+                hint="Merge it into its base model with peft's merge_and_unload().",
+            )
+        if module.endswith(("embed_tokens", "lm_head", "embed_in", "embed_out")):
+            return ModelError(f"{file}: the adapter changes {module}: embeddings and heads are not supported.")
+        return ModelError(
+            f"{file}: the adapter changes {module}, which {self._model_name} does not have.",
+            hint="It was made for another model.",
+        )
+
+    def _check_targets(self, config: AdapterConfig, modules: Mapping[str, _Matrices]) -> None:
+        for target in config.targets:
+            if not any(module == target or module.endswith(f".{target}") for module in modules):
+                raise ModelError(f"{config.folder}: target_modules has {target!r}, which has no matrices in the files.")
+
+
+def _digest(layers: tuple[Mapping[str, ProductDelta], ...]) -> str:
+    found = hashlib.blake2b(digest_size=16)
+    for layer in layers:
+        for product, delta in layer.items():
+            for tensor in (delta.a, delta.b):
+                found.update(f"{product} {tuple(tensor.shape)}".encode())
+                found.update(tensor.view(torch.uint8).numpy().data)
+    return found.hexdigest()
+
+
+def _rows(b: torch.Tensor, piece: CheckpointSlice) -> torch.Tensor:
+    """Rows of a module's B for a parameter that is a part of the module's outputs."""
+    if not piece.part:
+        return b
+    if piece.groups > 1:
+        return b.view(piece.groups, -1, b.shape[1])[:, *piece.part].flatten(0, 1)
+    return b[piece.part]
+
+
+def _tensors(folder: Path) -> tuple[Path, dict[str, torch.Tensor]]:
+    """File of an adapter and its tensors. Code in a pickled file is never run."""
+    file = next((path for name in _FILES if (path := folder / name).is_file()), None)
+    if file is None:
+        raise ModelError(f"{folder}: the adapter has no weights: neither {_FILES[0]} nor {_FILES[1]} is a file there.")
+    if file.suffix == ".bin":
+        return file, pickled_tensors(file)
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        return file, load_file(file)
+    except (SafetensorError, OSError, ValueError) as error:
+        raise ModelError(f"{file}: damaged or truncated: {error}", hint="Fetch the file again.") from error

@@ -1,0 +1,142 @@
+"""Config of an adapter's folder, as peft writes it: what is honoured, and what is refused by name."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import regex
+
+from sglang_lite.protocol import ModelError
+from sglang_lite.runtime.models.config_fields import Json, read_json, shown
+
+ADAPTER_CONFIG = "adapter_config.json"
+MAX_RANK = 512
+_PATTERN_S = 1.0  # time that a pattern of a file may take
+# Fields that change what an adapter computes, by what they stand for. Each must be unset.
+_REFUSED: Mapping[str, str] = {
+    "use_dora": "DoRA, which scales the base's weights",
+    "modules_to_save": "modules that were trained as a whole",
+    "fan_in_fan_out": "matrices whose inputs come first",
+    "lora_bias": "biases of an adapter",
+    "trainable_token_indices": "trained embeddings",
+    "layer_replication": "repeated layers",
+    "megatron_config": "Megatron's layers",
+    "loftq_config": "LoftQ, which changes the base's weights",
+    "target_parameters": "parameters that are no linear layer's",
+    "use_qalora": "QA-LoRA, which pools inputs",
+    "use_bdlora": "block-diagonal matrices",
+    "arrow_config": "routing among adapters",
+    "kasa_config": "KaSA, which changes the base's weights",
+    "monteclora_config": "MonteCLoRA's random mixtures",
+    "alora_invocation_tokens": "a late adapter (aLoRA)",
+}
+# Ways to begin the training that leave the base's weights as they are.
+_INITIAL = (None, True, False, "gaussian", "eva", "orthogonal")
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterConfig:
+    """Config of an adapter.
+
+    Attributes:
+        folder: its folder, for messages.
+        base: name of the model that it was trained on; empty if unknown.
+        rank: rank of its matrices, where `ranks` has no other.
+        alpha: numerator of its scale, where `alphas` has no other.
+        ranks, alphas: exceptions, by pattern of module names.
+        targets: names of its modules, or their ends; empty if given by a pattern.
+        root: whether the scale divides by the root of the rank (rsLoRA).
+    """
+
+    folder: Path
+    base: str
+    rank: int
+    alpha: float
+    ranks: Mapping[str, int]
+    alphas: Mapping[str, float]
+    targets: tuple[str, ...]
+    root: bool
+
+    def rank_of(self, module: str) -> int:
+        """Rank of a module's matrices."""
+        return int(self._matched(self.ranks, module, self.rank))
+
+    def scale_of(self, module: str) -> float:
+        """Factor of a module's product."""
+        rank = self.rank_of(module)
+        return self._matched(self.alphas, module, self.alpha) / (math.sqrt(rank) if self.root else rank)
+
+    def _matched(self, patterns: Mapping[str, float], module: str, default: float) -> float:
+        """Value of the first pattern that matches a module's name or its end, as peft matches them."""
+        for pattern, value in patterns.items():
+            try:
+                if regex.match(rf"(.*\.)?({pattern})$", module, timeout=_PATTERN_S):
+                    return value
+            except (regex.error, TimeoutError) as error:
+                raise ModelError(f"{self.folder}: the pattern {shown(pattern)} can't be matched: {error}") from error
+        return default
+
+
+def read_adapter_config(folder: Path) -> AdapterConfig:
+    """Reads the config in an adapter's folder.
+
+    Raises:
+        ModelError: there is none, or it asks for something that can't be honoured.
+    """
+    if not folder.is_dir():
+        raise ModelError(
+            f"{folder}: no folder, so no adapter.", hint="Give the folder that peft's save_pretrained made."
+        )
+    path = folder / ADAPTER_CONFIG
+    if not path.is_file():
+        raise ModelError(f"{folder}: no adapter, as it has no {ADAPTER_CONFIG}.", hint="Save it with peft.")
+    content = read_json(path)
+    if content.get("peft_type") != "LORA":
+        raise _refused(path, "peft_type", content.get("peft_type"), "only LORA is supported")
+    for name, meaning in _REFUSED.items():
+        if content.get(name) not in (None, False, [], {}):
+            raise _refused(path, name, content[name], f"{meaning}, is not supported")
+    if content.get("bias", "none") != "none":
+        raise _refused(path, "bias", content["bias"], "trained biases are not supported")
+    if (initial := content.get("init_lora_weights")) not in _INITIAL:
+        raise _refused(path, "init_lora_weights", initial, "it changes the base's weights; convert it with peft")
+    base, targets = content.get("base_model_name_or_path"), content.get("target_modules")
+    return AdapterConfig(
+        folder,
+        base if isinstance(base, str) else "",
+        _rank(path, "r", content.get("r")),
+        _alpha(path, "lora_alpha", content.get("lora_alpha")),
+        {key: _rank(path, "rank_pattern", value) for key, value in _object(path, content, "rank_pattern").items()},
+        {key: _alpha(path, "alpha_pattern", value) for key, value in _object(path, content, "alpha_pattern").items()},
+        tuple(each for each in targets if isinstance(each, str)) if isinstance(targets, list) else (),
+        bool(content.get("use_rslora")),
+    )
+
+
+def _object(path: Path, content: Mapping[str, Json], name: str) -> dict[str, Json]:
+    value = content.get(name) or {}
+    if not isinstance(value, dict):
+        raise ModelError(f"{path}: `{name}`: {shown(value)} is no object.")
+    return value
+
+
+def _rank(path: Path, name: str, value: Json) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_RANK:
+        raise ModelError(f"{path}: `{name}`: {shown(value)} is no rank (1 to {MAX_RANK}).")
+    return value
+
+
+def _alpha(path: Path, name: str, value: Json) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+        raise ModelError(f"{path}: `{name}`: {shown(value)} is no number.")
+    return float(value)
+
+
+def _refused(path: Path, name: str, value: Json, why: str) -> ModelError:
+    return ModelError(
+        f"{path}: `{name}` is {shown(value)}: {why}.",
+        hint="Merge the adapter with peft's merge_and_unload(), and serve the merged model.",
+    )

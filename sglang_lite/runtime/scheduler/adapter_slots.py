@@ -1,0 +1,93 @@
+"""Adapters of waiting requests: requests whose adapter is on the device go first, and none of the others starves."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+
+from sglang_lite.runtime.models.lora.adapter import Adapter
+from sglang_lite.runtime.models.lora.pool import AdapterPool
+from sglang_lite.runtime.requests.request import Request
+from sglang_lite.runtime.scheduler.admission_order import AGE_BOUND
+from sglang_lite.runtime.scheduler.queues import Queues
+
+_LOOKED_AT = 128  # as in admission_order.py
+
+
+class AdapterSlots:
+    """Gives requests that are admitted the adapter slot of their adapter. Used by the loop's thread alone.
+
+    Args:
+        pool: adapters on the device.
+        queues: requests that have not ended.
+    """
+
+    def __init__(self, pool: AdapterPool, queues: Queues) -> None:
+        self._pool, self._queues = pool, queues
+        self._in_use: Counter[int] = Counter()  # running requests of each adapter, in this plan
+        self._draining: set[int] = set()  # adapters that get no more requests in this plan
+        self._leaving: list[tuple[Adapter, Callable[[], object]]] = []
+
+    def in_order(self, candidates: Iterable[Request]) -> Iterator[Request]:
+        """Begins a plan. Yields the requests that may be admitted: those that continue and those that were passed over
+        too often, then those whose adapter is on the device, then others."""
+        self._in_use = Counter(each.generation for each in _adapters(self._queues.running()))
+        self._draining.clear()
+        rest = iter(candidates)
+        yield from sorted(islice(rest, _LOOKED_AT), key=self._turn)
+        yield from rest
+
+    def _turn(self, request: Request) -> int:
+        if self._goes_first(request):
+            return 0
+        adapter = request.space.adapter
+        return 1 if adapter is None or self._pool.slot_of(adapter) is not None else 2
+
+    def _goes_first(self, request: Request) -> bool:
+        return request.passed_over >= AGE_BOUND or request in self._queues.returned
+
+    def take(self, request: Request) -> int | None:
+        """Returns the adapter slot for a request, -1 if it needs none, or None if it has to wait for one.
+
+        If a request that goes first has to wait, the adapter with the fewest running requests gets no new ones.
+        """
+        adapter = request.space.adapter
+        if adapter is None:
+            return -1
+        if adapter.generation in self._draining:
+            return None
+        slot = self._pool.assign(adapter, self._in_use)
+        if slot is None:
+            if not self._draining and self._goes_first(request):
+                least = self._pool.unpinned & self._in_use.keys()
+                self._draining.add(min(least, key=lambda each: (self._in_use[each], each)))
+            return None
+        self._in_use[adapter.generation] += 1
+        return slot
+
+    def unload(self, adapter: Adapter, done: Callable[[], object]) -> None:
+        """Frees an adapter's slot, and calls back, when no request that waits or runs uses it."""
+        self._leaving.append((adapter, done))
+        self.settle()
+
+    def close(self) -> None:
+        """Calls back for all adapters that are being unloaded, as the loop ends."""
+        for _, done in self._leaving:
+            done()
+        self._leaving.clear()
+
+    def settle(self) -> None:
+        """Frees the slots of unloaded adapters that no request uses any more."""
+        if not self._leaving:
+            return
+        used = {each.generation for each in _adapters(self._queues)}
+        for adapter, done in [each for each in self._leaving if each[0].generation not in used]:
+            self._leaving.remove((adapter, done))
+            self._pool.leave(adapter)
+            done()
+
+
+def _adapters(requests: Iterable[Request]) -> Iterator[Adapter]:
+    """Adapter of each request that has one."""
+    return (each.space.adapter for each in requests if each.space.adapter is not None)
