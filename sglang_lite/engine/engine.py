@@ -58,7 +58,7 @@ from sglang_lite.runtime.core.submission import (
 from sglang_lite.runtime.embedding.spec import is_encoder
 from sglang_lite.runtime.host import startup_messages
 from sglang_lite.runtime.host.installed import check_installed, check_platform
-from sglang_lite.runtime.models.resolve import resolve
+from sglang_lite.runtime.models.resolve import resolve, resolve_served
 from sglang_lite.version import __version__
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ class Engine:
         check_platform()
         check_installed("an engine")
         startup_messages.set_level(settings.log_level)
-        path = resolve(settings.model, settings.revision)
+        path = resolve_served(settings.model, settings.revision)
         if is_embedding is not None and bool(is_embedding) != is_encoder(path):
             raise ParameterError(
                 "is_embedding", f"{settings.model} is {'no' if is_embedding else 'an'} embedding model."

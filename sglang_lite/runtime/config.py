@@ -305,11 +305,6 @@ class EngineConfig:
         for name in ("max_loras_per_batch", "max_loaded_loras", "max_lora_rank"):
             if getattr(self, name) is not None:
                 _check_int(name, getattr(self, name), 1)
-        if self.enable_lora and self.deterministic:
-            raise ParameterError(
-                "enable_lora", "products of adapters depend on the batch, so not with deterministic=True.",
-                hint="Leave one out.",
-            )  # fmt: skip
         if self.max_loaded_loras is not None and self.max_loaded_loras < self.max_loras_per_batch:
             raise ParameterError("max_loaded_loras", "is less than max_loras_per_batch.", hint="Raise it.")
 

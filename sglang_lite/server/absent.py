@@ -14,9 +14,7 @@ _FEATURES: dict[tuple[str, ...], tuple[str, str]] = {  # paths: the feature, and
         "/remote_instance_transfer_engine_info", "/get_remote_instance_transfer_engine_info",
         "/update_weight_version", "/get_weights_by_name", "/weights_checker",
     ): ("Weights that come over a connection", "Write them to a folder: /update_weights_from_disk."),
-    (
-        "/load_lora_adapter", "/unload_lora_adapter", "/load_lora_adapter_from_tensors",
-    ): ("LoRA adapters", "Merge an adapter into its model."),
+    ("/load_lora_adapter_from_tensors",): ("Adapters in requests", "Write it to a folder: /load_lora_adapter."),
     ("/v1/audio/transcriptions", "/v1/realtime"): ("Audio", ""),
     ("/invocations", "/vertex_generate", "/v1/systemone"): ("Forms of clouds", "Use /generate or /v1/…."),
     (

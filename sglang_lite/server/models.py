@@ -1,4 +1,4 @@
-"""Lists of models in OpenAI's and Anthropic's protocols, which have only the served model."""
+"""Lists of models in OpenAI's and Anthropic's protocols: the served model, and its adapters."""
 
 from __future__ import annotations
 
@@ -11,23 +11,24 @@ from sglang_lite.server.endpoint import ANTHROPIC_VERSION, HttpRequest, Route, a
 from sglang_lite.server.service import Service
 
 
-def _card(service: Service) -> dict[str, Any]:
+def _card(service: Service, adapter: str | None = None) -> dict[str, Any]:
     return {
-        "id": service.model_name,
+        "id": service.model_name if adapter is None else adapter,
         "object": "model",
         "created": int(service.started),
         "owned_by": "sglang_lite",
-        "root": service.engine.config.model,
-        "parent": None,
+        "root": service.engine.config.model if adapter is None else service.adapters[adapter],
+        "parent": None if adapter is None else service.model_name,
         "max_model_len": service.engine.context_length,
     }
 
 
-def _anthropic_card(service: Service) -> dict[str, Any]:
+def _anthropic_card(service: Service, adapter: str | None = None) -> dict[str, Any]:
+    name = service.model_name if adapter is None else adapter
     return {
         "type": "model",
-        "id": service.model_name,
-        "display_name": service.model_name,
+        "id": name,
+        "display_name": name,
         "created_at": datetime.fromtimestamp(int(service.started), UTC).isoformat(),
         "lifecycle": "active",
         "max_input_tokens": service.engine.context_length,
@@ -38,15 +39,15 @@ def _anthropic_card(service: Service) -> dict[str, Any]:
 async def models(service: Service, call: HttpRequest) -> Response:
     """Lists the models."""
     if ANTHROPIC_VERSION not in call.headers:
-        return answer({"object": "list", "data": [_card(service)]})
-    name = service.model_name
-    return answer({"data": [_anthropic_card(service)], "has_more": False, "first_id": name, "last_id": name})
+        return answer({"object": "list", "data": [_card(service, each) for each in (None, *service.adapters)]})
+    cards = [_anthropic_card(service, each) for each in (None, *service.adapters)]
+    return answer({"data": cards, "has_more": False, "first_id": cards[0]["id"], "last_id": cards[-1]["id"]})
 
 
 async def model(service: Service, call: HttpRequest) -> Response:
     """Describes a model."""
-    service.check_model(call.path["model"])
-    return answer(_anthropic_card(service) if ANTHROPIC_VERSION in call.headers else _card(service))
+    adapter = service.adapter_of(call.path["model"])
+    return answer((_anthropic_card if ANTHROPIC_VERSION in call.headers else _card)(service, adapter))
 
 
 ROUTES = (

@@ -15,7 +15,7 @@ from sglang_lite.engine.engine import Engine
 from sglang_lite.protocol import Prompt, SglError, Span
 from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.embedding.spec import EncoderSpec
-from sglang_lite.runtime.models.resolve import resolve
+from sglang_lite.runtime.models.resolve import resolve_served
 from sglang_lite.runtime.tokens.token_log import TokenLog
 from sglang_lite.runtime.tokens.tokenizer import Tokenizer
 from sglang_lite.server.settings import ServerSettings
@@ -56,7 +56,7 @@ class ModelFacts:
             template = None if found is None else found.source
         except SglError as error:
             template = error
-        path = resolve(engine.config.model, engine.config.revision)
+        path = resolve_served(engine.config.model, engine.config.revision)
         return cls(
             engine.config, path, engine.model_name, engine.context_length, engine.vocab_size,
             engine.core.capacity.longest, template, settings,

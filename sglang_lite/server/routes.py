@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from starlette.responses import Response
 
-from sglang_lite.server import metrics, models, native, openapi
+from sglang_lite.server import adapters, metrics, models, native, openapi
 from sglang_lite.server.anthropic import messages
 from sglang_lite.server.endpoint import HttpRequest, Route, answer
 from sglang_lite.server.openai import chat, completions, decisions, embeddings, pooling, responses, score
@@ -29,6 +29,7 @@ ROUTES: tuple[Route, ...] = (
     *pooling.ROUTES,
     *program.ROUTES,
     *models.ROUTES,
+    *adapters.ROUTES,
     *metrics.ROUTES,
     Route("/openapi.json", _document, "This document", ("GET",), access="open"),
 )

@@ -9,13 +9,17 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any, TypeVar
+
+import msgspec
 
 from sglang_lite.engine.engine import Engine
 from sglang_lite.protocol import EngineClosedError, RequestTimeoutError, SamplingParams, SglError
 from sglang_lite.runtime.core.submission import GenerateRequest
-from sglang_lite.runtime.models.resolve import cache_folder, resolve
+from sglang_lite.runtime.models.lora.paths import read_lora_path
+from sglang_lite.runtime.models.resolve import cache_folder, resolve_served
 from sglang_lite.server.async_engine import AsyncEngine
 from sglang_lite.server.errors import NotFoundError
 from sglang_lite.server.reader import ModelFacts, RequestReader
@@ -67,10 +71,39 @@ class Service:
 
     def check_model(self, name: str | None) -> None:
         """Raises NotFoundError if a request names a model that isn't served."""
-        if name is not None and name not in (self.model_name, self.engine.model_name, self.engine.config.model, ""):
+        if not self._is_base(name):
             raise NotFoundError(
-                f"the model {name[:200]!r} is not served.", hint=f"This server serves {self.model_name!r}."
+                f"the model {name!r:.200} is not served.", hint=f"This server serves {self.model_name!r}."
             )
+
+    def _is_base(self, name: str | None) -> bool:
+        return name in (None, "", self.model_name, self.engine.model_name, self.engine.config.model)
+
+    @cached_property
+    def adapters(self) -> dict[str, str]:
+        """Folders of the adapters (LoRA) that requests can name as their model, by name."""
+        return {each.name: each.path for each in map(read_lora_path, self.engine.config.lora_paths)}
+
+    def adapter_of(self, model: str | None) -> str | None:
+        """Name of the adapter that a request's model stands for, as "name" or "base:name"; None for the model itself.
+
+        Raises:
+            NotFoundError: neither a model nor an adapter of that name is served.
+        """
+        if self._is_base(model) or model is None:
+            return None
+        base, colon, name = model.rpartition(":")
+        if name in self.adapters and (not colon or self._is_base(base)):
+            return name
+        self.check_model(model)
+        return None
+
+    def adapted(self, model: str | None, request: GenerateRequest) -> GenerateRequest:
+        """A request with the adapter that its model stands for. Raises as `adapter_of`."""
+        name = self.adapter_of(model)
+        if name is None:
+            return request
+        return replace(request, params=msgspec.structs.replace(request.params, lora_path=(name,)))
 
     @cached_property
     def metrics(self) -> RequestMetrics:
@@ -96,7 +129,7 @@ class Service:
     def tokenizer_path(self) -> str:
         """Folder with the tokenizer as `tokenizer.json`: the model's own, or one written to the cache."""
         config = self.engine.config
-        folder = resolve(config.model, config.revision)
+        folder = resolve_served(config.model, config.revision)
         if (folder / "tokenizer.json").is_file():
             return str(folder)
         text = self.engine.tokenizer.backend.to_str()

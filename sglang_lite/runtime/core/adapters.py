@@ -13,12 +13,13 @@ from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.core.inbox import Inbox
 from sglang_lite.runtime.loading.load_model import LoadedModel
 from sglang_lite.runtime.models.decoder import Decoder
-from sglang_lite.runtime.models.lora.adapter import AdapterReader
+from sglang_lite.runtime.models.lora.adapter import Adapter, AdapterReader
 from sglang_lite.runtime.models.lora.config import MAX_RANK, read_adapter_config
 from sglang_lite.runtime.models.lora.cpu_step import CpuAdapters
 from sglang_lite.runtime.models.lora.loaded import LoadedAdapters
-from sglang_lite.runtime.models.lora.paths import read_lora_path
+from sglang_lite.runtime.models.lora.paths import LoraPath, read_lora_path
 from sglang_lite.runtime.models.lora.pool import AdapterPool
+from sglang_lite.runtime.models.resolve import adapter_base
 from sglang_lite.runtime.scheduler.adapter_slots import AdapterSlots
 
 _RANK = 64  # largest rank if neither a setting nor an adapter says more
@@ -32,11 +33,18 @@ class EngineAdapters:
         loaded: adapters by name.
         pool: adapters on the device.
         memory: their memory, for the runner.
+        of_model: name of the adapter of requests that name none, as the model is an adapter's folder; None without.
     """
 
     loaded: LoadedAdapters
     pool: AdapterPool
     memory: CpuAdapters
+    of_model: str | None = None
+
+    def get(self, name: str | None) -> Adapter | None:
+        """Adapter of a request, which may name none. Raises as `LoadedAdapters.get`."""
+        name = self.of_model if name is None else name
+        return None if name is None else self.loaded.get(name)
 
     def load(self, name: str, path: str, *, pinned: bool) -> None:
         """Reads an adapter; raises as `LoadedAdapters.load`. Not on the loop's thread."""
@@ -93,7 +101,8 @@ def make_adapters(config: EngineConfig, loaded: LoadedModel, sequences: int) -> 
         ParameterError: the model takes no adapters, or a setting does not fit one.
         ModelError: an adapter can't be used.
     """
-    if not config.enable_lora:
+    own = None if adapter_base(config.model) is None else LoraPath(Path(config.model).name, config.model, pinned=True)
+    if not config.enable_lora and own is None:
         return None
     model = loaded.model
     if not isinstance(model, Decoder):
@@ -101,9 +110,13 @@ def make_adapters(config: EngineConfig, loaded: LoadedModel, sequences: int) -> 
             "enable_lora", f"{loaded.name} runs with transformers' code, which takes no adapters here.",
             hint="Merge the adapter into the weights with peft's merge_and_unload().",
         )  # fmt: skip
+    if config.deterministic:
+        raise ParameterError(
+            "deterministic", "products of adapters depend on the batch, so not with adapters.", hint="Leave one out."
+        )
     if model.device.type != "cpu":
         raise ParameterError("enable_lora", "adapters run on CPUs so far.", hint='Use device="cpu", or merge them.')
-    given = [read_lora_path(text) for text in config.lora_paths]
+    given = [*map(read_lora_path, config.lora_paths), *([] if own is None else [own])]
     max_rank = config.max_lora_rank or max([_rank_of(each.path) for each in given], default=_RANK)
     memory = CpuAdapters(config.max_loras_per_batch, sequences)
     reader = AdapterReader(
@@ -111,10 +124,14 @@ def make_adapters(config: EngineConfig, loaded: LoadedModel, sequences: int) -> 
     )
     adapters = EngineAdapters(
         LoadedAdapters(
-            reader, frozenset({loaded.name, config.model}), config.max_loaded_loras, config.max_loras_per_batch - 1
+            reader,
+            frozenset({loaded.name, config.model, config.served_model_name or ""} if own is None else ()),
+            config.max_loaded_loras,
+            config.max_loras_per_batch - 1,
         ),
         AdapterPool(memory, config.max_loras_per_batch, max_rank, config.lora_eviction_policy),
         memory,
+        None if own is None else own.name,
     )
     for each in given:
         adapters.load(each.name, each.path, pinned=each.pinned)
@@ -124,6 +141,12 @@ def make_adapters(config: EngineConfig, loaded: LoadedModel, sequences: int) -> 
 def _rank_of(path: str) -> int:
     config = read_adapter_config(Path(path).expanduser())
     return min(max([config.rank, *config.ranks.values()]), MAX_RANK)
+
+
+def no_adapter(name: str | None) -> None:
+    """Adapter of a request where the engine has none. Raises ParameterError if it names one."""
+    if name is not None:
+        no_adapters()
 
 
 def no_adapters(*_: object, **__: object) -> NoReturn:

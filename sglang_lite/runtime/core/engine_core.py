@@ -49,7 +49,7 @@ from sglang_lite.runtime.calls import (
     UpdateWeights,
 )
 from sglang_lite.runtime.config import Capacity, EngineConfig
-from sglang_lite.runtime.core.adapters import make_adapters, no_adapters
+from sglang_lite.runtime.core.adapters import make_adapters, no_adapter, no_adapters
 from sglang_lite.runtime.core.cache_tiers import make_tiers, page_names
 from sglang_lite.runtime.core.capacity import capacity_of
 from sglang_lite.runtime.core.choice_scoring import ChoiceScoring
@@ -168,7 +168,7 @@ class EngineCore:
             all_special=config.special_tokens_in_roles, paced=config.stream_interval_s > 0,
             weight_version=config.weight_version,
         )  # fmt: skip
-        self.builder.adapters = no_adapters if self.adapters is None else self.adapters.loaded.get
+        self.builder.adapters = no_adapter if self.adapters is None else self.adapters.get
         self.open_requests = OpenRequests(config.max_queued + sizes.max_running)
         encoder = encoder or ThreadPoolExecutor(_ENCODE_THREADS, "sglang_lite-encode")
         self._calls = ThreadPoolExecutor(1, "sglang_lite-calls")  # for calls that wait for the loop, or for files

@@ -49,11 +49,11 @@ class RequestBuilder:
 
     Attributes:
         weights: weights that run now, as all requests know them.
-        adapters: returns the adapter of a name, or raises ParameterError; None where names are not checked, as the
-            engine is another process.
+        adapters: returns the adapter of a request, which may name none, or raises ParameterError; None where names are
+            not checked, as the engine is another process.
     """
 
-    adapters: Callable[[str], Adapter] | None = None
+    adapters: Callable[[str | None], Adapter | None] | None = None
 
     def __init__(
         self,
@@ -179,7 +179,7 @@ class RequestBuilder:
         )  # fmt: skip
 
     def _adapter(self, params: ResolvedParams) -> Adapter | None:
-        return self.adapters(params.lora_path[0]) if params.lora_path and self.adapters is not None else None
+        return None if self.adapters is None else self.adapters(params.lora_path[0] if params.lora_path else None)
 
     def _builder(
         self, number: int, params: ResolvedParams, ends: frozenset[int], sink: Sink, *, stream: bool

@@ -19,6 +19,7 @@ from sglang_lite.kernel import progress_bar
 from sglang_lite.protocol import DownloadError, ModelError
 from sglang_lite.runtime.host.installed import is_installed
 from sglang_lite.runtime.models.aliases import ALIASES, HubModel, PackagedModel
+from sglang_lite.runtime.models.config_fields import read_json
 
 if TYPE_CHECKING:
     from huggingface_hub import SafetensorsRepoMetadata
@@ -89,6 +90,37 @@ def resolve(model: str, revision: str | None = None, *, weights: bool = True) ->
     )
 
 
+def resolve_served(model: str, revision: str | None = None) -> Path:
+    """`resolve` for an engine: of a folder with nothing but an adapter, the path of the adapter's base.
+
+    Raises:
+        ModelError, DownloadError: as `resolve`, or the adapter names no base.
+    """
+    base = adapter_base(model)
+    return resolve(model, revision) if base is None else resolve(base)
+
+
+def adapter_base(model: str) -> str | None:
+    """Model that the adapter in a folder was trained on; None if `model` is no folder with nothing but an adapter.
+
+    Raises:
+        ModelError: the adapter names no base.
+    """
+    try:
+        folder = Path(model).expanduser()
+        if model in ALIASES or not (folder / _ADAPTER).is_file() or (folder / "config.json").exists():
+            return None
+    except (OSError, RuntimeError):  # no path, which `resolve` says
+        return None
+    base = read_json(folder / _ADAPTER).get("base_model_name_or_path")
+    if not isinstance(base, str) or not base:
+        raise ModelError(
+            f"{folder}: the adapter does not say which model it was trained on.",
+            hint="Give that model, and the adapter as lora_paths.",
+        )
+    return base
+
+
 def _refuse_adapter(folder: Path) -> None:
     """
     Raises:
@@ -96,11 +128,10 @@ def _refuse_adapter(folder: Path) -> None:
     """
     if (folder / _ADAPTER).exists():
         raise ModelError(
-            f"{folder}: {_ADAPTER} says that an adapter (LoRA …) belongs to the weights. "
-            "Adapters are not supported yet.",
-            hint="Merge it with peft: AutoPeftModelForCausalLM.from_pretrained(folder).merge_and_unload()"
-            ".save_pretrained(new_folder). If the weights are merged already, remove "
-            f"{_ADAPTER}.",
+            f"{folder}: {_ADAPTER} says that an adapter (LoRA …) belongs to the weights.",
+            hint="Give an engine the base, and the adapter as lora_paths; or merge it with peft: "
+            "AutoPeftModelForCausalLM.from_pretrained(folder).merge_and_unload().save_pretrained(new_folder). If the "
+            f"weights are merged already, remove {_ADAPTER}.",
         )
 
 

@@ -46,8 +46,9 @@ _NAMES = {"stop_sequences": "stop", **{name: name for name in ("max_tokens", "te
 async def create(service: Service, call: HttpRequest) -> Response:
     """Writes a message."""
     body, rendered, ids = await read(service, call, _read)
-    service.check_model(body.model)
+    service.adapter_of(body.model)  # refused here
     request = GenerateRequest(ids, sampling.read(body, _NAMES), rendered.constraint, stream=bool(body.stream))
+    request = service.adapted(body.model, request)
     message = _Message(service, body, SampleReader(rendered, prefix="toolu_"), len(ids))
     if body.stream:
         events = await with_first_event(service.async_engine.generate(request))
@@ -62,7 +63,7 @@ async def create(service: Service, call: HttpRequest) -> Response:
 async def count_tokens(service: Service, call: HttpRequest) -> Response:
     """Counts the tokens of a message's prompt."""
     model, count = await read(service, call, _count)
-    service.check_model(model)
+    service.adapter_of(model)  # refused here
     return answer({"input_tokens": count})
 
 

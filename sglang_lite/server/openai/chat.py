@@ -70,7 +70,7 @@ class _ParsedChat:
 async def complete(service: Service, call: HttpRequest) -> Response:
     """Handler of POST /v1/chat/completions."""
     body, rendered, custom, custom_tools = await read(service, call, _read)
-    service.check_model(body.model)
+    service.adapter_of(body.model)  # refused here
     streams.check_options(body)
     if body.stream_options is not None and body.stream_options.continuous_usage_stats:
         raise ParameterError("stream_options.continuous_usage_stats", "is not supported.", hint="Use include_usage.")
@@ -85,7 +85,7 @@ async def complete(service: Service, call: HttpRequest) -> Response:
         rendered.prompt, params, rendered.constraint, stream=bool(body.stream), namespace=body.cache_salt or "",
         priority=body.priority or 0, rid=body.rid,
     )  # fmt: skip
-    [request] = with_priorities(service, call, [request])
+    [request] = with_priorities(service, call, [service.adapted(body.model, request)])
     parsed = _ParsedChat(
         body, rendered, f"chatcmpl-{random_id()}", int(time.time()), service.model_name, custom, custom_tools
     )

@@ -90,7 +90,7 @@ async def complete(service: Service, call: HttpRequest) -> Response:
     if isinstance(given, program.ParsedProgram):
         return await program.played(service, call, given)
     body, texts, requests = given
-    service.check_model(body.model)
+    requests = [service.adapted(body.model, request) for request in requests]
     streams.check_options(body)
     requests = with_priorities(service, call, requests)
     parsed = _ParsedCompletions(body, f"cmpl-{random_id()}", int(time.time()), service.model_name, requests, texts)

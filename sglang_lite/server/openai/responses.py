@@ -55,7 +55,7 @@ async def create(service: Service, call: HttpRequest) -> Response:
     """Creates a response."""
     found, before_bytes = await _parsed(service, call, _read)
     body, rendered = found.body, found.rendered
-    service.check_model(body.model)
+    service.adapter_of(body.model)  # refused here
     streams.check_options(body)
     scored = LOGPROBS in (body.include or ())
     params = sampling.read(
@@ -73,7 +73,7 @@ async def create(service: Service, call: HttpRequest) -> Response:
         rendered.prompt, params, rendered.constraint, stream=bool(body.stream), namespace=body.cache_salt or "",
         priority=body.priority or 0, rid=made.id,
     )  # fmt: skip
-    [generate] = with_priorities(service, call, [generate])
+    [generate] = with_priorities(service, call, [service.adapted(body.model, generate)])
     if body.store is not False:
         service.stored.check(made.input_bytes)
     if body.stream:
@@ -351,7 +351,7 @@ def _event_number(given: str, log: EventLog) -> int:
 async def input_tokens(service: Service, call: HttpRequest) -> Response:
     """Counts the tokens of a response's prompt."""
     (model, count), _ = await _parsed(service, call, _count)
-    service.check_model(model)
+    service.adapter_of(model)  # refused here
     return answer({"object": "response.input_tokens", "input_tokens": count})
 
 

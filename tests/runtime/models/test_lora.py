@@ -1,11 +1,15 @@
 """Adapters give peft's logits, alone and mixed in a batch; what can't be honoured is refused by name."""
 
+import json
+import shutil
 from concurrent.futures import Future
 
 import msgspec
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
+import sglang_lite as sgl
 from tests.runtime.models.adapters import Adapted
 from tests.runtime.models.test_families import FAMILIES, SHAPE, asked, engine, prompts
 from tests.runtime.models.tiny import randomise, save
@@ -52,3 +56,190 @@ def test_logits_equal_those_of_peft(family, tmp_path):
         mixed = [(ask(running, ids, name), ids, name) for ids in batch for name in names]
         for generation, ids, name in [*zip(alone, batch, names), *((f.result(timeout=30), *of) for f, *of in mixed)]:
             assert farthest(reference, ids, name, generation) <= 1e-4, name
+
+
+# ---------------------------------------------------------------------------------------------------- what is refused
+
+
+def changed_config(**changes):
+    def change(folder):
+        path = folder / "adapter_config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+    return change
+
+
+def changed_tensors(change):
+    def changed(folder):
+        path = folder / "adapter_model.safetensors"
+        tensors = load_file(path)
+        change(tensors)
+        save_file(tensors, path)
+
+    return changed
+
+
+Q = "base_model.model.model.layers.0.self_attn.q_proj"
+
+
+def renamed(old, new):
+    return changed_tensors(lambda tensors: tensors.update({new: tensors.pop(old)}))
+
+
+def with_nan(tensors):
+    tensors[f"{Q}.lora_B.weight"][0, 0] = torch.nan
+
+
+def cut(tensors):
+    tensors[f"{Q}.lora_A.weight"] = tensors[f"{Q}.lora_A.weight"][:, 1:].contiguous()
+
+
+REFUSED = {
+    "another base": (changed_tensors(cut), r"q_proj.lora_A has shape \(4, 31\); .* take \(4, 32\)"),
+    "rank 0": (changed_config(r=0), "`r`: 0 is no rank"),
+    "rank above": (changed_config(r=65), "has rank 65, and max_lora_rank is 64"),
+    "unknown projection": (renamed(f"{Q}.lora_A.weight", f"{Q}x.lora_A.weight"), "changes .*q_projx, which .* does not have"),
+    "no A": (changed_tensors(lambda t: t.pop(f"{Q}.lora_A.weight")), "q_proj has no lora_A"),
+    "no B": (changed_tensors(lambda t: t.pop(f"{Q}.lora_B.weight")), "q_proj has no lora_B"),
+    "NaN": (changed_tensors(with_nan), "q_proj.lora_B has NaN or infinite elements"),
+    "head": (renamed(f"{Q}.lora_A.weight", "base_model.model.lm_head.lora_A.weight"), "lm_head: embeddings and heads"),
+    "no matrix": (renamed(f"{Q}.lora_A.weight", f"{Q}.weight"), "q_proj.weight is no matrix of an adapter"),
+    "target": (changed_config(target_modules=["q_proj", "w1"]), "target_modules has 'w1', which has no matrices"),
+    "DoRA": (changed_config(use_dora=True), "`use_dora` is True: DoRA"),
+    "LoftQ": (changed_config(loftq_config={"loftq_bits": 4}), "`loftq_config` is .*LoftQ"),
+    "modules": (changed_config(modules_to_save=["lm_head"]), "`modules_to_save` is .*trained as a whole"),
+    "bias": (changed_config(bias="all"), "`bias` is 'all': trained biases"),
+    "fan in": (changed_config(fan_in_fan_out=True), "`fan_in_fan_out` is True"),
+    "PiSSA": (changed_config(init_lora_weights="pissa"), "`init_lora_weights` is 'pissa'"),
+    "another kind": (changed_config(peft_type="IA3"), "`peft_type` is 'IA3': only LORA"),
+    "pattern": (changed_config(rank_pattern={"(q_proj": 8}), "the pattern .* can't be matched"),
+    "alpha": (changed_config(lora_alpha="x"), "`lora_alpha`: 'x' is no number"),
+    "damaged": (lambda folder: (folder / "adapter_model.safetensors").write_bytes(b"x" * 99), "damaged or truncated"),
+    "no weights": (lambda folder: (folder / "adapter_model.safetensors").unlink(), "the adapter has no weights"),
+    "no config": (lambda folder: (folder / "adapter_config.json").unlink(), "no adapter, as it has no adapter_config.json"),
+    "no folder": (shutil.rmtree, "no folder, so no adapter"),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory):
+    """(folder of the base, its adapters)"""
+    return adapted("smollm2", tmp_path_factory.mktemp("llama"), {"plain": {"r": 4}, "other": {"r": 4}})
+
+
+@pytest.fixture(scope="module")
+def running(llama):
+    with engine(llama[0], enable_lora=True, max_loras_per_batch=2) as made:
+        yield made
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_what_cannot_be_honoured_is_refused_by_name(kind, llama, running, tmp_path):
+    change, message = REFUSED[kind]
+    folder = shutil.copytree(llama[1].folders["plain"], tmp_path / "adapter")
+    change(folder)
+    with pytest.raises(sgl.ModelError, match=message):
+        running.load_lora_adapter("new", folder)
+    assert running.loras() == []
+
+
+def test_pickled_weights_are_read_and_code_in_them_is_not_run(llama, running, tmp_path):
+    folder = shutil.copytree(llama[1].folders["plain"], tmp_path / "adapter")
+    tensors = load_file(folder / "adapter_model.safetensors")
+    (folder / "adapter_model.safetensors").unlink()
+    torch.save(tensors, folder / "adapter_model.bin")
+    running.load_lora_adapter("pickled", folder)
+    (ids,) = prompts(9)
+    assert farthest(llama[1], ids, "plain", ask(running, ids, "pickled").result(timeout=30)) <= 1e-4
+    running.unload_lora_adapter("pickled")
+    torch.save({"a": pytest.raises}, folder / "adapter_model.bin")
+    with pytest.raises(sgl.ModelError, match="can't be read as tensors"):
+        running.load_lora_adapter("pickled", folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("", "can't be one"), ("a:b", "can't be one"), ("plain", "is taken"), ("base", "is the model's")],
+)
+def test_names_that_cannot_be_told_apart_are_refused(name, message, llama):
+    folders = llama[1].folders
+    with (
+        engine(llama[0], served_model_name="base", lora_paths={"plain": str(folders["plain"])}) as made,
+        pytest.raises(sgl.ParameterError, match=f"lora_name: .*{message}"),
+    ):
+        made.load_lora_adapter(name, folders["other"])
+
+
+def test_calls_and_requests_of_what_is_not_there_fail_alone(llama, running):
+    (ids,) = prompts(9)
+    running.load_lora_adapter("pinned", llama[1].folders["plain"], pinned=True)
+    with pytest.raises(sgl.ParameterError, match="1 adapters are pinned already"):
+        running.load_lora_adapter("also", llama[1].folders["other"], pinned=True)
+    with pytest.raises(sgl.ParameterError, match=r"there is no adapter 'none' .*loaded: pinned"):
+        running.unload_lora_adapter("none")
+    with pytest.raises(sgl.ParameterError, match="lora_path: there is no adapter 'none'"):
+        running.generate(input_ids=ids, lora_path="none")
+    running.unload_lora_adapter("pinned")
+    with engine(llama[0]) as without:
+        with pytest.raises(sgl.ParameterError, match="the engine was made without adapters"):
+            without.generate(input_ids=ids, lora_path="plain")
+        with pytest.raises(sgl.ParameterError, match="the engine was made without adapters"):
+            without.load_lora_adapter("plain", llama[1].folders["plain"])
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (dict(lora_paths="a"), "lora_paths: 'a' is no list"),
+        (dict(lora_paths=["a=x", "a=y"]), "two adapters are named 'a'"),
+        (dict(lora_paths=['{"lora_name": "a"}']), "has not lora_name, lora_path"),
+        (dict(lora_paths=["{"]), "is no JSON"),
+        (dict(enable_lora=True, deterministic=True), "deterministic: .* not with adapters"),
+        (dict(enable_lora=True, model_impl="transformers"), "transformers' code, which takes no adapters"),
+        (dict(max_loras_per_batch=0), "max_loras_per_batch: 0 is not a whole number"),
+        (dict(max_loaded_loras=4), "max_loaded_loras: is less than max_loras_per_batch"),
+        (dict(lora_eviction_policy="new"), "lora_eviction_policy: 'new' is not one of"),
+        (dict(lora_target_modules=[1]), "lora_target_modules: .* is no list"),
+    ],
+)  # fmt: skip
+def test_settings_that_do_not_fit_are_refused(settings, message, llama):
+    with pytest.raises(sgl.ParameterError, match=message):
+        engine(llama[0], **settings).close()
+
+
+def test_modules_that_are_left_out_may_not_be_changed(llama):
+    with (
+        engine(llama[0], enable_lora=True, lora_target_modules=["q_proj"]) as made,
+        pytest.raises(sgl.ModelError, match="which lora_target_modules leaves out"),
+    ):
+        made.load_lora_adapter("plain", llama[1].folders["plain"])
+
+
+def test_patterns_of_ranks_and_scales_are_peft_s(tmp_path):
+    patterns = {
+        "r": 4, "rank_pattern": {"q_proj": 8, "layers.1.mlp.down_proj": 16}, "alpha_pattern": {"^model.layers.0.*": 2},
+        "target_modules": r".*\.(q_proj|v_proj|up_proj|down_proj)",
+    }  # fmt: skip
+    base, reference = adapted(
+        "smollm2",
+        tmp_path,
+        {"one": patterns, "two": {"r": 4, "use_rslora": True, "target_modules": ["o_proj", "k_proj"]}},
+    )
+    with engine(base, lora_paths=[f"{name}={folder}" for name, folder in reference.folders.items()]) as made:
+        for ids in prompts(9, 14):
+            for name in ("one", "two"):
+                assert farthest(reference, ids, name, ask(made, ids, name).result(timeout=30)) <= 1e-4
+
+
+def test_a_folder_with_nothing_but_an_adapter_is_its_base_with_the_adapter(llama, tmp_path):
+    base, reference = llama
+    folder = shutil.copytree(reference.folders["plain"], tmp_path / "mine")
+    changed_config(base_model_name_or_path=str(base))(folder)
+    (ids,) = prompts(9)
+    with engine(folder, lora_paths={"other": str(reference.folders["other"])}) as made:
+        assert [(each["lora_name"], each["pinned"]) for each in made.loras()] == [("mine", True), ("other", False)]
+        for asked_for, name in ((None, "plain"), ("mine", "plain"), ("other", "other")):
+            assert farthest(reference, ids, name, ask(made, ids, asked_for).result(timeout=30)) <= 1e-4
+    changed_config(base_model_name_or_path=None)(folder)
+    with pytest.raises(sgl.ModelError, match="does not say which model it was trained on"):
+        engine(folder)

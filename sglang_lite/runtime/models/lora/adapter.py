@@ -211,9 +211,10 @@ class AdapterReader:
             found.setdefault(canonical(match[1] + ".weight").removesuffix(".weight"), {})[match[2]] = tensor
         if not found:
             raise ModelError(f"{file}: the adapter has no matrices.")
-        for module, pair in found.items():
+        for module in found:
             if module not in self._modules_of_model:
                 raise self._unknown(file, module)
+        for module, pair in found.items():
             if self._allowed and module.rpartition(".")[2] not in self._allowed:
                 raise ModelError(
                     f"{file}: the adapter changes {module}, which lora_target_modules leaves out.",

@@ -1,0 +1,69 @@
+"""Routes that load and unload adapters (LoRA), in SGLang's form."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import msgspec
+from starlette.responses import Response
+
+from sglang_lite.protocol import ModelError, ParameterError
+from sglang_lite.server.endpoint import HttpRequest, Route, answer, read_record
+from sglang_lite.server.fields import Fields
+from sglang_lite.server.service import Service
+
+_LONGEST_S = 3600.0  # for an adapter that is read, or waited for
+
+
+class LoadRequest(msgspec.Struct, kw_only=True):
+    """Request to load an adapter from a folder of the server's machine."""
+
+    lora_name: str
+    lora_path: str
+    pinned: bool = False
+
+
+class UnloadRequest(msgspec.Struct, kw_only=True):
+    """Request to forget an adapter."""
+
+    lora_name: str
+
+
+LOAD = Fields(LoadRequest, {}, {})
+UNLOAD = Fields(UnloadRequest, {}, {})
+
+
+async def load(service: Service, call: HttpRequest) -> Response:
+    """Loads an adapter."""
+    body = await read_record(service, call, LOAD)
+    loading = partial(service.engine.load_lora_adapter, body.lora_name, body.lora_path, pinned=body.pinned)
+    try:
+        await service.call_engine(loading, at_most_s=_LONGEST_S)
+    except (ModelError, ParameterError) as error:
+        return _answer(service, str(error))
+    service.adapters[body.lora_name] = body.lora_path
+    return _answer(service)
+
+
+async def unload(service: Service, call: HttpRequest) -> Response:
+    """Forgets an adapter, when no request uses it any more."""
+    body = await read_record(service, call, UNLOAD)
+    path = service.adapters.pop(body.lora_name, None)  # no request names it while it leaves
+    try:
+        await service.call_engine(partial(service.engine.unload_lora_adapter, body.lora_name), at_most_s=_LONGEST_S)
+    except ParameterError as error:
+        if path is not None:
+            service.adapters[body.lora_name] = path
+        return _answer(service, str(error))
+    return _answer(service)
+
+
+def _answer(service: Service, error: str = "") -> Response:
+    found = {"success": not error, "error_message": error, "loaded_adapters": service.adapters}
+    return answer(found, 400 if error else 200)
+
+
+ROUTES = (
+    Route("/load_lora_adapter", load, "Load an adapter", fields=LOAD, access="owner"),
+    Route("/unload_lora_adapter", unload, "Forget an adapter", fields=UNLOAD, access="owner"),
+)

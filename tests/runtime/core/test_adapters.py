@@ -1,0 +1,210 @@
+"""Requests with adapters, however they are scheduled, get the tokens of an engine that has only theirs."""
+
+import itertools
+import os
+import random
+import shutil
+
+import pytest
+
+import sglang_lite as sgl
+from sglang_lite.protocol import SamplingParams
+from sglang_lite.runtime.calls import UnloadLoraAdapter
+from sglang_lite.runtime.config import EngineConfig
+from sglang_lite.runtime.loading.load_model import load_model
+from sglang_lite.runtime.models.lora.check import check_adapters
+from sglang_lite.runtime.scheduler.admission_order import AGE_BOUND
+from tests.runtime.models.test_lora import adapted
+from tests.runtime.models.tiny import VOCAB
+from tests.runtime.scripted import SteppedEngine, ended
+
+pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`")  # that peft reads
+NAMES = ["one", "two", "three", "four"]
+ROUNDS = int(os.environ.get("SGLANG_LITE_ADAPTERS", "40"))  # actions of each schedule: CONTRIBUTING.md
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory):
+    """(loaded model, folders of its adapters by name)"""
+    base, reference = adapted(
+        "llama-2", tmp_path_factory.mktemp("llama"), {name: {"r": rank} for name, rank in zip(NAMES, (4, 8, 12, 4))}
+    )
+    return load_model(EngineConfig(str(base), dtype="float32"), base, iter), reference.folders
+
+
+class AdaptedEngine(SteppedEngine):
+    """A small stepped engine whose adapters are counted anew after every step."""
+
+    def __init__(self, **config):
+        super().__init__(**{"max_total_tokens": 128, "max_running": 4, "max_lora_rank": 16} | config)
+
+    def check(self):
+        super().check()
+        adapters, running = self.core.adapters, self.scheduler.queues.running()
+        check_adapters(
+            adapters.loaded,
+            adapters.pool,
+            [(r.space.adapter, r.handle.adapter_slot) for r in running if r.space.adapter is not None],
+            self.core.config.max_loaded_loras,
+        )
+
+
+def params(name, most=8, **more):
+    return SamplingParams(
+        max_tokens=most, temperature=0, ignore_eos=True, lora_path=() if name is None else (name,), **more
+    )
+
+
+class Alone:
+    """The tokens that an engine gives which has one adapter, or none, and one request at a time."""
+
+    def __init__(self, model):
+        self._model, self._engines, self._known = model, {}, {}
+
+    def __call__(self, folder, prompt, most):
+        key = folder, tuple(prompt), most
+        if folder not in self._engines:
+            paths = {} if folder is None else {"it": str(folder)}
+            self._engines[folder] = AdaptedEngine(
+                model=self._model, enable_lora=True, lora_paths=paths, max_total_tokens=256
+            )
+        if key not in self._known:
+            engine = self._engines[folder]
+            _, events = engine.start(prompt, params(None if folder is None else "it", most))
+            engine.drain()
+            self._known[key] = list(ended(events).token_ids)
+        return self._known[key]
+
+
+@pytest.fixture(scope="module")
+def alone(llama):
+    return Alone(llama[0])
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("policy", ["lpm", "fcfs", "priority"])
+def test_random_schedules_with_loads_and_unloads_between(llama, alone, overlap, policy):
+    model, folders = llama
+    draw = random.Random(f"{overlap} {policy}")
+    engine = AdaptedEngine(
+        model=model, enable_lora=True, max_loras_per_batch=2, max_loaded_loras=3, max_running=5, overlap=overlap,
+        policy=policy, max_total_tokens=160, step_tokens=16, context_length=64, retract_every=5, page_size=4,
+    )  # fmt: skip
+    stems = [[draw.randrange(1, VOCAB) for _ in range(20)] for _ in range(2)]
+    named: dict = {}  # folder by name
+    asked: list = []  # events, folder, prompt, samples
+    leaving: list = []  # unloads
+    for _ in range(ROUNDS):
+        kind = draw.random()
+        if kind < 0.25 and len(named) < 4:
+            name = draw.choice([each for each in NAMES if each not in named])
+            named[name] = folders[draw.choice(NAMES)]  # under any name: what is loaded again may be another one
+            engine.load_lora_adapter(name, named[name])
+        elif kind < 0.35 and named:
+            name = draw.choice(sorted(named))
+            del named[name]
+            leaving.append(engine.core.ask(UnloadLoraAdapter(name)))
+        elif kind < 0.8:
+            chosen = draw.choice([None, *sorted(named)])
+            prompt = [*draw.choice(stems)[: draw.randrange(1, 20)], draw.randrange(1, VOCAB)]
+            n = draw.choice([1, 1, 3])
+            _, events = engine.start(prompt, params(chosen, 6, n=n))
+            asked.append((events, named.get(chosen), prompt, n))
+        else:
+            for _ in range(draw.randrange(1, 6)):
+                engine.step()
+    engine.drain()
+    assert all(each.done() for each in leaving)
+    for events, folder, prompt, n in asked:
+        results = [each for each in events if isinstance(each, sgl.protocol.Generation)]
+        assert len(results) == n
+        for result in results:
+            assert list(result.token_ids) == alone(folder, prompt, 6)
+    engine.check_empty()
+
+
+def test_a_request_finds_the_prefixes_of_its_own_adapter_only(llama):
+    model, folders = llama
+    engine = AdaptedEngine(model=model, lora_paths={name: str(folders[name]) for name in ("one", "two")})
+    prompt = list(range(1, 20))
+    cached = []
+    for name, namespace in itertools.product(["one", "two", None], ["", "salt", f"\0{'a' * 32}:"]):
+        for _ in range(2):
+            _, events = engine.start(prompt, params(name), namespace=namespace)
+            engine.drain()
+            cached.append(ended(events).usage.cached_tokens)
+    assert cached == [0, 18] * 9
+    engine.core.ask(UnloadLoraAdapter("one"))
+    engine.drain()
+    engine.load_lora_adapter("one", folders["three"])
+    _, events = engine.start(prompt, params("one"))
+    engine.drain()
+    assert ended(events).usage.cached_tokens == 0
+
+
+def test_requests_of_resident_adapters_go_first_and_no_other_starves(llama):
+    model, folders = llama
+    engine = AdaptedEngine(
+        model=model, lora_paths={name: str(folders[name]) for name in ("one", "two")}, max_loras_per_batch=1, max_lora_rank=16,
+        max_running=2, max_total_tokens=128,
+    )  # fmt: skip
+    prompt = [1, 2, 3]
+    _, first = engine.start(prompt, params("one", 20))
+    engine.step()
+    _, other = engine.start(prompt, params("two", 2))
+    _, later = engine.start(prompt, params("one", 2))
+    while not later:
+        engine.step()
+    assert not other  # which came before
+    (waiting,) = engine.scheduler.queues.waiting
+    waiting.passed_over = AGE_BOUND
+    _, last = engine.start(prompt, params("one", 2))
+    engine.drain()
+    assert [len(each) for each in (first, other, later, last)] == [1] * 4
+    order = [engine.built[i].admission for i in (1, 3)]
+    assert order == sorted(order)  # the aged request came before the last one of the resident adapter
+
+
+def test_more_adapters_than_slots_wait_and_none_fails(llama, alone):
+    model, folders = llama
+    engine = AdaptedEngine(
+        model=model, lora_paths={name: str(folders[name]) for name in NAMES}, max_loras_per_batch=1, max_running=8
+    )
+    asked = [
+        (engine.start([5, 6, each], params(name))[1], folders[name], [5, 6, each]) for each in (1, 2) for name in NAMES
+    ]
+    engine.drain()
+    for events, folder, prompt in asked:
+        assert list(ended(events).token_ids) == alone(folder, prompt, 8)
+    assert engine.core.adapters.pool.writes >= 4
+
+
+def test_an_unload_waits_for_running_requests_and_ends_nobody(llama, alone):
+    model, folders = llama
+    engine = AdaptedEngine(model=model, lora_paths={"one": str(folders["one"])})
+    _, events = engine.start([5, 6], params("one", 12))
+    engine.step()
+    unloading = engine.core.ask(UnloadLoraAdapter("one"))
+    engine.step()
+    assert not unloading.done()
+    with pytest.raises(sgl.ParameterError, match="there is no adapter 'one'"):
+        engine.start([5, 6], params("one"))
+    engine.drain()
+    assert unloading.done()
+    assert list(ended(events).token_ids) == alone(folders["one"], [5, 6], 12)
+    assert engine.core.adapters.list() == []
+
+
+def test_an_adapter_that_gave_way_is_read_again(llama, alone, tmp_path):
+    model, folders = llama
+    copies = {name: shutil.copytree(folders[name], tmp_path / name) for name in NAMES}
+    engine = AdaptedEngine(
+        model=model, lora_paths={name: str(copies[name]) for name in NAMES}, max_loras_per_batch=2, max_loaded_loras=2
+    )
+    for name in [*NAMES, *NAMES]:
+        _, events = engine.start([7, 8], params(name))
+        engine.drain()
+        assert list(ended(events).token_ids) == alone(folders[name], [7, 8], 8)
+    shutil.rmtree(copies["one"])
+    with pytest.raises(sgl.ModelError, match="no folder, so no adapter"):
+        engine.start([7, 8], params("one"))
