@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from sglang_lite.runtime.kernels.kv_cache import gather
+from sglang_lite.runtime.kernels.lora_weights import LoraStep
 
 if TYPE_CHECKING:
     from sglang_lite.runtime.models.lora.cpu_step import CpuLoraStep
@@ -89,6 +90,7 @@ class DevicePlan:
             see no cached tokens; else 0.
         window_table: page table of the layers with a window, if they have pages of their own: pages behind the window
             are any valid ones.
+        lora: adapters of the slots; None if no token has one.
     """
 
     ids: torch.Tensor
@@ -104,6 +106,7 @@ class DevicePlan:
     separate: bool = False
     longest_uncached: int = 0
     window_table: torch.Tensor | None = None
+    lora: LoraStep | None = None
 
     def in_layer(self, window: int | None) -> DevicePlan:
         """The plan with the page table of layers with this window."""

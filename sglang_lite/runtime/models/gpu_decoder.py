@@ -14,9 +14,11 @@ from sglang_lite.runtime.kernels.fp8_rows import Fp8Rows, Scales
 from sglang_lite.runtime.kernels.kv_cache import KVCache
 from sglang_lite.runtime.kernels.latent_attention import PAIRS_PER_PROGRAM
 from sglang_lite.runtime.kernels.latent_store import latent_store
+from sglang_lite.runtime.kernels.lora import lora_rows
 from sglang_lite.runtime.kernels.norm import add_norm, add_norm_fp8, norm, norm_fp8
 from sglang_lite.runtime.kernels.rope_store import rope_store
 from sglang_lite.runtime.models.decoder import Decoder
+from sglang_lite.runtime.models.layers.adapted_linear import adapted
 from sglang_lite.runtime.models.layers.experts import FeedForward
 from sglang_lite.runtime.models.layers.gpu_experts import GpuExperts
 from sglang_lite.runtime.models.layers.gpu_linear import matrix
@@ -82,12 +84,14 @@ class GpuDecoder(Decoder):
             Hidden states [T, hidden_size] after the last norm.
         """
         assert isinstance(self.embedding, torch.Tensor), "blocks stay on a CPU alone"
+        rows = None if plan.lora is None else lora_rows(plan.lora, plan.slots)
         residual = embed(plan, self.embedding, self.embedding_scale)
-        if len(residual) == 1 and self._alone:
+        if len(residual) == 1 and self._alone and rows is None:
             return self._run_one(residual, plan, cache, attention)
         x: torch.Tensor | None = None
         scales: Scales | None = None
-        for i, layer in enumerate(self.layers):
+        for i, own in enumerate(self.layers):
+            layer = own if plan.lora is None or rows is None else adapted(own, plan.lora.layers[i], rows)
             first, second = self._in_8_bits(layer)
             normed = self._in_norm(layer.input_norm, x, residual, scales, eight=first)
             seen = self._attend(i, layer, *self._qkv(layer, normed), plan, cache, attention)

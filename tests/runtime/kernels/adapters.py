@@ -47,4 +47,13 @@ def gated(run):
     return _each(lambda *arguments: run(*arguments, "silu"), ((40, 40), (150, 150)))
 
 
-CASES = {"lora_add": added, "lora_gated": gated}
+def rows_sorted(run):
+    step = lora_step((8, 24, 16), longest=32)
+    for slots in ([3], [0, 3, 1, 1, 2, 0], [1] * 40 + [0] * 17, [3, 1] * 200):
+        rows = run(step, torch.tensor(slots, device=DEVICE))
+        used = rows.ranks[: rows.used[1]] > 0  # pages of others are not read
+        yield rows.used, rows.ranks, rows.pages[: rows.used[1]][used], rows.blocks.experts
+        yield rows.blocks.pairs[: rows.used[1] * rows.blocks.size]
+
+
+CASES = {"lora_rows": rows_sorted, "lora_add": added, "lora_gated": gated}

@@ -5,8 +5,20 @@ from __future__ import annotations
 import torch
 
 from sglang_lite.runtime.kernels.lora import LoraRows
-from sglang_lite.runtime.kernels.lora_weights import LoraWeights
+from sglang_lite.runtime.kernels.lora_weights import LoraStep, LoraWeights
 from sglang_lite.runtime.kernels.reference.activation import apply_activation
+from sglang_lite.runtime.kernels.reference.experts_order import experts_order
+
+
+def lora_rows(step: LoraStep, slots: torch.Tensor) -> LoraRows:
+    adapters = len(step.ranks)
+    blocks = experts_order(step.of_slot[slots].unsqueeze(1), adapters + 1, 16 if len(slots) <= 256 else 64)
+    of = blocks.experts.long()
+    has, count = (of >= 0) & (of < adapters), (of >= 0).sum()
+    own = of.where(has, 0)
+    return LoraRows(
+        blocks, step.pages[own] * has.unsqueeze(1), step.ranks[own] * has, torch.stack((has.sum(), count)).int()
+    )
 
 
 def lora_add(x: torch.Tensor, weights: LoraWeights, rows: LoraRows, out: torch.Tensor) -> torch.Tensor:
@@ -22,15 +34,13 @@ def lora_gated(
 
 def _added(x: torch.Tensor, weights: LoraWeights, rows: LoraRows, out: torch.Tensor) -> torch.Tensor:
     """Sum float32 of `out` and the adapters' products of x."""
-    total, pairs = out.float(), rows.blocks.pairs.view(-1, rows.blocks.size)
-    for adapter, block in zip(rows.blocks.experts.tolist(), pairs):
-        if not 0 <= adapter < len(rows.ranks):
-            continue
-        tokens, rank = block[block < len(x)].long(), int(rows.ranks[adapter])
-        pages = rows.pages[adapter].long()
+    total, tokens = out.float(), rows.blocks.pairs.view(-1, rows.blocks.size)
+    for block in range(int(rows.used[0])):
+        at, rank, pages = tokens[block], int(rows.ranks[block]), rows.pages[block].long()
+        at = at[at < len(x)].long()
         a = weights.a[pages].transpose(0, 1).flatten(1, 2)[:, :rank].float()  # [parts, rank, inputs]
         b = weights.b[pages].flatten(0, 1)[:rank].float()  # [rank, outputs]
-        hidden = torch.einsum("ti,pri->ptr", x[tokens].float(), a).to(x.dtype).float()
-        parts = [rows_of @ columns for rows_of, columns in zip(hidden, b.split_with_sizes(weights.outputs, 1))]
-        total[tokens] += torch.cat(parts, 1)
+        hidden = torch.einsum("ti,pri->ptr", x[at].float(), a).to(x.dtype).float()
+        parts = [own @ columns for own, columns in zip(hidden, b.split_with_sizes(weights.outputs, 1))]
+        total[at] += torch.cat(parts, 1)
     return total
