@@ -40,6 +40,7 @@ SMALL = {
     "appending.py": ["--shape", "small", "--rows", "4", "--tokens", "32", "--repeat", "1"],
     "host_step.py": ["--rows", "4", "--steps", "2"],
     "latent_attention.py": ["--help"],  # it needs a GPU
+    "lora.py": ["--help"],  # it needs a GPU
     "mixed_requests.py": ["--help"],  # test_mixed_requests.py runs it, with a small model
     "masks.py": ["--rows", "2", "--steps", "2", "--threads", "1", "--constraints", "regex"],
     "openmp.py": ["--help"],  # test_openmp.py runs it, with a small model
@@ -85,6 +86,7 @@ ON_A_GPU = {  # what the others can't run
     "first_token.py": ["--repeat", "1"],
     "gpu_floor.py": ["--shape", "qwen3-0.6b"],
     "latent_attention.py": [],
+    "lora.py": ["--shape", "qwen3-0.6b", "--rows", "4", "--context", "16", "--pairs", "1"],
     "prefill_attention.py": [],
 }
 RUNS = [(name, section) for name in SMALL for section in SECTIONS.get(name, (None,))]

@@ -11,18 +11,18 @@ from typing import Any, NoReturn
 from sglang_lite.protocol import ParameterError
 from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.core.inbox import Inbox
-from sglang_lite.runtime.loading.load_model import LoadedModel
+from sglang_lite.runtime.executor.gpu_adapters import GpuAdapters
+from sglang_lite.runtime.loading.load_model import LoadedModel, longest_context
 from sglang_lite.runtime.models.decoder import Decoder
 from sglang_lite.runtime.models.lora.adapter import Adapter, AdapterReader
-from sglang_lite.runtime.models.lora.config import MAX_RANK, read_adapter_config
+from sglang_lite.runtime.models.lora.config import largest_rank
 from sglang_lite.runtime.models.lora.cpu_step import CpuAdapters
 from sglang_lite.runtime.models.lora.loaded import LoadedAdapters
 from sglang_lite.runtime.models.lora.paths import LoraPath, read_lora_path
 from sglang_lite.runtime.models.lora.pool import AdapterPool
+from sglang_lite.runtime.models.model import is_fused
 from sglang_lite.runtime.models.resolve import adapter_base
 from sglang_lite.runtime.scheduler.adapter_slots import AdapterSlots
-
-_RANK = 64  # largest rank if neither a setting nor an adapter says more
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class EngineAdapters:
 
     loaded: LoadedAdapters
     pool: AdapterPool
-    memory: CpuAdapters
+    memory: CpuAdapters | GpuAdapters
     of_model: str | None = None
 
     def get(self, name: str | None) -> Adapter | None:
@@ -89,13 +89,12 @@ class EngineAdapters:
         }
 
 
-def make_adapters(config: EngineConfig, loaded: LoadedModel, sequences: int) -> EngineAdapters | None:
+def make_adapters(config: EngineConfig, loaded: LoadedModel) -> EngineAdapters | None:
     """Adapters of an engine, with those that it begins with; None if requests may not name any.
 
     Args:
         config: settings of the engine.
         loaded: its model.
-        sequences: number of slots of sequences.
 
     Raises:
         ParameterError: the model takes no adapters, or a setting does not fit one.
@@ -114,11 +113,9 @@ def make_adapters(config: EngineConfig, loaded: LoadedModel, sequences: int) -> 
         raise ParameterError(
             "deterministic", "products of adapters depend on the batch, so not with adapters.", hint="Leave one out."
         )
-    if model.device.type != "cpu":
-        raise ParameterError("enable_lora", "adapters run on CPUs so far.", hint='Use device="cpu", or merge them.')
     given = [*map(read_lora_path, config.lora_paths), *([] if own is None else [own])]
-    max_rank = config.max_lora_rank or max([_rank_of(each.path) for each in given], default=_RANK)
-    memory = CpuAdapters(config.max_loras_per_batch, sequences)
+    max_rank = largest_rank(config.max_lora_rank, [each.path for each in given])
+    memory = _memory(config, loaded, max_rank)
     reader = AdapterReader(
         model.spec, loaded.name, model.precision.compute, max_rank, memory.pack, config.lora_target_modules or ()
     )
@@ -138,9 +135,14 @@ def make_adapters(config: EngineConfig, loaded: LoadedModel, sequences: int) -> 
     return adapters
 
 
-def _rank_of(path: str) -> int:
-    config = read_adapter_config(Path(path).expanduser())
-    return min(max([config.rank, *config.ranks.values()]), MAX_RANK)
+def _memory(config: EngineConfig, loaded: LoadedModel, max_rank: int) -> CpuAdapters | GpuAdapters:
+    """Memory of the runner's adapters. A GPU's is allocated at once, so that the cache gets what is left."""
+    model, slots = loaded.model, config.max_loras_per_batch
+    if is_fused(model):
+        assert model.spec is not None, "decoders have one"
+        return GpuAdapters(model.spec, slots, max_rank, model.precision.compute, model.device)
+    sizes = config.sized(gpu=False, longest=longest_context(config, loaded.context_length))
+    return CpuAdapters(slots, sizes.max_running)
 
 
 def no_adapter(name: str | None) -> None:

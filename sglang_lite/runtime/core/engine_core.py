@@ -129,11 +129,11 @@ class EngineCore:
         self.thread = threading.current_thread()
         self.config, self.model_name = config, loaded.name
         self.tokenizer, self.vocab_size, self.eos_ids = loaded.tokenizer, loaded.vocab_size, loaded.eos_ids
+        self.adapters = make_adapters(config, loaded)
         self.capacity, self.device = capacity_of(config, loaded), loaded.model.device
         self.description = _description(loaded, self.capacity)
         sizes, longest = self.capacity.sizes, self.capacity.longest
         store = _prefix_cache(config, self.capacity, loaded.model)
-        self.adapters = make_adapters(config, loaded, sizes.max_running)
         pool, memory = (None, None) if self.adapters is None else (self.adapters.pool, self.adapters.memory)
         drafting = make_drafting(config, loaded.vocab_size, loaded.eos_ids)
         threads = min(config.threads or os.cpu_count() or 1, _MASK_THREADS)

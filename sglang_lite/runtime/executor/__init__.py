@@ -13,6 +13,7 @@ import torch
 from sglang_lite.runtime.config import Capacity, EngineConfig
 from sglang_lite.runtime.drafting.drafting import Drafting
 from sglang_lite.runtime.executor.cpu_runner import CpuRunner
+from sglang_lite.runtime.executor.gpu_adapters import GpuAdapters
 from sglang_lite.runtime.executor.model_runner import ModelRunner
 from sglang_lite.runtime.executor.step_record import SlotPages
 from sglang_lite.runtime.models.lora.cpu_step import CpuAdapters
@@ -29,7 +30,7 @@ def make_runner(
     compiling: BackgroundCompilation | None = None,
     cores_contended: Callable[[], bool] | None = None,
     drafting: Drafting | None = None,
-    adapters: CpuAdapters | None = None,
+    adapters: CpuAdapters | GpuAdapters | None = None,
 ) -> ModelRunner:
     """Returns the runner for the device that the model is on; a GPU's is warmed up.
 
@@ -47,6 +48,7 @@ def make_runner(
     own_pages = capacity.window_pages
     slot_pages = SlotPages(sizes.max_running, capacity.longest, sizes.page_size, windows=own_pages > 0)
     if not is_fused(model):
+        assert not isinstance(adapters, GpuAdapters)
         has_all = torch.get_num_threads() >= len(os.sched_getaffinity(0)) if sys.platform == "linux" else False
         return CpuRunner(
             model, slot_pages, capacity.tokens, own_pages * sizes.page_size, one_by_one=config.deterministic,
@@ -56,10 +58,13 @@ def make_runner(
     from sglang_lite.runtime.executor.cuda_graphs import graph_sizes  # needs Triton
     from sglang_lite.runtime.executor.gpu_runner import GpuRunner
 
+    assert not isinstance(adapters, CpuAdapters)
+
     sizes_to_capture = graph_sizes(sizes.max_running) if config.cuda_graphs and model.device.type == "cuda" else ()
     runner = GpuRunner(
         model, slot_pages, pages, sizes.step_tokens, config.attention_backend, sizes_to_capture,
         draft_tokens=config.max_draft, original_logprobs=config.original_logprobs, window_pages=own_pages,
+        adapters=adapters,
     )  # fmt: skip
     if model.device.type == "cuda":
         with contextlib.nullcontext() if compiling is None else compiling.waiting_for_kernels():

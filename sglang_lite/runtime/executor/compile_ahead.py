@@ -30,6 +30,7 @@ from triton.runtime.cache import triton_key
 from sglang_lite.protocol import ParameterError
 from sglang_lite.runtime import kernels
 from sglang_lite.runtime.config import EngineConfig
+from sglang_lite.runtime.executor.gpu_adapters import GpuAdapters
 from sglang_lite.runtime.executor.gpu_runner import GpuRunner
 from sglang_lite.runtime.executor.step_record import SlotPages
 from sglang_lite.runtime.kernels.cache import prepare_cache
@@ -43,7 +44,10 @@ from sglang_lite.runtime.kernels.variants import (
     waiting_for_variants,
 )
 from sglang_lite.runtime.models.gpu_decoder import GpuDecoder
+from sglang_lite.runtime.models.lora.config import largest_rank
+from sglang_lite.runtime.models.lora.paths import read_lora_path
 from sglang_lite.runtime.models.precision import Precision
+from sglang_lite.runtime.models.resolve import adapter_base
 from sglang_lite.runtime.models.spec import ModelSpec
 from sglang_lite.runtime.models.weights.source import WeightSource
 
@@ -68,6 +72,7 @@ class RunnerShape:
         max_running, page_size, step_tokens: sizes of steps.
         attention: name of the attention backend.
         draft_tokens: maximum number of guesses in a draft.
+        adapters: number of adapters and their largest rank, or None for a runner without.
     """
 
     spec: ModelSpec
@@ -78,6 +83,7 @@ class RunnerShape:
     step_tokens: int
     attention: str
     draft_tokens: int = 0
+    adapters: tuple[int, int] | None = None
 
 
 def collect_variants(
@@ -103,9 +109,18 @@ def collect_variants(
         if runner.precision.cache.itemsize == 1:
             planes = [planes[0].heads for planes in spec.kv_layout.layers]
             model.kv_scales = KVScales(*(tuple(torch.empty(n, device=nowhere) for n in planes) for _ in "kv"))
+        adapters = None
+        if runner.adapters is not None:
+            adapters = GpuAdapters(spec, *runner.adapters, runner.precision.compute, nowhere)
         slot_pages = SlotPages(runner.max_running, runner.longest, runner.page_size)
         made = GpuRunner(
-            model, slot_pages, pages, runner.step_tokens, runner.attention, draft_tokens=runner.draft_tokens
+            model,
+            slot_pages,
+            pages,
+            runner.step_tokens,
+            runner.attention,
+            draft_tokens=runner.draft_tokens,
+            adapters=adapters,
         )
         made.warm_up()
 
@@ -213,10 +228,14 @@ def start_compiling(
         device: GPU that the model will run on.
         early: as for `BackgroundCompilation`.
     """
-    sizes = config.sized(gpu=True, longest=longest)
+    sizes, adapters = config.sized(gpu=True, longest=longest), None
+    own = [] if adapter_base(config.model) is None else [config.model]
+    if config.enable_lora or own:
+        folders = [*own, *(read_lora_path(each).path for each in config.lora_paths)]
+        adapters = config.max_loras_per_batch, largest_rank(config.max_lora_rank, folders)
     runner = RunnerShape(
         spec, precision, longest, sizes.max_running, sizes.page_size, sizes.step_tokens, config.attention_backend,
-        config.max_draft,
+        config.max_draft, adapters,
     )  # fmt: skip
     return BackgroundCompilation(runner, properties_of(device), config.model, config.compile_processes, early)
 

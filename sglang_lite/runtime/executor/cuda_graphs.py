@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,7 @@ from sglang_lite.runtime.executor.prefix_groups import MAX_CHUNKS, SharedPrefixA
 from sglang_lite.runtime.executor.staging import Staging, aligned, make_event
 from sglang_lite.runtime.executor.step_record import StepRecord
 from sglang_lite.runtime.kernels.attention_metadata import DevicePlan, SharedPrefixes
+from sglang_lite.runtime.kernels.lora_weights import LoraStep
 from sglang_lite.runtime.kv_cache.pages import Ints
 
 # Writes the logits [R, vocab_size] of a plan's tokens into the last argument: of the tokens at the indices [R] in the
@@ -56,33 +58,33 @@ class CudaGraphs:
         self._slots, self._staging, self._page_size = slots, staging, page_size
         self._extra_items, self._vocab_size, self._dtype = extra_items, vocab_size, dtype
         self._logits: torch.Tensor | None = None  # shared by all graphs
-        # Key: number of tokens, whether rows have several tokens, whether rows share prefixes.
-        self.captured: dict[tuple[int, bool, bool], CapturedGraph] = {}
+        # Key: number of tokens, whether rows have several tokens, share prefixes, have adapters.
+        self.captured: dict[tuple[int, bool, bool, bool], CapturedGraph] = {}
         self._pool: Any = None
 
     def clear(self) -> None:
         """Drops all graphs, as the model or the cache that they use has changed."""
         self.captured.clear()
 
-    def capture_all(self, compute: Compute, sharing: Sequence[bool]) -> None:
+    def capture_all(self, compute: Compute, sharing: Sequence[bool], adapters: Sequence[LoraStep | None]) -> None:
         """Captures the graphs of all sizes.
 
         Args:
             compute: function to capture, as for `find`.
             sharing: variants to capture: False for rows that share no prefixes, True for rows that do.
+            adapters: variants to capture: None for rows without adapters, the slots' adapters for others.
         """
-        for size in sorted(self.sizes, reverse=True):
-            for shared in sharing if size > 1 else (False,):
-                self.captured[size, False, shared] = self._capture(compute, size, multi_token_rows=False, shared=shared)
-        for size in reversed(self._token_sizes) if self.sizes else ():
-            for shared in sharing if size <= self._max_tokens else (False,):
-                self.captured[size, True, shared] = self._capture(compute, size, multi_token_rows=True, shared=shared)
+        sizes = [(size, False, size > 1) for size in sorted(self.sizes, reverse=True)]
+        sizes += [(size, True, size <= self._max_tokens) for size in reversed(self._token_sizes) if self.sizes]
+        for (size, several, can_share), lora in itertools.product(sizes, adapters):
+            for shared in sharing if can_share else (False,):
+                self._captured(compute, size, several, shared, lora)
 
     def step_seconds(self) -> dict[int, float]:
         """Measures the captured steps, on tokens of the dummy slot. Returns their seconds by number of tokens."""
         found: dict[int, float] = {}
-        for (tokens, _, shared), each in sorted(self.captured.items(), key=lambda item: item[0][:2]):
-            if not shared:
+        for (tokens, _, shared, adapted), each in sorted(self.captured.items(), key=lambda item: item[0][:2]):
+            if not shared and not adapted:
                 each.graph.replay()
                 began, ended = make_event(timed=True), make_event(timed=True)
                 began.record()
@@ -102,13 +104,16 @@ class CudaGraphs:
         tokens only, so a step that scores prompts can't run."""
         return not record.scores and self.padded_rows(len(record.slots)) in self.sizes
 
-    def find(self, compute: Compute, inputs: GpuInputs, shared: bool) -> CapturedGraph | None:
+    def find(
+        self, compute: Compute, inputs: GpuInputs, shared: bool, lora: LoraStep | None = None
+    ) -> CapturedGraph | None:
         """Returns the graph that runs a step, captured if necessary, or None if not all tokens are decoded.
 
         Args:
             compute: function to capture. Used only to capture a graph.
             inputs: inputs of a step that `can_run`.
             shared: whether rows share prefixes.
+            lora: adapters of the slots, or None if no row has one.
         """
         tokens, rows = len(inputs.ids), len(inputs.last)
         if inputs.decoding < tokens:
@@ -116,9 +121,16 @@ class CudaGraphs:
         size, multi_token_rows = self.padded_rows(rows), tokens > rows
         if multi_token_rows:
             size = next(size for size in self._token_sizes if size >= tokens)
-        key = size, multi_token_rows, shared
+        return self._captured(compute, size, multi_token_rows, shared, lora)
+
+    def _captured(
+        self, compute: Compute, tokens: int, multi_token_rows: bool, shared: bool, lora: LoraStep | None
+    ) -> CapturedGraph:
+        key = tokens, multi_token_rows, shared, lora is not None
         if key not in self.captured:
-            self.captured[key] = self._capture(compute, size, multi_token_rows=multi_token_rows, shared=shared)
+            self.captured[key] = self._capture(
+                compute, tokens, multi_token_rows=multi_token_rows, shared=shared, lora=lora
+            )
         return self.captured[key]
 
     @property
@@ -129,7 +141,9 @@ class CudaGraphs:
         sizes, most = (*few, *range(256, self._max_tokens, 128)), self._max_tokens
         return [*(size for size in sizes if size < most), most, most * 3 // 2, 2 * most]
 
-    def _capture(self, compute: Compute, tokens: int, *, multi_token_rows: bool, shared: bool) -> CapturedGraph:
+    def _capture(
+        self, compute: Compute, tokens: int, *, multi_token_rows: bool, shared: bool, lora: LoraStep | None
+    ) -> CapturedGraph:
         """Captures a graph that decodes `tokens` tokens and returns the logits of all, or of each row's last one if
         some rows have several and no drafts are checked."""
         slots, items, stride = self._slots, tokens + self._extra_items, aligned(tokens)
@@ -154,6 +168,7 @@ class CudaGraphs:
             blocks=torch.zeros((0, 4), dtype=torch.int32, device=device),
             block_size=16,
             separate=not multi_token_rows,
+            lora=lora,
         )
 
         last_only = multi_token_rows and not self._drafts

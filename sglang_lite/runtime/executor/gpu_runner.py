@@ -19,6 +19,7 @@ from sglang_lite.protocol import SamplingParams
 from sglang_lite.runtime.attention.base import AttentionRequirements, ModelAttention
 from sglang_lite.runtime.attention.registry import make_layers_attention
 from sglang_lite.runtime.executor.cuda_graphs import CapturedGraph, CudaGraphs
+from sglang_lite.runtime.executor.gpu_adapters import GpuAdapters
 from sglang_lite.runtime.executor.gpu_draws import GpuDraws, GpuPendingTokens
 from sglang_lite.runtime.executor.gpu_inputs import BLOCK_SIZES, MAX_TOKEN_READS, GpuInputs, build_gpu_inputs
 from sglang_lite.runtime.executor.gpu_slots import GpuSlots
@@ -94,6 +95,7 @@ class GpuRunner:
         original_logprobs: whether log-probabilities are those before adjustments of the logits, as in
             `executor.sampler.sample`.
         window_pages: number of pages in the layers with a window, apart from a dummy page; 0 if they have `pages`.
+        adapters: adapters that requests may have; None if none may.
 
     Raises:
         ParameterError: the attention backend can't run the model.
@@ -111,6 +113,7 @@ class GpuRunner:
         draft_tokens: int = 0,
         original_logprobs: bool = False,
         window_pages: int = 0,
+        adapters: GpuAdapters | None = None,
     ) -> None:
         self._model, self._slot_pages, self._longest = model, slot_pages, slot_pages.longest
         self._device = device = model.device
@@ -124,7 +127,8 @@ class GpuRunner:
         )
         self._attention = _attention(attention, model, self._max_decoded_tokens, self._longest)
         self._staging = Staging(device, 3 * step_tokens + 8 * (slots + 1) + 4096)
-        self._slots = GpuSlots(slot_pages, pages, self._staging, device, window_pages)
+        self._slots = GpuSlots(slot_pages, pages, self._staging, device, window_pages, adapters)
+        self.adapters, self._lora = adapters, None if adapters is None else adapters.step(self._slots.adapters)
         self._dummy_tokens = pages * page_size, window_pages * page_size  # first token slots of the dummy pages
         self._event_ring = cycle([make_event(timed=True) for _ in range(_EVENT_RING_SIZE * (device.type == "cuda"))])
         self._masked_steps = 0  # number of steps whose draws may wait for masks
@@ -170,7 +174,7 @@ class GpuRunner:
         self.graphs.clear()
         self.prompts.clear()
         del self._model, self._cache, self._copy, self._window_copy, self._attention, self._slots, self._draws
-        del self.graphs, self.prompts
+        del self.graphs, self.prompts, self.adapters, self._lora
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
@@ -189,20 +193,23 @@ class GpuRunner:
                 # Each in a tensor of its own: the kernel is compiled for addresses that are multiples of 16.
                 copy(*(torch.from_numpy(at.astype(np.int64)).to(self._device) for at in slots))
         self._slots.update(record)
+        lora = self._lora if record.lora else None
+        if self.adapters is not None:
+            self.adapters.wait_for(record.adapters)
         multi_token_rows = inputs.decoding > record.singles
         shared = (
             None
             if prefixes is None or inputs.decoding > self._max_decoded_tokens
             else prefixes.find(record, self.graphs.padded_rows, multi_token_rows=multi_token_rows)
         )
-        graph = self.graphs.find(self._compute, inputs, shared is not None) if captured else None
+        graph = self.graphs.find(self._compute, inputs, shared is not None, lora) if captured else None
         if graph is not None:
             logits, last = graph.run(inputs, shared)
             if graph.draws is None:
                 self._draws.capture(graph, self._model.logit_softcap)
             return GpuForward(record, logits[:0], logits, last, {}, graph, self._forward_event(record))
-        prefilled = self.prompts.run(self._run, inputs) if shared is None else None
-        hidden, last = prefilled or (self._run(self._plan(inputs, shared)), inputs.last)
+        prefilled = self.prompts.run(self._run, inputs, lora) if shared is None else None
+        hidden, last = prefilled or (self._run(replace(self._plan(inputs, shared), lora=lora)), inputs.last)
         scored = score(self._model, record, last, hidden, self._staging.fetch)
         return GpuForward(record, hidden, None, last, scored, None, self._forward_event(record))
 
@@ -275,7 +282,7 @@ class GpuRunner:
         for count in _doubled(2 * self._max_decoded_tokens):
             for shared in sharing if 1 < count <= self._max_decoded_tokens else (False,):
                 self._warm_up_step(count, decoding=count, blocks=[], block_size=BLOCK_SIZES[0], shares=shared)
-        self.graphs.capture_all(self._compute, sharing)
+        self.graphs.capture_all(self._compute, sharing, (None,) if self._lora is None else (None, self._lora))
         page_table = self._slots.page_table
         for copy, at in zip((self._copy, self._window_copy), self._dummy_tokens):
             dummy = torch.full((1,), at, dtype=torch.int64, device=self._device)
@@ -361,6 +368,8 @@ class GpuRunner:
         )
         if decoding and not shares:
             self._run(replace(plan, separate=True))  # as in graphs whose rows have one token each
+        if self._lora is not None:
+            self._run(replace(plan, lora=self._lora))
         if blocks:
             self._run(replace(plan, longest_uncached=self._longest + 1))
         hidden = self._run(plan)

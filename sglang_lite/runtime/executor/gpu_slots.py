@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from sglang_lite.runtime.executor.gpu_adapters import GpuAdapters
 from sglang_lite.runtime.executor.sampler import SamplingTable
 from sglang_lite.runtime.executor.staging import Staging
 from sglang_lite.runtime.executor.step_record import SlotPages, StepRecord
@@ -14,16 +15,17 @@ from sglang_lite.runtime.kv_cache.pages import Ints
 
 
 class GpuSlots:
-    """Pages, last token and sampling parameters of each slot, on the device.
+    """Pages, last token, sampling parameters and adapter of each slot, on the device.
 
     The last row is the dummy slot: rows that pad a graph read and write the dummy page.
 
     Args:
         pages: pages of the slots on the host, of which there are none yet.
         dummy_page: page of the dummy slot.
-        window_dummy: the same in the layers with a window, if they have pages of their own.
         staging: copies to the device.
         device: device of the state.
+        window_dummy: the same in the layers with a window, if they have pages of their own.
+        memory: adapters that slots may have; None if none may.
 
     Attributes:
         dummy: index of the dummy slot.
@@ -31,11 +33,13 @@ class GpuSlots:
         window_table: the same for the layers with a window, or None.
         last_tokens: int32 [slots + 1], last drawn token of each slot.
         sampling: sampling parameters by slot, on the device.
+        adapters: int32 [slots + 1], adapter of each slot; the number of adapters stands for none.
     """
 
     def __init__(
-        self, pages: SlotPages, dummy_page: int, staging: Staging, device: torch.device, window_dummy: int = 0
-    ) -> None:
+        self, pages: SlotPages, dummy_page: int, staging: Staging, device: torch.device, window_dummy: int = 0,
+        memory: GpuAdapters | None = None,
+    ) -> None:  # fmt: skip
         self.dummy = slots = len(pages.pages)
         self._pages, self._sampling, self._staging = pages, SamplingTable(slots), staging
         per_slot = pages.pages.shape[1]
@@ -45,14 +49,20 @@ class GpuSlots:
         if self.window_table is not None:
             self.window_table[slots] = window_dummy
         self.last_tokens = torch.zeros(slots + 1, dtype=torch.int32, device=device)
-        self._parameters = torch.zeros(6 * (slots + 1), dtype=torch.int32, device=device)
+        self._no_adapter = 0 if memory is None else memory.slots
+        self._adapters = np.full(slots + 1, self._no_adapter, dtype=np.int32)
+        self._parameters = torch.zeros(7 * (slots + 1), dtype=torch.int32, device=device)
+        self.adapters = self._parameters[6 * (slots + 1) :]
+        self.adapters.fill_(self._no_adapter)
         self.sampling = _views(self._parameters, slots + 1)
 
     def update(self, record: StepRecord) -> None:
         """Takes over the changes of a record, on the host and on the device."""
         if len(record.started):
             self._sampling.set(record.started, record.sampling)
-            self._staging.send(_packed(self._sampling), self._parameters)
+            numbers = record.adapters if len(record.adapters) else -1
+            self._adapters[record.started] = np.where(numbers < 0, self._no_adapter, numbers)
+            self._staging.send(np.concatenate((_packed(self._sampling), self._adapters)), self._parameters)
         self._pages.update(record)
         if len(record.pages):
             update_pages(self.page_table, *self._staging.send_all(record.page_indices, record.pages))
@@ -78,6 +88,6 @@ def _views(packed: torch.Tensor, slots: int) -> DeviceSampling:
         temperature=floats[:slots],
         top_p=floats[slots : 2 * slots],
         min_p=floats[2 * slots :],
-        top_k=packed[5 * slots :],
+        top_k=packed[5 * slots : 6 * slots],
         seed=packed[: 2 * slots].view(torch.int64),
     )

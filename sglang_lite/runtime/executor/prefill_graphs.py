@@ -18,6 +18,7 @@ from sglang_lite.runtime.executor.gpu_inputs import BLOCK_SIZES, GpuInputs
 from sglang_lite.runtime.executor.gpu_slots import GpuSlots
 from sglang_lite.runtime.executor.staging import Staging, aligned
 from sglang_lite.runtime.kernels.attention_metadata import DevicePlan
+from sglang_lite.runtime.kernels.lora_weights import LoraStep
 from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.models.model import DeviceModel
 from sglang_lite.runtime.models.spec import LatentSpec
@@ -41,8 +42,8 @@ def captured_tokens(model: DeviceModel, step_tokens: int) -> int:
 
 
 class PrefillGraphs:
-    """Captured graphs of prefill steps, by numbers of decoded and prefilled tokens. Each is captured when a step first
-    needs it.
+    """Captured graphs of prefill steps, by numbers of decoded and prefilled tokens, and whether rows have adapters.
+    Each is captured when a step first needs it.
 
     Args:
         max_tokens: maximum number of tokens in a captured step; 0 to capture none.
@@ -63,19 +64,22 @@ class PrefillGraphs:
     ) -> None:
         self.max_tokens = max_tokens
         self._slots, self._staging, self._page_size, self._record = slots, staging, page_size, record
-        self.captured: dict[tuple[int, int], _Captured] = {}
+        self.captured: dict[tuple[int, int, bool], _Captured] = {}
 
     def clear(self) -> None:
         """Drops all graphs, as the model or the cache that they use has changed."""
         self.captured.clear()
 
-    def run(self, compute: Callable[[DevicePlan], torch.Tensor], inputs: GpuInputs) -> tuple[torch.Tensor, Ints] | None:
+    def run(
+        self, compute: Callable[[DevicePlan], torch.Tensor], inputs: GpuInputs, lora: LoraStep | None = None
+    ) -> tuple[torch.Tensor, Ints] | None:
         """Runs a step as a captured graph.
 
         Args:
             compute: function that computes hidden states [T, hidden_size] of a plan's tokens. Used only to capture a
                 graph.
             inputs: inputs of the step.
+            lora: adapters of the slots, or None if no row has one.
 
         Returns:
             Hidden states, valid until any graph runs again, and int64 [rows], the index of each row's last token among
@@ -88,9 +92,10 @@ class PrefillGraphs:
         padding = self._padding(*size, prefilled)
         if len(inputs.blocks) + len(padding) > _blocks(size[1]):
             return None
-        if size not in self.captured:
-            self.captured[size] = self._capture(compute, *size)
-        graph, shift = self.captured[size], size[0] - decoding
+        key = *size, lora is not None
+        if key not in self.captured:
+            self.captured[key] = self._capture(compute, *size, lora)
+        graph, shift = self.captured[key], size[0] - decoding
         host = np.zeros(len(graph.static), dtype=np.int32)
         tokens, blocks = _parts(host, sum(size))
         tokens[1] = self._slots.dummy
@@ -121,7 +126,9 @@ class PrefillGraphs:
         counts = np.minimum(decoding + tokens - starts, self._reach)
         return np.stack((starts, counts, np.full_like(starts, self._slots.dummy), np.zeros_like(starts)), 1)
 
-    def _capture(self, compute: Callable[[DevicePlan], torch.Tensor], decoding: int, tokens: int) -> _Captured:
+    def _capture(
+        self, compute: Callable[[DevicePlan], torch.Tensor], decoding: int, tokens: int, lora: LoraStep | None
+    ) -> _Captured:
         slots, count = self._slots, decoding + tokens
         device = slots.page_table.device
         static = torch.zeros(3 * aligned(count) + 4 * _blocks(tokens), dtype=torch.int32, device=device)
@@ -139,6 +146,7 @@ class PrefillGraphs:
             shared=None,
             blocks=blocks,
             block_size=_BLOCK,
+            lora=lora,
         )
         return _Captured(static, *self._record(lambda: compute(plan)))
 

@@ -137,7 +137,7 @@ def test_a_step_in_which_every_row_appends_is_a_captured_one(with_graphs, on_cpu
     for batch in (first, asked):
         expected = [g.token_ids for g in answers(on_cpu, batch, greedy(max_tokens=3))]
         assert [g.token_ids for g in answers(engine, batch, greedy(max_tokens=3))] == expected
-    assert (12, True, False) in engine.core.runner.graphs.captured
+    assert (12, True, False, False) in engine.core.runner.graphs.captured
 
 
 @pytest.mark.sampled(1)
@@ -147,7 +147,7 @@ def test_a_short_prompt_beside_a_decoding_row_is_a_captured_step(with_graphs, on
     asked = [[*range(2, 27)], [*range(30, 40)]]
     expected = [g.token_ids for g in answers(on_cpu, asked, greedy(max_tokens=3))]
     assert [g.token_ids for g in answers(engine, asked, greedy(max_tokens=3))] == expected
-    assert (40, True, False) in engine.core.runner.graphs.captured
+    assert (40, True, False, False) in engine.core.runner.graphs.captured
     scored = answers(
         engine, [[*range(41, 60)]], greedy(max_tokens=1, return_logprob=True, logprob_start_len=0)
     )  # by no graph
@@ -161,7 +161,7 @@ def test_a_step_that_reads_prompts_is_a_captured_one(with_graphs, on_cpu):
     asked = [[*range(2, 72)], [*range(60, 90)], [*range(3, 93), *range(2, 22)], [5, 6, 7]]
     expected = [g.token_ids for g in answers(on_cpu, asked, greedy(max_tokens=3))]
     assert [g.token_ids for g in answers(engine, asked, greedy(max_tokens=3))] == expected
-    assert {*engine.core.runner.prompts.captured} == {(0, 128), (4, 128)}  # none is decoded, some are
+    assert {*engine.core.runner.prompts.captured} == {(0, 128, False), (4, 128, False)}  # none is decoded, some are
     behind = [[*asked[0], *range(10, 80)]]  # tokens that are cached
     scored = greedy(max_tokens=2, return_logprob=True, logprob_start_len=72)
     (found,), (wanted,) = answers(engine, behind, scored), answers(on_cpu, behind, scored)
@@ -181,7 +181,7 @@ def test_a_captured_prompt_reads_what_is_before_it_once(with_graphs, on_cpu, mon
     for prompt in asked:  # the second, of which 18 tokens are new, beside a row that decodes behind the same tokens
         expected = [g.token_ids for g in answers(on_cpu, [prompt, prompt[:-1]], greedy(max_tokens=3))]
         assert [g.token_ids for g in answers(engine, [prompt, prompt[:-1]], greedy(max_tokens=3))] == expected
-    assert {key[1:] for key in engine.core.runner.graphs.captured} >= {(True, True), (False, True)}
+    assert {key[1:3] for key in engine.core.runner.graphs.captured} >= {(True, True), (False, True)}
 
 
 def prompts(count, *, shared=0, own=20, seed=0):

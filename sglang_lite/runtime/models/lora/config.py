@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from sglang_lite.protocol import ModelError
 from sglang_lite.runtime.models.config_fields import Json, read_json, shown
 
 ADAPTER_CONFIG = "adapter_config.json"
+_RANK = 64  # largest rank if neither a setting nor an adapter says more
 MAX_RANK = 512
 _PATTERN_S = 1.0  # time that a pattern of a file may take
 # Fields that change what an adapter computes, by what they stand for. Each must be unset.
@@ -140,3 +141,13 @@ def _refused(path: Path, name: str, value: Json, why: str) -> ModelError:
         f"{path}: `{name}` is {shown(value)}: {why}.",
         hint="Merge the adapter with peft's merge_and_unload(), and serve the merged model.",
     )
+
+
+def largest_rank(setting: int | None, paths: Sequence[str]) -> int:
+    """Largest rank of an adapter: the setting, or that of adapters in these folders, or 64 without any."""
+    return setting or max(map(_rank_of, paths), default=_RANK)
+
+
+def _rank_of(path: str) -> int:
+    config = read_adapter_config(Path(path).expanduser())
+    return min(max([config.rank, *config.ranks.values()]), MAX_RANK)

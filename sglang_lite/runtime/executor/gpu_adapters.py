@@ -1,0 +1,113 @@
+"""LoRA adapters in a GPU's memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import torch
+
+from sglang_lite.runtime.kernels.lora_weights import RANKS, LoraStep, LoraWeights
+from sglang_lite.runtime.kv_cache.pages import Ints
+from sglang_lite.runtime.models.lora.adapter import Adapter, ProductShape, product_shapes
+from sglang_lite.runtime.models.spec import ModelSpec
+
+
+class GpuAdapters:
+    """Adapters by number, an `AdapterMemory`. Their matrices lie in one tensor [pages, elements of a page]: a page has
+    RANKS ranks of each product of each layer, so that an adapter is written in one copy a page.
+
+    Args:
+        spec: the model.
+        slots: number of adapters.
+        max_rank: largest rank of an adapter; each has pages for it.
+        dtype: the model's data type.
+        device: device of the model.
+    """
+
+    def __init__(self, spec: ModelSpec, slots: int, max_rank: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.slots, self._shapes, self._device = slots, product_shapes(spec), device
+        per_slot = -(-max_rank // RANKS)
+        self._memory = torch.zeros((slots * per_slot, _page_elements(self._shapes)), dtype=dtype, device=device)
+        self._pages = torch.zeros((slots, per_slot), dtype=torch.int32, device=device)
+        self._ranks = torch.zeros(slots, dtype=torch.int32, device=device)
+        self._stream: torch.cuda.Stream | None = None
+        if device.type == "cuda":
+            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call] # torch leaves it untyped
+        self._written: dict[int, torch.cuda.Event] = {}  # events after writes that no step has waited for
+
+    def step(self, of_slot: torch.Tensor) -> LoraStep:
+        """Returns the adapters as plans have them, given each slot's number. They change as adapters are written."""
+        return LoraStep(of_slot, self._pages, self._ranks, _views(self._memory, self._shapes))
+
+    def pack(self, adapter: Adapter) -> Adapter:
+        """Returns an adapter whose matrices are in pages, in pinned memory. Any thread may call this."""
+        if adapter.pages is not None:
+            return adapter
+        shape = (adapter.rank // RANKS, self._memory.shape[1])
+        pages = torch.zeros(shape, dtype=self._memory.dtype, pin_memory=self._stream is not None)
+        for of_layer, deltas in zip(_views(pages, self._shapes), adapter.layers):
+            for name, delta in deltas.items():
+                parts, _, inputs = delta.a.shape
+                of_layer[name].a.copy_(delta.a.view(parts, -1, RANKS, inputs).transpose(0, 1))
+                of_layer[name].b.copy_(delta.b.view(-1, RANKS, delta.b.shape[1]))
+        return replace(adapter, layers=(), pages=pages)
+
+    def write(self, slot: int, pages: Sequence[int], adapter: Adapter) -> None:
+        """Makes a packed adapter the one of a number, beside steps that run. The first step that uses it waits.
+
+        Args:
+            slot: the number, which no running request uses.
+            pages: pages for the adapter, which none uses either.
+            adapter: adapter that `pack` returned.
+        """
+        assert adapter.pages is not None, "not packed"
+        table = torch.tensor([*pages, adapter.rank], dtype=torch.int32, pin_memory=self._stream is not None)
+        if self._stream is not None:  # steps may still run that have used these pages
+            self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._stream):
+            for page, source in zip(pages, adapter.pages):
+                self._memory[page].copy_(source, non_blocking=True)
+            self._pages[slot, : len(pages)].copy_(table[:-1], non_blocking=True)
+            self._ranks[slot].copy_(table[-1], non_blocking=True)
+        if self._stream is not None:
+            self._written[slot] = self._stream.record_event()
+
+    def clear(self, slot: int) -> None:
+        """Does nothing, as a number that no slot has is not read."""
+
+    def wait_for(self, slots: Ints) -> None:
+        """Lets the next step wait until the adapters of these numbers are written."""
+        for slot in self._written.keys() & set(slots.tolist()):
+            torch.cuda.current_stream(self._device).wait_event(self._written.pop(slot))
+
+
+def pool_bytes(spec: ModelSpec, pages: int, dtype: torch.dtype) -> int:
+    """Returns the bytes that `pages` pages of adapters take."""
+    return pages * _page_elements(product_shapes(spec)) * dtype.itemsize
+
+
+_Shapes = Sequence[Mapping[str, ProductShape]]
+
+
+def _page_elements(shapes: _Shapes) -> int:
+    return sum(RANKS * _width(shape) for layer in shapes for shape in layer.values())
+
+
+def _width(shape: ProductShape) -> int:
+    """Elements of a rank in a product."""
+    return len(shape.outputs) * shape.inputs + sum(shape.outputs)
+
+
+def _views(pages: torch.Tensor, shapes: _Shapes) -> tuple[Mapping[str, LoraWeights], ...]:
+    """Matrices of each layer by product, as views of pages [pages, elements of a page]."""
+    at, layers = 0, []
+    for layer in shapes:
+        products = {}
+        for name, shape in layer.items():
+            split, end = at + RANKS * len(shape.outputs) * shape.inputs, at + RANKS * _width(shape)
+            a = pages[:, at:split].view(len(pages), len(shape.outputs), RANKS, shape.inputs)
+            products[name] = LoraWeights(a, pages[:, split:end].view(len(pages), RANKS, -1), shape.outputs)
+            at = end
+        layers.append(products)
+    return tuple(layers)
