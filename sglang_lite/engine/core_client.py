@@ -66,6 +66,7 @@ from sglang_lite.runtime.embedding.request import EncodeRequest, not_a_generator
 from sglang_lite.runtime.embedding.spec import EncoderSpec, encoder_spec, is_encoder
 from sglang_lite.runtime.embedding.tokenizer import encoder_tokenizer
 from sglang_lite.runtime.loading.model_files import open_model_files
+from sglang_lite.runtime.media.placeholders import ImageFormat
 from sglang_lite.runtime.models.resolve import resolve
 from sglang_lite.runtime.requests.output_builder import Sink
 from sglang_lite.runtime.requests.resolved_params import LogitProcessor
@@ -109,7 +110,9 @@ class CoreClient:
         self._link = EngineLink(config, path, process, self.gate)
         _open_clients.add(self)
         try:
-            self.encoder, self.tokenizer = encoder_and_tokenizer(config, path)  # while the process loads the model
+            self.encoder, self.tokenizer, self._images = reading_parts(
+                config, path
+            )  # while the process loads the model
             ready = process.ready.result()
         except BaseException:
             self.close()
@@ -123,7 +126,7 @@ class CoreClient:
         self.capacity = capacity = ready.capacity
         self.builder = RequestBuilder(
             ready.model_name, self.tokenizer, ready.vocab_size, self._eos_ids, capacity.longest, config.seed,
-            all_special=config.special_tokens_in_roles,
+            all_special=config.special_tokens_in_roles, images=self._images if ready.reads_images else None,
         )  # fmt: skip
         self.open_requests = OpenRequests(config.max_queued + capacity.sizes.max_running)
 
@@ -140,9 +143,9 @@ class CoreClient:
         return self._submit_by_kind[type(request)](self, request, sink)
 
     def _generate(self, request: GenerateRequest, sink: Sink) -> Ticket:
-        ids = self.builder.prompt_ids(request.prompt)
+        ids, media = self.builder.prompt_with_images(request)
         params = self.builder.resolved(request.params)
-        tokens = self.builder.tokens(ids, params)
+        tokens = self.builder.tokens(ids, params, media)
         output = self.builder.output(request.output_ids, len(tokens), params)
         processor = None if request.logit_processor is None else _import_name(request.logit_processor)
         number = self._link.new_number()
@@ -150,7 +153,7 @@ class CoreClient:
         ticket = Ticket(partial(self._link.abort, number), lambda: entry.cached)
         message = Submit(
             tokens.tobytes(), request.params, request.constraint, request.stream, request.namespace, request.priority,
-            processor, output.tobytes(), request.timeout,
+            processor, output.tobytes(), request.timeout, media,
         )  # fmt: skip
         self._begin(number, message, entry, lambda: self.open_requests.track(sink, params.n, request.rid, ticket))
         return ticket
@@ -309,12 +312,14 @@ class _OpenProgram:
         self._link.send(self._number, Abort())
 
 
-def encoder_and_tokenizer(config: EngineConfig, path: Path) -> tuple[EncoderSpec | None, Tokenizer]:
-    """Specification of an embedding or classification model (None for other models), and the tokenizer of any model."""
+def reading_parts(config: EngineConfig, path: Path) -> tuple[EncoderSpec | None, Tokenizer, ImageFormat | None]:
+    """Specification of an embedding or classification model (None for other models), the tokenizer of any model, and
+    how its prompts have images."""
     if is_encoder(path):
         spec = encoder_spec(path)
-        return spec, encoder_tokenizer(path, spec)
-    return None, open_model_files(path, config.model_impl, tokenizer=not config.skip_tokenizer_init).tokenizer
+        return spec, encoder_tokenizer(path, spec), None
+    files = open_model_files(path, config.model_impl, tokenizer=not config.skip_tokenizer_init)
+    return None, files.tokenizer, files.images
 
 
 def _then(future: Future[Any], convert: Callable[[Any], R]) -> Future[R]:

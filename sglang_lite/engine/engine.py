@@ -122,7 +122,10 @@ class Engine:
         config = EngineConfig()
         tokenizer = open_model_files(resolve(config.model)).tokenizer
         engine = cls.__new__(cls)
-        core: Any = SimpleNamespace(config=config, model_name=config.model, tokenizer=tokenizer)  # a part of a Core
+        builder = SimpleNamespace(images=None)
+        core: Any = SimpleNamespace(  # a part of a Core
+            config=config, model_name=config.model, tokenizer=tokenizer, builder=builder, encoder=None
+        )
         engine.core = core
         return engine
 
@@ -147,6 +150,11 @@ class Engine:
     @property
     def vocab_size(self) -> int:
         return self.core.vocab_size
+
+    @property
+    def reads_images(self) -> bool:
+        """True if prompts and programs may have images."""
+        return self.core.encoder is None and self.core.builder.images is not None
 
     @property
     def context_length(self) -> int:

@@ -34,6 +34,7 @@ from sglang_lite.runtime.calls import (
 )
 from sglang_lite.runtime.config import Capacity
 from sglang_lite.runtime.core.submission import OpenRequest, ProgramRequest, SelectRequest
+from sglang_lite.runtime.tokens.image_span import MediaItem
 from sglang_lite.wire.failure import Failure, as_failure
 from sglang_lite.wire.messages import location_from
 
@@ -68,6 +69,7 @@ class Submit(_Message, frozen=True, tag="submit"):
     processor: str | None
     output_ids: bytes = b""
     timeout: float | None = None
+    media: tuple[MediaItem, ...] = ()
 
 
 class Encode(_Message, frozen=True, tag="encode"):
@@ -152,6 +154,7 @@ class Ready(_Message, frozen=True, tag="ready"):
     eos_ids: tuple[int, ...]
     description: str
     capacity: Capacity
+    reads_images: bool = False
 
 
 class StartFailed(_Message, frozen=True, tag="failed"):

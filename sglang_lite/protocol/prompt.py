@@ -20,6 +20,11 @@ class Span(Record, frozen=True):
     special: bool = True
 
 
+def is_placeholder(span: Span) -> bool:
+    """True if a span stands for an image: it has no ids at all, and maybe a text, for those who are sent text."""
+    return span.ids == ()
+
+
 class Image(Record, frozen=True):
     """Image: encoded bytes and their media type (`image/png` …), or a URL without bytes."""
 
@@ -57,7 +62,7 @@ class Prompt(Record, frozen=True):
         messages: finished turns, for chat APIs.
         role: role of the open turn, or None if no turn is open.
         partial: text already written in the open turn.
-        images: images in the order of their placeholders in the text.
+        images: images in the order of their placeholders in the text: see `is_placeholder`.
         shared: numbers of leading messages that other prompts of the program are known to share, at forks and before
             user turns; the likeliest first.
         tools: tools to show the model, which the spans don't; None for none. A backend that renders no conversation

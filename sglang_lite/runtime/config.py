@@ -25,6 +25,7 @@ _MAX = {
     "max_running": 65_536,
     "step_tokens": 1 << 24,
     "page_size": 64,
+    "image_cache_mb": 1 << 20,
     "compile_processes": 1024,
     "draft_tokens": 16,
 }
@@ -94,6 +95,8 @@ class EngineConfig:
         step_tokens: maximum number of tokens computed in one step; a longer prompt is prefilled in chunks. None for 512
             on a CPU, 8,192 on a GPU. -1 for the longest sequence's length, so that no prompt is chunked.
         page_size: tokens in a page of the KV pool; None for 1 on a CPU, 16 on a GPU.
+        image_cache_mb: memory for the features of images in MB. A request's images must fit; the least recently used of
+            others are encoded again. Ignored by models that read no images.
         prefix_cache: whether to keep and reuse computed prefixes.
         explain_cache_misses: whether results explain tokens that were not cached with the text that the cache has
             instead, and with a match in another namespace; this reveals parts of other prompts. None is True, but False
@@ -193,6 +196,7 @@ class EngineConfig:
     max_queued: int = 4096
     step_tokens: int | None = None
     page_size: int | None = None
+    image_cache_mb: int = 512
     prefix_cache: bool = True
     explain_cache_misses: bool | None = None
     policy: Literal["lpm", "fcfs", "priority"] = "lpm"

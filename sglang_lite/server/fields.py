@@ -185,7 +185,6 @@ NATIVE_NEUTRAL = {
 }
 NATIVE_REFUSED: dict[str, tuple[object, ...]] = {
     **{name: allowed for name, allowed in GATEWAY_REFUSED.items() if name not in ("session_params", "lora_path")},
-    "image_data": ([],),
     "audio_data": ([],),
     "video_data": ([],),
     "modalities": ([],),

@@ -61,6 +61,7 @@ class GenerateBody(msgspec.Struct, kw_only=True, omit_defaults=True):
     lora_path: str | list[str | None] | None = None
     rid: str | list[str] | None = None
     priority: int | list[int] | None = None
+    image_data: Any = None  # texts, in lists of up to two levels
     cache_salt: str | list[str] | None = None
     output_ids: list[int | list[int] | None] | None = None
     prompt: dict[str, Any] | None = None
@@ -164,7 +165,10 @@ async def _in_session(
         raise ParameterError("session_params", "a session takes one prompt with one answer at a time.")
     engine = service.engine
     assert only.rid is not None  # `read_request` names each
-    ids = await asyncio.to_thread(engine.core.builder.validated_ids, only)
+    checked = await asyncio.to_thread(engine.core.builder.validated, only)
+    if checked.media:
+        raise ParameterError("session_params", "a session takes texts, no images.", hint="Leave it out.")
+    ids: Any = checked.prompt
     prompt = session.begin(only.rid, list(ids), given, engine.tokenizer.bos_id)
     whole = replace(request, calls=[replace(only, prompt=prompt)])
     return noted(session, only.rid, service.async_engine.generate_native(whole))
@@ -279,7 +283,7 @@ async def model_info(service: Service, _: HttpRequest) -> Response:
         "preferred_sampling_params": None,
         "reasoning_parser": service.settings.reasoning_parser,
         "tool_call_parser": service.settings.tool_call_parser,
-        "has_image_understanding": False,
+        "has_image_understanding": engine.reads_images,
         "has_audio_understanding": False,
         "max_model_len": engine.context_length,
         "sglang_lite": _own_server_info(service),  # gateways forward this whole answer, but not that of `/server_info`

@@ -10,11 +10,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from sglang_lite.engine.core_client import encoder_and_tokenizer
+from sglang_lite.engine.core_client import reading_parts
 from sglang_lite.engine.engine import Engine
 from sglang_lite.protocol import Prompt, SglError, Span
 from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.embedding.spec import EncoderSpec
+from sglang_lite.runtime.media.placeholders import ImageFormat, prompt_spans
 from sglang_lite.runtime.models.resolve import resolve_served
 from sglang_lite.runtime.tokens.token_log import TokenLog
 from sglang_lite.runtime.tokens.tokenizer import Tokenizer
@@ -36,6 +37,7 @@ class ModelFacts:
         longest: most tokens of a prompt and its answer.
         template: source of the chat template; None without one, or the error of an invalid one.
         settings: settings of the server.
+        reads_images: whether the engine reads images.
     """
 
     config: EngineConfig
@@ -46,6 +48,7 @@ class ModelFacts:
     longest: int
     template: str | SglError | None
     settings: ServerSettings
+    reads_images: bool = False
 
     @classmethod
     def of(cls, engine: Engine, settings: ServerSettings) -> ModelFacts:
@@ -59,12 +62,12 @@ class ModelFacts:
         path = resolve_served(engine.config.model, engine.config.revision)
         return cls(
             engine.config, path, engine.model_name, engine.context_length, engine.vocab_size,
-            engine.core.capacity.longest, template, settings,
+            engine.core.capacity.longest, template, settings, engine.reads_images,
         )  # fmt: skip
 
     def reader(self) -> RequestReader:
         """Reader for a process without an engine; it tokenises prompts."""
-        encoder, tokenizer = encoder_and_tokenizer(self.config, self.path)
+        encoder, tokenizer, images = reading_parts(self.config, self.path)
 
         def template() -> JinjaTemplate | None:
             if isinstance(self.template, SglError):
@@ -74,6 +77,7 @@ class ModelFacts:
         return RequestReader(
             tokenizer, encoder, template, self.settings, self.name, self.context_length, self.vocab_size,
             self.longest, all_special=self.config.special_tokens_in_roles, tokenises=True,
+            images=images if self.reads_images else None,
         )  # fmt: skip
 
 
@@ -91,6 +95,7 @@ class RequestReader:
         settings: settings of the server.
         model_name, context_length, vocab_size: name and sizes of the model.
         longest: most tokens of a prompt and its answer.
+        images: how prompts have images; None if the model reads none.
     """
 
     def __init__(
@@ -106,11 +111,12 @@ class RequestReader:
         *,
         all_special: bool,
         tokenises: bool,
+        images: ImageFormat | None = None,
     ) -> None:
         self.tokenizer, self.encoder, self.model_name = tokenizer, encoder, model_name
         self.context_length, self.vocab_size, self.longest = context_length, vocab_size, longest
         self._template, self.settings = template, settings
-        self._all_special, self.tokenises = all_special, tokenises
+        self._all_special, self.tokenises, self.images = all_special, tokenises, images
 
     @cached_property
     def chat_format(self) -> ChatFormat:
@@ -127,7 +133,8 @@ class RequestReader:
 
     def ids(self, prompt: Prompt | str) -> Sequence[int]:
         """Token ids of a prompt."""
-        spans = prompt.spans if isinstance(prompt, Prompt) else (Span(prompt),)
+        given = prompt if isinstance(prompt, Prompt) else Prompt((Span(prompt),))
+        spans = prompt_spans(given, self.images, self.model_name)
         return TokenLog(self.tokenizer, spans, all_special=self._all_special).ids()
 
     def prompt(self, prompt: Prompt | str | Sequence[int]) -> Prompt | str | Sequence[int]:
@@ -144,7 +151,7 @@ class RequestReader:
             return prompt
 
     def _tokenised(self, prompt: Prompt) -> Prompt:
-        """Prompt of token ids alone. One with images, which the engine refuses, stays."""
+        """Prompt of token ids alone. One with images stays, as its images go with it."""
         if prompt.images:
             return prompt
         ids: Any = self.ids(prompt)  # an array: as a tuple, a million ids take long to pass on

@@ -118,6 +118,7 @@ class Service:
             engine.tokenizer, engine.core.encoder, engine.chat_template, self.settings, engine.model_name,
             engine.context_length, engine.vocab_size, engine.core.capacity.longest,
             all_special=engine.config.special_tokens_in_roles, tokenises=False,
+            images=engine.core.builder.images if engine.reads_images else None,
         )  # fmt: skip
 
     async def tokens(self, text: str) -> int:

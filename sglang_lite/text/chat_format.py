@@ -15,6 +15,7 @@ from typing import Any, Literal
 from sglang_lite.protocol import (
     CapabilityError,
     Constraint,
+    Image,
     JsonSchema,
     OneOf,
     ParameterError,
@@ -30,7 +31,8 @@ from sglang_lite.text.tool_formats import DEFAULT, family_of
 
 _HIDDEN = re.compile("\ue000([0-9]+)\ue001")
 _CUT = "\ue002"  # end of a message that is to be continued
-_MARKS = ("\ue000", "\ue001", "\ue002")
+_IMAGE = "\ue003"  # an image, in a message for a template that shows none
+_MARKS = ("\ue000", "\ue001", "\ue002", _IMAGE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,8 @@ class Conversation:
     """Conversation to continue, independent of a protocol.
 
     Attributes:
-        messages: messages as templates take them: role and content as text, tool calls with arguments as objects.
+        messages: messages as templates take them: role and content as text, tool calls with arguments as objects. The
+            content of a user with images is a list of parts, {"type": "text", "text": …} and {"type": "image"}.
         tools: tools that may be called.
         tool_choice: "auto": text and calls; "required": calls only; "named": one call of the allowed tool; "shown": no
             calls, but the model sees the tools; "none": no calls, and the model doesn't see the tools.
@@ -78,6 +81,7 @@ class Conversation:
         complete: True if the conversation is only read, so that no message follows.
         variables: further variables for the template, as `enable_thinking`, by the field of the request that sets them.
             Of two values of a variable the last one counts.
+        images: images of the messages, in order.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -89,6 +93,7 @@ class Conversation:
     continue_final: bool = False
     complete: bool = False
     variables: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    images: Sequence[Image] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +227,8 @@ class ChatFormat:
             raise CapabilityError("the model has no chat template.", hint="Serve with --chat-template.")
         hidden: list[str] = []
         messages = [self._hide(self._template_message(message), hidden) for message in conversation.messages]
+        if not self._template.shows_images:
+            messages = [_with_image_marks(message) for message in messages]
         tools = [self._hide(tool.shown, hidden) for tool in conversation.tools]
         values = {name: value for each in conversation.variables.values() for name, value in each.items()}
         for name in values:
@@ -242,7 +249,7 @@ class ChatFormat:
             text, found, _ = text.rpartition(_CUT)
             if not found:
                 raise TemplateError("the chat template changes the last message, so the message can't be continued.")
-        return Prompt(tuple(_spans(text, hidden)))
+        return Prompt(tuple(_spans(text, hidden)), images=tuple(conversation.images))
 
     def _text(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str:
         assert self._template is not None
@@ -343,9 +350,19 @@ def with_description(messages: Sequence[Mapping[str, Json]], text: str, system: 
     template has no system messages."""
     if messages and (messages[0]["role"] == "system" or not system):
         first, *rest = messages
+        if isinstance(first["content"], list):  # with images
+            return [{**first, "content": [{"type": "text", "text": f"{text}\n\n"}, *first["content"]]}, *rest]
         parts = (first["content"], text) if first["role"] == "system" else (text, first["content"])
         return [{**first, "content": "\n\n".join(filter(None, parts))}, *rest]
     return [{"role": "system", "content": text}, *messages]
+
+
+def _with_image_marks(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Message as text alone, with marks for its images."""
+    content = message.get("content")
+    if not isinstance(content, list):
+        return dict(message)
+    return {**message, "content": "".join(_IMAGE if each["type"] == "image" else each["text"] for each in content)}
 
 
 def _with_arguments_as_text(message: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -376,4 +393,14 @@ def _spans(text: str, hidden: Sequence[str]) -> Sequence[Span]:
     for found in _HIDDEN.finditer(text):
         spans += [Span(text[at : found.start()]), Span(hidden[int(found[1])], special=False)]
         at = found.end()
-    return [span for span in (*spans, Span(text[at:])) if span.text]
+    return [
+        part for span in (*spans, Span(text[at:])) for part in _with_placeholders(span) if part.text or part.ids == ()
+    ]
+
+
+def _with_placeholders(span: Span) -> Sequence[Span]:
+    """Span of a rendered text, with its image marks as placeholders."""
+    if not span.special or _IMAGE not in span.text:
+        return (span,)
+    first, *others = span.text.split(_IMAGE)
+    return [Span(first), *(each for text in others for each in (Span("", ()), Span(text)))]

@@ -7,6 +7,7 @@ place of contents.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -18,7 +19,7 @@ from sglang_lite.protocol import TemplateError
 from sglang_lite.protocol.anything import Json
 
 MAX_TEMPLATE_CHARS = 200_000
-_NO_ASCII = re.compile("[^\x00-~\ue000-\ue002]")  # nor a mark, of turns or of text that is hidden from a template
+_NO_ASCII = re.compile("[^\x00-~\ue000-\ue003]")  # nor a mark, of turns or of text that is hidden from a template
 
 
 class TurnTemplate(Protocol):
@@ -111,6 +112,25 @@ class JinjaTemplate:
         Raises:
             TemplateError: the template refused these messages, failed, or exceeded a limit.
         """
+        shaped = [_in_parts(message) for message in messages] if self._reads_parts_alone else messages
+        return self._rendered(shaped, add_generation_prompt=add_generation_prompt, **variables)
+
+    @cached_property
+    def shows_images(self) -> bool:
+        """True if the template writes placeholders for the images among a message's parts."""
+        return re.search(r"""["']image["']""", self.source) is not None
+
+    @cached_property
+    def _reads_parts_alone(self) -> bool:
+        """True if the template shows the text of a message only if its content is a list of parts."""
+        message = {"role": "user", "content": _mark(0)}
+        with contextlib.suppress(TemplateError):
+            return _mark(0) not in self._rendered([message]) and _mark(0) in self._rendered([_in_parts(message)])
+        return False
+
+    def _rendered(
+        self, messages: Sequence[Mapping[str, Json]], *, add_generation_prompt: bool = False, **variables: object
+    ) -> str:
         try:
             with self._metered():
                 return self._template.render(
@@ -194,6 +214,12 @@ def _with_reasoning_names(message: Mapping[str, Json]) -> Mapping[str, Json]:
     names = ("reasoning_content", "thinking", "reasoning")
     found = next((message[name] for name in names if message.get(name) is not None), None)
     return message if found is None else {"thinking": found, **message, "reasoning_content": found}
+
+
+def _in_parts(message: Mapping[str, Json]) -> Mapping[str, Json]:
+    """Message with its text as a list of one part."""
+    content = message.get("content")
+    return {**message, "content": [{"type": "text", "text": content}]} if isinstance(content, str) else message
 
 
 def _mark(turn: int) -> str:

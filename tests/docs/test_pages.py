@@ -27,6 +27,7 @@ from transformers import BertModel
 import sglang_lite as sgl
 from sglang_lite.cli import main
 from tests.runtime.embedding.tiny import saved
+from tests.runtime.media.seeing import CHAT, save_seeing
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -108,17 +109,24 @@ def flags_there_are(command: str) -> None:
 @pytest.fixture
 def reader(documented, provider, tmp_path, monkeypatch):
     """What a reader has: an empty folder, the default engine, keys. `sgl.Engine()` is the engine that all pages share, and
-    the hub's model that reads texts is a random one."""
+    the hub's models that read texts and images are random ones."""
     real = sgl.Engine
 
     def encoder():
         saved(BertModel, tmp_path / "encoder", hidden_size=384, num_attention_heads=12)
         return real(tmp_path / "encoder")
 
+    def seeing():
+        save_seeing("smolvlm", tmp_path / "seeing", CHAT)
+        return real(tmp_path / "seeing")
+
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("webbrowser.open", lambda url: True)
     monkeypatch.setattr(documented, "close", lambda: None)
-    shared = {"smollm2-135m": lambda: documented, "sentence-transformers/all-MiniLM-L6-v2": encoder}
+    shared = {
+        "smollm2-135m": lambda: documented, "sentence-transformers/all-MiniLM-L6-v2": encoder,
+        "HuggingFaceTB/SmolVLM-256M-Instruct": seeing,
+    }  # fmt: skip
 
     def engine(model="smollm2-135m", **settings):
         return real(model, dtype="float32", **settings) if settings else shared[model]()

@@ -123,6 +123,7 @@ class GenerateFields(TypedDict, total=False):
     rid: str | Sequence[str] | None
     priority: int | Sequence[int] | None
     cache_salt: str | Sequence[str] | None
+    image_data: object
     output_ids: Sequence[int] | Sequence[Sequence[int] | None] | None
 
 

@@ -17,6 +17,7 @@ from sglang_lite.compat.sglang.offline import AsyncStream, Stream
 from sglang_lite.engine import embedding
 from sglang_lite.engine import engine as base
 from sglang_lite.engine.embedding import Texts
+from sglang_lite.lang.media import load_image
 from sglang_lite.protocol import ChoiceScore
 from sglang_lite.protocol.anything import Json
 from sglang_lite.random_ids import random_id
@@ -53,6 +54,15 @@ def _generates_async(
 ) -> Generates[Coroutine[Any, Any, Answer], Coroutine[Any, Any, list[Answer]], Coroutine[Any, Any, AsyncStream]]:
     typed: Any = _takes(read_request)(method)
     return typed  # type: ignore[no-any-return] # as above
+
+
+def _with_bytes(given: object) -> object:
+    """Images of `generate`, with files read; texts that name no file stay as they are."""
+    if isinstance(given, list | tuple):
+        return [_with_bytes(each) for each in given]
+    if given is None or isinstance(given, dict) or (isinstance(given, str) and not os.path.isfile(given)):
+        return given
+    return load_image(given)
 
 
 class Engine(base.Engine):
@@ -111,6 +121,8 @@ class Engine(base.Engine):
             rid: name of the request, for `abort`; in a batch, one name makes name_0, name_1 …
             priority: rank of the request; higher ones run first, if the engine's policy is "priority".
             cache_salt: namespace of the prefix cache; requests with different ones never share cached prefixes.
+            image_data: images of the prompts, whose texts have the model's placeholder for each: a file, bytes, a PIL
+                image, a data URL or base64; or a list of these; for a list of prompts a list with those of each.
             output_ids: ids that an earlier stream of the same request has delivered, a list for each prompt: the output
                 continues after them, as described at `submit`. Set `sampling_seed` in both requests.
             stream: whether to return an iterator.
@@ -139,6 +151,8 @@ class Engine(base.Engine):
     def _request(self, args: Sequence[Any], fields: Mapping[str, Any]) -> NativeRequest:
         """Request of a call of `generate`. Warns of parameters without effect, which are no errors as SGLang ignores
         them."""
+        if fields.get("image_data") is not None:
+            fields = {**fields, "image_data": _with_bytes(fields["image_data"])}
         request, policy = read_request(*args, **fields), self.config.policy
         without_priorities = policy != "priority" and any(call.priority for call in request.calls)
         reasons = {

@@ -110,7 +110,10 @@ def serve(descriptor: int, compiler: CompileProcess | None) -> None:
         outgoing.post(StartFailed(failure_of(error)))
         threading.Event().wait()  # the handle closes the connection when it has read the message
         raise AssertionError from error
-    outgoing.post(Ready(core.model_name, core.vocab_size, tuple(core.eos_ids), core.description, core.capacity))
+    outgoing.post(Ready(
+        core.model_name, core.vocab_size, tuple(core.eos_ids), core.description, core.capacity,
+        core.encoder is None and core.builder.images is not None,
+    ))  # fmt: skip
     if core.device.type == "cpu":
         sys.setswitchinterval(_TURN_S)
     handler.begin(core)
@@ -373,7 +376,7 @@ def _request(message: Submit) -> GenerateRequest:
     return GenerateRequest(
         ids, message.params, message.constraint, message.stream, message.namespace, message.priority,
         None if message.processor is None else _named(message.processor), output_ids=output_ids,
-        timeout=message.timeout,
+        timeout=message.timeout, media=message.media,
     )  # fmt: skip
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -50,6 +51,8 @@ class LocalBackend(Backend):
     def __init__(self, engine: Engine) -> None:
         super().__init__()
         self.engine, self.token_usage = engine, TokenUsage()
+        if engine.reads_images:
+            self.capabilities = replace(self.capabilities, images=True)
 
     @property
     def endpoint(self) -> LocalBackend:

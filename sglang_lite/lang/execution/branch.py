@@ -29,6 +29,7 @@ from sglang_lite.lang.execution.operations import (
 from sglang_lite.lang.execution.player import Player, unknown
 from sglang_lite.lang.execution.push_down import PushedBranch
 from sglang_lite.lang.execution.reading import added, close_when_finished
+from sglang_lite.lang.execution.run import Run
 from sglang_lite.lang.execution.transcript import Piece
 from sglang_lite.lang.expressions import (
     SglCall,
@@ -63,6 +64,7 @@ from sglang_lite.protocol import (
     ProgramError,
     RequestAbortedError,
     SglError,
+    TemplateError,
 )
 from sglang_lite.protocol.anything import UserValue
 
@@ -77,6 +79,14 @@ class BranchSnapshot:
     mark: BranchMark
     names: NamesAtMark
     blocks: OpenBlocks
+
+
+def _image_token(run: Run) -> str:
+    """Placeholder of an image in text; empty without a chat template, which only turns need."""
+    try:
+        return str(getattr(run.template, "image_token", ""))
+    except TemplateError:
+        return ""
 
 
 class Branch:
@@ -211,9 +221,8 @@ class Branch:
         self.blocks.refuse_in_grammar("an image can't be part of a grammar.", "Add it before.", where)
         if not self.backend.capabilities.images:
             raise refusal(self.backend, "image", "images", "Describe what it shows, or use another backend.", where)
-        token = getattr(self.run.template, "image_token", "")
         for image in images:
-            self.player.put(ImagePart(image, token, where=where))
+            self.player.put(ImagePart(image, _image_token(self.run), where=where))
         self.tell("fill_image")
 
     def _declare(self, name: str | None, node: str, where: Location | None, kind: Any = None) -> Variable:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from sglang_lite.lang.concurrency.variables import TextLog
 from sglang_lite.program.nodes import GrammarBegin, GrammarEnd, ImagePart, Text, TurnBegin, TurnEnd
 from sglang_lite.protocol import Image, Message, Prompt, Span
+from sglang_lite.protocol.prompt import is_placeholder
 
 if TYPE_CHECKING:
     from sglang_lite.constraints.byte_matcher import ByteMatcher
@@ -115,9 +116,10 @@ class Transcript:
 
     def append_image(self, node: ImagePart) -> None:
         """Appends an image and its placeholder text."""
-        self.pieces.append(node.image)
+        self.pieces += (node.image, Span(node.text, ()))
         self.mixed = self.has_images = True
-        self.append_text(Text(node.text))
+        if self.log is not None:
+            self.log.append(node.text)
 
     def begin_turn(self, node: TurnBegin) -> None:
         self.turn = node.role, len(self.pieces)
@@ -243,7 +245,9 @@ class Transcript:
         self._cached_pieces = len(self.pieces)
         if same_model:
             return tuple(self._span_cache)
-        return tuple([Span(s.text, special=s.special and s.ids is None) for s in self._span_cache])
+        return tuple([
+            s if is_placeholder(s) else Span(s.text, special=s.special and s.ids is None) for s in self._span_cache
+        ])  # fmt: skip
 
 
 def _content(pieces: Sequence[Piece]) -> tuple[str | Image, ...]:

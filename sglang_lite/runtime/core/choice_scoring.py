@@ -22,6 +22,7 @@ from sglang_lite.runtime.core.engine_context import EngineContext
 from sglang_lite.runtime.requests.output_builder import Event
 from sglang_lite.runtime.requests.request import Request
 from sglang_lite.runtime.requests.scheduled_branch import ScheduledBranch
+from sglang_lite.runtime.tokens.image_span import MediaItem
 from sglang_lite.runtime.tokens.token_log import TokenLog
 
 _SCORE = SamplingParams(max_tokens=0, return_logprob=True)
@@ -88,7 +89,7 @@ class ChoiceScoring:
         texts = [Span(choice, special=special) for choice in choices]
         rows = self._rows(log, texts)
         self._start = rows[0][1]
-        before = self._make_prompt_request([ids for ids, _ in rows], namespace)
+        before = self._make_prompt_request([ids for ids, _ in rows], namespace, log.media)
         if unconditional:
             rows += [(log.encode([text], alone=True), 1) for text in texts]
         builder = self._context.builder
@@ -97,7 +98,12 @@ class ChoiceScoring:
             request
             for row, (ids, start) in enumerate(rows)
             for request in builder.build(
-                ids, params, partial(self._row_done, row), namespace=namespace, score_from=start
+                ids,
+                params,
+                partial(self._row_done, row),
+                namespace=namespace,
+                score_from=start,
+                media=log.media if row < len(choices) else (),
             )
         ]
         for request in (before, *requests[: len(choices)]):  # the rows that contain the prompt
@@ -117,14 +123,16 @@ class ChoiceScoring:
         for request in requests:
             self._context.loop.abort(request)
 
-    def _make_prompt_request(self, rows: Sequence[Sequence[int]], namespace: str) -> Request:
+    def _make_prompt_request(
+        self, rows: Sequence[Sequence[int]], namespace: str, media: Sequence[MediaItem]
+    ) -> Request:
         """Request for the text before the choices, which asks for the log-probabilities of the choices' first
         tokens."""
         firsts = tuple({ids[self._start] for ids in rows})
         asked = SamplingParams(max_tokens=0, temperature=0, return_logprob=True, token_ids_logprob=firsts)
         builder = self._context.builder
         ids = rows[0][: self._start]
-        (request,) = builder.build(ids, builder.resolved(asked), self._prompt_done, namespace=namespace)
+        (request,) = builder.build(ids, builder.resolved(asked), self._prompt_done, namespace=namespace, media=media)
         return request
 
     def _begin(self) -> None:

@@ -54,6 +54,7 @@ from sglang_lite.runtime.core.cache_tiers import make_tiers, page_names
 from sglang_lite.runtime.core.capacity import capacity_of
 from sglang_lite.runtime.core.choice_scoring import ChoiceScoring
 from sglang_lite.runtime.core.constant_texts import ConstantTexts
+from sglang_lite.runtime.core.encoding import Encoding
 from sglang_lite.runtime.core.engine_context import EngineContext
 from sglang_lite.runtime.core.engine_program import EngineProgram
 from sglang_lite.runtime.core.gate import CLOSED
@@ -78,6 +79,9 @@ from sglang_lite.runtime.kv_cache.eviction_policy import EVICTION
 from sglang_lite.runtime.kv_cache.prefix_cache import PrefixCache
 from sglang_lite.runtime.kv_cache.window_pages import WindowPages
 from sglang_lite.runtime.loading.load_model import LoadedModel, load_same_architecture
+from sglang_lite.runtime.media.prepare import ImagePreparer
+from sglang_lite.runtime.media.store import FeatureStore
+from sglang_lite.runtime.models.decoder import Decoder
 from sglang_lite.runtime.models.model import Model
 from sglang_lite.runtime.models.resolve import resolve
 from sglang_lite.runtime.requests.output_builder import Event, Sink
@@ -91,6 +95,7 @@ from sglang_lite.runtime.structured_output.mask_filler import MaskFiller
 
 _MASK_THREADS = 4  # more are not faster, and hold up the loop's thread
 _STEP_COST = 16  # tokens, on a CPU; not measured on a GPU, where they are nearly free
+_FEATURES_PER_TOKEN = 4  # of the KV pool: more features than that are not worth their memory
 _ENCODE_THREADS = 4  # number of texts that are tokenised at the same time
 
 
@@ -135,6 +140,7 @@ class EngineCore:
         sizes, longest = self.capacity.sizes, self.capacity.longest
         store = _prefix_cache(config, self.capacity, loaded.model)
         pool, memory = (None, None) if self.adapters is None else (self.adapters.pool, self.adapters.memory)
+        encoder = encoder or ThreadPoolExecutor(_ENCODE_THREADS, "sglang_lite-encode")
         drafting = make_drafting(config, loaded.vocab_size, loaded.eos_ids)
         threads = min(config.threads or os.cpu_count() or 1, _MASK_THREADS)
         self.compiler = Compiler(
@@ -159,6 +165,7 @@ class EngineCore:
             self.loop = StepLoop(
                 self.scheduler, self.runner, loaded.eos_ids, loaded.vocab_size, MaskFiller(threads),
                 overlap=config.overlap, jump=config.jump_forward == "safe", stream_interval_s=config.stream_interval_s,
+                encoding=_encoding(loaded, self.capacity, config, encoder),
             )  # fmt: skip
         except BaseException:
             self.compiler.close()
@@ -166,11 +173,10 @@ class EngineCore:
         self.builder = RequestBuilder(
             loaded.name, loaded.tokenizer, loaded.vocab_size, loaded.eos_ids, longest, config.seed,
             all_special=config.special_tokens_in_roles, paced=config.stream_interval_s > 0,
-            weight_version=config.weight_version,
+            weight_version=config.weight_version, images=loaded.images,
         )  # fmt: skip
         self.builder.adapters = no_adapter if self.adapters is None else self.adapters.get
         self.open_requests = OpenRequests(config.max_queued + sizes.max_running)
-        encoder = encoder or ThreadPoolExecutor(_ENCODE_THREADS, "sglang_lite-encode")
         self._calls = ThreadPoolExecutor(1, "sglang_lite-calls")  # for calls that wait for the loop, or for files
         self._context = EngineContext(
             self.loop, self.builder, self.open_requests, self.compiler, encoder,
@@ -191,11 +197,12 @@ class EngineCore:
         return self._submit_by_kind[type(request)](self, request, self.loop.flushes.with_flush(sink, flush))
 
     def _submit_generation(self, request: GenerateRequest, sink: Sink) -> Ticket:
-        ids = self.builder.prompt_ids(request.prompt)
+        ids, media = self.builder.prompt_with_images(request)
         params = self.builder.resolved(request.params)
         repeat_rules(request.constraint, params.repeats)  # refused here
         requests = self.builder.build(
-            ids, params, sink, stream=request.stream, namespace=request.namespace, output_ids=request.output_ids
+            ids, params, sink, stream=request.stream, namespace=request.namespace, output_ids=request.output_ids,
+            media=media,
         )  # fmt: skip
         ticket = Ticket(partial(_abort, self.loop, requests), partial(_cached, requests))
         counted = self.open_requests.track(sink, len(requests), request.rid, ticket)
@@ -362,6 +369,7 @@ class EngineCore:
                 "prompt_tokens": scheduler.admission.prompt_tokens,
                 "prompt_tokens_cached": scheduler.admission.prompt_tokens_cached,
                 "steps": self.loop.steps,
+                **({} if self.loop.encoding is None else self.loop.encoding.stats()),
                 "appended_tokens": scheduler.handover.appended_tokens,
                 **({} if store.tiers is None else store.tiers.stats()),
                 **({} if store.windows is None else store.windows.stats()),
@@ -436,6 +444,18 @@ def _windows(capacity: Capacity, model: Model) -> WindowPages | None:
     return WindowPages(
         capacity.pages, capacity.window_pages, sizes.page_size, model.window, sizes.max_running, sizes.step_tokens
     )
+
+
+def _encoding(loaded: LoadedModel, capacity: Capacity, config: EngineConfig, encoder: Executor) -> Encoding | None:
+    """Encoder of images with its store, if the model reads any."""
+    if loaded.tower is None or loaded.path is None:
+        return None
+    assert isinstance(loaded.model, Decoder), "transformers' models read no images here"
+    width, dtype = loaded.model.spec.hidden_size, loaded.model.precision.compute
+    rows = max(config.image_cache_mb * 2**20 // (width * dtype.itemsize), 1)
+    store = FeatureStore(min(rows, _FEATURES_PER_TOKEN * capacity.tokens), width, dtype, loaded.model.device)
+    loaded.model.features = store.table
+    return Encoding(loaded.tower, store, ImagePreparer(loaded.path), encoder)
 
 
 def _start(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ from sglang_lite.runtime.core.token_text import OpenGrammar, TokenText
 from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.requests.output_builder import Event, Finish
 from sglang_lite.runtime.requests.request import Request
+from sglang_lite.runtime.requests.request_media import RequestMedia
 from sglang_lite.runtime.requests.resolved_params import ResolvedParams
 from sglang_lite.runtime.requests.scheduled_branch import ScheduledBranch
 from sglang_lite.runtime.tokens.token_log import TokenLog
@@ -161,21 +163,25 @@ class GenerationJob:
         kept = kept_tokens(request, tokens, finish, self._program.context.tokenizer)
         if kept is None:
             return None
-        begun = self._ahead.begin_after(tokens[:kept], postpone)
+        begun = self._ahead.begin_after(tokens[:kept], request.media, postpone)
         self._begins_next = begun is not None
         return begun
 
-    def begin_after(self, tokens: Ints, postpone: Callable[[], Callable[[], None]]) -> Request | None:
+    def begin_after(
+        self, tokens: Ints, media: RequestMedia | None, postpone: Callable[[], Callable[[], None]]
+    ) -> Request | None:
         """Begins the request that was made, before the node is asked. Returns None if its prompt is too long.
 
         Args:
             tokens: tokens before the text between the generations.
+            media: images among them.
             postpone: as in `Follower.begin`.
         """
         request, entry, node = self._requests[0], self._entry, self._entry.node
         assert isinstance(node, Gen)
         if not self._program.context.builder.begin(request, np.concatenate((tokens, self._between))):
             return None
+        request.media = None if media is None else replace(media)
         self._began = self._program.context.loop.clock.now()
         request.times.deadline = None if node.timeout is None else self._began + node.timeout
         entry.begun, self._submitted, self._catch_up = self, True, postpone()
@@ -239,7 +245,7 @@ class GenerationJob:
         assert isinstance(node, Gen)
         requests = program.context.builder.build(
             log.ids(), params, partial(self._on_event, 0),
-            stream=program.stream or node.stream, namespace=program.namespace,
+            stream=program.stream or node.stream, namespace=program.namespace, media=log.media,
         )  # fmt: skip
         for index, request in enumerate(requests):
             request.branch, request.priority = self._scheduled, self._scheduled.program.priority

@@ -8,11 +8,23 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
-from sglang_lite.program.nodes import Fork, Gen, GrammarBegin, GrammarEnd, Join, Node, Pause, Rollback, Select, Text
+from sglang_lite.program.nodes import (
+    Fork,
+    Gen,
+    GrammarBegin,
+    GrammarEnd,
+    ImagePart,
+    Join,
+    Node,
+    Pause,
+    Rollback,
+    Select,
+    Text,
+)
 from sglang_lite.program.play.branch import NOTHING_EXPECTED, Ask, Branch, QueuedNode
-from sglang_lite.protocol import ConstraintError, EngineClosedError, ParameterError, SglError, Span
+from sglang_lite.protocol import CapabilityError, ConstraintError, EngineClosedError, ParameterError, SglError, Span
 from sglang_lite.runtime.core.engine_context import EngineContext
-from sglang_lite.runtime.core.token_text import TokenText
+from sglang_lite.runtime.core.token_text import PreparedImage, TokenText
 from sglang_lite.runtime.requests.resolved_params import ResolvedParams
 from sglang_lite.runtime.requests.scheduled_branch import expected_tokens
 from sglang_lite.runtime.structured_output import closing
@@ -49,6 +61,8 @@ EngineAsk: TypeAlias = Ask[TokenText, PreparedNode]
 
 def prepared(node: Node, context: EngineContext) -> PreparedNode:
     """Prepares a node: starts the compilation of its grammar, and resolves its parameters or stores their error."""
+    if isinstance(node, ImagePart):
+        node = _prepared_image(node, context)
     entry = PreparedNode(node)
     if isinstance(node, Gen | GrammarBegin) and node.constraint is not None:
         entry.grammar = context.compiler.request(node.constraint)
@@ -65,6 +79,20 @@ def prepared(node: Node, context: EngineContext) -> PreparedNode:
     branches = tuple(sum((each.expected for each in entries), NOTHING_EXPECTED) for entries in entry.branches)
     entry.expected = expected_tokens(node, entry.params if isinstance(entry.params, ResolvedParams) else None, branches)
     return entry
+
+
+def _prepared_image(node: ImagePart, context: EngineContext) -> PreparedImage:
+    """Image with its placeholders, or with an error, which is raised when the node is played."""
+    spans: tuple[Span, ...] = ()
+    error: SglError | None = None
+    try:
+        if context.builder.images is None:
+            raise CapabilityError("the model takes no images.")
+        spans = context.builder.images.spans(node.image)
+    except SglError as found:
+        found.where = node.where
+        error = found
+    return PreparedImage(node.image, node.text, where=node.where, spans=spans, error=error)
 
 
 def check_params(entries: Sequence[PreparedNode]) -> None:
@@ -104,7 +132,7 @@ def _next_generation(ask: EngineAsk) -> tuple[PreparedNode, list[Span]] | None:
             spans.clear()
         elif isinstance(node, Text) and node.text:
             spans.append(Span(node.text, special=node.special))
-        elif isinstance(node, Select | Pause | GrammarBegin | GrammarEnd | Rollback) or (
+        elif isinstance(node, ImagePart | Select | Pause | GrammarBegin | GrammarEnd | Rollback) or (
             isinstance(node, Join) and node.mode == "concate_and_append"
         ):
             return None

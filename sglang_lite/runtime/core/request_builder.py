@@ -11,6 +11,7 @@ import secrets
 import struct
 from array import array
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,12 +22,16 @@ from sglang_lite.errors import shown
 from sglang_lite.program.nodes import Fork, Gen, Node
 from sglang_lite.protocol import ParameterError, Prompt, SamplingParams, Span
 from sglang_lite.runtime.kv_cache.pages import Ints
+from sglang_lite.runtime.media.placeholders import ImageFormat, no_images_error, prompt_spans
 from sglang_lite.runtime.requests.output_builder import DrawnBy, LoadedWeights, OutputBuilder, Sink
 from sglang_lite.runtime.requests.random_uniforms import sample_seed
 from sglang_lite.runtime.requests.request import PrefixSpace, Request, Times
+from sglang_lite.runtime.requests.request_media import RequestMedia
 from sglang_lite.runtime.requests.resolved_params import ResolvedParams, resolve_params
+from sglang_lite.runtime.tokens.image_span import MediaItem
 from sglang_lite.runtime.tokens.token_log import TokenLog
 from sglang_lite.runtime.tokens.tokenizer import Tokenizer
+from sglang_lite.runtime.tokens.virtual_ids import real_ids, virtual_positions
 
 if TYPE_CHECKING:
     from sglang_lite.runtime.core.submission import GenerateRequest
@@ -46,11 +51,13 @@ class RequestBuilder:
         all_special: whether every text can name special tokens.
         paced: whether deltas of streams may be sent at intervals instead of at every step.
         weight_version: name of the weights' version.
+        images: placeholders of its images; None if it reads none.
 
     Attributes:
         weights: weights that run now, as all requests know them.
         adapters: returns the adapter of a request, which may name none, or raises ParameterError; None where names are
             not checked, as the engine is another process.
+        images: the argument of this name.
     """
 
     adapters: Callable[[str | None], Adapter | None] | None = None
@@ -67,9 +74,10 @@ class RequestBuilder:
         all_special: bool = False,
         paced: bool = False,
         weight_version: str = "default",
+        images: ImageFormat | None = None,
     ) -> None:
         self.weights = LoadedWeights(weight_version)
-        self._paced = paced
+        self._paced, self.images = paced, images
         self._model_name, self._tokenizer = model_name, tokenizer
         self._vocab_size, self._eos_ids = vocab_size, eos_ids
         self._longest, self._first_seed, self._all_special = longest, seed, all_special
@@ -85,7 +93,10 @@ class RequestBuilder:
         """
         ids: Sequence[int]
         if isinstance(prompt, str | Prompt):
-            ids = self.log(prompt).ids()
+            log = self.log(prompt)
+            if log.media:
+                raise ParameterError("prompt", "has images, which only generations, selections and programs read.")
+            ids = log.ids()
         elif isinstance(prompt, list | tuple | array):
             ids = prompt[:]
         else:
@@ -93,27 +104,34 @@ class RequestBuilder:
         _check_not_empty(ids)
         return ids
 
-    def validated_ids(self, request: GenerateRequest) -> Sequence[int]:
-        """Token ids of a request's prompt. Raises ParameterError if the request could not be run."""
-        ids, params = self.prompt_ids(request.prompt), self.resolved(request.params)
+    def prompt_with_images(self, request: GenerateRequest) -> tuple[Sequence[int], tuple[MediaItem, ...]]:
+        """Token ids of a request's prompt, and the images of the virtual ones. Raises ParameterError as `log`."""
+        if isinstance(request.prompt, Prompt) and request.prompt.images:
+            log = self.log(request.prompt)
+            return log.ids(), log.media
+        return self.prompt_ids(request.prompt), request.media
+
+    def validated(self, request: GenerateRequest) -> GenerateRequest:
+        """Request with its prompt as token ids and images. Raises ParameterError if it could not be run."""
+        (ids, media), params = self.prompt_with_images(request), self.resolved(request.params)
         repeat_rules(request.constraint, params.repeats)
-        self.output(request.output_ids, len(self.tokens(ids, params)), params)
-        return ids
+        self.output(request.output_ids, len(self.tokens(ids, params, media)), params)
+        return replace(request, prompt=ids, media=media)
 
     def log(self, prompt: Prompt | str) -> TokenLog:
         """Token log of a prompt, to which more can be appended.
 
         Raises:
-            ParameterError: the prompt contains an image.
+            ParameterError: an image can't be read, the model reads none, or there are more or fewer than placeholders.
         """
-        self.check_images(prompt)
-        spans = prompt.spans if isinstance(prompt, Prompt) else (Span(prompt),)
+        given = prompt if isinstance(prompt, Prompt) else Prompt((Span(prompt),))
+        spans = prompt_spans(given, self.images, self._model_name)
         return TokenLog(self._tokenizer, spans, all_special=self._all_special)
 
     def check_images(self, prompt: Prompt | str) -> None:
-        """Raises ParameterError if the prompt contains an image."""
-        if isinstance(prompt, Prompt) and prompt.images:
-            raise ParameterError("prompt", f"{self._model_name} can't see images.")
+        """Raises ParameterError if the prompt contains an image, and the model reads none."""
+        if isinstance(prompt, Prompt) and prompt.images and self.images is None:
+            raise no_images_error(self._model_name)
 
     def build(
         self,
@@ -125,6 +143,7 @@ class RequestBuilder:
         namespace: str = "",
         score_from: int | None = None,
         output_ids: Sequence[int] = (),
+        media: Sequence[MediaItem] = (),
     ) -> list[Request]:
         """Makes the requests of a generation, one per sample; they are not started.
 
@@ -136,15 +155,23 @@ class RequestBuilder:
             namespace: namespace in the radix tree.
             score_from: first prompt position to score; None to follow `params`.
             output_ids: ids that the output begins with; if any, `Request.resume` must be called before submission.
+            media: images of the virtual ids in the prompt, and maybe others behind them.
 
         Raises:
             ParameterError: the prompt or the given ids are not valid; see `tokens` and `output`.
         """
-        tokens = self.tokens(ids, params)
+        tokens = self.tokens(ids, params, media)
         output = self.output(output_ids, len(tokens), params)
         space = PrefixSpace.of(namespace, self._adapter(params))
         start = params.logprob_start_len if params.return_logprob else -1
         ends, limit = self._ends(params), self._limit(len(tokens), params)
+        scored = score_from if score_from is not None else start if start >= 0 else None
+        if scored is not None and (virtual_positions(tokens, self._vocab_size) >= max(scored, 1)).any():
+            raise ParameterError(
+                "logprob_start_len", f"{scored:,} is before an image, whose tokens have no probability.",
+                hint="Begin behind the last image.",
+            )  # fmt: skip
+        token = 0 if self.images is None else self.images.token_id
         requests = []
         for index in range(params.n):
             number = next(self._ids)
@@ -159,8 +186,9 @@ class RequestBuilder:
                     output=self._builder(number, params, ends, sink, stream=stream),
                     space=space,
                     paced=stream and self._paced,
-                    score_from=score_from if score_from is not None else start if start >= 0 else None,
+                    score_from=scored,
                     replayed_count=len(output),
+                    media=RequestMedia.of(media, tokens, self._vocab_size, token) if media else None,
                 )
             )
         return requests
@@ -217,15 +245,24 @@ class RequestBuilder:
                         errors.setdefault(i, next(iter(inside.values())))
         return errors
 
-    def tokens(self, ids: Sequence[int], params: ResolvedParams) -> Ints:
+    def tokens(self, ids: Sequence[int], params: ResolvedParams, media: Sequence[MediaItem] = ()) -> Ints:
         """Token ids of a prompt as an int32 array, checked against the vocabulary and the maximum length.
+
+        Args:
+            ids: token ids.
+            params: resolved parameters.
+            media: images of virtual ids; without any, no id may be virtual.
 
         Raises:
             ParameterError: the prompt is empty, an id is not in the vocabulary, or the prompt leaves no room for an
                 answer.
         """
         _check_not_empty(ids)
-        tokens = self._as_tokens("input_ids", ids)
+        if media:  # virtual ids come from the images alone
+            tokens = np.array(ids, dtype=np.int32)
+            self._as_tokens("input_ids", array("i", real_ids(tokens, self._vocab_size).tobytes()))
+        else:
+            tokens = self._as_tokens("input_ids", ids)
         room = self._longest - len(ids)
         if room < (1 if params.max_tokens else 0):
             raise ParameterError(

@@ -20,9 +20,11 @@ from sglang_lite.protocol import (
     RequestAbortedError,
     SglError,
 )
+from sglang_lite.runtime.core.encoding import Encoding
 from sglang_lite.runtime.core.flushes import Flushes
 from sglang_lite.runtime.core.inbox import Inbox
 from sglang_lite.runtime.core.postponed import Postponed
+from sglang_lite.runtime.core.request_ends import RequestEnds
 from sglang_lite.runtime.core.step_clock import DeviceTime, StepClock
 from sglang_lite.runtime.core.step_masks import MaskedRows, StepMasks, adjustments
 from sglang_lite.runtime.core.token_reader import TokenReader
@@ -95,6 +97,7 @@ class StepLoop:
         overlap: whether to launch a step before the tokens of the one before are read.
         jump: whether to append forced tokens of grammars as a whole.
         stream_interval_s: minimum time between two looks at tokens that only streams need, in seconds.
+        encoding: requests that wait for features of their images; None for a model that reads no images.
 
     Attributes:
         scheduler, runner, jump: the arguments of these names.
@@ -114,6 +117,7 @@ class StepLoop:
         overlap: bool,
         jump: bool = True,
         stream_interval_s: float = 0.0,
+        encoding: Encoding | None = None,
     ) -> None:
         self.scheduler, self.steps = scheduler, 0
         self.stepping_since: float | None = None  # start of the running step on the monotonic clock; None between steps
@@ -129,8 +133,13 @@ class StepLoop:
         self.clock, self._device_time = StepClock(), DeviceTime(scheduler.pauses.record_duration)
         self._watch = TokenWatch(scheduler.store.table, eos_ids, vocab_size, stream_interval_s=stream_interval_s)
         self._reader = TokenReader(scheduler, self._watch, self.clock, jump=jump)
+        fail = partial(self._end, state=State.FAILED)
+        self._ends = RequestEnds(scheduler, self._reader, self.postponed, encoding, self.receive, fail)
         draws = 1 if scheduler.drafts is None else 1 + scheduler.drafts.drafting.most
         words = runner.allocate_masks(len(scheduler.store.table.length) * draws, -(-vocab_size // 32))
+        self.encoding = encoding
+        if encoding is not None:
+            encoding.wake = partial(inbox.post_if_open, _do_nothing)
         self.masks = StepMasks(scheduler, filler, words, lambda: not inbox.empty)
 
     # ------------------------------------------------------------------------------------- any thread
@@ -185,7 +194,7 @@ class StepLoop:
         self.masks.close()
         self.inbox.end()
         self.flushes.flush()
-        for request in [each for each in self.scheduler.queues if not each.ended]:
+        for request in [each for each in (*self.scheduler.queues, *(self.encoding or ())) if not each.ended]:
             request.state = State.FAILED
             request.output.send(error)
         self.inbox.run()
@@ -199,7 +208,8 @@ class StepLoop:
     @property
     def busy(self) -> bool:
         """True if the loop has work to do before the next command."""
-        return not self.scheduler.idle or self._in_flight is not None or bool(self.postponed)
+        encodes = self.encoding is not None and self.encoding.due
+        return not self.scheduler.idle or self._in_flight is not None or bool(self.postponed) or encodes
 
     def receive(self, request: Request) -> None:
         """Starts a request, as `submit` does, but on the loop's own thread."""
@@ -212,6 +222,10 @@ class StepLoop:
             return
         try:
             self._reader.prepare(request)
+            if request.media is not None:
+                assert self.encoding is not None, "only a model with an encoder takes images"
+                self.encoding.add(request)
+                return
         except SglError as error:
             self._end(request, error, State.FAILED)
             return
@@ -219,6 +233,9 @@ class StepLoop:
 
     def step(self) -> None:
         """Runs one step. If it runs out of memory, its requests are retracted and tried one by one."""
+        if self.encoding is not None:
+            for request in self.encoding.step(partial(self._end, state=State.FAILED)):
+                self.scheduler.add(request)
         began = self.clock.now()
         batch = self._plan()
         shortage = None
@@ -334,51 +351,16 @@ class StepLoop:
                 request = batch.requests[row]
                 request.times.first_token = request.times.first_token or now
                 if request.ending is not None:
-                    self._finish(request, request.ending)
+                    self._ends.finish(request, request.ending)
         for request, end in self._reader.read(batch, before.masked, live, sampled):
             if isinstance(end, SglError):
                 self._end(request, end, State.FAILED)
             else:
-                self._finish(request, end)
+                self._ends.finish(request, end)
         if scheduler.drafts is not None:
             scheduler.drafts.record_step(batch, before.masked.offsets, step.planned)
         if before.pending is sampled:  # on a CPU, where nothing computes meanwhile
             self.postponed.run_all()
-
-    def _finish(self, request: Request, finish: Finish) -> None:
-        """Ends a request with its result, or starts the next request of its program in its slot."""
-        if self.scheduler.drafts is not None:
-            self.scheduler.drafts.learn(request)
-        if request.follow is None:
-            self.scheduler.finish(request, State.FINISHED)
-            request.output.send(request.generation(finish))
-            return
-        table = self.scheduler.store.table
-        request.tokens = table.tokens[request.slot, : table.known[request.slot]].copy()
-        report = partial(self._report, request, finish)
-        begun = request.follow.begin(request.tokens, finish, partial(self.postponed.add, report))
-        if begun is not None:
-            self.scheduler.continue_in_slot(request, begun, appended=True)
-            return
-        following = report()
-        if following is None:
-            self.scheduler.finish(request, State.FINISHED)
-            return
-        try:
-            self._reader.prepare(following)
-        except SglError as error:
-            self.scheduler.finish(request, State.FINISHED)
-            self._end(following, error, State.FAILED)
-        else:
-            self.scheduler.continue_in_slot(request, following)
-
-    def _report(self, request: Request, finish: Finish) -> Request | None:
-        """Sends the result of a request, and continues its program. Returns the request that follows in its slot, if
-        that has not begun."""
-        assert request.follow is not None
-        generation = request.generation(finish)
-        request.output.send(generation)
-        return request.follow.go_on(generation)
 
     def _abort(self, request: Request) -> None:
         if request.ended:
@@ -396,6 +378,10 @@ class StepLoop:
 
 
 _NOTHING = nullcontext()
+
+
+def _do_nothing() -> None:
+    """Command that only makes the loop run."""
 
 
 def _no_span(_: str) -> AbstractContextManager[object]:

@@ -13,6 +13,7 @@ from sglang_lite.errors import shown
 from sglang_lite.program.nodes import BaseNode, Fork, Node, Path, Pause, Program, Verdict
 from sglang_lite.protocol import Constraint, OverloadedError, ParameterError, Prompt, SamplingParams, Unset
 from sglang_lite.runtime.requests.resolved_params import LogitProcessor
+from sglang_lite.runtime.tokens.image_span import MediaItem
 
 _CONSTRAINTS_OR_NONE = (type(None), *get_args(Constraint))
 MAX_QUEUED = 100_000  # nodes of one program that wait to be played
@@ -32,6 +33,7 @@ class GenerateRequest:
     rid: str | None = None
     output_ids: Sequence[int] = ()
     timeout: float | None = None
+    media: tuple[MediaItem, ...] = ()  # images of virtual ids, if the prompt is ids that `RequestBuilder` has made
 
     def check(self) -> None:
         """Raises ParameterError if the constraint, priority or namespace has the wrong type."""

@@ -8,7 +8,7 @@ from functools import partial
 
 from sglang_lite.program.nodes import Content, ImagePart, Text
 from sglang_lite.program.play.branch import BranchText
-from sglang_lite.protocol import CapabilityError, Constraint, ConstraintError, SglError, Span
+from sglang_lite.protocol import Constraint, ConstraintError, SglError, Span
 from sglang_lite.runtime.structured_output.base import CompiledGrammar
 from sglang_lite.runtime.structured_output.prefixed import matcher_after
 from sglang_lite.runtime.tokens.token_log import TokenLog
@@ -58,6 +58,13 @@ class OpenGrammar:
         return True
 
 
+class PreparedImage(ImagePart, frozen=True, eq=False):
+    """Image of a program, with its placeholders or the reason why it has none."""
+
+    spans: tuple[Span, ...] = ()
+    error: SglError | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class TextMark:
     """Position in a branch's text to roll back to."""
@@ -84,11 +91,17 @@ class TokenText(BranchText[Span]):
         self.added = []
 
     def append(self, node: Content) -> None:
-        """Appends the text of a node. Raises CapabilityError for an image. Turns and scopes are the caller's."""
+        """Appends the text of a node, or an image. Turns and scopes are the caller's.
+
+        Raises:
+            SglError: the image can't be read, or the model reads none.
+        """
         if isinstance(node, Text):
             self.write((Span(node.text, node.ids, node.special),))
-        elif isinstance(node, ImagePart):
-            raise CapabilityError("the model takes no images.", where=node.where)
+        elif isinstance(node, PreparedImage):
+            if node.error is not None:
+                raise node.error
+            self.write(node.spans)
 
     def write(self, pieces: Sequence[Span]) -> None:
         """Appends spans; text without ids is tokenised when ids are needed."""

@@ -60,7 +60,7 @@ def build_cpu_inputs(
         adapters: adapters of the slots, if the engine has any.
         one_by_one: whether to compute each token's attention separately, so that it doesn't depend on the record.
     """
-    ids = np.where(record.ids < 0, last_tokens[record.token_slots], record.ids)
+    ids = np.where(record.ids == -1, last_tokens[record.token_slots], record.ids)
     plan = _plan(record, table, table, one_by_one=one_by_one)
     if table.windows is not None:
         plan = replace(plan, windowed=_plan(record, table, table.windows, one_by_one=one_by_one))

@@ -15,6 +15,7 @@ import torch
 from sglang_lite.protocol import ProgramError, SglError
 from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.requests.resolved_params import LogitProcessor, ResolvedParams
+from sglang_lite.runtime.tokens.virtual_ids import real_ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +90,8 @@ def _divide_repeated(logits: torch.Tensor, rows: Sequence[tuple[int, DrawAdjustm
     arXiv:1909.05858). A token that occurs twice is written twice with the same number."""
     if not rows:
         return
-    tokens = [row.tokens for _, row in rows]
-    at = _positions(logits, [(i, row.tokens) for i, row in rows])
+    tokens = [real_ids(row.tokens, logits.shape[1]) for _, row in rows]
+    at = _positions(logits, [(i, each) for (i, _), each in zip(rows, tokens)])
     factor = _per_token([row.params.repetition_penalty for _, row in rows], tokens, at).float()
     scores = logits.view(-1)[at]
     logits.view(-1)[at] = torch.where(scores > 0, scores / factor, scores * factor)

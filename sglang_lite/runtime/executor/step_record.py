@@ -68,7 +68,8 @@ class StepRecord(msgspec.Struct, frozen=True):
         starts, ends: int32 [R], positions start … end-1 to compute, per row, those of drafts included.
         decoding: number of decoding rows without drafts.
         singles: number of rows that compute one token, including the decoding rows.
-        ids: int32 [T], row after row; -1 for the token that was drawn last in the row's slot.
+        ids: int32 [T], row after row; -1 for the token that was drawn last in the row's slot, -2 - r for row r of the
+            store of images' features.
         positions: int32 [T].
         copies: int32 [2, C], source and destination token slots to copy before anything else.
         page_indices: int32 [K], places in the page table [slots, pages of a slot], flattened, that have changed.
@@ -184,6 +185,10 @@ class StepWriter:
             positions = (np.arange(len(rows)) + offsets).astype(np.int32)
             ids = table.tokens[slots[rows], positions]
             ids[last[batch.pending]] = -1
+        for i, request in enumerate(batch.requests[batch.decoding :], batch.decoding):
+            if request.media is not None:
+                first = int((ends[:i] - batch.starts[:i]).sum())
+                request.media.put_rows(ids[first : first + int(ends[i] - batch.starts[i])], int(batch.starts[i]))
         page_count = int(table.page_count[slots].max())
         now: Ints = table.pages[slots, :page_count]
         page_indices, pages = _changed(self._written, slots, now)

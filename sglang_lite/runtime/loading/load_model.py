@@ -21,6 +21,7 @@ from sglang_lite.runtime.host import onednn, startup_messages
 from sglang_lite.runtime.kernels.compile_process import DRIVER, CompileProcess
 from sglang_lite.runtime.loading.deterministic import check_deterministic
 from sglang_lite.runtime.loading.model_files import ModelFiles, open_model_files
+from sglang_lite.runtime.media.placeholders import ImageFormat
 from sglang_lite.runtime.models.decoder import Decoder
 from sglang_lite.runtime.models.kv_scales import kv_scales, read_kv_scales
 from sglang_lite.runtime.models.memory_check import check_room, rotary_bytes, weight_bytes
@@ -28,6 +29,7 @@ from sglang_lite.runtime.models.model import Model, is_fused
 from sglang_lite.runtime.models.precision import Precision
 from sglang_lite.runtime.models.spec import ModelSpec
 from sglang_lite.runtime.models.transformers_config import TransformersSpec
+from sglang_lite.runtime.models.vision_tower import VisionTower
 from sglang_lite.runtime.models.weights.dummy import DummySource
 from sglang_lite.runtime.models.weights.folder import SafetensorsSource, open_folder
 from sglang_lite.runtime.models.weights.gguf import GgufSource
@@ -49,6 +51,7 @@ class LoadedModel:
     Attributes:
         compiling: compilation of its kernels in other processes; None on a CPU, or if none was started.
         path: its folder or file; None if it was made otherwise.
+        images, tower: how prompts have images, and their encoder; None if the model reads none.
     """
 
     name: str
@@ -59,6 +62,8 @@ class LoadedModel:
     context_length: int
     compiling: BackgroundCompilation | None = None
     path: Path | None = None
+    images: ImageFormat | None = None
+    tower: VisionTower | None = None
 
 
 def load(
@@ -135,6 +140,9 @@ def load_model(
 
         compilation = start_compiling(config, spec, formats, positions, device, compiler)
     try:
+        tower = None
+        if files.images is not None and device.type == "cpu":  # kernels don't take features yet
+            tower = VisionTower(path, source, formats.compute, device)
         with torch.inference_mode():
             bar = progress or partial(startup_messages.progress, level=config.log_level)
             model = kind(spec, source, formats, device, positions, bar)
@@ -146,8 +154,9 @@ def load_model(
             compilation.end()
         raise
     return LoadedModel(
-        config.model, model, tokenizer, spec.vocab_size, files.eos_ids, spec.max_positions, compilation, path
-    )
+        config.model, model, tokenizer, spec.vocab_size, files.eos_ids, spec.max_positions, compilation, path,
+        None if tower is None else files.images, tower,
+    )  # fmt: skip
 
 
 def _load_transformers(config: EngineConfig, files: ModelFiles, spec: TransformersSpec) -> LoadedModel:
@@ -187,6 +196,8 @@ def load_same_architecture(config: EngineConfig, path: Path, model: Model) -> Lo
     """
     if model.spec is None:
         raise ModelError("the running model is not one whose weights can be replaced.")
+    if isinstance(model, Decoder) and model.features is not None:
+        raise ModelError("the weights of a model that reads images can't be replaced.", hint="Make another engine.")
     loaded = load_model(replace(config, compile_processes=0), path)  # its kernels are the running model's
     assert loaded.model.spec is not None
     current, loaded_spec = asdict(model.spec), asdict(loaded.model.spec)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from sglang_lite.protocol import ModelError
+from sglang_lite.runtime.media.placeholders import ImageFormat, image_format
 from sglang_lite.runtime.models.config_fields import GENERATION, check, check_ids, read_json
 from sglang_lite.runtime.models.read_config import spec_from_config
 from sglang_lite.runtime.models.read_gguf import spec_from_gguf
@@ -31,6 +32,7 @@ class ModelFiles:
         tokenizer: tokenizer of the model.
         eos_ids: ids of the tokens that end a text.
         gguf: the opened file if `path` is a GGUF file, else None.
+        images: how prompts have images; None if the model reads none.
     """
 
     path: Path
@@ -38,6 +40,7 @@ class ModelFiles:
     tokenizer: Tokenizer
     eos_ids: frozenset[int]
     gguf: GgufFile | None = None
+    images: ImageFormat | None = None
 
 
 def open_model_files(path: Path, implementation: Implementation = "auto", *, tokenizer: bool = True) -> ModelFiles:
@@ -100,5 +103,8 @@ def _from_folder(path: Path, implementation: Implementation, with_tokenizer: boo
     generation = path / "generation_config.json"
     also = read_json(generation) if generation.exists() else {}
     check(also, GENERATION, str(generation))
+    images = None
+    if isinstance(spec, ModelSpec) and tokenizer.knows_text:
+        images = image_format(path, tokenizer, spec.vocab_size)
     more = check_ids(also.get("eos_token_id"), spec.vocab_size, str(generation), "eos_token_id")
-    return ModelFiles(path, spec, tokenizer, tokenizer.eos_ids | frozenset(spec.eos_ids) | more)
+    return ModelFiles(path, spec, tokenizer, tokenizer.eos_ids | frozenset(spec.eos_ids) | more, images=images)

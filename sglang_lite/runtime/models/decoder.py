@@ -83,6 +83,7 @@ class Decoder:
         source.check_all_used(self.unused_tensors)
         self.linears = reader.linears
         self.plan_small_batches()
+        self.features: torch.Tensor | None = None  # of images [rows, hidden_size], if the engine has an encoder
         self.kv_scales: KVScales | None = None  # of an 8-bit KV cache; set by `load`, since a trial run may find them
 
     def plan_small_batches(self) -> None:
@@ -129,16 +130,14 @@ class Decoder:
         """Computes new tokens and stores their keys and values in the cache.
 
         Args:
-            ids, positions: token ids and positions, int64 [T] each.
+            ids, positions: token ids and positions, int64 [T] each; id -2 - r stands for row r of `features`.
             plan: slots that the step writes and reads.
             cache: KV cache.
 
         Returns:
             Hidden states [T, hidden_size] after the last norm.
         """
-        x = self.embedding[ids].to(self.precision.compute)
-        if self.embedding_scale != 1.0:
-            x = x * self.embedding_scale
+        x = self._embedded(ids)
         cos_sin = [rope.at(positions) for rope in self.ropes]
         if self._small_batch is not None and self._small_batch.supports(plan):
             return self._small_batch(x, cos_sin, plan, cache)
@@ -153,6 +152,15 @@ class Decoder:
             h = _feed_forward(layer, self._norm(x, layer.mlp_norm), lora)
             x = x + self._added(layer, self._norm(h, layer.post_mlp_norm))
         return self._norm(x, self.norm)
+
+    def _embedded(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.embedding[ids if self.features is None else ids.clamp(min=0)].to(self.precision.compute)
+        if self.embedding_scale != 1.0:
+            x = x * self.embedding_scale
+        if self.features is not None:
+            at = (ids < 0).nonzero()[:, 0]
+            x[at] = self.features[-2 - ids[at]].to(x.dtype)
+        return x
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Returns float32 logits [R, vocab_size] of hidden states [R, hidden_size]."""

@@ -487,3 +487,5 @@ FAMILIES: Mapping[str, Family] = {
     ),
 }  # fmt: skip
 ARCHITECTURES = {name: family for family, row in FAMILIES.items() for name in row.architectures}
+# Models with an encoder of images whose decoder is of the family that `text_config` names.
+WITH_IMAGES = ("LlavaForConditionalGeneration", "Idefics3ForConditionalGeneration", "SmolVLMForConditionalGeneration")

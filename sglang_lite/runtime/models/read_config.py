@@ -6,10 +6,11 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from sglang_lite.errors import shown
 from sglang_lite.protocol import ModelError
 from sglang_lite.runtime.models import config_fields
 from sglang_lite.runtime.models.config_fields import Json
-from sglang_lite.runtime.models.families import ARCHITECTURES, FAMILIES, Config, Family
+from sglang_lite.runtime.models.families import ARCHITECTURES, FAMILIES, WITH_IMAGES, Config, Family
 from sglang_lite.runtime.models.spec import (
     NO_ROPE,
     AttentionSpec,
@@ -25,6 +26,11 @@ _FIRST = {name: config_fields.CONFIG[name] for name in ("architectures", "text_c
 _ACTIVATIONS = {
     "silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh",
     "relu2": "relu2",
+}  # fmt: skip
+# Sizes that LLaVA's first configs omit.
+_LLAMA_SIZES = {
+    "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32,
+    "max_position_embeddings": 2048, "vocab_size": 32000,
 }  # fmt: skip
 # Parameters that each kind of frequency scaling requires.
 _ROPE_KINDS = {
@@ -51,6 +57,8 @@ def spec_from_config(config: Config, source: str) -> ModelSpec:
     )
     names = config.get("architectures") or []
     names = [names] if isinstance(names, str) else names
+    if any(name in WITH_IMAGES for name in names):
+        return spec_from_config(_text_part(config, source), source)
     family = next((ARCHITECTURES[name] for name in names if name in ARCHITECTURES), None)
     if family is None:
         raise ModelError(
@@ -72,6 +80,23 @@ def spec_from_config(config: Config, source: str) -> ModelSpec:
     config_fields.check_ids(list(spec.eos_ids), spec.vocab_size, source, "eos_token_id")
     config_fields.check_ids(spec.bos_id, spec.vocab_size, source, "bos_token_id")
     return spec
+
+
+def _text_part(config: Config, source: str) -> Config:
+    """Config of the decoder in a vision-language model. Raises ModelError if it is of none of our families."""
+    text = config.get("text_config") or {}
+    family = text.get("model_type", "llama")
+    if family not in FAMILIES:
+        raise ModelError(
+            f"{source}: its text part, {shown(family)}, is not supported.", hint=f"Supported: {', '.join(FAMILIES)}."
+        )
+    whole = {
+        **(_LLAMA_SIZES if family == "llama" else {}),
+        **text,
+        "architectures": list(FAMILIES[family].architectures[:1]),
+    }
+    tied = config.get("tie_word_embeddings")
+    return whole if tied is None else {**whole, "tie_word_embeddings": tied}
 
 
 def _check_rope(parameters: Mapping[str, Json], source: str) -> None:

@@ -19,6 +19,7 @@ from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.kv_cache.prefix_cache import SlotHandle
 from sglang_lite.runtime.kv_cache.tiers import DiskRead, Fetch
 from sglang_lite.runtime.requests.output_builder import Finish, OutputBuilder, engine_failed
+from sglang_lite.runtime.requests.request_media import RequestMedia
 from sglang_lite.runtime.requests.resolved_params import LogitProcessor, ResolvedParams
 from sglang_lite.runtime.requests.scheduled_branch import ScheduledBranch
 from sglang_lite.runtime.structured_output.base import CompiledGrammar, Matcher
@@ -33,6 +34,7 @@ class State(enum.Enum):
     """Stage of a request. The last three are final: each request reaches exactly one of them, once."""
 
     COMPILING = "compiling"
+    ENCODING = "encoding"
     WAITING = "waiting"
     PREFILLING = "prefilling"
     DECODING = "decoding"
@@ -46,7 +48,8 @@ class State(enum.Enum):
 
 _ENDS = frozenset({State.FINISHED, State.ABORTED, State.FAILED})
 _NEXT = {
-    State.COMPILING: {State.WAITING} | _ENDS,
+    State.COMPILING: {State.ENCODING, State.WAITING} | _ENDS,
+    State.ENCODING: {State.WAITING} | _ENDS,
     State.WAITING: {State.PREFILLING} | _ENDS,
     State.PREFILLING: {State.DECODING, State.RETRACTED} | _ENDS,
     State.DECODING: {State.PREFILLING, State.RETRACTED} | _ENDS,
@@ -153,7 +156,7 @@ class Follower(Protocol):
         ...
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False, slots=True, weakref_slot=True)
 class Request:
     """One generation, or the scoring of one choice.
 
@@ -184,6 +187,7 @@ class Request:
         follow: finder of the next request of the program, which can continue in this request's slot; None if there is
             none.
         times: times of submission, start and first token.
+        media: images of its prompt, if it has any.
     """
 
     id: int
@@ -210,6 +214,7 @@ class Request:
     branch: ScheduledBranch | None = None
     follow: Follower | None = None
     times: Times = field(default_factory=Times)
+    media: RequestMedia | None = None
 
     @property
     def namespace(self) -> str:
@@ -391,7 +396,10 @@ class Request:
             meta["forced_tokens"] = [[index, index + count] for index, count in self.jumps]
         if drawn_by.older:
             meta["older_weight_versions"] = drawn_by.older
-        return msgspec.structs.replace(generation, prompt_ids=tuple(self.tokens[: self.prompt_len].tolist()), meta=meta)
+        prompt = self.tokens[: self.prompt_len]
+        if self.media is not None:
+            prompt = self.media.with_placeholders(prompt)
+        return msgspec.structs.replace(generation, prompt_ids=tuple(prompt.tolist()), meta=meta)
 
     def _usage(self, completion_tokens: int) -> Usage:
         now = time.perf_counter()

@@ -90,7 +90,11 @@ class Admission:
             if request.cache.fetch is not None and not request.cache.fetch.done:
                 continue
             match = store.match(reusable, request.namespace)
-            cached = len(match.pages) * store.page_size + (0 if match.tail is None else match.tail.count)
+            cached = _cached(match, store)
+            if request.media is not None and (sure := request.media.sure(cached)) < cached:
+                reusable = tokens[:sure]
+                match = store.match(reusable, request.namespace)
+                cached = _cached(match, store)
             if store.reuses and _computes(prefilling, table, reusable, cached, request.namespace):
                 continue
             needed = self._pages(request) - len(match.pages)
@@ -258,6 +262,11 @@ class Admission:
         """Returns the requests that were given their slot since the last call."""
         started, self._started = self._started, []
         return started
+
+
+def _cached(match: Match, store: PrefixCache) -> int:
+    """Number of tokens of a match."""
+    return len(match.pages) * store.page_size + (0 if match.tail is None else match.tail.count)
 
 
 def _computes(prefilling: Mapping[int, Request], table: SlotTable, tokens: Ints, matched: int, namespace: str) -> bool:

@@ -245,7 +245,7 @@ class Scheduler:
         """Removes a request, whose final state is `end`, from its queue, and frees its slot and pages."""
         if request.state in (State.WAITING, State.RETRACTED):
             self.queues.leave(request)
-        elif request.state is not State.COMPILING:
+        elif request.state not in (State.COMPILING, State.ENCODING):
             self.queues.stop(request)
             if end is State.FINISHED and request.branch is not None:
                 scored = request.score_from if request.limit == request.prompt_len else None

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from sglang_lite.errors import shown
 from sglang_lite.protocol import ParameterError, Span
 from sglang_lite.runtime.tokens.detokenize import IncrementalDecoder
+from sglang_lite.runtime.tokens.image_span import ImageSpan, MediaItem
 from sglang_lite.runtime.tokens.tokenizer import Tokenizer
 
 
@@ -32,19 +33,35 @@ class TokenLog:
         self._tokenizer, self._all_special = tokenizer, all_special
         self.fixed = array("i")  # up to the last generated token
         self.open: list[Span] = []  # text after these
+        self.media: tuple[MediaItem, ...] = ()  # images among these ids
         self._known: array[int] | None = None  # ids of the open text, if encoded
+        self._placeholder: Span | None = None  # token that the model's text has where the fixed ids end with an image
         self.append(spans)
 
     def append(self, spans: Iterable[Span]) -> None:
         for span in spans:
-            if span.ids is not None:
+            if isinstance(span, ImageSpan):
+                self._append_image(span)
+            elif span.ids is not None:
                 if self.open:
                     self.fixed += self._open_ids()
                     self.open, self._known = [], None
                 self._extend(span.ids)
+                self._placeholder = None
             elif span.text:
                 self.open.append(span)
                 self._known = None
+
+    def _append_image(self, span: ImageSpan) -> None:
+        """Appends virtual ids. The text before them is encoded as text before the placeholder token."""
+        token = Span(span.text)
+        if self.open or not self.fixed:
+            self.fixed += self.encode([*self.open, token])[:-1]
+            self.open, self._known = [], None
+        self._extend(span.ids or ())
+        self._placeholder = token
+        if span.item is not None:
+            self.media += (span.item,)
 
     def _extend(self, ids: Sequence[int]) -> None:
         try:
@@ -55,7 +72,9 @@ class TokenLog:
     def encode(self, spans: Iterable[Span], *, alone: bool = False) -> array[int]:
         """Encodes spans that follow the fixed ids, or that form a prompt by themselves if `alone`. The
         beginning-of-sequence id is added once, before the first text."""
-        return self.encode_after(spans, first=alone or not self.fixed)
+        if alone or self._placeholder is None:
+            return self.encode_after(spans, first=alone or not self.fixed)
+        return self.encode_after([self._placeholder, *spans], first=False)[1:]
 
     def encode_after(self, spans: Iterable[Span], *, first: bool) -> array[int]:
         """Encodes spans that follow other text, or that start a prompt if `first`. May be called on any thread."""
@@ -78,8 +97,8 @@ class TokenLog:
         return self._known is not None or (not self.open and bool(self.fixed))
 
     def learn(self, text: Sequence[Span], ids: array[int]) -> None:
-        """Replaces the open text by `text`, with ids that were encoded elsewhere. Must be called only after fixed
-        ids."""
+        """Replaces the open text by `text`, with ids that were encoded elsewhere. Must be called only after fixed ids
+        that don't end with an image."""
         self.open, self._known = list(text), ids
 
     def copy(self) -> TokenLog:

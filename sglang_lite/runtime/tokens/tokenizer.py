@@ -110,6 +110,10 @@ class Tokenizer:
         """Texts that name control tokens."""
         return list(self._control_id)
 
+    def control_text(self, token: int) -> str:
+        """Text that names a control token. Raises KeyError if the token is none."""
+        return self._control[token].content
+
     def tokens_with(self, byte: int) -> NDArray[np.bool_]:
         """Mask of the tokens whose bytes contain `byte`, bool [vocab_size]. Computed once per byte."""
         if byte not in self._with_byte:

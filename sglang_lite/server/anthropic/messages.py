@@ -16,6 +16,7 @@ from sglang_lite.random_ids import random_id
 from sglang_lite.runtime.core.submission import GenerateRequest
 from sglang_lite.server.anthropic.messages_request import CountTokensRequest, conversation_of
 from sglang_lite.server.async_engine import with_first_event
+from sglang_lite.server.conversation.images import RequestImages
 from sglang_lite.server.conversation.sample_reader import CallDelta, SampleDelta, SampleReader
 from sglang_lite.server.endpoint import HttpRequest, Route, answer, read
 from sglang_lite.server.errors import content_of
@@ -47,7 +48,8 @@ async def create(service: Service, call: HttpRequest) -> Response:
     """Writes a message."""
     body, rendered, ids = await read(service, call, _read)
     service.adapter_of(body.model)  # refused here
-    request = GenerateRequest(ids, sampling.read(body, _NAMES), rendered.constraint, stream=bool(body.stream))
+    prompt = rendered.prompt if rendered.prompt.images else ids
+    request = GenerateRequest(prompt, sampling.read(body, _NAMES), rendered.constraint, stream=bool(body.stream))
     request = service.adapted(body.model, request)
     message = _Message(service, body, SampleReader(rendered, prefix="toolu_"), len(ids))
     if body.stream:
@@ -71,15 +73,21 @@ def _read(reader: RequestReader, call: HttpRequest) -> tuple[MessagesRequest, Re
     """Request without conversation and tools, the rendered conversation, and its token ids, whose number the answer
     begins with."""
     body = call.read(MESSAGES)
-    rendered = reader.render(conversation_of(body, call.unused), call.unused)
+    rendered = reader.render(conversation_of(body, call.unused, _images(reader)), call.unused)
     body.messages, body.system, body.tools = [], None, None
     return body, rendered, reader.ids(rendered.prompt)
+
+
+def _images(reader: RequestReader) -> RequestImages:
+    return RequestImages(accepted=reader.images is not None)
 
 
 def _count(reader: RequestReader, call: HttpRequest) -> tuple[str | None, int]:
     """Name of the model, and the number of tokens of the prompt."""
     body = call.read(COUNTED)
-    return body.model, len(reader.ids(reader.render(conversation_of(body, call.unused), call.unused).prompt))
+    return body.model, len(
+        reader.ids(reader.render(conversation_of(body, call.unused, _images(reader)), call.unused).prompt)
+    )
 
 
 # -------------------------------------------------------------------------------------------------------- answers

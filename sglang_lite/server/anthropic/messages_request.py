@@ -10,6 +10,7 @@ import msgspec
 
 from sglang_lite.constraints.schema import json_schema
 from sglang_lite.protocol import CapabilityError, Constraint, ParameterError
+from sglang_lite.server.conversation.images import Part, RequestImages, joined
 from sglang_lite.server.fields import BILLING_HEADER
 from sglang_lite.server.http.body import convert
 from sglang_lite.text.chat_format import Conversation, Tool
@@ -165,11 +166,12 @@ class CountTokensRequest(msgspec.Struct, kw_only=True):
         return self.thinking is None or self.thinking.display != "omitted"
 
 
-def conversation_of(body: CountTokensRequest, unused: list[str]) -> Conversation:
+def conversation_of(body: CountTokensRequest, unused: list[str], images: RequestImages) -> Conversation:
     """Conversation that a request continues.
 
     Args:
         unused: list to which the names of fields and blocks without effect are appended.
+        images: takes the messages' images.
 
     Raises:
         ParameterError: a message, tool or choice is invalid.
@@ -182,7 +184,7 @@ def conversation_of(body: CountTokensRequest, unused: list[str]) -> Conversation
     if system := _system(body.system, unused):
         messages.append({"role": "system", "content": system})
     for i, message in enumerate(body.messages):
-        messages += _template_messages(message, f"messages[{i}].content", unused)
+        messages += _template_messages(message, f"messages[{i}].content", unused, images)
     tools, hosted = _tools(body.tools or (), unused)
     choice = body.tool_choice or ToolChoice(type="auto")
     continues = isinstance(body.messages[-1], AssistantMessage)
@@ -207,6 +209,7 @@ def conversation_of(body: CountTokensRequest, unused: list[str]) -> Conversation
         answer=_format(body),
         continue_final=continues,
         variables=variables,
+        images=images.found,
     )
 
 
@@ -274,7 +277,7 @@ def _is_billing(text: str) -> bool:
 
 
 def _template_messages(
-    message: UserMessage | AssistantMessage | SystemMessage, where: str, unused: list[str]
+    message: UserMessage | AssistantMessage | SystemMessage, where: str, unused: list[str], images: RequestImages
 ) -> list[dict[str, Any]]:
     """Message in the form that templates take; each tool result becomes a message of its own."""
     if isinstance(message, AssistantMessage):
@@ -283,18 +286,29 @@ def _template_messages(
     if isinstance(message.content, str):
         return [{"role": role, "content": message.content}]
     shown: list[dict[str, Any]] = []
-    texts: list[str] = []
+    parts: list[Part] = []
     for i, block in enumerate(message.content):
-        if not isinstance(block, ToolResultBlock):
-            texts.append(_text(block, f"{where}[{i}]"))
+        if isinstance(block, ImageBlock):
+            parts.append(_image(block, f"{where}[{i}]", images))
             continue
-        if texts:
-            shown.append({"role": role, "content": "\n".join(texts)})
-            texts = []
+        if not isinstance(block, ToolResultBlock):
+            parts.append(_text(block, f"{where}[{i}]"))
+            continue
+        if parts:
+            shown.append({"role": role, "content": joined(parts)})
+            parts = []
         shown.append(_result(block, f"{where}[{i}]"))
-    if texts or not shown:
-        shown.append({"role": role, "content": "\n".join(texts)})
+    if parts or not shown:
+        shown.append({"role": role, "content": joined(parts)})
     return shown
+
+
+def _image(block: ImageBlock, where: str, images: RequestImages) -> dict[str, str]:
+    source = block.source
+    if block.transformations is not None:
+        raise CapabilityError("images are shown as they are.", parameter=f"{where}.transformations")
+    given = source.get("data") if source.get("type") == "base64" else source.get("url")
+    return images.part(given, "images", f"{where}.source")
 
 
 def _assistant(message: AssistantMessage, where: str, unused: list[str]) -> dict[str, Any]:
@@ -330,7 +344,7 @@ def _text(block: Shown, where: str) -> str:
     if isinstance(block, TextBlock):
         return block.text
     if isinstance(block, ImageBlock):
-        raise CapabilityError("the model reads only text, no images.", parameter=where)
+        raise CapabilityError("the result of a tool can't have images here.", parameter=where)
     if block.citations is not None and block.citations.enabled:
         raise ParameterError(f"{where}.citations", "is not supported by this server.", hint="Leave it out.")
     if isinstance(block, SearchResultBlock):

@@ -15,6 +15,7 @@ from sglang_lite.protocol.anything import Json
 from sglang_lite.random_ids import random_id
 from sglang_lite.runtime.core.submission import GenerateRequest
 from sglang_lite.server.async_engine import with_first_event
+from sglang_lite.server.conversation.images import RequestImages
 from sglang_lite.server.conversation.sample_reader import (
     CallDelta,
     PartialToolCall,
@@ -108,7 +109,8 @@ def _read(
     """Request without messages and tools, rendered conversation, the custom tool that is forced (or None), and the
     names of all custom tools."""
     body = call.read(CHAT)
-    conversation, custom = conversation_of(body, call.unused)
+    images = RequestImages(accepted=reader.images is not None)
+    conversation, custom = conversation_of(body, call.unused, images)
     custom_tools = frozenset(tool.custom.name for tool in body.tools or () if isinstance(tool, CustomTool))
     body.messages, body.tools = [], None
     return body, reader.render(conversation, call.unused), custom, custom_tools

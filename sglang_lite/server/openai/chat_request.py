@@ -10,6 +10,7 @@ import msgspec
 from sglang_lite.constraints import structural_tag
 from sglang_lite.protocol import CapabilityError, Ebnf, ParameterError, Regex
 from sglang_lite.protocol.anything import Json
+from sglang_lite.server.conversation.images import Part, RequestImages, joined
 from sglang_lite.server.conversation.tools import (
     INPUT,
     GrammarText,
@@ -212,18 +213,19 @@ CHAT = Fields(ChatRequest, CHAT_NEUTRAL, CHAT_REFUSED)
 # ------------------------------------------------------------------------------------------------------ conversion
 
 
-def conversation_of(body: ChatRequest, unused: list[str]) -> tuple[Conversation, str | None]:
+def conversation_of(body: ChatRequest, unused: list[str], images: RequestImages) -> tuple[Conversation, str | None]:
     """Conversation that a request continues, and the name of the custom tool whose input is the whole answer, or None.
 
     Args:
         unused: list to which the names of fields without effect are appended.
+        images: takes the messages' images.
 
     Raises:
         ParameterError: a message, tool or choice is invalid.
         CapabilityError: a message has an image or another part that the model can't read.
         ConstraintError: a constraint of the answer can't be enforced.
     """
-    messages = template_messages(body.messages)
+    messages = template_messages(body.messages, images)
     constraint = constraints.single_constraint(
         response_format=constraints.response_format(body.response_format),
         regex=None if body.regex is None else Regex(body.regex),
@@ -262,12 +264,13 @@ def conversation_of(body: ChatRequest, unused: list[str]) -> tuple[Conversation,
         answer=constraint,
         continue_final=continues,
         variables=variables,
+        images=images.found,
     )
     return conversation, None if custom is None else custom.name
 
 
-def template_messages(messages: Sequence[Message]) -> list[dict[str, Json]]:
-    """Messages in the form that templates take.
+def template_messages(messages: Sequence[Message], images: RequestImages) -> list[dict[str, Json]]:
+    """Messages in the form that templates take. `images` takes their images.
 
     Raises:
         ParameterError: the list is empty, or a message is invalid.
@@ -275,7 +278,7 @@ def template_messages(messages: Sequence[Message]) -> list[dict[str, Json]]:
     """
     if not messages:
         raise ParameterError("messages", "is empty.")
-    return [_template_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
+    return [_template_message(message, f"messages[{i}]", images) for i, message in enumerate(messages)]
 
 
 def _choice(
@@ -325,9 +328,10 @@ def _tool(tool: FunctionTool | CustomTool, *, forced: bool) -> Tool:
     return custom_tool(custom.name, custom.description, custom.grammar, forced=forced)
 
 
-def _template_message(message: Message, where: str) -> dict[str, Any]:
+def _template_message(message: Message, where: str, images: RequestImages) -> dict[str, Any]:
     """Message in the form that templates take."""
-    shown: dict[str, Any] = {"role": message.__struct_config__.tag, "content": _text(message.content, where)}
+    role = str(message.__struct_config__.tag)
+    shown: dict[str, Any] = {"role": role, "content": _content(message.content, where, role, images)}
     if message.name is not None:
         shown["name"] = message.name
     if isinstance(message, ToolMessage) and message.tool_call_id is not None:
@@ -343,19 +347,23 @@ def _template_message(message: Message, where: str) -> dict[str, Any]:
     return shown
 
 
-def _text(content: Content | None, where: str) -> str:
+def _content(content: Content | None, where: str, role: str, images: RequestImages) -> str | list[dict[str, Any]]:
     if content is None or isinstance(content, str):
         return content or ""
-    texts = []
+    parts: list[Part] = []
     for i, part in enumerate(content):
         if isinstance(part, TextPart):
-            texts.append(part.text)
+            parts.append(part.text)
         elif isinstance(part, RefusalPart):
-            texts.append(part.refusal)
+            parts.append(part.refusal)
+        elif isinstance(part, ImageUrlPart):
+            given = part.image_url
+            url = given.get("url") if isinstance(given, dict) else given
+            parts.append(images.part(url, "image_url", f"{where}.content[{i}]", role=role))
         else:
             kind = part.__struct_config__.tag
             raise CapabilityError(f"the model reads only text, no {kind}.", parameter=f"{where}.content[{i}]")
-    return "\n".join(texts)
+    return joined(parts)
 
 
 def _called(call: FunctionCall | CustomCall, where: str) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from sglang_lite.protocol import ParameterError
 from sglang_lite.random_ids import random_id
 from sglang_lite.runtime.embedding.request import not_an_encoder_error, too_long
 from sglang_lite.runtime.embedding.spec import EncoderSpec
+from sglang_lite.server.conversation.images import RequestImages
 from sglang_lite.server.conversation.tools import variables_of_template
 from sglang_lite.server.endpoint import HttpRequest, Route, answer, read
 from sglang_lite.server.fields import POOLING_NEUTRAL, POOLING_REFUSED, Fields
@@ -132,7 +133,7 @@ def _read(reader: RequestReader, call: HttpRequest, fields: Fields[B]) -> tuple[
     if body.messages is None:
         return body, ()
     conversation = Conversation(
-        template_messages(body.messages), complete=not body.add_generation_prompt,
+        template_messages(body.messages, RequestImages(accepted=False)), complete=not body.add_generation_prompt,
         variables=variables_of_template(body.chat_template_kwargs),
     )  # fmt: skip
     body.messages = []

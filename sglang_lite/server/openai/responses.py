@@ -145,7 +145,7 @@ async def _parsed(service: Service, call: HttpRequest, function: Callable[..., T
 def _read(reader: RequestReader, call: HttpRequest, known: _Known | None) -> _Parsed | _Wanted:
     """Request, parsed and rendered; or what it refers to, if that is not known."""
     body = call.read(RESPONSES)
-    items = _items(call, body, known)
+    items = _items(call, body, known, reads_images=reader.images is not None)
     if isinstance(items, _Wanted):
         return items
     request = parse_request(body, items, call.unused)
@@ -154,7 +154,9 @@ def _read(reader: RequestReader, call: HttpRequest, known: _Known | None) -> _Pa
     return _Parsed(body, PACK(items), rendered, request.forced_custom_tool, request.custom_tools)
 
 
-def _items(call: HttpRequest, body: ResponsesRequest, known: _Known | None) -> list[Item] | _Wanted:
+def _items(
+    call: HttpRequest, body: ResponsesRequest, known: _Known | None, *, reads_images: bool
+) -> list[Item] | _Wanted:
     """Items of a conversation, with those of an earlier response first; or the parts of the store that they need."""
     wanted: list[str] = []
 
@@ -162,7 +164,8 @@ def _items(call: HttpRequest, body: ResponsesRequest, known: _Known | None) -> l
         wanted.append(id)
         return {}
 
-    items = items_of(body.input, want if known is None else known.items.__getitem__, call.unused)
+    find = want if known is None else known.items.__getitem__
+    items = items_of(body.input, find, call.unused, reads_images=reads_images)
     if known is not None:
         return [*UNPACK(known.input), *map(dict, known.output), *items]
     if wanted or body.previous_response_id is not None:
@@ -358,7 +361,7 @@ async def input_tokens(service: Service, call: HttpRequest) -> Response:
 def _count(reader: RequestReader, call: HttpRequest, known: _Known | None) -> tuple[str | None, int] | _Wanted:
     """Name of the model, and number of tokens of the prompt; or what the request refers to, if that is not known."""
     body = ResponsesRequest(**msgspec.structs.asdict(call.read(INPUT_TOKENS)))
-    items = _items(call, body, known)
+    items = _items(call, body, known, reads_images=reader.images is not None)
     if isinstance(items, _Wanted):
         return items
     conversation = parse_request(body, items, call.unused).conversation

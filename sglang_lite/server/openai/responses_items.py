@@ -10,6 +10,8 @@ import msgspec
 from sglang_lite.protocol import CapabilityError, ParameterError
 from sglang_lite.protocol.anything import Json
 from sglang_lite.random_ids import random_id
+from sglang_lite.runtime.media.data_url import image_from
+from sglang_lite.server.conversation.images import RequestImages, joined
 from sglang_lite.server.conversation.tools import INPUT, arguments_of
 from sglang_lite.server.http.body import convert
 
@@ -49,7 +51,7 @@ class _Unseen(msgspec.Struct, kw_only=True, tag_field="type"):
 
 
 class InputImage(_Unseen, tag="input_image"):
-    pass
+    image_url: str | None = None
 
 
 class InputFile(_Unseen, tag="input_file"):
@@ -132,12 +134,15 @@ def new_id(kind: str) -> str:
     return f"{_PREFIXES[kind]}_{random_id()}"
 
 
-def items_of(given: str | Sequence[Item] | None, known: Callable[[str], Item], unused: list[str]) -> list[Item]:
+def items_of(
+    given: str | Sequence[Item] | None, known: Callable[[str], Item], unused: list[str], *, reads_images: bool
+) -> list[Item]:
     """Items of an input, each complete and with an id.
 
     Args:
         known: function that returns the item of an earlier response with an id.
         unused: list to which the names of fields without effect are appended.
+        reads_images: whether the model reads images.
 
     Raises:
         ParameterError: an item is invalid.
@@ -145,10 +150,10 @@ def items_of(given: str | Sequence[Item] | None, known: Callable[[str], Item], u
     """
     if isinstance(given, str):
         given = [{"role": "user", "content": given}]
-    return [_item(each, f"input[{i}]", known, unused) for i, each in enumerate(given or ())]
+    return [_item(each, f"input[{i}]", known, unused, reads_images) for i, each in enumerate(given or ())]
 
 
-def _item(given: Item, where: str, known: Callable[[str], Item], unused: list[str]) -> Item:
+def _item(given: Item, where: str, known: Callable[[str], Item], unused: list[str], reads_images: bool) -> Item:
     kind = given.get("type")
     if kind is None:
         kind = "message" if "role" in given else "item_reference"
@@ -163,7 +168,9 @@ def _item(given: Item, where: str, known: Callable[[str], Item], unused: list[st
     whole: Item = {"type": kind, "id": item.id or new_id(kind), "status": item.status or "completed"}
     match item:
         case MessageItem():
-            return {**whole, "role": item.role, "content": _parts(item.content, item.role, f"{where}.content")}
+            shows = reads_images and item.role == "user"
+            content = _parts(item.content, item.role, f"{where}.content", images=shows)
+            return {**whole, "role": item.role, "content": content}
         case FunctionCallItem():
             arguments_of(item.arguments, f"{where}.arguments")
             return {**whole, "call_id": item.call_id, "name": item.name, "arguments": item.arguments}
@@ -183,7 +190,7 @@ def _item(given: Item, where: str, known: Callable[[str], Item], unused: list[st
             return {**whole, "call_id": item.call_id or "", "output": told}
 
 
-def _parts(content: Content, role: str, where: str) -> list[Item]:
+def _parts(content: Content, role: str, where: str, *, images: bool = False) -> list[Item]:
     parts: list[Item] = []
     for i, part in enumerate([InputText(text=content)] if isinstance(content, str) else content):
         if isinstance(part, OutputRefusal):
@@ -191,15 +198,18 @@ def _parts(content: Content, role: str, where: str) -> list[Item]:
         elif isinstance(part, InputText | OutputText):
             told = {"type": "input_text", "text": part.text}
             parts.append({**told, "type": "output_text", "annotations": []} if role == "assistant" else told)
+        elif images and isinstance(part, InputImage) and part.image_url is not None:
+            image_from(part.image_url, f"{where}[{i}].image_url")
+            parts.append({"type": "input_image", "image_url": part.image_url, "detail": "auto"})
         else:
             kind = part.__struct_config__.tag
             raise CapabilityError(f"the model reads only text, no {kind}.", parameter=f"{where}[{i}]")
     return parts
 
 
-def messages_of(items: Sequence[Item]) -> list[dict[str, Json]]:
+def messages_of(items: Sequence[Item], images: RequestImages) -> list[dict[str, Json]]:
     """Items as messages in the form that templates take; calls and reasoning become parts of the assistant's
-    messages."""
+    messages. `images` takes the images."""
     messages: list[dict[str, Any]] = []
     thoughts: list[str] = []
 
@@ -220,7 +230,7 @@ def messages_of(items: Sequence[Item]) -> list[dict[str, Json]]:
                 message = assistant()
                 message["content"] = "\n".join(filter(None, (message["content"], _text(item["content"]))))
             case "message":
-                messages.append({"role": item["role"], "content": _text(item["content"])})
+                messages.append({"role": item["role"], "content": _content(item["content"], images)})
             case "function_call" | "custom_tool_call":
                 custom = item["type"] == "custom_tool_call"
                 arguments = {INPUT: item["input"]} if custom else _arguments_or_empty(item["arguments"])
@@ -242,6 +252,14 @@ def _arguments_or_empty(arguments: str) -> dict[str, Any]:
         return arguments_of(arguments, "arguments")
     except ParameterError:
         return {}
+
+
+def _content(parts: Sequence[Item], images: RequestImages) -> str | list[dict[str, Any]]:
+    """Content of a message that is not the assistant's."""
+    return joined([
+        images.part(part["image_url"], "input_image", "input") if part["type"] == "input_image" else _text([part])
+        for part in parts
+    ])  # fmt: skip
 
 
 def _text(parts: Sequence[Item]) -> str:

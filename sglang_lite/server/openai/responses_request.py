@@ -10,6 +10,7 @@ from typing import Any, Literal
 import msgspec
 
 from sglang_lite.protocol import Constraint, ParameterError
+from sglang_lite.server.conversation.images import RequestImages
 from sglang_lite.server.conversation.tools import GrammarText, custom_tool, input_constraint, variables_of_effort
 from sglang_lite.server.fields import (
     GATEWAY_NEUTRAL,
@@ -190,7 +191,8 @@ def parse_request(body: ResponsesRequest, items: Sequence[Item], unused: list[st
                 "tool_choice", "a custom tool is forced, which excludes another format of the answer. Give one of them."
             )
         constraint = input_constraint(custom.grammar)
-    messages = messages_of(items)
+    images = RequestImages(accepted=True)  # as `items_of` refuses them if the model reads none
+    messages = messages_of(items, images)
     if body.instructions:
         messages.insert(0, {"role": "system", "content": body.instructions})
     conversation = Conversation(
@@ -201,6 +203,7 @@ def parse_request(body: ResponsesRequest, items: Sequence[Item], unused: list[st
         parallel=body.parallel_tool_calls is not False,
         answer=constraint,
         variables=_variables(body.reasoning, unused),
+        images=images.found,
     )
     custom_tools = frozenset(name for name, tool in tools.items() if isinstance(tool, CustomTool))
     return ParsedRequest(conversation, None if custom is None else custom.name, custom_tools)

@@ -103,6 +103,7 @@ class ProgramBudget:
         vocab_size: vocabulary size of the model, for checks of sampling parameters.
         open: whether the program is open: a generation with an invalid parameter then fails its branch when it is
             played, and costs no tokens.
+        reads_images: whether the model reads images.
     """
 
     tokens: int
@@ -110,6 +111,7 @@ class ProgramBudget:
     branches: int
     vocab_size: int
     open: bool = False
+    reads_images: bool = False
 
     def minus(self, nodes: Sequence[Node], pointer: str) -> ProgramBudget:
         """Budget that is left after some nodes. Doesn't change this budget.
@@ -120,7 +122,7 @@ class ProgramBudget:
 
         Raises:
             ParameterError: a node exceeds the budget, or has an invalid parameter; the error has its JSON Pointer.
-            CapabilityError: a node is an image.
+            CapabilityError: a node is an image, and the model reads none.
         """
         remaining = replace(self)
         for place, node in _walked(nodes, pointer):
@@ -164,7 +166,7 @@ class ProgramBudget:
                     f"{pointer}/branches",
                     f"the program has too many branches: {most.branches:,} more are allowed. Fork less.",
                 )
-        elif isinstance(node, ImagePart):
+        elif isinstance(node, ImagePart) and not self.reads_images:
             raise CapabilityError("the model reads no images.", parameter=pointer)
 
 
@@ -259,6 +261,7 @@ def limits_of(reader: RequestReader, given: ProgramLimits | None, pointer: str) 
         int(_least("nodes", own.nodes, settings.program_max_nodes, pointer)),
         int(_least("branches", own.branches, settings.program_max_branches, pointer)),
         reader.vocab_size,
+        reads_images=reader.images is not None,
     )
     return budget, _least("seconds", own.seconds, settings.program_max_s, pointer)
 

@@ -10,10 +10,21 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from sglang_lite.protocol import Constraint, Ebnf, JsonSchema, ParameterError, Regex, SamplingParams
+from sglang_lite.protocol import (
+    Constraint,
+    Ebnf,
+    Image,
+    JsonSchema,
+    ParameterError,
+    Prompt,
+    Regex,
+    SamplingParams,
+    Span,
+)
 from sglang_lite.protocol.sampling import named, read_params
 from sglang_lite.random_ids import random_id
 from sglang_lite.runtime.core.submission import GenerateRequest
+from sglang_lite.runtime.media.data_url import image_from
 from sglang_lite.runtime.requests.resolved_params import LogitProcessor
 from sglang_lite.server.sessions import SessionParams
 
@@ -53,6 +64,7 @@ def read_request(
     priority: int | Sequence[int] | None = None,
     cache_salt: str | Sequence[str] | None = None,
     output_ids: Sequence[int] | Sequence[Sequence[int] | None] | None = None,
+    image_data: object = None,
     stream: bool = False,
     **unsupported: object,  # SGLang's other parameters, which are refused by name if they are set
 ) -> NativeRequest:
@@ -77,6 +89,7 @@ def read_request(
     salts = _each("cache_salt", cache_salt, count)
     loras = _each("lora_path", lora_path, count)
     rids = _rids(rid, count, is_list)
+    pictures = _images(image_data, count, is_list)
     outputs: list[Any] = [output_ids] if not is_list else _each("output_ids", output_ids, count)
     calls = []
     for i in range(count):
@@ -92,7 +105,7 @@ def read_request(
         }  # fmt: skip
         read, constraint = read_sampling(params[i], {**logprobs, **more})
         calls.append(GenerateRequest(
-            prompts[i], read, constraint, namespace="" if salts[i] is None else salts[i],
+            _seen(prompts[i], pictures[i]), read, constraint, namespace="" if salts[i] is None else salts[i],
             priority=0 if priorities[i] is None else priorities[i], logit_processor=_processor(processors[i]),
             rid=rids[i], output_ids=() if outputs[i] is None else outputs[i], stream=stream,
         ))  # fmt: skip
@@ -142,7 +155,7 @@ def _refuse(others: Mapping[str, object]) -> None:
 
 # Fields of SGLang's requests that this engine accepts only if they are not set.
 _UNSUPPORTED = frozenset((
-    "image_data", "audio_data", "video_data", "modalities", "mm_hashes", "mm_content_hashes",
+    "audio_data", "video_data", "modalities", "mm_hashes", "mm_content_hashes",
     "require_reasoning", "return_hidden_states", "return_routed_experts", "routed_experts_start_len", "bootstrap_host",
     "bootstrap_port", "bootstrap_room", "routed_dp_rank", "disagg_prefill_dp_rank", "data_parallel_rank",
     "external_trace_header", "session_params", "session_id", "kv_hints", "kv_router_hint", "input_embeds",
@@ -155,6 +168,32 @@ def _prompts(prompt: Any) -> tuple[list[Any], bool]:
     if not isinstance(prompt, list | tuple) or not all(isinstance(p, str) for p in prompt):
         raise ParameterError("prompt", "is neither text nor a list of texts.", hint="Token ids are input_ids.")
     return list(prompt), True
+
+
+def _seen(prompt: Any, images: Sequence[Image]) -> Any:
+    """Prompt with images, which its text names."""
+    if not images:
+        return prompt
+    if not isinstance(prompt, str):
+        raise ParameterError("image_data", "goes with text: token ids name no image.", hint="Give the prompt as text.")
+    return Prompt((Span(prompt),), images=tuple(images))
+
+
+def _images(given: object, count: int, is_list: bool) -> list[Sequence[Image]]:
+    """Images of each prompt: one or a list for a single prompt; for a list of prompts one, a list or None for each."""
+    if given is None or given == []:
+        return [()] * count
+    each = _each("image_data", given, count) if is_list else [given]
+    return [
+        [_image(image) for image in (own if isinstance(own, list | tuple) else [own] if own is not None else [])]
+        for own in each
+    ]
+
+
+def _image(given: object) -> Image:
+    if isinstance(given, Image):
+        return given
+    return image_from(given.get("url") if isinstance(given, dict) else given, "image_data")
 
 
 def plain_ids(given: Any) -> Any:  # any value of a user

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -51,12 +50,13 @@ class NativeRun:
         in_list = request.is_list and request.stream
         for number, call in enumerate(request.calls):
             try:
-                ids = engine.builder.validated_ids(call)
+                checked = engine.builder.validated(call)
             except SglError as error:
                 error.add_note(f"in prompt {number} of {len(request.calls)}")
                 raise
+            ids: Any = checked.prompt
             first = len(self._answers)
-            self._waiting.append((first, replace(call, prompt=ids)))
+            self._waiting.append((first, checked))
             for index in range(first, first + call.samples):
                 rid = call.rid if call.samples == 1 else f"{call.rid}_{index - first}"
                 place = index if in_list else None

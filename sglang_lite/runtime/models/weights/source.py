@@ -25,7 +25,10 @@ _IGNORABLE = (
 # are those of compressed-tensors, Quark and Model Optimizer, as vLLM reads them.
 _KV_SCALE = re.compile(r"model\.layers\.(\d+)\.self_attn\.(?:.*\.)?(?:(k|v|kv)_scale|([kv])_proj\.output_scale)")
 # Prefixes of a vision-language model's image parts.
-_VISION = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
+_VISION = (
+    "vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.",
+    "model.vision_model.", "model.connector.",
+)  # fmt: skip
 # Prefixes of a decoder that was saved without its head, whose names lack `model.` in front.
 _WITHOUT_HEAD = ("embed_tokens.", "layers.", "norm.", "final_layernorm.")
 _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -82,10 +85,10 @@ Stored: TypeAlias = Weight | EncodedStack
 def canonical(name: str) -> str:
     """Canonical name of a folder's tensor.
 
-    Vision-language models prefix the decoder's names with `language_model.` or `model.language_model.`, and a decoder
-    saved without its head lacks `model.` in front.
+    Vision-language models prefix the decoder's names with `language_model.`, `model.language_model.` or
+    `model.text_model.`, and a decoder saved without its head lacks `model.` in front.
     """
-    name = name.replace("language_model.", "", 1)
+    name = name.replace("language_model.", "", 1).replace("model.text_model.", "model.", 1)
     return f"model.{name}" if name.startswith(_WITHOUT_HEAD) else name
 
 
@@ -188,7 +191,7 @@ class WeightSource(ABC):
             ModelError: the model has no place for some tensors.
         """
         if images := sum(name.startswith(_VISION) for name in self._unused):
-            logger.info("%s: %d tensors that see images are left out; only text is supported.", self.label, images)
+            logger.info("%s: %d tensors that see images are left out; it reads only text here.", self.label, images)
         unused = sorted(
             n for n in self._unused
             if not (n.endswith(_IGNORABLE) or n.startswith((*_VISION, *may_ignore)) or _KV_SCALE.fullmatch(n))

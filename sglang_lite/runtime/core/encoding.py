@@ -1,0 +1,156 @@
+"""Requests that wait for the features of their images, and the encoder's steps.
+
+An image is decoded by another thread; the encoder runs on the loop's thread, one image between two steps, so that
+streams go on. All state is changed on the loop's thread.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future
+
+from sglang_lite.protocol import BackendError, OverloadedError, SglError
+from sglang_lite.runtime.executor import memory_shortage
+from sglang_lite.runtime.media.prepare import ImagePreparer, Pixels
+from sglang_lite.runtime.media.store import Features, FeatureStore
+from sglang_lite.runtime.models.vision_tower import VisionTower
+from sglang_lite.runtime.requests.request import Request, State
+
+
+class Encoding:
+    """Waiting room of requests with images.
+
+    Args:
+        tower: encoder of images.
+        store: its features.
+        preparer: decodes images.
+        pool: threads that it runs on.
+
+    Attributes:
+        runs: number of images that were encoded.
+        store: the argument of this name.
+        wake: function that makes the loop run, called on any thread; set by the loop.
+    """
+
+    def __init__(self, tower: VisionTower, store: FeatureStore, preparer: ImagePreparer, pool: Executor) -> None:
+        self.store, self.runs = store, 0
+        self.wake: Callable[[], None] = lambda: None
+        self._tower, self._preparer, self._pool = tower, preparer, pool
+        self._waiting: deque[Request] = deque()  # for room in the store, in order
+        self._claimed: dict[Request, list[Features]] = {}  # their rows are reserved
+        self._pixels: dict[bytes, Future[Pixels]] = {}  # by key of images that are not encoded yet
+
+    def __iter__(self) -> Iterator[Request]:
+        yield from self._waiting
+        yield from self._claimed
+
+    @property
+    def due(self) -> bool:
+        """True if a step has something to do."""
+        if self._waiting and (self._waiting[0].ended or self.store.has_room(self._waiting[0])):
+            return True
+        return any(map(self._ready, self._claimed.values()))
+
+    def stats(self) -> dict[str, int]:
+        """Counts for `Engine.stats`."""
+        return {"images_encoded": self.runs, "images_stored": self.store.images}
+
+    def add(self, request: Request) -> None:
+        """Lets a request wait for its features.
+
+        Raises:
+            OverloadedError: its images have more features than the store has room for.
+        """
+        assert request.media is not None
+        needed, room = len(request.media.positions), len(self.store.table)
+        if needed > room:
+            raise OverloadedError(
+                f"the images of the request take {needed:,} tokens; the engine has room for {room:,} at a time.",
+                hint="Send fewer or smaller ones, or raise image_cache_mb.",
+            )
+        request.move(State.ENCODING)
+        self._waiting.append(request)
+
+    def keep(self, request: Request) -> bool:
+        """Keeps the features of a request that begins without waiting. Returns False if some are not there."""
+        entries = self.store.claim(request)
+        if entries is not None and all(entry.filled for entry in entries):
+            return True
+        for entry in entries or ():
+            entry.users.discard(request)
+            if not entry.filled and not entry.used:
+                self.store.drop(entry)
+        return False
+
+    def step(self, fail: Callable[[Request, SglError], None]) -> list[Request]:
+        """Encodes one image, if one is decoded. Returns the requests whose features are complete.
+
+        Args:
+            fail: function that ends a request whose image can't be encoded.
+        """
+        while self._waiting and self._claim(self._waiting[0]):
+            self._waiting.popleft()
+        for request in [each for each in self._claimed if each.ended]:
+            del self._claimed[request]
+        entry = next((e for entries in self._claimed.values() for e in entries if self._is_decoded(e)), None)
+        if entry is not None:
+            try:
+                self._encode(entry)
+            except SglError as error:
+                self._fail(entry, error, fail)
+        complete = [request for request, entries in self._claimed.items() if all(each.filled for each in entries)]
+        for request in complete:
+            del self._claimed[request]
+        return complete
+
+    def _claim(self, request: Request) -> bool:
+        """Reserves the rows of a request and starts to decode its images. Returns False if it has to wait."""
+        if request.ended:
+            return True
+        entries = self.store.claim(request)
+        if entries is None:
+            return False
+        self._claimed[request] = entries
+        for entry in entries:
+            if not entry.filled and entry.item.key not in self._pixels:
+                try:
+                    pixels = self._pool.submit(self._preparer.prepare, entry.item.image)
+                except RuntimeError:  # the executor has been shut down: the loop is about to end
+                    pixels = Future()
+                self._pixels[entry.item.key] = pixels
+                pixels.add_done_callback(lambda _: self.wake())
+        return True
+
+    def _ready(self, entries: list[Features]) -> bool:
+        return all(each.filled for each in entries) or any(map(self._is_decoded, entries))
+
+    def _is_decoded(self, entry: Features) -> bool:
+        pixels = self._pixels.get(entry.item.key)
+        return not entry.filled and pixels is not None and pixels.done()
+
+    def _encode(self, entry: Features) -> None:
+        """Runs the encoder. Raises SglError if the image can't be decoded or encoded."""
+        pixels = self._pixels.pop(entry.item.key)
+        try:
+            features = self._tower.encode(pixels.result())
+        except SglError:
+            raise
+        except Exception as error:  # of transformers' code, of any kind
+            if not memory_shortage.is_shortage(error):
+                raise BackendError(f"the image can't be encoded: {error!r}") from error
+            raise OverloadedError(
+                f"not enough memory to encode the image: {str(error).partition(chr(10))[0]}",
+                hint="Send a smaller image, or lower mem_fraction.",
+            ) from None
+        if len(features) != entry.item.count:
+            raise BackendError(f"the image has {len(features):,} features, not {entry.item.count:,}.")
+        self.store.fill(entry, features)
+        self.runs += 1
+
+    def _fail(self, entry: Features, error: SglError, fail: Callable[[Request, SglError], None]) -> None:
+        """Ends all requests that wait for an image."""
+        for request in [each for each, entries in self._claimed.items() if entry in entries]:
+            del self._claimed[request]
+            fail(request, error)
+        self.store.drop(entry)

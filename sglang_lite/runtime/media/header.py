@@ -1,0 +1,81 @@
+"""Checks of an image before it is decoded: format, size, kind."""
+
+from __future__ import annotations
+
+import io
+from typing import TYPE_CHECKING
+
+from sglang_lite.protocol import Image, ParameterError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image as Picture
+
+MAX_BYTES = 50 * 2**20
+MAX_PIXELS = 64 * 10**6  # 8,000 x 8,000: decoded, 192 MB
+MAX_ASPECT = 200  # longer side over shorter side
+FORMATS = ("PNG", "JPEG", "GIF", "WEBP", "BMP", "TIFF")
+_ORIENTATION, _LYING = 0x0112, 5  # tag of EXIF; from this value on, sides are swapped
+
+
+def read_header(image: Image) -> tuple[int, int]:
+    """Width and height of an image as it is shown.
+
+    Raises:
+        ParameterError: see `open_image`.
+    """
+    with open_image(image) as picture:
+        width, height = picture.size
+        return (height, width) if _orientation(picture) >= _LYING else (width, height)
+
+
+def upright(picture: Picture) -> Picture:
+    """Pixels of an image as it is shown, in RGB. Decodes them. Errors of pillow are of many kinds."""
+    from PIL import ImageOps
+
+    return (ImageOps.exif_transpose(picture) if _orientation(picture) > 1 else picture).convert("RGB")
+
+
+def _orientation(picture: Picture) -> int:
+    """Orientation in the numbers of EXIF. Of a PNG, whose pixels would be decoded to read it, always 1: upright."""
+    try:
+        return 1 if picture.format == "PNG" else int(picture.getexif().get(_ORIENTATION, 1))
+    except Exception:  # of pillow, for damaged metadata
+        return 1
+
+
+def open_image(image: Image) -> Picture:
+    """Opens an image, whose pixels are not decoded yet.
+
+    Raises:
+        ParameterError: it has no bytes or too many, is none, is in an unknown format, animated, in CMYK, too large, or
+            too long and narrow; or the package pillow is missing.
+    """
+    try:
+        import PIL.Image
+    except ImportError:
+        raise _error("reading images needs the package pillow.", "pip install 'sglang-lite[media]'") from None
+    if not image.data:
+        raise _error("is empty.", "Give the bytes of a PNG, JPEG, WEBP, GIF, BMP or TIFF file.")
+    if len(image.data) > MAX_BYTES:
+        raise _error(f"{len(image.data):,} bytes, the limit is {MAX_BYTES:,}.", "Save it smaller.")
+    try:
+        picture = PIL.Image.open(io.BytesIO(image.data), formats=FORMATS)
+    except PIL.Image.DecompressionBombError as error:
+        raise _error(f"is too large: {error}", "Scale it down.") from None
+    except Exception:  # pillow raises errors of many kinds for damaged files
+        start = image.data[:8]
+        raise _error(f"begins with {start!r}: no image in a known format.", f"Known: {', '.join(FORMATS)}.") from None
+    width, height = picture.size
+    if width * height > MAX_PIXELS:
+        raise _error(f"{width:,} x {height:,} pixels, the limit is {MAX_PIXELS:,} in all.", "Scale it down.")
+    if max(width, height) > MAX_ASPECT * min(width, height):
+        raise _error(f"{width:,} x {height:,} pixels: one side is over {MAX_ASPECT} times the other.", "Cut it.")
+    if getattr(picture, "is_animated", False):
+        raise _error("is animated.", "Send its frames as images.")
+    if picture.mode == "CMYK":
+        raise _error("is in CMYK, a printer's colours.", "Save it in RGB.")
+    return picture
+
+
+def _error(problem: str, hint: str) -> ParameterError:
+    return ParameterError("image", problem, hint=hint)

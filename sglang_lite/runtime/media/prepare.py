@@ -1,0 +1,40 @@
+"""Preparing of images for an encoder: decoding within bounds, and transformers' image processors. Takes long, so not on
+the loop's thread."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+
+from sglang_lite.protocol import Image, ParameterError, SglError
+from sglang_lite.runtime.media.header import open_image, upright
+
+Pixels: TypeAlias = dict[str, torch.Tensor]  # inputs of an encoder, by name
+
+
+class ImagePreparer:
+    """Preparer of images for the model in a folder, with the folder's settings."""
+
+    def __init__(self, folder: Path) -> None:
+        from transformers import AutoImageProcessor  # imports all of transformers' processors
+
+        self._processor: Any = AutoImageProcessor.from_pretrained(folder, backend="pil", local_files_only=True)
+
+    def prepare(self, image: Image) -> Pixels:
+        """Inputs of the encoder for an image. May be called on several threads.
+
+        Raises:
+            ParameterError: the image is damaged; or as `open_image`.
+        """
+        try:
+            with warnings.catch_warnings(), open_image(image) as picture:
+                warnings.simplefilter("ignore")  # about metadata, and sizes within our own bound
+                shown = upright(picture)
+        except SglError:
+            raise
+        except Exception as error:  # pillow raises errors of many kinds for damaged files
+            raise ParameterError("image", f"is damaged or truncated: {error}", hint="Save it again.") from None
+        return dict(self._processor(images=[[shown]], return_tensors="pt"))

@@ -1,0 +1,102 @@
+"""Store of the features that an encoder made of images, in rows that steps refer to."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from weakref import WeakSet
+
+import numpy as np
+import torch
+
+from sglang_lite.runtime.kv_cache.pages import Ints
+from sglang_lite.runtime.requests.request import Request
+from sglang_lite.runtime.requests.request_media import RequestMedia
+from sglang_lite.runtime.tokens.image_span import MediaItem
+
+
+@dataclass(eq=False, slots=True)
+class Features:
+    """Rows of an image.
+
+    Attributes:
+        item: the image.
+        rows: int32 [item.count], its rows in the store.
+        users: requests that need them until they end.
+        filled: whether the encoder has written them.
+    """
+
+    item: MediaItem
+    rows: Ints
+    users: WeakSet[Request] = field(default_factory=WeakSet)
+    filled: bool = False
+
+    @property
+    def used(self) -> bool:
+        return any(not request.ended for request in self.users)
+
+
+class FeatureStore:
+    """Features by key of their image; those that no request needs are given up, the least recently used first.
+
+    Args:
+        rows: number of features that there is room for.
+        width: elements of one.
+        dtype, device: of its memory.
+
+    Attributes:
+        table: the features [rows, width].
+    """
+
+    def __init__(self, rows: int, width: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.table = torch.zeros((rows, width), dtype=dtype, device=device)
+        self._free: Ints = np.arange(rows, dtype=np.int32)
+        self._entries: OrderedDict[bytes, Features] = OrderedDict()
+
+    @property
+    def images(self) -> int:
+        return len(self._entries)
+
+    def claim(self, request: Request) -> list[Features] | None:
+        """Reserves rows for all images of a request. Returns them, or None if others need the room: then none are
+        reserved."""
+        assert request.media is not None
+        missing = self._missing(request.media)
+        unused, rows = self._unused(request.media), sum(item.count for item in missing)
+        if not self.has_room(request):
+            return None
+        while len(self._free) < rows:
+            self.drop(unused.pop(0))
+        for item in missing:
+            self._entries[item.key] = Features(item, self._free[: item.count])
+            self._free = self._free[item.count :]
+        found = [self._entries[item.key] for item in request.media.items]
+        for entry in found:
+            entry.users.add(request)
+            self._entries.move_to_end(entry.item.key)
+        request.media.rows = np.concatenate([entry.rows for entry in found])
+        return found
+
+    def fill(self, entry: Features, features: torch.Tensor) -> None:
+        """Writes the features [count, width] of an image."""
+        self.table[torch.from_numpy(entry.rows.astype(np.int64)).to(self.table.device)] = features.to(self.table.dtype)
+        entry.filled = True
+
+    def drop(self, entry: Features) -> None:
+        """Gives up an image that could not be encoded."""
+        del self._entries[entry.item.key]
+        self._free = np.concatenate((self._free, entry.rows))
+
+    def has_room(self, request: Request) -> bool:
+        """True if the images of a request are there or could be, if those that no request needs are given up."""
+        assert request.media is not None
+        rows = sum(item.count for item in self._missing(request.media))
+        return rows <= len(self._free) + sum(entry.item.count for entry in self._unused(request.media))
+
+    def _missing(self, media: RequestMedia) -> list[MediaItem]:
+        return [item for key, item in {each.key: each for each in media.items}.items() if key not in self._entries]
+
+    def _unused(self, media: RequestMedia) -> list[Features]:
+        """Images that can be given up for others, the least recently used first."""
+        kept = {item.key for item in media.items}
+        return [entry for key, entry in self._entries.items() if key not in kept and not entry.used]

@@ -1,0 +1,81 @@
+"""Encoders of images: transformers' modules, with the weights of their names in a checkpoint."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sglang_lite.protocol import ModelError
+from sglang_lite.runtime.models.weights.source import EncodedMatrix, WeightSource
+
+_DECODERS = ("language_model", "text_model")  # names of transformers' modules for the text
+_TINY = {"num_hidden_layers": 0, "layer_types": None, "vocab_size": 8, "pad_token_id": None, "bos_token_id": None,
+         "eos_token_id": None}  # fmt: skip
+
+
+class VisionTower:
+    """Encoder of images with its projector, as a model in transformers' form has them beside its decoder.
+
+    Args:
+        folder: folder of the model.
+        source: its weights, of which those of the encoder are taken.
+        dtype, device: of the weights and the computation.
+
+    Raises:
+        ModelError: transformers can't make the encoder, or a tensor is missing or has a wrong shape.
+    """
+
+    def __init__(self, folder: Path, source: WeightSource, dtype: torch.dtype, device: torch.device) -> None:
+        from transformers import AutoConfig, AutoModel
+        from transformers.initialization import no_init_weights
+
+        config: Any = AutoConfig.from_pretrained(folder, local_files_only=True)
+        for name, value in _TINY.items():  # of the decoder, which is not made here
+            if hasattr(config.text_config, name):
+                setattr(config.text_config, name, value)
+        try:
+            with no_init_weights():
+                self._model: Any = AutoModel.from_config(config, dtype=dtype, attn_implementation="sdpa")
+        except (ValueError, TypeError, AttributeError) as error:
+            raise ModelError(f"{folder}: transformers can't make its encoder of images: {error}") from error
+        for name in _DECODERS:
+            if hasattr(self._model, name):
+                delattr(self._model, name)
+        for name, parameter in self._model.named_parameters():
+            weight = source.take(_stored(source, name), tuple(parameter.shape))
+            values = weight.decode(0, weight.shape[0]) if isinstance(weight, EncodedMatrix) else weight
+            parameter.data = values.to(device=device, dtype=dtype)
+        self._model.to(device).eval()
+        self.dtype, self.device = dtype, device
+        self._inputs = inspect.signature(self._model.get_image_features).parameters
+
+    @property
+    def bytes(self) -> int:
+        return sum(parameter.numel() * parameter.itemsize for parameter in self._model.parameters())
+
+    def encode(self, pixels: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """Features [count, hidden size] of one image.
+
+        Args:
+            pixels: inputs, as the model's image processor makes them; those that the encoder does not name are left
+                out.
+        """
+        inputs = {
+            name: value.to(device=self.device, dtype=self.dtype if value.is_floating_point() else None)
+            for name, value in pixels.items()
+            if name in self._inputs
+        }
+        with torch.inference_mode():
+            found = self._model.get_image_features(**inputs).pooler_output
+        return torch.cat([each.reshape(-1, each.shape[-1]) for each in found])
+
+
+def _stored(source: WeightSource, name: str) -> str:
+    """Name of a parameter in a checkpoint, which may have it at the older places."""
+    part, _, rest = name.partition(".")
+    names = [name, f"model.{name}", f"{part}.vision_model.{rest}", f"model.{part}.vision_model.{rest}"]
+    return next((each for each in names if source.has(each)), name)

@@ -1,0 +1,115 @@
+"""Tiny models that read images, as transformers saves them, and what transformers itself makes of a prompt."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image as Picture
+from transformers import (
+    CLIPImageProcessorPil,
+    Idefics3Config,
+    Idefics3ForConditionalGeneration,
+    Idefics3ImageProcessorPil,
+    LlavaConfig,
+    LlavaForConditionalGeneration,
+    SmolVLMConfig,
+    SmolVLMForConditionalGeneration,
+    SmolVLMImageProcessorPil,
+)
+
+from sglang_lite.protocol import Image, Prompt, Span
+from tests.runtime.models.tiny import VOCAB, randomise, tiny_tokenizer
+
+IMAGE_ID = VOCAB  # of "<image>"
+_SPECIAL = ["<image>", "<fake_token_around_image>", "<global-img>"]
+_PLACES = [f"<row_{row}_col_{column}>" for row in range(1, 5) for column in range(1, 5)]
+_TEXT = dict(
+    model_type="llama", hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
+    num_key_value_heads=2, vocab_size=VOCAB + 32, max_position_embeddings=1024, bos_token_id=None, eos_token_id=1,
+    pad_token_id=None,
+)  # fmt: skip
+_VISION = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=3, num_attention_heads=2)
+
+
+def _llava(folder: Path) -> torch.nn.Module:
+    CLIPImageProcessorPil(size={"shortest_edge": 28}, crop_size={"height": 28, "width": 28}).save_pretrained(folder)
+    vision = dict(_VISION, model_type="clip_vision_model", image_size=28, patch_size=7, projection_dim=32)
+    return LlavaForConditionalGeneration(
+        LlavaConfig(vision_config=vision, text_config=_TEXT, image_token_index=IMAGE_ID)
+    )
+
+
+def _idefics(folder: Path) -> torch.nn.Module:
+    Idefics3ImageProcessorPil(size={"longest_edge": 96}, max_image_size={"longest_edge": 32}).save_pretrained(folder)
+    vision = dict(_VISION, image_size=32, patch_size=8)
+    return Idefics3ForConditionalGeneration(
+        Idefics3Config(vision_config=vision, text_config=_TEXT, image_token_id=IMAGE_ID, scale_factor=2)
+    )
+
+
+def _smolvlm(folder: Path) -> torch.nn.Module:
+    SmolVLMImageProcessorPil(size={"longest_edge": 64}, max_image_size={"longest_edge": 32}).save_pretrained(folder)
+    vision = dict(_VISION, image_size=32, patch_size=8)
+    return SmolVLMForConditionalGeneration(
+        SmolVLMConfig(vision_config=vision, text_config=_TEXT, image_token_id=IMAGE_ID, scale_factor=2)
+    )
+
+
+FAMILIES = {"llava": _llava, "idefics3": _idefics, "smolvlm": _smolvlm}
+
+
+# Reads contents as lists of parts alone, as the template of SmolVLM does.
+CHAT = (
+    "{% for m in messages %}{{ m.role[0] }}:{% for part in m.content %}"
+    "{% if part.type == 'image' %}<image>{% elif part.type == 'text' %}{{ part.text }}{% endif %}{% endfor %};"
+    "{% endfor %}{% if add_generation_prompt %}a:{% endif %}"
+)
+
+
+def save_seeing(family: str, folder: Path, chat_template: str = "") -> Any:
+    """Saves a tiny model of a family, with tokenizer and image processor, and returns it."""
+    folder.mkdir(exist_ok=True)
+    if chat_template:
+        (folder / "chat_template.jinja").write_text(chat_template)
+    model = randomise(FAMILIES[family](folder))
+    model.save_pretrained(folder)
+    tokenizer = tiny_tokenizer()
+    tokenizer["added_tokens"] = [
+        {"id": IMAGE_ID + i, "content": content, "single_word": False, "lstrip": False, "rstrip": False,
+         "normalized": False, "special": True}
+        for i, content in enumerate(_SPECIAL + _PLACES)
+    ]  # fmt: skip
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    return model
+
+
+def png(width: int, height: int, seed: int = 0) -> bytes:
+    """PNG file of random pixels."""
+    pixels = np.random.default_rng(seed).integers(0, 255, (height, width, 3), dtype=np.uint8)
+    file = io.BytesIO()
+    Picture.fromarray(pixels).save(file, "PNG")
+    return file.getvalue()
+
+
+def seen(*parts: str | bytes) -> Prompt:
+    """Prompt of texts and images."""
+    spans = [Span(part) if isinstance(part, str) else Span("<image>", ()) for part in parts]
+    return Prompt(tuple(spans), images=tuple(Image(part, "image/png") for part in parts if isinstance(part, bytes)))
+
+
+def logprobs(model: Any, folder: Path, ids: Sequence[int], images: Sequence[bytes]) -> torch.Tensor:
+    """transformers' log-probabilities [tokens, vocabulary] of ids that have placeholder tokens for images."""
+    from transformers import AutoImageProcessor
+
+    processor = AutoImageProcessor.from_pretrained(folder, backend="pil")
+    inputs = processor(images=[[Picture.open(io.BytesIO(each)) for each in images]], return_tensors="pt")
+    names = ("pixel_values", "pixel_attention_mask")
+    with torch.inference_mode():
+        found = model(input_ids=torch.tensor([list(ids)]), **{n: inputs[n] for n in names if n in inputs})
+    return found.logits[0].float().log_softmax(-1)

@@ -1,0 +1,275 @@
+"""Images on the local engine give transformers' probabilities, are shared when they are the same, and never cross."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image as Picture
+from transformers import AutoImageProcessor, Idefics3Processor
+
+import sglang_lite as sgl
+from sglang_lite.protocol import (
+    Generation,
+    Image,
+    ParameterError,
+    Prompt,
+    Regex,
+    SamplingParams,
+    SglError,
+)
+from sglang_lite.runtime.loading.model_files import open_model_files
+from sglang_lite.runtime.requests.request_media import RequestMedia
+from sglang_lite.runtime.tokens.image_span import MediaItem
+from sglang_lite.runtime.tokens.virtual_ids import virtual_ids
+from tests.runtime.media.seeing import FAMILIES, IMAGE_ID, logprobs, png, save_seeing, seen
+
+GREEDY = SamplingParams(max_tokens=6, temperature=0, return_logprob=True, return_prompt_token_ids=True, ignore_eos=True)
+
+
+@dataclass(frozen=True)
+class Seeing:
+    folder: Path
+    model: Any
+    engine: sgl.Engine
+
+
+def _engine(folder: Path, **config: Any) -> sgl.Engine:
+    return sgl.Engine(str(folder), in_process=True, dtype="float32", device="cpu", **config)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Any]]:
+    found = {}
+    for family in FAMILIES:
+        folder = tmp_path_factory.mktemp(family)
+        found[family] = folder, save_seeing(family, folder)
+    return found
+
+
+@pytest.fixture(params=FAMILIES, scope="module")
+def seeing(request: pytest.FixtureRequest, saved: dict[str, tuple[Path, Any]]) -> Iterator[Seeing]:
+    folder, model = saved[request.param]
+    with _engine(folder) as engine:
+        yield Seeing(folder, model, engine)
+
+
+@pytest.fixture(scope="module")
+def llava(saved: dict[str, tuple[Path, Any]]) -> Iterator[sgl.Engine]:
+    with _engine(saved["llava"][0]) as engine:
+        yield engine
+
+
+def _check(seeing: Seeing, answer: Generation, images: list[bytes]) -> None:
+    """The answer is transformers' most likely one, with its probabilities."""
+    ids = [*answer.prompt_ids, *answer.token_ids]
+    expected = logprobs(seeing.model, seeing.folder, ids, images)[len(answer.prompt_ids) - 1 : -1]
+    assert answer.token_ids == tuple(expected.argmax(-1).tolist())
+    got = torch.tensor([each.logprob for each in answer.output_logprobs])
+    assert torch.allclose(got, expected.max(-1).values, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("sizes"), [[(50, 40)], [(32, 32), (90, 30)], [(20, 70), (33, 31), (64, 65)]], ids=["one", "two", "three"]
+)
+def test_answers_are_those_of_transformers(seeing: Seeing, sizes: list[tuple[int, int]]) -> None:
+    images = [png(*size, seed=i) for i, size in enumerate(sizes)]
+    parts: list[str | bytes] = ["ab"]
+    for image in images:
+        parts += [image, "cd"]
+    _check(seeing, seeing.engine.complete(seen(*parts), GREEDY), images)
+    _check(seeing, seeing.engine.complete(seen(*parts), GREEDY), images)  # from the cache
+
+
+@pytest.mark.parametrize("chunk", [7, 64])
+def test_chunks_and_cache_hits_inside_an_image_change_nothing(saved: Any, chunk: int) -> None:
+    folder, model = saved["idefics3"]
+    images = [png(80, 40), png(40, 80, seed=1)]
+    with _engine(folder, step_tokens=chunk, max_running=4, page_size=16) as engine:
+        prompts: list[list[str | bytes]]
+        prompts = [["ab", images[0], "c"], ["ab", images[0], images[1], "d"], ["ab", images[1], "e"]]
+        for parts in prompts:
+            used = [part for part in parts if isinstance(part, bytes)]
+            _check(Seeing(folder, model, engine), engine.complete(seen(*parts), GREEDY), used)
+
+
+def test_a_second_question_runs_no_encoder_and_computes_its_text_alone(llava: sgl.Engine) -> None:
+    llava.flush_cache()
+    image = png(50, 60, seed=7)
+    llava.complete(seen("ab", image, "c" * 10), GREEDY)
+    before = llava.stats()["images_encoded"]
+    usage = llava.complete(seen("ab", image, "c" * 10 + "d"), GREEDY).usage
+    assert llava.stats()["images_encoded"] == before
+    assert usage.cached_tokens >= 0.95 * (usage.prompt_tokens - 1)
+
+
+def test_images_of_one_size_never_cross(llava: sgl.Engine) -> None:
+    images = [png(28, 28, seed=seed) for seed in (11, 12)]
+    expected = [llava.complete(seen("q", image, "?"), GREEDY) for image in images]
+    assert expected[0].token_ids != expected[1].token_ids
+    llava.flush_cache()
+    order = random.Random(0).choices((0, 1), k=200)
+    pending = [(which, _submit(llava, seen("q", images[which], "?"), GREEDY)) for which in order]
+    firsts = {0: 0, 1: 0}
+    for which, future in pending:
+        answer = future.result()
+        assert answer.token_ids == expected[which].token_ids
+        firsts[which] += answer.usage.cached_tokens <= 1  # "q" alone is common to both
+    assert all(count >= 1 for count in firsts.values())
+
+
+def _submit(engine: sgl.Engine, prompt: Prompt, params: SamplingParams, constraint: Any = None) -> Future[Generation]:
+    future: Future[Generation] = Future()
+
+    def sink(event: Any) -> None:
+        if isinstance(event, SglError):
+            future.set_exception(event)
+        elif isinstance(event, Generation):
+            future.set_result(event)
+
+    engine.submit(prompt, params, constraint, sink=sink)
+    return future
+
+
+def test_every_sampling_parameter_runs_behind_an_image(llava: sgl.Engine) -> None:
+    prompt = seen("ab", png(30, 30), "cd")
+    cases: dict[str, Any] = {
+        "frequency_penalty": 1.0, "presence_penalty": 1.0, "repetition_penalty": 1.5, "top_k": 5, "top_p": 0.5,
+        "min_p": 0.1, "min_tokens": 3, "seed": 3, "n": 3, "stop": ("z",), "stop_token_ids": (5,), "stop_regex": ("y",),
+        "logit_bias": ((70, 5.0),), "return_logprob": True, "top_logprobs_num": 2, "confidence": True,
+        "return_prompt_token_ids": True, "temperature": 0.7,
+    }  # fmt: skip
+    for name, value in cases.items():
+        given: dict[str, Any] = {"max_tokens": 6, "ignore_eos": True, name: value}
+        params = SamplingParams(**given)
+        assert _submit(llava, prompt, params).result().usage.prompt_tokens == 20, name
+    limited = SamplingParams(max_tokens=6, return_logprob=True, logprob_start_len=18)
+    assert len(llava.complete(prompt, limited).prompt_logprobs) == 2
+    with pytest.raises(ParameterError, match="before an image"):
+        llava.complete(prompt, SamplingParams(max_tokens=6, return_logprob=True, logprob_start_len=3))
+    assert IMAGE_ID in llava.complete(prompt, GREEDY).prompt_ids
+
+
+def test_answers_about_an_image_obey_their_constraint(llava: sgl.Engine) -> None:
+    prompts = [seen("ab", png(30, 30, seed=seed), "cd") for seed in range(5)]
+    pending = [_submit(llava, prompt, SamplingParams(max_tokens=8), Regex("[0-9]{3}")) for prompt in prompts]
+    assert all(len(each.result().text) == 3 and each.result().text.isdigit() for each in pending)
+
+
+def test_programs_fork_and_select_over_an_image(seeing: Seeing) -> None:
+    images = [png(50, 40), png(40, 50, seed=1)]
+
+    @sgl.function
+    def look(s: sgl.ProgramState) -> None:
+        s += "ab" + sgl.image(images[0]) + "cd" + sgl.gen("first", regex="[A-Z]{3}", temperature=0)
+        s += (
+            "ef"
+            + sgl.gen("second", regex="[A-Z]{3}", temperature=0)
+            + sgl.image(images[1])
+            + sgl.gen("third", regex="[A-Z]{3}", temperature=0)
+        )
+        branches = s.fork(8)
+        for i, branch in enumerate(branches):
+            branch += f"{i}" + sgl.gen("answer", regex="[A-Z]{3}", temperature=0)
+        branches.join()
+        s += "gh" + sgl.select("chosen", ["ij", "kl"])
+
+    state = look().run(backend=seeing.engine)
+    for branch in range(8):
+        parts = ["ab", images[0], "cd", state["first"], "ef", state["second"], images[1], state["third"], f"{branch}"]
+        expected = seeing.engine.complete(seen(*parts), SamplingParams(temperature=0), Regex("[A-Z]{3}"))
+        assert state["answer"][branch] == expected.text
+    assert state["chosen"] in ("ij", "kl")
+
+
+def test_choices_are_scored_behind_an_image(seeing: Seeing) -> None:
+    image, found = png(50, 40), Future[Any]()
+    seeing.engine.submit_select(seen("ab", image, "cd"), ["ij", "kl"], sink=found.set_result)
+    prompt = seeing.engine.complete(seen("ab", image, "cd"), GREEDY).prompt_ids
+    for scored in found.result(timeout=60).scores:
+        ids = [*prompt, *scored.token_ids]
+        expected = logprobs(seeing.model, seeing.folder, ids, [image])
+        each = [expected[i - 1, ids[i]].item() for i in range(len(prompt), len(ids))]
+        assert scored.logprobs == pytest.approx(each, abs=1e-4)
+
+
+def test_requests_that_are_retracted_read_their_images_again(saved: Any) -> None:
+    folder, _ = saved["llava"]
+    params = SamplingParams(max_tokens=40, temperature=0, ignore_eos=True)
+    images = [png(28, 28, seed=seed) for seed in range(12)]
+    with _engine(folder, deterministic=True) as engine:
+        expected = [engine.complete(seen("q", image), params).token_ids for image in images]
+    with _engine(folder, max_total_tokens=96, max_running=6, step_tokens=7, deterministic=True) as engine:
+        pending = [_submit(engine, seen("q", image), params) for image in images]
+        answers = [each.result() for each in pending]
+    assert [each.token_ids for each in answers] == expected
+    assert any(each.meta["num_retractions"] for each in answers)
+
+
+def test_images_that_need_more_than_the_store_has_are_refused_and_others_go_on(saved: Any) -> None:
+    folder, _ = saved["llava"]
+    with _engine(folder, max_total_tokens=64, context_length=64) as engine:
+        images = [png(28, 28, seed=seed) for seed in range(30)]
+        pending = [_submit(engine, seen("q", image), SamplingParams(max_tokens=2)) for image in images]
+        assert all(isinstance(each.result(), Generation) for each in pending)
+        assert engine.stats()["images_stored"] <= 16
+
+
+def test_an_engine_in_its_own_process_reads_images(saved: Any) -> None:
+    folder, model = saved["llava"]
+    with sgl.Engine(str(folder), dtype="float32", device="cpu") as engine:
+        seeing = Seeing(folder, model, engine)
+        images = [png(50, 40)]
+        _check(seeing, engine.complete(seen("ab", images[0], "cd"), GREEDY), images)
+
+        @sgl.function
+        def look(s: sgl.ProgramState) -> None:
+            s += "ab" + sgl.image(images[0]) + "cd" + sgl.gen("answer", max_tokens=6, temperature=0, ignore_eos=True)
+
+        assert look().run(backend=engine)["answer"] == engine.complete(seen("ab", images[0], "cd"), GREEDY).text
+
+
+def test_placeholders_are_those_of_transformers_for_all_sizes(saved: Any) -> None:
+    folder, _ = saved["idefics3"]
+    processor = AutoImageProcessor.from_pretrained(folder, backend="pil")
+    spec = open_model_files(folder)
+    names = SimpleNamespace(
+        fake_image_token="<fake_token_around_image>", global_image_tag="<global-img>", image_token="<image>",
+        image_seq_len=4,
+    )  # fmt: skip
+    assert spec.images is not None
+    for width, height in [
+        (1, 1),
+        (31, 32),
+        (33, 32),
+        (32, 33),
+        (96, 95),
+        (97, 97),
+        (200, 3),
+        (3, 200),
+        (64, 127),
+        (640, 400),
+    ]:
+        made = processor(images=[[Picture.new("RGB", (width, height))]], return_row_col_info=True)
+        expected = Idefics3Processor.replace_image_token(names, {"rows": made["rows"], "cols": made["cols"]}, 0)
+        text = "".join(part if isinstance(part, str) else "<image>" * part for part in spec.images.parts(width, height))
+        assert text == expected, (width, height)
+
+
+def test_a_hash_that_two_images_share_by_chance_is_not_used() -> None:
+    items = [MediaItem(Image(), key, 16) for key in (b"a", b"b")]
+    tokens = np.array([5, *virtual_ids(b"a", 16, 100), 6, *virtual_ids(b"b", 16, 100), 7], dtype=np.int32)
+    media = RequestMedia.of(items, tokens, 100, 99)
+    assert media is not None
+    assert [media.sure(cached) for cached in (0, 1, 2, 4, 5, 17, 18, 19, 21, 22, 35)] == [
+        0, 1, 1, 1, 5, 17, 18, 18, 18, 22, 35,
+    ]  # fmt: skip
+    assert media.with_placeholders(tokens).tolist() == [5, *[99] * 16, 6, *[99] * 16, 7]

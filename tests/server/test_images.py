@@ -1,0 +1,183 @@
+"""Images in requests of all protocols: answers are the engine's own, and each bad image is one named error."""
+
+import base64
+import io
+from typing import Any
+
+import anthropic
+import httpx2
+import openai
+import pytest
+from PIL import Image as Picture
+
+import sglang_lite as sgl
+from sglang_lite.protocol import SamplingParams
+from tests.runtime.media.seeing import CHAT, png, save_seeing, seen
+from tests.server.conftest import Running
+
+TEXT_TEMPLATE = (
+    "{% for m in messages %}{{ m.role[0] }}:{{ m.content }};{% endfor %}{% if add_generation_prompt %}a:{% endif %}"
+)
+PARAMS = SamplingParams(max_tokens=4, temperature=0, ignore_eos=True)
+
+
+@pytest.fixture(scope="module", params=[CHAT, TEXT_TEMPLATE], ids=["parts", "text"])
+def running(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("llava")
+    save_seeing("llava", folder)
+    with sgl.Engine(
+        str(folder),
+        in_process=True,
+        dtype="float32",
+        device="cpu",
+        chat_template=request.param,
+        served_model_name="default",
+    ) as engine:
+        server = Running(engine)
+        yield server, engine
+        server.stop()
+
+
+def _url(image):
+    return f"data:image/png;base64,{base64.b64encode(image).decode()}"
+
+
+def test_each_protocol_gives_the_engines_answer(running):
+    server, engine = running
+    image, other = png(40, 30), png(30, 40, seed=1)
+    expected = engine.complete(seen("u:", image, "hi;a:"), PARAMS)
+    more = engine.complete(seen("u:", image, "hi", other, "yo;a:"), PARAMS)
+    chat: Any = openai.OpenAI(base_url=f"{server.url}/v1", api_key="x")
+    ask = dict(model="default", max_tokens=4, temperature=0, extra_body={"ignore_eos": True})
+    part = {"type": "image_url", "image_url": {"url": _url(image)}}
+    second = {"type": "image_url", "image_url": {"url": _url(other), "detail": "low"}}
+    content = [part, {"type": "text", "text": "hi"}]
+    found = chat.chat.completions.create(messages=[{"role": "user", "content": content}], **ask)
+    assert found.choices[0].message.content == expected.text
+    assert found.usage.prompt_tokens == expected.usage.prompt_tokens
+    content = [part, {"type": "text", "text": "hi"}, second, {"type": "text", "text": "yo"}]
+    found = chat.chat.completions.create(messages=[{"role": "user", "content": content}], **ask)
+    assert found.choices[0].message.content == more.text
+    content = [{"type": "input_image", "image_url": _url(image)}, {"type": "input_text", "text": "hi"}]
+    response = chat.responses.create(
+        model="default", input=[{"role": "user", "content": content}], max_output_tokens=4, temperature=0,
+        extra_body={"ignore_eos": True},
+    )  # fmt: skip
+    assert response.output_text == expected.text
+    source = {"type": "base64", "media_type": "image/png", "data": base64.b64encode(image).decode()}
+    messages: Any = anthropic.Anthropic(base_url=server.url, api_key="x")
+    content = [{"type": "image", "source": source}, {"type": "text", "text": "hi"}]
+    told = messages.messages.create(
+        model="default", max_tokens=4, messages=[{"role": "user", "content": content}], extra_body={"temperature": 0}
+    )
+    assert told.usage.input_tokens + told.usage.cache_read_input_tokens == expected.usage.prompt_tokens
+    assert (
+        "".join(block.text for block in told.content)
+        == engine.complete(seen("u:", image, "hi;a:"), SamplingParams(max_tokens=4, temperature=0)).text
+    )
+    sampling = {"max_new_tokens": 4, "temperature": 0, "ignore_eos": True}
+    body = {"text": "u:<image>hi;a:", "image_data": _url(image), "sampling_params": sampling}
+    assert httpx2.post(f"{server.url}/generate", json=body).json()["text"] == expected.text
+    own = engine.generate("u:<image>hi;a:", sampling, image_data=image)
+    assert own["text"] == expected.text
+
+
+def test_programs_run_on_the_server(running):
+    server, engine = running
+    image = png(40, 30)
+
+    @sgl.function
+    def look(s):
+        s += "ab" + sgl.image(image) + "cd" + sgl.gen("answer", regex="[A-Z]{3}", temperature=0)
+        s += sgl.select("chosen", ["ij", "kl"])
+
+    endpoint = sgl.RuntimeEndpoint(server.url)
+    state, own = look().run(backend=endpoint), look().run(backend=engine)
+    assert (state["answer"], state["chosen"]) == (own["answer"], own["chosen"])
+
+
+def test_text_that_spells_a_placeholder_is_plain_text(running):
+    server, _ = running
+    ask = {"model": "default", "max_tokens": 1, "messages": [{"role": "user", "content": "<image>"}]}
+    answer = httpx2.post(f"{server.url}/v1/chat/completions", json=ask).json()
+    assert answer["usage"]["prompt_tokens"] == len("u:<image>;a:")
+    ask["messages"][0]["content"] = [
+        {"type": "image_url", "image_url": {"url": _url(png(9, 9))}}, {"type": "text", "text": "<image>"},
+    ]  # fmt: skip
+    answer = httpx2.post(f"{server.url}/v1/chat/completions", json=ask).json()
+    assert answer["usage"]["prompt_tokens"] == len("u:<image>;a:") + 16
+
+
+def _encoded(picture, kind, **options):
+    file = io.BytesIO()
+    picture.save(file, kind, **options)
+    return file.getvalue()
+
+
+_TINY = Picture.new("RGB", (8, 8))
+BAD = {
+    "empty": (b"", "is empty"),
+    "truncated": (png(64, 64)[:900], "damaged or truncated"),
+    "text": (b"no picture", "no image in a known format"),
+    "SVG": (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "no image in a known format"),
+    "animated": (_encoded(_TINY, "GIF", save_all=True, append_images=[Picture.new("RGB", (8, 8), "red")]), "animated"),
+    "CMYK": (_encoded(Picture.new("CMYK", (8, 8)), "JPEG"), "CMYK"),
+    "narrow": (_encoded(Picture.new("L", (1, 10_000)), "PNG"), "200 times"),
+    "huge": (_encoded(Picture.new("1", (30_000, 30_000)), "PNG"), "too large|the limit is"),
+    "large": (_encoded(Picture.new("1", (9_000, 9_000)), "PNG"), "the limit is"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_images_are_refused_by_name_and_others_go_on(running, name):
+    server, engine = running
+    data, why = BAD[name]
+    content = [{"type": "image_url", "image_url": {"url": _url(data)}}, {"type": "text", "text": "hi"}]
+    chat: Any = openai.OpenAI(base_url=f"{server.url}/v1", api_key="x", max_retries=0)
+    with pytest.raises(openai.BadRequestError, match=why):
+        chat.chat.completions.create(model="default", messages=[{"role": "user", "content": content}], max_tokens=2)
+    assert engine.complete(seen("u:", png(9, 9), "hi"), PARAMS).text
+
+
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [
+        ("http://169.254.169.254/latest", "none is fetched"), ("https://example.com/cat.png", "none is fetched"),
+        ("file:///etc/passwd", "none is fetched"), ("data:text/plain;base64,aGk=", "no image in base64"),
+        ("data:image/svg+xml;base64,PHN2Zy8+", "SVG"), ("data:image/png;base64,####", "no base64"),
+        ("data:image/png,abc", "no image in base64"), (7, "no data URL"),
+    ],
+)  # fmt: skip
+def test_addresses_and_other_data_are_refused(running, url, why):
+    server, _ = running
+    content = [{"type": "image_url", "image_url": {"url": url}}]
+    body = {"model": "default", "messages": [{"role": "user", "content": content}]}
+    answer = httpx2.post(f"{server.url}/v1/chat/completions", json=body)
+    assert answer.status_code == 400
+    assert why in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("text", "images", "why"),
+    [
+        ("<image><image>", 1, "2 placeholders, and 1"),
+        ("hi", 1, "0 placeholders, and 1"),
+        ("<image>", 2, "and 2 images"),
+    ],
+)
+def test_more_or_fewer_images_than_placeholders_are_refused(running, text, images, why):
+    server, _ = running
+    body = {"text": text, "image_data": [_url(png(9, 9))] * images, "sampling_params": {"max_new_tokens": 1}}
+    answer = httpx2.post(f"{server.url}/generate", json=body)
+    assert answer.status_code == 400
+    assert why in answer.text
+
+
+def test_a_prompt_whose_images_exceed_the_context_is_refused(running):
+    server, engine = running
+    count = engine.context_length // 16 + 1
+    content = [{"type": "image_url", "image_url": {"url": _url(png(9, 9))}}] * count
+    body = {"model": "default", "messages": [{"role": "user", "content": content}]}
+    answer = httpx2.post(f"{server.url}/v1/chat/completions", json=body)
+    assert answer.status_code == 400
+    assert "tokens long" in answer.json()["error"]["message"]
