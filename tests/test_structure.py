@@ -213,6 +213,7 @@ def test_long_counts_are_in_make_and_in_contributing():
 MAY_WAIT = {
     "bench/fakes/fake_peer.py": "puts a clock that stands still in the place of the real one",
     "constraints/test_bad_constraints.py": "puts a clock that runs by hours in the place of the real one",
+    "runtime/core/test_sleep.py": "engines sleep",
     "constraints/test_fuzz.py": "ends what hangs after 20 s on the CPU",
     "runtime/structured_output/test_compiler.py": "has a worker that waits for longer than it may compute",
     "waiting.py": "looks again after a while, for a condition and not for a time",

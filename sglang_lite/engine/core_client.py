@@ -47,7 +47,7 @@ from sglang_lite.protocol import (
     Selection,
     SglError,
 )
-from sglang_lite.runtime.calls import CompileGrammar, EngineCall, R, UpdateWeights
+from sglang_lite.runtime.calls import CompileGrammar, EngineCall, R, UpdateTensors, UpdateWeights, WriteTensors
 from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.core.gate import Gate
 from sglang_lite.runtime.core.open_requests import OpenRequests, Ticket
@@ -221,6 +221,22 @@ class CoreClient:
         compiled = self._compiler.request(call.constraint).result()
         return _then(self._link.ask(call), lambda _: compiled)
 
+    def _write_tensors(self, call: WriteTensors) -> Future[str]:
+        """Hands tensors over in shared memory."""
+        from sglang_lite.runtime.models.weights.given import shared_file  # needs torch
+
+        file = shared_file(call.tensors)
+        answer = self._update_tensors(UpdateTensors(str(file), call.last, call.version))
+        answer.add_done_callback(lambda _: file.unlink())
+        return answer
+
+    def _update_tensors(self, call: UpdateTensors) -> Future[str]:
+        def updated(version: str) -> str:
+            self.config = replace(self.config, weight_version=version)
+            return version
+
+        return _then(self._link.ask(call), updated)
+
     def _update_weights(self, call: UpdateWeights) -> Future[str]:
         path = call.path
         version = self.config.weight_version if call.version is None else call.version
@@ -234,12 +250,14 @@ class CoreClient:
             self._link.note_weights(config, folder)
             return self.model_name
 
-        return _then(self._link.ask(UpdateWeights(absolute, version)), updated)
+        return _then(self._link.ask(UpdateWeights(absolute, version, call.load_format)), updated)
 
     _answers: ClassVar[Mapping[type[EngineCall[Any]], Callable[..., Future[Any]]]] = {
         EncodeRequest: _encode,
         CompileGrammar: _compile,
         UpdateWeights: _update_weights,
+        UpdateTensors: _update_tensors,
+        WriteTensors: _write_tensors,
     }
 
     # --------------------------------------------------------------------------------- state of the engine

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
 
+from sglang_lite.engine import weights
 from sglang_lite.engine.engine_process import EngineProcess
 from sglang_lite.errors import shown
 from sglang_lite.markup import cut, facts, meter
@@ -44,7 +45,6 @@ from sglang_lite.runtime.calls import (
     Stats,
     StopProfile,
     UnloadLoraAdapter,
-    UpdateWeights,
 )
 from sglang_lite.runtime.config import EngineConfig, takes_fields
 from sglang_lite.runtime.core.submission import (
@@ -376,21 +376,9 @@ class Engine:
         }
 
     def update_weights(self, path: str, weight_version: str | None = None) -> None:
-        """Replaces the weights by those of another checkpoint of the same architecture, between two steps.
-
-        No result of the old weights is used again: cached prefixes are dropped, and running requests are recomputed up
-        to their current position. No step runs during the update, and both sets of weights are in memory at once.
-
-        Args:
-            path: folder or name of the checkpoint, as EngineConfig's `model`.
-            weight_version: name of the new weights; None keeps the current name.
-
-        Raises:
-            ParameterError: the name isn't a string.
-            ModelError: the checkpoint can't be read, or has another architecture; the engine continues with the old
-                weights.
-        """
-        self._answer(UpdateWeights(path, weight_version))
+        """Replaces the weights by those of another checkpoint of the same architecture, between two steps: see
+        `weights.update_from_disk`."""
+        weights.update_from_disk(self, path, weight_version=weight_version)
 
     def chat_template(self) -> JinjaTemplate | None:
         """Chat template that the engine was given, or else the model's own one; None if there is neither."""
@@ -420,7 +408,7 @@ class Engine:
         Raises:
             ParameterError: a profile is running already, or the folder can't be written.
         """
-        self._answer(StartProfile(os.path.abspath(output_dir), with_stack, record_shapes))
+        self.answer(StartProfile(os.path.abspath(output_dir), with_stack, record_shapes))
 
     def stop_profile(self) -> str:
         """Ends the profile, and returns the path of its trace, which chrome://tracing and Perfetto show.
@@ -428,7 +416,7 @@ class Engine:
         Raises:
             ParameterError: no profile is running.
         """
-        return self._answer(StopProfile())
+        return self.answer(StopProfile())
 
     def load_lora_adapter(self, lora_name: str, lora_path: str | os.PathLike[str], *, pinned: bool = False) -> None:
         """Reads an adapter (LoRA) from a folder of peft's. Requests can then name it as `lora_path`.
@@ -445,7 +433,7 @@ class Engine:
         """
         check_kind("lora_name", lora_name, str)
         check_kind("pinned", pinned, bool)
-        self._answer(LoadLoraAdapter(lora_name, os.path.abspath(os.path.expanduser(lora_path)), pinned))
+        self.answer(LoadLoraAdapter(lora_name, os.path.abspath(os.path.expanduser(lora_path)), pinned))
 
     def unload_lora_adapter(self, lora_name: str) -> None:
         """Forgets an adapter. Requests that have named it end as they would; the call waits for them.
@@ -455,16 +443,16 @@ class Engine:
             EngineClosedError: the engine is closed.
         """
         check_kind("lora_name", lora_name, str)
-        self._answer(UnloadLoraAdapter(lora_name))
+        self.answer(UnloadLoraAdapter(lora_name))
 
     def loras(self) -> list[dict[str, Any]]:  # texts, booleans and a whole number
         """Adapters that requests can name: lora_name, lora_path, pinned, rank (None while it is not in memory), and
         whether it is resident on the device."""
-        return self._answer(Loras())
+        return self.answer(Loras())
 
     def flush_cache(self) -> int:
         """Drops every cached prefix that no request is using; returns the number of tokens that were freed."""
-        return self._answer(FlushCache())
+        return self.answer(FlushCache())
 
     def export_prefix(
         self, prompt: Prompt | str | Sequence[int], path: str | os.PathLike[str], *, namespace: str = ""
@@ -488,7 +476,7 @@ class Engine:
         check_kind("prompt", prompt, str, Prompt, list, tuple)
         check_kind("namespace", namespace, str)
         text, ids = (prompt, ()) if isinstance(prompt, str | Prompt) else ("", tuple(prompt))
-        return self._answer(ExportPrefix(text, ids, os.path.abspath(path), namespace))
+        return self.answer(ExportPrefix(text, ids, os.path.abspath(path), namespace))
 
     def import_prefix(self, path: str | os.PathLike[str], *, trust_cache: bool = False, namespace: str = "") -> int:
         """Reads a file of `export_prefix` into the host's part of the cache, where requests that begin with its prompt
@@ -516,7 +504,7 @@ class Engine:
                 hint="Set trust_cache=True for a file that you know.",
             )
         check_kind("namespace", namespace, str)
-        return self._answer(ImportPrefix(os.path.abspath(path), namespace))
+        return self.answer(ImportPrefix(os.path.abspath(path), namespace))
 
     def stats(self) -> dict[str, Any]:  # counts are int, seconds float
         """Counts, taken between two steps: requests waiting and running; tokens cached and free; tokens of
@@ -525,9 +513,10 @@ class Engine:
         on disk. For the last 4,096 steps with grammars: median, 99th percentile and maximum of the seconds that their
         masks took and that the device waited for masks (measured in one step of eight; on a CPU in every step). And the
         number of rows that were postponed by a step because their masks took too long."""
-        return self._answer(Stats())
+        return self.answer(Stats())
 
-    def _answer(self, call: EngineCall[R]) -> R:
+    def answer(self, call: EngineCall[R]) -> R:
+        """Waits for the answer to a call of the table (runtime/calls.py)."""
         self.core.gate.check_wait(str(call.__struct_config__.tag))
         return self.core.ask(call).result()
 

@@ -20,16 +20,23 @@ from sglang_lite.errors import BackendError, Location, ParameterError, SglError
 from sglang_lite.program.nodes import Node, Path, Verdict
 from sglang_lite.protocol import Constraint, Delta, Generation, SamplingParams, Selection
 from sglang_lite.runtime.calls import (
+    CheckWeights,
     CompileGrammar,
+    ContinueGeneration,
     ExportPrefix,
     FlushCache,
     ImportPrefix,
     LoadLoraAdapter,
     Loras,
+    PauseGeneration,
+    ReadWeights,
+    ReleaseMemory,
+    ResumeMemory,
     StartProfile,
     Stats,
     StopProfile,
     UnloadLoraAdapter,
+    UpdateTensors,
     UpdateWeights,
 )
 from sglang_lite.runtime.config import Capacity
@@ -122,6 +129,13 @@ Asked: TypeAlias = (
     Encode
     | CompileGrammar
     | UpdateWeights
+    | UpdateTensors
+    | ReadWeights
+    | CheckWeights
+    | PauseGeneration
+    | ContinueGeneration
+    | ReleaseMemory
+    | ResumeMemory
     | FlushCache
     | LoadLoraAdapter
     | UnloadLoraAdapter

@@ -30,6 +30,55 @@ class UpdateWeights(EngineCall[str], frozen=True, tag="update_weights"):
 
     path: str
     version: str | None
+    load_format: str | None = None  # None for the engine's own
+
+
+class UpdateTensors(EngineCall[str], frozen=True, tag="update_weights_from_tensor"):
+    """Answered by the version of the weights."""
+
+    file: str  # in the format of safetensors; any of the model's tensors
+    last: bool  # whether the update is complete
+    version: str | None
+
+
+class WriteTensors(EngineCall[str], frozen=True, tag="update_weights_here"):
+    """`UpdateTensors` for tensors that don't leave the engine's process."""
+
+    tensors: Any  # by name
+    last: bool
+    version: str | None
+
+
+class ReadWeights(EngineCall[list[Any]], frozen=True, tag="get_weights_by_name"):
+    """Answered by a tensor's numbers, as nested lists."""
+
+    name: str
+    rows: int  # at most
+
+
+class CheckWeights(EngineCall[dict[str, Any]], frozen=True, tag="check_weights"):
+    """Answered by `checksums` by name, `unreadable` names, and, for "compare", those that `changed`."""
+
+    action: str  # "checksum", "snapshot" or "compare"
+
+
+class PauseGeneration(EngineCall[int], frozen=True, tag="pause_generation"):
+    """Answered by the number of requests that ran or waited."""
+
+    mode: str  # "abort", "retract" or "in_place"
+
+
+class ContinueGeneration(EngineCall[None], frozen=True, tag="continue_generation"):
+    pass
+
+
+class ReleaseMemory(EngineCall[None], frozen=True, tag="release_memory_occupation"):
+    tags: tuple[str, ...]
+    keep: bool  # whether the host keeps the weights
+
+
+class ResumeMemory(EngineCall[None], frozen=True, tag="resume_memory_occupation"):
+    tags: tuple[str, ...]
 
 
 class LoadLoraAdapter(EngineCall[None], frozen=True, tag="load_lora_adapter"):

@@ -103,6 +103,10 @@ class EngineConfig:
             for `sglang-lite serve`. Refused if True for embedding models, which have no cache.
         policy: order of admission: "lpm" (longest cached prefix first), "fcfs" (first come, first served), "priority".
         eviction: order in which cached prefixes are evicted: "lru", "lfu", "fifo", "slru".
+        enable_memory_saver: whether weights and KV cache lie in memory that `sleep` can give back; without it an engine
+            on a GPU can't sleep. One on a CPU always can.
+        enable_weights_cpu_backup: whether memory of the host for the weights is taken at the start, rather than at the
+            first sleep. Needs `enable_memory_saver`.
         enable_hierarchical_cache: whether pages that leave the device are kept in the host's memory, and copied back
             for prompts that begin like theirs. Outputs don't change. Needs `prefix_cache`.
         hicache_ratio: size of that memory, in multiples of the KV pool. Ignored if `hicache_size` is given.
@@ -201,6 +205,8 @@ class EngineConfig:
     explain_cache_misses: bool | None = None
     policy: Literal["lpm", "fcfs", "priority"] = "lpm"
     eviction: Literal["lru", "lfu", "fifo", "slru"] = "lru"
+    enable_memory_saver: bool = False
+    enable_weights_cpu_backup: bool = False
     enable_hierarchical_cache: bool = False
     hicache_ratio: float = 2.0
     hicache_size: int = 0
@@ -357,6 +363,7 @@ class EngineConfig:
 
 _SWITCHES = (
     "skip_tokenizer_init", "special_tokens_in_roles", "prefix_cache", "enable_hierarchical_cache", "overlap",
+    "enable_memory_saver", "enable_weights_cpu_backup",
     "deterministic", "original_logprobs", "cuda_graphs", "in_process", "restart", "enable_lora",
 )  # fmt: skip
 
@@ -451,6 +458,10 @@ def _check_tiers(config: EngineConfig) -> None:
     if config.enable_hierarchical_cache is True and config.prefix_cache is False:
         raise ParameterError(
             "enable_hierarchical_cache", "nothing is kept with prefix_cache=False.", hint="Leave one out."
+        )
+    if config.enable_weights_cpu_backup is True and config.enable_memory_saver is False:
+        raise ParameterError(
+            "enable_weights_cpu_backup", "it is for engines that sleep.", hint="Add enable_memory_saver=True."
         )
     if config.hicache_storage_backend is not None and config.enable_hierarchical_cache is not True:
         problem = "files are written from the host's memory."

@@ -5,15 +5,13 @@ from __future__ import annotations
 from sglang_lite.server.errors import NotServedError
 
 _FEATURES: dict[tuple[str, ...], tuple[str, str]] = {  # paths: the feature, and what to use
-    ("/release_memory_occupation", "/resume_memory_occupation"): ("Sleep", "End the server, and start it again."),
-    ("/pause_generation", "/continue_generation"): ("Pausing the engine", "Abort its requests: /abort_request."),
     (
-        "/update_weights_from_tensor", "/update_weights_from_distributed", "/update_weights_from_ipc",
+        "/update_weights_from_distributed", "/update_weights_from_ipc",
         "/init_weights_update_group", "/destroy_weights_update_group", "/begin_weight_update", "/end_weight_update",
         "/init_weights_send_group_for_remote_instance", "/send_weights_to_remote_instance",
         "/remote_instance_transfer_engine_info", "/get_remote_instance_transfer_engine_info",
-        "/update_weight_version", "/get_weights_by_name", "/weights_checker",
-    ): ("Weights that come over a connection", "Write them to a folder: /update_weights_from_disk."),
+        "/update_weight_version",
+    ): ("Weights that come over a connection", "Send them: /update_weights_from_tensor, or /update_weights_from_disk."),
     ("/load_lora_adapter_from_tensors",): ("Adapters in requests", "Write it to a folder: /load_lora_adapter."),
     ("/v1/audio/transcriptions", "/v1/realtime"): ("Audio", ""),
     ("/invocations", "/vertex_generate", "/v1/systemone"): ("Forms of clouds", "Use /generate or /v1/…."),

@@ -16,7 +16,6 @@ from starlette.responses import Response
 
 from sglang_lite.protocol import (
     Constraint,
-    ModelError,
     ParameterError,
     Prompt,
     RequestTimeoutError,
@@ -119,14 +118,7 @@ class ProfileRequest(msgspec.Struct, kw_only=True):
     record_shapes: bool | None = None
 
 
-class UpdateWeightsRequest(msgspec.Struct, kw_only=True):
-    """Request to replace the weights by a checkpoint's."""
-
-    model_path: str
-    flush_cache: bool = True
-    weight_version: str | None = None
-
-
+LONGEST_S = 3600.0  # for loading weights, or writing a profile
 _CONSTRAINT: Any = Constraint  # a union is not a type
 GENERATE = Fields(GenerateBody, NATIVE_NEUTRAL, NATIVE_REFUSED)
 PROFILE = Fields(ProfileRequest, {}, PROFILE_REFUSED)
@@ -137,7 +129,6 @@ SEPARATE_REASONING = Fields(SeparateReasoningRequest, {}, {})
 PARSE_FUNCTION_CALL = Fields(ParseFunctionCallRequest, {}, {})
 OPEN_SESSION = Fields(OpenSession, {}, {})
 CLOSE_SESSION = Fields(CloseSession, {}, {})
-UPDATE_WEIGHTS = Fields(UpdateWeightsRequest, {}, {})
 
 
 async def generate(service: Service, call: HttpRequest) -> Response:
@@ -213,7 +204,6 @@ async def _stream(answers: AsyncGenerator[list[dict[str, Any]], None], *, increm
     yield DONE
 
 
-_LONGEST_S = 3600.0  # for loading weights, or writing a profile
 _CUMULATIVE = ("output_token_logprobs", "output_top_logprobs", "output_token_ids_logprobs")
 
 
@@ -439,30 +429,19 @@ async def close_session(service: Service, call: HttpRequest) -> Response:
     return Response(status_code=200)
 
 
-async def update_weights(service: Service, call: HttpRequest) -> Response:
-    """Replaces the weights by another checkpoint's."""
-    body = await read_record(service, call, UPDATE_WEIGHTS)
-    try:
-        update = partial(service.engine.update_weights, body.model_path, body.weight_version)
-        await service.call_engine(update, at_most_s=_LONGEST_S)
-    except ModelError as error:
-        return answer({"success": False, "message": str(error), "num_paused_requests": 0}, 400)
-    return answer({"success": True, "message": "The weights are replaced.", "num_paused_requests": 0})
-
-
 async def start_profile(service: Service, call: HttpRequest) -> Response:
     """Starts a profile of the engine's steps."""
     body = await read_record(service, call, PROFILE) if call.data else ProfileRequest()
     folder = body.output_dir or tempfile.mkdtemp(prefix="sglang_lite-profile-")
     options = {"with_stack": bool(body.with_stack), "record_shapes": bool(body.record_shapes)}
-    await service.call_engine(partial(service.engine.start_profile, folder, **options), at_most_s=_LONGEST_S)
+    await service.call_engine(partial(service.engine.start_profile, folder, **options), at_most_s=LONGEST_S)
     return answer({"success": True, "output_dir": os.path.abspath(folder)})
 
 
 async def stop_profile(service: Service, _: HttpRequest) -> Response:
     """Ends the profile, and writes its trace."""
     return answer(
-        {"success": True, "path": await service.call_engine(service.engine.stop_profile, at_most_s=_LONGEST_S)}
+        {"success": True, "path": await service.call_engine(service.engine.stop_profile, at_most_s=LONGEST_S)}
     )
 
 
@@ -497,10 +476,6 @@ ROUTES = (
     Route("/v1/detokenize", _read_by(detokenize), "Text of ids", fields=DETOKENIZE),
     Route("/separate_reasoning", _read_by(separate_reasoning), "Split reasoning off", fields=SEPARATE_REASONING),
     Route("/parse_function_call", _read_by(parse_function_call), "Find calls", fields=PARSE_FUNCTION_CALL),
-    Route(
-        "/update_weights_from_disk", update_weights, "Replace the weights", fields=UPDATE_WEIGHTS,
-        access="owner",
-    ),
     Route("/start_profile", start_profile, "Start a profile", _GET_OR_POST, fields=PROFILE, access="owner", acts=True),
     Route("/stop_profile", stop_profile, "End the profile", _GET_OR_POST, access="owner", acts=True),
 )  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from starlette.responses import Response
 
-from sglang_lite.server import adapters, metrics, models, native, openapi
+from sglang_lite.server import adapters, metrics, models, native, openapi, weight_routes
 from sglang_lite.server.anthropic import messages
 from sglang_lite.server.endpoint import HttpRequest, Route, answer
 from sglang_lite.server.openai import chat, completions, decisions, embeddings, pooling, responses, score
@@ -19,6 +19,7 @@ async def _document(_: Service, __: HttpRequest) -> Response:
 
 ROUTES: tuple[Route, ...] = (
     *native.ROUTES,
+    *weight_routes.ROUTES,
     *chat.ROUTES,
     *completions.ROUTES,
     *messages.ROUTES,

@@ -14,7 +14,9 @@ from tests.server.conftest import serving
 
 ACTING = [("GET", "/flush_cache"), ("HEAD", "/flush_cache"), ("POST", "/flush_cache"), ("GET", "/start_profile"),
           ("GET", "/stop_profile"), ("GET", "/health_generate")]  # fmt: skip
-OWNERS = ["/start_profile", "/stop_profile", "/update_weights_from_disk"]
+OWNERS = ["/start_profile", "/stop_profile", "/update_weights_from_disk", "/update_weights_from_tensor",
+          "/get_weights_by_name", "/weights_checker", "/pause_generation", "/continue_generation", "/sleep", "/wake_up",
+          "/release_memory_occupation", "/resume_memory_occupation"]  # fmt: skip
 
 
 def status(url, method, path, **headers):
@@ -156,7 +158,7 @@ def test_a_server_for_other_machines_has_an_administrator_by_key_alone():
     app.state.service = type(
         "Service", (), {"settings": ServerSettings(), "shutting_down": False, "metrics": RequestMetrics("")}
     )
-    assert [asked(app, "POST", path)[0] for path in OWNERS] == [403] * 3
+    assert [asked(app, "POST", path)[0] for path in OWNERS] == [403] * len(OWNERS)
 
 
 # ------------------------------------------------------------------------------------------------------ keys

@@ -14,7 +14,7 @@ from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar, overload
 from sglang_lite.compat.sglang import offline
 from sglang_lite.compat.sglang.answers import Answer, Classification, Embedding, Generates
 from sglang_lite.compat.sglang.offline import AsyncStream, Stream
-from sglang_lite.engine import embedding
+from sglang_lite.engine import embedding, weights
 from sglang_lite.engine import engine as base
 from sglang_lite.engine.embedding import Texts
 from sglang_lite.lang.media import load_image
@@ -93,6 +93,32 @@ class Engine(base.Engine):
         **config: Any,  # fields of EngineConfig, whose types `takes_fields` adds, and ServerArgs
     ) -> None:
         super().__init__(**engine_settings(config if model is None else {**config, "model": model}))
+
+    # ------------------------------------------------------------------------------------------- weights
+
+    def update_weights_from_disk(
+        self, model_path: str, load_format: str | None = None, weight_version: str | None = None
+    ) -> None:
+        """Replaces the weights by a checkpoint's: see `engine.weights.update_from_disk`."""
+        weights.update_from_disk(self, model_path, load_format=load_format, weight_version=weight_version)
+
+    def update_weights_from_tensor(
+        self,
+        named_tensors: Any,  # mapping or pairs, as of `update_from_tensors`; SGLang's buckets are dicts of other things
+        load_format: str | None = None,
+        flush_cache: bool = True,
+        weight_version: str | None = None,
+    ) -> None:
+        """Replaces some or all weights by tensors: see `engine.weights.update_from_tensors`."""
+        weights.update_from_tensors(
+            self, named_tensors, load_format=load_format, flush_cache=flush_cache, weight_version=weight_version
+        )
+
+    get_weights_by_name, check_weights = weights.read_weights, weights.check_weights
+    sleep, wake, is_sleeping = weights.sleep, weights.wake, weights.is_sleeping
+    release_memory_occupation = weights.release_memory_occupation
+    resume_memory_occupation = weights.resume_memory_occupation
+    pause_generation, continue_generation = weights.pause_generation, weights.continue_generation
 
     # ---------------------------------------------------------------------------------------- generation
 

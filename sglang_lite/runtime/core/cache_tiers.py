@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 from concurrent.futures import Executor, ThreadPoolExecutor
 from hashlib import blake2b
 from pathlib import Path
@@ -19,6 +20,7 @@ from sglang_lite.runtime.kv_cache.prefix_cache import PrefixCache
 from sglang_lite.runtime.kv_cache.tiers import Tiers
 from sglang_lite.runtime.loading.load_model import LoadedModel
 from sglang_lite.runtime.models.memory_check import check_room
+from sglang_lite.runtime.models.model import Model
 
 _FORMAT = 1  # of the rows of a page
 _DISK_THREADS = 16  # at most; checksums take as long as reading
@@ -53,15 +55,32 @@ def make_tiers(
         executor = executor or ThreadPoolExecutor(min(_DISK_THREADS, os.cpu_count() or 1), "sglang_lite-disk")
         disk = DiskTier(config.hicache_storage_dir, int(config.hicache_storage_max_gb * 1e9), executor)
     host = HostTier(runner.page_memory(slots))
-    return Tiers(store, host, page_names(config, loaded, capacity), config.hicache_write_policy, disk)
+    return Tiers(
+        store,
+        host,
+        page_names(config, loaded.name, loaded.path, loaded.model, capacity),
+        config.hicache_write_policy,
+        disk,
+    )
 
 
-def page_names(config: EngineConfig, loaded: LoadedModel, capacity: Capacity) -> PageNames:
-    """Names of the pages of an engine: those of equal names have equal bytes, but for rounding in another order."""
+def page_names(
+    config: EngineConfig, name: str, path: Path | None, model: Model, capacity: Capacity, *, given: bool = False
+) -> PageNames:
+    """Names of the pages of an engine: those of equal names have equal bytes, but for rounding in another order.
+
+    Args:
+        config: its settings.
+        name: name of its model.
+        path: folder or file of its weights; None if it was made otherwise.
+        model: the model.
+        capacity: sizes of the engine.
+        given: whether weights have come as tensors, so that no other engine may use the names.
+    """
     header = {
         "format": _FORMAT, "weight_version": config.weight_version,
-        "model": loaded.name if loaded.path is None else _fingerprint(loaded.path),
-        "computes in": loaded.model.format, "token": loaded.model.token_bytes, "device": loaded.model.device.type,
+        "model": name if path is None else _fingerprint(path), "update": secrets.token_hex(16) if given else "",
+        "computes in": model.format, "token": model.token_bytes, "device": model.device.type,
         "page_size": capacity.sizes.page_size, "context_length": capacity.context_length,
         "kinds": [config.dtype, config.quantization, config.kv_dtype, config.load_format, config.model_impl],
         "kv_scales": config.quantization_param_path and _fingerprint(Path(config.quantization_param_path)),

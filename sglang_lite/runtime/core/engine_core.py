@@ -12,7 +12,6 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from copy import copy
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -46,7 +45,6 @@ from sglang_lite.runtime.calls import (
     Stats,
     StopProfile,
     UnloadLoraAdapter,
-    UpdateWeights,
 )
 from sglang_lite.runtime.config import Capacity, EngineConfig
 from sglang_lite.runtime.core.adapters import make_adapters, no_adapter, no_adapters
@@ -62,7 +60,7 @@ from sglang_lite.runtime.core.open_requests import OpenRequests, Ticket
 from sglang_lite.runtime.core.prefix_files import PrefixFiles
 from sglang_lite.runtime.core.profiling import Profiler
 from sglang_lite.runtime.core.request_builder import RequestBuilder
-from sglang_lite.runtime.core.step_loop import StepLoop
+from sglang_lite.runtime.core.step_loop import StepLoop, no_span
 from sglang_lite.runtime.core.submission import (
     GenerateRequest,
     OpenRequest,
@@ -71,6 +69,7 @@ from sglang_lite.runtime.core.submission import (
     Submission,
     check_priority,
 )
+from sglang_lite.runtime.core.weight_calls import CALLS, WeightCalls
 from sglang_lite.runtime.drafting.registry import make_drafting
 from sglang_lite.runtime.embedding.request import not_an_encoder_error
 from sglang_lite.runtime.embedding.spec import EncoderSpec
@@ -78,12 +77,11 @@ from sglang_lite.runtime.executor import make_runner
 from sglang_lite.runtime.kv_cache.eviction_policy import EVICTION
 from sglang_lite.runtime.kv_cache.prefix_cache import PrefixCache
 from sglang_lite.runtime.kv_cache.window_pages import WindowPages
-from sglang_lite.runtime.loading.load_model import LoadedModel, load_same_architecture
+from sglang_lite.runtime.loading.load_model import LoadedModel
 from sglang_lite.runtime.media.prepare import ImagePreparer
 from sglang_lite.runtime.media.store import FeatureStore
 from sglang_lite.runtime.models.decoder import Decoder
 from sglang_lite.runtime.models.model import Model
-from sglang_lite.runtime.models.resolve import resolve
 from sglang_lite.runtime.requests.output_builder import Event, Sink
 from sglang_lite.runtime.requests.request import Request
 from sglang_lite.runtime.scheduler.admission_order import POLICIES
@@ -117,6 +115,7 @@ class EngineCore:
         description: one line that describes the engine, for its start message.
         thread: thread that the core was made on, and that runs its loop.
         loop: step loop that runs the requests.
+        weights: calls about its weights and its memory.
         builder: checks of requests, and their tokens.
         open_requests: requests and programs that have not ended.
         gate, call_soon: see `Core` in engine/core.py.
@@ -178,6 +177,7 @@ class EngineCore:
         self.builder.adapters = no_adapter if self.adapters is None else self.adapters.get
         self.open_requests = OpenRequests(config.max_queued + sizes.max_running)
         self._calls = ThreadPoolExecutor(1, "sglang_lite-calls")  # for calls that wait for the loop, or for files
+        self.weights = WeightCalls(self.loop, self.builder.weights, loaded, config, self._calls, self._note_weights)
         self._context = EngineContext(
             self.loop, self.builder, self.open_requests, self.compiler, encoder,
             ConstantTexts(partial(self.builder.log("").encode_after, first=False), encoder), self.tokenizer,
@@ -288,23 +288,14 @@ class EngineCore:
     def _compile(self, call: CompileGrammar) -> Future[CompiledGrammar]:
         return self.compiler.request(call.constraint)
 
-    def _update_weights(self, call: UpdateWeights) -> Future[str]:
-        version = self.config.weight_version if call.version is None else call.version
-        config = replace(self.config, model=call.path, revision=None, weight_version=version)
-
-        def update(location: Path) -> str:
-            loaded = load_same_architecture(config, location, self.runner.model)
-            self.runner.replace(loaded.model)
-            self.scheduler.retraction.retract_all()
-            self.scheduler.flush()
-            for request in self.scheduler.queues:
-                request.note_weights()
-            self.config, self.model_name, self.builder.weights.version = config, loaded.name, version
-            if (tiers := self.scheduler.store.tiers) is not None:
-                tiers.names = page_names(config, loaded, self.capacity)
-            return loaded.name
-
-        return self._calls.submit(lambda: self.loop.inbox.call(partial(update, resolve(call.path, None))))
+    def _note_weights(self, config: EngineConfig, path: Path | None) -> None:
+        """Takes over the settings of new weights. Pages outside the device get other names."""
+        if path is not None:
+            self.model_name = config.model
+        self.config = config
+        if (tiers := self.scheduler.store.tiers) is not None:
+            model, given = self.runner.model, path is None
+            tiers.names = page_names(config, self.model_name, path, model, self.capacity, given=given)
 
     def _load_lora(self, call: LoadLoraAdapter) -> Future[None]:
         load = no_adapters if self.adapters is None else self.adapters.load
@@ -334,7 +325,7 @@ class EngineCore:
             profile, self._profile = self._profile, None
             if profile is None:
                 raise ParameterError("profile", "none is being recorded.", hint="Call start_profile first.")
-            self.loop.unmark()
+            self.loop.span = no_span
             profile.stop()
             return profile
 
@@ -370,6 +361,7 @@ class EngineCore:
                 "prompt_tokens_cached": scheduler.admission.prompt_tokens_cached,
                 "steps": self.loop.steps,
                 **({} if self.loop.encoding is None else self.loop.encoding.stats()),
+                "asleep": int(bool(self.weights.sleep.released)),
                 "appended_tokens": scheduler.handover.appended_tokens,
                 **({} if store.tiers is None else store.tiers.stats()),
                 **({} if store.windows is None else store.windows.stats()),
@@ -388,7 +380,7 @@ class EngineCore:
 
     _answers: ClassVar[Mapping[type[EngineCall[Any]], Callable[..., Future[Any]]]] = {
         CompileGrammar: _compile,
-        UpdateWeights: _update_weights,
+        **dict.fromkeys(CALLS, lambda self, call: self.weights.ask(call)),
         StartProfile: _start_profile,
         StopProfile: _stop_profile,
         LoadLoraAdapter: _load_lora,

@@ -20,6 +20,7 @@ from sglang_lite.runtime.core.step_loop import StepLoop
 from sglang_lite.runtime.embedding.load import LoadedEncoder
 from sglang_lite.runtime.executor import memory_shortage
 from sglang_lite.runtime.loading.load_model import LoadedModel
+from sglang_lite.runtime.models.weight_memory import save_memory
 
 
 def start(
@@ -102,6 +103,8 @@ def _core(config: EngineConfig, loaded: LoadedModel | LoadedEncoder) -> EngineCo
     if isinstance(loaded, LoadedEncoder):
         return EmbeddingCore(config, loaded)
     try:
+        if config.enable_memory_saver:
+            save_memory(loaded.model, backup=config.enable_weights_cpu_backup)
         return EngineCore(config, loaded)
     except BaseException:
         if loaded.compiling is not None:

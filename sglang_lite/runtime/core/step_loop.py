@@ -11,6 +11,7 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from copy import copy
 from dataclasses import dataclass
 from functools import partial
 
@@ -101,6 +102,8 @@ class StepLoop:
 
     Attributes:
         scheduler, runner, jump: the arguments of these names.
+        holds: reasons for which no step is planned, such as "paused"; none while the engine runs.
+        refusal: error with which new requests end at once; None if they are taken.
         clock: clock of the requests' deadlines.
         masks: makes the masks of steps.
         postponed: work that waits until the device computes.
@@ -123,7 +126,9 @@ class StepLoop:
         self.stepping_since: float | None = None  # start of the running step on the monotonic clock; None between steps
         self.mask_times = Durations()  # time to make the masks of a step
         self.mask_waits = Durations()  # part of that time, and of other work of the host, that the device waited for
-        self.span: Callable[[str], AbstractContextManager[object]] = _no_span  # marks parts of a step in a profile
+        self.span: Callable[[str], AbstractContextManager[object]] = no_span  # marks parts of a step in a profile
+        self.holds: set[str] = set()
+        self.refusal: SglError | None = None
         self.postponed = Postponed()
         self.inbox = inbox = Inbox(filler.interrupt, self.postponed.run_all)
         self.flushes = Flushes(self.inbox.gate.on_own_thread)
@@ -201,26 +206,22 @@ class StepLoop:
         _close(self.scheduler)
         self.runner.close()
 
-    def unmark(self) -> None:
-        """Stops marking the parts of steps for a profile."""
-        self.span = _no_span
-
     @property
     def busy(self) -> bool:
         """True if the loop has work to do before the next command."""
         encodes = self.encoding is not None and self.encoding.due
-        return not self.scheduler.idle or self._in_flight is not None or bool(self.postponed) or encodes
+        due = (not self.scheduler.idle or encodes) and not self.holds
+        return due or self._in_flight is not None or bool(self.postponed)
 
     def receive(self, request: Request) -> None:
         """Starts a request, as `submit` does, but on the loop's own thread."""
         if request.ended:
             return  # aborted while its grammar was compiled
-        if self.inbox.closing:
-            closed = EngineClosedError("the engine is closed.")
-            closed.__cause__ = self.inbox.crash
-            self._end(request, closed, State.FAILED)
-            return
         try:
+            if self.inbox.closing:
+                raise EngineClosedError("the engine is closed.") from self.inbox.crash
+            if self.refusal is not None:
+                raise copy(self.refusal)
             self._reader.prepare(request)
             if request.media is not None:
                 assert self.encoding is not None, "only a model with an encoder takes images"
@@ -228,8 +229,8 @@ class StepLoop:
                 return
         except SglError as error:
             self._end(request, error, State.FAILED)
-            return
-        self.scheduler.add(request)
+        else:
+            self.scheduler.add(request)
 
     def step(self) -> None:
         """Runs one step. If it runs out of memory, its requests are retracted and tried one by one."""
@@ -252,8 +253,9 @@ class StepLoop:
 
     def _plan(self) -> Batch | None:
         self._planned = time.perf_counter()
-        batch = self.scheduler.plan()
-        if batch is None and self._in_flight is None and not self.scheduler.queues.idle and not self.scheduler.waits:
+        batch = None if self.holds else self.scheduler.plan()
+        stuck = batch is None and self._in_flight is None and not self.holds
+        if stuck and not self.scheduler.queues.idle and not self.scheduler.waits:
             raise AssertionError("requests are waiting, nothing runs, and nothing can be admitted")
         return batch
 
@@ -261,22 +263,22 @@ class StepLoop:
         """Launches a step, and reads the tokens of the step before while it runs (overlap) or its own tokens (no
         overlap). A step's draws may depend on all earlier tokens, so they are launched last."""
         if batch is None:
-            self._settle_before()
+            self.settle()
             return
         step = self._launch(batch)
-        self._settle_before()
+        self.settle()
         with self.span("masks"):
             masked = self.masks.make(step.batch, step.patience)
         self._draw(step, masked)
         self.scheduler.record_duration(batch, time.perf_counter() - step.began)
         if not self._overlap or self.scheduler.reads_first:
-            self._settle_before()
+            self.settle()
 
     def _isolate(self, shortage: str) -> None:
         """Discards a step that ran out of memory. Keeps the results of the step before if they can still be read; else
         its tokens are drawn again."""
         try:
-            self._settle_before()
+            self.settle()
         except Exception as error:  # as in `step`
             if not memory_shortage.is_shortage(error):
                 raise
@@ -306,7 +308,7 @@ class StepLoop:
         patience = max(min(took, self.scheduler.remaining_s(batch, took), _MAX_PATIENCE), _PATIENCE)
         return _Launched(batch, forward, self.scheduler.record_launch(batch), patience, self._planned, began)
 
-    def _settle_before(self) -> None:
+    def settle(self) -> None:
         """Reads the tokens of the step in flight, if any."""
         before, self._in_flight = self._in_flight, None
         self.postponed.run(lambda: before is None or not before.pending.ready)
@@ -384,7 +386,8 @@ def _do_nothing() -> None:
     """Command that only makes the loop run."""
 
 
-def _no_span(_: str) -> AbstractContextManager[object]:
+def no_span(_: str) -> AbstractContextManager[object]:
+    """Marks no part of a step."""
     return _NOTHING
 
 

@@ -16,6 +16,8 @@ from sglang_lite.runtime.executor.page_memory import CpuPageMemory
 from sglang_lite.runtime.executor.prompt_logprobs import PromptLogprobs, score
 from sglang_lite.runtime.executor.sampler import Masks, Sampled, SamplingTable, sample
 from sglang_lite.runtime.executor.step_record import SlotPages, StepRecord
+from sglang_lite.runtime.kernels.arena import Arena
+from sglang_lite.runtime.kernels.kv_cache import KVCache
 from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.models.lora.cpu_step import CpuAdapters
 from sglang_lite.runtime.models.model import Model
@@ -77,13 +79,19 @@ class CpuRunner:
     def model(self) -> Model:
         return self._model
 
-    def replace(self, model: Model) -> None:
-        """Replaces the model by another of the same shape. The cache keeps the keys and values of the old model."""
-        self._model = model
-
     def page_memory(self, slots: int) -> CpuPageMemory:
         """Allocates host memory for copies of `slots` pages of the KV cache."""
         return CpuPageMemory(self._cache.planes, self._pages.page_size, slots)
+
+    @property
+    def cache_memory(self) -> Arena | None:
+        return self._cache.memory if isinstance(self._cache, KVCache) else None
+
+    def drop_graphs(self) -> None:
+        """Does nothing: a CPU has no graphs."""
+
+    def capture_graphs(self) -> None:
+        """Does nothing: a CPU has no graphs."""
 
     def close(self) -> None:
         """Frees the memory of the model and the cache. No method may be called afterwards."""

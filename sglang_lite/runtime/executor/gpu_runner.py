@@ -39,6 +39,7 @@ from sglang_lite.runtime.executor.sampler import (
 )
 from sglang_lite.runtime.executor.staging import Staging, make_event
 from sglang_lite.runtime.executor.step_record import SAMPLING, SlotPages, StepRecord
+from sglang_lite.runtime.kernels.arena import Arena
 from sglang_lite.runtime.kernels.attention_metadata import DevicePlan, SharedPrefixes
 from sglang_lite.runtime.kernels.device_properties import properties_of
 from sglang_lite.runtime.kernels.invariant_attention import piece_borders, wide_queries
@@ -46,7 +47,7 @@ from sglang_lite.runtime.kernels.kv_copy import KVCopy
 from sglang_lite.runtime.kernels.page_table import update_pages
 from sglang_lite.runtime.kernels.prefix_attention import block_queries, hopper_prefix_module
 from sglang_lite.runtime.kv_cache.pages import Ints
-from sglang_lite.runtime.models.model import DeviceModel, Model, is_fused
+from sglang_lite.runtime.models.model import DeviceModel
 from sglang_lite.runtime.models.spec import LatentSpec
 from sglang_lite.runtime.requests.resolved_params import resolve_params
 
@@ -122,9 +123,8 @@ class GpuRunner:
         self._copy, self._window_copy = (KVCopy(self._cache.of_kind(windowed=kind)) for kind in (False, True))
         self._max_decoded_tokens = max(2 * slots, min(slots * (1 + draft_tokens), _DRAFTED_TOKENS))
         # One latent counts as one KV head for every four query heads.
-        self._max_token_reads = MAX_TOKEN_READS // (
-            max(heads.heads // 4, 1) if isinstance(heads, LatentSpec) else heads.kv_heads
-        )
+        kv_heads = max(heads.heads // 4, 1) if isinstance(heads, LatentSpec) else heads.kv_heads
+        self._max_token_reads = MAX_TOKEN_READS // kv_heads
         self._attention = _attention(attention, model, self._max_decoded_tokens, self._longest)
         self._staging = Staging(device, 3 * step_tokens + 8 * (slots + 1) + 4096)
         self._slots = GpuSlots(slot_pages, pages, self._staging, device, window_pages, adapters)
@@ -132,10 +132,10 @@ class GpuRunner:
         self._dummy_tokens = pages * page_size, window_pages * page_size  # first token slots of the dummy pages
         self._event_ring = cycle([make_event(timed=True) for _ in range(_EVENT_RING_SIZE * (device.type == "cuda"))])
         self._masked_steps = 0  # number of steps whose draws may wait for masks
-        self._prefixes: PrefixGroups | None = None
         self._target_chunks = -(-properties_of(device).programs_to_fill // heads.kv_heads)
-        if model.shares_prefixes and self._attention.shares_prefixes:
-            self._prefixes = _prefix_groups(model, slot_pages, self._target_chunks)
+        shares = model.shares_prefixes and self._attention.shares_prefixes
+        self._prefixes = _prefix_groups(model, slot_pages, self._target_chunks) if shares else None
+        self._sharing = (False,) if self._prefixes is None else (False, True)
         captured = self._attention.capturable and model.uncapturable is None
         self.graphs = CudaGraphs(
             graphs if captured else (), self._max_decoded_tokens, self._slots, self._staging,
@@ -153,14 +153,6 @@ class GpuRunner:
     def model(self) -> DeviceModel:
         return self._model
 
-    def replace(self, model: Model) -> None:
-        """Replaces the model by another of the same shape. The cache keeps the keys and values of the old model."""
-        assert is_fused(model)
-        self._model = model
-        self._cache = replace(self._cache, scales=model.kv_scales)
-        self.graphs.clear()
-        self.prompts.clear()
-
     def page_memory(self, slots: int) -> GpuPageMemory:
         """Allocates host memory for copies of `slots` pages of the KV cache.
 
@@ -169,10 +161,23 @@ class GpuRunner:
         """
         return GpuPageMemory(self._cache.planes, self._slot_pages.page_size, slots)
 
-    def close(self) -> None:
-        """Frees the GPU's memory. No method may be called afterwards."""
+    @property
+    def cache_memory(self) -> Arena | None:
+        memory: Arena | None = self._cache.memory
+        return memory
+
+    def drop_graphs(self) -> None:
+        """Frees the captured graphs."""
         self.graphs.clear()
         self.prompts.clear()
+
+    def capture_graphs(self) -> None:
+        """Captures the graphs of decoding again; those of prompts are captured when they are needed."""
+        self.graphs.capture_all(self._compute, self._sharing, (None,) if self._lora is None else (None, self._lora))
+
+    def close(self) -> None:
+        """Frees the GPU's memory. No method may be called afterwards."""
+        self.drop_graphs()
         del self._model, self._cache, self._copy, self._window_copy, self._attention, self._slots, self._draws
         del self.graphs, self.prompts, self.adapters, self._lora
         if self._device.type == "cuda":
@@ -278,11 +283,10 @@ class GpuRunner:
 
     def warm_up(self) -> None:
         """Compiles every kernel, captures the graphs and runs first steps, so that no request waits for these."""
-        sharing = (False,) if self._prefixes is None else (False, True)
         for count in _doubled(2 * self._max_decoded_tokens):
-            for shared in sharing if 1 < count <= self._max_decoded_tokens else (False,):
+            for shared in self._sharing if 1 < count <= self._max_decoded_tokens else (False,):
                 self._warm_up_step(count, decoding=count, blocks=[], block_size=BLOCK_SIZES[0], shares=shared)
-        self.graphs.capture_all(self._compute, sharing, (None,) if self._lora is None else (None, self._lora))
+        self.capture_graphs()
         page_table = self._slots.page_table
         for copy, at in zip((self._copy, self._window_copy), self._dummy_tokens):
             dummy = torch.full((1,), at, dtype=torch.int64, device=self._device)

@@ -11,6 +11,7 @@ from sglang_lite.runtime.executor.logit_adjustments import DrawAdjustments
 from sglang_lite.runtime.executor.prompt_logprobs import PromptLogprobs
 from sglang_lite.runtime.executor.sampler import Masks, Sampled
 from sglang_lite.runtime.executor.step_record import StepRecord
+from sglang_lite.runtime.kernels.arena import Arena
 from sglang_lite.runtime.kv_cache.host_tier import PageMemory
 from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.models.model import Model
@@ -85,8 +86,17 @@ class ModelRunner(Protocol):
         """Allocates host memory for copies of `slots` pages of the KV cache."""
         ...
 
-    def replace(self, model: Model) -> None:
-        """Replaces the model by another of the same shape. The cache keeps the keys and values of the old model."""
+    @property
+    def cache_memory(self) -> Arena | None:
+        """Memory of the KV cache, if it can be given back."""
+        ...
+
+    def drop_graphs(self) -> None:
+        """Frees the captured graphs, if there are any."""
+        ...
+
+    def capture_graphs(self) -> None:
+        """Captures the graphs again."""
         ...
 
     def close(self) -> None:

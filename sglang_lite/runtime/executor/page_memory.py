@@ -15,8 +15,8 @@ import torch
 from numpy.typing import NDArray
 
 from sglang_lite.protocol import ModelError
-from sglang_lite.runtime.executor.pinned_memory import pin_memory, unpin_memory
 from sglang_lite.runtime.executor.staging import make_event
+from sglang_lite.runtime.kernels.pinned_memory import pin_memory, unpin_memory
 from sglang_lite.runtime.kernels.reference.blocks import BlockCopy
 from sglang_lite.runtime.kv_cache.pages import Ints
 

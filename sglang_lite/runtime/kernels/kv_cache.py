@@ -3,13 +3,11 @@ requests."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from mmap import mmap
 
-import numpy as np
 import torch
 
+from sglang_lite.runtime.kernels.arena import Arena, HostArena
 from sglang_lite.runtime.kernels.kv_layout import KVLayout, Plane
 
 
@@ -41,12 +39,14 @@ class KVCache:
         scales: scales of 8-bit keys and values; None if they are stored unscaled.
         windowed: True for each layer whose token slots are of pages for layers with a window; empty if those are the
             same for all layers.
+        memory: memory of the tensors, if that can be given back.
     """
 
     k: tuple[torch.Tensor, ...]
     v: tuple[torch.Tensor, ...]
     scales: KVScales | None = None
     windowed: tuple[bool, ...] = ()
+    memory: Arena | None = None
 
     def of_kind(self, *, windowed: bool) -> KVCache:
         """The layers that have the same token slots, without scales."""
@@ -67,6 +67,7 @@ class KVCache:
         device: torch.device,
         scales: KVScales | None = None,
         window_slots: int = 0,
+        arena: Arena | None = None,
     ) -> KVCache:
         """Returns a cache of zeros: padding reads slots that were never written, and 0 x NaN would be NaN.
 
@@ -76,20 +77,20 @@ class KVCache:
             dtype, device: data type and device of the tensors.
             scales: as the attribute.
             window_slots: number of token slots in the layers that have a window; 0 for `slots`.
+            arena: memory for the tensors; None for that of torch, or on a CPU for a new `HostArena`.
         """
+        if arena is None and device.type == "cpu":
+            arena = HostArena()
 
         def tensor(plane: Plane, slots: int) -> torch.Tensor:
             shape = (plane.heads, slots, plane.size)
-            if device.type != "cpu":
-                return torch.zeros(shape, dtype=dtype, device=device)
-            # mmap maps pages when they are first touched; a thread's heap may write zeros at once.
-            data = np.frombuffer(mmap(-1, math.prod(shape) * dtype.itemsize), dtype=np.uint8)
-            return torch.from_numpy(data).view(dtype).view(shape)
+            return torch.zeros(shape, dtype=dtype, device=device) if arena is None else arena.zeros(shape, dtype)
 
         windowed = tuple(window is not None for window in layout.windows) if window_slots else ()
         counts = [window_slots if kind else slots for kind in windowed] or [slots] * len(layout.layers)
         layers = [[tensor(plane, count) for plane in planes] for planes, count in zip(layout.layers, counts)]
-        return KVCache(tuple(planes[0] for planes in layers), tuple(planes[-1] for planes in layers), scales, windowed)
+        k, v = (tuple(planes[at] for planes in layers) for at in (0, -1))
+        return KVCache(k, v, scales, windowed, arena)
 
 
 def scale_by_kv_head(x: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:

@@ -220,10 +220,9 @@ class RadixTree:
     def evictable(self) -> int:
         return self.pages - self.locked_pages
 
-    @property
-    def namespaces(self) -> int:
-        """Number of namespaces that have pages."""
-        return len(self._roots)
+    def retire(self, suffix: str) -> None:
+        """Renames all namespaces: nothing that is cached is found again, unless under the new names."""
+        self._roots = {name + suffix: root for name, root in self._roots.items()}
 
     def newest_namespaces(self, count: int) -> list[str]:
         """The `count` namespaces whose first pages were added most recently."""
@@ -364,20 +363,11 @@ class RadixTree:
                 best = Tail(child, int(child.pages[0]), count)
         return best
 
-    def _root(self, namespace: str) -> Node:
-        """Root of a namespace; a new one if the namespace has no pages, which `insert` registers."""
-        found = self._roots.get(namespace)
-        if found is None:
-            found = Node(_NO_PAGES, _NO_PAGES, None, 0)
-            found.prefix = PrefixHash(0, hash(namespace) % _MODULUS)  # separates the evicted prefixes of namespaces
-            found.names = [namespace.encode("utf-8", "surrogatepass")]
-        return found
-
     def _walk(self, tokens: Ints, namespace: str) -> tuple[Node, list[Node], int]:
         """Follows `tokens` down the tree, splitting the last node if needed. Returns the last node, the path to it and
         the number of tokens covered."""
         self._clock += 1
-        node, path, at = self._root(namespace), [], 0
+        node, path, at = self._roots.get(namespace) or _new_root(namespace), [], 0
         usable = len(tokens) - len(tokens) % self.page_size
         while at < usable:
             child = node.children.get(self._key(tokens[at:]))
@@ -441,3 +431,11 @@ class RadixTree:
             if node.parent is not None:
                 yield node
             stack.extend(node.children.values())
+
+
+def _new_root(namespace: str) -> Node:
+    """Root of a namespace that has no pages yet, which `insert` registers."""
+    root = Node(_NO_PAGES, _NO_PAGES, None, 0)
+    root.prefix = PrefixHash(0, hash(namespace) % _MODULUS)  # separates the evicted prefixes of namespaces
+    root.names = [namespace.encode("utf-8", "surrogatepass")]
+    return root

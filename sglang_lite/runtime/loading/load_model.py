@@ -6,7 +6,7 @@ import importlib.util
 import logging
 import os
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -186,24 +186,6 @@ def _load_transformers(config: EngineConfig, files: ModelFiles, spec: Transforme
     return LoadedModel(
         config.model, model, files.tokenizer, spec.vocab_size, files.eos_ids, spec.max_positions, path=files.path
     )
-
-
-def load_same_architecture(config: EngineConfig, path: Path, model: Model) -> LoadedModel:
-    """Loads another checkpoint of the same architecture as `model`.
-
-    Raises:
-        ModelError: the checkpoint is damaged or of another architecture, or `model` can't be replaced.
-    """
-    if model.spec is None:
-        raise ModelError("the running model is not one whose weights can be replaced.")
-    if isinstance(model, Decoder) and model.features is not None:
-        raise ModelError("the weights of a model that reads images can't be replaced.", hint="Make another engine.")
-    loaded = load_model(replace(config, compile_processes=0), path)  # its kernels are the running model's
-    assert loaded.model.spec is not None
-    current, loaded_spec = asdict(model.spec), asdict(loaded.model.spec)
-    if differing := [name for name in current if current[name] != loaded_spec[name]]:
-        raise ModelError(f"{path}: another architecture than the running model's: {', '.join(differing)} differ.")
-    return loaded
 
 
 def _check_format(found: str, config: EngineConfig, path: Path) -> None:

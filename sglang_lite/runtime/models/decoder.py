@@ -7,11 +7,12 @@ unknown to it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import torch
 
 from sglang_lite.constraints.memo import trim
+from sglang_lite.runtime.kernels.arena import DeviceArena
 from sglang_lite.runtime.kernels.attention_metadata import AttentionPlan
 from sglang_lite.runtime.kernels.kv_cache import KVCache, KVScales
 from sglang_lite.runtime.kernels.kv_layout import KVLayout
@@ -27,6 +28,9 @@ from sglang_lite.runtime.models.precision import Precision
 from sglang_lite.runtime.models.spec import LatentSpec, ModelSpec
 from sglang_lite.runtime.models.weight_reader import Layer, WeightReader
 from sglang_lite.runtime.models.weights.source import WeightSource
+
+if TYPE_CHECKING:
+    from sglang_lite.runtime.models.weight_memory import WeightMemory
 
 _LAYERS_PER_TRIM = 4  # trimming also returns pages that the next layers need
 
@@ -46,6 +50,8 @@ class Decoder:
     Attributes:
         linears: builder of its linear layers.
         unused_tensors: prefixes of tensors that a checkpoint may have beside those of the model.
+        memory_saver: whether its caches on a GPU can give their memory back.
+        weight_memory: memory of its weights on a GPU, if that can be given back.
 
     Raises:
         ModelError: a tensor is missing, has a wrong shape, or is not used by the model.
@@ -84,12 +90,18 @@ class Decoder:
         self.linears = reader.linears
         self.plan_small_batches()
         self.features: torch.Tensor | None = None  # of images [rows, hidden_size], if the engine has an encoder
+        self.memory_saver = False  # whether caches can give their memory back; set by `load`
+        self.weight_memory: WeightMemory | None = None  # set by `load`
         self.kv_scales: KVScales | None = None  # of an 8-bit KV cache; set by `load`, since a trial run may find them
 
     def plan_small_batches(self) -> None:
         """Chooses how steps of few tokens are computed; called again when layers have been replaced."""
         args = self.spec, self.precision, self.layers, self.norm, self.device
         self._small_batch = None if self.fused else small_batch_step(*args)
+
+    def forget_small_batches(self) -> None:
+        """Frees what steps of few tokens keep of the layers."""
+        self._small_batch = None
 
     @property
     def kv_layout(self) -> KVLayout:
@@ -120,7 +132,10 @@ class Decoder:
         return self.kv_layout.window
 
     def allocate_cache(self, slots: int, window_slots: int = 0) -> KVCache:
-        return KVCache.allocate(self.kv_layout, slots, self.precision.cache, self.device, self.kv_scales, window_slots)
+        arena = DeviceArena(self.device) if self.memory_saver and self.device.type == "cuda" else None
+        return KVCache.allocate(
+            self.kv_layout, slots, self.precision.cache, self.device, self.kv_scales, window_slots, arena
+        )
 
     def copy_slots(self, cache: KVCache, source: torch.Tensor, target: torch.Tensor) -> None:
         """Copies keys and values between token slots, given as int64 [N] each."""

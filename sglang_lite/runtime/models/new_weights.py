@@ -55,6 +55,7 @@ class StagedWeights:
             if model.fused:
                 _check_shared(list(tensor_pairs(part_of(model, key), part, _named(key))))
             self._parts[key] = part if source.taken_bytes <= limit else None
+            del part  # before the next one takes memory
         source.check_all_used(model.unused_tensors)
         self.kv_scales = source.kv_scales(model.spec.kv_layout) if model.kv_scales is not None else {}
         self.names = frozenset(given)
@@ -73,6 +74,7 @@ class StagedWeights:
         for key in list(self._parts):
             part = self._parts.pop(key)
             self._put(key, later[key]() if part is None else part)
+            del part
         self._model.plan_small_batches()
 
     def _put(self, key: PartKey, part: Any) -> None:  # any part

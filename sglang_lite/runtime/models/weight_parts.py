@@ -6,7 +6,7 @@ needs. So a part can be built anew by itself, once all of its tensors are there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterator
 from typing import Any, TypeAlias
 
 import torch
@@ -30,7 +30,7 @@ from sglang_lite.runtime.models.layers.rope import (
 )
 from sglang_lite.runtime.models.parameters import CheckpointSlice, ParameterSpec, head_name, parameters
 from sglang_lite.runtime.models.spec import AttentionSpec, LatentSpec, ModelSpec
-from sglang_lite.runtime.models.weight_reader import Layer, WeightReader, first_roles
+from sglang_lite.runtime.models.weight_reader import LAYER_PARTS, Layer, WeightReader, first_roles
 
 PartKey: TypeAlias = tuple[int | None, str]  # layer, and the attribute there; None for an attribute of the decoder
 
@@ -72,6 +72,23 @@ def part_of(model: Decoder, key: PartKey) -> Any:  # any part
     if key == (None, "embedding") and model.spec.tied_embeddings:
         return model.embedding, model.head
     return getattr(model if layer is None else model.layers[layer], name)
+
+
+def part_keys(model: Decoder) -> Iterator[PartKey]:
+    """Parts of a decoder that any checkpoint has tensors of."""
+    own = () if model.spec.tied_embeddings else ((None, "head"),)
+    yield from ((None, "embedding"), *own, (None, "norm"))
+    for i in range(len(model.layers)):
+        yield from ((i, name) for name in LAYER_PARTS)
+
+
+def drop_parts(model: Decoder) -> None:
+    """Frees the weights of a decoder on a CPU; it can't run until others are put there."""
+    for layer, name in part_keys(model):
+        setattr(model if layer is None else model.layers[layer], name, None)
+    if model.spec.tied_embeddings:
+        del model.head
+    model.forget_small_batches()
 
 
 class WeightParts:

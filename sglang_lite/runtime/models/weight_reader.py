@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -73,6 +73,9 @@ class Layer:
     mlp_norm: torch.Tensor | None
     feed_forward: FeedForward | Experts | GpuExperts
     post_mlp_norm: torch.Tensor | None
+
+
+LAYER_PARTS = tuple(field.name for field in fields(Layer) if field.name not in ("spec", "rope"))
 
 
 class WeightReader:

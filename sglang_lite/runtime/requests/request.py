@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 import numpy as np
@@ -352,11 +352,6 @@ class Request:
         self.state = state
         self.retractions += state is State.RETRACTED
 
-    def note_weights(self) -> None:
-        """Notes that the weights which drew its output so far are about to be replaced. It waits, so `tokens` has
-        all."""
-        self.output.drawn_by.replaced(len(self.tokens) - self.prompt_len)
-
     def jump(self, room: int, *, masked: bool) -> tuple[list[int], Finish | None]:
         """Takes the tokens that the grammar forces, at most `room`, as `OutputBuilder.jump`; none if a logit processor
         must see every token."""
@@ -386,16 +381,18 @@ class Request:
         output = tuple(self.tokens[self.prompt_len : self.prompt_len + self.params.max_tokens].tolist())
         usage = self._usage(len(output))
         made = self.output.generation(output, finish, usage, self.retractions, miss=self.cache.miss, jumps=self.jumps)
-        return self._with_prompt(made) if self.params.return_prompt_token_ids else made
-
-    def _with_prompt(self, generation: Generation) -> Generation:
-        """A result with the prompt's ids, and in its metadata which tokens were forced, and which weights drew them."""
-        drawn_by = self.output.drawn_by
-        meta = {**generation.meta, "weight_version": drawn_by.weights.version}
-        if self.jumps:
-            meta["forced_tokens"] = [[index, index + count] for index, count in self.jumps]
+        drawn_by, whole = self.output.drawn_by, self.params.return_prompt_token_ids
+        if not (whole or drawn_by.older):
+            return made
+        meta = {**made.meta, "weight_version": drawn_by.weights.version}
         if drawn_by.older:
             meta["older_weight_versions"] = drawn_by.older
+        return self._with_prompt(made, meta) if whole else msgspec.structs.replace(made, meta=meta)
+
+    def _with_prompt(self, generation: Generation, meta: dict[str, Any]) -> Generation:  # JSON
+        """A result with the prompt's ids, and in its metadata which tokens were forced."""
+        if self.jumps:
+            meta["forced_tokens"] = [[index, index + count] for index, count in self.jumps]
         prompt = self.tokens[: self.prompt_len]
         if self.media is not None:
             prompt = self.media.with_placeholders(prompt)

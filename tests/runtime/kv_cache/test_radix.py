@@ -112,14 +112,14 @@ def test_namespaces_are_forgotten_with_their_pages():
     tree, tokens = RadixTree(2, LRU), ints([1, 2, 3])
     for i in range(100):
         assert not len(tree.match(tokens, f"asked {i}").pages)
-    assert tree.namespaces == 0
+    assert len(tree.newest_namespaces(1000)) == 0
     for i in range(100):
         tree.insert(tokens[:2], ints([i]), f"used {i}")
     assert tree.newest_namespaces(2) == ["used 99", "used 98"]
     assert len(tree.evict(60)) == 60
-    assert tree.namespaces == 40
+    assert len(tree.newest_namespaces(1000)) == 40
     assert len(tree.evict(100)) == 40
-    assert tree.namespaces == tree.pages == 0
+    assert len(tree.newest_namespaces(1000)) == tree.pages == 0
     known = [tree.was_evicted(tree.match(tokens, f"used {i}").node, tokens[:2]) for i in range(100)]
     assert sum(known) >= 95  # a later one may have taken an earlier one's place
     assert not tree.was_evicted(tree.match(tokens, "asked 0").node, tokens[:2])

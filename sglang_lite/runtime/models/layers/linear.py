@@ -180,7 +180,9 @@ def stacked(parts: Sequence[Weight], dtype: torch.dtype, device: torch.device | 
     at = 0
     for part in parts:
         rows = whole[at : at + part.shape[0]]
-        if not (isinstance(part, Blocks) and _decoded(part, rows)):
+        if isinstance(part, torch.Tensor):
+            rows.copy_(part)
+        elif not (isinstance(part, Blocks) and _decoded(part, rows)):
             for start, chunk in stacked_rows([part]):
                 rows[start : start + len(chunk)] = chunk
         at += len(rows)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from sglang_lite.runtime.executor import pinned_memory
+from sglang_lite.runtime.kernels import pinned_memory
 
 
 class Driver:

@@ -1,0 +1,208 @@
+"""Calls about the weights of a running engine: it takes others, shows its own, and pauses meanwhile."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from sglang_lite.errors import shown
+from sglang_lite.protocol import ParameterError
+from sglang_lite.runtime.calls import (
+    CheckWeights,
+    ContinueGeneration,
+    PauseGeneration,
+    ReadWeights,
+    ReleaseMemory,
+    ResumeMemory,
+    UpdateTensors,
+    UpdateWeights,
+    WriteTensors,
+)
+from sglang_lite.runtime.core.submission import check_kind
+
+if TYPE_CHECKING:
+    import torch
+
+    from sglang_lite.engine.engine import Engine
+
+
+def update_from_disk(
+    engine: Engine, path: str, *, load_format: str | None = None, weight_version: str | None = None
+) -> None:
+    """Replaces the weights by those of another checkpoint of the same architecture, between two steps.
+
+    All tensors are read and checked before the first is written. Nothing that the old weights have computed is used
+    again: cached prefixes are dropped, and running requests are computed again up to their current position. No step
+    runs during the update. It takes memory for 1 GiB of staged weights and for one part of a layer.
+
+    Args:
+        path: folder or name of the checkpoint, as EngineConfig's `model`.
+        load_format: as EngineConfig's; None for the engine's own.
+        weight_version: name of the new weights; None keeps the current name.
+
+    Raises:
+        ParameterError: an argument isn't a string.
+        ModelError: the checkpoint can't be read, has another architecture, or numbers that are not finite; the engine
+            continues with the old weights.
+    """
+    engine.answer(UpdateWeights(path, weight_version, load_format))
+
+
+def update_from_tensors(
+    engine: Engine,
+    named_tensors: Mapping[str, torch.Tensor] | Iterable[tuple[str, torch.Tensor]],
+    *,
+    load_format: str | None = None,
+    flush_cache: bool = True,
+    weight_version: str | None = None,
+) -> None:
+    """Replaces some or all weights by tensors, as `update_from_disk` does.
+
+    Args:
+        named_tensors: tensors by the names that a checkpoint has for them; quantised ones with their scales. Those that
+            are not given stay.
+        load_format: None, or "flattened_bucket" for SGLang's `flattened_tensor` with its `metadata`.
+        flush_cache: whether the update is complete. If not, the engine waits for more, and refuses requests until then.
+        weight_version: name of the new weights; None keeps the current name.
+
+    Raises:
+        ParameterError: an argument is invalid, or a tensor is given twice.
+        ModelError: a tensor has no place in the model, another shape, or numbers that are not finite, or an engine with
+            fewer bits lacks others of its product; the engine continues with the weights that it has.
+    """
+    if load_format not in (None, "flattened_bucket"):
+        raise ParameterError("load_format", f"{load_format!r} is not for tensors.", hint='Use "flattened_bucket".')
+    check_kind("flush_cache", flush_cache, bool)
+    if weight_version is not None:
+        check_kind("weight_version", weight_version, str)
+    from sglang_lite.runtime.models.weights.given import by_name, unpacked  # needs torch
+
+    tensors = by_name(unpacked(named_tensors) if load_format else named_tensors)
+    engine.answer(WriteTensors(tensors, flush_cache, weight_version))
+
+
+def update_from_bytes(
+    engine: Engine, data: bytes, *, flush_cache: bool = True, weight_version: str | None = None
+) -> None:
+    """`update_from_tensors` with those of a file in the format of safetensors, which `data` has."""
+    from sglang_lite.runtime.models.weights.given import memory_folder  # needs torch
+
+    with tempfile.NamedTemporaryFile(suffix=".safetensors", dir=memory_folder()) as file:
+        file.write(data)
+        file.flush()
+        engine.answer(UpdateTensors(file.name, flush_cache, weight_version))
+
+
+def release_memory_occupation(engine: Engine, tags: Sequence[str] | None = None) -> None:
+    """Gives memory back until `resume_memory_occupation`. Requests wait; those that run are computed again after it.
+
+    Args:
+        tags: what to give back: "kv_cache", "weights" (the host keeps a copy), "cuda_graph" (captured again when it
+            is resumed, which takes seconds); None for all.
+
+    Raises:
+        ParameterError: a tag is unknown, or its memory is given back already.
+        CapabilityError: the engine is on a GPU and was started without `enable_memory_saver`, or transformers' code
+            runs its model.
+    """
+    engine.answer(ReleaseMemory(_tags(tags), keep=True))
+
+
+def resume_memory_occupation(engine: Engine, tags: Sequence[str] | None = None) -> None:
+    """Takes memory again; the engine continues when it has all.
+
+    Args:
+        tags: as of `release_memory_occupation`; None for what is given back.
+
+    Raises:
+        ParameterError: a tag is unknown, or its memory is not given back.
+        ModelError: weights that were not kept can't be read.
+    """
+    engine.answer(ResumeMemory(_tags(tags)))
+
+
+def sleep(engine: Engine, level: int = 1) -> None:
+    """Gives the memory of weights and KV cache back until `wake`; captured graphs stay.
+
+    Args:
+        level: 1 to keep the weights in the host's memory; 2 to drop them, and to read them again from the checkpoint.
+            If they came as tensors, the engine needs them once more after level 2.
+
+    Raises:
+        ParameterError: the level is neither, or the engine is asleep.
+        CapabilityError: as `release_memory_occupation`.
+    """
+    if level not in (1, 2) or isinstance(level, bool):
+        raise ParameterError("level", f"{shown(level)} is neither 1 nor 2.")
+    engine.answer(ReleaseMemory(("kv_cache", "weights"), keep=level == 1))
+
+
+def wake(engine: Engine) -> None:
+    """Takes all memory again, and continues. Raises as `resume_memory_occupation`."""
+    engine.answer(ResumeMemory(()))
+
+
+def is_sleeping(engine: Engine) -> bool:
+    """True while memory of the engine is given back."""
+    return bool(engine.stats()["asleep"])
+
+
+def _tags(tags: Sequence[str] | None) -> tuple[str, ...]:
+    check_kind("tags", tags, list, tuple, set, frozenset, type(None))
+    for tag in tags or ():
+        check_kind("tags", tag, str)
+    return tuple(tags or ())
+
+
+def read_weights(engine: Engine, name: str, truncate_size: int = 100) -> list[Any]:  # numbers, or lists of them
+    """Returns the first rows of a tensor as the engine has it, as nested lists of numbers.
+
+    Args:
+        name: name of the tensor in a checkpoint.
+        truncate_size: number of rows.
+
+    Raises:
+        ParameterError: an argument is invalid.
+        ModelError: the model has no such tensor, or has it in fewer bits.
+    """
+    check_kind("name", name, str)
+    check_kind("truncate_size", truncate_size, int)
+    if truncate_size < 1:
+        raise ParameterError("truncate_size", f"{truncate_size} is not above 0.")
+    return engine.answer(ReadWeights(name, truncate_size))
+
+
+def check_weights(engine: Engine, action: str = "checksum") -> dict[str, Any]:  # JSON
+    """Returns SHA-256 `checksums` of all tensors by name, and the names of `unreadable` ones, which are in fewer bits.
+
+    Args:
+        action: "checksum"; "snapshot" to keep them; "compare" to add the names of tensors that have `changed` since.
+
+    Raises:
+        ParameterError: the action is unknown, or no snapshot was made.
+    """
+    check_kind("action", action, str)
+    return engine.answer(CheckWeights(action))
+
+
+def pause_generation(engine: Engine, mode: str = "abort") -> int:
+    """Stops generating until `continue_generation`; new requests wait. Updates meanwhile form one update.
+
+    Args:
+        mode: "abort" ends all requests; "retract" computes them again from their tokens, under the weights of then;
+            "in_place" keeps the keys and values of running ones, so that they may mix weights.
+
+    Returns:
+        Number of requests that ran or waited.
+
+    Raises:
+        ParameterError: the mode is unknown.
+    """
+    check_kind("mode", mode, str)
+    return engine.answer(PauseGeneration(mode))
+
+
+def continue_generation(engine: Engine) -> None:
+    """Ends a pause. Does nothing if there is none."""
+    engine.answer(ContinueGeneration())

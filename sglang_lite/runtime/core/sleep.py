@@ -1,0 +1,121 @@
+"""Sleep of an engine: it gives memory back, keeps its requests waiting, and takes the memory again when it wakes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from sglang_lite.protocol import CapabilityError, ParameterError
+from sglang_lite.runtime.core.step_loop import StepLoop
+from sglang_lite.runtime.core.weight_update import WeightUpdates
+from sglang_lite.runtime.models.decoder import Decoder
+from sglang_lite.runtime.models.weight_parts import drop_parts
+
+ASLEEP = "asleep"  # reason for which the loop holds
+TAGS = ("kv_cache", "weights", "cuda_graph")
+
+
+class Sleep:
+    """Memory that an engine gives back while it sleeps. Used on the loop's thread alone.
+
+    Args:
+        loop: loop of the engine.
+        updates: updates of its weights.
+        reload: reads all weights again from the checkpoint that the engine has them of.
+
+    Attributes:
+        released: tags of the memory that is given back.
+    """
+
+    def __init__(self, loop: StepLoop, updates: WeightUpdates, reload: Callable[[], None]) -> None:
+        self._loop, self._updates, self._reload = loop, updates, reload
+        self.released: set[str] = set()
+        self._kept = False  # whether the weights are kept in the host's memory
+
+    @torch.inference_mode()
+    def release(self, tags: Sequence[str], *, keep: bool) -> None:
+        """Gives memory back. Requests wait; running ones are computed again after it.
+
+        Args:
+            tags: of `TAGS`: keys and values, weights, captured graphs.
+            keep: whether the host keeps the weights. If not, they are read again from the checkpoint.
+
+        Raises:
+            ParameterError: a tag is unknown, or its memory is given back already.
+            CapabilityError: the engine was started without `enable_memory_saver` on a GPU.
+        """
+        chosen = _chosen(tags)
+        if again := chosen & self.released:
+            raise ParameterError("tags", f"the memory of {_listed(again)} is given back already: the engine is asleep.")
+        loop, runner = self._loop, self._loop.runner
+        model = runner.model
+        on_device = model.device.type == "cuda"
+        if runner.cache_memory is None or not isinstance(model, Decoder) or (on_device and model.weight_memory is None):
+            raise CapabilityError("this engine can't give memory back.", hint="Start it with enable_memory_saver=True.")
+        loop.settle()
+        loop.scheduler.retraction.retract_all()
+        loop.scheduler.flush()
+        loop.holds.add(ASLEEP)
+        self.released |= chosen
+        if "cuda_graph" in chosen:
+            runner.drop_graphs()
+        if "weights" in chosen:
+            self._kept = keep
+            if model.weight_memory is not None:
+                model.weight_memory.release(keep=keep)
+            elif not keep:
+                drop_parts(model)
+            self._updates.absent = True
+        if "kv_cache" in chosen:
+            runner.cache_memory.release()
+        if on_device:
+            torch.cuda.empty_cache()
+
+    @torch.inference_mode()
+    def restore(self, tags: Sequence[str]) -> None:
+        """Takes memory again. The engine continues once it has all.
+
+        Raises:
+            ParameterError: a tag is unknown, or its memory is not given back.
+            ModelError: weights that were not kept can't be read.
+        """
+        chosen = _chosen(tags) if tags else set(self.released)
+        if awake := chosen - self.released:
+            raise ParameterError("tags", f"the memory of {_listed(awake)} is not given back: the engine is awake.")
+        if not chosen:
+            raise ParameterError("tags", "no memory is given back: the engine is awake.")
+        runner = self._loop.runner
+        model = runner.model
+        assert isinstance(model, Decoder)
+        assert runner.cache_memory is not None
+        if "weights" in chosen:
+            self._restore_weights(model)
+        if "kv_cache" in chosen:
+            runner.cache_memory.restore()
+            self.released.discard("kv_cache")
+        if "cuda_graph" in chosen:
+            runner.capture_graphs()
+            self.released.discard("cuda_graph")
+        if not self.released:
+            self._loop.holds.discard(ASLEEP)
+
+    def _restore_weights(self, model: Decoder) -> None:
+        if model.weight_memory is not None:
+            model.weight_memory.restore(kept=self._kept)
+        self._updates.absent = False
+        self.released.discard("weights")
+        if not self._kept:
+            self._updates.lose()
+            if not self._updates.given:
+                self._reload()
+
+
+def _chosen(tags: Sequence[str]) -> set[str]:
+    if unknown := sorted(set(tags) - set(TAGS)):
+        raise ParameterError("tags", f"{unknown[0]!r} is none of {', '.join(TAGS)}.")
+    return set(tags) or set(TAGS)
+
+
+def _listed(tags: set[str]) -> str:
+    return " and ".join(sorted(tags))

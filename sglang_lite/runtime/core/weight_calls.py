@@ -1,0 +1,120 @@
+"""Calls of an engine about its weights and its memory: what each one does on the loop's thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from sglang_lite.runtime.calls import (
+    CheckWeights,
+    ContinueGeneration,
+    EngineCall,
+    PauseGeneration,
+    ReadWeights,
+    ReleaseMemory,
+    ResumeMemory,
+    UpdateTensors,
+    UpdateWeights,
+    WriteTensors,
+)
+from sglang_lite.runtime.config import EngineConfig
+from sglang_lite.runtime.core.sleep import Sleep
+from sglang_lite.runtime.core.step_loop import StepLoop
+from sglang_lite.runtime.core.weight_update import WeightUpdates
+from sglang_lite.runtime.loading.load_model import LoadedModel
+from sglang_lite.runtime.loading.replacement import checkpoint_opener, tensors_opener
+from sglang_lite.runtime.models.resolve import resolve
+from sglang_lite.runtime.requests.output_builder import LoadedWeights
+
+CALLS = (
+    UpdateWeights, UpdateTensors, WriteTensors, ReadWeights, CheckWeights, PauseGeneration, ContinueGeneration,
+    ReleaseMemory, ResumeMemory,
+)  # fmt: skip
+
+
+class WeightCalls:
+    """Answers to `CALLS`.
+
+    Args:
+        loop: loop of the engine.
+        version: version of the weights, which requests report.
+        loaded: the model as it was loaded.
+        config: settings that match the weights.
+        calls: executor for calls that wait for the loop, or for files.
+        changed: function that is called on the loop's thread after each update, with new settings, and the folder or
+            file of the weights; None for weights that came as tensors.
+
+    Attributes:
+        sleep: memory that the engine gives back.
+    """
+
+    def __init__(
+        self,
+        loop: StepLoop,
+        version: LoadedWeights,
+        loaded: LoadedModel,
+        config: EngineConfig,
+        calls: Executor,
+        changed: Callable[[EngineConfig, Path | None], None],
+    ) -> None:
+        self._loop, self._version, self._path, self._config = loop, version, loaded.path, config
+        self._calls, self._changed = calls, changed
+        self._updates = WeightUpdates(loop, version, loaded.tokenizer.bos_id, config)
+        self.sleep = Sleep(loop, self._updates, self._reload)
+
+    def ask(self, call: EngineCall[Any]) -> Future[Any]:  # each has its own type of answer
+        """Future of the answer to a call of `CALLS`."""
+        if isinstance(call, UpdateWeights):
+            now = self._config.load_format
+            formats = call.load_format or ("auto" if now == "dummy" else now)
+            version = self._version.version if call.version is None else call.version
+            changes = {"model": call.path, "revision": None, "weight_version": version, "load_format": formats}
+            config = EngineConfig.make(**{**asdict(self._config), **changes})
+            return self._calls.submit(
+                lambda: self._loop.inbox.call(partial(self._update, config, resolve(call.path, None)))
+            )
+        return self._loop.inbox.ask(partial(self._answer, call))
+
+    def _answer(self, call: EngineCall[Any]) -> object:
+        match call:
+            case UpdateTensors() | WriteTensors():
+                return self._update_tensors(call)
+            case ReadWeights():
+                return self._updates.read(call.name, call.rows)
+            case CheckWeights():
+                return self._updates.check(call.action)
+            case PauseGeneration():
+                return self._updates.pause(call.mode)
+            case ContinueGeneration():
+                self._updates.resume()
+            case ReleaseMemory():
+                self.sleep.release(call.tags, keep=call.keep)
+            case ResumeMemory():
+                self.sleep.restore(call.tags)
+        return None
+
+    def _update(self, config: EngineConfig, location: Path) -> str:
+        opener = checkpoint_opener(config, location, self._updates.model)
+        self._updates.write(opener, config.weight_version, whole=True)
+        self._change(config, location)
+        return config.model
+
+    def _update_tensors(self, call: UpdateTensors | WriteTensors) -> str:
+        tensors = call.tensors if isinstance(call, WriteTensors) else Path(call.file)
+        opener = tensors_opener(tensors, self._updates.model, self._path)
+        self._updates.write(opener, call.version, whole=False, last=call.last)
+        self._change(replace(self._config, weight_version=self._version.version), None)
+        return self._version.version
+
+    def _change(self, config: EngineConfig, path: Path | None) -> None:
+        self._config = config
+        self._changed(config, path)
+
+    def _reload(self) -> None:
+        """Reads the weights again from the checkpoint that they are of."""
+        location = resolve(self._config.model, self._config.revision)
+        self._updates.write(checkpoint_opener(self._config, location, self._updates.model), None, whole=True)

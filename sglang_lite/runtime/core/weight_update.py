@@ -1,0 +1,235 @@
+"""Changes of a running engine's weights, between two steps, and pauses in which it takes them.
+
+Each call is staged and checked before the first byte is written (models/new_weights.py). Several calls may form one
+update; the engine plans no step until it is complete.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sglang_lite.protocol import BackendError, ModelError, ParameterError
+from sglang_lite.runtime.config import EngineConfig
+from sglang_lite.runtime.core.step_loop import StepLoop
+from sglang_lite.runtime.models.decoder import Decoder
+from sglang_lite.runtime.models.kv_scales import kv_scales, read_kv_scales
+from sglang_lite.runtime.models.new_weights import StagedWeights
+from sglang_lite.runtime.models.weight_parts import WeightParts
+from sglang_lite.runtime.models.weights.source import WeightSource
+from sglang_lite.runtime.requests.output_builder import LoadedWeights
+
+PAUSED, INCOMPLETE = "paused", "weights incomplete"  # reasons for which the loop holds
+_MODES = ("abort", "retract", "in_place")
+_ACTIONS = ("checksum", "snapshot", "compare")
+
+Scales = dict[tuple[int, str], torch.Tensor]
+
+
+class WeightUpdates:
+    """Changes of an engine's weights. Used on the loop's thread alone.
+
+    Args:
+        loop: loop of the engine.
+        weights: name of their version, which requests report.
+        bos: token that begins a sequence, or None.
+        config: settings of the engine, of which one may name a file with scales of an 8-bit KV cache.
+
+    Attributes:
+        absent: True while the engine sleeps without its weights.
+        given: True if weights have come as tensors since a checkpoint was read.
+    """
+
+    def __init__(self, loop: StepLoop, weights: LoadedWeights, bos: int | None, config: EngineConfig) -> None:
+        self._loop, self._weights, self._bos = loop, weights, bos
+        self._scales_file = config.quantization_param_path
+        self.absent = False
+        self.given = False
+        self._in_place = False  # whether running requests keep their slots
+        self._missing: set[str] = set()  # names of tensors that a failed write has left undefined
+        self._snapshot: dict[str, str] | None = None
+
+    @property
+    def model(self) -> Decoder:
+        """The running model.
+
+        Raises:
+            ModelError: it runs by other code, so that its weights can't be replaced, or the engine is asleep.
+        """
+        if self.absent:
+            raise ModelError("the engine is asleep, without its weights.", hint="Wake it: resume_memory_occupation.")
+        model = self._loop.runner.model
+        if not isinstance(model, Decoder):
+            raise ModelError("the running model is not one whose weights can be replaced.")
+        if model.features is not None:
+            raise ModelError("the weights of a model that reads images can't be replaced.", hint="Make another engine.")
+        return model
+
+    # ------------------------------------------------------------------------------------------ updates
+
+    @torch.inference_mode()
+    def write(
+        self, open_source: Callable[[], WeightSource], version: str | None, *, whole: bool, last: bool = True
+    ) -> None:
+        """Replaces weights by those of a source.
+
+        Args:
+            open_source: opens the source from its beginning.
+            version: name of the new weights; None keeps the name.
+            whole: whether the source must have all tensors of the model.
+            last: whether the update is complete now, unless the engine is paused.
+
+        Raises:
+            ModelError: the weights don't fit; the old ones stay.
+        """
+        model = self.model
+        staged = StagedWeights(model, open_source, whole=whole)
+        self._begin()
+        try:
+            staged.write()
+            if model.kv_scales is not None:
+                self._write_scales(model, staged.kv_scales)
+        except BaseException:
+            self.lose()
+            raise
+        self._missing = set() if whole else self._missing - staged.names
+        self.given = not whole
+        if version is not None:
+            self._weights.version = version
+        if whole or (last and PAUSED not in self._loop.holds):
+            self.complete()
+        else:
+            self._refuse()
+
+    def lose(self) -> None:
+        """Refuses requests until all tensors have been written again, as their values are undefined."""
+        self._missing = set(WeightParts(self.model).names())
+        self._refuse()
+
+    def complete(self) -> None:
+        """Ends an update of several calls. Does nothing while tensors are undefined that a write has failed for."""
+        if not self._missing:
+            self._loop.holds.discard(INCOMPLETE)
+            self._loop.refusal = None
+
+    def _begin(self) -> None:
+        """Lets requests continue under the new weights: nothing that the old ones have computed is used again, but by
+        rows that are paused in key."""
+        loop, scheduler = self._loop, self._loop.scheduler
+        loop.settle()
+        if not self._in_place:
+            scheduler.retraction.retract_all()
+        scheduler.flush()
+        if self._in_place:
+            self._retire()
+        known = scheduler.store.table.known
+        for request in scheduler.queues:
+            count = len(request.tokens) if request.handle is None else int(known[request.slot])
+            request.output.drawn_by.replaced(count - request.prompt_len)
+        loop.holds.add(INCOMPLETE)
+
+    def _retire(self) -> None:
+        """Gives all that is cached, and what running requests will add, names that no request can ask for."""
+        suffix = f" {secrets.token_hex(16)}"
+        self._loop.scheduler.store.tree.retire(suffix)
+        for request in self._loop.scheduler.queues.running():
+            assert request.handle is not None
+            request.handle.namespace += suffix
+            request.space = replace(request.space, namespace=request.namespace + suffix)
+
+    def _refuse(self) -> None:
+        """Refuses new requests, unless a pause lets them wait for the rest of an update."""
+        if PAUSED not in self._loop.holds or self._missing:
+            self._loop.refusal = BackendError(
+                "weights incomplete: an update has begun, and its last tensors have not arrived.",
+                hint="Send the rest with flush_cache=True, or a whole checkpoint: update_weights_from_disk.",
+            )
+
+    def _write_scales(self, model: Decoder, stored: Scales) -> None:
+        """Finds the scales of the KV cache for new weights, and writes them where graphs read them."""
+        if self._scales_file is not None:
+            stored = stored | read_kv_scales(Path(self._scales_file), model.kv_layout)
+        old, new = model.kv_scales, kv_scales(model, stored, self._bos)
+        assert old is not None
+        for one, other in zip((*old.k, *old.v), (*new.k, *new.v)):
+            one.copy_(other)
+
+    # ------------------------------------------------------------------------------------------- pauses
+
+    def pause(self, mode: str) -> int:
+        """Plans no further steps until `resume`. Returns the number of requests that ran or waited.
+
+        Args:
+            mode: "abort" to end all requests, "retract" to compute them again from their tokens, "in_place" to keep
+                what has been computed of running ones.
+
+        Raises:
+            ParameterError: the mode is unknown.
+        """
+        if mode not in _MODES:
+            raise ParameterError("mode", f"{mode!r} is none of {', '.join(_MODES)}.")
+        loop, scheduler = self._loop, self._loop.scheduler
+        loop.settle()
+        loop.holds.add(PAUSED)
+        requests = list(scheduler.queues)
+        self._in_place = mode == "in_place"
+        if mode == "abort":
+            for request in requests:
+                loop.abort(request)
+        elif mode == "retract":
+            scheduler.retraction.retract_all()
+        return len(requests)
+
+    def resume(self) -> None:
+        """Ends a pause, and the update that was made meanwhile; does nothing if there is none.
+
+        Raises:
+            BackendError: a write has failed meanwhile, and what it left undefined has not been written since.
+        """
+        self._loop.holds.discard(PAUSED)
+        self._in_place = False
+        self.complete()
+        if self._missing:
+            self._refuse()
+            assert self._loop.refusal is not None
+            raise self._loop.refusal
+
+    # ---------------------------------------------------------------------------------------- questions
+
+    @torch.inference_mode()
+    def read(self, name: str, rows: int) -> list[Any]:  # numbers, or lists of them
+        """First rows of a tensor, as nested lists. Raises ModelError if there is none, or it can't be restored."""
+        found: list[Any] = WeightParts(self.model).read(name)[:rows].float().cpu().tolist()
+        return found
+
+    @torch.inference_mode()
+    def check(self, action: str) -> dict[str, Any]:  # JSON
+        """Checksums of all tensors, which "snapshot" keeps, and "compare" compares with those that were kept.
+
+        Raises:
+            ParameterError: the action is unknown, or nothing was kept.
+        """
+        if action not in _ACTIONS:
+            raise ParameterError("action", f"{action!r} is none of {', '.join(_ACTIONS)}.")
+        if action == "compare" and self._snapshot is None:
+            raise ParameterError("action", "there is no snapshot to compare with.", hint='Ask for "snapshot" first.')
+        parts, found, unreadable = WeightParts(self.model), dict[str, str](), list[str]()
+        for name in parts.names():
+            try:
+                data = parts.read(name).cpu().contiguous().view(torch.uint8).numpy()
+            except ModelError:
+                unreadable.append(name)
+            else:
+                found[name] = hashlib.sha256(data.data).hexdigest()
+        answer: dict[str, Any] = {"checksums": found, "unreadable": unreadable}
+        if action == "compare" and self._snapshot is not None:
+            answer["changed"] = [name for name, digest in found.items() if self._snapshot.get(name) != digest]
+        if action == "snapshot":
+            self._snapshot = found
+        return answer

@@ -1,0 +1,171 @@
+"""Memory that can be given back and taken again while its tensors stay: at reserved addresses of a GPU, which captured
+graphs have, or as maps of a CPU's memory."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from mmap import MADV_DONTNEED, MAP_ANONYMOUS, MAP_PRIVATE, mmap
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+_DEVICE, _PINNED, _READ_WRITE = 1, 1, 3  # CU_MEM_LOCATION_TYPE_DEVICE, CU_MEM_ALLOCATION_TYPE_PINNED, …PROT_READWRITE
+_OUT_OF_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY
+
+
+class Arena(Protocol):
+    """Memory of some tensors."""
+
+    def zeros(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """Tensor of zeros, in memory of its own."""
+        ...
+
+    def release(self) -> None:
+        """Gives the memory back. The tensors may not be used until it is restored."""
+        ...
+
+    def restore(self) -> None:
+        """Takes memory again; what the tensors have then is undefined on a GPU, and zeros on a CPU."""
+        ...
+
+
+class HostArena:
+    """Memory of a CPU, whose pages are mapped when they are first touched."""
+
+    def __init__(self) -> None:
+        self._maps: list[mmap] = []
+
+    def zeros(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        made = mmap(-1, max(math.prod(shape) * dtype.itemsize, 1), MAP_PRIVATE | MAP_ANONYMOUS)
+        self._maps.append(made)
+        data = np.frombuffer(made, dtype=np.uint8)[: math.prod(shape) * dtype.itemsize]
+        return torch.from_numpy(data).view(dtype).view(*shape)
+
+    def release(self) -> None:
+        for each in self._maps:
+            each.madvise(MADV_DONTNEED)
+
+    def restore(self) -> None:
+        """Does nothing: pages come back when they are touched."""
+
+
+class _Location(ctypes.Structure):
+    _fields_ = (("type", ctypes.c_int), ("id", ctypes.c_int))
+
+
+class _Properties(ctypes.Structure):  # CUmemAllocationProp
+    _fields_ = (
+        ("type", ctypes.c_int), ("handle_types", ctypes.c_int), ("location", _Location),
+        ("metadata", ctypes.c_void_p), ("compression", ctypes.c_ubyte), ("rdma", ctypes.c_ubyte),
+        ("usage", ctypes.c_ushort), ("reserved", ctypes.c_ubyte * 4),
+    )  # fmt: skip
+
+
+class _Access(ctypes.Structure):  # CUmemAccessDesc
+    _fields_ = (("location", _Location), ("flags", ctypes.c_int))
+
+
+@dataclass(slots=True)
+class _Region:
+    """Range of addresses, and the memory behind it.
+
+    Attributes:
+        address, size: first address, and bytes.
+        handle: its memory; None while there is none.
+    """
+
+    address: int
+    size: int
+    handle: int | None
+
+    def __del__(self) -> None:  # when neither its arena nor a tensor is left
+        with contextlib.suppress(Exception):  # the process may be ending
+            torch.cuda.synchronize()
+            self.unmap()
+            _call("cuMemAddressFree", ctypes.c_uint64(self.address), ctypes.c_size_t(self.size))
+
+    def unmap(self) -> None:
+        """Gives the memory back."""
+        if self.handle is not None:
+            _call("cuMemUnmap", ctypes.c_uint64(self.address), ctypes.c_size_t(self.size))
+            _call("cuMemRelease", ctypes.c_uint64(self.handle))
+            self.handle = None
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:  # the fields of the protocol
+        return {"shape": (self.size,), "typestr": "|u1", "data": (self.address, False), "version": 3}
+
+
+class DeviceArena:
+    """Memory of a GPU behind addresses that are reserved once.
+
+    Args:
+        device: the GPU.
+
+    Raises:
+        torch.OutOfMemoryError: the GPU has too little memory; also from `zeros` and `restore`.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        torch.cuda.current_stream(device)  # makes the context
+        torch.zeros(1, device=device)
+        self._index = torch.cuda.current_device() if device.index is None else device.index
+        self._properties = _Properties(type=_PINNED, location=_Location(_DEVICE, self._index))
+        size = ctypes.c_size_t()
+        _call("cuMemGetAllocationGranularity", ctypes.byref(size), ctypes.byref(self._properties), ctypes.c_int(0))
+        self._granularity = size.value
+        self._regions: list[_Region] = []
+
+    def empty(self, size: int) -> torch.Tensor:
+        """Bytes of undefined values."""
+        whole = -(-size // self._granularity) * self._granularity
+        address = ctypes.c_uint64()
+        _call("cuMemAddressReserve", ctypes.byref(address), ctypes.c_size_t(whole), ctypes.c_size_t(0),
+              ctypes.c_uint64(0), ctypes.c_uint64(0))  # fmt: skip
+        region = _Region(address.value, whole, None)
+        self._map(region)
+        self._regions.append(region)
+        return torch.as_tensor(region, device=self._device)[:size]
+
+    def zeros(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        return self.empty(math.prod(shape) * dtype.itemsize).zero_().view(dtype).view(*shape)
+
+    def release(self) -> None:
+        torch.cuda.synchronize(self._device)
+        for region in self._regions:
+            region.unmap()
+
+    def restore(self) -> None:
+        for region in self._regions:
+            if region.handle is None:
+                self._map(region)
+
+    def _map(self, region: _Region) -> None:
+        handle, size = ctypes.c_uint64(), ctypes.c_size_t(region.size)
+        _call("cuMemCreate", ctypes.byref(handle), size, ctypes.byref(self._properties), ctypes.c_uint64(0))
+        at = ctypes.c_uint64(region.address)
+        _call("cuMemMap", at, size, ctypes.c_size_t(0), handle, ctypes.c_uint64(0))
+        access = _Access(_Location(_DEVICE, self._index), _READ_WRITE)
+        _call("cuMemSetAccess", at, size, ctypes.byref(access), ctypes.c_size_t(1))
+        region.handle = handle.value
+
+
+@cache
+def _driver() -> ctypes.CDLL:
+    return ctypes.CDLL("libcuda.so.1")
+
+
+def _call(name: str, *args: Any) -> None:  # of types of ctypes
+    """Calls a function of the driver."""
+    error = getattr(_driver(), name)(*args)
+    if error == _OUT_OF_MEMORY:
+        raise torch.OutOfMemoryError(f"CUDA out of memory: {name}")
+    if error:
+        raise RuntimeError(f"{name}: CUDA error {error}")

@@ -1,0 +1,55 @@
+"""Weights that may replace those of a running model, as sources that can be opened again and again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+
+from sglang_lite.protocol import ModelError
+from sglang_lite.runtime.config import EngineConfig
+from sglang_lite.runtime.loading.model_files import open_model_files
+from sglang_lite.runtime.models.decoder import Decoder
+from sglang_lite.runtime.models.transformers_config import TransformersSpec
+from sglang_lite.runtime.models.weights.folder import SafetensorsSource, TensorSource, open_folder
+from sglang_lite.runtime.models.weights.gguf import GgufSource
+from sglang_lite.runtime.models.weights.quantization_config import PLAIN, read_quantisation
+from sglang_lite.runtime.models.weights.source import WeightSource
+
+
+def checkpoint_opener(config: EngineConfig, path: Path, model: Decoder) -> Callable[[], WeightSource]:
+    """Function that opens the weights at `path`, to replace those of `model`.
+
+    Raises:
+        ModelError: the checkpoint can't be read, or is of another architecture.
+    """
+    files = open_model_files(path, config.model_impl, tokenizer=False)
+    if isinstance(files.spec, TransformersSpec):
+        raise ModelError(f"{path}: another architecture than the running model's.")
+    spec, current, new = files.spec, asdict(model.spec), asdict(files.spec)
+    if differing := [name for name in current if current[name] != new[name]]:
+        raise ModelError(f"{path}: another architecture than the running model's: {', '.join(differing)} differ.")
+    gguf, matrices = files.gguf, PLAIN if path.is_file() else read_quantisation(path).matrices
+    found = "safetensors" if gguf is None else "gguf"
+    if config.load_format in ("safetensors", "gguf") and config.load_format != found:
+        raise ModelError(f"{path}: load_format is {config.load_format!r}, and this is {found}.", hint='Use "auto".')
+    return lambda: open_folder(path, matrices) if gguf is None else GgufSource(gguf, spec)
+
+
+def tensors_opener(
+    tensors: Mapping[str, torch.Tensor] | Path, model: Decoder, folder: Path | None
+) -> Callable[[], WeightSource]:
+    """Function that opens some of the tensors of a checkpoint, to replace those of `model`.
+
+    Args:
+        tensors: tensors by name, or a file in the format of safetensors.
+        model: model that they are for.
+        folder: the model's files, which declare how its matrices are stored; None if it has none.
+    """
+    matrices = PLAIN if folder is None or folder.is_file() else read_quantisation(folder).matrices
+    if isinstance(tensors, Path):
+        return lambda: SafetensorsSource(tensors, {tensors}, matrices)
+    copies = model.device.type == "cpu"  # a part may be made of a tensor as it is
+    return lambda: TensorSource("the given tensors", tensors, matrices, copies=copies)

@@ -1,0 +1,129 @@
+"""Memory of a decoder's weights, which an engine that sleeps gives back."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import torch
+
+from sglang_lite.protocol import ParameterError
+from sglang_lite.runtime.kernels.arena import DeviceArena
+from sglang_lite.runtime.kernels.pinned_memory import pin_memory, unpin_memory
+from sglang_lite.runtime.models.decoder import Decoder
+from sglang_lite.runtime.models.model import Model
+from sglang_lite.runtime.models.weight_parts import part_keys, part_of
+
+_REGION_BYTES = 1 << 30  # of tensors that are moved together
+_ALIGNED = 512  # bytes
+
+
+def save_memory(model: Model, *, backup: bool) -> None:
+    """Moves the weights of a model on a GPU to memory that can be given back, and its later caches.
+
+    Args:
+        model: loaded model; on a CPU nothing has to be moved.
+        backup: as of `WeightMemory`.
+
+    Raises:
+        ParameterError: transformers' code runs the model.
+    """
+    if model.device.type != "cuda":
+        return
+    if not isinstance(model, Decoder):
+        raise ParameterError("enable_memory_saver", "transformers' code runs this model, without it.")
+    with torch.inference_mode():
+        model.memory_saver, model.weight_memory = True, WeightMemory(model, backup=backup)
+
+
+class WeightMemory:
+    """Weights of a decoder on a GPU, in memory that can be given back under their addresses.
+
+    Args:
+        model: loaded decoder, whose tensors are moved there. It takes 1 GiB more meanwhile.
+        backup: whether to take the host's memory for copies now, rather than when they are first made.
+    """
+
+    def __init__(self, model: Decoder, *, backup: bool) -> None:
+        self._arena = DeviceArena(model.device)
+        self._regions: list[torch.Tensor] = []
+        self._copies: list[torch.Tensor] = []
+        by_storage: dict[int, list[torch.Tensor]] = {}
+        for tensor in _tensors(model):
+            by_storage.setdefault(tensor.untyped_storage().data_ptr(), []).append(tensor)
+        group, size = list[list[torch.Tensor]](), 0
+        for views in by_storage.values():
+            group.append(views)
+            size += views[0].untyped_storage().nbytes()
+            if size >= _REGION_BYTES:
+                self._move(group)
+                group, size = [], 0
+        if group:
+            self._move(group)
+        by_storage.clear()
+        torch.cuda.empty_cache()
+        if backup:
+            self._allocate_copies()
+
+    def _move(self, group: list[list[torch.Tensor]]) -> None:
+        """Moves tensors, of which those of a list share a storage, to a region of their own."""
+        sizes = [views[0].untyped_storage().nbytes() for views in group]
+        starts = [0]
+        for size in sizes:
+            starts.append(starts[-1] + -(-size // _ALIGNED) * _ALIGNED)
+        region = self._arena.empty(starts[-1])
+        for views, start, size in zip(group, starts, sizes):
+            stored = torch.empty(0, dtype=torch.uint8, device=region.device).set_(views[0].untyped_storage())
+            region[start : start + size].copy_(stored)
+            for tensor in views:
+                at = start // tensor.itemsize + tensor.storage_offset()
+                tensor.set_(region.untyped_storage(), at, tensor.shape, tensor.stride())
+        self._regions.append(region)
+
+    def release(self, *, keep: bool) -> None:
+        """Gives the memory back. With `keep`, the host keeps a copy."""
+        if keep:
+            self._allocate_copies()
+            for region, copy in zip(self._regions, self._copies):
+                copy.copy_(region, non_blocking=True)
+        self._arena.release()
+
+    def restore(self, *, kept: bool) -> None:
+        """Takes memory again, with the weights if a copy was kept; else their values are undefined."""
+        self._arena.restore()
+        for region, copy in zip(self._regions, self._copies) if kept else ():
+            region.copy_(copy, non_blocking=True)
+        torch.cuda.synchronize()
+
+    def _allocate_copies(self) -> None:
+        for region in self._regions[len(self._copies) :]:
+            with torch.inference_mode(mode=False):  # threads write to it
+                copy = pin_memory(region.nbytes)
+            weakref.finalize(self, unpin_memory, copy.data_ptr()).atexit = False
+            self._copies.append(copy)
+
+
+def _tensors(model: Decoder) -> Iterator[torch.Tensor]:
+    """Tensors of the parts of a decoder, each once; without rotary tables and the scratch memory of its products."""
+    seen = {id(each) for each in vars(model.linears).values()}
+    for key in part_keys(model):
+        yield from _within(part_of(model, key), seen)
+
+
+def _within(part: Any, seen: set[int]) -> Iterator[torch.Tensor]:  # a part, or anything in it
+    if id(part) in seen:
+        return
+    if isinstance(part, torch.Tensor):
+        seen.add(id(part))
+        yield part
+    elif isinstance(part, tuple | list):
+        for each in part:
+            yield from _within(each, seen)
+    elif is_dataclass(part):
+        for field in fields(part):
+            yield from _within(getattr(part, field.name), seen)
+    elif hasattr(part, "__dict__"):
+        for each in vars(part).values():
+            yield from _within(each, seen)

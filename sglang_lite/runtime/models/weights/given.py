@@ -1,0 +1,78 @@
+"""Tensors that a caller gives to a running engine: checked, unpacked, and written to shared memory."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+
+from sglang_lite.errors import shown
+from sglang_lite.protocol import ParameterError
+
+_MEMORY = Path("/dev/shm")  # files of this folder are in memory
+
+
+def memory_folder() -> Path | None:
+    """Folder whose files are in memory; None for that of other temporary files."""
+    return _MEMORY if _MEMORY.is_dir() else None
+
+
+def shared_file(tensors: Mapping[str, torch.Tensor]) -> Path:
+    """Writes tensors in the format of safetensors to a file in shared memory, which only this user may read.
+
+    Raises:
+        ParameterError: there is too little room.
+    """
+    handle, name = tempfile.mkstemp(".safetensors", "sglang_lite-", memory_folder())
+    os.close(handle)
+    path = Path(name)
+    try:
+        save_file({key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}, path)
+    except (SafetensorError, OSError) as error:
+        path.unlink()
+        raise ParameterError("named_tensors", f"can't be written to {path.parent}: {error}") from error
+    return path
+
+
+def by_name(tensors: Mapping[str, torch.Tensor] | Iterable[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    """Tensors by name. Raises ParameterError for other things, for a name that is given twice, and for none."""
+    pairs = list(tensors.items() if isinstance(tensors, Mapping) else tensors)
+    found: dict[str, torch.Tensor] = {}
+    for pair in pairs:
+        if not isinstance(pair, tuple | list) or len(pair) != 2 or not isinstance(pair[0], str):
+            raise ParameterError("named_tensors", f"{shown(pair)} is not a name with a tensor.")
+        name, tensor = pair
+        if not isinstance(tensor, torch.Tensor):
+            raise ParameterError("named_tensors", f"{name!r} is {shown(tensor)}, and not a tensor.")
+        if name in found:
+            raise ParameterError("named_tensors", f"{name!r} is given twice.")
+        found[name] = tensor.detach()
+    if not found:
+        raise ParameterError("named_tensors", "is empty.")
+    return found
+
+
+def unpacked(bucket: Any) -> list[tuple[str, torch.Tensor]]:  # of the caller
+    """Tensors of SGLang's flattened bucket: one tensor, with the start and end of each in it. Raises ParameterError if
+    it is none."""
+    parts = dict(bucket)
+    flat, metadata = parts.get("flattened_tensor"), parts.get("metadata")
+    if not isinstance(flat, torch.Tensor) or metadata is None:
+        raise ParameterError("named_tensors", "a flattened bucket has a flattened_tensor and its metadata.")
+    data = flat.flatten().view(torch.uint8)
+    found = []
+    for each in metadata:
+        said = each if isinstance(each, Mapping) else vars(each)
+        dtype = getattr(torch, str(said["dtype"]).removeprefix("torch."))
+        size, shape = flat.dtype.itemsize, tuple(said["shape"])
+        start, end = said["start_idx"] * size, said["end_idx"] * size
+        if not 0 <= start <= end <= len(data) or (end - start) != torch.Size(shape).numel() * dtype.itemsize:
+            raise ParameterError("named_tensors", f"{said['name']!r} is not within its bucket.")
+        found.append((said["name"], data[start:end].view(dtype).view(shape)))
+    return found

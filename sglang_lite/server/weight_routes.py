@@ -1,0 +1,199 @@
+"""SGLang's routes that change the weights of a running engine, show them, and pause it meanwhile."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from functools import partial
+
+import msgspec
+from starlette.responses import Response
+
+from sglang_lite.engine import weights
+from sglang_lite.protocol import ModelError, ParameterError
+from sglang_lite.server.endpoint import HttpRequest, Route, answer, read_record
+from sglang_lite.server.fields import Fields
+from sglang_lite.server.native import LONGEST_S
+from sglang_lite.server.service import Service
+
+
+class UpdateFromDiskRequest(msgspec.Struct, kw_only=True):
+    """Request to replace the weights by a checkpoint's."""
+
+    model_path: str
+    load_format: str | None = None
+    flush_cache: bool = True
+    weight_version: str | None = None
+
+
+class UpdateFromTensorRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Request to replace weights by tensors."""
+
+    serialized_named_tensors: list[str]  # one, in base64: the bytes of a safetensors file
+    load_format: str | None = None
+    flush_cache: bool = True
+    weight_version: str | None = None
+
+
+class GetWeightsRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Request to show a tensor."""
+
+    name: str
+    truncate_size: int = 100
+
+
+class CheckWeightsRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Request for checksums."""
+
+    action: str = "checksum"
+
+
+class PauseRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Request to pause."""
+
+    mode: str = "abort"
+
+
+class MemoryRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Request to give memory back, or to take it again."""
+
+    tags: list[str] | None = None
+
+
+MEMORY = Fields(MemoryRequest, {}, {})
+FROM_DISK = Fields(UpdateFromDiskRequest, {}, {})
+FROM_TENSOR = Fields(UpdateFromTensorRequest, {}, {})
+GET = Fields(GetWeightsRequest, {}, {})
+CHECK = Fields(CheckWeightsRequest, {}, {})
+PAUSE = Fields(PauseRequest, {}, {})
+
+
+async def update_from_disk(service: Service, call: HttpRequest) -> Response:
+    """Replaces the weights by another checkpoint's."""
+    body = await read_record(service, call, FROM_DISK)
+    update = partial(
+        weights.update_from_disk, service.engine, body.model_path,
+        load_format=body.load_format, weight_version=body.weight_version,
+    )  # fmt: skip
+    try:
+        await service.call_engine(update, at_most_s=LONGEST_S)
+    except ModelError as error:
+        return answer({"success": False, "message": str(error), "num_paused_requests": 0}, 400)
+    return answer({"success": True, "message": "The weights are replaced.", "num_paused_requests": 0})
+
+
+async def update_from_tensor(service: Service, call: HttpRequest) -> Response:
+    """Replaces weights by tensors in the layout of safetensors; pickled ones would run the sender's code."""
+    body = await read_record(service, call, FROM_TENSOR)
+    if body.load_format is not None:
+        raise ParameterError("load_format", "is for objects in Python.", hint="Send the bytes of a safetensors file.")
+    if len(body.serialized_named_tensors) != 1:
+        raise ParameterError("serialized_named_tensors", f"has {len(body.serialized_named_tensors)} entries, not one.")
+    data = _bytes_of(body.serialized_named_tensors[0])
+
+    update = partial(
+        weights.update_from_bytes, service.engine, data,
+        flush_cache=body.flush_cache, weight_version=body.weight_version,
+    )  # fmt: skip
+    try:
+        await service.call_engine(update, at_most_s=LONGEST_S)
+    except ModelError as error:
+        return answer({"success": False, "message": str(error)}, 400)
+    return answer({"success": True, "message": "The weights are replaced."})
+
+
+def _bytes_of(text: str) -> bytes:
+    try:
+        data = base64.b64decode(text, validate=True)
+    except (ValueError, binascii.Error) as error:
+        raise ParameterError("serialized_named_tensors", f"is no base64: {error}.") from error
+    if not len(data) > 8 or data[8:9] != b"{":  # the length of a JSON header, then the header
+        raise ParameterError(
+            "serialized_named_tensors",
+            "is no safetensors file. Pickled tensors are refused: they would run their sender's code.",
+            hint="Send base64 of what `safetensors.torch.save` returns.",
+        )
+    return data
+
+
+async def get_weights(service: Service, call: HttpRequest) -> Response:
+    """Returns the first rows of a tensor."""
+    body = await read_record(service, call, GET)
+    read = partial(weights.read_weights, service.engine, body.name, body.truncate_size)
+    try:
+        return answer(await service.call_engine(read))
+    except ModelError as error:
+        return answer({"success": False, "message": str(error)}, 400)
+
+
+async def check_weights(service: Service, call: HttpRequest) -> Response:
+    """Returns checksums of the tensors, and which of them have changed."""
+    body = await read_record(service, call, CHECK)
+    found = await service.call_engine(partial(weights.check_weights, service.engine, body.action), at_most_s=LONGEST_S)
+    changed = found.get("changed", [])
+    message = f"{len(changed)} tensors differ from the snapshot." if changed else ""
+    return answer({"success": not changed, "message": message, **found})
+
+
+async def pause(service: Service, call: HttpRequest) -> Response:
+    """Stops generating until /continue_generation."""
+    body = await read_record(service, call, PAUSE) if call.data else PauseRequest()
+    count = await service.call_engine(partial(weights.pause_generation, service.engine, body.mode))
+    return answer({"status": "ok", "message": "Generation paused.", "num_paused_requests": count})
+
+
+async def resume(service: Service, _: HttpRequest) -> Response:
+    """Generates again."""
+    await service.call_engine(partial(weights.continue_generation, service.engine))
+    return answer({"status": "ok", "message": "Generation continued."})
+
+
+async def release(service: Service, call: HttpRequest) -> Response:
+    """Gives memory back."""
+    body = await read_record(service, call, MEMORY) if call.data else MemoryRequest()
+    await service.call_engine(
+        partial(weights.release_memory_occupation, service.engine, body.tags), at_most_s=LONGEST_S
+    )
+    return Response(status_code=200)
+
+
+async def take_again(service: Service, call: HttpRequest) -> Response:
+    """Takes memory again."""
+    body = await read_record(service, call, MEMORY) if call.data else MemoryRequest()
+    await service.call_engine(partial(weights.resume_memory_occupation, service.engine, body.tags), at_most_s=LONGEST_S)
+    return Response(status_code=200)
+
+
+async def sleep(service: Service, call: HttpRequest) -> Response:
+    """Gives the memory of weights and KV cache back."""
+    level = call.query.get("level", "1")
+    if level not in ("1", "2"):
+        raise ParameterError("level", f"{level[:20]!r} is neither 1 nor 2.")
+    await service.call_engine(partial(weights.sleep, service.engine, int(level)), at_most_s=LONGEST_S)
+    return Response(status_code=200)
+
+
+async def wake_up(service: Service, _: HttpRequest) -> Response:
+    """Takes all memory again."""
+    await service.call_engine(partial(weights.wake, service.engine), at_most_s=LONGEST_S)
+    return Response(status_code=200)
+
+
+async def is_sleeping(service: Service, _: HttpRequest) -> Response:
+    """Tells whether memory is given back."""
+    return answer({"is_sleeping": await service.call_engine(partial(weights.is_sleeping, service.engine))})
+
+
+ROUTES = (
+    Route("/release_memory_occupation", release, "Give memory back", fields=MEMORY, access="owner", media_type=""),
+    Route("/resume_memory_occupation", take_again, "Take it again", fields=MEMORY, access="owner", media_type=""),
+    Route("/sleep", sleep, "Sleep", query=("level",), access="owner", media_type=""),
+    Route("/wake_up", wake_up, "Wake", access="owner", media_type=""),
+    Route("/is_sleeping", is_sleeping, "Does it sleep?", ("GET",)),
+    Route("/update_weights_from_disk", update_from_disk, "Replace the weights", fields=FROM_DISK, access="owner"),
+    Route("/update_weights_from_tensor", update_from_tensor, "Replace weights", fields=FROM_TENSOR, access="owner"),
+    Route("/get_weights_by_name", get_weights, "Show a tensor", ("GET", "POST"), fields=GET, access="owner"),
+    Route("/weights_checker", check_weights, "Checksums of tensors", fields=CHECK, access="owner"),
+    Route("/pause_generation", pause, "Stop generating", fields=PAUSE, access="owner"),
+    Route("/continue_generation", resume, "Generate again", access="owner"),
+)

@@ -1,0 +1,169 @@
+"""Sleep of an engine: memory that it gives back, and what requests and calls get meanwhile."""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+import sglang_lite as sgl
+from sglang_lite.protocol import SamplingParams
+from sglang_lite.runtime.kernels.arena import HostArena
+from tests.counts import some
+from tests.runtime.core.test_weight_update import Stream, tokens
+from tests.runtime.models.test_new_weights import Q, engine, pair, tensors_of
+
+
+@pytest.fixture(scope="module")
+def llamas(tmp_path_factory):
+    return pair("llama-biases", tmp_path_factory.mktemp("llamas"))
+
+
+@pytest.fixture
+def running(llamas):
+    with engine(llamas[0], enable_memory_saver=True) as running:
+        yield running
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_requests_wait_for_an_engine_that_sleeps(running, level):
+    expected = tokens(running)
+    stream = Stream(running)
+    stream.first.result(60)
+    running.sleep(level)
+    assert running.is_sleeping()
+    later = Stream(running)
+    stats = running.stats()
+    assert (stats["waiting"], stats["running"], stats["asleep"]) == (2, 0, 1)
+    assert stats["free_tokens"] == stats["total_tokens"]
+    running.wake()
+    assert not running.is_sleeping()
+    assert stream.end.result(60).token_ids == later.end.result(60).token_ids == expected
+
+
+def test_each_kind_of_memory_comes_and_goes_by_itself(running, llamas):
+    expected = tokens(running)
+    running.release_memory_occupation(["kv_cache"])
+    running.release_memory_occupation(["weights"])
+    with pytest.raises(sgl.ModelError, match="the engine is asleep, without its weights"):
+        running.update_weights_from_tensor(tensors_of(llamas[1]))
+    with pytest.raises(sgl.ModelError, match="the engine is asleep, without its weights"):
+        running.get_weights_by_name(Q)
+    running.resume_memory_occupation(["weights"])
+    running.update_weights_from_tensor(tensors_of(llamas[1]))
+    assert running.is_sleeping()
+    running.resume_memory_occupation()
+    new = tokens(running)
+    assert new != expected
+    running.release_memory_occupation()
+    running.wake()
+    assert tokens(running) == new
+
+
+def test_weights_that_no_file_has_must_come_again_after_they_were_dropped(running, llamas):
+    running.update_weights_from_tensor({Q: tensors_of(llamas[1])[Q]})
+    running.sleep(2)
+    running.wake()
+    assert "weights incomplete" in str(Stream(running).end.result(60))
+    running.update_weights_from_tensor(tensors_of(llamas[0]))
+    with engine(llamas[0]) as other:
+        assert tokens(running) == tokens(other)
+
+
+def test_a_checkpoint_that_is_gone_is_told_and_another_one_mends_it(llamas, tmp_path):
+    folder = tmp_path / "model"
+    folder.symlink_to(llamas[0])
+    with engine(folder, enable_memory_saver=True) as running:
+        expected = tokens(running)
+        running.sleep(2)
+        folder.unlink()
+        with pytest.raises(sgl.SglError):
+            running.wake()
+        assert "weights incomplete" in str(Stream(running).end.result(60))
+        running.update_weights_from_disk(str(llamas[0]))
+        running.wake()
+        assert tokens(running) == expected
+
+
+@pytest.mark.parametrize(
+    ("call", "why"),
+    [
+        (lambda e: e.release_memory_occupation(["lora"]), "'lora' is none of kv_cache, weights, cuda_graph"),
+        (lambda e: e.release_memory_occupation("weights"), "tags"),
+        (lambda e: e.release_memory_occupation([1]), "tags"),
+        (lambda e: e.sleep(3), "level: 3 is neither 1 nor 2"),
+        (lambda e: e.wake(), "the engine is awake"),
+        (lambda e: e.resume_memory_occupation(["kv_cache"]), "of kv_cache is not given back"),
+        (lambda e: (e.sleep(), e.sleep()), "of kv_cache and weights is given back already"),
+        (lambda e: (e.sleep(), e.resume_memory_occupation(["cuda_graph"])), "of cuda_graph is not given back"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(running, call, why):
+    expected = tokens(running)
+    with pytest.raises(sgl.ParameterError, match=why):
+        call(running)
+    if running.is_sleeping():
+        running.wake()
+    assert tokens(running) == expected
+
+
+def test_a_backup_is_for_engines_that_sleep():
+    with pytest.raises(sgl.ParameterError, match="Add enable_memory_saver=True"):
+        sgl.Engine("smollm2-135m", enable_weights_cpu_backup=True)
+
+
+def resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="no /proc")
+def test_memory_of_the_host_is_given_back_and_is_zero_again():
+    arena = HostArena()
+    tensor = arena.zeros((1 << 24,), torch.float32)
+    before = resident()
+    tensor.fill_(1.0)
+    assert resident() - before > 60e6
+    arena.release()
+    assert resident() - before < 10e6
+    arena.restore()
+    assert tensor[::4096].count_nonzero() == 0
+
+
+def test_each_request_ends_once_whatever_happens_meanwhile(running, llamas):
+    """Random sleeps, pauses, updates, refused calls and aborts: one end a request, and an empty pool."""
+    rng = random.Random(7)
+    streams: list[Stream] = []
+    updates = [tensors_of(folder) for folder in llamas]
+    params = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
+    actions = [
+        lambda: running.sleep(rng.choice((1, 2))),
+        running.wake,
+        running.release_memory_occupation,
+        running.resume_memory_occupation,
+        lambda: running.pause_generation(rng.choice(("abort", "retract", "in_place"))),
+        running.continue_generation,
+        lambda: running.update_weights(str(rng.choice(llamas))),
+        lambda: running.update_weights_from_tensor(rng.choice(updates)),
+        lambda: running.update_weights_from_tensor({Q: updates[0][Q] * float("nan")}),
+        running.flush_cache,
+    ]
+    for _ in range(some(25, 600)):
+        streams += [Stream(running, params) for _ in range(rng.randrange(8))]
+        try:
+            rng.choice(actions)()
+        except sgl.SglError:
+            continue
+    if running.is_sleeping():
+        running.wake()
+    running.update_weights(str(llamas[0]))
+    running.continue_generation()
+    ends = [stream.end.result(60) for stream in streams]
+    assert all(isinstance(end, sgl.SglError) or len(end.token_ids) == 12 for end in ends)
+    running.flush_cache()
+    stats = running.stats()
+    assert stats["free_tokens"] == stats["total_tokens"]
+    with engine(llamas[0]) as other:
+        assert tokens(running) == tokens(other)

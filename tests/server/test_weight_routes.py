@@ -1,0 +1,78 @@
+"""SGLang's routes for weights: what they change, and what they refuse."""
+
+import base64
+import pickle
+
+import httpx2
+import pytest
+import torch
+from safetensors.torch import save
+
+import sglang_lite as sgl
+from tests.runtime.models.test_new_weights import GREEDY, Q, pair, tensors_of
+from tests.server.conftest import serving
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    return pair("llama-biases", tmp_path_factory.mktemp("llamas"))
+
+
+@pytest.fixture(scope="module")
+def client(folders):
+    with (
+        sgl.Engine(str(folders[0]), dtype="float32", max_running=4, in_process=True) as engine,
+        serving(engine) as url,
+        httpx2.Client(base_url=url, timeout=60) as client,
+    ):
+        yield client
+
+
+def ids(client):
+    answer = client.post("/generate", json={"text": "abc", "sampling_params": GREEDY}).json()
+    return answer["output_ids"], answer["meta_info"]["weight_version"]
+
+
+def test_weights_come_as_the_bytes_of_safetensors(client, folders):
+    old, _ = ids(client)
+    tensors = {name: base64.b64encode(save({name: tensor})).decode() for name, tensor in tensors_of(folders[1]).items()}
+    assert client.post("/pause_generation", json={"mode": "retract"}).json()["num_paused_requests"] == 0
+    for name, data in tensors.items():
+        body = {"serialized_named_tensors": [data], "weight_version": "2"}
+        assert client.post("/update_weights_from_tensor", json=body).json()["success"], name
+    assert client.post("/continue_generation").status_code == 200
+    new, version = ids(client)
+    assert (new != old, version) == (True, "2")
+    rows = client.post("/get_weights_by_name", json={"name": Q, "truncate_size": 2}).json()
+    assert torch.equal(torch.tensor(rows), tensors_of(folders[1])[Q][:2])
+    assert client.post("/weights_checker", json={"action": "snapshot"}).json()["success"]
+    body = {"model_path": str(folders[0]), "load_format": "safetensors", "weight_version": "1"}
+    assert client.post("/update_weights_from_disk", json=body).json()["success"]
+    assert ids(client) == (old, "1")
+    compared = client.post("/weights_checker", json={"action": "compare"})
+    assert (compared.json()["success"], len(compared.json()["changed"])) == (False, len(tensors))
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        ({"serialized_named_tensors": [base64.b64encode(pickle.dumps([1])).decode()]}, "Pickled tensors are refused"),
+        ({"serialized_named_tensors": ["%"]}, "is no base64"),
+        ({"serialized_named_tensors": []}, "has 0 entries"),
+        ({"serialized_named_tensors": [""], "load_format": "flattened_bucket"}, "is for objects in Python"),
+        ({"serialized_named_tensors": [base64.b64encode(b"\x10" + b"\0" * 7 + b"{}").decode()]}, "damaged"),
+        ({"serialized_named_tensors": [base64.b64encode(save({"x": torch.ones(2)})).decode()]}, "no place for x"),
+    ],
+)
+def test_other_tensors_change_nothing(client, body, why):
+    before = ids(client)
+    response = client.post("/update_weights_from_tensor", json=body)
+    assert response.status_code == 400
+    assert why in response.text
+    assert ids(client) == before
+
+
+def test_questions_that_have_no_answer_are_refused(client):
+    assert client.post("/get_weights_by_name", json={"name": Q, "truncate_size": 0}).status_code == 400
+    assert client.post("/pause_generation", json={"mode": "x"}).status_code == 400
+    assert "none of checksum" in client.post("/weights_checker", json={"action": "reset_tensors"}).text
