@@ -118,7 +118,8 @@ class MemberNames:
 
 def _after(names: MemberNames, name: bytes) -> MemberNames:
     if not names.possible:  # of infinitely many names
-        return MemberNames((), names.used | {name}, exhausted=names.used | {name})
+        used = names.used | {name}
+        return MemberNames((), used, exhausted=used)
     text, parsed = name.decode("utf-8", "ignore"), loaded(name)
     counts = dict(names.counts)
     for end in range(len(text) + 1):

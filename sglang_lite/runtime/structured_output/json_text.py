@@ -123,7 +123,7 @@ class JsonText:
     """
 
     def __init__(self, positions: RulePositions) -> None:
-        self._positions = positions
+        self._positions, self._names_only = positions, positions.start is None
         self._open: list[_Container] = []
         self._text = b""  # kept only while a container needs it
         self._used: list[frozenset[bytes]] | None = None  # `used_names`, if no name and no container has come since
@@ -144,7 +144,7 @@ class JsonText:
             return True  # nothing depends on this string
         self._text += text
         if inside:
-            return all(self._has_unused(top, prefix) for top, prefix in self._current())
+            return self._names_only or all(self._has_unused(top, prefix) for top, prefix in self._current())
         allowed = True
         for at, byte in enumerate(text, start):
             if not self._quoted:
@@ -155,6 +155,9 @@ class JsonText:
                 self._escaped = True
             elif byte == _QUOTE:
                 allowed &= self._end_of_string(at + 1)
+        if self._names_only:  # others are always possible, and nothing but a name is kept
+            self._text = self._text if self._quoted and self._is_name else b""
+            return allowed
         # In each position that needs a name or item, one that has not come must be possible.
         allowed = allowed and all(self._has_unused(top, prefix) for top, prefix in self._current())
         if not any(each.start >= 0 or each.value_start >= 0 for each in self._open):
@@ -237,7 +240,7 @@ class JsonText:
 
     @property
     def has_rules(self) -> bool:
-        return self._positions.start is not None and any(each.position is not None for each in self._open)
+        return not self._names_only and any(each.position is not None for each in self._open)
 
     @property
     def name_so_far(self) -> bytes:
@@ -265,6 +268,11 @@ class JsonText:
         """Returns continuations after which only names or items that have come before would be possible."""
         if self._escaped or (self._quoted and not self._text):  # no name or item can end here
             return []
+        if self._names_only:
+            if not self._open or not (self._is_name or self._open[-1].pending):
+                return []
+            begun, used = self.name_so_far, self._open[-1].names.used
+            return [each[len(begun) :] for each in used if each.startswith(begun)]
         found: set[bytes] = set()
         for top, prefix in self._current():
             if top.is_object:

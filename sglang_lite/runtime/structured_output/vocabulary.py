@@ -73,11 +73,11 @@ def allowed(mask: NDArray[np.int32], tokens: Iterable[int]) -> list[int]:
 
 def without(mask: NDArray[np.int32], tokens: Iterable[int]) -> NDArray[np.int32]:
     """Returns the mask less a few tokens."""
-    left = mask.copy()
-    bits = memoryview(left.data).cast("B")
-    for token in allowed(mask, tokens):
-        bits[token >> 3] &= ~(1 << (token & 7))
-    return left
+    bits = bytearray(mask)  # whose items are faster than an array's
+    for token in tokens:
+        if token >> 3 < len(bits):
+            bits[token >> 3] &= ~(1 << (token & 7))
+    return np.frombuffer(bits, np.int32)
 
 
 def without_special_texts(tokenizer: str) -> str:

@@ -14,7 +14,7 @@ from sglang_lite import Engine
 from sglang_lite.constraints.formal import automaton
 from sglang_lite.constraints.schema import json_schema, parse_json
 from sglang_lite.protocol import Choices, ConstraintError, Delta, Ebnf, Generation, JsonSchema, Regex, SamplingParams
-from sglang_lite.runtime.structured_output import language_states
+from sglang_lite.runtime.structured_output import fewest_tokens, language_endings, language_states
 from tests.constraints.random_regexes import pattern
 from tests.constraints.suites import maskbench
 from tests.constraints.test_generation import enforced_schemas, random_model
@@ -161,6 +161,16 @@ def test_a_limit_below_the_shortest_text_is_refused_with_both_numbers(small_engi
     answer = small_engine.complete("x", SamplingParams(max_tokens=shortest, seed=1), constraint)
     assert parse_json(constraint, answer.text)["tags"] == []
     assert answer.usage.completion_tokens <= shortest
+
+
+def test_where_no_completion_is_found_masks_alone_hold(engine, monkeypatch):
+    monkeypatch.setattr(language_endings, "_MAX_EXPANDED", 0)
+    monkeypatch.setattr(fewest_tokens, "_MAX_STEPS", 10)
+    constraint = Regex("".join(f"(?=[a-z]*{letter})" for letter in "abcdefghij") + "[a-z]+")
+    cut, whole = generations(engine, [(constraint, 8, 1), (constraint, 400, 1)])
+    assert [each.meta["shortened"] for each in (cut, whole)] == ["unknown", "unknown"]
+    assert (cut.finish_reason, is_valid(constraint, cut.text)) == ("length", False)
+    assert (whole.finish_reason, is_valid(constraint, whole.text)) == ("stop", True)
 
 
 def test_the_text_of_the_fewest_tokens_may_be_another_one_than_that_of_the_fewest_characters(small_engine):
