@@ -140,7 +140,7 @@ class EngineCore:
         store = _prefix_cache(config, self.capacity, loaded.model)
         pool, memory = (None, None) if self.adapters is None else (self.adapters.pool, self.adapters.memory)
         encoder = encoder or ThreadPoolExecutor(_ENCODE_THREADS, "sglang_lite-encode")
-        drafting = make_drafting(config, loaded.vocab_size, loaded.eos_ids)
+        drafting = make_drafting(config, loaded.vocab_size, loaded.eos_ids, fused=loaded.model.fused)
         threads = min(config.threads or os.cpu_count() or 1, _MASK_THREADS)
         self.compiler = Compiler(
             loaded.tokenizer, loaded.vocab_size, loaded.eos_ids, threads, backend=config.constraint_backend,

@@ -271,7 +271,7 @@ class StepLoop:
             masked = self.masks.make(step.batch, step.patience)
         self._draw(step, masked)
         self.scheduler.record_duration(batch, time.perf_counter() - step.began)
-        if not self._overlap or self.scheduler.reads_first:
+        if not self._overlap or batch.drafts or self.scheduler.reads_first:
             self.settle()
 
     def _isolate(self, shortage: str) -> None:

@@ -10,6 +10,7 @@ from functools import partial
 from operator import itemgetter
 from typing import TypeVar
 
+from sglang_lite.runtime.drafting import grammar
 from sglang_lite.runtime.drafting.draft import Draft, DraftedGuess, DraftWriter
 from sglang_lite.runtime.drafting.guess import Drafter, Guess, Guesser
 from sglang_lite.runtime.drafting.step_cost import StepCost
@@ -63,9 +64,14 @@ class Drafting:
     ) -> None:
         self._drafters, self.most, self._vocab_size, self._eos_ids = list(drafters), most, vocab_size, eos_ids
         self._jump = jump
+        self._asked = any(drafter.name != "grammar" for drafter in drafters)
         self.counts = {drafter.name: DraftCounts() for drafter in drafters}
         self.cost = StepCost()
         self._records = defaultdict[tuple[str, int], _Record](_Record)
+
+    def drafts(self, request: Request) -> bool:
+        """False if no drafter has guesses for any text of the request."""
+        return self._asked or grammar.drafts(request)
 
     def draft(self, request: Request, known: Ints, room: int, tokens: int, expected: float) -> tuple[Draft, float]:
         """Draft of a row, maybe empty, and the number of tokens that it is expected to save steps for.

@@ -7,22 +7,26 @@ from collections.abc import Callable
 from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.drafting.contexts import again, node
 from sglang_lite.runtime.drafting.drafting import Drafting
+from sglang_lite.runtime.drafting.grammar import GrammarDrafter
 from sglang_lite.runtime.drafting.guess import Drafter
 from sglang_lite.runtime.drafting.prompt import PromptDrafter
 
 DRAFTERS: dict[str, Callable[[], Drafter]] = {"again": again, "node": node, "prompt": PromptDrafter}
 
 
-def make_drafting(config: EngineConfig, vocab_size: int, eos_ids: frozenset[int]) -> Drafting | None:
-    """Makes the drafters that a configuration asks for, or None if it asks for none.
+def make_drafting(config: EngineConfig, vocab_size: int, eos_ids: frozenset[int], *, fused: bool) -> Drafting | None:
+    """Makes the drafters that a configuration asks for, on a CPU with that of forced text, or None if there is none.
 
     Args:
         config: configuration of the engine.
         vocab_size: number of token ids.
         eos_ids: tokens that may end a generation.
+        fused: whether a GPU's runner runs the model.
     """
-    if not config.drafters:
-        return None
-    drafters = [DRAFTERS[name]() for name in config.drafters]
     jump = config.jump_forward == "safe"
+    drafters = [DRAFTERS[name]() for name in config.drafters]
+    if jump and not fused:  # where a step that is read before the next costs nothing
+        drafters.append(GrammarDrafter())
+    if not drafters:
+        return None
     return Drafting(drafters, config.draft_tokens, vocab_size, eos_ids, jump=jump)

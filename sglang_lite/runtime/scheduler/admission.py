@@ -86,15 +86,9 @@ class Admission:
             if adapter_slot is None:
                 continue
             tokens = request.tokens
-            reusable = tokens if request.score_from is None else tokens[: max(request.score_from, 1)]
             if request.cache.fetch is not None and not request.cache.fetch.done:
                 continue
-            match = store.match(reusable, request.namespace)
-            cached = _cached(match, store)
-            if request.media is not None and (sure := request.media.sure(cached)) < cached:
-                reusable = tokens[:sure]
-                match = store.match(reusable, request.namespace)
-                cached = _cached(match, store)
+            reusable, match, cached = _match(request, store)
             if store.reuses and _computes(prefilling, table, reusable, cached, request.namespace):
                 continue
             needed = self._pages(request) - len(match.pages)
@@ -262,6 +256,18 @@ class Admission:
         """Returns the requests that were given their slot since the last call."""
         started, self._started = self._started, []
         return started
+
+
+def _match(request: Request, store: PrefixCache) -> tuple[Ints, Match, int]:
+    """Tokens of a request whose cached pages it may use, their match, and its number of tokens."""
+    tokens = request.tokens if request.score_from is None else request.tokens[: max(request.score_from, 1)]
+    match = store.match(tokens, request.namespace)
+    cached = _cached(match, store)
+    if request.media is not None and (sure := request.media.sure(cached)) < cached:
+        tokens = tokens[:sure]
+        match = store.match(tokens, request.namespace)
+        cached = _cached(match, store)
+    return tokens, match, cached
 
 
 def _cached(match: Match, store: PrefixCache) -> int:

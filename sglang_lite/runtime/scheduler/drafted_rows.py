@@ -45,7 +45,9 @@ class DraftedRows:
     @property
     def due(self) -> bool:
         """True if the next step is to have drafts, so that the tokens of the one before have to be read first."""
-        return self._turns is None or self._turns.drafts
+        if self._turns is not None and not self._turns.drafts:
+            return False
+        return any(map(self.drafting.drafts, (*self._queues.decoding, *self._queues.prefilling)))
 
     def record_step(self, batch: Batch, offsets: Ints, planned: float) -> None:
         """Records that the tokens of a step have been read, to know whether drafts pay.
@@ -91,6 +93,8 @@ class DraftedRows:
         for request in rows:
             table, slot = self._store.table, request.slot
             room = min(int(table.limit[slot] - table.length[slot]) - 1, budget)
+            if not self.drafting.drafts(request):
+                continue
             if table.known[slot] != table.length[slot] or room <= 0:
                 continue
             progress = request.output.draft

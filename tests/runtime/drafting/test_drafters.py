@@ -7,12 +7,14 @@ import numpy as np
 import pytest
 
 import sglang_lite as sgl
+from sglang_lite.constraints.schema import json_schema
 from sglang_lite.program.nodes import Fork, Gen, Program, Text
 from sglang_lite.protocol import SamplingParams
 from sglang_lite.runtime.drafting.contexts import ContextTable
 from sglang_lite.runtime.drafting.prompt import PromptDrafter
 from sglang_lite.runtime.drafting.step_cost import StepCost
 from tests.runtime.scripted import FreeDrafts, SteppedEngine, ended, loaded
+from tests.runtime.structured_output.test_distribution import byte_model
 
 
 def engine_for(speculation="auto", **config):
@@ -120,6 +122,31 @@ def test_other_branches_of_a_program_are_guessed_from():
         engine.drain()
     assert engine.loop.steps - before < 25
     assert engine.scheduler.drafts.drafting.stats()["node"]["accepted"] > 20
+
+
+def scored(constraint, *, drafts):
+    """The answer under a constraint with its scores, and its steps."""
+    engine = engine_for("off", model=byte_model())
+    if not drafts:
+        engine.scheduler.drafts = None
+    engine.compile_grammar(constraint)
+    params = SamplingParams(confidence=True, max_tokens=120, seed=3)
+    events = engine.start([5, 6, 7], params, constraint=constraint)[1]
+    engine.drain()
+    return ended(events), engine.loop.steps
+
+
+def test_scoring_what_is_forced_takes_few_steps():
+    names = ["first name", "last name", "favourite colour"]
+    schema = json_schema({
+        "type": "object", "properties": {name: {"enum": ["red", "green"]} for name in names}, "required": names,
+        "additionalProperties": False,
+    })  # fmt: skip
+    answer, few = scored(schema, drafts=True)
+    plain, many = scored(schema, drafts=False)
+    assert (answer.token_ids, answer.scores) == (plain.token_ids, plain.scores)
+    assert many >= len(plain.token_ids) > 60
+    assert few < 0.4 * many
 
 
 # ----------------------------------------------------------------------------------------------------------- parts

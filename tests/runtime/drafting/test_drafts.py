@@ -81,7 +81,7 @@ def asked(count=COUNT):
         elif kind == 4:
             values |= {"n": 2, "ignore_eos": True}
         elif kind > 4:
-            more["constraint"] = CONSTRAINTS[i // 10 % len(CONSTRAINTS)]
+            more["constraint"] = CONSTRAINTS[i % len(CONSTRAINTS)]
             values |= {"max_tokens": dice.choice([45, 60, 90]), "stop": (), "min_tokens": 0}
             values |= {"return_logprob": kind == 5, "confidence": kind == 6, "frequency_penalty": float(kind == 7)}
         more["stream"] = i % 4 == 0
@@ -92,9 +92,11 @@ def asked(count=COUNT):
 ASKED = asked()
 
 
-def outcomes(*, turns=None, **settings):
+def outcomes(*, turns=None, plain=False, **settings):
     """What each request gives, and the engine."""
     engine = SteppedEngine(model=byte_model(), context_length=160, **settings)
+    if plain:
+        engine.scheduler.drafts = None
     if turns is not None:
         engine.scheduler.drafts = DraftedRows(
             engine.store, engine.scheduler.queues, engine.scheduler.drafts.drafting, turns
@@ -129,7 +131,7 @@ def outcome(events, index):
 
 @pytest.fixture(scope="module")
 def off():
-    found, engine = outcomes(max_running=4, max_total_tokens=640)
+    found, engine = outcomes(plain=True, max_running=4, max_total_tokens=640)
     answers = {}
     for request in engine.built:
         ids = request.tokens.tolist()
@@ -156,6 +158,15 @@ def test_drafts_change_nothing(off, kind, tokens, page, chunk, retract, jump, ru
     counts = engine.scheduler.drafts.drafting.counts["prompt"]
     assert counts.drafted > 100
     assert (kind == "wrong") == (counts.accepted < counts.drafted / 20)
+
+
+@pytest.mark.parametrize("settings", [{}, {"page_size": 4, "step_tokens": 7, "retract_every": 3}], ids=str)
+def test_what_is_forced_and_scored_is_drafted_without_being_asked(off, settings):
+    expected, _, _ = off
+    found, engine = outcomes(max_running=4, max_total_tokens=640, **settings)
+    assert found == expected
+    counts = engine.scheduler.drafts.drafting.counts["grammar"]
+    assert counts.accepted > 0.9 * counts.drafted > 0
 
 
 class ShortTurns:
