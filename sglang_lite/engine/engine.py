@@ -540,7 +540,8 @@ class Engine:
             named["cache in use"] = meter(1 - stats["free_tokens"] / stats["total_tokens"])
         if prompts := stats.get("prompt_tokens"):
             named["prompts cached"] = meter(stats["prompt_tokens_cached"] / prompts)
-        counts = {name: f"{n:.3g}" if isinstance(n, float) else f"{n:,}" for name, n in stats.items() if n}
+        numbers = {name: n for name, n in stats.items() if n and isinstance(n, int | float)}
+        counts = {name: f"{n:.3g}" if isinstance(n, float) else f"{n:,}" for name, n in numbers.items()}
         return facts("Engine", named | counts)
 
     def __enter__(self) -> Self:

@@ -12,7 +12,9 @@ from sglang_lite.cli import main
 
 HERE = Path(__file__).parent
 PROGRAMS = sorted(path for path in (HERE / "programs").glob("*.py") if path.name != "__init__.py")
-EXAMPLES = sorted((HERE.parent.parent / "examples").glob("*.py"))
+EXAMPLES = sorted(
+    path for path in (HERE.parent.parent / "examples").glob("*.py") if "@sgl.function" in path.read_text()
+)
 
 
 @pytest.fixture

@@ -235,7 +235,7 @@ def test_what_a_family_has_not_is_refused(tmp_path):
         ("exaone4", {"attention.sliding_window_pattern": [True] * 5}, "don't fit 6 layers"),
         ("deepseek2", {"expert_group_count": None}, "'deepseek2.expert_group_count' is missing"),
         ("deepseek2", {"nextn_predict_layers": 1}, "layers that draft tokens are not supported here"),
-        ("deepseek2", {"attention.kv_lora_rank": 12}, r"has shape \(16,\), the config says \(12,\)"),
+        ("deepseek2", {"attention.kv_lora_rank": 12}, r"has shape \(24, 32\), the config says \(20, 32\)"),
     ],
 )
 def test_metadata_that_does_not_fit_is_refused_by_its_key(tmp_path, arch, change, message):
