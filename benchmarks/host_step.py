@@ -14,6 +14,7 @@ import argparse
 import statistics
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from benchmarks.machine import describe
 from sglang_lite.protocol import SamplingParams
 from sglang_lite.runtime.executor import cpu_runner as runner_module
 from sglang_lite.runtime.executor.sampler import Sampled
-from tests.runtime.scripted import ScriptedModel, SteppedEngine
+from tests.runtime.scripted import ScriptedModel, SteppedEngine, loaded
 
 
 class Nothing(ScriptedModel):
@@ -52,9 +53,8 @@ class Unchecked(SteppedEngine):
 def measure(overlap: bool, params: SamplingParams, stream: bool, rows: int, steps: int) -> tuple[list[float], float]:
     engine = Unchecked(
         overlap=overlap, max_running=rows, step_tokens=8192, page_size=16, context_length=512,
-        max_total_tokens=rows * 512,
+        max_total_tokens=rows * 512, model=replace(loaded(), model=Nothing()),
     )  # fmt: skip
-    engine.loop.runner.replace(Nothing())
     for i in range(rows):
         engine.start([1 + i % 29, 1 + i // 29, *range(1, 30)], params, stream=stream)
     started = time.perf_counter()

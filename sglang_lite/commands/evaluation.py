@@ -73,6 +73,8 @@ def evaluate(
         program = program_in(*file_and_function(file))
         judges = {each.value: program_in(*file_and_function(each.value)) for each in asked if each.kind == "judge"}
     rows, broken = _rows(data, program, [each.label for each in asked if each.label])
+    if page is not None and not page.parent.is_dir():
+        raise ParameterError("--page", f"there is no folder {page.parent}.")
     with contextlib.ExitStack() as stack:
         kept = None if out is None else stack.enter_context(_kept(out, _identity(file, model, seed), rows))
         engine = None if model is None else stack.enter_context(Engine(model))
@@ -114,7 +116,7 @@ def _rows(file: Path, program: SglFunction, labels: Sequence[str]) -> tuple[list
             for label in labels:
                 if label not in columns:
                     raise ValueError(f"it has no column {label!r}.")
-        except (ValueError, RecursionError, ParameterError) as error:
+        except (ValueError, TypeError, RecursionError, ParameterError) as error:
             problem = error.message if isinstance(error, ParameterError) else str(error)
             broken[number] = problem.removeprefix(": ")
         else:
@@ -144,14 +146,24 @@ def _kept(file: Path, identity: Mapping[str, Json], rows: Sequence[_Row]) -> Bin
     with contextlib.ExitStack() as stack:
         try:
             out = stack.enter_context(file.open("r+b" if file.exists() else "w+b"))
+            if sys.platform != "win32":  # whose Python has no such locks
+                import fcntl
+
+                fcntl.flock(out, fcntl.LOCK_EX | fcntl.LOCK_NB)
             *lines, cut = out.read().split(b"\n")
+            if not lines and not _json(identity).encode().startswith(cut):
+                raise ValueError("its first line is none of theirs")
             first, *results = (json.loads(line) for line in lines or [_json(identity).encode()])
             for line in results:
                 if (row := by_row.get((line["line"], _json(line["arguments"])))) is not None:
                     row.result, row.sure = line["result"], line["sure"]
-                    row.judged |= line["judged"]
+                    row.judged |= {
+                        name: score for name, (key, score) in line["judged"].items() if key == _key(name, row)
+                    }
         except (ValueError, LookupError, TypeError) as error:
             raise ParameterError("--out", f"{file} has no results of an evaluation: {error!r}.") from error
+        except BlockingIOError as error:
+            raise ParameterError("--out", f"{file} is open in another evaluation.") from error
         except OSError as error:
             raise ParameterError("--out", f"{file}: {error.strerror}.") from error
         if first != identity:
@@ -170,8 +182,14 @@ def _keep(out: BinaryIO | None, row: _Row) -> None:
     """Writes what has become of a row so far. A row that has failed is to be tried again."""
     if out is not None and not row.failed:
         known = {"line": row.number, "arguments": row.arguments, "result": row.result, "sure": row.sure}
-        out.write(_json(known | {"judged": row.judged}).encode() + b"\n")
+        judged = {name: (_key(name, row), score) for name, score in row.judged.items()}
+        out.write(_json(known | {"judged": judged}).encode() + b"\n")
         out.flush()
+
+
+def _key(judge: str, row: _Row) -> str:
+    """Digest of what a judge's score depends on, beside the row's result."""
+    return hashlib.sha256(file_and_function(judge)[0].read_bytes() + _json(row.columns).encode()).hexdigest()[:16]
 
 
 def _json(value: Json) -> str:
@@ -196,21 +214,26 @@ def _play(
         row = rows[index]
         row.result = plain_result(outcome)
         if not row.failed and not isinstance(outcome, Exception):
-            row.sure = {path: _confidence(outcome, path) for path in sure}
+            row.sure = {path: share for path in sure if (share := _confidence(outcome, path)) is not None}
         _keep(out, row)
 
 
-def _confidence(state: ProgramState, path: str) -> float:
-    """Confidence of the model in a variable, or in a member of its value; of a selection, the choice's share."""
+def _confidence(state: ProgramState, path: str) -> float | None:
+    """Confidence of the model in a variable, or in a member of its value; of a selection, the choice's share. None if
+    the run has none."""
     name, *members = path.split(".")
     try:
         selection = state.selection(name)
+        return None if members else selection.probs[str(selection.picked)]
     except ProgramError:
+        pass
+    try:
         found = state.confidence(name)
         for member in members:
             found = found[int(member) if member.isdecimal() else member]
-        return found.prob
-    return selection.probs[str(selection.picked)]
+    except (ProgramError, LookupError):
+        return None
+    return found.prob
 
 
 def _judge(
@@ -226,9 +249,11 @@ def _judge(
     for row in rows:
         known = {**row.columns, **(row.result or {})}
         items.append({each: known[each] for each in judge.signature.parameters if each in known})
-    outcomes = judge.run_batch(items, backend=backend, seed=0, generator_style=True)
-    for row, state in zip(rows, outcomes):
-        result = plain_result(state)
+    outcomes = judge.run_batch(items, backend=backend, seed=0, on_error="return", generator_style=True)
+    for row, outcome in zip(rows, outcomes):
+        result = plain_result(outcome)
+        if isinstance(outcome, Exception):
+            raise ParameterError("--metric", f"judge {name} failed for line {row.number}: {result['error']}")
         score = result.get("return", result.get("score"))
         if isinstance(score, str):
             with contextlib.suppress(ValueError):
@@ -247,10 +272,11 @@ def _score(metric: Metric, rows: Sequence[_Row]) -> Score:
         return metrics.mean(metric.name, [row.judged.get(metric.value, 0.0) for row in rows])
     ran = [row for row in rows if not row.failed]
     if metric.kind == "calibration":
-        if missing := next((row.number for row in ran if metric.value not in row.sure), None):
+        ran = [row for row in ran if metric.value in row.sure]
+        if not ran:
             raise ParameterError(
-                "--out", f"the results have no confidence in {metric.value!r}, such as that of line {missing}.",
-                hint="Give another file, so that the rows run again.",
+                "--metric", f"no result has a confidence in {metric.value!r}.",
+                hint="Evaluate a select, or a gen(confidence=True); results of an --out without it give another file.",
             )  # fmt: skip
         return metrics.calibration(metric.name, [(row.sure[metric.value], _right(metric, row)) for row in ran])
     if ran and all(_lacks(metric, row) for row in ran):

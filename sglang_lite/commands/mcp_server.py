@@ -71,12 +71,18 @@ def _tool(program: SglFunction, backend: BackendLike | None) -> Any:
 
     async def run(**arguments: Any) -> str:
         try:
-            state = await asyncio.to_thread(program.run, **arguments, backend=backend)
-        except Exception as error:  # a body may raise anything
-            raise ToolError(str(plain_result(error)["error"])) from error  # whose text the client reads
+            state = await asyncio.to_thread(lambda: program.bind(**arguments).run(backend=backend))
+        except (Exception, SystemExit) as error:  # a body may raise anything
+            told = plain_result(error)["error"] if isinstance(error, Exception) else f"the program exited: {error}"
+            raise ToolError(str(told)) from error  # whose text the client reads
         return json.dumps(plain_result(state), ensure_ascii=False)
 
     written = inspect.signature(program.func, eval_str=True)
-    _, *parameters = written.parameters.values()  # the first is the state
+    _, *own = written.parameters.values()  # the first is the state
+    parameters = [
+        each if each.annotation is not each.empty else each.replace(annotation=Any)
+        for each in own
+        if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
+    ]
     run.__signature__ = written.replace(parameters=parameters, return_annotation=str)  # type: ignore[attr-defined] # a function's
     return run

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Final
 
 from sglang_lite.protocol import ParameterError
 from sglang_lite.protocol.anything import Json
 
 KINDS: Final = ("exact", "accuracy", "calibration", "judge")
+_NUMBER: Final = re.compile(r"[+-]?\d+(\.\d+)?(e[+-]?\d{1,3})?", re.ASCII)
 _BINS: Final = 10  # of a calibration
 
 
@@ -109,12 +112,12 @@ def _json(value: Json) -> str:
 
 
 def _plain(value: Json) -> str:
-    text = value if isinstance(value, str) else _json(value)
-    text = " ".join(text.split()).casefold()
-    try:
-        return repr(float(text))
-    except ValueError:
-        return text
+    if isinstance(value, list):
+        return _json([*map(_plain, value)])
+    if isinstance(value, Mapping):
+        return _json({name: _plain(each) for name, each in value.items()})
+    text = " ".join((value if isinstance(value, str) else _json(value)).split()).casefold()
+    return str(Decimal(text).normalize()) if _NUMBER.fullmatch(text) else text
 
 
 def mean(metric: str, scores: Sequence[float]) -> Score:

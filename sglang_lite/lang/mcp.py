@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import shlex
 import threading
 import weakref
@@ -77,12 +78,11 @@ class McpTools(Sequence[SchemaTool]):
     """Tools of an MCP server, in a fixed order; made by `sgl.mcp`."""
 
     def __init__(self, connection: _Connection, tools: Sequence[Foreign]) -> None:
-        self._connection = connection
+        self._lease = lease = _Lease(connection)
         self._tools = [
-            SchemaTool(each.name, each.description or "", each.input_schema, partial(connection.call, each.name))
+            SchemaTool(each.name, each.description or "", each.input_schema, partial(lease.call, each.name))
             for each in tools
         ]
-        self._end = weakref.finalize(self, connection.close)
 
     @overload
     def __getitem__(self, index: int) -> SchemaTool: ...
@@ -95,7 +95,9 @@ class McpTools(Sequence[SchemaTool]):
         return len(self._tools)
 
     def __repr__(self) -> str:
-        return f"McpTools({self._connection.server!r:.80}: {', '.join(tool.__name__ for tool in self._tools):.200})"
+        return (
+            f"McpTools({self._lease.connection.server!r:.80}: {', '.join(tool.__name__ for tool in self._tools):.200})"
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -105,7 +107,18 @@ class McpTools(Sequence[SchemaTool]):
 
     def close(self) -> None:
         """Disconnects; a server that was started by a command ends. Calls of tools then fail."""
-        self._end()
+        self._lease.end()
+
+
+class _Lease:
+    """Use of a connection by tools, which ends with the last of them."""
+
+    def __init__(self, connection: _Connection) -> None:
+        self.connection, self.end = connection, weakref.finalize(self, connection.close)
+
+    def call(self, name: str, arguments: dict[str, Json]) -> Json:
+        """Calls a tool of the connection, with what that raises."""
+        return self.connection.call(name, arguments)
 
 
 class _Connection:
@@ -123,7 +136,7 @@ class _Connection:
 
     def __init__(self, client: Client, server: str, timeout: float) -> None:
         self.server, self._client, self._timeout = server, client, timeout
-        self._loop, self._closed = asyncio.new_event_loop(), False
+        self._loop, self._closed, self._process = asyncio.new_event_loop(), False, os.getpid()
         connected: Future[list[Foreign]] = Future()
         self._serving = self._loop.create_task(self._serve(connected))
         self._thread = threading.Thread(target=self._run, args=(connected,), name="sglang_lite-mcp", daemon=True)
@@ -170,7 +183,7 @@ class _Connection:
         Raises:
             ToolError: the server does not answer in time, has gone, or its result is too long.
         """
-        if self._closed:
+        if self._closed or os.getpid() != self._process:  # a forked process has not the connection's thread
             raise ToolError(f"the MCP server {self.server} is disconnected.")
         calling = asyncio.wait_for(self._client.call_tool(name, arguments), self._timeout)
         try:

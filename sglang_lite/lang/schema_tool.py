@@ -10,6 +10,12 @@ from sglang_lite.constraints.schema import json_schema
 from sglang_lite.protocol import ConstraintError, ParameterError
 from sglang_lite.protocol.anything import Json, UserValue
 
+# Keywords by which a schema may allow members that `properties` does not name.
+_ALLOW_MORE = (
+    "additionalProperties", "patternProperties", "unevaluatedProperties", "$ref", "anyOf", "oneOf", "allOf", "if",
+    "dependentSchemas", "$dynamicRef",
+)  # fmt: skip
+
 
 class SchemaTool:
     """Tool of `gen(tools=…)` and `use_tools`.
@@ -31,7 +37,7 @@ class SchemaTool:
         own = {key: value for key, value in schema.items() if key != "$schema"}
         if own.get("type", "object") != "object":
             raise ParameterError("tools", f"{name}: its schema is not that of an object.")
-        if own.keys().isdisjoint(("additionalProperties", "patternProperties", "unevaluatedProperties", "$ref")):
+        if own.keys().isdisjoint(_ALLOW_MORE) and {*own.get("required", ())} <= {*own.get("properties", ())}:
             own["additionalProperties"] = False
         self.__name__, self.__doc__ = name, description
         self.schema: Mapping[str, Json] = {"$id": f"tool:{name}", **own, "type": "object"}
@@ -45,7 +51,7 @@ class SchemaTool:
     def __repr__(self) -> str:
         return f"SchemaTool({self.__name__!r})"
 
-    def __call__(self, **arguments: Json) -> UserValue:
+    def __call__(self, /, **arguments: Json) -> UserValue:
         return self._call(arguments)
 
     def validate_json(self, text: str) -> dict[str, Json]:

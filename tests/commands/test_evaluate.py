@@ -1,5 +1,6 @@
 """`sglang-lite eval`: scores of programs on labelled rows."""
 
+import fcntl
 import json
 import random
 
@@ -110,7 +111,7 @@ def test_results_of_something_else_are_refused(files, tmp_path, capsys):
     program.write_text(PROGRAM + "\n# changed\n")
     assert evaluate(program, data, "--metric", ACCURACY, "--out", str(out)) == 1
     assert "has results of another program, model or seed. Give another file." in capsys.readouterr().err
-    for content in (b"no results\n", b"[]\n", b'{"a": 1}\n{"b": 2}\n'):
+    for content in (b"notes", b'{"text": "a"}', b"no results\n", b"[]\n", b'{"a": 1}\n{"b": 2}\n'):
         out.write_bytes(content)
         assert evaluate(program, data, "--metric", ACCURACY, "--out", str(out)) == 1
         assert capsys.readouterr().err.startswith("sglang-lite: --out")
@@ -137,6 +138,29 @@ def test_a_metric_that_does_not_fit_is_refused(metric, said, files, capsys):
     assert said in captured.err
     assert captured.err.count("\n") == 1
     assert not captured.out
+
+
+def test_one_file_of_results_has_one_writer(files, tmp_path, capsys):
+    out = tmp_path / "results.jsonl"
+    with out.open("wb") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        assert evaluate(*files, "--metric", ACCURACY, "--out", str(out)) == 1
+    assert "is open in another evaluation." in capsys.readouterr().err
+
+
+def test_a_judge_scores_again_what_it_scored_by_another_label_or_code(files, tmp_path, capsys):
+    program, data = files
+    judge, out = tmp_path / "judge_file.py", tmp_path / "results.jsonl"
+    asked = ["--metric", f"judge:{judge}", "--out", str(out)]
+    body = "import sglang_lite as sgl\n@sgl.function\ndef agrees(s, want):\n    return want == {!r}\n"
+    judge.write_text(body.format("yes"))
+    for want, answer, share in (("no", "yes", "0.0%"), ("yes", "yes", "75.0%"), ("yes", "no", "0.0%")):
+        judge.write_text(body.format(answer))
+        data.write_text("".join(json.dumps({**row, "want": want}) + "\n" for row in ROWS))
+        before = len(calls(program))
+        evaluate(program, data, *asked)
+        assert [*scores(capsys.readouterr().out).values()] == [share]
+        assert len(calls(program)) - before in (0, 3)
 
 
 def test_a_judge_that_gives_no_score_is_refused(files, capsys):
@@ -197,6 +221,9 @@ def test_calibration_is_the_mean_gap_of_ten_bins():
         ("ab", "a b", False, False),
         (None, "", False, False),
         ("nan", "NaN", False, True),
+        (["A ", 1], ["a", 1.0], False, True),
+        (12345678901234567890, 12345678901234567891, False, False),
+        ("1_000", 1000, False, False),
     ],
 )
 def test_accuracy_passes_over_form(value, label, exact, accurate):

@@ -110,6 +110,22 @@ def test_a_call_that_takes_too_long_is_given_up():
         waits()
 
 
+def test_a_tool_keeps_its_connection():
+    (add,) = [tool for tool in sgl.mcp(server) if tool.__name__ == "add"]
+    gc.collect()
+    assert add(a=1) == {"result": 4}
+
+
+def test_a_name_of_an_argument_may_be_any():
+    schema = {"properties": {"self": {"type": "integer"}}}
+    assert SchemaTool("t", "", schema, dict)(self=3) == {"self": 3}
+
+
+def test_a_schema_may_name_its_members_in_branches():
+    schema = {"type": "object", "anyOf": [{"properties": {"a": {"const": 1}}, "required": ["a"]}]}
+    assert SchemaTool("t", "", schema, dict).validate_json('{"a": 1}') == {"a": 1}
+
+
 def test_threads_may_call_at_once():
     with sgl.mcp(server) as (add, *_):
         sums: list[object] = [None] * 16

@@ -260,7 +260,8 @@ class RequestBuilder:
         _check_not_empty(ids)
         if media:  # virtual ids come from the images alone
             tokens = np.array(ids, dtype=np.int32)
-            self._as_tokens("input_ids", array("i", real_ids(tokens, self._vocab_size).tobytes()))
+            if real := real_ids(tokens, self._vocab_size).tolist():
+                self._as_tokens("input_ids", real)
         else:
             tokens = self._as_tokens("input_ids", ids)
         room = self._longest - len(ids)

@@ -53,6 +53,10 @@ class Sleep:
         on_device = model.device.type == "cuda"
         if runner.cache_memory is None or not isinstance(model, Decoder) or (on_device and model.weight_memory is None):
             raise CapabilityError("this engine can't give memory back.", hint="Start it with enable_memory_saver=True.")
+        if model.features is not None and "weights" in chosen and not keep:
+            raise CapabilityError(
+                "the weights of a model that reads images can't be read again.", hint="Keep them: sleep(level=1)."
+            )
         loop.settle()
         loop.scheduler.retraction.retract_all()
         loop.scheduler.flush()
@@ -104,11 +108,11 @@ class Sleep:
         if model.weight_memory is not None:
             model.weight_memory.restore(kept=self._kept)
         self._updates.absent = False
-        self.released.discard("weights")
         if not self._kept:
             self._updates.lose()
             if not self._updates.given:
-                self._reload()
+                self._reload()  # if that fails, they are still to be restored
+        self.released.discard("weights")
 
 
 def _chosen(tags: Sequence[str]) -> set[str]:

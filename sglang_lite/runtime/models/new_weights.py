@@ -105,6 +105,7 @@ class _NewTensors(WeightSource):
     def __init__(self, given: WeightSource, model: Decoder, parts: WeightParts | None) -> None:
         super().__init__(given.label, dict.fromkeys(given.names, Path()))
         self._given, self._device, self._map = given, model.device, parts
+        self._dtype = model.precision.compute  # in which a number of a wider type may be infinite
         self.taken_bytes = 0
         self._lacking: set[str] = set()
         for name in self.names if parts is not None else ():
@@ -134,7 +135,7 @@ class _NewTensors(WeightSource):
             if isinstance(taken, torch.Tensor):
                 taken = taken.to(self._device)
         self.taken_bytes += math.prod(shape) * taken.dtype.itemsize
-        if not _is_finite(taken):
+        if not _is_finite(taken, self._dtype):
             raise ModelError(f"{self.label}: {name} has NaN or infinite elements.", hint="The old weights are kept.")
         return taken
 
@@ -151,12 +152,12 @@ class _NewTensors(WeightSource):
         raise AssertionError("take_stack() needs no file")
 
 
-def _is_finite(weight: Stored) -> bool:
+def _is_finite(weight: Stored, dtype: torch.dtype) -> bool:
     if isinstance(weight, torch.Tensor):
-        return all(bool(piece.isfinite().all()) for piece in torch.split(weight.flatten(), _CHECKED))
+        return all(bool(piece.to(dtype).isfinite().all()) for piece in torch.split(weight.flatten(), _CHECKED))
     if isinstance(weight, EncodedStack):
-        return all(_is_finite(weight.matrix(expert, slice(None))) for expert in range(weight.shape[0]))
-    return all(bool(rows.isfinite().all()) for _, rows in stacked_rows([weight]))
+        return all(_is_finite(weight.matrix(expert, slice(None)), dtype) for expert in range(weight.shape[0]))
+    return all(bool(rows.to(dtype).isfinite().all()) for _, rows in stacked_rows([weight]))
 
 
 def tensor_pairs(old: Any, new: Any, what: str) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:  # parts
