@@ -105,7 +105,7 @@ class Sleep:
             self._loop.holds.discard(ASLEEP)
 
     def _restore_weights(self, model: Decoder) -> None:
-        if model.weight_memory is not None:
+        if model.weight_memory is not None and self._updates.absent:  # not if only reading them has failed
             model.weight_memory.restore(kept=self._kept)
         self._updates.absent = False
         if not self._kept:

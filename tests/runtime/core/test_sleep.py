@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,21 @@ def test_weights_that_no_file_has_must_come_again_after_they_were_dropped(runnin
     running.update_weights_from_tensor(tensors_of(llamas[0]))
     with engine(llamas[0]) as other:
         assert tokens(running) == tokens(other)
+
+
+def test_a_wake_that_failed_may_be_tried_again(llamas, tmp_path):
+    folder = tmp_path / "moved"
+    shutil.copytree(llamas[0], folder)
+    with engine(folder, enable_memory_saver=True) as running:
+        expected = tokens(running)
+        running.sleep(2)
+        folder.rename(tmp_path / "elsewhere")
+        with pytest.raises(sgl.ModelError):
+            running.wake()
+        assert running.is_sleeping()
+        (tmp_path / "elsewhere").rename(folder)
+        running.wake()
+        assert tokens(running) == expected
 
 
 def test_a_checkpoint_that_is_gone_is_told_and_another_one_mends_it(llamas, tmp_path):

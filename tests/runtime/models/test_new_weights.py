@@ -144,6 +144,7 @@ REFUSED = {
     "extra": (lambda t: {Q: t[Q], "model.layers.9.mlp.up_proj.weight": t[Q]}, r"no place for model.layers.9.mlp"),
     "unknown": (lambda t: {"what.weight": t[Q]}, "no place for what.weight"),
     "nan": (lambda t: {Q: t[Q] * float("nan")}, "q_proj.weight has NaN or infinite elements"),
+    "infinite in float32": (lambda t: {Q: t[Q].double() + 1e300}, "q_proj.weight has NaN or infinite elements"),
     "integers": (lambda t: {Q: t[Q].long()}, "q_proj.weight is stored as torch.int64"),
     "doubled": (lambda t: [(Q, t[Q]), (Q, t[Q])], "given twice"),
     "no tensor": (lambda t: {Q: 1.0}, "not a tensor"),
