@@ -8,6 +8,7 @@ import contextlib
 import inspect
 import json
 import sys
+from collections.abc import AsyncIterator, Callable
 from contextlib import redirect_stdout
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
     from sglang_lite.lang.backend.default import BackendLike
     from sglang_lite.lang.function import SglFunction
+
+    Lifespan = Callable[[MCPServer], contextlib.AbstractAsyncContextManager[None]]
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -36,11 +39,20 @@ def _run(options: argparse.Namespace) -> int:
         with redirect_stdout(sys.stderr):  # output of the file, whose code runs
             programs = programs_in(load(file), function)
         engine = None if options.model is None else stack.enter_context(Engine(options.model))
-        server_of(file.stem, programs, engine).run()
+        server_of(file.stem, programs, engine, _prints_elsewhere).run()
     return 0
 
 
-def server_of(name: str, programs: dict[str, SglFunction], backend: BackendLike | None) -> MCPServer:
+@contextlib.asynccontextmanager
+async def _prints_elsewhere(_: MCPServer) -> AsyncIterator[None]:
+    """Sends what bodies print to standard error, once the protocol has taken standard output."""
+    with redirect_stdout(sys.stderr):
+        yield
+
+
+def server_of(
+    name: str, programs: dict[str, SglFunction], backend: BackendLike | None, lifespan: Lifespan | None = None
+) -> MCPServer:
     """MCP server whose tools are programs. A tool's arguments are those of the program, by its annotations; its result
     is the variables of a run as JSON, and `return` for the value that the body has returned.
 
@@ -48,6 +60,7 @@ def server_of(name: str, programs: dict[str, SglFunction], backend: BackendLike 
         name: name of the server.
         programs: programs by name.
         backend: backend of the runs; None for the default one.
+        lifespan: context of the server's life, as MCPServer takes it; None for none.
 
     Raises:
         ParameterError: the package `mcp` is not installed.
@@ -58,7 +71,7 @@ def server_of(name: str, programs: dict[str, SglFunction], backend: BackendLike 
         from mcp.server import MCPServer
     except ModuleNotFoundError as error:
         raise ParameterError("mcp", "a server needs the mcp package.", hint="pip install 'sglang-lite[mcp]'") from error
-    server = MCPServer(name)
+    server = MCPServer(name, lifespan=lifespan)
     for each, program in programs.items():
         server.add_tool(_tool(program, backend), name=each, description=inspect.getdoc(program.func) or "")
     return server

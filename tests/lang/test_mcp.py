@@ -202,7 +202,7 @@ def test_programs_are_tools_of_a_server():
         assert "there is nobody" in tool(name="nobody")
 
 
-def test_the_command_serves_programs_to_the_official_client(tmp_path):
+def test_the_command_serves_programs_to_the_official_client(tmp_path, caplog):
     file = tmp_path / "served_file.py"
     file.write_text(
         "import sglang_lite as sgl\nprint('imported')\nsgl.set_default_backend(sgl.ScriptedBackend({'': 'yes'}))\n"
@@ -216,3 +216,4 @@ def test_the_command_serves_programs_to_the_official_client(tmp_path):
 
     answer = asyncio.run(ask())
     assert json.loads(answer.content[0].text) == {"answer": "yes"}
+    assert not caplog.records  # the client tells of lines that are no messages, such as what a body prints

@@ -162,6 +162,7 @@ def test_addresses_and_other_data_are_refused(running, url, why):
     [
         ("<image><image>", 1, "2 placeholders, and 1"),
         ("hi", 1, "0 placeholders, and 1"),
+        ("<image>", 0, "1 placeholders, and 0"),
         ("<image>", 2, "and 2 images"),
     ],
 )

@@ -177,7 +177,7 @@ class WeightUpdates:
         loop, scheduler = self._loop, self._loop.scheduler
         loop.settle()
         loop.holds.add(PAUSED)
-        requests = list(scheduler.queues)
+        requests = [*scheduler.queues, *(loop.encoding or ())]
         self._in_place = mode == "in_place"
         if mode == "abort":
             for request in requests:

@@ -87,7 +87,7 @@ def prompt_spans(prompt: Prompt, images: ImageFormat | None, model_name: str) ->
     Raises:
         ParameterError: an image can't be read, the model reads none, or there are more or fewer than placeholders.
     """
-    if not prompt.images and not any(map(is_placeholder, prompt.spans)):
+    if not prompt.images and not any(map(is_placeholder, prompt.spans)) and not _names_any(prompt.spans, images):
         return prompt.spans
     if images is None:
         raise no_images_error(model_name)
@@ -101,6 +101,11 @@ def prompt_spans(prompt: Prompt, images: ImageFormat | None, model_name: str) ->
         )  # fmt: skip
     left = iter(prompt.images)
     return [each for span in spans for each in (images.spans(next(left)) if is_placeholder(span) else (span,))]
+
+
+def _names_any(spans: Sequence[Span], images: ImageFormat | None) -> bool:
+    """True if text that may spell special tokens has a placeholder's."""
+    return images is not None and any(span.special and span.ids is None and images.token in span.text for span in spans)
 
 
 def no_images_error(model_name: str) -> ParameterError:
