@@ -1,14 +1,15 @@
 """Speculation: tokens that a step gives a row, and time, with and without drafts; time of a step by its tokens; time
 of a guess.
 
-    python benchmarks/speculation.py [--only tokens | times | steps | guesses] [--work NAME …] [--requests N] …
+    python benchmarks/speculation.py [--only tokens | times | steps | guesses | quotes] [--work NAME …] …
 
 "tokens" runs one request after another with drafts of full length, and does not depend on the load of the machine:
 tokens of the answers over the steps of the engine. "times" is of the same work with drafts as long as they pay,
 medians of pairs by turns, and of free chats all at once. "steps" is
 of one row whose drafts are always wrong, so that each step gives one token. All with the default model. Where a step
 has more tokens, bfloat16 is rounded otherwise, so the number of equal answers is told, too. "guesses" is of each
-drafter after 10,000 outputs of 500 tokens, in processor time of its thread.
+drafter after 10,000 outputs of 500 tokens, in processor time of its thread. "quotes" is of lists of passages from a
+text in the prompt, in processor time of the process, by turns with `gen(speculation=False)`, each with a new engine.
 """
 
 from __future__ import annotations
@@ -123,6 +124,18 @@ def chats(temperature: float, first_seed: int, count: int, answer: int) -> list[
     return [Ask(chat(text), params(temperature, first_seed + i, answer)) for i, text in enumerate(asked)]
 
 
+def passages(count: int, *, drafts: bool) -> list[Ask]:
+    """Lists of passages of a text, each a little different from the others."""
+    found = []
+    for old, new in CHANGES[:count]:
+        text = STORY.replace(old, new)
+        quote = {"type": "string", "x-quote": text}
+        schema = json_schema({"type": "array", "items": quote, "minItems": 3, "maxItems": 4})
+        prompt = chat(f"{text}\n\nQuote the sentences of this text as a JSON list.")
+        found.append(Ask(prompt, SamplingParams(temperature=0, seed=0, max_tokens=200, speculation=drafts), schema))
+    return found
+
+
 def params(temperature: float, seed: int, tokens: int) -> SamplingParams:
     return SamplingParams(temperature=temperature, seed=seed, max_tokens=tokens)
 
@@ -216,10 +229,36 @@ def times(
         print(f"| {name} | {statistics.median(ratios):.2f} ({each}) |", flush=True)
 
 
+def quotes(count: int, rounds: int, settings: Mapping[str, Any]) -> None:
+    """Prints the processor time of quotes without drafts over that with them, and tokens a step."""
+    ratios: list[float] = []
+    runs: dict[bool, Run] = {}
+    for i in range(rounds):
+        seconds = {}
+        for drafts in ((False, True), (True, False))[i % 2]:
+            with sgl.Engine(**settings, in_process=True) as engine:
+                run(engine, [Ask("Hello", params(0, 0, 8))])
+                began = time.process_time()
+                runs[drafts] = run(engine, passages(count, drafts=drafts))
+                seconds[drafts] = time.process_time() - began
+        ratios.append(seconds[False] / seconds[True])
+    same = sum(a.token_ids == b.token_ids for a, b in zip(runs[False].answers, runs[True].answers))
+    each = ", ".join(f"{ratio:.2f}" for ratio in sorted(ratios))
+    print(
+        "| work | processor time without / with drafts, by pairs | tokens a step, without | with | equal answers |\n"
+        "|---|---|---|---|---|\n"
+        f"| quotes | {statistics.median(ratios):.2f} ({each}) | {runs[False].tokens / runs[False].steps:.2f} "
+        f"| {runs[True].tokens / runs[True].steps:.2f} | {same} of {len(runs[True].answers)} |"
+    )
+
+
 class Wrong:
     """A drafter that is always wrong, as far as the default model is concerned."""
 
     name = "prompt"
+
+    def drafts(self, *_: object) -> bool:
+        return True
 
     def guesser(self, *_: object) -> Guesser:
         return lambda text: Guess(11, 0)
@@ -287,7 +326,7 @@ def guesses(outputs: int = 10_000, length: int = 500) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=["tokens", "times", "steps", "guesses"])
+    parser.add_argument("--only", choices=["tokens", "times", "steps", "guesses", "quotes"])
     parser.add_argument("--work", nargs="*", default=["extraction", "rewriting", "again"])
     parser.add_argument("--requests", type=int, default=32)
     parser.add_argument("--answer", type=int, default=96, help="tokens of an answer to a question")
@@ -318,6 +357,8 @@ def main() -> None:
         steps(options.rounds, settings)
     if options.only in (None, "guesses"):
         guesses()
+    if options.only in (None, "quotes"):
+        quotes(options.requests, options.rounds, settings | {"draft_tokens": options.draft_tokens})
 
 
 if __name__ == "__main__":

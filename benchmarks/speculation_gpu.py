@@ -48,6 +48,9 @@ class Simulated:
         self.answers: dict[int, Sequence[int]] = {}
         self._dice = random.Random(0)
 
+    def drafts(self, request: object) -> bool:
+        return True
+
     def guesser(self, request: Any, known: Any, *_: object) -> Guesser:  # as of Drafter
         answer = self.answers.get(request.seed, ())
         begun = len(known) - request.prompt_len - min(len(known), TAIL)

@@ -121,7 +121,8 @@ class EngineConfig:
         overlap: whether to plan and launch a step while the one before is still running.
         jump_forward: "safe" appends text that a constraint forces as a whole, in the tokenizer's own spelling, instead
             of token by token; tokens at its end that might merge with the following text are left to the model. Not for
-            requests with log-probabilities or a logit processor. "off" lets the model write every token.
+            requests with log-probabilities or a logit processor. On a CPU, what follows in the document of a quote is
+            drafted, so one step checks several of its words. "off" lets the model write every token.
         speculation: drafters that guess tokens, which one step then checks together: "off", "auto" for all, or their
             names, separated by commas. "again" remembers answers to the same prompt, "node" those of the same node of
             programs or under the same constraint, and "prompt" copies what came behind the last tokens earlier in the

@@ -390,6 +390,20 @@ def references(node: Node) -> set[str]:
     return found
 
 
+def substrings(language: Language) -> set[Substring]:
+    """All Substrings of a language."""
+    found: set[Substring] = set()
+    stack, seen = list(language.rules.values()), set[int]()
+    while stack:
+        node = stack.pop()
+        if isinstance(node, Substring):
+            found.add(node)
+        elif id(node) not in seen:
+            seen.add(id(node))
+            stack += children(node)
+    return found
+
+
 def is_plain(node: Node) -> bool:
     """Returns True if a node contains no intersections and no complements, which few engines support."""
     return not isinstance(node, Intersection | Complement) and all(map(is_plain, children(node)))

@@ -70,6 +70,9 @@ class ContextDrafter:
     def __init__(self, name: str, kind: Callable[[Request], Hashable]) -> None:
         self.name, self._kind, self._table = name, kind, ContextTable()
 
+    def drafts(self, request: Request) -> bool:
+        return True
+
     def guesser(self, request: Request, known: Ints, chance: Chance) -> Guesser:
         return partial(self._guess, self._kind_of(request), chance)
 

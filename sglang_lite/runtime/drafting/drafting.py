@@ -10,7 +10,6 @@ from functools import partial
 from operator import itemgetter
 from typing import TypeVar
 
-from sglang_lite.runtime.drafting import grammar
 from sglang_lite.runtime.drafting.draft import Draft, DraftedGuess, DraftWriter
 from sglang_lite.runtime.drafting.guess import Drafter, Guess, Guesser
 from sglang_lite.runtime.drafting.step_cost import StepCost
@@ -64,14 +63,13 @@ class Drafting:
     ) -> None:
         self._drafters, self.most, self._vocab_size, self._eos_ids = list(drafters), most, vocab_size, eos_ids
         self._jump = jump
-        self._asked = any(drafter.name != "grammar" for drafter in drafters)
         self.counts = {drafter.name: DraftCounts() for drafter in drafters}
         self.cost = StepCost()
         self._records = defaultdict[tuple[str, int], _Record](_Record)
 
     def drafts(self, request: Request) -> bool:
         """False if no drafter has guesses for any text of the request."""
-        return self._asked or grammar.drafts(request)
+        return any(drafter.drafts(request) for drafter in self._drafters)
 
     def draft(self, request: Request, known: Ints, room: int, tokens: int, expected: float) -> tuple[Draft, float]:
         """Draft of a row, maybe empty, and the number of tokens that it is expected to save steps for.
@@ -166,6 +164,7 @@ class Drafting:
         made = {
             drafter: self._ask(drafter, partial(drafter.guesser, request, known, partial(self.chance, drafter.name)))
             for drafter in self._drafters
+            if drafter.drafts(request)
         }
         return {drafter: guesser for drafter, guesser in made.items() if guesser is not None}
 

@@ -1,4 +1,4 @@
-"""Drafter of what a row's grammar forces."""
+"""Drafter of what a row's grammar says: text that it forces, and what follows in a source that it copies from."""
 
 from __future__ import annotations
 
@@ -8,34 +8,65 @@ from sglang_lite.runtime.drafting.guess import Chance, Guess, Guesser
 from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.requests.request import Request
 
+_LONGEST = 64  # last characters that are looked for
+_AHEAD = 200  # characters that are tokenised at a time
+_FORCED, _COPIED = 0, 1  # evidence; of copied text the least
+
 
 class GrammarDrafter:
-    """Drafter of forced tokens that are scored, so that they are not appended as a whole."""
+    """Drafter of texts whose grammar copies from sources, or whose forced tokens are scored, so that they are not
+    appended as a whole."""
 
     name = "grammar"
 
-    def guesser(self, request: Request, known: Ints, chance: Chance) -> Guesser:
+    def drafts(self, request: Request) -> bool:
         matcher = request.output.matcher
-        return _Forced(matcher.forced() if drafts(request) and matcher is not None else [])
+        return matcher is not None and (request.params.scores_tokens or bool(matcher.sources))
+
+    def guesser(self, request: Request, known: Ints, chance: Chance) -> Guesser:
+        return _Following(request)
 
     def learn(self, request: Request, text: Sequence[int], start: int) -> None:
         """Remembers nothing: the grammar is all that it needs."""
 
 
-def drafts(request: Request) -> bool:
-    """True if the drafter may have guesses for a request."""
-    return request.output.matcher is not None and request.params.scores_tokens
+class _Following:
+    """Guesses what is forced, then what follows in a source behind the longest part of it that the text ends with, the
+    first of equally long ones. The evidence is its length, and whether it comes there once."""
 
-
-class _Forced:
-    """Guesses some tokens one after another, until another one comes."""
-
-    def __init__(self, tokens: Sequence[int]) -> None:
-        self._tokens, self._start = tokens, -1
+    def __init__(self, request: Request) -> None:
+        matcher = request.output.matcher
+        assert matcher is not None
+        self._output, self._sources = request.output, matcher.sources
+        self._next = matcher.forced() if request.params.scores_tokens else []  # tokens that follow
+        self._seen: int | None = None  # number of tokens of the text before them, once it is known
+        self._evidence = _FORCED
 
     def __call__(self, text: Sequence[int]) -> Guess | None:
-        if self._start < 0:
-            self._start = len(text)
-        came = len(text) - self._start
-        as_guessed = came < len(self._tokens) and list(text[self._start :]) == self._tokens[:came]
-        return Guess(self._tokens[came], 0) if as_guessed else None
+        new = [] if self._seen is None else list(text[self._seen :])
+        came, self._next = self._next[: len(new)], self._next[len(new) :]
+        if came != new or not self._next:
+            self._next = self._following(self._output.text_of(text).decode("utf-8", "ignore"))
+        self._seen = len(text)
+        return Guess(self._next[0], self._evidence) if self._next else None
+
+    def _following(self, text: str) -> list[int]:
+        """Tokens of the text that follows in a source. Sets the evidence for it."""
+        length, at, source = max((_match(source, text) for source in self._sources), default=(0, 0, ""))
+        if not length:
+            return []
+        alone = source.find(text[-length:], at + 1) < 0
+        self._evidence = _COPIED + 2 * length.bit_length() + alone
+        end = at + length
+        return self._output.tokens_of(source[end : end + _AHEAD])
+
+
+def _match(source: str, text: str) -> tuple[int, int, str]:
+    """Length of the longest end of a text that is in a source, up to a limit, and the index of the first one there."""
+    length = at = 0
+    while length < min(len(text), _LONGEST):
+        found = source.find(text[-length - 1 :], max(at - 1, 0))
+        if found < 0:
+            break
+        length, at = length + 1, found
+    return length, at, source

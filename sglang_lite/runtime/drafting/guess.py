@@ -31,6 +31,10 @@ class Drafter(Protocol):
     @property
     def name(self) -> str: ...
 
+    def drafts(self, request: Request) -> bool:
+        """False if it has no guesses for any text of the request."""
+        ...
+
     def guesser(self, request: Request, known: Ints, chance: Chance) -> Guesser:
         """Makes the function that guesses the next tokens of a request's text one by one, each behind those before.
 

@@ -19,6 +19,9 @@ class PromptDrafter:
 
     name = "prompt"
 
+    def drafts(self, request: Request) -> bool:
+        return True
+
     def guesser(self, request: Request, known: Ints, chance: Chance) -> Guesser:
         return _Copy(known[-_SEARCHED:])
 

@@ -15,7 +15,7 @@ DRAFTERS: dict[str, Callable[[], Drafter]] = {"again": again, "node": node, "pro
 
 
 def make_drafting(config: EngineConfig, vocab_size: int, eos_ids: frozenset[int], *, fused: bool) -> Drafting | None:
-    """Makes the drafters that a configuration asks for, on a CPU with that of forced text, or None if there is none.
+    """Makes the drafters that a configuration asks for, on a CPU with that of grammars, or None if there is none.
 
     Args:
         config: configuration of the engine.

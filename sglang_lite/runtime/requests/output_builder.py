@@ -119,6 +119,7 @@ class OutputBuilder:
         drawn_by: the same.
         matcher: matcher of the request's grammar, or None without a grammar.
         text_of: function that returns the text of tokens, without that of special ones.
+        tokens_of: function that returns the tokenizer's tokens of a text within another one.
         prompt_logprobs: log-probabilities of the prompt's tokens computed so far.
         forced_tokens: number of tokens that were appended because the grammar forces them, without a step each.
         decoded_count: number of tokens whose text was processed.
@@ -142,6 +143,7 @@ class OutputBuilder:
         self.drawn_by = drawn_by
         self.matcher: ClosingMatcher | None = None
         self.text_of: Callable[[Sequence[int]], bytes] = tokenizer.decode_bytes
+        self.tokens_of: Callable[[str], list[int]] = partial(tokenizer.encode, first=False)
         self.prompt_logprobs: list[TokenLogprob] = []
         self.forced_tokens = 0
         self.decoded_count = 0

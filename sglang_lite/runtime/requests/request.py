@@ -291,7 +291,8 @@ class Request:
         cut = p.scores_next_token or (goes_on and bool(p.stop or p.stop_regex))
         endings = None if cut else grammar.endings()
         guard = None if rules is None else RepeatGuard(rules, grammar.endings(), self.output.text_of)
-        return ClosingMatcher(made, endings, self.limit - self.prompt_len, required=not goes_on, repeats=guard)
+        left = self.limit - self.prompt_len
+        return ClosingMatcher(made, endings, left, required=not goes_on, repeats=guard, sources=grammar.sources)
 
     def refuses(self, token: int) -> bool:
         """Returns True if a drawn token has to be drawn again, as its output could not be completed within its limit,

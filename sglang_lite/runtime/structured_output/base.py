@@ -223,10 +223,14 @@ class CompiledGrammar(Protocol):
 
     Attributes:
         size: approximate memory in bytes, which may grow as texts are written.
+        sources: texts that parts of its texts are copied from.
     """
 
     @property
     def size(self) -> int: ...
+
+    @property
+    def sources(self) -> Sequence[str]: ...
 
     def matcher(self) -> Matcher: ...
 

@@ -37,9 +37,10 @@ class ClosingMatcher:
         budget: maximum number of tokens.
         required: whether the text has to be complete at its end; if not, nothing is refused if no text fits.
         repeats: guard that also refuses tokens, where the budget refuses none; None for no guard.
+        sources: texts that parts of the text are copied from.
 
     Attributes:
-        repeats: the argument of this name.
+        repeats, sources: the arguments of these names.
         busy: whether a mask is being made for it, so that it must not be copied.
         shortened: whether a token was refused for the budget; "unknown" if a completion was not known all the time.
 
@@ -55,8 +56,9 @@ class ClosingMatcher:
         *,
         required: bool = True,
         repeats: RepeatGuard | None = None,
+        sources: Sequence[str] = (),
     ) -> None:
-        self._inner, self._endings, self._left, self.repeats = inner, endings, budget, repeats
+        self._inner, self._endings, self._left, self.repeats, self.sources = inner, endings, budget, repeats, sources
         self._state = None if endings is None else endings.start
         self._completion: list[int] | None = None  # completion that is known to fit, once one was needed
         self._after: tuple[int, TextState] | None = None  # token that was found to fit, and the state after it

@@ -158,6 +158,10 @@ class JsonNumberGrammar:
     def size(self) -> int:
         return self._inner.size
 
+    @property
+    def sources(self) -> Sequence[str]:
+        return self._inner.sources
+
     def matcher(self) -> JsonNumberMatcher:
         return JsonNumberMatcher(self, self._inner.matcher())
 

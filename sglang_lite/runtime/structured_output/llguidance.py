@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from sglang_lite.constraints import byte_matcher
 from sglang_lite.constraints.formal import nodes
 from sglang_lite.constraints.formal.longest_rest import LongestRest, longest_rest
-from sglang_lite.constraints.formal.nodes import Language
+from sglang_lite.constraints.formal.nodes import Language, substrings
 from sglang_lite.constraints.formal.shortest_texts import ShortestTexts
 from sglang_lite.constraints.language import language_of
 from sglang_lite.constraints.memo import BoundedCache, allocated, size_of
@@ -71,6 +71,7 @@ class Prepared:
         lengths: least number of characters of the texts of each rule of the language.
         shortest: shortest text of the language, or None if none is known.
         rest: longest of the shortest completions from all places: the fields of a LongestRest.
+        sources: texts that parts of its texts are copied from.
         parser_bytes: measured memory of a parser, or 0 if unknown.
     """
 
@@ -79,6 +80,7 @@ class Prepared:
     lengths: Mapping[str, float]
     shortest: str | None
     rest: tuple[float, bool]
+    sources: tuple[str, ...] = ()
     parser_bytes: int = 0
 
 
@@ -242,6 +244,10 @@ class LlguidanceGrammar:
         """Approximate memory in bytes, which grows as texts reach more states."""
         grown = sum(map(self._grown, self._lexers))
         return self._size + grown + (0 if self._endings is None else self._endings.size)
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        return self._prepared.sources
 
     def _grown(self, lexer: _Lexer) -> int:
         """Bytes by which a lexer has grown, at most."""
@@ -408,7 +414,8 @@ def _prepared(constraint: Constraint) -> Prepared:
     shortest = ShortestTexts(language.rules)
     length, nests = longest_rest(language.rules, language.start, shortest.lengths)
     text = byte_matcher.grammar_text(constraint)
-    return Prepared(text, language, shortest.lengths, shortest.text(language.start), (length, nests))
+    sources = tuple(sorted(each.text for each in substrings(language)))
+    return Prepared(text, language, shortest.lengths, shortest.text(language.start), (length, nests), sources)
 
 
 def _unpacked(language: Language | bytes) -> Language:

@@ -72,6 +72,7 @@ class NumberGrammar:
     """
 
     name = "number"
+    sources = ()
 
     def __init__(self, number: Number, vocabulary: Vocabulary, combinable: Callable[[], CompiledGrammar]) -> None:
         self.number, self.vocab_size = number, vocabulary.size

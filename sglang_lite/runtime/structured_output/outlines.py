@@ -73,6 +73,8 @@ class OutlinesMatcher(LoneMatcher):
 
 
 class OutlinesGrammar:
+    sources = ()  # it refuses them
+
     def __init__(self, engine: OutlinesEngine, index: Foreign, size: int) -> None:
         self._engine, self._index, self.size = engine, index, size
 

@@ -37,6 +37,7 @@ class ContinuedGrammar:
         self._whole = whole if part is None else whole.combinable()
         self._text, self._part, self._end = text, part, end
         self.size = 0  # its grammars are counted by their own cache entries
+        self.sources = (whole if part is None else part).sources
 
     def matcher(self) -> Matcher:
         """Returns a matcher after the existing text. Raises ConstraintError if no text of the grammar begins so."""

@@ -129,6 +129,10 @@ class RuledGrammar:
     def size(self) -> int:
         return self._grammar.size
 
+    @property
+    def sources(self) -> Sequence[str]:
+        return self._grammar.sources
+
     def matcher(self) -> RuledMatcher:
         return RuledMatcher(self._grammar.matcher(), self._tokens, self._positions)
 

@@ -84,6 +84,8 @@ class XgrammarMatcher(LoneMatcher):
 
 
 class XgrammarGrammar:
+    sources = ()  # it refuses them
+
     def __init__(self, engine: XgrammarEngine, compiled: Foreign) -> None:
         self._engine = engine
         self.size: int = compiled.memory_size_bytes

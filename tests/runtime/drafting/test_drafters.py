@@ -9,7 +9,7 @@ import pytest
 import sglang_lite as sgl
 from sglang_lite.constraints.schema import json_schema
 from sglang_lite.program.nodes import Fork, Gen, Program, Text
-from sglang_lite.protocol import SamplingParams
+from sglang_lite.protocol import Lark, SamplingParams
 from sglang_lite.runtime.drafting.contexts import ContextTable
 from sglang_lite.runtime.drafting.prompt import PromptDrafter
 from sglang_lite.runtime.drafting.step_cost import StepCost
@@ -124,16 +124,28 @@ def test_other_branches_of_a_program_are_guessed_from():
     assert engine.scheduler.drafts.drafting.stats()["node"]["accepted"] > 20
 
 
-def scored(constraint, *, drafts):
-    """The answer under a constraint with its scores, and its steps."""
+def constrained(constraint, *, drafts, **values):
+    """The answer under a constraint, and its steps."""
     engine = engine_for("off", model=byte_model())
-    if not drafts:
-        engine.scheduler.drafts = None
+    engine.scheduler.drafts.drafting.cost = FreeDrafts()
     engine.compile_grammar(constraint)
-    params = SamplingParams(confidence=True, max_tokens=120, seed=3)
-    events = engine.start([5, 6, 7], params, constraint=constraint)[1]
+    events = engine.start([5, 6, 7], SamplingParams(speculation=drafts, **values), constraint=constraint)[1]
     engine.drain()
     return ended(events), engine.loop.steps
+
+
+def test_a_quote_takes_few_steps():
+    source = "the cat sat on the mat, and a dog lay by the door. who else was there?"
+    quote = Lark('start: %regex {"substring_chars": "' + source + '"}')
+    few = many = 0
+    for seed in range(6):
+        values = {"seed": seed, "temperature": 3, "min_tokens": 40, "max_tokens": 60}
+        answer, steps = constrained(quote, drafts=True, **values)
+        plain, each = constrained(quote, drafts=False, **values)
+        assert answer.text == plain.text
+        assert answer.text in source
+        few, many = few + steps, many + each
+    assert few < 0.6 * many
 
 
 def test_scoring_what_is_forced_takes_few_steps():
@@ -142,8 +154,8 @@ def test_scoring_what_is_forced_takes_few_steps():
         "type": "object", "properties": {name: {"enum": ["red", "green"]} for name in names}, "required": names,
         "additionalProperties": False,
     })  # fmt: skip
-    answer, few = scored(schema, drafts=True)
-    plain, many = scored(schema, drafts=False)
+    answer, few = constrained(schema, drafts=True, confidence=True, max_tokens=120, seed=3)
+    plain, many = constrained(schema, drafts=False, confidence=True, max_tokens=120, seed=3)
     assert (answer.token_ids, answer.scores) == (plain.token_ids, plain.scores)
     assert many >= len(plain.token_ids) > 60
     assert few < 0.4 * many

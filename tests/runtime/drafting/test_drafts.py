@@ -32,6 +32,9 @@ class Oracle:
     def __init__(self, answers, kind):
         self.answers, self.kind, self.dice, self.calls = answers, kind, random.Random(7), 0
 
+    def drafts(self, request):
+        return True
+
     def guesser(self, request, known, chance):
         answer = self.answers.get((tuple(known[: request.prompt_len].tolist()), request.seed), [])
         start, seen = len(known) - request.prompt_len, min(len(known), TAIL)
@@ -56,10 +59,12 @@ OBJECT = {
         "sold": {"type": "boolean"},
     },
 }  # fmt: skip
+SOURCE = 'One day a "small" dog met\na smaller one, and one day they went home.'
 CONSTRAINTS = (
     Choices(("abcabc", "abdabd", "bcd")), Regex("(abc[a-e]{1,4} ){1,6}"), json_schema(OBJECT), Number("float"),
     json_schema({"type": "array", "items": {"enum": ["one", "two", "three"]}, "uniqueItems": True, "maxItems": 3}),
     json_schema({"type": "object", "additionalProperties": {"enum": ["one", "two"]}, "maxProperties": 3}),
+    json_schema({"type": "array", "items": {"type": "string", "x-quote": SOURCE}, "minItems": 2}),
 )  # fmt: skip
 
 
@@ -161,12 +166,12 @@ def test_drafts_change_nothing(off, kind, tokens, page, chunk, retract, jump, ru
 
 
 @pytest.mark.parametrize("settings", [{}, {"page_size": 4, "step_tokens": 7, "retract_every": 3}], ids=str)
-def test_what_is_forced_and_scored_is_drafted_without_being_asked(off, settings):
+def test_quotes_and_scored_forced_text_are_drafted_without_being_asked(off, settings):
     expected, _, _ = off
     found, engine = outcomes(max_running=4, max_total_tokens=640, **settings)
     assert found == expected
     counts = engine.scheduler.drafts.drafting.counts["grammar"]
-    assert counts.accepted > 0.9 * counts.drafted > 0
+    assert counts.accepted > 0.3 * counts.drafted > 0
 
 
 class ShortTurns:

@@ -376,6 +376,9 @@ class Half:
     def __init__(self, known):
         self.known, self.dice = known, random.Random(3)
 
+    def drafts(self, request):
+        return True
+
     def guesser(self, request, known, chance):
         answer = self.known[tuple(known[: request.prompt_len].tolist())]
         start, seen = len(known) - request.prompt_len, min(len(known), TAIL)

@@ -233,6 +233,9 @@ class Wrong:
 
     name = "prompt"
 
+    def drafts(self, request):
+        return True
+
     def guesser(self, request, known, chance):
         return lambda text: Guess(text[-1] + 1, 0)
 

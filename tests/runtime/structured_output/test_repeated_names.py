@@ -89,6 +89,7 @@ class Plain(LoneMatcher):
 
 class PlainGrammar:
     size = 0
+    sources = ()
 
     def __init__(self):
         self.made = []
