@@ -68,8 +68,9 @@ def update_from_tensors(
 
     Raises:
         ParameterError: an argument is invalid, or a tensor is given twice.
-        ModelError: a tensor has no place in the model, another shape, or numbers that are not finite, or an engine with
-            fewer bits lacks others of its product; the engine continues with the weights that it has.
+        ModelError: a tensor has no place in the model, another shape, or numbers that are not finite, or others of its
+            product are not there, as the engine has fewer bits or has dropped them; the engine continues with the
+            weights that it has.
     """
     if load_format not in (None, "flattened_bucket"):
         raise ParameterError("load_format", f"{load_format!r} is not for tensors.", hint='Use "flattened_bucket".')
@@ -99,12 +100,12 @@ def release_memory_occupation(engine: Engine, tags: Sequence[str] | None = None)
 
     Args:
         tags: what to give back: "kv_cache", "weights" (the host keeps a copy), "cuda_graph" (captured again when it
-            is resumed, which takes seconds); None for all.
+            is resumed, which takes seconds); None for all, of which graphs return with the last of the others.
 
     Raises:
-        ParameterError: a tag is unknown, or its memory is given back already.
-        CapabilityError: the engine is on a GPU and was started without `enable_memory_saver`, or transformers' code
-            runs its model.
+        ParameterError: a tag is unknown.
+        CapabilityError: a tag's memory is given back already, the engine is on a GPU and was started without
+            `enable_memory_saver`, or transformers' code runs its model.
     """
     engine.answer(ReleaseMemory(_tags(tags), keep=True))
 
@@ -116,7 +117,8 @@ def resume_memory_occupation(engine: Engine, tags: Sequence[str] | None = None) 
         tags: as of `release_memory_occupation`; None for what is given back.
 
     Raises:
-        ParameterError: a tag is unknown, or its memory is not given back.
+        ParameterError: a tag is unknown.
+        CapabilityError: a tag's memory is not given back.
         ModelError: weights that were not kept can't be read.
     """
     engine.answer(ResumeMemory(_tags(tags)))
@@ -130,8 +132,8 @@ def sleep(engine: Engine, level: int = 1) -> None:
             If they came as tensors, the engine needs them once more after level 2.
 
     Raises:
-        ParameterError: the level is neither, or the engine is asleep.
-        CapabilityError: as `release_memory_occupation`.
+        ParameterError: the level is neither.
+        CapabilityError: the engine is asleep, or as `release_memory_occupation`.
     """
     if level not in (1, 2) or isinstance(level, bool):
         raise ParameterError("level", f"{shown(level)} is neither 1 nor 2.")

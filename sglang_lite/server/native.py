@@ -228,9 +228,9 @@ def _new(found: dict[str, Any], sent: dict[str, int]) -> dict[str, Any]:
 
 
 async def health(service: Service, _: HttpRequest) -> Response:
-    """Returns status 200 if the engine is healthy."""
+    """Returns status 200 if the engine is healthy; the text "asleep" if it is and sleeps."""
     service.check_health()
-    return Response(status_code=200)
+    return Response("asleep" if service.asleep else None)
 
 
 async def ready(service: Service, _: HttpRequest) -> Response:
@@ -239,11 +239,10 @@ async def ready(service: Service, _: HttpRequest) -> Response:
     return Response(status_code=200)
 
 
-async def health_generate(service: Service, _: HttpRequest) -> Response:
-    """Generates a token, if the model generates text; otherwise only checks the engine's health."""
-    if service.engine.core.encoder is not None:
-        service.check_health()
-        return Response(status_code=200)
+async def health_generate(service: Service, call: HttpRequest) -> Response:
+    """Generates a token, if the model generates text and is awake; otherwise only checks the engine's health."""
+    if service.engine.core.encoder is not None or service.asleep:
+        return await health(service, call)
     seconds = service.settings.health_timeout_s
     try:
         async with asyncio.timeout(seconds):

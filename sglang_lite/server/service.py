@@ -61,6 +61,7 @@ class Service:
         self.sessions = Sessions(partial(self.async_engine.abort, key=None))
         self.reader_pool = ReaderPool(settings.body_processes, partial(ModelFacts.of, engine, settings))
         self.shutting_down = False
+        self.asleep = False  # whether the engine had given memory back when it was asked last
         self._last_reply = 0.0  # time of the latest reply from the engine
         self._first_token_at = 0.0  # 0.0 until the engine has generated a token
         self._tasks: set[asyncio.Task[None]] = set()
@@ -194,7 +195,7 @@ class Service:
     async def _watch(self) -> None:
         while True:
             try:
-                await self.call_engine(self.engine.stats)
+                self.asleep = bool((await self.call_engine(self.engine.stats)).get("asleep"))
                 self._last_reply = time.monotonic()
             except SglError:
                 self._last_reply = 0.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+from collections.abc import Callable
 from functools import partial
 
 import msgspec
@@ -151,17 +152,13 @@ async def resume(service: Service, _: HttpRequest) -> Response:
 async def release(service: Service, call: HttpRequest) -> Response:
     """Gives memory back."""
     body = await read_record(service, call, MEMORY) if call.data else MemoryRequest()
-    await service.call_engine(
-        partial(weights.release_memory_occupation, service.engine, body.tags), at_most_s=LONGEST_S
-    )
-    return Response(status_code=200)
+    return await _moved(service, partial(weights.release_memory_occupation, service.engine, body.tags))
 
 
 async def take_again(service: Service, call: HttpRequest) -> Response:
     """Takes memory again."""
     body = await read_record(service, call, MEMORY) if call.data else MemoryRequest()
-    await service.call_engine(partial(weights.resume_memory_occupation, service.engine, body.tags), at_most_s=LONGEST_S)
-    return Response(status_code=200)
+    return await _moved(service, partial(weights.resume_memory_occupation, service.engine, body.tags))
 
 
 async def sleep(service: Service, call: HttpRequest) -> Response:
@@ -169,13 +166,18 @@ async def sleep(service: Service, call: HttpRequest) -> Response:
     level = call.query.get("level", "1")
     if level not in ("1", "2"):
         raise ParameterError("level", f"{level[:20]!r} is neither 1 nor 2.")
-    await service.call_engine(partial(weights.sleep, service.engine, int(level)), at_most_s=LONGEST_S)
-    return Response(status_code=200)
+    return await _moved(service, partial(weights.sleep, service.engine, int(level)))
 
 
 async def wake_up(service: Service, _: HttpRequest) -> Response:
     """Takes all memory again."""
-    await service.call_engine(partial(weights.wake, service.engine), at_most_s=LONGEST_S)
+    return await _moved(service, partial(weights.wake, service.engine))
+
+
+async def _moved(service: Service, move: Callable[[], None]) -> Response:
+    """Answer to a call that gives memory back, or takes it."""
+    await service.call_engine(move, at_most_s=LONGEST_S)
+    service.asleep = await service.call_engine(partial(weights.is_sleeping, service.engine))
     return Response(status_code=200)
 
 

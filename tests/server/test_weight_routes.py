@@ -72,6 +72,19 @@ def test_other_tensors_change_nothing(client, body, why):
     assert ids(client) == before
 
 
+def test_health_says_that_the_engine_is_asleep(client):
+    assert client.post("/sleep").status_code == 200
+    second = client.post("/sleep")
+    assert (second.status_code, second.json()["error"]["message"][:20]) == (400, "the engine is asleep")
+    for path in ("/health", "/health_generate"):
+        answer = client.get(path)
+        assert (answer.status_code, answer.text) == (200, "asleep")
+    assert client.post("/wake_up").status_code == 200
+    for path in ("/health", "/health_generate"):
+        answer = client.get(path)
+        assert (answer.status_code, answer.text) == (200, "")
+
+
 def test_questions_that_have_no_answer_are_refused(client):
     assert client.post("/get_weights_by_name", json={"name": Q, "truncate_size": 0}).status_code == 400
     assert client.post("/pause_generation", json={"mode": "x"}).status_code == 400

@@ -32,22 +32,25 @@ class Sleep:
         self._loop, self._updates, self._reload = loop, updates, reload
         self.released: set[str] = set()
         self._kept = False  # whether the weights are kept in the host's memory
+        self._graphs_follow = False  # whether graphs return without being named
 
     @torch.inference_mode()
     def release(self, tags: Sequence[str], *, keep: bool) -> None:
         """Gives memory back. Requests wait; running ones are computed again after it.
 
         Args:
-            tags: of `TAGS`: keys and values, weights, captured graphs.
+            tags: of `TAGS`: keys and values, weights, captured graphs; none for all, of which graphs return with the
+                last of the others.
             keep: whether the host keeps the weights. If not, they are read again from the checkpoint.
 
         Raises:
-            ParameterError: a tag is unknown, or its memory is given back already.
-            CapabilityError: the engine was started without `enable_memory_saver` on a GPU.
+            ParameterError: a tag is unknown.
+            CapabilityError: a tag's memory is given back already, or the engine was started without
+                `enable_memory_saver` on a GPU.
         """
         chosen = _chosen(tags)
         if again := chosen & self.released:
-            raise ParameterError("tags", f"the memory of {_listed(again)} is given back already: the engine is asleep.")
+            raise CapabilityError(f"the engine is asleep: the memory of {_listed(again)} is given back already.")
         loop, runner = self._loop, self._loop.runner
         model = runner.model
         on_device = model.device.type == "cuda"
@@ -61,6 +64,7 @@ class Sleep:
         loop.scheduler.retraction.retract_all()
         loop.scheduler.flush()
         loop.holds.add(ASLEEP)
+        self._graphs_follow = not tags or (self._graphs_follow and bool(self.released))
         self.released |= chosen
         if "cuda_graph" in chosen:
             runner.drop_graphs()
@@ -81,14 +85,19 @@ class Sleep:
         """Takes memory again. The engine continues once it has all.
 
         Raises:
-            ParameterError: a tag is unknown, or its memory is not given back.
+            ParameterError: a tag is unknown.
+            CapabilityError: a tag's memory is not given back.
             ModelError: weights that were not kept can't be read.
         """
         chosen = _chosen(tags) if tags else set(self.released)
+        if self._graphs_follow and chosen == {"cuda_graph"} and not self.released:
+            return  # they have returned already
+        if self._graphs_follow and self.released - chosen == {"cuda_graph"}:
+            chosen.add("cuda_graph")
         if awake := chosen - self.released:
-            raise ParameterError("tags", f"the memory of {_listed(awake)} is not given back: the engine is awake.")
-        if not chosen:
-            raise ParameterError("tags", "no memory is given back: the engine is awake.")
+            raise CapabilityError(f"the engine is awake: the memory of {_listed(awake)} is not given back.")
+        if not self.released:
+            raise CapabilityError("the engine is awake: no memory is given back.")
         runner = self._loop.runner
         model = runner.model
         assert isinstance(model, Decoder)

@@ -99,6 +99,8 @@ class WeightUpdates:
             self.lose()
             raise
         self._missing = set() if whole else self._missing - staged.names
+        if not self._missing:
+            model.plan_small_batches()
         self.given = not whole
         if version is not None:
             self._weights.version = version
@@ -110,6 +112,7 @@ class WeightUpdates:
     def lose(self) -> None:
         """Refuses requests until all tensors have been written again, as their values are undefined."""
         self._missing = set(WeightParts(self.model).names())
+        self.model.forget_small_batches()
         self._refuse()
 
     def complete(self) -> None:

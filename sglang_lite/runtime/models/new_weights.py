@@ -69,13 +69,13 @@ class StagedWeights:
         return source, build_functions(model, reader)
 
     def write(self) -> None:
-        """Writes the weights into the model. May be called once. If it fails, the model has some of them."""
+        """Writes the weights into the model. May be called once. If it fails, the model has some of them. Its small
+        batches are to be planned anew after it."""
         later = self._reading()[1] if None in self._parts.values() else {}
         for key in list(self._parts):
             part = self._parts.pop(key)
             self._put(key, later[key]() if part is None else part)
             del part
-        self._model.plan_small_batches()
 
     def _put(self, key: PartKey, part: Any) -> None:  # any part
         model, (layer, name) = self._model, key

@@ -84,10 +84,8 @@ def part_keys(model: Decoder) -> Iterator[PartKey]:
 
 def drop_parts(model: Decoder) -> None:
     """Frees the weights of a decoder on a CPU; it can't run until others are put there."""
-    for layer, name in part_keys(model):
+    for layer, name in (*part_keys(model), (None, "head")):
         setattr(model if layer is None else model.layers[layer], name, None)
-    if model.spec.tied_embeddings:
-        del model.head
     model.forget_small_batches()
 
 
@@ -135,7 +133,7 @@ class WeightParts:
         """Values of a checkpoint's tensor as the decoder has them, on its device.
 
         Raises:
-            ModelError: the model has no tensor of this name, or has it in fewer bits, of which it can't be restored.
+            ModelError: the model has no tensor of this name, has it in fewer bits, or has dropped it.
         """
         if name in self._extra and self._extra[name] == (None, "embedding"):
             return self._value(self._of_part[None, "embedding"][0])
@@ -154,10 +152,15 @@ class WeightParts:
         return whole
 
     def _value(self, parameter: ParameterSpec) -> torch.Tensor:
-        found = _of_model(self._model, parameter) if parameter.layer is None else self._of_layer(parameter)
+        model, (layer, part) = self._model, key_of(self._model.spec, parameter)
+        dropped = getattr(model if layer is None else model.layers[layer], part) is None
+        found = None
+        if not dropped:
+            found = _of_model(model, parameter) if layer is None else self._of_layer(parameter)
         if found is None:
+            why = "was dropped while the engine slept" if dropped else "is in fewer bits in this engine"
             raise ModelError(
-                f"{parameter.slices[0].name} is in fewer bits in this engine, and can't be read back.",
+                f"{parameter.slices[0].name} {why}, and can't be read back.",
                 hint="Give all tensors of its product together: q, k and v, or gate, up and down.",
             )
         return found

@@ -74,6 +74,45 @@ def test_weights_that_no_file_has_must_come_again_after_they_were_dropped(runnin
         assert tokens(running) == tokens(other)
 
 
+def quantised():
+    if torch.cpu._is_vnni_supported():  # noqa: SLF001 # torch has no other name for it
+        return ["float32", "int8"]
+    return ["float32"]
+
+
+@pytest.mark.parametrize("dtype", quantised())
+def test_weights_that_were_dropped_may_come_in_several_complete_updates(llamas, dtype):
+    tensors = tensors_of(llamas[1])
+    with engine(llamas[0], dtype=dtype) as running:
+        running.update_weights_from_tensor(tensors)
+        expected = tokens(running)
+        running.sleep(2)
+        running.wake()
+        with pytest.raises(sgl.ModelError, match=r"k_proj.weight was dropped .* q, k and v"):
+            running.update_weights_from_tensor({Q: tensors[Q]})
+        with pytest.raises(sgl.ModelError, match="was dropped"):
+            running.get_weights_by_name("model.norm.weight")
+        first = {name: tensor for name, tensor in tensors.items() if ".1." in name}
+        running.update_weights_from_tensor(first)
+        assert "weights incomplete" in str(Stream(running).end.result(60))
+        running.update_weights_from_tensor({name: tensors[name] for name in tensors.keys() - first.keys()})
+        assert tokens(running) == expected
+
+
+@pytest.mark.parametrize(
+    "resumed",
+    [[["weights"], ["kv_cache"]], [["weights"], ["kv_cache"], ["cuda_graph"]], [["kv_cache", "cuda_graph"], []]],
+)
+def test_what_was_released_without_tags_is_awake_once_weights_and_cache_are_back(running, resumed):
+    expected = tokens(running)
+    running.release_memory_occupation()
+    for tags in resumed:
+        running.resume_memory_occupation(tags)
+    assert tokens(running) == expected
+    with pytest.raises(sgl.CapabilityError, match="the engine is awake"):
+        running.resume_memory_occupation(["weights"])
+
+
 def test_a_wake_that_failed_may_be_tried_again(llamas, tmp_path):
     folder = tmp_path / "moved"
     shutil.copytree(llamas[0], folder)
@@ -111,15 +150,15 @@ def test_a_checkpoint_that_is_gone_is_told_and_another_one_mends_it(llamas, tmp_
         (lambda e: e.release_memory_occupation("weights"), "tags"),
         (lambda e: e.release_memory_occupation([1]), "tags"),
         (lambda e: e.sleep(3), "level: 3 is neither 1 nor 2"),
-        (lambda e: e.wake(), "the engine is awake"),
-        (lambda e: e.resume_memory_occupation(["kv_cache"]), "of kv_cache is not given back"),
-        (lambda e: (e.sleep(), e.sleep()), "of kv_cache and weights is given back already"),
+        (lambda e: e.wake(), "^the engine is awake"),
+        (lambda e: e.resume_memory_occupation(["kv_cache"]), "^the engine is awake: .* kv_cache is not given back"),
+        (lambda e: (e.sleep(), e.sleep()), "^the engine is asleep: .* kv_cache and weights is given back already"),
         (lambda e: (e.sleep(), e.resume_memory_occupation(["cuda_graph"])), "of cuda_graph is not given back"),
     ],
 )
 def test_what_makes_no_sense_is_refused(running, call, why):
     expected = tokens(running)
-    with pytest.raises(sgl.ParameterError, match=why):
+    with pytest.raises((sgl.ParameterError, sgl.CapabilityError), match=why):
         call(running)
     if running.is_sleeping():
         running.wake()

@@ -181,7 +181,8 @@ def family(request, tmp_path_factory):
 
 
 def engine(folder: Path, **settings) -> sgl.Engine:
-    return sgl.Engine(**{"model": str(folder), "dtype": "float32", "max_running": 4, **settings}, in_process=True)
+    shared = {"max_running": 4, "mem_fraction": 0.1}  # of a GPU, on which a test may have two engines
+    return sgl.Engine(**{"model": str(folder), "dtype": "float32", **shared, **settings}, in_process=True)
 
 
 def asked(*, prompt: bool = True, most: int = 6) -> SamplingParams:
