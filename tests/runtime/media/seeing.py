@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +25,12 @@ from transformers import (
     SmolVLMImageProcessorPil,
 )
 
-from sglang_lite.protocol import Image, Prompt, Span
+import sglang_lite as sgl
+from sglang_lite.protocol import Generation, Image, Prompt, SamplingParams, SglError, Span
 from tests.runtime.models.tiny import VOCAB, randomise, tiny_tokenizer
 
 IMAGE_ID = VOCAB  # of "<image>"
+GREEDY = SamplingParams(max_tokens=6, temperature=0, return_logprob=True, return_prompt_token_ids=True, ignore_eos=True)
 _SPECIAL = ["<image>", "<fake_token_around_image>", "<global-img>"]
 _PLACES = [f"<row_{row}_col_{column}>" for row in range(1, 5) for column in range(1, 5)]
 _TEXT = dict(
@@ -113,3 +117,35 @@ def logprobs(model: Any, folder: Path, ids: Sequence[int], images: Sequence[byte
     with torch.inference_mode():
         found = model(input_ids=torch.tensor([list(ids)]), **{n: inputs[n] for n in names if n in inputs})
     return found.logits[0].float().log_softmax(-1)
+
+
+@dataclass(frozen=True)
+class Seeing:
+    """An engine, and transformers' model in its folder."""
+
+    folder: Path
+    model: Any
+    engine: sgl.Engine
+
+
+def check(seeing: Seeing, answer: Generation, images: list[bytes]) -> None:
+    """The answer is transformers' most likely one, with its probabilities."""
+    ids = [*answer.prompt_ids, *answer.token_ids]
+    expected = logprobs(seeing.model, seeing.folder, ids, images)[len(answer.prompt_ids) - 1 : -1]
+    assert answer.token_ids == tuple(expected.argmax(-1).tolist())
+    got = torch.tensor([each.logprob for each in answer.output_logprobs])
+    assert torch.allclose(got, expected.max(-1).values, atol=1e-4)
+
+
+def submit(engine: sgl.Engine, prompt: Prompt, params: SamplingParams, constraint: Any = None) -> Future[Generation]:
+    """Future of an answer."""
+    future: Future[Generation] = Future()
+
+    def sink(event: Any) -> None:
+        if isinstance(event, SglError):
+            future.set_exception(event)
+        elif isinstance(event, Generation):
+            future.set_result(event)
+
+    engine.submit(prompt, params, constraint, sink=sink)
+    return future

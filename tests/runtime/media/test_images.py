@@ -5,14 +5,12 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from concurrent.futures import Future
-from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image as Picture
 from transformers import AutoImageProcessor, Idefics3Processor
 
@@ -21,25 +19,25 @@ from sglang_lite.protocol import (
     Generation,
     Image,
     ParameterError,
-    Prompt,
     Regex,
     SamplingParams,
-    SglError,
 )
 from sglang_lite.runtime.loading.model_files import open_model_files
 from sglang_lite.runtime.requests.request_media import RequestMedia
 from sglang_lite.runtime.tokens.image_span import MediaItem
 from sglang_lite.runtime.tokens.virtual_ids import virtual_ids
-from tests.runtime.media.seeing import FAMILIES, IMAGE_ID, logprobs, png, save_seeing, seen
-
-GREEDY = SamplingParams(max_tokens=6, temperature=0, return_logprob=True, return_prompt_token_ids=True, ignore_eos=True)
-
-
-@dataclass(frozen=True)
-class Seeing:
-    folder: Path
-    model: Any
-    engine: sgl.Engine
+from tests.runtime.media.seeing import (
+    FAMILIES,
+    GREEDY,
+    IMAGE_ID,
+    Seeing,
+    check,
+    logprobs,
+    png,
+    save_seeing,
+    seen,
+    submit,
+)
 
 
 def _engine(folder: Path, **config: Any) -> sgl.Engine:
@@ -68,15 +66,6 @@ def llava(saved: dict[str, tuple[Path, Any]]) -> Iterator[sgl.Engine]:
         yield engine
 
 
-def _check(seeing: Seeing, answer: Generation, images: list[bytes]) -> None:
-    """The answer is transformers' most likely one, with its probabilities."""
-    ids = [*answer.prompt_ids, *answer.token_ids]
-    expected = logprobs(seeing.model, seeing.folder, ids, images)[len(answer.prompt_ids) - 1 : -1]
-    assert answer.token_ids == tuple(expected.argmax(-1).tolist())
-    got = torch.tensor([each.logprob for each in answer.output_logprobs])
-    assert torch.allclose(got, expected.max(-1).values, atol=1e-4)
-
-
 @pytest.mark.parametrize(
     ("sizes"), [[(50, 40)], [(32, 32), (90, 30)], [(20, 70), (33, 31), (64, 65)]], ids=["one", "two", "three"]
 )
@@ -85,8 +74,8 @@ def test_answers_are_those_of_transformers(seeing: Seeing, sizes: list[tuple[int
     parts: list[str | bytes] = ["ab"]
     for image in images:
         parts += [image, "cd"]
-    _check(seeing, seeing.engine.complete(seen(*parts), GREEDY), images)
-    _check(seeing, seeing.engine.complete(seen(*parts), GREEDY), images)  # from the cache
+    check(seeing, seeing.engine.complete(seen(*parts), GREEDY), images)
+    check(seeing, seeing.engine.complete(seen(*parts), GREEDY), images)  # from the cache
 
 
 @pytest.mark.parametrize("chunk", [7, 64])
@@ -98,7 +87,7 @@ def test_chunks_and_cache_hits_inside_an_image_change_nothing(saved: Any, chunk:
         prompts = [["ab", images[0], "c"], ["ab", images[0], images[1], "d"], ["ab", images[1], "e"]]
         for parts in prompts:
             used = [part for part in parts if isinstance(part, bytes)]
-            _check(Seeing(folder, model, engine), engine.complete(seen(*parts), GREEDY), used)
+            check(Seeing(folder, model, engine), engine.complete(seen(*parts), GREEDY), used)
 
 
 def test_a_second_question_runs_no_encoder_and_computes_its_text_alone(llava: sgl.Engine) -> None:
@@ -117,26 +106,13 @@ def test_images_of_one_size_never_cross(llava: sgl.Engine) -> None:
     assert expected[0].token_ids != expected[1].token_ids
     llava.flush_cache()
     order = random.Random(0).choices((0, 1), k=200)
-    pending = [(which, _submit(llava, seen("q", images[which], "?"), GREEDY)) for which in order]
+    pending = [(which, submit(llava, seen("q", images[which], "?"), GREEDY)) for which in order]
     firsts = {0: 0, 1: 0}
     for which, future in pending:
         answer = future.result()
         assert answer.token_ids == expected[which].token_ids
         firsts[which] += answer.usage.cached_tokens <= 1  # "q" alone is common to both
     assert all(count >= 1 for count in firsts.values())
-
-
-def _submit(engine: sgl.Engine, prompt: Prompt, params: SamplingParams, constraint: Any = None) -> Future[Generation]:
-    future: Future[Generation] = Future()
-
-    def sink(event: Any) -> None:
-        if isinstance(event, SglError):
-            future.set_exception(event)
-        elif isinstance(event, Generation):
-            future.set_result(event)
-
-    engine.submit(prompt, params, constraint, sink=sink)
-    return future
 
 
 def test_every_sampling_parameter_runs_behind_an_image(llava: sgl.Engine) -> None:
@@ -150,7 +126,7 @@ def test_every_sampling_parameter_runs_behind_an_image(llava: sgl.Engine) -> Non
     for name, value in cases.items():
         given: dict[str, Any] = {"max_tokens": 6, "ignore_eos": True, name: value}
         params = SamplingParams(**given)
-        assert _submit(llava, prompt, params).result().usage.prompt_tokens == 20, name
+        assert submit(llava, prompt, params).result().usage.prompt_tokens == 20, name
     limited = SamplingParams(max_tokens=6, return_logprob=True, logprob_start_len=18)
     assert len(llava.complete(prompt, limited).prompt_logprobs) == 2
     with pytest.raises(ParameterError, match="before an image"):
@@ -160,7 +136,7 @@ def test_every_sampling_parameter_runs_behind_an_image(llava: sgl.Engine) -> Non
 
 def test_answers_about_an_image_obey_their_constraint(llava: sgl.Engine) -> None:
     prompts = [seen("ab", png(30, 30, seed=seed), "cd") for seed in range(5)]
-    pending = [_submit(llava, prompt, SamplingParams(max_tokens=8), Regex("[0-9]{3}")) for prompt in prompts]
+    pending = [submit(llava, prompt, SamplingParams(max_tokens=8), Regex("[0-9]{3}")) for prompt in prompts]
     assert all(len(each.result().text) == 3 and each.result().text.isdigit() for each in pending)
 
 
@@ -208,7 +184,7 @@ def test_requests_that_are_retracted_read_their_images_again(saved: Any) -> None
     with _engine(folder, deterministic=True) as engine:
         expected = [engine.complete(seen("q", image), params).token_ids for image in images]
     with _engine(folder, max_total_tokens=96, max_running=6, step_tokens=7, deterministic=True) as engine:
-        pending = [_submit(engine, seen("q", image), params) for image in images]
+        pending = [submit(engine, seen("q", image), params) for image in images]
         answers = [each.result() for each in pending]
     assert [each.token_ids for each in answers] == expected
     assert any(each.meta["num_retractions"] for each in answers)
@@ -218,7 +194,7 @@ def test_images_that_need_more_than_the_store_has_are_refused_and_others_go_on(s
     folder, _ = saved["llava"]
     with _engine(folder, max_total_tokens=64, context_length=64) as engine:
         images = [png(28, 28, seed=seed) for seed in range(30)]
-        pending = [_submit(engine, seen("q", image), SamplingParams(max_tokens=2)) for image in images]
+        pending = [submit(engine, seen("q", image), SamplingParams(max_tokens=2)) for image in images]
         assert all(isinstance(each.result(), Generation) for each in pending)
         assert engine.stats()["images_stored"] <= 16
 
@@ -228,7 +204,7 @@ def test_an_engine_in_its_own_process_reads_images(saved: Any) -> None:
     with sgl.Engine(str(folder), dtype="float32", device="cpu") as engine:
         seeing = Seeing(folder, model, engine)
         images = [png(50, 40)]
-        _check(seeing, engine.complete(seen("ab", images[0], "cd"), GREEDY), images)
+        check(seeing, engine.complete(seen("ab", images[0], "cd"), GREEDY), images)
 
         @sgl.function
         def look(s: sgl.ProgramState) -> None:
