@@ -32,7 +32,7 @@ class CpuInputs:
     """Inputs of the model on a CPU for one record.
 
     Attributes:
-        ids, positions: int64 [T], row after row.
+        ids, positions: int64 [T], row after row; positions [3, T] if the record has `rotary`.
         plan: plan of the step's attention.
         last: int64 [rows], index of each row's last token.
     """
@@ -68,7 +68,7 @@ def build_cpu_inputs(
         plan = replace(plan, lora=adapters.step(record.token_slots))
     return CpuInputs(
         ids=torch.from_numpy(ids.astype(np.int64)),
-        positions=torch.from_numpy(record.positions.astype(np.int64)),
+        positions=torch.from_numpy((record.rotary if record.rotary.size else record.positions).astype(np.int64)),
         plan=plan,
         last=torch.from_numpy(record.last.astype(np.int64)),
     )

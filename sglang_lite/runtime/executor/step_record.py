@@ -18,6 +18,7 @@ from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.kv_cache.slot_table import SlotTable
 from sglang_lite.runtime.kv_cache.window_pages import WindowPages
 from sglang_lite.runtime.requests.request import Request, WatchedTokens
+from sglang_lite.runtime.requests.request_media import RequestMedia
 from sglang_lite.runtime.requests.resolved_params import ResolvedParams
 from sglang_lite.runtime.scheduler.batch import Batch
 
@@ -32,6 +33,7 @@ SAMPLING = np.dtype([
 
 _NO_SAMPLING: NDArray[np.void] = np.zeros(0, dtype=SAMPLING)
 _NOTHING: Ints = np.zeros(0, dtype=np.int32)
+_NO_ROTARY: Ints = np.zeros((3, 0), dtype=np.int32)
 _NO_COPIES: Ints = np.zeros((2, 0), dtype=np.int32)
 
 
@@ -81,6 +83,7 @@ class StepRecord(msgspec.Struct, frozen=True):
         watched: True if the host looks at new tokens of a row, so that the draws may have to wait for its masks.
         window_indices, window_pages: as `page_indices` and `pages`, in the page table of the layers with a window.
         window_copies: as `copies`, in these layers.
+        rotary: int32 [3, T], time, row and column that rotate each token; [3, 0] if these are all its position.
     """
 
     step: int
@@ -105,6 +108,7 @@ class StepRecord(msgspec.Struct, frozen=True):
     window_copies: Ints = msgspec.field(default_factory=lambda: _NO_COPIES)
     adapters: Ints = msgspec.field(default_factory=lambda: _NOTHING)
     lora: bool = False
+    rotary: Ints = msgspec.field(default_factory=lambda: _NO_ROTARY)
 
     @property
     def token_slots(self) -> Ints:
@@ -185,10 +189,7 @@ class StepWriter:
             positions = (np.arange(len(rows)) + offsets).astype(np.int32)
             ids = table.tokens[slots[rows], positions]
             ids[last[batch.pending]] = -1
-        for i, request in enumerate(batch.requests[batch.decoding :], batch.decoding):
-            if request.media is not None:
-                first = int((ends[:i] - batch.starts[:i]).sum())
-                request.media.put_rows(ids[first : first + int(ends[i] - batch.starts[i])], int(batch.starts[i]))
+        rotary = self._images(batch, ends, ids, positions)
         page_count = int(table.page_count[slots].max())
         now: Ints = table.pages[slots, :page_count]
         page_indices, pages = _changed(self._written, slots, now)
@@ -219,7 +220,24 @@ class StepWriter:
             window_copies=batch.window_copies,
             adapters=adapters,
             lora=bool((self._adapters[slots] >= 0).any()),
+            rotary=rotary,
         )
+
+    def _images(self, batch: Batch, ends: Ints, ids: Ints, positions: Ints) -> Ints:
+        """Replaces the virtual ids of images in a step. Returns `StepRecord.rotary`."""
+        offsets, media = self._table.rope_offset[batch.slots], dict[int, RequestMedia]()
+        for i, request in enumerate(batch.requests[batch.decoding :], batch.decoding):
+            if request.media is not None:
+                media[i] = request.media
+        rotary = _NO_ROTARY
+        if offsets.any() or any(each.rotary.size for each in media.values()):
+            rotary = np.tile(positions + np.repeat(offsets, ends - batch.starts), (3, 1))
+        for i, each in media.items():
+            start, end, first = int(batch.starts[i]), int(ends[i]), int((ends[:i] - batch.starts[:i]).sum())
+            each.put_rows(ids[first : first + end - start], start)
+            own = each.rotary[:, start:end]
+            rotary[:, first : first + own.shape[1]] = own
+        return rotary
 
     def _started_adapters(self, started: Sequence[Request]) -> Ints:
         """Adapter slots of requests that begin; empty if none has one."""

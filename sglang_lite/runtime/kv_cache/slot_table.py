@@ -22,6 +22,7 @@ class SlotTable:
         watched: uint8; new tokens that the host must look at, as `WatchedTokens` of runtime/requests/request.py.
         paced: uint8; tokens to look at for a stream, as `StreamPace` of runtime/requests/request.py.
         streamed: bool; True if the slot's request streams.
+        rope_offset: difference between the positions that rotate text and its positions, behind images.
         scored: bool; True if draws report what the model gave their tokens, as `TokenScores`.
         epoch: counter that changes whenever the slot's request or its last tokens change, so that earlier launches for
             it are recognised.
@@ -42,6 +43,7 @@ class SlotTable:
         self.epoch: Ints = np.zeros(slots, dtype=np.int32)
         self.computed: Ints = np.zeros(slots, dtype=np.int32)
         self.limit: Ints = np.zeros(slots, dtype=np.int32)
+        self.rope_offset: Ints = np.zeros(slots, dtype=np.int32)
         self.watched = np.zeros(slots, dtype=np.uint8)
         self.paced = np.zeros(slots, dtype=np.uint8)
         self.streamed = np.zeros(slots, dtype=bool)

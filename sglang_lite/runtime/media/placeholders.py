@@ -19,7 +19,9 @@ from sglang_lite.runtime.tokens.tokenizer import Tokenizer
 from sglang_lite.runtime.tokens.virtual_ids import virtual_ids
 
 Config: TypeAlias = Mapping[str, Any]  # parsed JSON
-Part: TypeAlias = str | int  # a text, or a number of placeholders
+# A text, a number of placeholders, or the rows and columns of a grid of them.
+Part: TypeAlias = str | int | tuple[int, int]
+Parts: TypeAlias = Callable[[int, int], Sequence[Part]]  # function of an image's width and height
 _IDEFICS_LIMIT = 4096  # longest side that transformers' processor makes
 
 
@@ -32,14 +34,14 @@ class ImageFormat:
         token_id: its id.
         vocab_size: size of the vocabulary, from which on ids are virtual.
         settings: hash of what images are prepared with.
-        parts: function of an image's width and height that gives what stands for the image, in order.
+        parts: gives what stands for an image, in order. Raises ParameterError if the model can't see it.
     """
 
     token: str
     token_id: int
     vocab_size: int
     settings: bytes
-    parts: Callable[[int, int], Sequence[Part]]
+    parts: Parts
 
     def placed(self, spans: Sequence[Span]) -> Iterator[Span]:
         """Spans of a prompt that names its placeholders in text, with these by themselves. Text that can't name special
@@ -64,15 +66,19 @@ class ImageFormat:
         if image.url:
             image = image_from(image.url, "image")
         parts = self.parts(*read_header(image))
-        count = sum(part for part in parts if isinstance(part, int))
-        item = MediaItem(image, hashlib.blake2b(image.data, key=self.settings, digest_size=32).digest(), count)
-        ids, start, spans = virtual_ids(item.key, count, self.vocab_size), 0, list[Span]()
-        for part in parts:
+        counts = [
+            0 if isinstance(part, str) else part if isinstance(part, int) else part[0] * part[1] for part in parts
+        ]
+        grid = next((part for part in parts if isinstance(part, tuple)), None)
+        key = hashlib.blake2b(image.data, key=self.settings, digest_size=32).digest()
+        item = MediaItem(image, key, sum(counts), grid)
+        ids, start, spans = virtual_ids(item.key, item.count, self.vocab_size), 0, list[Span]()
+        for part, count in zip(parts, counts):
             if isinstance(part, str):
                 spans.append(Span(part))
             else:
-                spans.append(ImageSpan(self.token, ids[start : start + part], item=None if start else item))
-                start += part
+                spans.append(ImageSpan(self.token, ids[start : start + count], item=None if start else item))
+                start += count
         return tuple(spans)
 
 
@@ -135,15 +141,17 @@ def image_format(folder: Path, tokenizer: Tokenizer, vocab_size: int) -> ImageFo
     return ImageFormat(token, token_id, vocab_size, digest, parts)
 
 
-def _llava(config: Config, settings: Config) -> Callable[[int, int], Sequence[Part]]:
-    """LLaVA 1.5: every image is cut to one square."""
+def _llava(config: Config, settings: Config) -> Parts:
+    """LLaVA 1.5: every image is cut to one square. Pixtral is of the same type, with another encoder."""
     vision = config["vision_config"]
+    if vision.get("model_type") == "pixtral":
+        return _pixtral(config, settings)
     patches = (vision["image_size"] // vision["patch_size"]) ** 2
     count = patches + (config.get("vision_feature_select_strategy", "default") == "full")
     return lambda width, height: (count,)
 
 
-def _idefics(config: Config, settings: Config) -> Callable[[int, int], Sequence[Part]]:
+def _idefics(config: Config, settings: Config) -> Parts:
     """Idefics3 and SmolVLM: tiles in rows and columns, each with its place, and the whole image."""
     vision, tile = config["vision_config"], settings["max_image_size"]["longest_edge"]
     count = (vision["image_size"] // vision["patch_size"]) ** 2 // config["scale_factor"] ** 2
@@ -190,6 +198,77 @@ def _scaled(width: int, height: int, longest: int) -> tuple[int, int]:
     return max(width, 1), max(height, 1)
 
 
-_FAMILIES: Mapping[str, Callable[[Config, Config], Callable[[int, int], Sequence[Part]]]] = {
-    "llava": _llava, "idefics3": _idefics, "smolvlm": _idefics,
+def _qwen(config: Config, settings: Config) -> Parts:
+    """Qwen2-VL and its successors: a grid of patches, merged in squares, of about the image's own size."""
+    size, merge, patch = settings.get("size") or {}, settings.get("merge_size", 2), settings.get("patch_size", 14)
+    least = settings.get("min_pixels") or size.get("shortest_edge") or 56 * 56
+    most = settings.get("max_pixels") or size.get("longest_edge") or 28 * 28 * 1280
+    unit = patch * merge
+
+    def parts(width: int, height: int) -> Sequence[Part]:
+        rows, columns = round(height / unit), round(width / unit)
+        if rows * columns * unit**2 > most:
+            shrink = math.sqrt(height * width / most)
+            rows, columns = (max(1, math.floor(side / shrink / unit)) for side in (height, width))
+        elif rows * columns * unit**2 < least:
+            grow = math.sqrt(least / (height * width))
+            rows, columns = (math.ceil(side * grow / unit) for side in (height, width))
+        return ((rows, columns),)
+
+    return parts
+
+
+def _pixtral(config: Config, settings: Config) -> Parts:
+    """Pixtral and Mistral 3: patches of the image's own size, with a token behind each row."""
+    size, patch = settings.get("size") or {"longest_edge": 1024}, settings.get("patch_size", 16)
+    unit = (patch if isinstance(patch, int) else patch["height"]) * config.get("spatial_merge_size", 1)
+    least = 1 if "spatial_merge_size" not in config else 2  # transformers' Mistral 3 can't encode one alone
+    most_rows, most_columns = (size.get("longest_edge") or size[side] for side in ("height", "width"))
+
+    def parts(width: int, height: int) -> Sequence[Part]:
+        ratio = max(height / most_rows, width / most_columns, 1)
+        rows, columns = (-(-math.floor(side / ratio) // unit) for side in (height, width))
+        if (count := rows * columns) < least:
+            problem = f"{width:,} x {height:,} pixels make {count} patches of {unit} x {unit}, not {least}."
+            raise ParameterError("image", problem, hint="Cut it less narrow, or scale it up.")
+        return [*[columns, "[IMG_BREAK]"] * (rows - 1), columns, "[IMG_END]"]
+
+    return parts
+
+
+def _onevision(config: Config, settings: Config) -> Parts:
+    """LLaVA-OneVision: the whole image, then tiles without their padding, with a token behind each row."""
+    vision, tile = config["vision_config"], settings["size"]["height"]
+    side, most = vision["image_size"] // vision["patch_size"], config.get("vision_aspect_ratio", "anyres_max_9")
+    most_tiles = int(most.removeprefix("anyres_max_"))
+    sides = range(384, 2305, 384)
+    sizes = settings.get("image_grid_pinpoints") or [(rows, columns) for rows in sides for columns in sides]
+    if config.get("vision_feature_select_strategy", "full") != "full":
+        raise ValueError("vision_feature_select_strategy must be 'full'")
+
+    def parts(width: int, height: int) -> Sequence[Part]:
+        tall, wide = max(sizes, key=lambda size: _fit(width, height, size[1], size[0]))
+        rows, columns = side * (tall // tile), side * (wide // tile)
+        if width / height > columns / rows:
+            rows -= (rows - int(round(height * (columns / width), 7))) // 2 * 2
+        else:
+            columns -= (columns - int(round(width * (rows / height), 7))) // 2 * 2
+        shrink = math.sqrt(rows * columns / (most_tiles * side**2))
+        if shrink > 1.1:
+            rows, columns = int(rows // shrink), int(columns // shrink)
+        return (side**2 + rows * (columns + 1),)
+
+    return parts
+
+
+def _fit(width: int, height: int, wide: int, tall: int) -> tuple[int, int]:
+    """Rank of a size for an image, as transformers ranks them: by its pixels there, then by those left empty."""
+    scale = min(wide / width, tall / height)
+    pixels = min(int(width * scale) * int(height * scale), width * height)
+    return pixels, pixels - wide * tall
+
+
+_FAMILIES: Mapping[str, Callable[[Config, Config], Parts]] = {
+    "llava": _llava, "llava_onevision": _onevision, "idefics3": _idefics, "smolvlm": _idefics, "mistral3": _pixtral,
+    "qwen2_vl": _qwen, "qwen2_5_vl": _qwen,
 }  # fmt: skip

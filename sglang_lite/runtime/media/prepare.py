@@ -11,6 +11,7 @@ import torch
 
 from sglang_lite.protocol import Image, ParameterError, SglError
 from sglang_lite.runtime.media.header import open_image, upright
+from sglang_lite.runtime.models.config_fields import read_json
 
 Pixels: TypeAlias = dict[str, torch.Tensor]  # inputs of an encoder, by name
 
@@ -22,6 +23,10 @@ class ImagePreparer:
         from transformers import AutoImageProcessor  # imports all of transformers' processors
 
         self._processor: Any = AutoImageProcessor.from_pretrained(folder, backend="pil", local_files_only=True)
+        self._options: dict[str, Any] = {}
+        if merged := read_json(folder / "config.json").get("spatial_merge_size"):  # Mistral 3 cuts for merged patches
+            patch = self._processor.patch_size
+            self._options["patch_size"] = merged * (patch if isinstance(patch, int) else patch["height"])
 
     def prepare(self, image: Image) -> Pixels:
         """Inputs of the encoder for an image. May be called on several threads.
@@ -37,4 +42,4 @@ class ImagePreparer:
             raise
         except Exception as error:  # pillow raises errors of many kinds for damaged files
             raise ParameterError("image", f"is damaged or truncated: {error}", hint="Save it again.") from None
-        return dict(self._processor(images=[[shown]], return_tensors="pt"))
+        return dict(self._processor(images=[[shown]], return_tensors="pt", **self._options))

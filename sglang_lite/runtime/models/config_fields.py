@@ -193,6 +193,7 @@ ROPE: Mapping[str, Field] = {
     "mscale": Field("number", 0.0, 1e30),
     "mscale_all_dim": Field("number", 0.0, 1e30),
     "truncate": _FLAG,
+    "mrope_section": Field("wholes", 0, 1 << 16),
     "full_attention": _OBJECT,
     "sliding_attention": _OBJECT,
 }

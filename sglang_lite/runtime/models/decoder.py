@@ -145,7 +145,8 @@ class Decoder:
         """Computes new tokens and stores their keys and values in the cache.
 
         Args:
-            ids, positions: token ids and positions, int64 [T] each; id -2 - r stands for row r of `features`.
+            ids: token ids, int64 [T]; id -2 - r stands for row r of `features`.
+            positions: positions that rotate queries and keys, int64 [T]; or [3, T] as for `RotaryTable.at`.
             plan: slots that the step writes and reads.
             cache: KV cache.
 

@@ -488,4 +488,19 @@ FAMILIES: Mapping[str, Family] = {
 }  # fmt: skip
 ARCHITECTURES = {name: family for family, row in FAMILIES.items() for name in row.architectures}
 # Models with an encoder of images whose decoder is of the family that `text_config` names.
-WITH_IMAGES = ("LlavaForConditionalGeneration", "Idefics3ForConditionalGeneration", "SmolVLMForConditionalGeneration")
+WITH_IMAGES = (
+    "LlavaForConditionalGeneration", "LlavaOnevisionForConditionalGeneration", "Mistral3ForConditionalGeneration",
+    "Idefics3ForConditionalGeneration", "SmolVLMForConditionalGeneration", "Qwen2VLForConditionalGeneration",
+    "Qwen2_5_VLForConditionalGeneration",
+)  # fmt: skip
+_QWEN2_VL = {"rms_norm_eps": 1e-5, "mrope_section": [16, 24, 24]}
+# Types of decoders in these models -> family, and values of fields that a config may omit.
+TEXT_PARTS: Mapping[str, tuple[str, Config]] = {
+    "llama": ("llama", {
+        "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32,
+        "max_position_embeddings": 2048, "vocab_size": 32000,
+    }),  # sizes that LLaVA's first configs omit
+    "mistral": ("mistral", {"num_attention_heads": 32}),  # which Pixtral's config omits
+    # The first configs of Qwen2-VL and Qwen2.5-VL have the decoder's fields beside those of the whole.
+    **dict.fromkeys(("qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text"), ("qwen2", _QWEN2_VL)),
+}  # fmt: skip

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sglang_lite.errors import shown
 from sglang_lite.protocol import ModelError
 from sglang_lite.runtime.models import config_fields
 from sglang_lite.runtime.models.config_fields import Json
-from sglang_lite.runtime.models.families import ARCHITECTURES, FAMILIES, WITH_IMAGES, Config, Family
+from sglang_lite.runtime.models.families import ARCHITECTURES, FAMILIES, TEXT_PARTS, WITH_IMAGES, Config, Family
 from sglang_lite.runtime.models.spec import (
     NO_ROPE,
     AttentionSpec,
@@ -26,11 +26,6 @@ _FIRST = {name: config_fields.CONFIG[name] for name in ("architectures", "text_c
 _ACTIVATIONS = {
     "silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh",
     "relu2": "relu2",
-}  # fmt: skip
-# Sizes that LLaVA's first configs omit.
-_LLAMA_SIZES = {
-    "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32,
-    "max_position_embeddings": 2048, "vocab_size": 32000,
 }  # fmt: skip
 # Parameters that each kind of frequency scaling requires.
 _ROPE_KINDS = {
@@ -84,17 +79,14 @@ def spec_from_config(config: Config, source: str) -> ModelSpec:
 
 def _text_part(config: Config, source: str) -> Config:
     """Config of the decoder in a vision-language model. Raises ModelError if it is of none of our families."""
-    text = config.get("text_config") or {}
-    family = text.get("model_type", "llama")
+    text = config.get("text_config") or ({} if "hidden_size" not in config else config)
+    name = text.get("model_type", "llama")
+    family, omitted = TEXT_PARTS.get(name, (name, {}))
     if family not in FAMILIES:
         raise ModelError(
             f"{source}: its text part, {shown(family)}, is not supported.", hint=f"Supported: {', '.join(FAMILIES)}."
         )
-    whole = {
-        **(_LLAMA_SIZES if family == "llama" else {}),
-        **text,
-        "architectures": list(FAMILIES[family].architectures[:1]),
-    }
+    whole = {**omitted, **text, "architectures": list(FAMILIES[family].architectures[:1])}
     tied = config.get("tie_word_embeddings")
     return whole if tied is None else {**whole, "tie_word_embeddings": tied}
 
@@ -230,7 +222,7 @@ def _ropes(family: Family, config: Config, head_dim: int) -> tuple[RopeSpec, Rop
 
 def _rope(family: Family, parameters: Mapping[str, Json], config: Config, head_dim: int) -> RopeSpec:
     kind = parameters.get("rope_type") or parameters.get("type") or "default"
-    kind = family.rope_aliases.get(kind, kind)
+    kind = {"mrope": "default", **family.rope_aliases}.get(kind, kind)  # sections, which are no kind of scaling
     if kind not in _ROPE_KINDS:
         raise ValueError(f"rope type {kind!r} is not supported (only {', '.join(_ROPE_KINDS)})")
     limit = config["max_position_embeddings"]
@@ -252,7 +244,21 @@ def _rope(family: Family, parameters: Mapping[str, Json], config: Config, head_d
             "qk_rope_head_dim) must be an even number from 2 to head_dim"
         )
     interleaved = config[family.interleaved] if isinstance(family.interleaved, str) else family.interleaved
-    return RopeSpec(float(parameters["rope_theta"]), kind, rotary_dim, params, interleaved)
+    sections = parameters.get("mrope_section") or config.get("mrope_section")
+    axes = (
+        () if sections is None else _axes(sections, rotary_dim // 2, alternating=config.get("mrope_interleaved", False))
+    )
+    return RopeSpec(float(parameters["rope_theta"]), kind, rotary_dim, params, interleaved, axes)
+
+
+def _axes(sections: Sequence[int], pairs: int, *, alternating: bool) -> tuple[int, ...]:
+    """`RopeSpec.axes` of sections of time, rows and columns: one after the other, or alternating as far as each
+    reaches, with time in the places that remain (Qwen3-VL)."""
+    if len(sections) != 3 or sum(sections) != pairs:
+        raise ValueError(f"mrope_section {sections} doesn't fit {pairs} rotary pairs")
+    if alternating:
+        return tuple(i % 3 if i < 3 * sections[i % 3] else 0 for i in range(pairs))
+    return tuple(axis for axis, count in enumerate(sections) for _ in range(count))
 
 
 def _windows(family: Family, config: Config) -> tuple[int | None, ...]:

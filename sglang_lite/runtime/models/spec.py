@@ -25,6 +25,8 @@ class RopeSpec:
         params: `factor` and the further parameters of the kind, under transformers' names.
         interleaved: whether the checkpoint stores the two elements of a rotary pair side by side, not half a head
             apart.
+        axes: of each rotary pair, which of a token's three positions rotates it: 0 for time, 1 for the row, 2 for the
+            column of an image (M-RoPE, arXiv:2409.12191). Empty if tokens have one position.
     """
 
     theta: float = 10_000.0
@@ -32,6 +34,7 @@ class RopeSpec:
     rotary_dim: int | None = None
     params: Mapping[str, Json] = field(default_factory=dict)
     interleaved: bool = False
+    axes: tuple[int, ...] = ()
 
 
 NO_ROPE = RopeSpec(kind="none", rotary_dim=2)

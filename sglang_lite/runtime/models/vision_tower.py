@@ -13,7 +13,7 @@ from sglang_lite.protocol import ModelError
 from sglang_lite.runtime.models.weights.source import EncodedMatrix, WeightSource
 
 _DECODERS = ("language_model", "text_model")  # names of transformers' modules for the text
-_TINY = {"num_hidden_layers": 0, "layer_types": None, "vocab_size": 8, "pad_token_id": None, "bos_token_id": None,
+_TINY = {"num_hidden_layers": 0, "layer_types": [], "vocab_size": 8, "pad_token_id": None, "bos_token_id": None,
          "eos_token_id": None}  # fmt: skip
 
 

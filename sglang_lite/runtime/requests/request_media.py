@@ -23,12 +23,17 @@ class RequestMedia:
         positions: int32 [N], positions of the virtual ids.
         token_id: token that the model's text has in their places.
         rows: int32 [N], their rows in the store of features, once they are reserved there.
+        rotary: int32 [3, P], time, row and column that rotate the prompt's first tokens, up to the last image's; P is 0
+            if the model has no use for them.
+        rope_offset: difference between the positions that rotate later tokens and their positions.
     """
 
     items: tuple[MediaItem, ...]
     positions: Ints
     token_id: int
     rows: Ints = field(default_factory=lambda: np.empty(0, dtype=np.int32))
+    rotary: Ints = field(default_factory=lambda: np.empty((3, 0), dtype=np.int32))
+    rope_offset: int = 0
 
     @classmethod
     def of(cls, items: Sequence[MediaItem], tokens: Ints, vocab_size: int, token_id: int) -> RequestMedia | None:
@@ -40,7 +45,11 @@ class RequestMedia:
         ends = np.cumsum([item.count for item in items])
         used = int(np.searchsorted(ends, len(positions))) + 1
         assert ends[used - 1] == len(positions), "the tokens are not those of the images"
-        return cls(tuple(items[:used]), positions, token_id)
+        items = tuple(items[:used])
+        if any(item.grid is not None for item in items):
+            rotary, offset = _rotary(items, positions)
+            return cls(items, positions, token_id, rotary=rotary, rope_offset=offset)
+        return cls(items, positions, token_id)
 
     def put_rows(self, ids: Ints, start: int) -> None:
         """Replaces the virtual ids among those of positions from `start` on: -2 - r stands for row r of the store."""
@@ -60,3 +69,16 @@ class RequestMedia:
         starts = np.cumsum([0, *(item.count for item in self.items)])
         image = int(np.searchsorted(starts, inside, side="right")) - 1
         return int(self.positions[starts[image]]) if 0 < inside - starts[image] < _SURE else cached
+
+
+def _rotary(items: Sequence[MediaItem], positions: Ints) -> tuple[Ints, int]:
+    """Values of `RequestMedia.rotary` and `rope_offset`: an image's tokens have its rows and columns behind the text
+    before it, and text goes on behind the longer side."""
+    parts, end, offset = list[Ints](), 0, 0
+    starts = positions[np.cumsum([0, *(item.count for item in items[:-1])])]
+    for item, start in zip(items, starts.tolist()):
+        assert item.grid is not None
+        places = np.indices((1, *item.grid), dtype=np.int32).reshape(3, -1)
+        parts += [np.tile(np.arange(end, start, dtype=np.int32) + offset, (3, 1)), places + (start + offset)]
+        end, offset = start + item.count, offset + max(item.grid) - item.count
+    return np.concatenate(parts, 1), offset

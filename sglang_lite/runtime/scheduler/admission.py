@@ -246,6 +246,7 @@ class Admission:
         table.paced[slot] = StreamPace.FIRST_TOKEN if request.paced else StreamPace.NONE
         table.streamed[slot] = request.output.stream
         table.scored[slot] = request.scored
+        table.rope_offset[slot] = 0 if request.media is None else request.media.rope_offset
         self._queues.prefill(request)
         self._started.append(request)
         if request.branch is not None:

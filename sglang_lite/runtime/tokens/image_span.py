@@ -13,11 +13,13 @@ class MediaItem(Record, frozen=True):
         image: its bytes.
         key: hash of the bytes and of the settings that they are prepared with.
         count: number of its features, each of which takes one token.
+        grid: rows and columns of its features, if the model tells them apart by position.
     """
 
     image: Image
     key: bytes
     count: int
+    grid: tuple[int, int] | None = None
 
 
 class ImageSpan(Span, frozen=True):

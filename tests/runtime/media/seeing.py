@@ -20,6 +20,17 @@ from transformers import (
     Idefics3ImageProcessorPil,
     LlavaConfig,
     LlavaForConditionalGeneration,
+    LlavaOnevisionConfig,
+    LlavaOnevisionForConditionalGeneration,
+    LlavaOnevisionImageProcessorPil,
+    Mistral3Config,
+    Mistral3ForConditionalGeneration,
+    PixtralImageProcessorPil,
+    Qwen2_5_VLConfig,
+    Qwen2_5_VLForConditionalGeneration,
+    Qwen2VLConfig,
+    Qwen2VLForConditionalGeneration,
+    Qwen2VLImageProcessorPil,
     SmolVLMConfig,
     SmolVLMForConditionalGeneration,
     SmolVLMImageProcessorPil,
@@ -31,7 +42,7 @@ from tests.runtime.models.tiny import VOCAB, randomise, tiny_tokenizer
 
 IMAGE_ID = VOCAB  # of "<image>"
 GREEDY = SamplingParams(max_tokens=6, temperature=0, return_logprob=True, return_prompt_token_ids=True, ignore_eos=True)
-_SPECIAL = ["<image>", "<fake_token_around_image>", "<global-img>"]
+_SPECIAL = ["<image>", "<fake_token_around_image>", "<global-img>", "[IMG_BREAK]", "[IMG_END]"]
 _PLACES = [f"<row_{row}_col_{column}>" for row in range(1, 5) for column in range(1, 5)]
 _TEXT = dict(
     model_type="llama", hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
@@ -65,7 +76,74 @@ def _smolvlm(folder: Path) -> torch.nn.Module:
     )
 
 
-FAMILIES = {"llava": _llava, "idefics3": _idefics, "smolvlm": _smolvlm}
+def _onevision(folder: Path) -> torch.nn.Module:
+    tile = {"height": 16, "width": 16}
+    sizes = [[16, 16], [16, 32], [32, 16], [32, 32], [48, 32]]
+    LlavaOnevisionImageProcessorPil(size=tile, image_grid_pinpoints=sizes).save_pretrained(folder)
+    vision = dict(_VISION, model_type="siglip_vision_model", image_size=16, patch_size=4, vision_use_head=False)
+    text = dict(_TEXT, model_type="qwen2")
+    return LlavaOnevisionForConditionalGeneration(
+        LlavaOnevisionConfig(
+            vision_config=vision, text_config=text, image_token_index=IMAGE_ID, image_grid_pinpoints=sizes,
+            vision_aspect_ratio="anyres_max_4",
+        )
+    )  # fmt: skip
+
+
+def _pixtral_vision(folder: Path) -> dict[str, Any]:
+    PixtralImageProcessorPil(size={"longest_edge": 48}, patch_size=8).save_pretrained(folder)
+    return dict(_VISION, model_type="pixtral", image_size=64, patch_size=8, head_dim=16)
+
+
+def _pixtral(folder: Path) -> torch.nn.Module:
+    return LlavaForConditionalGeneration(
+        LlavaConfig(
+            vision_config=_pixtral_vision(folder), text_config=dict(_TEXT, model_type="mistral", head_dim=16),
+            image_token_index=IMAGE_ID, vision_feature_layer=-1, vision_feature_select_strategy="full",
+        )
+    )  # fmt: skip
+
+
+def _mistral3(folder: Path) -> torch.nn.Module:
+    return Mistral3ForConditionalGeneration(
+        Mistral3Config(
+            vision_config=_pixtral_vision(folder), text_config=dict(_TEXT, model_type="mistral", head_dim=16),
+            image_token_index=IMAGE_ID, tie_word_embeddings=False,
+        )
+    )  # fmt: skip
+
+
+def _qwen(folder: Path, text: str, sections: list[int]) -> dict[str, Any]:
+    size = {"shortest_edge": 4 * 8 * 8, "longest_edge": 24 * 8 * 8}
+    Qwen2VLImageProcessorPil(size=size, patch_size=4, merge_size=2).save_pretrained(folder)
+    rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": sections}
+    return {
+        "text_config": dict(_TEXT, model_type=text, rope_parameters=rope), "image_token_id": IMAGE_ID,
+        "video_token_id": IMAGE_ID + 1, "vision_start_token_id": IMAGE_ID + 2, "vision_end_token_id": IMAGE_ID + 2,
+    }  # fmt: skip
+
+
+def _qwen2_vl(folder: Path) -> torch.nn.Module:
+    vision = dict(embed_dim=32, hidden_size=64, depth=2, num_heads=2, patch_size=4, mlp_ratio=2)
+    return Qwen2VLForConditionalGeneration(
+        Qwen2VLConfig(vision_config=vision, **_qwen(folder, "qwen2_vl_text", [2, 3, 3]))
+    )
+
+
+def _qwen2_5_vl(folder: Path) -> torch.nn.Module:
+    vision = dict(
+        hidden_size=32, out_hidden_size=64, intermediate_size=48, depth=3, num_heads=2, patch_size=4, window_size=16,
+        fullatt_block_indexes=[1],
+    )  # fmt: skip
+    return Qwen2_5_VLForConditionalGeneration(
+        Qwen2_5_VLConfig(vision_config=vision, **_qwen(folder, "qwen2_5_vl_text", [4, 2, 2]))
+    )
+
+
+FAMILIES = {
+    "llava": _llava, "onevision": _onevision, "pixtral": _pixtral, "mistral3": _mistral3, "idefics3": _idefics,
+    "smolvlm": _smolvlm, "qwen2_vl": _qwen2_vl, "qwen2_5_vl": _qwen2_5_vl,
+}  # fmt: skip
 
 
 # Reads contents as lists of parts alone, as the template of SmolVLM does.
@@ -112,10 +190,18 @@ def logprobs(model: Any, folder: Path, ids: Sequence[int], images: Sequence[byte
     from transformers import AutoImageProcessor
 
     processor = AutoImageProcessor.from_pretrained(folder, backend="pil")
-    inputs = processor(images=[[Picture.open(io.BytesIO(each)) for each in images]], return_tensors="pt")
-    names = ("pixel_values", "pixel_attention_mask")
+    pictures = [Picture.open(io.BytesIO(each)) for each in images]
+    options: dict[str, Any] = {"patch_size": 16} if "mistral3" in folder.name else {}
+    # Of several images in a row, LLaVA-OneVision's processor makes no tiles.
+    rows = [[each] for each in pictures] if "onevision" in folder.name else [pictures]
+    inputs = processor(images=rows, return_tensors="pt", **options)
+    names = ("pixel_values", "pixel_attention_mask", "image_grid_thw", "image_sizes", "batch_num_images")
+    given = {name: inputs[name] for name in names if name in inputs}
+    tokens = torch.tensor([list(ids)])
+    if "image_grid_thw" in given:
+        given["mm_token_type_ids"] = (tokens == IMAGE_ID).int()
     with torch.inference_mode():
-        found = model(input_ids=torch.tensor([list(ids)]), **{n: inputs[n] for n in names if n in inputs})
+        found = model(input_ids=tokens, **given)
     return found.logits[0].float().log_softmax(-1)
 
 

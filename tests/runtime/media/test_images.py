@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,11 +19,14 @@ import sglang_lite as sgl
 from sglang_lite.protocol import (
     Generation,
     Image,
+    ModelError,
     ParameterError,
     Regex,
     SamplingParams,
 )
 from sglang_lite.runtime.loading.model_files import open_model_files
+from sglang_lite.runtime.models.config_fields import read_json
+from sglang_lite.runtime.models.read_config import spec_from_config
 from sglang_lite.runtime.requests.request_media import RequestMedia
 from sglang_lite.runtime.tokens.image_span import MediaItem
 from sglang_lite.runtime.tokens.virtual_ids import virtual_ids
@@ -79,12 +83,13 @@ def test_answers_are_those_of_transformers(seeing: Seeing, sizes: list[tuple[int
 
 
 @pytest.mark.parametrize("chunk", [7, 64])
-def test_chunks_and_cache_hits_inside_an_image_change_nothing(saved: Any, chunk: int) -> None:
-    folder, model = saved["idefics3"]
+@pytest.mark.parametrize("family", ["idefics3", "qwen2_5_vl"])
+def test_chunks_and_cache_hits_inside_an_image_change_nothing(saved: Any, family: str, chunk: int) -> None:
+    folder, model = saved[family]
     images = [png(80, 40), png(40, 80, seed=1)]
     with _engine(folder, step_tokens=chunk, max_running=4, page_size=16) as engine:
         prompts: list[list[str | bytes]]
-        prompts = [["ab", images[0], "c"], ["ab", images[0], images[1], "d"], ["ab", images[1], "e"]]
+        prompts = [["ab", images[0], "c"], ["ab", images[0], "x", images[1], "d"], ["ab", images[1], "e"]]
         for parts in prompts:
             used = [part for part in parts if isinstance(part, bytes)]
             check(Seeing(folder, model, engine), engine.complete(seen(*parts), GREEDY), used)
@@ -177,8 +182,9 @@ def test_choices_are_scored_behind_an_image(seeing: Seeing) -> None:
         assert scored.logprobs == pytest.approx(each, abs=1e-4)
 
 
-def test_requests_that_are_retracted_read_their_images_again(saved: Any) -> None:
-    folder, _ = saved["llava"]
+@pytest.mark.parametrize("family", ["llava", "qwen2_vl"])
+def test_requests_that_are_retracted_read_their_images_again(saved: Any, family: str) -> None:
+    folder, _ = saved[family]
     params = SamplingParams(max_tokens=40, temperature=0, ignore_eos=True)
     images = [png(28, 28, seed=seed) for seed in range(12)]
     with _engine(folder, deterministic=True) as engine:
@@ -236,8 +242,52 @@ def test_placeholders_are_those_of_transformers_for_all_sizes(saved: Any) -> Non
     ]:
         made = processor(images=[[Picture.new("RGB", (width, height))]], return_row_col_info=True)
         expected = Idefics3Processor.replace_image_token(names, {"rows": made["rows"], "cols": made["cols"]}, 0)
-        text = "".join(part if isinstance(part, str) else "<image>" * part for part in spec.images.parts(width, height))
+        parts = spec.images.parts(width, height)
+        text = "".join("<image>" * part if isinstance(part, int) else str(part) for part in parts)
         assert text == expected, (width, height)
+
+
+@pytest.mark.parametrize("family", ["qwen2_vl"])
+def test_grids_are_those_of_transformers_for_all_sizes(saved: Any, family: str) -> None:
+    folder, _ = saved[family]
+    images, processor = open_model_files(folder).images, AutoImageProcessor.from_pretrained(folder, backend="pil")
+    assert images is not None
+    sizes = [(1, 1), (7, 9), (12, 20), (20, 12), (31, 33), (50, 41), (100, 90), (400, 3), (3, 400), (95, 96)]
+    for width, height in sizes:
+        made = processor(images=[[Picture.new("RGB", (width, height))]])["image_grid_thw"][0].tolist()
+        (grid,) = images.parts(width, height)
+        assert isinstance(grid, tuple)
+        assert made == [1, *(2 * side for side in grid)], (width, height)
+
+
+def test_an_image_of_any_size_has_as_many_features_as_placeholders(seeing: Seeing) -> None:
+    sizes = [(17, 1), (1, 40), (48, 1), (5, 190), (31, 33), (40, 17), (17, 41), (64, 64), (100, 77), (200, 300)]
+    prompts = [seen("ab", png(*size), "c") for size in sizes]
+    pending = [submit(seeing.engine, prompt, SamplingParams(max_tokens=1)) for prompt in prompts]
+    assert all(isinstance(each.result(), Generation) for each in pending)  # else the engine says how many
+
+
+@pytest.mark.parametrize(("family", "size"), [("pixtral", (190, 1)), ("mistral3", (9, 9))])
+def test_an_image_of_too_few_patches_is_refused(saved: Any, family: str, size: tuple[int, int]) -> None:
+    images = open_model_files(saved[family][0]).images
+    assert images is not None
+    with pytest.raises(ParameterError, match=f"{size[0]} x {size[1]} pixels make . patches"):
+        images.parts(*size)
+
+
+def test_a_config_without_a_text_part_is_that_of_the_decoder(saved: Any) -> None:
+    folder, _ = saved["qwen2_vl"]
+    config = read_json(folder / "config.json")
+    text = config["text_config"]
+    rope = {"type": "mrope", "mrope_section": text["rope_parameters"]["mrope_section"]}
+    flat = {**text, **config, "model_type": "qwen2_vl", "rope_scaling": rope, "rope_theta": 1e4}
+    del flat["text_config"], flat["rope_parameters"]
+    found, expected = (spec_from_config(each, "config.json") for each in (flat, config))
+    assert [each.axes for each in found.ropes] == [(0, 0, 1, 1, 1, 2, 2, 2)] == [each.axes for each in expected.ropes]
+    assert replace(found, layers=()) == replace(expected, layers=())
+    rope["mrope_section"] = [2, 3, 2]
+    with pytest.raises(ModelError, match="mrope_section"):
+        spec_from_config(flat, "config.json")
 
 
 def test_a_hash_that_two_images_share_by_chance_is_not_used() -> None:

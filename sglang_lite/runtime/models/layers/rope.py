@@ -38,6 +38,7 @@ class RotaryTable:
             frequencies = frequencies / divisors
         angles = torch.outer(torch.arange(positions, dtype=torch.float32), frequencies)
         cos, sin = angles.cos().mul_(amplitude).to(dtype), angles.sin_().mul_(amplitude).to(dtype)
+        self._axes = torch.tensor(spec.axes * 2, device=device) if spec.axes else None  # of each element
         self._cos = torch.cat((cos, cos), -1).to(device)
         self._sin = torch.cat((-sin, sin), -1).to(device)
 
@@ -47,8 +48,12 @@ class RotaryTable:
         return self._cos, self._sin
 
     def at(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns cos and sin, [T, 1, dim] each, at positions [T]."""
-        return self._cos[positions].unsqueeze(1), self._sin[positions].unsqueeze(1)
+        """Returns cos and sin, [T, 1, dim] each, at positions [T]; or at [3, T] of time, rows and columns."""
+        if positions.ndim == 1 or self._axes is None:
+            at = positions if positions.ndim == 1 else positions[0]
+            return self._cos[at].unsqueeze(1), self._sin[at].unsqueeze(1)
+        rows = positions.T[:, self._axes]
+        return self._cos.gather(0, rows).unsqueeze(1), self._sin.gather(0, rows).unsqueeze(1)
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

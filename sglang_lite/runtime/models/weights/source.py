@@ -27,7 +27,8 @@ _KV_SCALE = re.compile(r"model\.layers\.(\d+)\.self_attn\.(?:.*\.)?(?:(k|v|kv)_s
 # Prefixes of a vision-language model's image parts.
 _VISION = (
     "vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.",
-    "model.vision_model.", "model.connector.",
+    "model.vision_model.", "model.connector.", "visual.", "model.visual.",
+    "image_newline", "model.image_newline",
 )  # fmt: skip
 # Prefixes of a decoder that was saved without its head, whose names lack `model.` in front.
 _WITHOUT_HEAD = ("embed_tokens.", "layers.", "norm.", "final_layernorm.")
