@@ -148,7 +148,7 @@ class CudaGraphs:
         some rows have several and no drafts are checked."""
         slots, items, stride = self._slots, tokens + self._extra_items, aligned(tokens)
         device = slots.page_table.device
-        static = torch.zeros((4, stride), dtype=torch.int32, device=device)
+        static = torch.zeros((4 if slots.axes is None else 7, stride), dtype=torch.int32, device=device)
         static[1] = slots.dummy
         prefixes = shared_static = None
         if shared:
@@ -169,6 +169,7 @@ class CudaGraphs:
             block_size=16,
             separate=not multi_token_rows,
             lora=lora,
+            rotary=slots.rotary(static[4:, :tokens]),
         )
 
         last_only = multi_token_rows and not self._drafts
@@ -202,7 +203,8 @@ class CapturedGraph:
     Attributes:
         graph: captured CUDA graph.
         plan: plan of the step; its slots and positions are those of the last run.
-        static: int32 [4, tokens], padded: ids, slots and positions of the tokens, and indices of rows' last tokens.
+        static: int32 [4 or 7, tokens], padded: ids, slots and positions of the tokens, indices of rows' last tokens,
+            and the positions of `DevicePlan.rotary`, if the model has any.
         shared_static: int32 data of shared prefixes; None if rows share none.
         logits: logits of the last run of any graph.
         staging: copies to the device.
@@ -232,10 +234,12 @@ class CapturedGraph:
         """
         real, stride = len(inputs.ids), self.static.shape[1]
         rows = len(inputs.last)
-        host = np.zeros((4, stride), dtype=np.int32)
+        host = np.zeros(self.static.shape, dtype=np.int32)
         host[1, real:] = self.dummy
         host[0, :real], host[1, :real], host[2, :real] = inputs.ids, inputs.slots, inputs.positions
         host[3, :rows] = inputs.last
+        if self.plan.rotary is not None:
+            host[4:, :real] = inputs.three_positions
         self.staging.send(host, self.static)
         if shared is not None and shared is not self._shared:
             assert self.shared_static is not None

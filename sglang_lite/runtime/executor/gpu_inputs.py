@@ -18,6 +18,7 @@ class GpuInputs:
 
     Attributes:
         ids, slots, positions: int32 [T], as in DevicePlan.
+        rotary: as in StepRecord.
         blocks: int32 [blocks, 4], as in DevicePlan.
         block_size: maximum number of tokens in a block.
         last: int32 [rows], index of each row's last token.
@@ -29,11 +30,22 @@ class GpuInputs:
     ids: Ints
     slots: Ints
     positions: Ints
+    rotary: Ints
     blocks: Ints
     block_size: int
     last: Ints
     decoding: int
     longest_uncached: int = 0
+
+    @property
+    def three_positions(self) -> Ints:
+        """Time, row and column that rotate each token, int32 [3, T]."""
+        return self.rotary if self.rotary.size else np.broadcast_to(self.positions, (3, len(self.positions)))
+
+    def arrays(self, threefold: bool) -> tuple[Ints, ...]:
+        """Ids, slots, positions and flattened blocks; then `three_positions`, if they are wanted."""
+        whole = self.ids, self.slots, self.positions, self.blocks.reshape(-1)
+        return (*whole, *self.three_positions) if threefold else whole
 
 
 def build_gpu_inputs(
@@ -56,17 +68,17 @@ def build_gpu_inputs(
             before them at once.
     """
     counts, last = record.ends - record.starts, record.last
-    ids, slots, positions = record.ids, record.token_slots, record.positions
+    tokens = record.ids, record.token_slots, record.positions, record.rotary
     if record.singles == len(counts):
-        return GpuInputs(ids, slots, positions, _NO_BLOCKS, BLOCK_SIZES[0], last, len(counts))
+        return GpuInputs(*tokens, _NO_BLOCKS, BLOCK_SIZES[0], last, len(counts))
     longest = int(counts.max())
     few = longest <= MAX_DECODED_ROW_TOKENS
     max_tokens = max_decoded_tokens if longest <= _SHORT_ROW_TOKENS else min(_MAX_LONG_ROW_TOKENS, max_decoded_tokens)
-    if (few and len(ids) <= max_decoded_tokens) or (
-        len(ids) <= (2 * max_decoded_tokens if few else max_tokens)
+    if (few and len(record.ids) <= max_decoded_tokens) or (
+        len(record.ids) <= (2 * max_decoded_tokens if few else max_tokens)
         and _token_reads(record, queries_per_read) <= max_token_reads
     ):
-        return GpuInputs(ids, slots, positions, _NO_BLOCKS, BLOCK_SIZES[0], last, len(ids))
+        return GpuInputs(*tokens, _NO_BLOCKS, BLOCK_SIZES[0], last, len(record.ids))
     size = next((size for size in BLOCK_SIZES if longest <= size), BLOCK_SIZES[-1])
     blocks: list[tuple[int, int, int, int]] = []
     for i in range(record.singles, len(counts)):
@@ -79,9 +91,7 @@ def build_gpu_inputs(
         blocks += [(first + at, min(size, count - at), slot, start + at) for at in range(0, count, size)]
     blocks.sort(key=lambda b: -b[3])  # blocks that read most tokens first
     longest_uncached = 0 if record.starts[record.singles :].any() else longest
-    return GpuInputs(
-        ids, slots, positions, np.array(blocks, dtype=np.int32), size, last, record.singles, longest_uncached
-    )
+    return GpuInputs(*tokens, np.array(blocks, dtype=np.int32), size, last, record.singles, longest_uncached)
 
 
 def _token_reads(record: StepRecord, queries_per_read: int) -> int:

@@ -127,7 +127,7 @@ class GpuRunner:
         self._max_token_reads = MAX_TOKEN_READS // kv_heads
         self._attention = _attention(attention, model, self._max_decoded_tokens, self._longest)
         self._staging = Staging(device, 3 * step_tokens + 8 * (slots + 1) + 4096)
-        self._slots = GpuSlots(slot_pages, pages, self._staging, device, window_pages, adapters)
+        self._slots = GpuSlots(slot_pages, pages, self._staging, device, window_pages, adapters, model.rope_axes)
         self.adapters, self._lora = adapters, None if adapters is None else adapters.step(self._slots.adapters)
         self._dummy_tokens = pages * page_size, window_pages * page_size  # first token slots of the dummy pages
         self._event_ring = cycle([make_event(timed=True) for _ in range(_EVENT_RING_SIZE * (device.type == "cuda"))])
@@ -369,6 +369,7 @@ class GpuRunner:
             shared=shared,
             blocks=torch.tensor(blocks, dtype=torch.int32, device=self._device).view(-1, 4),
             block_size=block_size,
+            rotary=self._slots.rotary(zeros(3, count)),
         )
         if decoding and not shares:
             self._run(replace(plan, separate=True))  # as in graphs whose rows have one token each
@@ -383,9 +384,7 @@ class GpuRunner:
 
     def _plan(self, inputs: GpuInputs, shared: SharedPrefixArrays | None) -> DevicePlan:
         count = inputs.decoding
-        ids, slots, positions, blocks = self._staging.send_all(
-            inputs.ids, inputs.slots, inputs.positions, inputs.blocks.reshape(-1)
-        )
+        ids, slots, positions, blocks, *rotary = self._staging.send_all(*inputs.arrays(self._slots.axes is not None))
         return DevicePlan(
             ids=ids,
             slots=slots,
@@ -399,6 +398,7 @@ class GpuRunner:
             blocks=blocks.view(-1, 4),
             block_size=inputs.block_size,
             longest_uncached=inputs.longest_uncached,
+            rotary=self._slots.rotary(torch.stack(rotary)) if rotary else None,
         )
 
     def _send_shared(self, shared: SharedPrefixArrays, rows: int) -> SharedPrefixes:

@@ -9,6 +9,7 @@ from sglang_lite.runtime.executor.gpu_adapters import GpuAdapters
 from sglang_lite.runtime.executor.sampler import SamplingTable
 from sglang_lite.runtime.executor.staging import Staging
 from sglang_lite.runtime.executor.step_record import SlotPages, StepRecord
+from sglang_lite.runtime.kernels.attention_metadata import RotaryPositions
 from sglang_lite.runtime.kernels.page_table import update_pages
 from sglang_lite.runtime.kernels.sampling import DeviceSampling
 from sglang_lite.runtime.kv_cache.pages import Ints
@@ -26,6 +27,7 @@ class GpuSlots:
         device: device of the state.
         window_dummy: the same in the layers with a window, if they have pages of their own.
         memory: adapters that slots may have; None if none may.
+        axes: `RotaryPositions.axes` of the model; None if its tokens have one position.
 
     Attributes:
         dummy: index of the dummy slot.
@@ -34,13 +36,15 @@ class GpuSlots:
         last_tokens: int32 [slots + 1], last drawn token of each slot.
         sampling: sampling parameters by slot, on the device.
         adapters: int32 [slots + 1], adapter of each slot; the number of adapters stands for none.
+        axes: the argument.
     """
 
     def __init__(
         self, pages: SlotPages, dummy_page: int, staging: Staging, device: torch.device, window_dummy: int = 0,
-        memory: GpuAdapters | None = None,
+        memory: GpuAdapters | None = None, axes: torch.Tensor | None = None,
     ) -> None:  # fmt: skip
         self.dummy = slots = len(pages.pages)
+        self.axes = axes
         self._pages, self._sampling, self._staging = pages, SamplingTable(slots), staging
         per_slot = pages.pages.shape[1]
         self.page_table = torch.zeros((slots + 1, per_slot), dtype=torch.int32, device=device)
@@ -55,6 +59,10 @@ class GpuSlots:
         self.adapters = self._parameters[6 * (slots + 1) :]
         self.adapters.fill_(self._no_adapter)
         self.sampling = _views(self._parameters, slots + 1)
+
+    def rotary(self, at: torch.Tensor) -> RotaryPositions | None:
+        """Positions [3, T] of a step for `DevicePlan.rotary`."""
+        return None if self.axes is None else RotaryPositions(at, self.axes)
 
     def update(self, record: StepRecord) -> None:
         """Takes over the changes of a record, on the host and on the device."""

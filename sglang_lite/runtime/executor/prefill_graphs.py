@@ -64,6 +64,7 @@ class PrefillGraphs:
     ) -> None:
         self.max_tokens = max_tokens
         self._slots, self._staging, self._page_size, self._record = slots, staging, page_size, record
+        self._rows = 3 if slots.axes is None else 6  # arrays by token among a graph's inputs
         self.captured: dict[tuple[int, int, bool], _Captured] = {}
 
     def clear(self) -> None:
@@ -97,9 +98,10 @@ class PrefillGraphs:
             self.captured[key] = self._capture(compute, *size, lora)
         graph, shift = self.captured[key], size[0] - decoding
         host = np.zeros(len(graph.static), dtype=np.int32)
-        tokens, blocks = _parts(host, sum(size))
+        tokens, blocks = _parts(host, sum(size), self._rows)
         tokens[1] = self._slots.dummy
-        for to, of in zip(tokens, (inputs.ids, inputs.slots, inputs.positions)):
+        threefold = () if self._slots.axes is None else inputs.three_positions
+        for to, of in zip(tokens, (inputs.ids, inputs.slots, inputs.positions, *threefold)):
             to[:decoding], to[size[0] : size[0] + prefilled] = of[:decoding], of[decoding:]
         blocks[: len(inputs.blocks)] = inputs.blocks
         blocks[: len(inputs.blocks), 0] += shift
@@ -131,8 +133,9 @@ class PrefillGraphs:
     ) -> _Captured:
         slots, count = self._slots, decoding + tokens
         device = slots.page_table.device
-        static = torch.zeros(3 * aligned(count) + 4 * _blocks(tokens), dtype=torch.int32, device=device)
-        (ids, of_slots, positions), blocks = _parts(static, count)
+        static = torch.zeros(self._rows * aligned(count) + 4 * _blocks(tokens), dtype=torch.int32, device=device)
+        arrays, blocks = _parts(static, count, self._rows)
+        ids, of_slots, positions = arrays[:3]
         of_slots.fill_(slots.dummy)
         plan = DevicePlan(
             ids=ids,
@@ -147,6 +150,7 @@ class PrefillGraphs:
             blocks=blocks,
             block_size=_BLOCK,
             lora=lora,
+            rotary=slots.rotary(arrays[3:]),
         )
         return _Captured(static, *self._record(lambda: compute(plan)))
 
@@ -156,7 +160,8 @@ class _Captured:
     """Captured step.
 
     Attributes:
-        static: int32 inputs: ids, slots and positions of the tokens, then their blocks [blocks, 4], as in DevicePlan.
+        static: int32 inputs: ids, slots and positions of the tokens, maybe `DevicePlan.rotary`, then their blocks
+            [blocks, 4], as in DevicePlan.
         graph: captured CUDA graph.
         hidden: hidden states of the last run.
     """
@@ -166,11 +171,11 @@ class _Captured:
     hidden: torch.Tensor
 
 
-def _parts(static: _Array, tokens: int) -> tuple[_Array, _Array]:
-    """Returns views of a graph's inputs: ids, slots and positions [3, T] of its tokens, and their blocks [blocks,
-    4]."""
+def _parts(static: _Array, tokens: int, rows: int) -> tuple[_Array, _Array]:
+    """Returns views of a graph's inputs: ids, slots and positions of its tokens, and maybe those of `DevicePlan.rotary`
+    [rows, T], and their blocks [blocks, 4]."""
     stride = aligned(tokens)
-    return static[: 3 * stride].reshape(3, stride)[:, :tokens], static[3 * stride :].reshape(-1, 4)
+    return static[: rows * stride].reshape(rows, stride)[:, :tokens], static[rows * stride :].reshape(-1, 4)
 
 
 def _padded_rows(rows: int) -> int:

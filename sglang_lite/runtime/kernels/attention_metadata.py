@@ -70,6 +70,19 @@ class DecodeWork:
 
 
 @dataclass(frozen=True, slots=True)
+class RotaryPositions:
+    """Positions that rotate a step's tokens, apart from those in the cache.
+
+    Attributes:
+        at: int32 [3, T], time, row and column of each token; contiguous in T.
+        axes: int32 [rotary size], which of the three rotates each element of a head.
+    """
+
+    at: torch.Tensor
+    axes: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class DevicePlan:
     """Batch of a step, as tensors on the device.
 
@@ -91,6 +104,7 @@ class DevicePlan:
         window_table: page table of the layers with a window, if they have pages of their own: pages behind the window
             are any valid ones.
         lora: adapters of the slots; None if no token has one.
+        rotary: positions that rotate queries and keys, of a model that has three a token; None if `positions` do.
     """
 
     ids: torch.Tensor
@@ -107,6 +121,7 @@ class DevicePlan:
     longest_uncached: int = 0
     window_table: torch.Tensor | None = None
     lora: LoraStep | None = None
+    rotary: RotaryPositions | None = None
 
     def in_layer(self, window: int | None) -> DevicePlan:
         """The plan with the page table of layers with this window."""

@@ -20,7 +20,7 @@ from sglang_lite.runtime.kernels.kv_cache import KVCache
 from sglang_lite.runtime.kernels.launch_config import attention_launch, padded_head_size
 from sglang_lite.runtime.kernels.launcher import cached_launch
 from sglang_lite.runtime.kernels.pdl import pdl_options, start_next, wait
-from sglang_lite.runtime.kernels.rope_store import rotate_heads
+from sglang_lite.runtime.kernels.rope_store import rope_places, rotate_heads
 
 
 @triton.jit
@@ -31,13 +31,13 @@ def _pairs(d, ROPE_DIM: tl.constexpr):
 
 
 @triton.jit
-def _load_rope(position, q_norm, k_norm, cos, sin, DIM: tl.constexpr, ROPE_DIM: tl.constexpr, NORM: tl.constexpr,
-          BLOCK_D: tl.constexpr):  # fmt: skip
-    """Loads cos and sin of a position and the weights of norms, each [1, BLOCK_D]; the weights also in the order of
+def _load_rope(position, row, rotary, rotary_stride, axes, q_norm, k_norm, cos, sin, DIM: tl.constexpr,
+          ROPE_DIM: tl.constexpr, NORM: tl.constexpr, AXES: tl.constexpr, BLOCK_D: tl.constexpr):  # fmt: skip
+    """Loads cos and sin of a row's token and the weights of norms, each [1, BLOCK_D]; the weights also in the order of
     `_pairs`."""
     d = tl.arange(0, BLOCK_D)
     pair = _pairs(d, ROPE_DIM)
-    at = position.to(tl.int64) * ROPE_DIM + d
+    at = rope_places(position, row, rotary, rotary_stride, axes, d, ROPE_DIM, AXES)
     c = tl.load(cos + at, mask=d < ROPE_DIM, other=1.0).to(tl.float32)
     s = tl.load(sin + at, mask=d < ROPE_DIM, other=0.0).to(tl.float32)
     q, q_pair, k, k_pair = c, c, c, c
@@ -110,12 +110,14 @@ def _see_itself(queries, key, value, scale, softcap, SOFTCAP: tl.constexpr):
 
 
 @cached_launch
-@triton.jit(do_not_specialize=["window"])
+@triton.jit(do_not_specialize=["window", "rotary_stride"])
 def _rope_attention(
-    qkv, row_scales, scales, q_norm, k_norm, cos, sin, eps, k, v, k_scales, v_scales, head_stride, out, work, row_work,
+    qkv, row_scales, scales, q_norm, k_norm, cos, sin, rotary, rotary_stride, axes, eps,
+    k, v, k_scales, v_scales, head_stride, out, work, row_work,
     positions, page_table, pages_per_slot, acc_buffer, ml_buffer, counters, scale, softcap, window,
     G: tl.constexpr, DIM: tl.constexpr, ROPE_DIM: tl.constexpr, PAGE: tl.constexpr, KV_HEADS: tl.constexpr,
-    SCALED: tl.constexpr, NORM: tl.constexpr, KV_SCALED: tl.constexpr, SOFTCAP: tl.constexpr, WINDOW: tl.constexpr,
+    SCALED: tl.constexpr, NORM: tl.constexpr, KV_SCALED: tl.constexpr, AXES: tl.constexpr, SOFTCAP: tl.constexpr,
+    WINDOW: tl.constexpr,
     BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, GROUP: tl.constexpr, PARTS: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
@@ -144,7 +146,7 @@ def _rope_attention(
     next_page = clamped_page_of(pages, token + BLOCK_N, old, PAGE)
     last_page = tl.load(pages + position // PAGE)
     c, s, q_weight, q_pair, k_weight, k_pair = _load_rope(
-        position, q_norm, k_norm, cos, sin, DIM, ROPE_DIM, NORM, BLOCK_D
+        position, row, rotary, rotary_stride, axes, q_norm, k_norm, cos, sin, DIM, ROPE_DIM, NORM, AXES, BLOCK_D
     )
     wait(PDL)
     queries, key, value = _heads(
@@ -206,15 +208,16 @@ def rope_attention(
         queries=columns(group), rows=rows, heads=kv_heads, product=True,
     )  # fmt: skip
     assert launch is not None, "refused"
-    partials, of_cache = work.partials, cache.scales
+    partials, of_cache, rotary = work.partials, cache.scales, plan.rotary
     _rope_attention[(kv_heads, len(work.items))](
-        qkv, scales and scales.rows, scales and scales.columns, q_norm, k_norm, cos, sin, eps, keys, values,
+        qkv, scales and scales.rows, scales and scales.columns, q_norm, k_norm, cos, sin,
+        rotary and rotary.at, 0 if rotary is None else rotary.at.stride(0), rotary and rotary.axes, eps, keys, values,
         of_cache and of_cache.k[layer], of_cache and of_cache.v[layer], cache_slots * dim, out,
         work.items, work.rows, plan.positions, plan.page_table, plan.page_table.shape[1],
         partials.acc, partials.ml, partials.counters, scale, softcap or 0.0, window or 0,
         G=group, DIM=dim, ROPE_DIM=cos.shape[1], PAGE=plan.page_size, KV_HEADS=kv_heads,
         SCALED=scales is not None, NORM=q_norm is not None, KV_SCALED=of_cache is not None,
-        SOFTCAP=softcap is not None, WINDOW=window is not None,
+        AXES=rotary is not None, SOFTCAP=softcap is not None, WINDOW=window is not None,
         BLOCK_G=launch.queries, BLOCK_D=padded_head_size(dim), **launch.options, **merge_options(launch, group, dim),
         **pdl_options(qkv.device),
     )  # fmt: skip

@@ -37,13 +37,30 @@ def rotate_heads(x, y, wx, wy, c, s, eps, DIM: tl.constexpr, NORM: tl.constexpr)
     return (x.to(tl.float32) * c + y.to(tl.float32) * s).to(x.dtype)
 
 
-@cached_launch
 @triton.jit
+def rope_places(position, token, rotary, rotary_stride, axes, d, ROPE_DIM: tl.constexpr, AXES: tl.constexpr):
+    """Returns the places of cos and sin of a token in their tables, for elements d of a head.
+
+    Args:
+        position: position of the token, if it has one.
+        token: index of the token.
+        rotary, rotary_stride, axes: `RotaryPositions` of the plan, with AXES.
+        d: elements.
+    """
+    if AXES:
+        axis = tl.load(axes + d, mask=d < ROPE_DIM, other=0)
+        position = tl.load(rotary + axis * rotary_stride + token)
+    return position.to(tl.int64) * ROPE_DIM + d
+
+
+@cached_launch
+@triton.jit(do_not_specialize=["rotary_stride"])
 def _rope_store(
-    qkv, row_scales, scales, q_norm, k_norm, cos, sin, slots, positions, page_table, pages_per_slot,
+    qkv, row_scales, scales, q_norm, k_norm, cos, sin, rotary, rotary_stride, axes,
+    slots, positions, page_table, pages_per_slot,
     k_cache, v_cache, k_scales, v_scales, head_stride, eps,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, ROPE_DIM: tl.constexpr, PAGE: tl.constexpr,
-    SCALED: tl.constexpr, NORM: tl.constexpr, KV_SCALED: tl.constexpr,
+    SCALED: tl.constexpr, NORM: tl.constexpr, KV_SCALED: tl.constexpr, AXES: tl.constexpr,
     BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     start_next(PDL)
@@ -72,8 +89,9 @@ def _rope_store(
                       tl.load(k_norm + pair, mask=d < DIM, other=0.0)[None, :])  # fmt: skip
     position = tl.load(positions + token).to(tl.int64)
     in_rope = d < ROPE_DIM
-    c = tl.load(cos + position * ROPE_DIM + d, mask=in_rope, other=1.0).to(tl.float32)[None, :]
-    s = tl.load(sin + position * ROPE_DIM + d, mask=in_rope, other=0.0).to(tl.float32)[None, :]
+    at = rope_places(position, token, rotary, rotary_stride, axes, d, ROPE_DIM, AXES)
+    c = tl.load(cos + at, mask=in_rope, other=1.0).to(tl.float32)[None, :]
+    s = tl.load(sin + at, mask=in_rope, other=0.0).to(tl.float32)[None, :]
     x = tl.where(is_rotated, rotate_heads(x, y, wx, wy, c, s, eps, DIM, NORM), x)
     if KV_SCALED:
         of_q, of_v = head < HEADS, head >= HEADS + KV_HEADS
@@ -123,14 +141,15 @@ def rope_store(
     total = qkv.shape[1] // dim
     heads = total - 2 * kv_heads
     block = min(_LAUNCH["BLOCK_H"], power_of_2(total))
-    of_cache = cache.scales
+    of_cache, rotary = cache.scales, plan.rotary
     _rope_store[(len(qkv), cdiv(total, block))](
         qkv, scales and scales.rows, scales and scales.columns, q_norm, k_norm, cos, sin,
+        rotary and rotary.at, 0 if rotary is None else rotary.at.stride(0), rotary and rotary.axes,
         plan.slots, plan.positions, plan.page_table, plan.page_table.shape[1],
         cache.k[layer], cache.v[layer], of_cache and of_cache.k[layer], of_cache and of_cache.v[layer],
         cache_slots * dim, eps,
         HEADS=heads, KV_HEADS=kv_heads, DIM=dim, ROPE_DIM=cos.shape[1], PAGE=plan.page_size,
-        SCALED=scales is not None, NORM=q_norm is not None, KV_SCALED=of_cache is not None,
+        SCALED=scales is not None, NORM=q_norm is not None, KV_SCALED=of_cache is not None, AXES=rotary is not None,
         BLOCK_H=block, BLOCK_D=power_of_2(dim), num_warps=_LAUNCH["num_warps"], **pdl_options(qkv.device),
     )  # fmt: skip
     return qkv.view(len(qkv), total, dim)[:, :heads]

@@ -59,6 +59,10 @@ class GpuDecoder(Decoder):
         )
 
     @property
+    def rope_axes(self) -> torch.Tensor | None:
+        return self.ropes[0].axes
+
+    @property
     def active_parameters(self) -> int:
         return sum(layer.active_weights(self.spec.hidden_size) for layer in self.spec.layers)
 

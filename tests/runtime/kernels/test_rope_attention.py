@@ -8,6 +8,7 @@ import torch
 from sglang_lite.runtime.attention import triton as attention_by_triton
 from sglang_lite.runtime.attention.base import AttentionRequirements
 from sglang_lite.runtime.attention.triton import TritonAttention
+from sglang_lite.runtime.kernels.attention_metadata import RotaryPositions
 from sglang_lite.runtime.kernels.decode_attention import decode_attention
 from sglang_lite.runtime.kernels.fp8_rows import Scales
 from sglang_lite.runtime.kernels.kv_cache import KVCache, KVScales
@@ -61,6 +62,31 @@ def test_rope_store_and_decode_attention_are_one(lengths, heads, dim, rope_dim, 
     close(out, expected, near)
     close(cache.k[0].float(), other.k[0].float(), near)
     close(cache.v[0].float(), other.v[0].float(), near)
+
+
+def test_three_positions_rotate_as_their_elements_of_the_tables_would():
+    torch.manual_seed(0)
+    lengths, heads, dim, rope_dim = [1, 4, 64, 65, 130], (6, 2), 16, 8
+    rows, count = Rows(lengths, heads, dim), len(lengths)
+    caches = [KVCache((rows.cache.k[0].clone(),), (rows.cache.v[0].clone(),)) for _ in range(4)]
+    plan = rows.plan(count, list(range(count)), [n - 1 for n in lengths])
+    at = torch.randint(max(lengths), (3, count), dtype=torch.int32, device=DEVICE)
+    axes = torch.tensor([0, 2, 1, 1, 2, 0, 0, 1], dtype=torch.int32, device=DEVICE)
+    tables = normal(max(lengths), rope_dim), normal(max(lengths), rope_dim)
+    own = torch.empty_like(tables[0]), torch.empty_like(tables[1])  # with the right rows at the positions
+    for row, length in enumerate(lengths):
+        for to, of in zip(own, tables):
+            to[length - 1] = torch.stack([of[at[axes[d], row], d] for d in range(rope_dim)])
+    qkv = normal(count, (heads[0] + 2 * heads[1]) * dim)
+    threefold = replace(plan, rotary=RotaryPositions(at, axes))
+    out, expected = (torch.empty((count, heads[0], dim), device=DEVICE) for _ in range(2))
+    for each, to, cache, rope in ((threefold, out, caches[0], tables), (plan, expected, caches[1], own)):
+        rope_attention(qkv, None, None, 1e-5, rope, cache, 0, to, plan=each, work=rows.work(plan), scale=0.3)
+    close(out, expected)
+    stored = rope_store(qkv.clone(), None, None, 1e-5, tables, threefold, caches[2], 0)
+    close(stored, rope_store(qkv.clone(), None, None, 1e-5, own, plan, caches[3], 0))
+    for cache in caches[1:]:
+        close(caches[0].k[0], cache.k[0])
 
 
 @pytest.mark.parametrize("length", [200, 600])

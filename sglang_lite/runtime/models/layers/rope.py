@@ -21,6 +21,10 @@ class RotaryTable:
         positions: number of positions in the table.
         dtype, device: dtype and device of the table.
         divisors: divisors of the frequencies [dim / 2], if the checkpoint has them (GGUF), or None.
+
+    Attributes:
+        dim: number of rotated elements.
+        axes: int32 [dim], which of three positions rotates each element, as in `RopeSpec`; None if there is one.
     """
 
     def __init__(
@@ -38,7 +42,7 @@ class RotaryTable:
             frequencies = frequencies / divisors
         angles = torch.outer(torch.arange(positions, dtype=torch.float32), frequencies)
         cos, sin = angles.cos().mul_(amplitude).to(dtype), angles.sin_().mul_(amplitude).to(dtype)
-        self._axes = torch.tensor(spec.axes * 2, device=device) if spec.axes else None  # of each element
+        self.axes = torch.tensor(spec.axes * 2, dtype=torch.int32, device=device) if spec.axes else None
         self._cos = torch.cat((cos, cos), -1).to(device)
         self._sin = torch.cat((-sin, sin), -1).to(device)
 
@@ -49,10 +53,10 @@ class RotaryTable:
 
     def at(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns cos and sin, [T, 1, dim] each, at positions [T]; or at [3, T] of time, rows and columns."""
-        if positions.ndim == 1 or self._axes is None:
+        if positions.ndim == 1 or self.axes is None:
             at = positions if positions.ndim == 1 else positions[0]
             return self._cos[at].unsqueeze(1), self._sin[at].unsqueeze(1)
-        rows = positions.T[:, self._axes]
+        rows = positions.T[:, self.axes]
         return self._cos.gather(0, rows).unsqueeze(1), self._sin.gather(0, rows).unsqueeze(1)
 
 
