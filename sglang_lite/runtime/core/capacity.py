@@ -15,6 +15,7 @@ from sglang_lite.runtime.models.memory_check import check_room
 from sglang_lite.runtime.models.model import is_fused
 
 logger = logging.getLogger("sglang_lite")
+_ENCODER_BYTES = 1 << 30  # that an encoder of images takes while it runs
 
 
 def capacity_of(config: EngineConfig, loaded: LoadedModel) -> Capacity:
@@ -37,7 +38,13 @@ def capacity_of(config: EngineConfig, loaded: LoadedModel) -> Capacity:
     if device.type == "cuda" and config.max_total_tokens is None:
         assert is_fused(loaded.model), "models on a GPU are made of kernels"
         pool = kv_pool_size.pool_tokens(
-            loaded.model, config.mem_fraction, sizes, context_length, window, drafts=config.max_draft > 0
+            loaded.model,
+            config.mem_fraction,
+            sizes,
+            context_length,
+            window,
+            drafts=config.max_draft > 0,
+            images=0 if loaded.tower is None else (config.image_cache_mb << 20) + _ENCODER_BYTES,
         )
     pages = min(-(-pool // sizes.page_size), kv_pool_size.MAX_SLOTS // sizes.page_size - 1)
     longest = min(context_length, pages * sizes.page_size)

@@ -1,14 +1,17 @@
 """Requests that wait for the features of their images, and the encoder's steps.
 
-An image is decoded by another thread; the encoder runs on the loop's thread, one image between two steps, so that
-streams go on. All state is changed on the loop's thread.
+An image is decoded by another thread. The encoder runs on the loop's thread, one image between two steps, so that
+streams go on; on a GPU a few of equal size. All state is changed on the loop's thread.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future
+
+import torch
 
 from sglang_lite.protocol import BackendError, OverloadedError, SglError
 from sglang_lite.runtime.executor import memory_shortage
@@ -25,7 +28,8 @@ class Encoding:
         tower: encoder of images.
         store: its features.
         preparer: decodes images.
-        pool: threads that it runs on.
+        pool: threads that it runs on; shut down by `close`.
+        most_numbers: maximum number of pixel values that are encoded together, if it is not one image.
 
     Attributes:
         runs: number of images that were encoded.
@@ -33,8 +37,10 @@ class Encoding:
         wake: function that makes the loop run, called on any thread; set by the loop.
     """
 
-    def __init__(self, tower: VisionTower, store: FeatureStore, preparer: ImagePreparer, pool: Executor) -> None:
-        self.store, self.runs = store, 0
+    def __init__(
+        self, tower: VisionTower, store: FeatureStore, preparer: ImagePreparer, pool: Executor, most_numbers: int = 0
+    ) -> None:
+        self.store, self.runs, self._most_numbers = store, 0, most_numbers
         self.wake: Callable[[], None] = lambda: None
         self._tower, self._preparer, self._pool = tower, preparer, pool
         self._waiting: deque[Request] = deque()  # for room in the store, in order
@@ -84,7 +90,8 @@ class Encoding:
         return False
 
     def step(self, fail: Callable[[Request, SglError], None]) -> list[Request]:
-        """Encodes one image, if one is decoded. Returns the requests whose features are complete.
+        """Encodes an image, or several of equal size, if one is decoded. Returns the requests whose features are
+        complete.
 
         Args:
             fail: function that ends a request whose image can't be encoded.
@@ -93,16 +100,16 @@ class Encoding:
             self._waiting.popleft()
         for request in [each for each in self._claimed if each.ended]:
             del self._claimed[request]
-        entry = next((e for entries in self._claimed.values() for e in entries if self._is_decoded(e)), None)
-        if entry is not None:
-            try:
-                self._encode(entry)
-            except SglError as error:
-                self._fail(entry, error, fail)
+        if batch := self._batch():
+            self._encode(batch, fail)
         complete = [request for request, entries in self._claimed.items() if all(each.filled for each in entries)]
         for request in complete:
             del self._claimed[request]
         return complete
+
+    def close(self) -> None:
+        """Ends the threads, when they have decoded what they have begun."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _claim(self, request: Request) -> bool:
         """Reserves the rows of a request and starts to decode its images. Returns False if it has to wait."""
@@ -129,11 +136,38 @@ class Encoding:
         pixels = self._pixels.get(entry.item.key)
         return not entry.filled and pixels is not None and pixels.done()
 
-    def _encode(self, entry: Features) -> None:
-        """Runs the encoder. Raises SglError if the image can't be decoded or encoded."""
-        pixels = self._pixels.pop(entry.item.key)
+    def _batch(self) -> list[Features]:
+        """Images that are encoded next: the first that is decoded, and others of its size that are."""
+        decoded = dict.fromkeys(e for entries in self._claimed.values() for e in entries if self._is_decoded(e))
+        shapes = [(entry, self._shapes(entry)) for entry in decoded]
+        if not shapes or (first := shapes[0][1]) is None:
+            return [entry for entry, _ in shapes[:1]]
+        numbers = sum(map(math.prod, first.values()))
+        return [entry for entry, each in shapes if each == first][: max(self._most_numbers // numbers, 1)]
+
+    def _shapes(self, entry: Features) -> dict[str, torch.Size] | None:
+        """Shapes of a decoded image's inputs; None if decoding failed."""
+        pixels = self._pixels[entry.item.key]
+        return {name: each.shape for name, each in pixels.result().items()} if pixels.exception() is None else None
+
+    def _encode(self, batch: list[Features], fail: Callable[[Request, SglError], None]) -> None:
+        """Encodes images of equal size together; one by one if that fails. Ends the requests of those that can't be."""
         try:
-            features = self._tower.encode(pixels.result())
+            for entry, features in zip(batch, self._features(batch), strict=True):
+                self.store.fill(entry, features)
+                self.runs += 1
+                del self._pixels[entry.item.key]
+        except SglError as error:
+            for entry in batch if len(batch) > 1 else ():
+                self._encode([entry], fail)
+            if len(batch) == 1:
+                del self._pixels[batch[0].item.key]
+                self._fail(batch[0], error, fail)
+
+    def _features(self, batch: list[Features]) -> Sequence[torch.Tensor]:
+        """Features of each image. Raises SglError if one can't be decoded or encoded."""
+        try:
+            found = self._tower.encode([self._pixels[entry.item.key].result() for entry in batch])
         except SglError:
             raise
         except Exception as error:  # of transformers' code, of any kind
@@ -143,10 +177,10 @@ class Encoding:
                 f"not enough memory to encode the image: {str(error).partition(chr(10))[0]}",
                 hint="Send a smaller image, or lower mem_fraction.",
             ) from None
-        if len(features) != entry.item.count:
-            raise BackendError(f"the image has {len(features):,} features, not {entry.item.count:,}.")
-        self.store.fill(entry, features)
-        self.runs += 1
+        for entry, features in zip(batch, found):
+            if len(features) != entry.item.count:
+                raise BackendError(f"the image has {len(features):,} features, not {entry.item.count:,}.")
+        return found
 
     def _fail(self, entry: Features, error: SglError, fail: Callable[[Request, SglError], None]) -> None:
         """Ends all requests that wait for an image."""

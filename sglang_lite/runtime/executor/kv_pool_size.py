@@ -55,6 +55,7 @@ def pool_tokens(
     window: int | None = None,
     *,
     drafts: bool = False,
+    images: int = 0,
 ) -> int:
     """Returns the size of the KV pool in tokens: whole pages that fit next to the weights and the largest step.
 
@@ -66,6 +67,7 @@ def pool_tokens(
             1,024 tokens.
         window: longest window of layers that have pages of their own, in tokens; None if none have.
         drafts: whether steps check drafts, so that a row may have several logits.
+        images: bytes for the features of images and for encoding them.
 
     Raises:
         ModelError: the pool would be smaller than that minimum; the message has the numbers.
@@ -88,7 +90,7 @@ def pool_tokens(
         chunks = len(piece_borders(context_length))
     kinds = {(a.heads, a.key_size) for a in model.attentions}
     partials = sum(2 * sizes.max_running * (chunks + 3) * heads * (size + 2) * 4 for heads, size in kinds)
-    available = fraction * total - (total - free) - step - logits - partials - _SPARE
+    available = fraction * total - (total - free) - step - logits - partials - images - _SPARE
     token = model.token_bytes
     tokens = min(int(available // token), MAX_SLOTS - sizes.page_size) // sizes.page_size * sizes.page_size
     if window is not None and tokens > 0:
@@ -96,7 +98,7 @@ def pool_tokens(
     if tokens < sizes.page_size + min(context_length, 1024):
         raise ModelError(
             f"out of GPU memory: of {total / 2**30:.1f} GiB, {(total - free) / 2**30:.1f} are taken (the weights and "
-            f"other programs) and a step takes up to {(step + logits + partials) / 2**30:.1f}; with "
+            f"other programs) and a step takes up to {(step + logits + partials + images) / 2**30:.1f}; with "
             f"mem_fraction={fraction} that leaves room for {max(tokens, 0):,} tokens of keys and values "
             f"({token:,} bytes each).",
             hint="Raise mem_fraction, lower step_tokens or max_running, or take a smaller model; engines that share "

@@ -87,7 +87,8 @@ class DevicePlan:
     """Batch of a step, as tensors on the device.
 
     Attributes:
-        ids: int32 [T]; -1 if the previous step draws the token, which is then `last_tokens[slot]`.
+        ids: int32 [T]; -1 if the previous step draws the token, which is then `last_tokens[slot]`; -2 - r for row r of
+            images' features.
         slots: int32 [T], slot of each token.
         positions: int32 [T], position of each token in its sequence.
         last_tokens: int32 [slots], last drawn token of each slot.

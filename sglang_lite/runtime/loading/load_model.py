@@ -141,7 +141,7 @@ def load_model(
         compilation = start_compiling(config, spec, formats, positions, device, compiler)
     try:
         tower = None
-        if files.images is not None and device.type == "cpu":  # kernels don't take features yet
+        if files.images is not None:
             tower = VisionTower(path, source, formats.compute, device)
         with torch.inference_mode():
             bar = progress or partial(startup_messages.progress, level=config.log_level)

@@ -17,11 +17,17 @@ Pixels: TypeAlias = dict[str, torch.Tensor]  # inputs of an encoder, by name
 
 
 class ImagePreparer:
-    """Preparer of images for the model in a folder, with the folder's settings."""
+    """Preparer of images for the model in a folder, with the folder's settings.
 
-    def __init__(self, folder: Path) -> None:
+    Args:
+        folder: folder of the model.
+        pinned: whether what it makes is in pinned memory, from which a GPU copies while the host goes on.
+    """
+
+    def __init__(self, folder: Path, *, pinned: bool = False) -> None:
         from transformers import AutoImageProcessor  # imports all of transformers' processors
 
+        self._pinned = pinned
         self._processor: Any = AutoImageProcessor.from_pretrained(folder, backend="pil", local_files_only=True)
         self._options: dict[str, Any] = {}
         if merged := read_json(folder / "config.json").get("spatial_merge_size"):  # Mistral 3 cuts for merged patches
@@ -42,4 +48,5 @@ class ImagePreparer:
             raise
         except Exception as error:  # pillow raises errors of many kinds for damaged files
             raise ParameterError("image", f"is damaged or truncated: {error}", hint="Save it again.") from None
-        return dict(self._processor(images=[[shown]], return_tensors="pt", **self._options))
+        made: Pixels = dict(self._processor(images=[[shown]], return_tensors="pt", **self._options))
+        return {name: each.pin_memory() for name, each in made.items()} if self._pinned else made

@@ -89,7 +89,7 @@ class GpuDecoder(Decoder):
         """
         assert isinstance(self.embedding, torch.Tensor), "blocks stay on a CPU alone"
         rows = None if plan.lora is None else lora_rows(plan.lora, plan.slots)
-        residual = embed(plan, self.embedding, self.embedding_scale)
+        residual = embed(plan, self.embedding, self.embedding_scale, self.features)
         if len(residual) == 1 and self._alone and rows is None:
             return self._run_one(residual, plan, cache, attention)
         x: torch.Tensor | None = None

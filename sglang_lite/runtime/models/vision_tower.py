@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,21 +57,24 @@ class VisionTower:
     def bytes(self) -> int:
         return sum(parameter.numel() * parameter.itemsize for parameter in self._model.parameters())
 
-    def encode(self, pixels: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """Features [count, hidden size] of one image.
+    def encode(self, images: Sequence[Mapping[str, torch.Tensor]]) -> list[torch.Tensor]:
+        """Features [count, hidden size] of each image.
 
         Args:
-            pixels: inputs, as the model's image processor makes them; those that the encoder does not name are left
-                out.
+            images: inputs of each image, as the model's image processor makes them, of equal shapes; those that the
+                encoder does not name are left out. Copies of pinned memory are not waited for.
         """
         inputs = {
-            name: value.to(device=self.device, dtype=self.dtype if value.is_floating_point() else None)
-            for name, value in pixels.items()
-            if name in self._inputs
+            name: torch.cat([self._sent(each[name]) for each in images]) for name in images[0] if name in self._inputs
         }
-        with torch.inference_mode():
+        with torch.inference_mode(), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
             found = self._model.get_image_features(**inputs).pooler_output
-        return torch.cat([each.reshape(-1, each.shape[-1]) for each in found])
+            features = [each.reshape(-1, each.shape[-1]) for each in found]
+        return features if len(features) == len(images) else list(torch.cat(features).chunk(len(images)))
+
+    def _sent(self, values: torch.Tensor) -> torch.Tensor:
+        dtype = self.dtype if values.is_floating_point() else None
+        return values.to(device=self.device, dtype=dtype, non_blocking=True)
 
 
 def _stored(source: WeightSource, name: str) -> str:
