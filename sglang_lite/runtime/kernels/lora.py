@@ -6,7 +6,7 @@
 Tokens are sorted by adapter once a step (`experts_order`), so a program reads an adapter's matrix for a whole block of
 its tokens. Few tokens have few blocks, so their sums over inputs are split among programs; the readers add the parts
 up, always in the same order. How many blocks there are is known on the device alone: as many programs as it runs at
-once share the work, and each loads the weights of its next item before it computes one.
+once share the work, consecutive items each, and load the weights of the next item before they compute one.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _BLOCK_K, _LONG_BLOCK_K, _BLOCK_N = 256, 128, 128
 _SPLIT = 512  # fewest inputs of a split
 _MAX_SPLITS = 16
 _TOGETHER = 16  # ranks that are multiplied at once: matrix units take no fewer
-_SHRINKING, _EXPANDING = 4, 8  # programs that a multiprocessor runs at once
+_SHRINKING, _EXPANDING = 6, 4  # programs that a multiprocessor runs at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,15 +100,40 @@ def lora_rows(step: LoraStep, slots: torch.Tensor) -> LoraRows:
 
 
 @triton.jit
-def _ranks(pages, block, first, rank, PAGES: tl.constexpr, RANKS: tl.constexpr, TOGETHER: tl.constexpr):
-    """Returns ranks [TOGETHER] of a block's adapter from `first` on, and their pages."""
-    r = first + tl.arange(0, TOGETHER)
-    return r, tl.load(pages + block * PAGES + r // RANKS, mask=r < rank, other=0).to(tl.int64)
+def _range(total):
+    """Returns the first of a program's items, which are consecutive, so that most are of the same block; and their
+    end."""
+    count = tl.cdiv(total, tl.num_programs(0))
+    first = tl.program_id(0) * count
+    return first, tl.minimum(first + count, total)
 
 
 @triton.jit
-def _load_a(a, r, page, rank, part, k, K, PAGE, RANKS: tl.constexpr):
-    """Loads A [TOGETHER, BLOCK_K] of ranks r and inputs k."""
+def _block(
+    tokens, ranks, pages, block, valid, T,
+    PAGES: tl.constexpr, RANKS: tl.constexpr, SIZE: tl.constexpr, TOGETHER: tl.constexpr,
+):  # fmt: skip
+    """Returns a block's rank, pages of its first ranks [TOGETHER], its tokens [SIZE], and whether it has one alone;
+    rank 0 if the block is not valid."""
+    size = tl.where(valid, SIZE, 0)
+    of = tl.arange(0, SIZE)
+    own = tl.load(tokens + block * SIZE + of, mask=of < size, other=0).to(tl.int64)
+    alone = tl.load(tokens + block * SIZE + 1, mask=valid, other=0) >= T
+    rank = tl.load(ranks + block, mask=valid, other=0)
+    return rank, _pages(pages, block, 0, rank, PAGES, RANKS, TOGETHER), own, alone
+
+
+@triton.jit
+def _pages(pages, block, first, rank, PAGES: tl.constexpr, RANKS: tl.constexpr, TOGETHER: tl.constexpr):
+    """Returns the pages [TOGETHER] of the ranks of a block's adapter from `first` on."""
+    r = first + tl.arange(0, TOGETHER)
+    return tl.load(pages + block * PAGES + r // RANKS, mask=r < rank, other=0).to(tl.int64)
+
+
+@triton.jit
+def _load_a(a, first, page, rank, part, k, K, PAGE, RANKS: tl.constexpr):
+    """Loads A [TOGETHER, BLOCK_K] of the ranks from `first` on, in these pages, and of inputs k."""
+    r = first + tl.arange(0, page.shape[0])
     matrix = a + page * PAGE + (part * RANKS + r % RANKS) * K
     return tl.load(matrix[:, None] + k[None, :], mask=(r < rank)[:, None] & (k < K)[None, :], other=0.0)
 
@@ -121,33 +146,35 @@ def _shrink(
     PARTS: tl.constexpr, BLOCK_K: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     start_next(PDL)
-    total = tl.load(used) * (PARTS * SPLITS)
-    k = tl.arange(0, BLOCK_K)
-    item = tl.program_id(0)
-    rank = tl.load(ranks + item // (PARTS * SPLITS), mask=item < total, other=0)
-    r, page = _ranks(pages, item // (PARTS * SPLITS), 0, rank, PAGES, RANKS, TOGETHER)
-    weights = _load_a(a, r, page, rank, item // SPLITS % PARTS, item % SPLITS * BLOCK_K + k, K, PAGE, RANKS)
+    begin, end = _range(tl.load(used) * (PARTS * SPLITS))
+    block, k = begin // (PARTS * SPLITS), tl.arange(0, BLOCK_K)
+    rank, page, token, _ = _block(tokens, ranks, pages, block, begin < end, T, PAGES, RANKS, SIZE, TOGETHER)
+    weights = _load_a(a, 0, page, rank, begin // SPLITS % PARTS, begin % SPLITS * BLOCK_K + k, K, PAGE, RANKS)
     wait(PDL)
-    for item in range(tl.program_id(0), total, tl.num_programs(0)):
-        block, part, split = item // (PARTS * SPLITS), item // SPLITS % PARTS, item % SPLITS
-        token = tl.load(tokens + block * SIZE + tl.arange(0, SIZE)).to(tl.int64)
+    for item in range(begin, end):
+        part, split = item // SPLITS % PARTS, item % SPLITS
         rows = x + token * K
-        to = hidden + ((split * T + token) * PARTS + part) * (PAGES * RANKS)
+        own = (token * PARTS + part) * (PAGES * RANKS)
+        of = page
         for first in range(0, rank, TOGETHER):
             if first > 0:
-                r, page = _ranks(pages, block, first, rank, PAGES, RANKS, TOGETHER)
-                weights = _load_a(a, r, page, rank, part, split * BLOCK_K + k, K, PAGE, RANKS)
+                of = _pages(pages, block, first, rank, PAGES, RANKS, TOGETHER)
+                weights = _load_a(a, first, of, rank, part, split * BLOCK_K + k, K, PAGE, RANKS)
+            r = first + tl.arange(0, TOGETHER)
             acc = tl.zeros((TOGETHER, SIZE), tl.float32)
             for at in range(split * BLOCK_K, K, BLOCK_K * SPLITS):
                 inside = (token < T)[None, :] & (at + k < K)[:, None]
                 values = tl.load(rows[None, :] + (at + k)[:, None], mask=inside, other=0.0)
                 acc = tl.dot(weights, values, acc, input_precision="ieee")
-                weights = _load_a(a, r, page, rank, part, at + BLOCK_K * SPLITS + k, K, PAGE, RANKS)
-            tl.store(to[None, :] + r[:, None], acc, mask=(r < rank)[:, None] & (token < T)[None, :])
-        later = item + tl.num_programs(0)
-        rank = tl.load(ranks + later // (PARTS * SPLITS), mask=later < total, other=0)
-        r, page = _ranks(pages, later // (PARTS * SPLITS), 0, rank, PAGES, RANKS, TOGETHER)
-        weights = _load_a(a, r, page, rank, later // SPLITS % PARTS, later % SPLITS * BLOCK_K + k, K, PAGE, RANKS)
+                weights = _load_a(a, first, of, rank, part, at + BLOCK_K * SPLITS + k, K, PAGE, RANKS)
+            at, valid = own[None, :] + r[:, None], (r < rank)[:, None] & (token < T)[None, :]
+            tl.store(hidden + split * T * (PARTS * PAGES * RANKS) + at, acc, mask=valid)
+        later = item + 1
+        if later // (PARTS * SPLITS) != block:
+            block = later // (PARTS * SPLITS)
+            rank, page, token, _ = _block(tokens, ranks, pages, block, later < end, T, PAGES, RANKS, SIZE, TOGETHER)
+        left = tl.where(later < end, rank, 0)
+        weights = _load_a(a, 0, page, left, later // SPLITS % PARTS, later % SPLITS * BLOCK_K + k, K, PAGE, RANKS)
 
 
 @triton.jit
@@ -166,29 +193,31 @@ def _outputs(tile, N, END0, END1, PARTS: tl.constexpr, BLOCK_N: tl.constexpr):
 
 
 @triton.jit
-def _load_b(
-    b, pages, block, first, rank, n, end, N, PAGE,
-    PAGES: tl.constexpr, RANKS: tl.constexpr, TOGETHER: tl.constexpr,
-):  # fmt: skip
-    """Loads B [TOGETHER, BLOCK_N] of a block's ranks from `first` on and outputs n; N is the outputs of a row of B."""
-    r, page = _ranks(pages, block, first, rank, PAGES, RANKS, TOGETHER)
+def _load_b(b, first, page, rank, n, end, N, PAGE, RANKS: tl.constexpr):
+    """Loads B [TOGETHER, BLOCK_N] of the ranks from `first` on, in these pages, and outputs n of N."""
+    r = first + tl.arange(0, page.shape[0])
     matrix = b + page * PAGE + r % RANKS * N
     return tl.load(matrix[:, None] + n[None, :], mask=(r < rank)[:, None] & (n < end)[None, :], other=0.0)
 
 
 @triton.jit
-def _load_hidden(
-    hidden, token, part, first, rank, T,
+def _hidden(
+    hidden, token, alone, part, first, rank, T,
     PAGES: tl.constexpr, RANKS: tl.constexpr, PARTS: tl.constexpr, SPLITS: tl.constexpr, TOGETHER: tl.constexpr,
 ):  # fmt: skip
-    """Loads the hidden rows [SIZE, TOGETHER] of tokens, for ranks from `first` on."""
-    r = first + tl.arange(0, TOGETHER)
-    rows = hidden + (token * PARTS + part) * (PAGES * RANKS)
-    valid = (token < T)[:, None] & (r < rank)[None, :]
+    """Loads the hidden rows [SIZE, TOGETHER] of a block's tokens, for the ranks from `first` on. If its first token is
+    alone, which it mostly is where a batch has many adapters, all rows are that one's."""
+    r, size = first + tl.arange(0, TOGETHER), PARTS * PAGES * RANKS
     values = tl.zeros((token.shape[0], TOGETHER), tl.float32)
-    for split in tl.static_range(SPLITS):
-        of_split = rows + split * T * (PARTS * PAGES * RANKS)
-        values += tl.load(of_split[:, None] + r[None, :], mask=valid, other=0.0)
+    if alone:
+        one = tl.min(token) * size + part * (PAGES * RANKS) + tl.arange(0, SPLITS)[:, None] * T * size
+        own = tl.load(hidden + one + r[None, :], mask=(r < rank)[None, :], other=0.0)
+        values += tl.sum(own, 0)[None, :]
+    else:
+        rows = hidden + token * size + part * (PAGES * RANKS)
+        valid = (token < T)[:, None] & (r < rank)[None, :]
+        for split in tl.static_range(SPLITS):
+            values += tl.load(rows[:, None] + split * T * size + r[None, :], mask=valid, other=0.0)
     return values
 
 
@@ -200,27 +229,30 @@ def _expand(
     PARTS: tl.constexpr, BLOCK_N: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     start_next(PDL)
-    total = tl.load(used) * TILES
-    item = tl.program_id(0)
-    part, n, end = _outputs(item % TILES, N, END0, END1, PARTS, BLOCK_N)
-    rank = tl.load(ranks + item // TILES, mask=item < total, other=0)
-    weights = _load_b(b, pages, item // TILES, 0, rank, n, end, N, PAGE, PAGES, RANKS, TOGETHER)
+    begin, stop = _range(tl.load(used) * TILES)
+    block = begin // TILES
+    rank, page, token, alone = _block(tokens, ranks, pages, block, begin < stop, T, PAGES, RANKS, SIZE, TOGETHER)
+    part, n, end = _outputs(begin % TILES, N, END0, END1, PARTS, BLOCK_N)
+    weights = _load_b(b, 0, page, rank, n, end, N, PAGE, RANKS)
     wait(PDL)
-    for item in range(tl.program_id(0), total, tl.num_programs(0)):
-        block = item // TILES
-        token = tl.load(tokens + block * SIZE + tl.arange(0, SIZE)).to(tl.int64)
+    for item in range(begin, stop):
         at, inside = out + (token * N)[:, None] + n[None, :], (token < T)[:, None] & (n < end)[None, :]
         acc = tl.load(at, mask=inside, other=0.0).to(tl.float32)
         for first in range(0, rank, TOGETHER):
             if first > 0:
-                weights = _load_b(b, pages, block, first, rank, n, end, N, PAGE, PAGES, RANKS, TOGETHER)
-            values = _load_hidden(hidden, token, part, first, rank, T, PAGES, RANKS, PARTS, SPLITS, TOGETHER)
+                page_of = _pages(pages, block, first, rank, PAGES, RANKS, TOGETHER)
+                weights = _load_b(b, first, page_of, rank, n, end, N, PAGE, RANKS)
+            values = _hidden(hidden, token, alone, part, first, rank, T, PAGES, RANKS, PARTS, SPLITS, TOGETHER)
             acc = tl.dot(values.to(weights.dtype), weights, acc, input_precision="ieee")
         tl.store(at, acc.to(out.dtype.element_ty), mask=inside)
-        later = item + tl.num_programs(0)
+        later = item + 1
+        if later // TILES != block:
+            block = later // TILES
+            rank, page, token, alone = _block(
+                tokens, ranks, pages, block, later < stop, T, PAGES, RANKS, SIZE, TOGETHER
+            )
         part, n, end = _outputs(later % TILES, N, END0, END1, PARTS, BLOCK_N)
-        rank = tl.load(ranks + later // TILES, mask=later < total, other=0)
-        weights = _load_b(b, pages, later // TILES, 0, rank, n, end, N, PAGE, PAGES, RANKS, TOGETHER)
+        weights = _load_b(b, 0, page, tl.where(later < stop, rank, 0), n, end, N, PAGE, RANKS)
 
 
 @cached_launch
@@ -231,36 +263,40 @@ def _expand_gated(
     KIND: tl.constexpr, BLOCK_N: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     start_next(PDL)
-    total = tl.load(used + 1) * TILES
-    item = tl.program_id(0)
-    n = item % TILES * BLOCK_N + tl.arange(0, BLOCK_N)
-    rank = tl.load(ranks + item // TILES, mask=item < total, other=0)
-    weights = _load_b(b, pages, item // TILES, 0, rank, n, N, 2 * N, PAGE, PAGES, RANKS, TOGETHER)
-    up_weights = _load_b(b + N, pages, item // TILES, 0, rank, n, N, 2 * N, PAGE, PAGES, RANKS, TOGETHER)
+    begin, stop = _range(tl.load(used + 1) * TILES)
+    block = begin // TILES
+    rank, page, token, alone = _block(tokens, ranks, pages, block, begin < stop, T, PAGES, RANKS, SIZE, TOGETHER)
+    n = begin % TILES * BLOCK_N + tl.arange(0, BLOCK_N)
+    weights = _load_b(b, 0, page, rank, n, N, 2 * N, PAGE, RANKS)
+    up_weights = _load_b(b + N, 0, page, rank, n, N, 2 * N, PAGE, RANKS)
     wait(PDL)
-    for item in range(tl.program_id(0), total, tl.num_programs(0)):
-        block = item // TILES
-        token = tl.load(tokens + block * SIZE + tl.arange(0, SIZE)).to(tl.int64)
+    for item in range(begin, stop):
         at, inside = product + (token * (2 * N))[:, None] + n[None, :], (token < T)[:, None] & (n < N)[None, :]
         gate = tl.load(at, mask=inside, other=0.0).to(tl.float32)
         up = tl.load(at + N, mask=inside, other=0.0).to(tl.float32)
         for first in range(0, rank, TOGETHER):
             if first > 0:
-                weights = _load_b(b, pages, block, first, rank, n, N, 2 * N, PAGE, PAGES, RANKS, TOGETHER)
-                up_weights = _load_b(b + N, pages, block, first, rank, n, N, 2 * N, PAGE, PAGES, RANKS, TOGETHER)
-            values = _load_hidden(hidden, token, 0, first, rank, T, PAGES, RANKS, 2, SPLITS, TOGETHER)
+                page_of = _pages(pages, block, first, rank, PAGES, RANKS, TOGETHER)
+                weights = _load_b(b, first, page_of, rank, n, N, 2 * N, PAGE, RANKS)
+                up_weights = _load_b(b + N, first, page_of, rank, n, N, 2 * N, PAGE, RANKS)
+            values = _hidden(hidden, token, alone, 0, first, rank, T, PAGES, RANKS, 2, SPLITS, TOGETHER)
             gate = tl.dot(values.to(weights.dtype), weights, gate, input_precision="ieee")
-            values = _load_hidden(hidden, token, 1, first, rank, T, PAGES, RANKS, 2, SPLITS, TOGETHER)
+            values = _hidden(hidden, token, alone, 1, first, rank, T, PAGES, RANKS, 2, SPLITS, TOGETHER)
             up = tl.dot(values.to(weights.dtype), up_weights, up, input_precision="ieee")
         type = out.dtype.element_ty  # rounded as separate operations would
         gate = apply_activation(gate.to(type).to(tl.float32), KIND).to(type).to(tl.float32)
         result = (gate * up.to(type).to(tl.float32)).to(type)
         tl.store(out + (token * N)[:, None] + n[None, :], result, mask=inside)
-        later = item + tl.num_programs(0)
+        later = item + 1
+        if later // TILES != block:
+            block = later // TILES
+            rank, page, token, alone = _block(
+                tokens, ranks, pages, block, later < stop, T, PAGES, RANKS, SIZE, TOGETHER
+            )
         n = later % TILES * BLOCK_N + tl.arange(0, BLOCK_N)
-        rank = tl.load(ranks + later // TILES, mask=later < total, other=0)
-        weights = _load_b(b, pages, later // TILES, 0, rank, n, N, 2 * N, PAGE, PAGES, RANKS, TOGETHER)
-        up_weights = _load_b(b + N, pages, later // TILES, 0, rank, n, N, 2 * N, PAGE, PAGES, RANKS, TOGETHER)
+        left = tl.where(later < stop, rank, 0)
+        weights = _load_b(b, 0, page, left, n, N, 2 * N, PAGE, RANKS)
+        up_weights = _load_b(b + N, 0, page, left, n, N, 2 * N, PAGE, RANKS)
 
 
 def lora_add(x: torch.Tensor, weights: LoraWeights, rows: LoraRows, out: torch.Tensor) -> torch.Tensor:
@@ -308,7 +344,7 @@ def _shrunk(x: torch.Tensor, weights: LoraWeights, rows: LoraRows) -> tuple[torc
     """Returns the hidden rows float32 [splits, T, parts, longest rank], and constants of the launch that reads them."""
     parts, inputs, (blocks, pages) = len(weights.outputs), x.shape[1], rows.pages.shape
     few = rows.blocks.size == _SMALL
-    splits = min(_MAX_SPLITS, cdiv(inputs, _SPLIT)) if few else 1
+    splits = min(_MAX_SPLITS, power_of_2(cdiv(inputs, _SPLIT))) if few else 1
     hidden = torch.empty((splits, len(x), parts, pages * RANKS), dtype=torch.float32, device=x.device)
     constants = dict(
         PAGES=pages, RANKS=RANKS, SPLITS=splits, SIZE=rows.blocks.size, TOGETHER=_TOGETHER, num_warps=4,
