@@ -47,7 +47,15 @@ from sglang_lite.protocol import (
     Selection,
     SglError,
 )
-from sglang_lite.runtime.calls import CompileGrammar, EngineCall, R, UpdateTensors, UpdateWeights, WriteTensors
+from sglang_lite.runtime.calls import (
+    CompileGrammar,
+    EngineCall,
+    R,
+    ReceiveWeights,
+    UpdateTensors,
+    UpdateWeights,
+    WriteTensors,
+)
 from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.core.gate import Gate
 from sglang_lite.runtime.core.open_requests import OpenRequests, Ticket
@@ -230,7 +238,7 @@ class CoreClient:
         answer.add_done_callback(lambda _: file.unlink())
         return answer
 
-    def _update_tensors(self, call: UpdateTensors) -> Future[str]:
+    def _update_tensors(self, call: UpdateTensors | ReceiveWeights) -> Future[str]:
         def updated(version: str) -> str:
             self.config = replace(self.config, weight_version=version)
             return version
@@ -257,6 +265,7 @@ class CoreClient:
         CompileGrammar: _compile,
         UpdateWeights: _update_weights,
         UpdateTensors: _update_tensors,
+        ReceiveWeights: _update_tensors,
         WriteTensors: _write_tensors,
     }
 

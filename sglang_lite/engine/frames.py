@@ -26,10 +26,13 @@ from sglang_lite.runtime.calls import (
     ExportPrefix,
     FlushCache,
     ImportPrefix,
+    JoinGroup,
+    LeaveGroup,
     LoadLoraAdapter,
     Loras,
     PauseGeneration,
     ReadWeights,
+    ReceiveWeights,
     ReleaseMemory,
     ResumeMemory,
     StartProfile,
@@ -130,6 +133,9 @@ Asked: TypeAlias = (
     | CompileGrammar
     | UpdateWeights
     | UpdateTensors
+    | JoinGroup
+    | ReceiveWeights
+    | LeaveGroup
     | ReadWeights
     | CheckWeights
     | PauseGeneration

@@ -11,8 +11,11 @@ from sglang_lite.protocol import ParameterError
 from sglang_lite.runtime.calls import (
     CheckWeights,
     ContinueGeneration,
+    JoinGroup,
+    LeaveGroup,
     PauseGeneration,
     ReadWeights,
+    ReceiveWeights,
     ReleaseMemory,
     ResumeMemory,
     UpdateTensors,
@@ -93,6 +96,81 @@ def update_from_bytes(
         file.write(data)
         file.flush()
         engine.answer(UpdateTensors(file.name, flush_cache, weight_version))
+
+
+def init_update_group(
+    engine: Engine,
+    master_address: str,
+    master_port: int,
+    rank_offset: int,
+    world_size: int,
+    group_name: str = "weight_update_group",
+    backend: str = "nccl",
+) -> None:
+    """Joins a group of processes in which a trainer, of rank 0, will broadcast weights.
+
+    The trainer makes it of torch.distributed at the same time, as SGLang's and its clients' `init_custom_process_group`
+    do; all wait for each other, at most `dist_timeout`.
+
+    Args:
+        master_address, master_port: where the trainer keeps torch's TCP store.
+        rank_offset: rank of this engine.
+        world_size: number of processes.
+        group_name: name of the group.
+        backend: "nccl" for tensors on GPUs, "gloo" for those of CPUs.
+
+    Raises:
+        ParameterError: an argument is invalid, or the group is there already.
+        ModelError: the others have not come in time.
+    """
+    for name, value, kind in (
+        ("master_address", master_address, str), ("master_port", master_port, int), ("rank_offset", rank_offset, int),
+        ("world_size", world_size, int), ("group_name", group_name, str), ("backend", backend, str),
+    ):  # fmt: skip
+        check_kind(name, value, kind)
+    engine.answer(JoinGroup(master_address, master_port, rank_offset, world_size, group_name, backend))
+
+
+def update_from_group(
+    engine: Engine,
+    names: Sequence[str],
+    dtypes: Sequence[str | torch.dtype],
+    shapes: Sequence[Sequence[int]],
+    group_name: str = "weight_update_group",
+    flush_cache: bool = True,
+    weight_version: str | None = None,
+    load_format: str | None = None,
+) -> None:
+    """Replaces some or all weights by tensors that rank 0 of a group broadcasts, as `update_from_tensors` does.
+
+    Requests continue while tensors are received. If that fails, nothing has changed, and the group is left.
+
+    Args:
+        names: names of the tensors in a checkpoint, in the order in which they are sent.
+        dtypes: dtype of each, such as "bfloat16" or "torch.bfloat16".
+        shapes: shape of each.
+        group_name: name of the group.
+        flush_cache: whether the update is complete, as of `update_from_tensors`.
+        weight_version: name of the new weights; None keeps the current name.
+        load_format: None, or "flattened_bucket" if they are sent as one tensor of their bytes.
+
+    Raises:
+        ParameterError: an argument is invalid, or there is no such group.
+        ModelError: a tensor has not come within `dist_timeout`, its sender has gone, or as `update_from_tensors`.
+    """
+    if load_format not in (None, "flattened_bucket"):
+        raise ParameterError("load_format", f"{load_format!r} is not for tensors.", hint='Use "flattened_bucket".')
+    check_kind("flush_cache", flush_cache, bool)
+    for name, value in (("group_name", group_name), ("weight_version", weight_version)):
+        check_kind(name, value, str, *(() if name == "group_name" else (type(None),)))
+    lists = tuple(names), tuple(map(str, dtypes)), tuple(map(tuple, shapes))
+    engine.answer(ReceiveWeights(group_name, *lists, load_format is not None, flush_cache, weight_version))
+
+
+def destroy_update_group(engine: Engine, group_name: str = "weight_update_group") -> None:
+    """Leaves a group. Raises ParameterError if there is none of this name."""
+    check_kind("group_name", group_name, str)
+    engine.answer(LeaveGroup(group_name))
 
 
 def release_memory_occupation(engine: Engine, tags: Sequence[str] | None = None) -> None:

@@ -49,6 +49,33 @@ class WriteTensors(EngineCall[str], frozen=True, tag="update_weights_here"):
     version: str | None
 
 
+class JoinGroup(EngineCall[None], frozen=True, tag="init_weights_update_group"):
+    """Answered when all processes of the group are there."""
+
+    address: str
+    port: int
+    rank: int  # of the engine
+    size: int
+    name: str
+    backend: str  # "gloo" or "nccl"
+
+
+class ReceiveWeights(EngineCall[str], frozen=True, tag="update_weights_from_distributed"):
+    """Answered by the version of the weights."""
+
+    group: str
+    names: tuple[str, ...]
+    dtypes: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    flattened: bool  # whether they come as one tensor of their bytes
+    last: bool
+    version: str | None
+
+
+class LeaveGroup(EngineCall[None], frozen=True, tag="destroy_weights_update_group"):
+    name: str
+
+
 class ReadWeights(EngineCall[list[Any]], frozen=True, tag="get_weights_by_name"):
     """Answered by a tensor's numbers, as nested lists."""
 

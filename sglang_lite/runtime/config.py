@@ -26,6 +26,7 @@ _MAX = {
     "step_tokens": 1 << 24,
     "page_size": 64,
     "image_cache_mb": 1 << 20,
+    "dist_timeout": 1 << 20,
     "compile_processes": 1024,
     "draft_tokens": 16,
 }
@@ -166,6 +167,7 @@ class EngineConfig:
             `flash-attn-4` if they are installed; neither shares the reading of common prefixes, and flashinfer runs
             without CUDA graphs. A named backend that can't run the model is refused. Ignored on a CPU.
         threads: CPU threads; None for one per physical core.
+        dist_timeout: seconds that processes of a group in which weights are sent wait for one another; None for 300.
         seed: base of the seeds of requests that set none; None for fresh randomness.
         in_process: whether to run the engine in the caller's process instead of its own. The caller's computation and
             the engine's then wait for each other, and a crash of one ends both. Logit processors can be any function.
@@ -235,6 +237,7 @@ class EngineConfig:
     compile_processes: int | None = None
     attention_backend: AttentionBackendName = "auto"
     threads: int | None = None
+    dist_timeout: int | None = None
     seed: int | None = None
     in_process: bool = False
     restart: bool = False

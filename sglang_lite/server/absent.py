@@ -6,12 +6,14 @@ from sglang_lite.server.errors import NotServedError
 
 _FEATURES: dict[tuple[str, ...], tuple[str, str]] = {  # paths: the feature, and what to use
     (
-        "/update_weights_from_distributed", "/update_weights_from_ipc",
-        "/init_weights_update_group", "/destroy_weights_update_group", "/begin_weight_update", "/end_weight_update",
+        "/update_weights_from_ipc", "/begin_weight_update", "/end_weight_update",
         "/init_weights_send_group_for_remote_instance", "/send_weights_to_remote_instance",
         "/remote_instance_transfer_engine_info", "/get_remote_instance_transfer_engine_info",
         "/update_weight_version",
-    ): ("Weights that come over a connection", "Send them: /update_weights_from_tensor, or /update_weights_from_disk."),
+    ): (
+        "Weights that come so",
+        "Use /update_weights_from_distributed, /update_weights_from_tensor or /update_weights_from_disk.",
+    ),
     ("/load_lora_adapter_from_tensors",): ("Adapters in requests", "Write it to a folder: /load_lora_adapter."),
     ("/v1/audio/transcriptions", "/v1/realtime"): ("Audio", ""),
     ("/invocations", "/vertex_generate", "/v1/systemone"): ("Forms of clouds", "Use /generate or /v1/…."),

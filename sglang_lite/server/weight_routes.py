@@ -36,6 +36,35 @@ class UpdateFromTensorRequest(msgspec.Struct, kw_only=True, forbid_unknown_field
     weight_version: str | None = None
 
 
+class InitGroupRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Request to join a group in which weights are sent."""
+
+    master_address: str
+    master_port: int
+    rank_offset: int
+    world_size: int
+    group_name: str = "weight_update_group"
+    backend: str = "nccl"
+
+
+class UpdateFromGroupRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Request to replace weights by tensors that a group's rank 0 sends."""
+
+    names: list[str]
+    dtypes: list[str]
+    shapes: list[list[int]]
+    group_name: str = "weight_update_group"
+    flush_cache: bool = True
+    weight_version: str | None = None
+    load_format: str | None = None
+
+
+class DestroyGroupRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Request to leave a group."""
+
+    group_name: str = "weight_update_group"
+
+
 class GetWeightsRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Request to show a tensor."""
 
@@ -64,6 +93,9 @@ class MemoryRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 MEMORY = Fields(MemoryRequest, {}, {})
 FROM_DISK = Fields(UpdateFromDiskRequest, {}, {})
 FROM_TENSOR = Fields(UpdateFromTensorRequest, {}, {})
+INIT_GROUP = Fields(InitGroupRequest, {}, {})
+FROM_GROUP = Fields(UpdateFromGroupRequest, {}, {})
+DESTROY_GROUP = Fields(DestroyGroupRequest, {}, {})
 GET = Fields(GetWeightsRequest, {}, {})
 CHECK = Fields(CheckWeightsRequest, {}, {})
 PAUSE = Fields(PauseRequest, {}, {})
@@ -96,11 +128,7 @@ async def update_from_tensor(service: Service, call: HttpRequest) -> Response:
         weights.update_from_bytes, service.engine, data,
         flush_cache=body.flush_cache, weight_version=body.weight_version,
     )  # fmt: skip
-    try:
-        await service.call_engine(update, at_most_s=LONGEST_S)
-    except ModelError as error:
-        return answer({"success": False, "message": str(error)}, 400)
-    return answer({"success": True, "message": "The weights are replaced."})
+    return await _success(service, update, "The weights are replaced.")
 
 
 def _bytes_of(text: str) -> bytes:
@@ -115,6 +143,36 @@ def _bytes_of(text: str) -> bytes:
             hint="Send base64 of what `safetensors.torch.save` returns.",
         )
     return data
+
+
+async def init_group(service: Service, call: HttpRequest) -> Response:
+    """Joins a group in which a trainer will send weights."""
+    body = await read_record(service, call, INIT_GROUP)
+    join = partial(weights.init_update_group, service.engine, **msgspec.structs.asdict(body))
+    return await _success(service, join, "The group is there.")
+
+
+async def update_from_group(service: Service, call: HttpRequest) -> Response:
+    """Replaces weights by tensors that a group's rank 0 sends."""
+    body = await read_record(service, call, FROM_GROUP)
+    update = partial(weights.update_from_group, service.engine, **msgspec.structs.asdict(body))
+    return await _success(service, update, "The weights are replaced.")
+
+
+async def destroy_group(service: Service, call: HttpRequest) -> Response:
+    """Leaves a group."""
+    body = await read_record(service, call, DESTROY_GROUP)
+    leave = partial(weights.destroy_update_group, service.engine, body.group_name)
+    return await _success(service, leave, "The group is left.")
+
+
+async def _success(service: Service, change: Callable[[], None], message: str) -> Response:
+    """Answer that says whether a call has succeeded."""
+    try:
+        await service.call_engine(change, at_most_s=LONGEST_S)
+    except ModelError as error:
+        return answer({"success": False, "message": str(error)}, 400)
+    return answer({"success": True, "message": message})
 
 
 async def get_weights(service: Service, call: HttpRequest) -> Response:
@@ -194,6 +252,9 @@ ROUTES = (
     Route("/is_sleeping", is_sleeping, "Does it sleep?", ("GET",)),
     Route("/update_weights_from_disk", update_from_disk, "Replace the weights", fields=FROM_DISK, access="owner"),
     Route("/update_weights_from_tensor", update_from_tensor, "Replace weights", fields=FROM_TENSOR, access="owner"),
+    Route("/init_weights_update_group", init_group, "Join a sender of weights", fields=INIT_GROUP, access="owner"),
+    Route("/update_weights_from_distributed", update_from_group, "Receive weights", fields=FROM_GROUP, access="owner"),
+    Route("/destroy_weights_update_group", destroy_group, "Leave it", fields=DESTROY_GROUP, access="owner"),
     Route("/get_weights_by_name", get_weights, "Show a tensor", ("GET", "POST"), fields=GET, access="owner"),
     Route("/weights_checker", check_weights, "Checksums of tensors", fields=CHECK, access="owner"),
     Route("/pause_generation", pause, "Stop generating", fields=PAUSE, access="owner"),

@@ -114,6 +114,9 @@ class Engine(base.Engine):
             self, named_tensors, load_format=load_format, flush_cache=flush_cache, weight_version=weight_version
         )
 
+    init_weights_update_group = weights.init_update_group
+    update_weights_from_distributed = weights.update_from_group
+    destroy_weights_update_group = weights.destroy_update_group
     get_weights_by_name, check_weights = weights.read_weights, weights.check_weights
     sleep, wake, is_sleeping = weights.sleep, weights.wake, weights.is_sleeping
     release_memory_occupation = weights.release_memory_occupation

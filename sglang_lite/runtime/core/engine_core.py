@@ -406,6 +406,7 @@ class EngineCore:
         if self.loop.encoding is not None:
             self.loop.encoding.close()
         self._calls.shutdown(wait=False)
+        self.weights.groups.close()
         self.loop.inbox.close()
         if threading.current_thread() is not self.thread:
             self.thread.join()

@@ -13,8 +13,11 @@ from sglang_lite.runtime.calls import (
     CheckWeights,
     ContinueGeneration,
     EngineCall,
+    JoinGroup,
+    LeaveGroup,
     PauseGeneration,
     ReadWeights,
+    ReceiveWeights,
     ReleaseMemory,
     ResumeMemory,
     UpdateTensors,
@@ -24,15 +27,17 @@ from sglang_lite.runtime.calls import (
 from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.core.sleep import Sleep
 from sglang_lite.runtime.core.step_loop import StepLoop
+from sglang_lite.runtime.core.update_groups import UpdateGroups, tensor_forms
 from sglang_lite.runtime.core.weight_update import WeightUpdates
 from sglang_lite.runtime.loading.load_model import LoadedModel
 from sglang_lite.runtime.loading.replacement import checkpoint_opener, tensors_opener
 from sglang_lite.runtime.models.resolve import resolve
 from sglang_lite.runtime.requests.output_builder import LoadedWeights
 
+_TIMEOUT_S = 300  # of a process of a group
 CALLS = (
-    UpdateWeights, UpdateTensors, WriteTensors, ReadWeights, CheckWeights, PauseGeneration, ContinueGeneration,
-    ReleaseMemory, ResumeMemory,
+    UpdateWeights, UpdateTensors, WriteTensors, JoinGroup, ReceiveWeights, LeaveGroup, ReadWeights, CheckWeights,
+    PauseGeneration, ContinueGeneration, ReleaseMemory, ResumeMemory,
 )  # fmt: skip
 
 
@@ -50,6 +55,7 @@ class WeightCalls:
 
     Attributes:
         sleep: memory that the engine gives back.
+        groups: groups in which others send weights.
     """
 
     def __init__(
@@ -65,6 +71,7 @@ class WeightCalls:
         self._calls, self._changed = calls, changed
         self._updates = WeightUpdates(loop, version, loaded.tokenizer.bos_id, config)
         self.sleep = Sleep(loop, self._updates, self._reload)
+        self.groups = UpdateGroups(loop.runner.model.device, config.dist_timeout or _TIMEOUT_S)
 
     def ask(self, call: EngineCall[Any]) -> Future[Any]:  # each has its own type of answer
         """Future of the answer to a call of `CALLS`."""
@@ -77,6 +84,16 @@ class WeightCalls:
             return self._calls.submit(
                 lambda: self._loop.inbox.call(partial(self._update, config, resolve(call.path, None)))
             )
+        match call:
+            case JoinGroup():
+                join = self.groups.join
+                return self.groups.ask(
+                    lambda: join(call.address, call.port, call.rank, call.size, call.name, call.backend)
+                )
+            case LeaveGroup():
+                return self.groups.ask(lambda: self.groups.leave(call.name))
+            case ReceiveWeights():
+                return self.groups.ask(lambda: self._receive(call))
         return self._loop.inbox.ask(partial(self._answer, call))
 
     def _answer(self, call: EngineCall[Any]) -> object:
@@ -109,6 +126,13 @@ class WeightCalls:
         self._updates.write(opener, call.version, whole=False, last=call.last)
         self._change(replace(self._config, weight_version=self._version.version), None)
         return self._version.version
+
+    def _receive(self, call: ReceiveWeights) -> str:
+        """Receives tensors on this thread, while requests continue, and writes them on the loop's."""
+        forms = tensor_forms(call.names, call.dtypes, call.shapes)
+        received = self.groups.receive(call.group, forms, flattened=call.flattened)
+        write = WriteTensors(received, call.last, call.version)
+        return self._loop.inbox.call(partial(self._update_tensors, write))
 
     def _change(self, config: EngineConfig, path: Path | None) -> None:
         self._config = config
