@@ -52,6 +52,7 @@ class AttentionRequirements:
             values expanded from latents; else None.
         batch_invariant: whether a token's bits must not depend on the batch.
         longest: longest sequence in tokens; used only if `batch_invariant`.
+        both_ways: whether tokens of images see later ones, by `DevicePlan.limits`.
     """
 
     heads: int
@@ -68,6 +69,7 @@ class AttentionRequirements:
     expanded: tuple[int, int, int] | None = None
     batch_invariant: bool = False
     longest: int = 0
+    both_ways: bool = False
 
 
 class Attend(Protocol):

@@ -54,6 +54,8 @@ def _backend(name: str, requirements: AttentionRequirements) -> type[AttentionBa
 def _unsupported_reason(name: str, requirements: AttentionRequirements) -> str | None:
     if requirements.batch_invariant and name != "triton":
         return "its results depend on the batch, and deterministic=True is set"
+    if requirements.both_ways and (requirements.batch_invariant or name not in BUILTIN_BACKENDS):
+        return "tokens of images see later ones, which it can't read"
     return _backend(name, requirements).unsupported_reason(requirements)
 
 

@@ -62,8 +62,10 @@ class TorchAttention:
             for first, end in _groups(lengths, self._tokens)
         ]
         for first, count, slot, position in plan.blocks.tolist():
-            read_at = _token_slots(plan, torch.tensor([slot], device=plan.slots.device), position + count)[0]
-            parts.append((first, first + count, ExtendRow(0, count, read_at)))
+            limits = None if plan.limits is None else plan.limits[first : first + count].long()
+            behind = 0 if limits is None else int(limits.max()) - position - count
+            read_at = _token_slots(plan, torch.tensor([slot], device=plan.slots.device), position + count + behind)[0]
+            parts.append((first, first + count, ExtendRow(0, count, read_at, limits, behind)))
         return parts
 
 

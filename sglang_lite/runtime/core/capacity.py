@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 import torch
 
@@ -33,6 +34,9 @@ def capacity_of(config: EngineConfig, loaded: LoadedModel) -> Capacity:
     else:
         openmp.log_if_unbounded()
     sizes = config.sized(gpu=device.type == "cuda", longest=context_length)
+    if loaded.images is not None and loaded.images.block:  # which a step computes at once
+        least = loaded.images.block + sizes.max_running
+        sizes = replace(sizes, step_tokens=max(sizes.step_tokens, least))
     pool = config.max_total_tokens or max(context_length, sizes.max_running * 512)
     window = _window(config, loaded)
     if device.type == "cuda" and config.max_total_tokens is None:

@@ -81,7 +81,6 @@ from sglang_lite.runtime.loading.load_model import LoadedModel
 from sglang_lite.runtime.media.prepare import ImagePreparer
 from sglang_lite.runtime.media.store import FeatureStore
 from sglang_lite.runtime.models.decoder import Decoder
-from sglang_lite.runtime.models.model import Model
 from sglang_lite.runtime.requests.output_builder import Event, Sink
 from sglang_lite.runtime.requests.request import Request
 from sglang_lite.runtime.scheduler.admission_order import POLICIES
@@ -139,7 +138,7 @@ class EngineCore:
         self.capacity, self.device = capacity_of(config, loaded), loaded.model.device
         self.description = _description(loaded, self.capacity)
         sizes, longest = self.capacity.sizes, self.capacity.longest
-        store = _prefix_cache(config, self.capacity, loaded.model)
+        store = _prefix_cache(config, self.capacity, loaded)
         pool, memory = (None, None) if self.adapters is None else (self.adapters.pool, self.adapters.memory)
         encoder = encoder or ThreadPoolExecutor(_ENCODE_THREADS, "sglang_lite-encode")
         encoding = _encoding(loaded, self.capacity, config)  # before graphs are captured that read its features
@@ -420,7 +419,7 @@ def _description(loaded: LoadedModel, capacity: Capacity) -> str:
     )
 
 
-def _prefix_cache(config: EngineConfig, capacity: Capacity, model: Model) -> PrefixCache:
+def _prefix_cache(config: EngineConfig, capacity: Capacity, loaded: LoadedModel) -> PrefixCache:
     return PrefixCache(
         capacity.pages,
         capacity.sizes.page_size,
@@ -429,19 +428,24 @@ def _prefix_cache(config: EngineConfig, capacity: Capacity, model: Model) -> Pre
         reuse=config.prefix_cache,
         priority=EVICTION[config.eviction],
         reveal_others=config.explain_cache_misses is not False,
-        windows=_windows(capacity, model),
+        windows=_windows(capacity, loaded),
     )
 
 
-def _windows(capacity: Capacity, model: Model) -> WindowPages | None:
-    """Pages of the layers with a window, if they have pages of their own."""
+def _windows(capacity: Capacity, loaded: LoadedModel) -> WindowPages | None:
+    """Pages of the layers with a window, if they have pages of their own. Raises ParameterError if they are too few for
+    an image that a step computes at once."""
     if not capacity.window_pages:
         return None
-    assert model.window is not None
-    sizes = capacity.sizes
-    return WindowPages(
-        capacity.pages, capacity.window_pages, sizes.page_size, model.window, sizes.max_running, sizes.step_tokens
+    sizes, window = capacity.sizes, loaded.model.window
+    assert window is not None
+    made = WindowPages(
+        capacity.pages, capacity.window_pages, sizes.page_size, window, sizes.max_running, sizes.step_tokens
     )
+    if loaded.images is not None and made.chunk_tokens < loaded.images.block:
+        problem = f"a step has room for {made.chunk_tokens} tokens, and an image has {loaded.images.block} at once."
+        raise ParameterError("max_total_tokens", problem, hint="Raise it.")
+    return made
 
 
 def _encoding(loaded: LoadedModel, capacity: Capacity, config: EngineConfig) -> Encoding | None:

@@ -88,17 +88,22 @@ def _plan(record: StepRecord, table: SlotPages, read: SlotPages, *, one_by_one: 
     store_at = read.pages[slots, positions // size].astype(np.int64) * size + positions % size
     first = last + 1 - counts
     lengths = positions + 1  # number of tokens that each token attends to
+    both_ways = np.zeros(len(counts), dtype=bool)  # rows whose tokens attend to later ones
+    if record.limits.size:
+        lengths = record.limits.astype(np.int64)
+        both_ways = np.logical_or.reduceat(lengths > positions + 1, first)
     groups: tuple[ExtendGroup, ...] = ()
     grouped = np.zeros(len(counts), dtype=bool)
     if not one_by_one:
-        groups, grouped = _groups(record, table, read, first, last)
+        groups, grouped = _groups(record, table, read, first, last, ~both_ways)
     # A batch of one decoding row is faster as an extend row than as a group.
     singles = np.arange(record.singles if record.singles > 1 and not one_by_one else 0)
-    extends = [
-        ExtendRow(int(first[i]), int(last[i]) + 1, _read_at(read, record.slots[i], record.ends[i]))
-        for i in range(len(singles), len(counts))
-        if not grouped[i]
-    ]
+    extends = list[ExtendRow]()
+    for i in range(len(singles), len(counts)):
+        if not grouped[i]:
+            limits = torch.from_numpy(lengths[first[i] : last[i] + 1]) if both_ways[i] else None
+            read_at = _read_at(read, record.slots[i], record.ends[i])
+            extends.append(ExtendRow(int(first[i]), int(last[i]) + 1, read_at, limits))
     decode_groups: list[slice | NDArray[np.int64]] = []
     if one_by_one:
         separate, extends = list(range(len(record.ids))), []  # every token becomes an extend row
@@ -107,24 +112,35 @@ def _plan(record: StepRecord, table: SlotPages, read: SlotPages, *, one_by_one: 
         extends = [row for row in extends if row.start not in short_rows]
         at = np.concatenate([singles[~grouped[singles]], *(np.arange(start, end) for start, end in short_rows.items())])
         separate, decode_groups = _by_length(at, lengths[at])
-    extends += [ExtendRow(t, t + 1, _read_at(read, slots[t], lengths[t])) for t in separate]
+    extends += [_one_token(read, t, slots[t], lengths[t], lengths[t] - positions[t] - 1) for t in separate]
     extends += [row for group in groups for row in group.rows]
     return AttentionPlan(
         torch.from_numpy(store_at),
         tuple(_decode_group(read, tokens, slots[tokens], lengths[tokens]) for tokens in decode_groups),
         tuple(extends),
         groups,
+        both_ways=bool(both_ways.any()),
     )
+
+
+def _one_token(read: SlotPages, token: int, slot: int, length: int, behind: int) -> ExtendRow:
+    """Row of one token of the record, with `behind` of the `length` positions that it attends to behind itself."""
+    limits = torch.tensor([length]) if behind else None
+    return ExtendRow(token, token + 1, _read_at(read, slot, length), limits, int(behind))
 
 
 def _short_rows(extends: list[ExtendRow]) -> dict[int, int]:
     """Returns the rows that read few tokens, as a map from first token to end; their tokens are computed as decoding
     rows. Keys and values are stored before any are read, so a token sees the others of its step."""
-    return {row.start: row.end for row in extends if (row.end - row.start) * row.length <= _MAX_DECODED_READS}
+    return {
+        row.start: row.end
+        for row in extends
+        if (row.end - row.start) * row.length <= _MAX_DECODED_READS and row.limits is None
+    }
 
 
 def _groups(
-    record: StepRecord, table: SlotPages, read: SlotPages, first: Ints, last: Ints
+    record: StepRecord, table: SlotPages, read: SlotPages, first: Ints, last: Ints, may: NDArray[np.bool_]
 ) -> tuple[tuple[ExtendGroup, ...], NDArray[np.bool_]]:
     """Returns groups of rows that begin in the same pages and save enough reads, and bool [rows], True for the rows in
     a group.
@@ -132,9 +148,10 @@ def _groups(
     Args:
         record, table, read: as for `_plan`.
         first, last: index of each row's first and last token in the record.
+        may: rows that may be in a group.
     """
     grouped = np.zeros(len(first), dtype=bool)
-    shareable_pages = record.starts // table.page_size
+    shareable_pages = record.starts // table.page_size * may
     if len(shareable_pages) < 2 or int(shareable_pages.sum()) * table.page_size < MIN_SAVED_TOKENS:
         return (), grouped
     groups = []

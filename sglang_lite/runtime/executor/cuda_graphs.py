@@ -101,8 +101,9 @@ class CudaGraphs:
 
     def can_run(self, record: StepRecord) -> bool:
         """True if a graph can run the step, provided that all its tokens are decoded. Graphs return the logits of last
-        tokens only, so a step that scores prompts can't run."""
-        return not record.scores and self.padded_rows(len(record.slots)) in self.sizes
+        tokens only, so a step that scores prompts can't run, nor one whose tokens see later ones."""
+        alone = record.scores or record.limits.size
+        return not alone and self.padded_rows(len(record.slots)) in self.sizes
 
     def find(
         self, compute: Compute, inputs: GpuInputs, shared: bool, lora: LoraStep | None = None

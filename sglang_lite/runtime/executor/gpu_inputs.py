@@ -18,7 +18,7 @@ class GpuInputs:
 
     Attributes:
         ids, slots, positions: int32 [T], as in DevicePlan.
-        rotary: as in StepRecord.
+        rotary, limits: as in StepRecord.
         blocks: int32 [blocks, 4], as in DevicePlan.
         block_size: maximum number of tokens in a block.
         last: int32 [rows], index of each row's last token.
@@ -31,6 +31,7 @@ class GpuInputs:
     slots: Ints
     positions: Ints
     rotary: Ints
+    limits: Ints
     blocks: Ints
     block_size: int
     last: Ints
@@ -68,16 +69,17 @@ def build_gpu_inputs(
             before them at once.
     """
     counts, last = record.ends - record.starts, record.last
-    tokens = record.ids, record.token_slots, record.positions, record.rotary
+    tokens = record.ids, record.token_slots, record.positions, record.rotary, record.limits
     if record.singles == len(counts):
         return GpuInputs(*tokens, _NO_BLOCKS, BLOCK_SIZES[0], last, len(counts))
     longest = int(counts.max())
     few = longest <= MAX_DECODED_ROW_TOKENS
     max_tokens = max_decoded_tokens if longest <= _SHORT_ROW_TOKENS else min(_MAX_LONG_ROW_TOKENS, max_decoded_tokens)
-    if (few and len(record.ids) <= max_decoded_tokens) or (
+    decoded = (few and len(record.ids) <= max_decoded_tokens) or (
         len(record.ids) <= (2 * max_decoded_tokens if few else max_tokens)
         and _token_reads(record, queries_per_read) <= max_token_reads
-    ):
+    )
+    if decoded and not record.limits.size:  # decoded tokens see none of the later ones
         return GpuInputs(*tokens, _NO_BLOCKS, BLOCK_SIZES[0], last, len(record.ids))
     size = next((size for size in BLOCK_SIZES if longest <= size), BLOCK_SIZES[-1])
     blocks: list[tuple[int, int, int, int]] = []

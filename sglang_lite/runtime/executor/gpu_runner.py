@@ -375,6 +375,8 @@ class GpuRunner:
             self._run(replace(plan, separate=True))  # as in graphs whose rows have one token each
         if self._lora is not None:
             self._run(replace(plan, lora=self._lora))
+        if blocks and self._model.both_ways:
+            self._run(replace(plan, limits=plan.positions + 1))
         if blocks:
             self._run(replace(plan, longest_uncached=self._longest + 1))
         hidden = self._run(plan)
@@ -394,19 +396,21 @@ class GpuRunner:
             window_table=self._slots.window_table,
             page_size=self._slot_pages.page_size,
             decoding=count,
-            shared=None if shared is None else self._send_shared(shared, count),
+            shared=None if shared is None else _send_shared(self._staging, shared, count),
             blocks=blocks.view(-1, 4),
             block_size=inputs.block_size,
             longest_uncached=inputs.longest_uncached,
             rotary=self._slots.rotary(torch.stack(rotary)) if rotary else None,
+            limits=self._staging.send(inputs.limits) if inputs.limits.size else None,
         )
 
-    def _send_shared(self, shared: SharedPrefixArrays, rows: int) -> SharedPrefixes:
-        padded = np.zeros((3, rows), dtype=np.int32)
-        for row, array in zip(padded, (shared.lengths, shared.chunks, shared.order)):
-            row[: len(array)] = array
-        lengths, chunks, order, items = self._staging.send_all(*padded, shared.items.reshape(-1))
-        return SharedPrefixes(lengths, chunks, order, items.view(-1, 6), MAX_CHUNKS)
+
+def _send_shared(staging: Staging, shared: SharedPrefixArrays, rows: int) -> SharedPrefixes:
+    padded = np.zeros((3, rows), dtype=np.int32)
+    for row, array in zip(padded, (shared.lengths, shared.chunks, shared.order)):
+        row[: len(array)] = array
+    lengths, chunks, order, items = staging.send_all(*padded, shared.items.reshape(-1))
+    return SharedPrefixes(lengths, chunks, order, items.view(-1, 6), MAX_CHUNKS)
 
 
 def _attention(name: str, model: DeviceModel, max_decoded: int, longest: int) -> ModelAttention:
@@ -427,7 +431,7 @@ def _attention(name: str, model: DeviceModel, max_decoded: int, longest: int) ->
             max_chunks=MAX_CHUNKS if model.shares_prefixes else 0, sinks=spec.sinks,
             latent=spec.rank if isinstance(spec, LatentSpec) else 0,
             expanded=(spec.nope_size, spec.rope_size, spec.value_size) if isinstance(spec, LatentSpec) else None,
-            batch_invariant=precision.batch_invariant, longest=longest,
+            batch_invariant=precision.batch_invariant, longest=longest, both_ways=model.both_ways,
         )
         for spec in model.attentions
     ]  # fmt: skip

@@ -86,7 +86,7 @@ class PrefillGraphs:
             Hidden states, valid until any graph runs again, and int64 [rows], the index of each row's last token among
             them; or None if no graph fits the step.
         """
-        if inputs.block_size != _BLOCK or len(inputs.ids) > self.max_tokens:
+        if inputs.block_size != _BLOCK or inputs.limits.size or len(inputs.ids) > self.max_tokens:
             return None
         decoding, prefilled = inputs.decoding, len(inputs.ids) - inputs.decoding
         size = min(_padded_rows(decoding), self._slots.dummy), _padded_tokens(prefilled)

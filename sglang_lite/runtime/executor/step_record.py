@@ -84,6 +84,7 @@ class StepRecord(msgspec.Struct, frozen=True):
         window_indices, window_pages: as `page_indices` and `pages`, in the page table of the layers with a window.
         window_copies: as `copies`, in these layers.
         rotary: int32 [3, T], time, row and column that rotate each token; [3, 0] if these are all its position.
+        limits: int32 [T], number of tokens that each token attends to; [0] if these are the ones up to itself.
     """
 
     step: int
@@ -109,6 +110,7 @@ class StepRecord(msgspec.Struct, frozen=True):
     adapters: Ints = msgspec.field(default_factory=lambda: _NOTHING)
     lora: bool = False
     rotary: Ints = msgspec.field(default_factory=lambda: _NO_ROTARY)
+    limits: Ints = msgspec.field(default_factory=lambda: _NOTHING)
 
     @property
     def token_slots(self) -> Ints:
@@ -189,7 +191,7 @@ class StepWriter:
             positions = (np.arange(len(rows)) + offsets).astype(np.int32)
             ids = table.tokens[slots[rows], positions]
             ids[last[batch.pending]] = -1
-        rotary = self._images(batch, ends, ids, positions)
+        rotary, limits = self._images(batch, ends, ids, positions)
         page_count = int(table.page_count[slots].max())
         now: Ints = table.pages[slots, :page_count]
         page_indices, pages = _changed(self._written, slots, now)
@@ -221,15 +223,16 @@ class StepWriter:
             adapters=adapters,
             lora=bool((self._adapters[slots] >= 0).any()),
             rotary=rotary,
+            limits=limits,
         )
 
-    def _images(self, batch: Batch, ends: Ints, ids: Ints, positions: Ints) -> Ints:
-        """Replaces the virtual ids of images in a step. Returns `StepRecord.rotary`."""
+    def _images(self, batch: Batch, ends: Ints, ids: Ints, positions: Ints) -> tuple[Ints, Ints]:
+        """Replaces the virtual ids of images in a step. Returns `StepRecord.rotary` and `limits`."""
         offsets, media = self._table.rope_offset[batch.slots], dict[int, RequestMedia]()
         for i, request in enumerate(batch.requests[batch.decoding :], batch.decoding):
             if request.media is not None:
                 media[i] = request.media
-        rotary = _NO_ROTARY
+        rotary, limits = _NO_ROTARY, _NOTHING
         if offsets.any() or any(each.rotary.size for each in media.values()):
             rotary = np.tile(positions + np.repeat(offsets, ends - batch.starts), (3, 1))
         for i, each in media.items():
@@ -237,7 +240,10 @@ class StepWriter:
             each.put_rows(ids[first : first + end - start], start)
             own = each.rotary[:, start:end]
             rotary[:, first : first + own.shape[1]] = own
-        return rotary
+            if (seen := each.limits[start:end]).size:
+                limits = limits if limits.size else positions + np.int32(1)
+                limits[first : first + len(seen)] = seen
+        return rotary, limits
 
     def _started_adapters(self, started: Sequence[Request]) -> Ints:
         """Adapter slots of requests that begin; empty if none has one."""

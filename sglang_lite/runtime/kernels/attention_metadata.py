@@ -106,6 +106,7 @@ class DevicePlan:
             are any valid ones.
         lora: adapters of the slots; None if no token has one.
         rotary: positions that rotate queries and keys, of a model that has three a token; None if `positions` do.
+        limits: int32 [T], number of tokens that each token in blocks sees; None if it sees those up to itself.
     """
 
     ids: torch.Tensor
@@ -123,6 +124,7 @@ class DevicePlan:
     window_table: torch.Tensor | None = None
     lora: LoraStep | None = None
     rotary: RotaryPositions | None = None
+    limits: torch.Tensor | None = None
 
     def in_layer(self, window: int | None) -> DevicePlan:
         """The plan with the page table of layers with this window."""
@@ -167,11 +169,15 @@ class ExtendRow:
         start, end: range of the tokens in the batch.
         read_at: token slots [length] of the whole sequence, or a slice if they are contiguous and in order, so that
             reading them makes no copy.
+        limits: int64 [end - start], number of positions that each token sees; None if it sees those up to itself.
+        behind: number of positions that are read behind the last new token.
     """
 
     start: int
     end: int
     read_at: torch.Tensor | slice
+    limits: torch.Tensor | None = None
+    behind: int = 0
 
     @property
     def length(self) -> int:
@@ -260,6 +266,7 @@ class AttentionPlan:
         windowed: the same with the token slots of layers with a window, if they have pages of their own: slots behind
             the window are any valid ones.
         lora: adapters of the step's tokens, or None if none has one.
+        both_ways: whether some tokens see later ones.
     """
 
     store_at: torch.Tensor
@@ -268,6 +275,7 @@ class AttentionPlan:
     groups: tuple[ExtendGroup, ...] = ()
     windowed: AttentionPlan | None = None
     lora: CpuLoraStep | None = None
+    both_ways: bool = False
 
     def in_layer(self, window: int | None) -> AttentionPlan:
         """The plan of layers with this window."""

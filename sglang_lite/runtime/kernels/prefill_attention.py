@@ -1,6 +1,6 @@
 """Causal attention of rows with several new tokens over their pages, which already contain the new keys and values.
 
-out[t, h] = sum over the tokens s <= t of the row of softmax(q[t, h] · k[s] * scale) v[s]
+out[t, h] = sum over the tokens s <= t of the row of softmax(q[t, h] · k[s] * scale) v[s]; with limits, s < limits[t]
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from sglang_lite.runtime.kernels.softmax import attend_block, page_of
 @cached_launch
 @triton.jit(do_not_specialize=["window"])
 def _prefill(
-    q, q_stride, k, v, v_scales, head_stride, out, blocks, page_table, pages_per_slot, scale, softcap, window,
+    q, q_stride, k, v, v_scales, head_stride, out, blocks, limits, page_table, pages_per_slot, scale, softcap, window,
     G: tl.constexpr, DIM: tl.constexpr, PAGE: tl.constexpr, HEADS: tl.constexpr,
-    SCALED: tl.constexpr, SOFTCAP: tl.constexpr, WINDOW: tl.constexpr,
+    SCALED: tl.constexpr, SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, LIMITS: tl.constexpr,
     PARTS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     head = tl.program_id(0)
@@ -58,6 +58,10 @@ def _prefill(
     if not WINDOW:
         clear = position // BLOCK_N * BLOCK_N
     end = position + count
+    limit = at_position + 1
+    if LIMITS:
+        limit = tl.load(limits + first + i, mask=i < count, other=0)
+        end = tl.maximum(end, tl.max(limit))
     page = page_of(pages, start + n, end, PAGE)
     for at in range(start, clear, BLOCK_N):
         next_page = page_of(pages, at + BLOCK_N + n, end, PAGE)
@@ -68,7 +72,7 @@ def _prefill(
     for at in range(clear, end, BLOCK_N):
         next_page = page_of(pages, at + BLOCK_N + n, end, PAGE)
         token = at + n
-        visible = token[None, :] <= at_position[:, None]
+        visible = token[None, :] < limit[:, None]
         if WINDOW:
             visible = visible & (token[None, :] > at_position[:, None] - window)
         m, total, acc = attend_block(
@@ -105,7 +109,8 @@ def prefill_attention(
         scale, window, softcap: as for `reference.attention.attention`.
     """
     hopper = hopper_kernels(properties_of(q.device), "prefill_attention_hopper")
-    if hopper is not None and window is None and softcap is None and hopper.supports(q, cache, plan):
+    limits = plan.limits
+    if hopper is not None and window is None and softcap is None and limits is None and hopper.supports(q, cache, plan):
         hopper.prefill_attention_hopper(q, cache, layer, plan, out, scale=scale)
         return
     heads, dim = q.shape[1], q.shape[2]
@@ -118,8 +123,8 @@ def prefill_attention(
     parts = plan.block_size // launch.queries
     _prefill[(heads, len(plan.blocks) * parts)](
         q, q.stride(0), keys, values, cache.scales and cache.scales.v[layer], keys.shape[1] * dim, out, plan.blocks,
-        plan.page_table, plan.page_table.shape[1], scale, softcap or 0.0, window or 0,
+        limits, plan.page_table, plan.page_table.shape[1], scale, softcap or 0.0, window or 0,
         G=heads // len(keys), DIM=dim, PAGE=plan.page_size, HEADS=heads,
         SCALED=cache.scales is not None, SOFTCAP=softcap is not None, WINDOW=window is not None,
-        PARTS=parts, BLOCK_M=launch.queries, BLOCK_D=padded_head_size(dim), **launch.options,
+        LIMITS=limits is not None, PARTS=parts, BLOCK_M=launch.queries, BLOCK_D=padded_head_size(dim), **launch.options,
     )  # fmt: skip

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from sglang_lite.protocol import ModelError, ParameterError
+from sglang_lite.runtime.attention.registry import BUILTIN_BACKENDS
 from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.embedding.load import LoadedEncoder, load_encoder
 from sglang_lite.runtime.embedding.spec import is_encoder
@@ -141,11 +142,12 @@ def load_model(
         compilation = start_compiling(config, spec, formats, positions, device, compiler)
     try:
         tower = None
-        if files.images is not None:
+        if files.images is not None and _can_see(files.images, config, device):
             tower = VisionTower(path, source, formats.compute, device)
         with torch.inference_mode():
             bar = progress or partial(startup_messages.progress, level=config.log_level)
             model = kind(spec, source, formats, device, positions, bar)
+        model.both_ways = tower is not None and files.images is not None and files.images.block > 0
         if model.precision.cache.itemsize == 1:
             stored = source.kv_scales(spec.kv_layout) | given
             model.kv_scales = kv_scales(model, stored, tokenizer.bos_id)
@@ -157,6 +159,18 @@ def load_model(
         config.model, model, tokenizer, spec.vocab_size, files.eos_ids, spec.max_positions, compilation, path,
         None if tower is None else files.images, tower,
     )  # fmt: skip
+
+
+def _can_see(images: ImageFormat, config: EngineConfig, device: torch.device) -> bool:
+    """True if the attention of a configuration reads images of this format. Logs if it doesn't."""
+    able = not config.deterministic and config.attention_backend in ("auto", *BUILTIN_BACKENDS)
+    if able or not images.block or device.type == "cpu":
+        return True
+    logger.warning(
+        "%s reads text alone with deterministic=%s and attention_backend=%r: the tokens of its images see later ones.",
+        config.model, config.deterministic, config.attention_backend,
+    )  # fmt: skip
+    return False
 
 
 def _load_transformers(config: EngineConfig, files: ModelFiles, spec: TransformersSpec) -> LoadedModel:

@@ -22,6 +22,7 @@ Config: TypeAlias = Mapping[str, Any]  # parsed JSON
 # A text, a number of placeholders, or the rows and columns of a grid of them.
 Part: TypeAlias = str | int | tuple[int, int]
 Parts: TypeAlias = Callable[[int, int], Sequence[Part]]  # function of an image's width and height
+_GEMMA_IMAGE = "<start_of_image>"
 _IDEFICS_LIMIT = 4096  # longest side that transformers' processor makes
 
 
@@ -30,18 +31,22 @@ class ImageFormat:
     """Placeholders of a model's images.
 
     Attributes:
+        named: text that stands for an image in prompts.
         token: text of the placeholder token.
         token_id: its id.
         vocab_size: size of the vocabulary, from which on ids are virtual.
         settings: hash of what images are prepared with.
         parts: gives what stands for an image, in order. Raises ParameterError if the model can't see it.
+        block: number of an image's tokens, if they attend to each other in both directions; else 0.
     """
 
+    named: str
     token: str
     token_id: int
     vocab_size: int
     settings: bytes
     parts: Parts
+    block: int = 0
 
     def placed(self, spans: Sequence[Span]) -> Iterator[Span]:
         """Spans of a prompt that names its placeholders in text, with these by themselves. Text that can't name special
@@ -50,10 +55,10 @@ class ImageFormat:
             if span.ids is not None or not span.special:
                 yield span
                 continue
-            first, *others = span.text.split(self.token)
+            first, *others = span.text.split(self.named)
             yield Span(first)
             for text in others:
-                yield Span(self.token, ())
+                yield Span(self.named, ())
                 yield Span(text)
 
     def spans(self, image: Image) -> tuple[Span, ...]:
@@ -71,7 +76,7 @@ class ImageFormat:
         ]
         grid = next((part for part in parts if isinstance(part, tuple)), None)
         key = hashlib.blake2b(image.data, key=self.settings, digest_size=32).digest()
-        item = MediaItem(image, key, sum(counts), grid)
+        item = MediaItem(image, key, sum(counts), grid, both_ways=self.block > 0)
         ids, start, spans = virtual_ids(item.key, item.count, self.vocab_size), 0, list[Span]()
         for part, count in zip(parts, counts):
             if isinstance(part, str):
@@ -103,7 +108,7 @@ def prompt_spans(prompt: Prompt, images: ImageFormat | None, model_name: str) ->
     if places != count:
         raise ParameterError(
             "prompt", f"has {places} placeholders, and {count} images.",
-            hint=f"Write {images.token} where each one belongs." if named else "",
+            hint=f"Write {images.named} where each one belongs." if named else "",
         )  # fmt: skip
     left = iter(prompt.images)
     return [each for span in spans for each in (images.spans(next(left)) if is_placeholder(span) else (span,))]
@@ -111,7 +116,7 @@ def prompt_spans(prompt: Prompt, images: ImageFormat | None, model_name: str) ->
 
 def _names_any(spans: Sequence[Span], images: ImageFormat | None) -> bool:
     """True if text that may spell special tokens has a placeholder's."""
-    return images is not None and any(span.special and span.ids is None and images.token in span.text for span in spans)
+    return images is not None and any(span.special and span.ids is None and images.named in span.text for span in spans)
 
 
 def no_images_error(model_name: str) -> ParameterError:
@@ -138,7 +143,9 @@ def image_format(folder: Path, tokenizer: Tokenizer, vocab_size: int) -> ImageFo
     except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
         raise ModelError(f"{folder}: its images can't be prepared: {error!r}.") from error
     digest = hashlib.blake2b(file.read_bytes(), digest_size=32).digest()
-    return ImageFormat(token, token_id, vocab_size, digest, parts)
+    if config["model_type"] == "gemma3":
+        return ImageFormat(_GEMMA_IMAGE, token, token_id, vocab_size, digest, parts, config["mm_tokens_per_image"])
+    return ImageFormat(token, token, token_id, vocab_size, digest, parts)
 
 
 def _llava(config: Config, settings: Config) -> Parts:
@@ -236,6 +243,14 @@ def _pixtral(config: Config, settings: Config) -> Parts:
     return parts
 
 
+def _gemma(config: Config, settings: Config) -> Parts:
+    """Gemma 3: every image is made one square, between two tokens and empty lines."""
+    count: int = config["mm_tokens_per_image"]
+    if settings.get("do_pan_and_scan"):
+        raise ValueError("do_pan_and_scan is not supported")
+    return lambda width, height: (f"\n\n{_GEMMA_IMAGE}", count, "<end_of_image>\n\n")
+
+
 def _onevision(config: Config, settings: Config) -> Parts:
     """LLaVA-OneVision: the whole image, then tiles without their padding, with a token behind each row."""
     vision, tile = config["vision_config"], settings["size"]["height"]
@@ -270,5 +285,5 @@ def _fit(width: int, height: int, wide: int, tall: int) -> tuple[int, int]:
 
 _FAMILIES: Mapping[str, Callable[[Config, Config], Parts]] = {
     "llava": _llava, "llava_onevision": _onevision, "idefics3": _idefics, "smolvlm": _idefics, "mistral3": _pixtral,
-    "qwen2_vl": _qwen, "qwen2_5_vl": _qwen,
+    "qwen2_vl": _qwen, "qwen2_5_vl": _qwen, "gemma3": _gemma,
 }  # fmt: skip

@@ -65,6 +65,8 @@ class SmallBatchStep:
     def supports(self, plan: AttentionPlan) -> bool:
         """Returns True if a batch with this plan is computed by this step."""
         tokens = len(plan.store_at)
+        if plan.both_ways:
+            return False
         if plan.lora is not None:
             return tokens <= self._max_tokens and not plan.groups
         if tokens > self._max_in_one_call or not plan.groups:

@@ -50,6 +50,7 @@ class Decoder:
     Attributes:
         linears: builder of its linear layers.
         unused_tensors: prefixes of tensors that a checkpoint may have beside those of the model.
+        both_ways: whether tokens of images see later ones.
         memory_saver: whether its caches on a GPU can give their memory back.
         weight_memory: memory of its weights on a GPU, if that can be given back.
 
@@ -90,6 +91,7 @@ class Decoder:
         self.linears = reader.linears
         self.plan_small_batches()
         self.features: torch.Tensor | None = None  # of images [rows, hidden_size], if the engine has an encoder
+        self.both_ways = False  # whether tokens of images see later ones; set by `load`
         self.memory_saver = False  # whether caches can give their memory back; set by `load`
         self.weight_memory: WeightMemory | None = None  # set by `load`
         self.kv_scales: KVScales | None = None  # of an 8-bit KV cache; set by `load`, since a trial run may find them

@@ -45,6 +45,7 @@ class GpuTransformersModel(TransformersModel):
     fused = True
     kv_scales: KVScales | None = None
     rope_axes: torch.Tensor | None = None
+    both_ways = False
 
     def __init__(self, module: Any, label: str) -> None:  # arguments of TransformersModel
         super().__init__(module, label)

@@ -83,10 +83,12 @@ class DeviceModel(Model, Protocol):
         kv_scales: scales of an 8-bit KV cache, or None if the cache is not in 8 bits.
         uncapturable: reason why the model's steps can't be captured in a CUDA graph, or None if they can.
         rope_axes: `RotaryPositions.axes` for the model's plans; None if tokens have one position.
+        both_ways: whether tokens of images see later ones.
     """
 
     kv_scales: KVScales | None
     uncapturable: str | None
+    both_ways: bool
 
     @property
     def rope_axes(self) -> torch.Tensor | None: ...

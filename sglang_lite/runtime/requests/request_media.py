@@ -26,6 +26,8 @@ class RequestMedia:
         rotary: int32 [3, P], time, row and column that rotate the prompt's first tokens, up to the last image's; P is 0
             if the model has no use for them.
         rope_offset: difference between the positions that rotate later tokens and their positions.
+        limits: int32 [P], number of tokens that each of the prompt's first ones attends to, up to the last image's; P
+            is 0 if none attends to later ones.
     """
 
     items: tuple[MediaItem, ...]
@@ -34,6 +36,7 @@ class RequestMedia:
     rows: Ints = field(default_factory=lambda: np.empty(0, dtype=np.int32))
     rotary: Ints = field(default_factory=lambda: np.empty((3, 0), dtype=np.int32))
     rope_offset: int = 0
+    limits: Ints = field(default_factory=lambda: np.empty(0, dtype=np.int32))
 
     @classmethod
     def of(cls, items: Sequence[MediaItem], tokens: Ints, vocab_size: int, token_id: int) -> RequestMedia | None:
@@ -49,12 +52,22 @@ class RequestMedia:
         if any(item.grid is not None for item in items):
             rotary, offset = _rotary(items, positions)
             return cls(items, positions, token_id, rotary=rotary, rope_offset=offset)
+        if any(item.both_ways for item in items):
+            return cls(items, positions, token_id, limits=_limits(items, positions))
         return cls(items, positions, token_id)
 
     def put_rows(self, ids: Ints, start: int) -> None:
         """Replaces the virtual ids among those of positions from `start` on: -2 - r stands for row r of the store."""
         first, end = np.searchsorted(self.positions, (start, start + len(ids)))
         ids[self.positions[first:end] - start] = -2 - self.rows[first:end]
+
+    def whole(self, end: int) -> tuple[int, int]:
+        """Ends of a chunk that cut no image whose tokens attend to each other: the last one up to `end`, and the first
+        one from it on."""
+        if end > len(self.limits) or self.limits[end - 1] == end:
+            return end, end
+        after = int(self.limits[end - 1])
+        return int(np.argmax(self.limits == after)), after
 
     def with_placeholders(self, tokens: Ints) -> Ints:
         """The prompt's token ids, as the model's tokenizer would write them."""
@@ -69,6 +82,15 @@ class RequestMedia:
         starts = np.cumsum([0, *(item.count for item in self.items)])
         image = int(np.searchsorted(starts, inside, side="right")) - 1
         return int(self.positions[starts[image]]) if 0 < inside - starts[image] < _SURE else cached
+
+
+def _limits(items: Sequence[MediaItem], positions: Ints) -> Ints:
+    """Value of `RequestMedia.limits`."""
+    limits: Ints = np.arange(1, positions[-1] + 2, dtype=np.int32)
+    for first, item in zip(np.cumsum([0, *(item.count for item in items)]).tolist(), items):
+        own = positions[first : first + item.count]
+        limits[own] = own[-1] + 1
+    return limits
 
 
 def _rotary(items: Sequence[MediaItem], positions: Ints) -> tuple[Ints, int]:

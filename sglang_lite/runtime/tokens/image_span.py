@@ -14,12 +14,14 @@ class MediaItem(Record, frozen=True):
         key: hash of the bytes and of the settings that they are prepared with.
         count: number of its features, each of which takes one token.
         grid: rows and columns of its features, if the model tells them apart by position.
+        both_ways: whether its tokens, which lie side by side, attend to each other in both directions.
     """
 
     image: Image
     key: bytes
     count: int
     grid: tuple[int, int] | None = None
+    both_ways: bool = False
 
 
 class ImageSpan(Span, frozen=True):

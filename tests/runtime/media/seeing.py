@@ -15,6 +15,9 @@ import torch
 from PIL import Image as Picture
 from transformers import (
     CLIPImageProcessorPil,
+    Gemma3Config,
+    Gemma3ForConditionalGeneration,
+    Gemma3ImageProcessorPil,
     Idefics3Config,
     Idefics3ForConditionalGeneration,
     Idefics3ImageProcessorPil,
@@ -42,7 +45,8 @@ from tests.runtime.models.tiny import VOCAB, randomise, tiny_tokenizer
 
 IMAGE_ID = VOCAB  # of "<image>"
 GREEDY = SamplingParams(max_tokens=6, temperature=0, return_logprob=True, return_prompt_token_ids=True, ignore_eos=True)
-_SPECIAL = ["<image>", "<fake_token_around_image>", "<global-img>", "[IMG_BREAK]", "[IMG_END]"]
+_GEMMA = ["<start_of_image>", "<end_of_image>"]
+_SPECIAL = ["<image>", "<fake_token_around_image>", "<global-img>", "[IMG_BREAK]", "[IMG_END]", *_GEMMA]
 _PLACES = [f"<row_{row}_col_{column}>" for row in range(1, 5) for column in range(1, 5)]
 _TEXT = dict(
     model_type="llama", hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
@@ -140,9 +144,22 @@ def _qwen2_5_vl(folder: Path) -> torch.nn.Module:
     )
 
 
+def _gemma3(folder: Path) -> torch.nn.Module:
+    Gemma3ImageProcessorPil(size={"height": 32, "width": 32}).save_pretrained(folder)
+    vision = dict(_VISION, model_type="siglip_vision_model", image_size=32, patch_size=4, vision_use_head=False)
+    text = dict(_TEXT, model_type="gemma3_text", head_dim=16, query_pre_attn_scalar=16, sliding_window=40,
+                layer_types=["sliding_attention", "full_attention"])  # fmt: skip
+    return Gemma3ForConditionalGeneration(
+        Gemma3Config(
+            vision_config=vision, text_config=text, mm_tokens_per_image=16, image_token_index=IMAGE_ID,
+            boi_token_index=IMAGE_ID + 5, eoi_token_index=IMAGE_ID + 6,
+        )
+    )  # fmt: skip
+
+
 FAMILIES = {
     "llava": _llava, "onevision": _onevision, "pixtral": _pixtral, "mistral3": _mistral3, "idefics3": _idefics,
-    "smolvlm": _smolvlm, "qwen2_vl": _qwen2_vl, "qwen2_5_vl": _qwen2_5_vl,
+    "smolvlm": _smolvlm, "qwen2_vl": _qwen2_vl, "qwen2_5_vl": _qwen2_5_vl, "gemma3": _gemma3,
 }  # fmt: skip
 
 
@@ -198,6 +215,8 @@ def logprobs(model: Any, folder: Path, ids: Sequence[int], images: Sequence[byte
     names = ("pixel_values", "pixel_attention_mask", "image_grid_thw", "image_sizes", "batch_num_images")
     given = {name: inputs[name] for name in names if name in inputs}
     tokens = torch.tensor([list(ids)])
+    if "gemma3" in folder.name:
+        given["token_type_ids"] = (tokens == IMAGE_ID).int()
     if "image_grid_thw" in given:
         given["mm_token_type_ids"] = (tokens == IMAGE_ID).int()
     with torch.inference_mode():

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import random
+import shutil
 from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import replace
@@ -83,7 +85,7 @@ def test_answers_are_those_of_transformers(seeing: Seeing, sizes: list[tuple[int
 
 
 @pytest.mark.parametrize("chunk", [7, 64])
-@pytest.mark.parametrize("family", ["idefics3", "qwen2_5_vl"])
+@pytest.mark.parametrize("family", ["idefics3", "qwen2_5_vl", "gemma3"])
 def test_chunks_and_cache_hits_inside_an_image_change_nothing(saved: Any, family: str, chunk: int) -> None:
     folder, model = saved[family]
     images = [png(80, 40), png(40, 80, seed=1)]
@@ -93,6 +95,34 @@ def test_chunks_and_cache_hits_inside_an_image_change_nothing(saved: Any, family
         for parts in prompts:
             used = [part for part in parts if isinstance(part, bytes)]
             check(Seeing(folder, model, engine), engine.complete(seen(*parts), GREEDY), used)
+
+
+def test_tokens_that_are_computed_one_by_one_see_all_of_their_image(saved: Any) -> None:
+    folder, model = saved["gemma3"]
+    with _engine(folder, deterministic=True) as engine:
+        images = [png(50, 40), png(40, 50, seed=1)]
+        check(
+            Seeing(folder, model, engine), engine.complete(seen("ab", images[0], "x", images[1], "d"), GREEDY), images
+        )
+
+
+def test_a_pool_that_is_too_small_for_an_image_at_once_is_refused(saved: Any, tmp_path: Path) -> None:
+    shutil.copytree(saved["gemma3"][0], tmp_path, dirs_exist_ok=True)
+    config = read_json(tmp_path / "config.json")
+    config["text_config"]["sliding_window"] = 12
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ParameterError, match=r"max_total_tokens: a step has room for 10 tokens, and an image has 16"):
+        _engine(tmp_path, max_total_tokens=96)
+
+
+def test_images_that_are_seen_as_a_whole_are_cut_by_no_chunk() -> None:
+    items = [MediaItem(Image(), key, 4, both_ways=True) for key in (b"a", b"b")]
+    tokens = np.array([5, *virtual_ids(b"a", 4, 100), *virtual_ids(b"b", 4, 100), 6, 7], dtype=np.int32)
+    media = RequestMedia.of(items, tokens, 100, 99)
+    assert media is not None
+    assert media.limits.tolist() == [1, 5, 5, 5, 5, 9, 9, 9, 9]
+    inside = {2: (1, 5), 3: (1, 5), 4: (1, 5), 6: (5, 9), 7: (5, 9), 8: (5, 9)}
+    assert [media.whole(end) for end in range(1, 12)] == [inside.get(end, (end, end)) for end in range(1, 12)]
 
 
 def test_a_second_question_runs_no_encoder_and_computes_its_text_alone(llava: sgl.Engine) -> None:
@@ -182,14 +212,14 @@ def test_choices_are_scored_behind_an_image(seeing: Seeing) -> None:
         assert scored.logprobs == pytest.approx(each, abs=1e-4)
 
 
-@pytest.mark.parametrize("family", ["llava", "qwen2_vl"])
-def test_requests_that_are_retracted_read_their_images_again(saved: Any, family: str) -> None:
+@pytest.mark.parametrize(("family", "room"), [("llava", 96), ("qwen2_vl", 96), ("gemma3", 96)])
+def test_requests_that_are_retracted_read_their_images_again(saved: Any, family: str, room: int) -> None:
     folder, _ = saved[family]
     params = SamplingParams(max_tokens=40, temperature=0, ignore_eos=True)
     images = [png(28, 28, seed=seed) for seed in range(12)]
     with _engine(folder, deterministic=True) as engine:
         expected = [engine.complete(seen("q", image), params).token_ids for image in images]
-    with _engine(folder, max_total_tokens=96, max_running=6, step_tokens=7, deterministic=True) as engine:
+    with _engine(folder, max_total_tokens=room, max_running=6, step_tokens=7, deterministic=True) as engine:
         pending = [submit(engine, seen("q", image), params) for image in images]
         answers = [each.result() for each in pending]
     assert [each.token_ids for each in answers] == expected

@@ -245,7 +245,7 @@ def _extend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, row: ExtendRow, r
     new, heads, dim = q.shape
     scale, window = rules.scale, rules.window
     explicit = rules.softcap is not None or rules.sinks is not None
-    first = 0 if window is None else max(0, row.length - new - window + 1)  # first position in any window
+    first = 0 if window is None else max(0, row.length - row.behind - new - window + 1)  # first position in any window
     keys = row.read(k, first, q.dtype)
     values = keys if v is k else row.read(v, first, q.dtype)
     kv_heads, length, _ = keys.shape
@@ -262,20 +262,25 @@ def _extend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, row: ExtendRow, r
     queries = q.view(new, kv_heads, group, dim).permute(1, 2, 0, 3)
     if (
         rules.causal
+        and row.limits is None
         and window is None
         and not explicit
         and new * length >= _MIN_PRODUCT_PAIRS
         and products_are_faster(q)
     ):
         out = _by_products(queries, keys[:, 0], values[:, 0], scale)
-    elif new == length and window is None and not explicit:
+    elif new == length and row.limits is None and window is None and not explicit:
         out = F.scaled_dot_product_attention(queries, keys, values, is_causal=rules.causal, scale=scale)
     else:
         at = torch.arange(length, device=q.device)
-        position = at[length - new :].unsqueeze(1)
+        position = at[length - row.behind - new :][:new].unsqueeze(1)
         visible = at <= position if rules.causal else torch.ones(new, length, dtype=torch.bool, device=q.device)
+        if row.limits is not None:
+            visible = at + first < row.limits.unsqueeze(1)
         if window is not None:
-            visible &= (at > position - window) & (at < position + window)
+            visible &= at > position - window
+            if not rules.causal:
+                visible &= at < position + window
         if explicit:
             scores = (queries @ keys.transpose(-1, -2)).float() * scale
             out = rules.softmax(scores, ~visible, (kv_heads, group, 1, 1)).to(values.dtype) @ values

@@ -24,6 +24,9 @@ def prefill_attention(
     k, v = cache.k[layer], cache.v[layer]
     for first, count, slot, position in plan.blocks.tolist():
         tokens = slice(first, first + count)
-        row = ExtendRow(0, count, token_slots(plan, slot, torch.arange(position + count, device=q.device)))
+        limits = None if plan.limits is None else plan.limits[tokens].long()
+        behind = 0 if limits is None else int(limits.max()) - position - count
+        slots = token_slots(plan, slot, torch.arange(position + count + behind, device=q.device))
+        row = ExtendRow(0, count, slots, limits, behind)
         result = attend_rows(q[tokens], k, v, row, AttentionRules(scale, window, softcap))
         out[tokens] = result if cache.scales is None else scale_by_kv_head(result, cache.scales.v[layer])
