@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
-from sglang_lite.commands import evaluate, mcp_server, quantize, warm
+from sglang_lite.commands import evaluate, mcp_server, quantize, save, warm
 from sglang_lite.commands.parser import CommandParser, file_and_function, near
 from sglang_lite.protocol import Constraint, Ebnf, Lark, ParameterError, Regex, SamplingParams, SglError
 from sglang_lite.version import __version__
@@ -93,6 +93,11 @@ _GROUPS = {
             "quantize",
             "write a model with weights of 4 or 8 bits, for any engine",
             "sglang-lite quantize Qwen/Qwen3-0.6B --group 64",
+        ),
+        _Command(
+            "save",
+            "write a model in files by rank, for any engine that reads sharded_state",
+            "sglang-lite save Qwen/Qwen3-0.6B --sharded --out shards",
         ),
         _Command(
             "bench",
@@ -304,7 +309,7 @@ _FLAGS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
     "init": _add_init, "doctor": _add_doctor, "chat": _add_chat, "completion": _add_completion, "run": _add_run,
     "eval": evaluate.add_flags, "mcp": mcp_server.add_flags, "playground": _add_playground,
     "lint": _add_lint, "trace": _add_trace, "grammar": _add_grammar, "models": _add_models, "warm": warm.add_flags,
-    "bench": _add_bench, "quantize": quantize.add_flags,
+    "bench": _add_bench, "quantize": quantize.add_flags, "save": save.add_flags,
 }  # fmt: skip
 
 

@@ -30,6 +30,8 @@ _MAX = {
     "compile_processes": 1024,
     "draft_tokens": 16,
 }
+# Formats of a checkpoint's weights.
+LoadFormat: TypeAlias = Literal["auto", "safetensors", "pt", "npcache", "sharded_state", "gguf", "dummy"]
 # When a page is copied to the host.
 WritePolicy: TypeAlias = Literal["write_through", "write_through_selective", "write_back"]
 _WHOLE = -1  # value of step_tokens that prefills prompts whole
@@ -56,8 +58,12 @@ class EngineConfig:
         model_impl: "native" runs the model with our own code; "transformers" with transformers' code over our KV cache:
             slower, but for any causal language model that keeps nothing but keys and values; "auto" prefers our own
             code if it supports the model.
-        load_format: "auto" reads the checkpoint in its own format; "safetensors" and "gguf" refuse another format;
-            "dummy" draws random weights of the model's shapes.
+        load_format: "auto" reads the checkpoint in its own format; "safetensors", "pt" (pickled tensors) and "gguf"
+            refuse another format; "npcache" reads pickled tensors from a copy in NumPy's format, which it makes beside
+            them; "sharded_state" reads the files that `sglang-lite save --sharded` writes; "dummy" draws random weights
+            of the model's shapes.
+        model_checksum: file with the SHA-256 sums of the model's files, which are compared before weights are read:
+            lines of `sha256sum`, or JSON as SGLang's verifier writes it. None to compare none.
         skip_tokenizer_init: whether the checkpoint may lack a tokenizer. If it does, prompts and answers are token ids
             only: the texts of answers are empty, and text, chat templates and constraints are refused.
         served_model_name: name of the model in answers; None for `model`.
@@ -185,7 +191,8 @@ class EngineConfig:
     _: KW_ONLY
     revision: str | None = None
     model_impl: Literal["auto", "native", "transformers"] = "auto"
-    load_format: Literal["auto", "safetensors", "gguf", "dummy"] = "auto"
+    load_format: LoadFormat = "auto"
+    model_checksum: str | None = None
     skip_tokenizer_init: bool = False
     served_model_name: str | None = None
     weight_version: str = "default"
@@ -283,7 +290,7 @@ class EngineConfig:
             object.__setattr__(self, "log_level", self.log_level.lower())
         for name, allowed in (
             ("model_impl", ("auto", "native", "transformers")),
-            ("load_format", ("auto", "safetensors", "gguf", "dummy")),
+            ("load_format", get_args(LoadFormat)),
             ("dtype", ("auto", "float32", "bfloat16", "float16", "int8")),
             ("jump_forward", ("safe", "off")),
             ("quantization", (None, *get_args(QuantizationName))),
@@ -372,7 +379,10 @@ _SWITCHES = (
 )  # fmt: skip
 
 
-_TEXTS = ("model", "revision", "chat_template", "served_model_name", "weight_version", "quantization_param_path")
+_TEXTS = (
+    "model", "revision", "chat_template", "served_model_name", "weight_version", "quantization_param_path",
+    "model_checksum",
+)  # fmt: skip
 _OF_A_PROCESS = ("restart", "stall_timeout_s", "stream_interval_s")
 FIELDS = (EngineConfig.__doc__ or "").partition("Attributes:\n")[2].rstrip()  # for other docstrings
 

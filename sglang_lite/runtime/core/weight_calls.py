@@ -80,6 +80,7 @@ class WeightCalls:
             formats = call.load_format or ("auto" if now == "dummy" else now)
             version = self._version.version if call.version is None else call.version
             changes = {"model": call.path, "revision": None, "weight_version": version, "load_format": formats}
+            changes["model_checksum"] = None  # which is of the files that were loaded
             config = EngineConfig.make(**{**asdict(self._config), **changes})
             return self._calls.submit(
                 lambda: self._loop.inbox.call(partial(self._update, config, resolve(call.path, None)))

@@ -18,6 +18,7 @@ from sglang_lite.runtime.models.memory_check import check_room, weight_bytes
 from sglang_lite.runtime.models.spec import ModelSpec
 from sglang_lite.runtime.models.weights.dummy import DummySource
 from sglang_lite.runtime.models.weights.folder import open_folder
+from sglang_lite.runtime.models.weights.formats import open_weights
 from sglang_lite.runtime.models.weights.quantization_config import read_quantisation
 from sglang_lite.runtime.models.weights.source import WeightSource
 from sglang_lite.runtime.tokens.tokenizer import Tokenizer
@@ -102,6 +103,6 @@ def _sources(
     if config.load_format == "dummy":
         return DummySource(device), [DummySource(device) for _ in spec.dense]
     declared = read_quantisation(path)
-    source = open_folder(path, declared.matrices)
+    source = open_weights(path, config.load_format, declared.matrices)
     declared.check(source)
     return source, [open_folder(layer.folder) for layer in spec.dense]

@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from sglang_lite.protocol import ModelError, ParameterError
+from sglang_lite.protocol import ParameterError
 from sglang_lite.runtime.attention.registry import BUILTIN_BACKENDS
 from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.embedding.load import LoadedEncoder, load_encoder
 from sglang_lite.runtime.embedding.spec import is_encoder
 from sglang_lite.runtime.host import onednn, startup_messages
 from sglang_lite.runtime.kernels.compile_process import DRIVER, CompileProcess
+from sglang_lite.runtime.loading.checksums import check_files
 from sglang_lite.runtime.loading.deterministic import check_deterministic
 from sglang_lite.runtime.loading.model_files import ModelFiles, open_model_files
 from sglang_lite.runtime.media.placeholders import ImageFormat
@@ -32,7 +33,7 @@ from sglang_lite.runtime.models.spec import ModelSpec
 from sglang_lite.runtime.models.transformers_config import TransformersSpec
 from sglang_lite.runtime.models.vision_tower import VisionTower
 from sglang_lite.runtime.models.weights.dummy import DummySource
-from sglang_lite.runtime.models.weights.folder import SafetensorsSource, open_folder
+from sglang_lite.runtime.models.weights.formats import check_gguf, open_weights
 from sglang_lite.runtime.models.weights.gguf import GgufSource
 from sglang_lite.runtime.models.weights.quantization_config import read_quantisation
 from sglang_lite.runtime.models.weights.rounding import ROUNDINGS, Rounding
@@ -80,8 +81,10 @@ def load(
         compiler: compile process that was started early; if None, one is started if there is a kernel to compile.
 
     Raises:
-        ModelError: the model is damaged or not supported.
+        ModelError: the model is damaged or not supported, or a file has another sum than `model_checksum` says.
     """
+    if config.model_checksum is not None:
+        check_files(path, Path(config.model_checksum))
     if is_encoder(path):
         bar = progress or partial(startup_messages.progress, level=config.log_level)
         return load_encoder(config, path, pick_device(config), bar)
@@ -184,7 +187,7 @@ def _load_transformers(config: EngineConfig, files: ModelFiles, spec: Transforme
             )
     if config.dtype == "int8":
         raise ParameterError("dtype", f"{spec.architecture} runs by transformers' code, which has no int8.")
-    if config.load_format in ("safetensors", "gguf"):
+    if config.load_format not in ("auto", "dummy"):
         raise ParameterError("load_format", "transformers' code chooses the file itself.", hint='Use "auto".')
     device = pick_device(config)
     if device.type == "cuda":
@@ -202,16 +205,10 @@ def _load_transformers(config: EngineConfig, files: ModelFiles, spec: Transforme
     )
 
 
-def _check_format(found: str, config: EngineConfig, path: Path) -> None:
-    """Raises ModelError if the weights are in another format than `load_format` names."""
-    if config.load_format in ("safetensors", "gguf") and config.load_format != found:
-        raise ModelError(f"{path}: load_format is {config.load_format!r}, and this is {found}.", hint='Use "auto".')
-
-
 def _source(files: ModelFiles, spec: ModelSpec, config: EngineConfig) -> WeightSource:
     """Source of the weights in the format of the files, or of random weights for `load_format="dummy"`."""
     if files.gguf is not None:
-        _check_format("gguf", config, files.path)
+        check_gguf(config.load_format, files.path)
         if config.quantization not in (None, "fp8"):
             raise ParameterError(
                 "quantization", f"{config.quantization!r} is not for GGUF files, which say how they are quantised.",
@@ -224,8 +221,7 @@ def _source(files: ModelFiles, spec: ModelSpec, config: EngineConfig) -> WeightS
     declared.check_name(config.quantization)
     if config.load_format == "dummy":
         return DummySource(pick_device(config))
-    source = open_folder(path, declared.matrices)
-    _check_format("safetensors" if isinstance(source, SafetensorsSource) else "bin", config, path)
+    source = open_weights(path, config.load_format, declared.matrices)
     declared.check(source)
     return source
 

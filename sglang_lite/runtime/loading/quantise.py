@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
-import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Literal
@@ -14,6 +12,7 @@ import torch
 from sglang_lite.protocol import ModelError, ParameterError
 from sglang_lite.runtime.loading.calibrate import Scaling, calibrate, read_texts
 from sglang_lite.runtime.loading.model_files import read_spec
+from sglang_lite.runtime.loading.new_folder import copy_description, new_folder
 from sglang_lite.runtime.models.config_fields import read_json
 from sglang_lite.runtime.models.parameters import parameters
 from sglang_lite.runtime.models.resolve import resolve
@@ -61,22 +60,13 @@ def quantise(
         raise ModelError(
             f"{folder}: the weights are quantised already ({names[0]}).", hint="Give the unquantised model."
         )
-    if out.exists():
-        raise ParameterError("out", f"{out} is there already.", hint="Give a folder that is not.")
     spec = read_spec(folder)
     if not isinstance(spec, ModelSpec):
         raise ModelError(f"{folder}: {spec.architecture} is run by transformers' code, so its matrices are not known.")
     matrices, bits = _matrices(spec, group), 4 if to == "int4" else 8
-    scaling = Scaling() if texts is None else _scaling(folder, spec, read_texts(texts), bits, group)
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as scratch:
-            written = Path(scratch) / "model"
-            written.mkdir()
-            _write(folder, written, matrices, scaling, bits, group, progress)
-            written.rename(out)
-    except OSError as error:
-        raise ModelError(f"{out}: can't be written: {error}", hint="Give a folder on another disk.") from error
+    with new_folder(out) as written:
+        scaling = Scaling() if texts is None else _scaling(folder, spec, read_texts(texts), bits, group)
+        _write(folder, written, matrices, scaling, bits, group, progress)
 
 
 def _matrices(spec: ModelSpec, group: int) -> frozenset[str]:
@@ -126,9 +116,7 @@ def _write(
                         plain.add(module)
         save_file(state, out / file.name, metadata={"format": "pt"})
         files |= dict.fromkeys(state, file.name)
-    for other in folder.iterdir():
-        if other.is_file() and other.suffix in (".json", ".jinja", ".model", ".txt"):
-            shutil.copy(other, out / other.name)
+    copy_description(folder, out)
     for index in out.glob("*.safetensors.index.json"):
         size = sum((out / name).stat().st_size for name in set(files.values()))
         index.write_text(json.dumps({"metadata": {"total_size": size}, "weight_map": files}, indent=2))

@@ -13,7 +13,8 @@ from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.loading.model_files import open_model_files
 from sglang_lite.runtime.models.decoder import Decoder
 from sglang_lite.runtime.models.transformers_config import TransformersSpec
-from sglang_lite.runtime.models.weights.folder import SafetensorsSource, TensorSource, open_folder
+from sglang_lite.runtime.models.weights.folder import SafetensorsSource, TensorSource
+from sglang_lite.runtime.models.weights.formats import check_gguf, open_weights
 from sglang_lite.runtime.models.weights.gguf import GgufSource
 from sglang_lite.runtime.models.weights.quantization_config import PLAIN, read_quantisation
 from sglang_lite.runtime.models.weights.source import WeightSource
@@ -31,11 +32,11 @@ def checkpoint_opener(config: EngineConfig, path: Path, model: Decoder) -> Calla
     spec, current, new = files.spec, asdict(model.spec), asdict(files.spec)
     if differing := [name for name in current if current[name] != new[name]]:
         raise ModelError(f"{path}: another architecture than the running model's: {', '.join(differing)} differ.")
-    gguf, matrices = files.gguf, PLAIN if path.is_file() else read_quantisation(path).matrices
-    found = "safetensors" if gguf is None else "gguf"
-    if config.load_format in ("safetensors", "gguf") and config.load_format != found:
-        raise ModelError(f"{path}: load_format is {config.load_format!r}, and this is {found}.", hint='Use "auto".')
-    return lambda: open_folder(path, matrices) if gguf is None else GgufSource(gguf, spec)
+    if (gguf := files.gguf) is not None:
+        check_gguf(config.load_format, path)
+        return lambda: GgufSource(gguf, spec)
+    matrices = read_quantisation(path).matrices
+    return lambda: open_weights(path, config.load_format, matrices)
 
 
 def tensors_opener(

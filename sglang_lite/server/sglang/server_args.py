@@ -24,17 +24,18 @@ OTHER_NAMES: Mapping[str, str] = MappingProxyType({
 })  # fmt: skip
 _RENAMED_VALUES: Mapping[str, Mapping[str, str]] = {
     "kv_cache_dtype": {"fp8_e4m3": "fp8"},
-    "load_format": {"layered": "auto"},  # matrices are always quantised one by one
+    # Matrices are always quantised one by one, and read by the page cache, not by a GPU's own reads of files.
+    "load_format": {"layered": "auto", "fastsafetensors": "safetensors"},
     "attention_backend": {"torch_native": "torch", "fa4": "flash_attn"},
     "speculative_algorithm": {"NGRAM": "auto"},
 }
-_FORMATS = "pt npcache sharded_state bitsandbytes flash_rl remote remote_instance private runai_streamer"
+_FORMATS = "bitsandbytes flash_rl remote remote_instance private runai_streamer"
 _KERNELS = "fa3 flashmla cutlass_mla trtllm_mla trtllm_mha dual_chunk_flash_attn aiter wave intel_amx ascend"
 _ALGORITHMS = "EAGLE EAGLE3 FROZEN_KV_MTP NEXTN STANDALONE DFLASH DSPARK"
 _REFUSED_VALUES: Mapping[str, tuple[frozenset[str], str]] = {  # of settings of ours: SGLang's values, and the cure
     "load_format": (
         frozenset(_FORMATS.split()),
-        'Use "auto", which reads safetensors, .bin and GGUF files of a folder or of the hub.',
+        'Use "auto", which reads safetensors, .bin and GGUF files of a folder or of the hub, as they are quantised.',
     ),
     "attention_backend": (
         frozenset(_KERNELS.split()),

@@ -33,9 +33,11 @@ def open_folder(folder: Path, matrices: Matrices = PLAIN) -> WeightSource:
     return (SafetensorsSource if kind == "safetensors" else TorchSource)(folder, files, matrices)
 
 
-def weight_files(folder: Path) -> tuple[str, set[Path]]:
-    """Returns the format of the weights, "safetensors" or "bin", and their files. Raises as `open_folder`."""
-    for stem, suffix in (("model", "safetensors"), ("pytorch_model", "bin")):
+def weight_files(folder: Path, kinds: Sequence[str] = ("safetensors", "bin")) -> tuple[str, set[Path]]:
+    """Returns the format of the weights, the first of `kinds` that is there, and their files. Raises as
+    `open_folder`."""
+    for suffix in kinds:
+        stem = "model" if suffix == "safetensors" else "pytorch_model"
         index = folder / f"{stem}.{suffix}.index.json"
         single = folder / f"{stem}.{suffix}"
         if index.exists():
@@ -43,7 +45,7 @@ def weight_files(folder: Path) -> tuple[str, set[Path]]:
         if single.exists():
             return suffix, {_regular(single)}
     raise ModelError(
-        f"{folder}: no weights found.",
+        f"{folder}: no weights found" + (f" in the format {kinds[0]}." if len(kinds) == 1 else "."),
         hint="Supported: model.safetensors, pytorch_model.bin (sharded too), or a .gguf file given by its path.",
     )
 
@@ -75,7 +77,7 @@ def _regular(file: Path) -> Path:
     return file
 
 
-class _FolderSource(WeightSource):
+class FolderSource(WeightSource):
     """Base of the sources that read several files.
 
     Args:
@@ -158,7 +160,7 @@ def unpacked_files(files: Mapping[str, Path], packed: Mapping[str, Packed]) -> d
     return plain | {name: files[each.module + each.parts[0]] for name, each in packed.items()}
 
 
-class SafetensorsSource(_FolderSource):
+class SafetensorsSource(FolderSource):
     def _names(self, file: Path) -> list[str]:
         from safetensors import SafetensorError, safe_open
 
@@ -200,7 +202,7 @@ class _SafetensorsRows(PlainRows):
         return rows
 
 
-class TensorSource(_FolderSource):
+class TensorSource(FolderSource):
     """Source of tensors in memory.
 
     Args:
@@ -230,7 +232,7 @@ class TensorSource(_FolderSource):
         return self._scaled(name, tuple(tensor.shape), lambda start, end: tensor[start:end], file)
 
 
-class TorchSource(_FolderSource):
+class TorchSource(FolderSource):
     """Source of pickled tensors. Reads with `weights_only=True`, so no code of the file is run."""
 
     def _names(self, file: Path) -> list[str]:

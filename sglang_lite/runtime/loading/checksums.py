@@ -1,0 +1,77 @@
+"""SHA-256 sums of a model's files, compared with a list of them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path, PurePath
+from typing import Any
+
+from sglang_lite.protocol import ModelError
+from sglang_lite.runtime.models.config_fields import read_text, shown
+
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".gguf")
+_LINE = re.compile(r"([0-9a-fA-F]{64}) [ *](.+)")  # of sha256sum
+_SUM = re.compile(r"[0-9a-f]{64}")
+
+
+def check_files(path: Path, listed: Path) -> None:
+    """Compares the files of a model with a list of SHA-256 sums. It must have all files of weights.
+
+    Args:
+        path: folder or file of the model.
+        listed: lines of `sha256sum`, or JSON: sums by file name, perhaps as `{"sha256": …}` and within `files`, as
+            SGLang's verifier writes them.
+
+    Raises:
+        ModelError: a sum differs, a file is missing or not listed, or the list can't be read.
+    """
+    folder = path.parent if path.is_file() else path
+    sums = _read(listed)
+    weights = [path] if path.is_file() else [each for each in folder.iterdir() if each.suffix in _WEIGHTS]
+    if unlisted := sorted(each.name for each in weights if each.name not in sums):
+        raise ModelError(f"{listed}: has no sum of {unlisted[0]} ({len(unlisted)} of {len(weights)} files).")
+    chosen = {name: each for name, each in sums.items() if folder == path or name == path.name}
+    if missing := sorted(name for name in chosen if not (folder / name).is_file()):
+        raise ModelError(f"{folder}: {missing[0]} is missing, which {listed} lists.")
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+        found = dict(zip(chosen, pool.map(lambda name: _sum(folder / name), chosen)))
+    if different := sorted(name for name in chosen if found[name] != chosen[name]):
+        name = different[0]
+        raise ModelError(
+            f"{folder / name}: its SHA-256 is {found[name]}, and {listed} says {chosen[name]} "
+            f"({len(different)} of {len(chosen)} files differ).",
+            hint="Fetch the file again.",
+        )
+
+
+def _sum(file: Path) -> str:
+    with open(file, "rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
+
+
+def _read(listed: Path) -> Mapping[str, str]:
+    """Sums by the names of files, which are within the folder."""
+    text = read_text(listed)
+    try:
+        content: Any = json.loads(text)
+    except (ValueError, RecursionError):
+        lines = [_LINE.fullmatch(line) for line in text.splitlines() if line.strip()]
+        content = {match[2]: match[1] for match in lines if match} if all(lines) else None
+    if isinstance(content, dict) and isinstance(content.get("files"), dict):
+        content = content["files"]
+    if not isinstance(content, dict) or not content:
+        raise ModelError(f"{listed}: no list of SHA-256 sums.", hint="Write one: sha256sum * > sums.txt")
+    sums = {}
+    for name, said in content.items():
+        found = said.get("sha256") if isinstance(said, dict) else said
+        if not isinstance(found, str) or not _SUM.fullmatch(found.lower()):
+            raise ModelError(f"{listed}: {shown(said)} is no SHA-256 of {name}.")
+        if not name or PurePath(name).is_absolute() or ".." in PurePath(name).parts or "\0" in name:
+            raise ModelError(f"{listed}: names {shown(name)}, which is no file of the folder.")
+        sums[str(PurePath(name))] = found.lower()
+    return sums

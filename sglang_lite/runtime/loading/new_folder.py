@@ -1,0 +1,41 @@
+"""Folders of models that are written whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from sglang_lite.protocol import ModelError, ParameterError
+
+_DESCRIBING = (".json", ".jinja", ".model", ".txt")  # suffixes of files that are copied beside weights
+
+
+@contextlib.contextmanager
+def new_folder(out: Path) -> Iterator[Path]:
+    """Context with a scratch folder, which becomes `out` at its end; nothing is left if it fails.
+
+    Raises:
+        ParameterError: `out` is there already.
+        ModelError: it can't be written.
+    """
+    if out.exists():
+        raise ParameterError("out", f"{out} is there already.", hint="Give a folder that is not.")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as scratch:
+            written = Path(scratch) / "model"
+            written.mkdir()
+            yield written
+            written.rename(out)
+    except OSError as error:
+        raise ModelError(f"{out}: can't be written: {error}", hint="Give a folder on another disk.") from error
+
+
+def copy_description(folder: Path, out: Path) -> None:
+    """Copies the files that describe a model: config, tokenizer, templates."""
+    for other in folder.iterdir():
+        if other.is_file() and other.suffix in _DESCRIBING:
+            shutil.copy(other, out / other.name)

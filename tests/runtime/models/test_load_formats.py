@@ -1,0 +1,209 @@
+"""Each `load_format`: the same logits as "auto", and a named error for files that are missing, damaged or elsewhere."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import sglang_lite as sgl
+from sglang_lite.cli import main
+from sglang_lite.runtime.loading.save import save_sharded
+from tests.runtime.models.test_new_weights import engine, pair, told
+
+SHARD = "model-rank-0-part-0.safetensors"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return pair("llama-biases", tmp_path_factory.mktemp("llamas"))[0]
+
+
+@pytest.fixture(scope="module")
+def expected(folder):
+    with engine(folder) as running:
+        return told(running)
+
+
+@pytest.fixture
+def pickled(folder, tmp_path):
+    """The same model with pickled tensors, half of them in bfloat16's numbers."""
+    return pickled_folder(folder, tmp_path / "pickled")
+
+
+def pickled_folder(folder: Path, out: Path) -> Path:
+    shutil.copytree(folder, out)
+    tensors = load_file(out / "model.safetensors")
+    (out / "model.safetensors").unlink()
+    torch.save(tensors, out / "pytorch_model.bin")
+    return out
+
+
+@pytest.fixture
+def sharded(folder, tmp_path):
+    save_sharded(str(folder), tmp_path / "sharded", part_bytes=10_000)
+    return tmp_path / "sharded"
+
+
+def logits(folder, load_format, **settings):
+    with engine(folder, load_format=load_format, **settings) as running:
+        return told(running)
+
+
+def test_pickled_tensors_are_read_beside_safetensors(folder, pickled, expected):
+    shutil.copy(folder / "model.safetensors", pickled)
+    torch.save({}, pickled / "model.safetensors")  # which nobody may read
+    assert logits(pickled, "pt") == expected
+    (pickled / "pytorch_model.bin").rename(pickled / "weights.pt")
+    assert logits(pickled, "pt") == expected
+
+
+def test_a_copy_in_numpys_format_is_made_once(pickled, expected):
+    assert logits(pickled, "npcache") == expected
+    (pickled / "pytorch_model.bin").unlink()
+    assert logits(pickled, "npcache") == expected
+    names = json.loads((pickled / "np" / "weight_names.json").read_text())
+    assert np.load(pickled / "np" / names[0]).dtype == np.float32
+
+
+def test_numbers_of_bfloat16_keep_their_values_in_numpys_format(pickled):
+    file = pickled / "pytorch_model.bin"
+    torch.save({name: each.bfloat16() for name, each in torch.load(file).items()}, file)
+    assert logits(pickled, "npcache", dtype="bfloat16") == logits(pickled, "pt", dtype="bfloat16")
+
+
+def test_what_save_writes_has_the_same_weights(folder, expected, sharded, pickled, tmp_path, capsys):
+    assert len(list(sharded.glob("*.safetensors"))) > 2
+    assert logits(sharded, "sharded_state") == expected
+    assert main(["save", str(pickled), "--sharded", "--out", str(tmp_path / "one")]) == 0
+    assert logits(tmp_path / "one", "sharded_state") == expected
+    with engine(folder) as running:
+        running.update_weights_from_disk(str(sharded), "sharded_state")
+        assert told(running) == expected
+    assert main(["save", str(folder), "--sharded", "--out", str(sharded)]) == 1
+    assert "is there already" in capsys.readouterr().err
+
+
+def without(name):
+    return lambda folder: (folder / name).unlink()
+
+
+def renamed(name, to):
+    return lambda folder: (folder / name).rename(folder / to)
+
+
+def written(name, text):
+    return lambda folder: (folder / name).write_text(text)
+
+
+BAD_SHARDS = {
+    "none": (lambda f: [each.unlink() for each in f.glob("*.safetensors")], "there is no model-rank-0-part-0"),
+    "another rank": (renamed(SHARD, "model-rank-1-part-0.safetensors"), "for ranks up to 1, and this engine has one"),
+    "a gap": (without("model-rank-0-part-1.safetensors"), r"model-rank-0-part-1.safetensors is missing"),
+    "the last": (lambda f: max(f.glob("model-rank*")).unlink(), "the tensor '.*' is missing"),
+    "damage": (written(SHARD, "no"), "damaged or truncated"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_SHARDS)
+def test_shards_that_are_not_all_of_one_rank_are_refused(sharded, case):
+    change, why = BAD_SHARDS[case]
+    change(sharded)
+    with pytest.raises(sgl.ModelError, match=why):
+        engine(sharded, load_format="sharded_state")
+
+
+def pickle_into(file):
+    with open(file, "wb") as out:
+        np.save(out, np.array([{}]), allow_pickle=True)
+
+
+BAD_COPIES = {
+    "no list": (written("np/weight_names.json", "{}"), "not a list of names"),
+    "elsewhere": (written("np/weight_names.json", '["../pytorch_model.bin"]'), "which is no file of the folder"),
+    "missing": (written("np/weight_names.json", '["x"]'), "the file x is missing"),
+    "pickled": (lambda f: pickle_into(f / "np/model.norm.weight"), "norm.weight: damaged"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_COPIES)
+def test_a_copy_that_is_damaged_is_refused(pickled, case):
+    engine(pickled, load_format="npcache").shutdown()
+    change, why = BAD_COPIES[case]
+    change(pickled)
+    with pytest.raises(sgl.ModelError, match=why):
+        engine(pickled, load_format="npcache")
+
+
+@pytest.mark.parametrize(
+    ("load_format", "why"),
+    [
+        ("pt", "no weights found in the format bin"),
+        ("npcache", "no weights found in the format bin"),
+        ("gguf", "load_format is 'gguf', and this is safetensors"),
+    ],
+)
+def test_a_format_that_is_not_there_is_told(folder, load_format, why):
+    with pytest.raises(sgl.ModelError, match=why):
+        engine(folder, load_format=load_format)
+
+
+# ------------------------------------------------------------------------------------------------- checksums
+
+
+def sums(folder: Path) -> dict[str, str]:
+    files = [each.name for each in folder.iterdir() if each.is_file()]
+    done = subprocess.run(["sha256sum", *files], cwd=folder, capture_output=True, text=True, check=True)
+    return {line[66:]: line[:64] for line in done.stdout.splitlines()}
+
+
+FORMS: dict[str, Callable[[dict[str, str]], str]] = {
+    "sha256sum": lambda found: "\n".join(f"{each}  {name}" for name, each in found.items()),
+    "JSON": json.dumps,
+    "SGLang's": lambda found: json.dumps({"files": {name: {"sha256": each, "size": 1} for name, each in found.items()}}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_files_with_the_sums_of_a_list_are_loaded(folder, tmp_path, expected, form):
+    listed = tmp_path / "sums"
+    listed.write_text(FORMS[form](sums(folder)))
+    with engine(folder, model_checksum=str(listed)) as running:
+        assert told(running) == expected
+        running.update_weights_from_disk(str(folder.parent / "new"))  # which the list is not of
+
+
+BAD_SUMS = {
+    "differs": (lambda s: s | {"config.json": "0" * 64}, r"config.json: its SHA-256 is .* says 000"),
+    "missing": (lambda s: s | {"more.txt": "0" * 64}, "more.txt is missing"),
+    "unlisted": (lambda s: {"config.json": s["config.json"]}, "has no sum of model.safetensors"),
+    "elsewhere": (lambda s: s | {"../config.json": "0" * 64}, "which is no file of the folder"),
+    "absolute": (lambda s: s | {"/etc/passwd": "0" * 64}, "which is no file of the folder"),
+    "no sum": (lambda s: s | {"config.json": "abc"}, "'abc' is no SHA-256 of config.json"),
+    "empty": (lambda s: {}, "no list of SHA-256 sums"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD_SUMS)
+def test_files_with_other_sums_are_refused(folder, tmp_path, case):
+    change, why = BAD_SUMS[case]
+    listed = tmp_path / "sums.json"
+    listed.write_text(json.dumps(change(sums(folder))))
+    with pytest.raises(sgl.ModelError, match=why):
+        engine(folder, model_checksum=str(listed))
+
+
+@pytest.mark.parametrize("text", ["", "what", f"{'0' * 64} config.json\nwhat"])
+def test_a_list_of_another_form_is_refused(folder, tmp_path, text):
+    (tmp_path / "sums").write_text(text)
+    with pytest.raises(sgl.ModelError, match="no list of SHA-256 sums"):
+        engine(folder, model_checksum=str(tmp_path / "sums"))
+    with pytest.raises(sgl.ModelError):
+        engine(folder, model_checksum=str(tmp_path / "nowhere"))
