@@ -251,15 +251,10 @@ class Engine:
     # ----------------------------------------------------------------------------------------- selection
 
     def submit_select(
-        self,
-        prompt: Prompt | str,
-        choices: Sequence[str],
-        *,
-        sink: Callable[[Selection | SglError], None],
-        flush: Callable[[], object] | None = None,
-        unconditional: bool = False,
-        namespace: str = "",
-    ) -> Ticket:
+        self, prompt: Prompt | str, choices: Sequence[str], *, sink: Callable[[Selection | SglError], None],
+        flush: Callable[[], object] | None = None, unconditional: bool = False, namespace: str = "",
+        lora_path: str | None = None,
+    ) -> Ticket:  # fmt: skip
         """Scores every choice as a continuation of the prompt: all in one batched forward over the shared prefix.
 
         Args:
@@ -268,16 +263,20 @@ class Engine:
             unconditional: whether to score the choices without the prompt, too.
             sink: function called once, on the engine's thread, with the Selection or an SglError.
             flush: as of `submit`.
+            lora_path: name of the adapter (LoRA) that scores.
 
         Raises:
             ParameterError, OverloadedError, EngineClosedError: as `submit`.
         """
-        return self.core.submit(SelectRequest(prompt, choices, unconditional, namespace), sink, flush)
+        return self.core.submit(SelectRequest(prompt, choices, unconditional, namespace, lora_path), sink, flush)
 
-    def select(self, prompt: Prompt | str, choices: Sequence[str], *, unconditional: bool = False) -> Selection:
+    def select(
+        self, prompt: Prompt | str, choices: Sequence[str], *, unconditional: bool = False, lora_path: str | None = None
+    ) -> Selection:
         """Scores choices as `submit_select` does, and waits for the result."""
         self.core.gate.check_wait("select")
-        found: Selection = _last_event(partial(self.submit_select, prompt, choices, unconditional=unconditional))
+        submit = partial(self.submit_select, prompt, choices, unconditional=unconditional, lora_path=lora_path)
+        found: Selection = _last_event(submit)
         return found
 
     # ------------------------------------------------------------------------------------------ programs

@@ -48,6 +48,7 @@ from sglang_lite.protocol.sampling import (
     OneSampleOptions,
     SamplingOptions,
     named,
+    read_params,
 )
 from sglang_lite.text.reasoning import ReasoningParser
 
@@ -454,6 +455,7 @@ def select(
     choices_method: ChoicesSamplingMethod | str = token_length_normalized,
     *,
     multi: Literal[False] = False,
+    lora_path: str | Sequence[str] | None = None,
 ) -> SglSelect[str]: ...
 @overload
 def select(
@@ -463,6 +465,7 @@ def select(
     choices_method: ChoicesSamplingMethod | str = token_length_normalized,
     *,
     multi: Literal[True],
+    lora_path: str | Sequence[str] | None = None,
 ) -> SglSelect[list[str]]: ...
 @overload
 def select(
@@ -472,6 +475,7 @@ def select(
     temperature: float = 0.0,
     choices_method: ChoicesSamplingMethod | str = token_length_normalized,
     multi: bool = False,
+    lora_path: str | Sequence[str] | None = None,
 ) -> SglSelect[str | list[str]]: ...
 @explains_wrong_arguments
 def select(
@@ -481,6 +485,7 @@ def select(
     choices_method: ChoicesSamplingMethod | str = token_length_normalized,
     *,
     multi: bool = False,
+    lora_path: str | Sequence[str] | None = None,
 ) -> SglSelect:
     """Choice among texts, each of which the model scores as the continuation of the state's text.
 
@@ -493,6 +498,7 @@ def select(
         choices_method: comparison of the scores, as a ChoicesSamplingMethod or its name ("greedy_token_selection" …).
         multi: whether to select several choices; the variable is then a list. Choices are added one by one, with ", "
             between them, until a line end scores better.
+        lora_path: name of the adapter (LoRA) that an engine scores with, [] for none; by default that of the run.
 
     Raises:
         ParameterError: `choices` is empty or not a list of strings, or another parameter has an invalid value.
@@ -511,7 +517,8 @@ def select(
             "choices", "one is empty or given twice, but multi= takes each at most once.", hint="Remove it."
         )
     method = method_of(choices_method)
-    return SglSelect(Select(name, texts, name_of(method), float(temperature)), method, multi)
+    adapter = read_params({"lora_path": lora_path}, named("gen")).lora_path
+    return SglSelect(Select(name, texts, name_of(method), float(temperature), lora_path=adapter), method, multi)
 
 
 @explains_wrong_arguments

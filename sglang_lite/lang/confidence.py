@@ -21,6 +21,7 @@ from sglang_lite.constraints.json_schema.json_spans import PlacedValue, placed
 from sglang_lite.lang.backend.base import Backend
 from sglang_lite.markup import cut, element, fragment, meter, table
 from sglang_lite.protocol import (
+    UNSET,
     Choices,
     Constraint,
     Generation,
@@ -30,6 +31,7 @@ from sglang_lite.protocol import (
     Selection,
     Span,
     TokenScores,
+    Unset,
 )
 from sglang_lite.protocol.anything import Json
 
@@ -87,11 +89,12 @@ def _rows(confidence: Confidence, path: str) -> Iterator[tuple[object, ...]]:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """Question that a generation has answered: its backend, prompt and constraint."""
+    """Question that a generation has answered: its backend, prompt, constraint and adapter."""
 
     backend: Backend
     prompt: Prompt
     constraint: Constraint | None
+    adapter: tuple[str, ...] | Unset = UNSET
 
 
 @dataclass(frozen=True, slots=True)

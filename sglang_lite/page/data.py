@@ -97,6 +97,7 @@ def _node(node: TraceNode) -> dict[str, Any]:
         ],
         "error": None if node.error is None else encodable(node.error),
         "rejected": node.rejected,
+        "adapter": None if node.adapter is None else encodable(node.adapter),
     }
 
 

@@ -147,6 +147,7 @@ function notes(node) {  // what is said of a node above its bubble
   const found = [];
   if (node.pause) found.push(make("span", "paused", "paused " + seconds(node.pause)));
   found.push(make("span", "", make("b", "", spell(node.name ?? node.kind)), " " + cost(node)));
+  if (node.adapter) found.push(make("span", "", "adapter " + spell(node.adapter)));
   if (node.miss) found.push(make("span", "", "not cached: " + node.miss.short));
   if (node.attempts.length) found.push(make("span", "wrong", node.attempts.length + " failed attempts"));
   if (node.rejected) found.push(make("span", "wrong", "taken back"));

@@ -21,6 +21,7 @@ from sglang_lite.program.nodes import (
     TurnBegin,
     TurnEnd,
 )
+from sglang_lite.protocol import Unset
 from sglang_lite.protocol.sampling import given_values
 
 _LONGEST = 60  # maximum number of characters of a text
@@ -69,6 +70,8 @@ def _answer(node: GraphNode) -> str:
     words = ["gen" if isinstance(record, Gen) else "select", record.name or "(no name)"]
     if isinstance(record, Select):
         words.append(f"of {len(record.choices)}: {', '.join(map(repr, record.choices)):.{_LONGEST}}")
+        if not isinstance(record.lora_path, Unset):
+            words.append(f"lora_path={record.lora_path!r}")
     else:
         words += [f"{name}={value!r:.{_LONGEST}}" for name, value in given_values(record.params).items()]
         if record.constraint is not None:

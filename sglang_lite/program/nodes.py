@@ -295,6 +295,7 @@ class Select(BaseNode, frozen=True, eq=False):
         seed: seed of that draw, or UNSET for a random one.
         unconditional: True if the choices are also scored without the prompt.
         special: as in Text, for the choices.
+        lora_path: as in SamplingParams: name of the adapter that scores them, () for none, or UNSET.
     """
 
     name: str | None
@@ -304,6 +305,7 @@ class Select(BaseNode, frozen=True, eq=False):
     seed: int | Unset = UNSET
     unconditional: bool = False
     special: bool = True
+    lora_path: tuple[str, ...] | Unset = UNSET
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, _NAMES):

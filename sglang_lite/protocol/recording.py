@@ -67,7 +67,7 @@ class RecordedRequest(Record, frozen=True):
 
     Attributes:
         prompt: prompt without token ids; images are digests of their bytes, or URLs without their queries.
-        params, constraint: parameters and constraint of a generation.
+        params, constraint: parameters and constraint of a generation; of a selection, its `lora_path` alone.
         choices: choices of a selection; None for a generation.
         unconditional: whether a selection's scores without the prompt were requested, too.
     """

@@ -467,6 +467,11 @@ def given_values(params: SamplingParams) -> dict[str, UserValue]:
     return {parameter.name: value for parameter, value in values if value is not UNSET}
 
 
+def adapter_of(lora_path: tuple[str, ...] | Unset) -> str | None:
+    """Name of the adapter in a `lora_path`, or None if that names none or is not set."""
+    return None if isinstance(lora_path, Unset) or not lora_path else lora_path[0]
+
+
 def given_as_data(params: SamplingParams) -> dict[str, UserValue]:
     """Values of the parameters that are set, by name, for requests: with lists instead of tuples."""
     return {name: list(value) if isinstance(value, tuple) else value for name, value in given_values(params).items()}

@@ -92,6 +92,7 @@ class TraceNode(Record, frozen=True):
             for other nodes, and for those that were added after the end of the program's body.
         asked: digest of its question: the prompt, and the parameters and the constraint, or the choices and the method;
             "" if it has no `node`, or another backend than the run.
+        adapter: name of the adapter (LoRA) that answered, or None.
     """
 
     kind: NodeKind
@@ -110,6 +111,7 @@ class TraceNode(Record, frozen=True):
     rejected: bool = False
     node: str = ""
     asked: str = ""
+    adapter: str | None = None
 
     def __repr__(self) -> str:
         failed = "" if self.error is None else f", failed: {cut(self.error, 60)}"
@@ -117,7 +119,12 @@ class TraceNode(Record, frozen=True):
         return f"TraceNode({self.kind}{name}, {cut(repr(self.text), 100)}, {self.seconds:.3f} s{failed})"
 
     def _repr_html_(self) -> str:
-        named = {"text": self.text, "line": self.where and f"{self.where[0]}:{self.where[1]}", "error": self.error}
+        named = {
+            "text": self.text,
+            "line": self.where and f"{self.where[0]}:{self.where[1]}",
+            "error": self.error,
+            "adapter": self.adapter,
+        }
         if self.results:
             named |= {"seconds": f"{self.seconds:.3f}", "usage": repr(self.usage)}
         return facts(f"{self.kind} {self.name or ''}", {name: value for name, value in named.items() if value})

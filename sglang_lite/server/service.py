@@ -73,8 +73,10 @@ class Service:
     def check_model(self, name: str | None) -> None:
         """Raises NotFoundError if a request names a model that isn't served."""
         if not self._is_base(name):
+            adapters = f", with the adapters {', '.join(map(repr, self.adapters))}" if self.adapters else ""
             raise NotFoundError(
-                f"the model {name!r:.200} is not served.", hint=f"This server serves {self.model_name!r}."
+                f"the model {name!r:.200} is not served.",
+                hint=f"This server serves {self.model_name!r}{adapters:.500}.",
             )
 
     def _is_base(self, name: str | None) -> bool:
@@ -98,6 +100,10 @@ class Service:
             return name
         self.check_model(model)
         return None
+
+    def name_of(self, model: str | None) -> str:
+        """Name of the adapter or model that answers a request, given the request's model. Raises as `adapter_of`."""
+        return self.adapter_of(model) or self.model_name
 
     def adapted(self, model: str | None, request: GenerateRequest) -> GenerateRequest:
         """A request with the adapter that its model stands for. Raises as `adapter_of`."""

@@ -6,8 +6,9 @@ from collections import Counter
 import pytest
 
 import sglang_lite as sgl
+from sglang_lite.lang.chat_template import get_chat_template
 from sglang_lite.lang.choices import ChoicesDecision, ChoicesSamplingMethod
-from sglang_lite.protocol import Generation
+from sglang_lite.protocol import Generation, SamplingParams
 from tests.lang.fakes import Scored, line_here
 
 # As in SGLang's test of its rules, with numbers of our own: "organ" is the start of "organism", and the long word is
@@ -256,6 +257,28 @@ def test_what_needs_scores_is_refused_where_there_are_none(options):
     with pytest.raises(sgl.CapabilityError, match="picks a choice without scores") as caught:
         program.run(backend=OnlyPicks())
     assert caught.value.where.line == line_here(program)
+
+
+@pytest.mark.parametrize("of_run", [False, True])
+def test_an_adapter_is_refused_where_selections_take_none(of_run):
+    @sgl.function
+    def program(s, adapter):
+        s += sgl.user("Which?")
+        s += sgl.assistant(sgl.select("a", ["x", "y"], lora_path=adapter))  # here
+
+    given = {"adapter": None, "lora_path": "planner"} if of_run else {"adapter": "planner"}
+    own = Scored({})
+    own.chat_template = get_chat_template("chatml")
+    for backend in (own, sgl.OpenAI("gpt-4o", api_key="key")):
+        with pytest.raises(sgl.CapabilityError, match="can't honour lora_path") as caught:
+            program.run(**given, backend=backend)
+        assert caught.value.where.line == line_here(program)
+    of_all = SamplingParams(lora_path=("planner",)) if of_run else SamplingParams()
+    found = sgl.OpenAI("gpt-4o", api_key="key").explain(program, params=of_all, adapter=given["adapter"])
+    assert found.nodes[0].refusal.startswith("lora_path")
+    assert program.run(adapter=[], lora_path="planner", backend=sgl.ScriptedBackend({"a": "y"}))["a"] == "y"
+    if not of_run:
+        assert "lora_path=('planner',)" in str(program.trace(adapter="planner").graph())
 
 
 def test_one_choice_is_still_scored():

@@ -14,9 +14,14 @@ ASKED = {"max_tokens": 8, "temperature": 0}
 
 
 @pytest.fixture(scope="module")
-def folders(folder, tmp_path_factory):
+def reference(folder, tmp_path_factory):
     model = LlamaForCausalLM.from_pretrained(folder)
-    return Adapted(model, tmp_path_factory.mktemp("adapters"), {"poet": {"r": 4}, "judge": {"r": 8}}).folders
+    return Adapted(model, tmp_path_factory.mktemp("adapters"), {"poet": {"r": 4}, "judge": {"r": 8}})
+
+
+@pytest.fixture(scope="module")
+def folders(reference):
+    return reference.folders
 
 
 @pytest.fixture(scope="module")
@@ -64,17 +69,122 @@ def test_each_protocol_names_one_as_its_model(http, engine, model):
     assert len(texts) == 2  # one of the adapter and one of the model, in each protocol
 
 
+@pytest.mark.parametrize("model", ["poet", "base:poet", "base"])
+def test_answers_name_what_has_answered(http, model):
+    name = model.removeprefix("base:")
+    chat = {"model": model, "messages": [{"role": "user", "content": "hello"}], "max_tokens": 1}
+    bodies = {
+        "/v1/completions": {"model": model, "prompt": "a", "max_tokens": 1}, "/v1/chat/completions": chat, "/v1/messages": chat,
+        "/v1/responses": {"model": model, "input": "hello", "max_output_tokens": 1},
+        "/v1/score": {"model": model, "prompt": "a", "continuations": ["b"]},
+    }  # fmt: skip
+    for path, body in bodies.items():
+        assert http.post(path, json=body).json()["model"] == name, path
+
+
+def test_an_unknown_model_is_told_which_adapters_there_are(http):
+    answer = http.post("/v1/completions", json={"model": "base:clerk", "prompt": "a"})
+    assert answer.status_code == 404
+    assert "with the adapters 'poet'" in answer.text
+
+
+CHOICES = [" fox", " dog", " lazy brown fox"]
+
+
+def by_peft(reference, engine, prompt, name):
+    """Sums of the choices' log-probabilities."""
+    before, sums = len(engine.tokenizer.encode(prompt)), []
+    for choice in CHOICES:
+        ids = engine.tokenizer.encode(prompt + choice)
+        rows = reference(list(ids), name)
+        sums.append(sum(float(rows[at - 1, ids[at]]) for at in range(before, len(ids))))
+    return sums
+
+
+def sums_of(selection):
+    return [sum(each.logprobs) for each in selection.scores]
+
+
+def test_choices_are_scored_by_their_adapter(http, engine, reference):
+    for name in ("poet", None):
+        expected = by_peft(reference, engine, "a quick", name)
+        assert sums_of(engine.select("a quick", CHOICES, lora_path=name)) == pytest.approx(expected, abs=1e-3)
+        body = {"model": name or "base", "prompt": "a quick", "continuations": CHOICES}
+        scores = http.post("/v1/score", json=body).json()["scores"]
+        assert [each["logprob"] for each in scores] == pytest.approx(expected, abs=1e-3)
+        label = [engine.tokenizer.encode("a quick" + choice)[-1] for choice in CHOICES[:2]]
+        body = {"model": name or "base", "query": "a quick", "items": [""], "label_token_ids": label}
+        (shares,) = http.post("/v1/score", json=body).json()["scores"]
+        ids = list(engine.tokenizer.encode("a quick"))
+        assert shares == pytest.approx([float(reference(ids, name)[-1, each].exp()) for each in label], abs=1e-3)
+    assert by_peft(reference, engine, "a quick", "poet") != pytest.approx(expected, abs=1e-2)
+
+
+def test_a_decision_is_made_by_an_adapter(http):
+    body = {
+        "input": "hello",
+        "questions": [{"type": "choice", "instructions": "Which?", "choices": [{"value": "one"}, {"value": "two"}]}],
+    }  # fmt: skip
+    answers = [http.post("/v1/decisions", json={**body, "model": name}).json() for name in ("poet", "base")]
+    assert [each.get("model") for each in answers] == ["poet", "base"], answers
+    assert answers[0]["answers"] != answers[1]["answers"]
+
+
+@sgl.function
+def choosing(s, adapter=None):
+    s += "a quick" + sgl.select("own", CHOICES, lora_path=adapter)
+    s += " and" + sgl.select("plain", CHOICES, lora_path=[])
+
+
+def test_selections_of_a_program_are_scored_by_their_adapters(http, engine, reference, tmp_path):
+    endpoint, expected = sgl.RuntimeEndpoint(str(http.base_url)), by_peft(reference, engine, "a quick", "poet")
+    for backend in (engine, endpoint):
+        for push_down in (True, False):
+            for arguments in ({"adapter": "poet"}, {"lora_path": "poet"}):
+                state = choosing.run(**arguments, backend=backend, push_down=push_down)
+                assert sums_of(state.selection("own")) == pytest.approx(expected, abs=1e-3)
+                plain = by_peft(reference, engine, f"a quick{state['own']} and", None)
+                assert sums_of(state.selection("plain")) == pytest.approx(plain, abs=1e-3)
+    with sgl.record(tmp_path / "calls", backend=engine) as recording:
+        recorded = [choosing.run(adapter=name, backend=recording) for name in ("poet", None)]
+    replayed = sgl.Replay(tmp_path / "calls")
+    for name, state in zip((None, "poet"), recorded[::-1]):
+        again = choosing.run(adapter=name, backend=replayed)
+        assert sums_of(again.selection("own")) == sums_of(state.selection("own"))
+    assert sums_of(recorded[0].selection("own")) != sums_of(recorded[1].selection("own"))
+
+
+def test_a_trace_names_the_adapters_and_tells_their_questions_apart(engine):
+    found = []
+    for name in ("poet", None):
+        with_gen = program.run(backend=engine, max_new_tokens=1, lora_path=name)
+        found.append([*choosing.run(adapter=name, backend=engine).trace().nodes, *with_gen.trace().nodes])
+    adapters = [[each.adapter for each in nodes if each.kind in ("gen", "select")] for nodes in found]
+    assert adapters == [["poet", None, "poet", "poet"], [None, None, None, "poet"]]
+    (one, *_), (other, *_) = ([each.asked for each in nodes if each.kind == "select"] for nodes in found)
+    assert one != other
+
+
+def test_a_selection_by_an_adapter_that_is_not_there_fails(http, engine):
+    for backend in (engine, sgl.RuntimeEndpoint(str(http.base_url))):
+        for push_down in (True, False):
+            state = choosing.run(adapter="clerk", backend=backend, push_down=push_down)
+            with pytest.raises(sgl.SglError, match="there is no adapter 'clerk'"):
+                state["own"]
+
+
 def test_prompts_of_a_request_have_their_own(http, engine):
     body = {"text": ["a quick"] * 2, "sampling_params": GREEDY, "lora_path": ["poet", None]}
     found = [each["text"] for each in http.post("/generate", json=body).json()]
     assert found == [engine.generate("a quick", GREEDY, lora_path=name)["text"] for name in ("poet", None)]
 
 
-def test_an_endpoint_sends_the_adapter_of_a_node(http, engine):
-    @sgl.function
-    def program(s):
-        s += "a quick" + sgl.gen("plain", ignore_eos=True) + sgl.gen("poem", lora_path="poet", ignore_eos=True)
+@sgl.function
+def program(s):
+    s += "a quick" + sgl.gen("plain", ignore_eos=True) + sgl.gen("poem", lora_path="poet", ignore_eos=True)
 
+
+def test_an_endpoint_sends_the_adapter_of_a_node(http, engine):
     def texts(backend, **more):
         state = program.run(backend=backend, max_new_tokens=6, temperature=0, **more)
         return state["plain"], state["poem"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Sequence
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Protocol
 
 from sglang_lite.constraints.json_schema.keywords import REPEATS
@@ -23,10 +24,11 @@ from sglang_lite.protocol import (
     Prompt,
     SamplingParams,
     Selection,
+    Unset,
     Usage,
 )
 from sglang_lite.protocol.anything import Json
-from sglang_lite.protocol.sampling import given_values
+from sglang_lite.protocol.sampling import adapter_of, given_values
 from sglang_lite.text.chat_template import TurnTemplate
 
 if TYPE_CHECKING:
@@ -38,6 +40,16 @@ ALL_CONSTRAINTS = frozenset(CONSTRAINT_NAMES)
 EVENTS = ("begin_program", "end_program", "commit_lazy_operations", "fork_program", "fill_image")
 # Methods by which a class can answer in another way than by `agenerate` and `aselect`.
 _ABILITIES = {"answers_now": ("answer_now", "select_now"), "plays_programs": ("open_program",)}
+
+
+# Name of the adapter that a selection is to be scored with, None for the model itself. Read by backends with the
+# capability `adapters`.
+asked_adapter: ContextVar[str | None] = ContextVar("sglang_lite_asked_adapter", default=None)
+
+
+def ask_with_adapter(lora_path: tuple[str, ...] | Unset) -> None:
+    """Sets `asked_adapter` for the selections that this context asks for next."""
+    asked_adapter.set(adapter_of(lora_path))
 
 
 class KeepsPrefixes(Protocol):
@@ -267,6 +279,12 @@ class Backend:
 def name_of(backend: Backend) -> str:
     """Name of a backend in messages and traces."""
     return backend.trace_name or type(backend).__name__
+
+
+def check_adapter(backend: Backend, node: object, adapter: tuple[str, ...] | Unset, where: Location | None) -> None:
+    """Raises CapabilityError if a selection has an adapter, and the backend's selections take none."""
+    if adapter_of(adapter) is not None and not backend.capabilities.adapters:
+        raise refusal(backend, node, "lora_path", "Leave it out, or use a local engine or its server.", where)
 
 
 def refusal(backend: Backend, node: object, feature: str, instead: str, where: Location | None) -> CapabilityError:

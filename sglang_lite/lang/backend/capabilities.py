@@ -90,6 +90,7 @@ class Capabilities:
         priority: True if programs may have a priority.
         reads_prompts: True if answers depend on the prompt that is given. SGLang's hooks look at the branch itself, so
             that they can't be recorded, shown a repair, or asked in a rerun.
+        adapters: True if selections read `asked_adapter` (base.py), as generations read `lora_path`.
         caches_prompts: True if a provider caches prompts, so that a prompt with the same beginning is cheaper once the
             first token of an answer has arrived.
     """
@@ -104,6 +105,7 @@ class Capabilities:
     turns: TurnRules | None = None
     priority: bool = False
     reads_prompts: bool = True
+    adapters: bool = False
     caches_prompts: bool = False
 
 

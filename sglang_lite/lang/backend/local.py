@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from sglang_lite.lang.backend.base import ALL_CONSTRAINTS, Backend, KeepsPrefixes, ProgramAtBackend
+from sglang_lite.lang.backend.base import ALL_CONSTRAINTS, Backend, KeepsPrefixes, ProgramAtBackend, asked_adapter
 from sglang_lite.lang.backend.capabilities import Capabilities
 from sglang_lite.lang.backend.rendering import with_tools
 from sglang_lite.lang.backend.token_counts import TokenUsage
@@ -45,7 +45,7 @@ class LocalBackend(Backend):
         token_usage: tokens used so far, as `prompt_tokens` and `completion_tokens`; `reset()` sets them to 0.
     """
 
-    capabilities = Capabilities(ALL_CONSTRAINTS, priority=True)
+    capabilities = Capabilities(ALL_CONSTRAINTS, priority=True, adapters=True)
     enforces = True
 
     def __init__(self, engine: Engine) -> None:
@@ -98,8 +98,9 @@ class LocalBackend(Backend):
 
         sink = partial(mailbox.enqueue, settle)
         submit = partial(
-            self.engine.submit_select, prompt, choices, sink=sink, flush=mailbox.wake, unconditional=unconditional
-        )
+            self.engine.submit_select, prompt, choices,
+            sink=sink, flush=mailbox.wake, unconditional=unconditional, lora_path=asked_adapter.get(),
+        )  # fmt: skip
         ticket = await self.engine.submit_when_room(submit, 1)
         try:
             outcome = await future

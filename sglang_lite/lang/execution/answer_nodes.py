@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from sglang_lite.constraints.number_text import TERMINATORS
-from sglang_lite.lang.backend.base import Backend
+from sglang_lite.lang.backend.base import Backend, check_adapter
 from sglang_lite.lang.backend.capabilities import EVERYTHING, Demands
 from sglang_lite.lang.execution.blocks import OpenBlocks
 from sglang_lite.lang.execution.repair_prompt import check_repair
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from sglang_lite.lang.tools import Toolbox
 
 
-def check_select(own: SglSelect, backend: Backend, blocks: OpenBlocks, where: Location | None) -> None:
+def check_select(own: SglSelect, run: Run, backend: Backend, blocks: OpenBlocks, where: Location | None) -> None:
     """Checks a selection.
 
     Raises:
@@ -39,6 +39,7 @@ def check_select(own: SglSelect, backend: Backend, blocks: OpenBlocks, where: Lo
     """
     if own.multi:
         blocks.refuse_in_grammar("select(multi=True) can't be part of a grammar.", "Select one by one.", where)
+    check_adapter(backend, own, _adapter(own, run), where)
     texts = example_choices(own.choices, multi=own.multi)
     choices = Choices(texts) if isinstance(texts, tuple) else None  # a symbol, in a trace
     backend.check(own, Demands("select", constraint=choices, scores=not only_picks(own)), where)
@@ -53,8 +54,13 @@ def select_node(own: SglSelect, run: Run, blocks: OpenBlocks, path: str, where: 
     judged = own.multi or run.settings.retries or run.kept is not None
     return msgspec.structs.replace(
         own.node, method=None if judged else own.node.method, seed=run.seed_of(path), special=blocks.role is None,
-        where=where,
+        lora_path=_adapter(own, run), where=where,
     )  # fmt: skip
+
+
+def _adapter(own: SglSelect, run: Run) -> tuple[str, ...] | Unset:
+    """Adapter of a selection: its own, or that of the run."""
+    return run.settings.params.lora_path if isinstance(own.node.lora_path, Unset) else own.node.lora_path
 
 
 def with_tools_of(own: SglGen, tools: Toolbox, backend: Backend) -> SglGen:

@@ -193,7 +193,7 @@ class Branch:
         self.player.put(Text(text, ids, special and self.blocks.role is None, where=where))
 
     def _select(self, own: SglSelect, where: Location | None) -> SelectOp:
-        check_select(own, self.backend, self.blocks, where)
+        check_select(own, self.run, self.backend, self.blocks, where)
         self.blocks.matcher = None
         path = self.next_node()
         variable = self._declare(own.node.name, path, where)

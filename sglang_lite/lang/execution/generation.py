@@ -436,7 +436,7 @@ def _accept(player: BasePlayer, op: GenOp, generations: Sequence[Generation], va
     own = options.backend is None
     if op.node.params.confidence is True:
         constraint, prompt = _constraint(player, op), _prompt(player, op, options, 0)
-        op.variable.question = Answered(options.backend or player.backend, prompt, constraint)
+        op.variable.question = Answered(options.backend or player.backend, prompt, constraint, op.node.params.lora_path)
     spans = first.spans if first.spans and own else (Span(first.text, special=False),)
     if options.reasoning is not None:
         thoughts, answers = zip(*(_split(op, g) for g in generations))

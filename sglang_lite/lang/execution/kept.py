@@ -16,6 +16,7 @@ import msgspec
 from sglang_lite.lang.concurrency.variables import Variable
 from sglang_lite.lang.execution.operations import AnswerOp, GenOp, SelectOp
 from sglang_lite.protocol import (
+    UNSET,
     Constraint,
     Continuation,
     Generation,
@@ -72,6 +73,7 @@ class Question:
         elif isinstance(op, SelectOp):
             own, method = op.expression, type(op.expression.choices_method).__qualname__
             about = own.choices, own.multi, method, op.node.temperature, self.grammar
+            about += () if op.node.lora_path is UNSET else (op.node.lora_path,)
         found = self.hashed.copy()
         found.update(repr((self._images, about)).encode("utf-8", "surrogatepass"))
         return found.hexdigest()

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from sglang_lite.constraints.python_types.value_type import has_type
-from sglang_lite.lang.backend.base import Backend
+from sglang_lite.lang.backend.base import Backend, ask_with_adapter
 from sglang_lite.lang.concurrency.loop import executor
 from sglang_lite.lang.concurrency.variables import Variable, when_all_done
 from sglang_lite.lang.confidence import confidence_in
@@ -163,7 +163,7 @@ def confidence_of(run: Run, variable: Variable, name: VariableName, sample: int,
     if not isinstance(sample, int) or not 0 <= sample < len(answers):
         raise ParameterError("sample", f"{sample!r:.60} is no index of {len(answers)} samples.", where=where)
     try:
-        reading = confidence_in(question, answers[sample], partial(_scored, run))
+        reading = confidence_in(question, answers[sample], partial(_scored, run, question.adapter))
     except ProgramError as error:
         raise ProgramError(f"{name!r}: {error.message}", hint=error.hint, where=where) from None
     found = Variable(where)
@@ -178,8 +178,11 @@ def confidence_of(run: Run, variable: Variable, name: VariableName, sample: int,
     return found
 
 
-async def _scored(run: Run, backend: Backend, prompt: Prompt, texts: Sequence[str]) -> Selection:
-    """Scores of texts, within the budgets of a run and counted in its usage."""
+async def _scored(
+    run: Run, adapter: tuple[str, ...] | Unset, backend: Backend, prompt: Prompt, texts: Sequence[str]
+) -> Selection:
+    """Scores of texts by an adapter, within the budgets of a run and counted in its usage."""
+    ask_with_adapter(adapter)
     with run.within_budget(backend, partial(max_selection_usage, backend, prompt, texts)) as account:
         selection = await backend.aselect(prompt, texts, unconditional=False)
         if account is not None:

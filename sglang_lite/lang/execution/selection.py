@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from sglang_lite.lang.backend.base import ask_with_adapter
 from sglang_lite.lang.backend.planning import NodeQuestion, scores_needed
 from sglang_lite.lang.backend.token_counts import NOT_CREDIBLE
 from sglang_lite.lang.execution.base_player import BasePlayer
@@ -35,6 +36,7 @@ def select_immediately(player: BasePlayer, op: SelectOp) -> bool:
         return False
     unconditional = op.expression.choices_method.requires_unconditional_logprobs
     scores_needed.set(not only_picks(op.expression))
+    ask_with_adapter(op.node.lora_path)
     token = asked.set((player, op))
     try:
         prompt, choices = player.transcript.prompt(), _choices(player, op.node)
@@ -108,6 +110,7 @@ async def _score(player: BasePlayer, op: SelectOp, texts: Sequence[str]) -> Sele
     if op.pushed_node is None:
         asked.set((player, op))
         scores_needed.set(not only_picks(op.expression))
+        ask_with_adapter(op.node.lora_path)
         return await _retried(player, op, partial(_select_once, player, op, texts, unconditional=unconditional))
     pushed, place = op.pushed_node
     node = msgspec.structs.replace(op.node, choices=tuple(texts), method=None, unconditional=unconditional)

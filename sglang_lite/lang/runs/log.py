@@ -18,8 +18,9 @@ from sglang_lite.lang.execution.run import BoundCall
 from sglang_lite.lang.expressions import MULTI_SEPARATOR
 from sglang_lite.lang.runs.trace import Trace
 from sglang_lite.markup import cut
-from sglang_lite.program.nodes import GrammarBegin, GrammarEnd, ImagePart, ScopeBegin, Text, TurnBegin, TurnEnd
+from sglang_lite.program.nodes import Gen, GrammarBegin, GrammarEnd, ImagePart, ScopeBegin, Text, TurnBegin, TurnEnd
 from sglang_lite.protocol import Attempt, Generation, Image, Location, Selection, SglError, TraceHead, TraceNode
+from sglang_lite.protocol.sampling import adapter_of
 
 
 @dataclass(slots=True)
@@ -218,6 +219,7 @@ class _Reader:
             results=found,
             attempts=tuple(Attempt(_told(each.error), each.answers) for each in attempts),
             error=None if error is None else _told(error),
+            adapter=adapter_of(op.node.params.lora_path if isinstance(op.node, Gen) else op.node.lora_path),
             node=op.variable.node if op.in_body else "",
             asked="" if not op.in_body or _has_own_backend(op) else self._text.question.asked_by(op),
             **fields,

@@ -14,7 +14,7 @@ from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 import msgspec
 
 from sglang_lite import wire
-from sglang_lite.lang.backend.base import Backend, name_of, refusal
+from sglang_lite.lang.backend.base import Backend, asked_adapter, name_of, refusal
 from sglang_lite.lang.backend.default import BackendLike, backend_for
 from sglang_lite.lang.backend.delegating_backend import DelegatingBackend
 from sglang_lite.lang.backend.planning import Planner, RunFacts
@@ -137,7 +137,7 @@ class Recording(DelegatingBackend):
                 yield event
 
     async def aselect(self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool) -> Selection:
-        request = RecordedRequest(recorded_prompt(prompt), choices=tuple(choices), unconditional=unconditional)
+        request = selection_request(prompt, choices, unconditional=unconditional)
         with self._recorded(request, stream=False) as record:
             selection = await self.backend.aselect(prompt, choices, unconditional=unconditional)
             record(selection)
@@ -232,6 +232,13 @@ def _picture(image: Image) -> Image:
 def digest_of(line: bytes) -> str:
     """Digest of a line of a recording."""
     return hashlib.sha256(line).hexdigest()[:32]
+
+
+def selection_request(prompt: Prompt, choices: Sequence[str], *, unconditional: bool) -> RecordedRequest:
+    """Request for the selection that is asked for in this context."""
+    adapter = asked_adapter.get()
+    params = SamplingParams() if adapter is None else SamplingParams(lora_path=(adapter,))
+    return RecordedRequest(recorded_prompt(prompt), params, choices=tuple(choices), unconditional=unconditional)
 
 
 def request_key(request: RecordedRequest) -> bytes:

@@ -20,7 +20,7 @@ from sglang_lite.lang.backend.remote.planner import CallPlanner
 from sglang_lite.lang.chat_template import ChatTemplate, ChatTemplateStyle
 from sglang_lite.lang.execution.operations import NodeIdentity, current_node
 from sglang_lite.lang.runs import files
-from sglang_lite.lang.runs.recording import digest_of, recorded_prompt, request_key
+from sglang_lite.lang.runs.recording import digest_of, recorded_prompt, request_key, selection_request
 from sglang_lite.program.prefixes import common_length
 from sglang_lite.protocol import (
     CapabilityError,
@@ -84,7 +84,7 @@ class Replay(Backend):
         constraints = frozenset(kind for kind in ALL_CONSTRAINTS if kind.__name__ in self._head.constraints)
         begun, constrained = self._head.begun, self._head.begun_constrained
         rules = None if begun is None else TurnRules(begun, constrained or begun, self._head.texts)
-        self.capabilities = Capabilities(constraints, images=True, turns=rules)
+        self.capabilities = Capabilities(constraints, images=True, turns=rules, adapters=True)
         self.enforces = self._head.enforces and not self._by_node
         self.trace_name = self._head.backend
         self.chat_template = chat_template or _template(self._head.template)
@@ -152,7 +152,7 @@ class Replay(Backend):
         return until
 
     def _selected(self, prompt: Prompt, choices: Sequence[str], unconditional: bool) -> RecordedCall:
-        return self._take(RecordedRequest(recorded_prompt(prompt), choices=tuple(choices), unconditional=unconditional))
+        return self._take(selection_request(prompt, choices, unconditional=unconditional))
 
     # ------------------------------------------------------------------------------------------------ finding
 

@@ -90,6 +90,8 @@ def _node(node: TraceNode) -> dict[str, Any]:
     }  # fmt: skip
     if node.where is not None:
         attributes |= dict(zip(("code.file.path", "code.line.number", "code.function.name"), node.where))
+    if node.adapter is not None:
+        attributes["sglang_lite.adapter"] = node.adapter
     if node.miss is not None:
         attributes |= {"sglang_lite.cache_miss.reason": node.miss.reason, "sglang_lite.cache_miss.at": node.miss.at}
     return attributes

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from sglang_lite.constraints.language import language_of
 from sglang_lite.constraints.matching import may_contain
-from sglang_lite.lang.backend.base import Backend, refusal
+from sglang_lite.lang.backend.base import Backend, check_adapter, refusal
 from sglang_lite.lang.backend.capabilities import Demands
 from sglang_lite.lang.expressions import number_as_regex
 from sglang_lite.program.drawing import label
@@ -175,6 +175,7 @@ def _ask(backend: Backend, node: GraphNode) -> None:
                 constraint = number_as_regex(constraint)
             backend.check(record, Demands("gen", record.params, constraint), record.where)
         case Select():
+            check_adapter(backend, record, record.lora_path, record.where)
             scores = bool(record.temperature) or record.method != "token_length_normalized"
             choices = Choices(record.choices or ("a", "b"))
             backend.check(record, Demands("select", constraint=choices, scores=scores), record.where)

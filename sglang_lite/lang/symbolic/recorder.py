@@ -361,10 +361,12 @@ class Recorder(Player):
 
     def _select(self, node: Select) -> tuple[Select, tuple[Use, ...]]:
         given: Any = node.choices
+        uses = () if node.lora_path is UNSET else self.way.uses(node.lora_path, "lora_path")
+        node = _replace(node, seed=UNSET, lora_path=UNSET if uses else node.lora_path)
         if isinstance(given, Symbol):
-            return _replace(node, choices=(), seed=UNSET), self.way.uses(given, "choices")
-        uses = tuple(use for choice in given for use in self.way.uses(choice, "choices"))
-        return _replace(node, choices=tuple(map(self.way.plain, given)), seed=UNSET), uses
+            return _replace(node, choices=()), uses + self.way.uses(given, "choices")
+        uses += tuple(use for choice in given for use in self.way.uses(choice, "choices"))
+        return _replace(node, choices=tuple(map(self.way.plain, given))), uses
 
 
 class TracedBranch(Branch):

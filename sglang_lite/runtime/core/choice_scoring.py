@@ -7,8 +7,11 @@ from array import array
 from collections.abc import Callable, Sequence
 from functools import partial
 
+import msgspec
+
 from sglang_lite.program.prefixes import common_length
 from sglang_lite.protocol import (
+    UNSET,
     ChoiceScore,
     Generation,
     ParameterError,
@@ -16,6 +19,7 @@ from sglang_lite.protocol import (
     Selection,
     SglError,
     Span,
+    Unset,
     Usage,
 )
 from sglang_lite.runtime.core.engine_context import EngineContext
@@ -65,6 +69,7 @@ class ChoiceScoring:
         unconditional: bool,
         namespace: str,
         special: bool,
+        lora_path: tuple[str, ...] | Unset = UNSET,
         branch: ScheduledBranch | None = None,
     ) -> None:
         """Submits the requests, unless aborted. May take long, so not on the loop's thread.
@@ -75,11 +80,12 @@ class ChoiceScoring:
             unconditional: whether to also score the choices without the prompt.
             namespace: namespace in the radix tree.
             special: whether the choices can name special tokens.
+            lora_path: adapter that scores, as in SamplingParams.
             branch: program's branch, if any.
 
         Raises:
-            ParameterError: the prompt is too long, or a choice is empty although it follows no text or is to be scored
-                without the prompt.
+            ParameterError: the prompt is too long, the adapter is not there, or a choice is empty although it follows
+                no text or is to be scored without the prompt.
         """
         self._choices = choices
         if unconditional and not all(choices):
@@ -89,11 +95,11 @@ class ChoiceScoring:
         texts = [Span(choice, special=special) for choice in choices]
         rows = self._rows(log, texts)
         self._start = rows[0][1]
-        before = self._make_prompt_request([ids for ids, _ in rows], namespace, log.media)
+        before = self._make_prompt_request([ids for ids, _ in rows], namespace, log.media, lora_path)
         if unconditional:
             rows += [(log.encode([text], alone=True), 1) for text in texts]
         builder = self._context.builder
-        params = builder.resolved(_SCORE)
+        params = builder.resolved(msgspec.structs.replace(_SCORE, lora_path=lora_path))
         requests = [
             request
             for row, (ids, start) in enumerate(rows)
@@ -124,12 +130,18 @@ class ChoiceScoring:
             self._context.loop.abort(request)
 
     def _make_prompt_request(
-        self, rows: Sequence[Sequence[int]], namespace: str, media: Sequence[MediaItem]
+        self,
+        rows: Sequence[Sequence[int]],
+        namespace: str,
+        media: Sequence[MediaItem],
+        lora_path: tuple[str, ...] | Unset,
     ) -> Request:
         """Request for the text before the choices, which asks for the log-probabilities of the choices' first
         tokens."""
         firsts = tuple({ids[self._start] for ids in rows})
-        asked = SamplingParams(max_tokens=0, temperature=0, return_logprob=True, token_ids_logprob=firsts)
+        asked = SamplingParams(
+            max_tokens=0, temperature=0, return_logprob=True, token_ids_logprob=firsts, lora_path=lora_path
+        )
         builder = self._context.builder
         ids = rows[0][: self._start]
         (request,) = builder.build(ids, builder.resolved(asked), self._prompt_done, namespace=namespace, media=media)

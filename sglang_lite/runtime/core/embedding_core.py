@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Any, ClassVar, NoReturn
 
-from sglang_lite.protocol import CapabilityError
+from sglang_lite.protocol import CapabilityError, ParameterError
 from sglang_lite.runtime.calls import CompileGrammar, EngineCall, FlushCache, R, Stats
 from sglang_lite.runtime.config import Capacity, EngineConfig, Sizes
 from sglang_lite.runtime.core.embedding_loop import EmbeddingLoop, Vectors
@@ -33,6 +33,11 @@ class EmbeddingCore:
     responds = True  # unlike a process that is stopped
 
     def __init__(self, config: EngineConfig, loaded: LoadedEncoder) -> None:
+        if config.enable_lora:
+            raise ParameterError(
+                "enable_lora", f"{loaded.name} generates no text, and only models that do take adapters.",
+                hint="Merge the adapter into the weights with peft's merge_and_unload().",
+            )  # fmt: skip
         self.thread = threading.current_thread()
         self.config, self.model_name, self.encoder = config, loaded.name, loaded.model.spec
         self.tokenizer, self.vocab_size = loaded.tokenizer, self.encoder.vocab_size

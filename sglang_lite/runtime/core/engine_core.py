@@ -21,6 +21,7 @@ import torch
 
 from sglang_lite.constraints.json_schema.repeats import RepeatRules, repeat_rules
 from sglang_lite.protocol import (
+    UNSET,
     BackendError,
     Constraint,
     ConstraintError,
@@ -233,6 +234,7 @@ class EngineCore:
                 unconditional=request.unconditional,
                 namespace=request.namespace,
                 special=special,
+                lora_path=UNSET if request.lora_path is None else (request.lora_path,),
             )
         except BaseException:  # refused: no event will be sent
             self.open_requests.release()

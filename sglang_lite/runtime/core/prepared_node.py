@@ -22,7 +22,15 @@ from sglang_lite.program.nodes import (
     Text,
 )
 from sglang_lite.program.play.branch import NOTHING_EXPECTED, Ask, Branch, QueuedNode
-from sglang_lite.protocol import CapabilityError, ConstraintError, EngineClosedError, ParameterError, SglError, Span
+from sglang_lite.protocol import (
+    CapabilityError,
+    ConstraintError,
+    EngineClosedError,
+    ParameterError,
+    SamplingParams,
+    SglError,
+    Span,
+)
 from sglang_lite.runtime.core.engine_context import EngineContext
 from sglang_lite.runtime.core.token_text import PreparedImage, TokenText
 from sglang_lite.runtime.requests.resolved_params import ResolvedParams
@@ -40,7 +48,7 @@ class PreparedNode(QueuedNode):
 
     Attributes:
         grammar: compilation of its constraint, if any.
-        params: resolved parameters of a generation, or the error of an invalid one.
+        params: resolved parameters of a generation, or the error of an invalid one or of a selection's adapter.
         text: predicted text between the answer before and a generation, or None if it can't be predicted.
         ids: tokenisation of `text`, if started.
         matcher: matcher of its grammar, made in advance for the next request of the branch.
@@ -74,6 +82,8 @@ def prepared(node: Node, context: EngineContext) -> PreparedNode:
         else:
             for stop in entry.params.stop:  # slow for a new byte: done here, off the loop's thread
                 context.tokenizer.tokens_with(stop.encode("utf-8", "surrogatepass")[-1])
+    elif isinstance(node, Select):
+        entry.params = _adapter_error(node, context)
     elif isinstance(node, Fork):
         entry.branches = [[prepared(each, context) for each in nodes] for nodes in node.branches]
     branches = tuple(sum((each.expected for each in entries), NOTHING_EXPECTED) for entries in entry.branches)
@@ -95,8 +105,17 @@ def _prepared_image(node: ImagePart, context: EngineContext) -> PreparedImage:
     return PreparedImage(node.image, node.text, where=node.where, spans=spans, error=error)
 
 
+def _adapter_error(node: Select, context: EngineContext) -> ParameterError | None:
+    """Error of a selection whose adapter is not there."""
+    try:
+        context.builder.resolved(SamplingParams(lora_path=node.lora_path))
+    except ParameterError as error:
+        return error
+    return None
+
+
 def check_params(entries: Sequence[PreparedNode]) -> None:
-    """Raises ParameterError if a generation has an invalid parameter."""
+    """Raises ParameterError if a generation has an invalid parameter, or a selection's adapter is not there."""
     for entry in entries:
         if isinstance(entry.params, ParameterError):
             raise entry.params

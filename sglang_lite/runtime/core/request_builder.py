@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from sglang_lite.constraints.json_schema.repeats import repeat_rules
 from sglang_lite.errors import shown
-from sglang_lite.program.nodes import Fork, Gen, Node
+from sglang_lite.program.nodes import Fork, Gen, Node, Select
 from sglang_lite.protocol import ParameterError, Prompt, SamplingParams, Span
 from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.media.placeholders import ImageFormat, no_images_error, prompt_spans
@@ -230,13 +230,13 @@ class RequestBuilder:
         return resolved
 
     def refused(self, nodes: Sequence[Node]) -> dict[int, ParameterError]:
-        """Errors of generations with invalid parameters, by index of the node; for a fork, the first error in its
-        branches."""
+        """Errors of generations with invalid parameters, and of selections whose adapter is not there, by index of the
+        node; for a fork, the first error in its branches."""
         errors: dict[int, ParameterError] = {}
         for i, node in enumerate(nodes):
-            if isinstance(node, Gen):
+            if isinstance(node, Gen | Select):
                 try:
-                    self.resolved(node.params)
+                    self.resolved(node.params if isinstance(node, Gen) else SamplingParams(lora_path=node.lora_path))
                 except ParameterError as error:
                     errors[i] = error
             elif isinstance(node, Fork):

@@ -67,6 +67,7 @@ class SelectionJob:
                 unconditional=unconditional,
                 namespace=self._program.namespace,
                 special=node.special,
+                lora_path=node.lora_path,
                 branch=self._branch,
             )
         except SglError as error:

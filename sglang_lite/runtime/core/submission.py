@@ -55,12 +55,14 @@ class SelectRequest(msgspec.Struct, frozen=True, array_like=True, tag="select"):
     choices: Sequence[str]
     unconditional: bool = False
     namespace: str = ""
+    lora_path: str | None = None
 
     def check(self) -> None:
         """Raises ParameterError if no choices are given, or a field has the wrong type."""
         check_kind("prompt", self.prompt, str, Prompt)
         check_kind("namespace", self.namespace, str)
         check_kind("choices", self.choices, list, tuple)
+        check_kind("lora_path", self.lora_path, str, type(None))
         for choice in self.choices:
             check_kind("choices", choice, str)
         if not self.choices:

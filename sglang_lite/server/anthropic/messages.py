@@ -144,7 +144,7 @@ class _Message:
             "id": f"msg_{random_id()[:24]}",
             "type": "message",
             "role": "assistant",
-            "model": self.service.model_name,
+            "model": self.service.name_of(self.body.model),
             "content": [],
             "stop_reason": None,
             "stop_sequence": None,

@@ -88,7 +88,7 @@ async def complete(service: Service, call: HttpRequest) -> Response:
     )  # fmt: skip
     [request] = with_priorities(service, call, [service.adapted(body.model, request)])
     parsed = _ParsedChat(
-        body, rendered, f"chatcmpl-{random_id()}", int(time.time()), service.model_name, custom, custom_tools
+        body, rendered, f"chatcmpl-{random_id()}", int(time.time()), service.name_of(body.model), custom, custom_tools
     )
     if body.stream:
         events = await with_first_event(service.async_engine.generate(request))

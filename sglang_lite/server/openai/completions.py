@@ -93,7 +93,8 @@ async def complete(service: Service, call: HttpRequest) -> Response:
     requests = [service.adapted(body.model, request) for request in requests]
     streams.check_options(body)
     requests = with_priorities(service, call, requests)
-    parsed = _ParsedCompletions(body, f"cmpl-{random_id()}", int(time.time()), service.model_name, requests, texts)
+    model = service.name_of(body.model)
+    parsed = _ParsedCompletions(body, f"cmpl-{random_id()}", int(time.time()), model, requests, texts)
     engine = service.async_engine
     if body.stream:
         events = await with_first_event(merged([engine.generate(request) for request in requests]))

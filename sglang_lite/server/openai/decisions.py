@@ -21,6 +21,7 @@ from starlette.responses import Response
 
 from sglang_lite.program.nodes import Fork, Node, Program, Select, Text
 from sglang_lite.protocol import (
+    UNSET,
     CapabilityError,
     ConstraintError,
     ParameterError,
@@ -31,6 +32,7 @@ from sglang_lite.protocol import (
     SglError,
     Span,
     TemplateError,
+    Unset,
     Usage,
 )
 from sglang_lite.random_ids import random_id
@@ -70,11 +72,12 @@ class _QuestionTemplate:
     def prompt(self) -> Prompt:
         return Prompt((Span(self.text, self.ids),))
 
-    def branch(self, options: Options) -> tuple[Node, ...]:
-        """Nodes of a question's branch."""
+    def branch(self, options: Options, lora_path: tuple[str, ...] | Unset) -> tuple[Node, ...]:
+        """Nodes of a question's branch, whose choices an adapter scores."""
         # The shared quotation mark is computed once, with the question.
         quote = '"' if all(each.startswith('"') for each in options.choices_json) else ""
-        choice = Select(None, tuple(each[len(quote) :] for each in options.choices_json), method=None, special=False)
+        texts = tuple(each[len(quote) :] for each in options.choices_json)
+        choice = Select(None, texts, method=None, special=False, lora_path=lora_path)
         return (Text(options.text, special=False), *self.after, Text(quote, special=False), choice)
 
 
@@ -121,15 +124,16 @@ def _question_template(reader: RequestReader, messages: Sequence[Mapping[str, An
 async def decide(service: Service, call: HttpRequest) -> Response:
     """Answers questions."""
     body, questions, template = await read(service, call, _read)
-    service.check_model(body.model)
+    adapter = service.adapter_of(body.model)
     # The input alone, first: so it is computed only once, and the number of its cached tokens is known.
-    alone = SamplingParams(max_tokens=0)
+    alone = SamplingParams(max_tokens=0, lora_path=UNSET if adapter is None else (adapter,))
     (input_only,) = await service.async_engine.results(GenerateRequest(template.ids, alone))
     found: dict[int, Selection] = {}
     for wave in _waves(questions):
-        found.update(await _selections(service, template, wave))
+        found.update(await _selections(service, template, wave, alone.lora_path))
     answers = [_answer(question, questions[i], found.get(i)) for i, question in enumerate(body.questions)]
-    return answer({"model": service.model_name, "answers": answers, "usage": _usage(input_only.usage, found.values())})
+    usage = _usage(input_only.usage, found.values())
+    return answer({"model": service.name_of(body.model), "answers": answers, "usage": usage})
 
 
 def _read(reader: RequestReader, call: HttpRequest) -> tuple[DecisionRequest, list[Options | None], _QuestionTemplate]:
@@ -160,7 +164,7 @@ def _waves(questions: Sequence[Options | None]) -> Iterator[dict[int, Options]]:
 
 
 async def _selections(
-    service: Service, template: _QuestionTemplate, wave: Mapping[int, Options]
+    service: Service, template: _QuestionTemplate, wave: Mapping[int, Options], lora_path: tuple[str, ...] | Unset
 ) -> dict[int, Selection]:
     """Scores of questions by index, except for those that can't be scored.
 
@@ -168,7 +172,7 @@ async def _selections(
         SglError: the engine is closed, or has no room.
     """
     indices = list(wave)
-    program = Program((Fork(tuple(template.branch(wave[i]) for i in indices)),))
+    program = Program((Fork(tuple(template.branch(wave[i], lora_path) for i in indices)),))
     found: dict[int, Selection] = {}
     async with contextlib.aclosing(service.async_engine.play(ProgramRequest(template.prompt, program))) as events:
         async for batch in events:

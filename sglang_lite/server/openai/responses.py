@@ -260,7 +260,7 @@ class _Response:
             "max_output_tokens": body.max_output_tokens,
             "max_tool_calls": None,
             "metadata": body.metadata or {},
-            "model": self.service.model_name,
+            "model": self.service.name_of(body.model),
             "output": [],
             "parallel_tool_calls": body.parallel_tool_calls is not False,
             "previous_response_id": body.previous_response_id,

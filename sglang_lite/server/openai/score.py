@@ -42,7 +42,7 @@ SCORE: Fields[ScoreRequest] = Fields(ScoreRequest, GATEWAY_NEUTRAL, {})
 async def score(service: Service, call: HttpRequest) -> Response:
     """Scores texts."""
     body = await read_record(service, call, SCORE)
-    service.check_model(body.model)
+    service.adapter_of(body.model)  # refused here
     if body.text_1 is not None or body.text_2 is not None:
         return await _pairs(service, body)
     ours = {"prompt": body.prompt, "continuations": body.continuations}
@@ -63,6 +63,7 @@ async def score(service: Service, call: HttpRequest) -> Response:
 
 async def _pairs(service: Service, body: ScoreRequest) -> Response:
     """Scores of pairs: one text with several, or two lists of equal length."""
+    service.check_model(body.model)  # a cross-encoder takes no adapters
     for name in ("prompt", "continuations", "query", "items", "label_token_ids", "apply_softmax", "item_first"):
         if getattr(body, name) is not None:
             raise ParameterError(name, "and text_1 are both given.", hint="Give text_1 and text_2.")
@@ -87,7 +88,9 @@ async def _continuations(service: Service, body: ScoreRequest) -> Response:
     texts = body.continuations
     if not texts or not all(texts) or len(texts) > _MAX_TEXTS:
         raise ParameterError("continuations", f"Give 1 to {_MAX_TEXTS:,} texts, none of them empty.")
-    selection = await service.async_engine.select(SelectRequest(body.prompt or "", texts))
+    selection = await service.async_engine.select(
+        SelectRequest(body.prompt or "", texts, lora_path=service.adapter_of(body.model))
+    )
     scores = [
         {
             "index": i,
@@ -101,7 +104,7 @@ async def _continuations(service: Service, body: ScoreRequest) -> Response:
     usage = selection.usage
     counts = {"prompt_tokens": usage.prompt_tokens, "completion_tokens": 0, "total_tokens": usage.prompt_tokens,
               "prompt_tokens_details": {"cached_tokens": usage.cached_tokens}}  # fmt: skip
-    return answer({"object": "score", "model": service.model_name, "scores": scores, "usage": counts})
+    return answer({"object": "score", "model": service.name_of(body.model), "scores": scores, "usage": counts})
 
 
 async def _labels(service: Service, body: ScoreRequest) -> Response:
@@ -112,7 +115,10 @@ async def _labels(service: Service, body: ScoreRequest) -> Response:
     if not 1 <= len(items) <= _MAX_TEXTS:
         raise ParameterError("items", f"Give 1 to {_MAX_TEXTS:,} texts.")
     size, first = service.engine.vocab_size, bool(body.item_first)
-    calls = label_calls(body.query, items, body.label_token_ids, size, item_first=first)
+    calls = [
+        service.adapted(body.model, each)
+        for each in label_calls(body.query, items, body.label_token_ids, size, item_first=first)
+    ]
     found = await asyncio.gather(*(service.async_engine.results(call) for call in calls))
     rows = [label_logprobs(call, generations[0].output_logprobs[0].ids) for call, generations in zip(calls, found)]
     scores = [label_scores(row, apply_softmax=bool(body.apply_softmax)) for row in rows]
@@ -120,7 +126,7 @@ async def _labels(service: Service, body: ScoreRequest) -> Response:
     prompt = sum(usage.prompt_tokens for usage in usages)
     counts = {"prompt_tokens": prompt, "completion_tokens": 0, "total_tokens": prompt,
               "prompt_tokens_details": {"cached_tokens": sum(usage.cached_tokens for usage in usages)}}  # fmt: skip
-    return answer({"object": "scoring", "model": service.model_name, "scores": scores, "usage": counts})
+    return answer({"object": "scoring", "model": service.name_of(body.model), "scores": scores, "usage": counts})
 
 
 ROUTES = (Route("/v1/score", score, "Score texts", protocol="openai", fields=SCORE, counts_as_open=True),)

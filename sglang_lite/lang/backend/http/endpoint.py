@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from sglang_lite.lang.argument_names import explains_wrong_arguments
-from sglang_lite.lang.backend.base import ALL_CONSTRAINTS, Backend, ProgramAtBackend
+from sglang_lite.lang.backend.base import ALL_CONSTRAINTS, Backend, ProgramAtBackend, asked_adapter
 from sglang_lite.lang.backend.capabilities import Capabilities
 from sglang_lite.lang.backend.http.client import RETRYABLE_ERRORS, Retries, ServerClient
 from sglang_lite.lang.backend.http.native_protocol import (
@@ -35,6 +35,7 @@ from sglang_lite.lang.concurrency.loop import executor
 from sglang_lite.lang.results import unsent, with_warnings
 from sglang_lite.program.nodes import Gen, Node, Select
 from sglang_lite.protocol import (
+    UNSET,
     BackendError,
     Constraint,
     Delta,
@@ -110,6 +111,7 @@ class RuntimeEndpoint(Backend):
             params=None if self._own_info else FOREIGN_PARAMS,
             images=images,
             priority=bool(self._own_info.get("program_priority")),
+            adapters=bool(self._own_info.get("program")) or self._behind_gateway,
         )
         self.plays_programs = self.plays_programs and self._programs
         if chat_template_name is not None:
@@ -224,7 +226,9 @@ class RuntimeEndpoint(Backend):
     async def aselect(self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool) -> Selection:
         if self._own_info.get("program") or self._behind_gateway:
             special = prompt.role is None  # in a turn, the choices are content
-            node = Select(None, tuple(choices), None, unconditional=unconditional, special=special)
+            adapter = asked_adapter.get()
+            lora_path = UNSET if adapter is None else (adapter,)
+            node = Select(None, tuple(choices), None, unconditional=unconditional, special=special, lora_path=lora_path)
             async with contextlib.aclosing(self._play_single_node(prompt, node)) as events:
                 async for event in events:
                     assert isinstance(event, Selection)

@@ -39,7 +39,7 @@ from sglang_lite.protocol import (
     Usage,
 )  # fmt: skip
 from sglang_lite.protocol.anything import Json, UserValue
-from sglang_lite.protocol.sampling import given_values
+from sglang_lite.protocol.sampling import adapter_of, given_values
 
 if TYPE_CHECKING:
     from sglang_lite.lang.backend.remote.backend import RemoteBackend
@@ -205,6 +205,10 @@ class _Explainer:
         found = self._backend.strategy(demands)
         if isinstance(request, Select) and request.method == "unconditional_likelihood_normalized":
             found = Refusal("scores without the prompt", "Use another choices_method, or a local engine.")
+        if isinstance(request, Select) and adapter_of(
+            self._params.lora_path if isinstance(request.lora_path, Unset) else request.lora_path
+        ):
+            found = Refusal("lora_path", "Leave it out, or use a local engine or its server.")
         if refusal is None and isinstance(found, Refusal):
             refusal = f"{found.feature}. {found.instead}"
         if refusal is not None:
@@ -330,7 +334,7 @@ class TracedBackend(Backend):
         facts: facts of the run.
     """
 
-    capabilities = Capabilities(ALL_CONSTRAINTS, images=True)
+    capabilities = Capabilities(ALL_CONSTRAINTS, images=True, adapters=True)
 
     def __init__(self, about: RemoteBackend, facts: RunFacts) -> None:
         super().__init__()
