@@ -141,9 +141,9 @@ def tiled_in_parts(run):
 
 def embedded(run):
     plan = Rows([4, 4]).plan(2, [1, 0, 1], [0, 0, 0])
-    plan.ids.copy_(numbers(-1, 7, -1))
+    plan.ids.copy_(numbers(-1, 7, -4))
     plan.last_tokens.copy_(numbers(5, 3, 0))
-    return run(plan, normal(10, 24), 1.5)
+    return [run(plan, normal(10, 24), 1.5, normal(3, 24))]
 
 
 def page_table(run):
