@@ -7,10 +7,13 @@ H], with the residual addition fused in.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 
+from sglang_lite.runtime.kernels.all_reduce import CHANNELS, Peers, exchange_warps, summed
 from sglang_lite.runtime.kernels.fp8 import store_fp8
 from sglang_lite.runtime.kernels.fp8_rows import Fp8Rows, Scales
 from sglang_lite.runtime.kernels.launcher import cached_launch
@@ -19,11 +22,12 @@ from sglang_lite.runtime.kernels.sizes import power_of_2
 
 
 @cached_launch
-@triton.jit
+@triton.jit(do_not_specialize=["rank", "channels", "words"])
 def _add_norm(
     x, row_scales, scales, residual, weight, out, eight, eight_scales, size, eps,
+    addresses, epochs, rank, channels, words,
     SCALED: tl.constexpr, ADD: tl.constexpr, CENTRED: tl.constexpr, WIDE: tl.constexpr, EIGHT: tl.constexpr,
-    BLOCK: tl.constexpr, PARTS: tl.constexpr, PDL: tl.constexpr,
+    RANKS: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     start_next(PDL)
     row = tl.program_id(0).to(tl.int64)
@@ -41,6 +45,8 @@ def _add_norm(
         value = value.to(residual.dtype.element_ty).to(tl.float32)  # rounded as the result of a single product would be
     if SCALED:
         value *= tl.load(row_scales + row) * tl.load(scales + at, mask=inside, other=0.0)
+    if RANKS > 1:
+        value = summed(value, size, addresses, epochs, rank, channels, words, weight.dtype.element_ty, BLOCK, RANKS)
     if ADD:
         # Rounded to the data type of the residual stream first, so that the norm sees the same values as later layers.
         value += tl.load(residual + row * size + at, mask=inside, other=0.0).to(tl.float32)
@@ -58,7 +64,9 @@ def _add_norm(
         tl.store(out + row * size + at, value.to(out.dtype.element_ty), mask=inside)
 
 
-def norm(x: torch.Tensor, weight: torch.Tensor, eps: float, scales: Scales | None = None) -> torch.Tensor:
+def norm(
+    x: torch.Tensor, weight: torch.Tensor, eps: float, scales: Scales | None = None, ranks: Peers | None = None
+) -> torch.Tensor:
     """Returns the norm of rows x [T, H], times their scales; computed in float32. Moves 2 T H elements.
 
     Args:
@@ -66,46 +74,48 @@ def norm(x: torch.Tensor, weight: torch.Tensor, eps: float, scales: Scales | Non
         weight: [H] for an RMS norm, [2, H] for a layer norm.
         eps: epsilon of the norm.
         scales: scales of x if it is an 8-bit product, or None.
+        ranks: ranks whose x are added up first, in the weight's type; x must satisfy `Peers.takes_rows`.
     """
     out = x.new_empty(x.shape)
-    _launch(x, None, weight, eps, scales, out=out)
+    _launch(x, None, weight, eps, scales, ranks, out=out)
     return out
 
 
 def add_norm(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, scales: Scales | None = None
-) -> torch.Tensor:
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, scales: Scales | None = None,
+    ranks: Peers | None = None,
+) -> torch.Tensor:  # fmt: skip
     """Adds x, times its scales, to `residual` [T, H] in place, and returns the norm of the sum. Moves 4 T H elements.
 
     Args:
         x: [T, H], or parts [P, T, H] that add up to it, from `kernels.tiled.linear_split_k`.
         residual: [T, H] (written).
-        weight, eps, scales: as for `norm`.
+        weight, eps, scales, ranks: as for `norm`.
     """
     out = residual.new_empty(residual.shape)
-    _launch(x, residual, weight, eps, scales, out=out)
+    _launch(x, residual, weight, eps, scales, ranks, out=out)
     return out
 
 
 def norm_fp8(x: torch.Tensor, weight: torch.Tensor, eps: float) -> Fp8Rows:
     """Returns the `norm` of x in 8 bits."""
     eight = Fp8Rows.empty(x, x.shape[1])
-    _launch(x, None, weight, eps, None, eight=eight)
+    _launch(x, None, weight, eps, None, None, eight=eight)
     return eight
 
 
 def add_norm_fp8(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, scales: Scales | None, *,
-    unquantised: bool = False,
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, scales: Scales | None,
+    ranks: Peers | None = None, *, unquantised: bool = False,
 ) -> Fp8Rows:  # fmt: skip
     """Returns the `add_norm` of x in 8 bits.
 
     Args:
-        x, residual, weight, eps, scales: as for `add_norm`.
+        x, residual, weight, eps, scales, ranks: as for `add_norm`.
         unquantised: whether to return the rows before quantisation, too.
     """
     eight = Fp8Rows.empty(residual, residual.shape[1], unquantised=unquantised)
-    _launch(x, residual, weight, eps, scales, out=eight.unquantised, eight=eight)
+    _launch(x, residual, weight, eps, scales, ranks, out=eight.unquantised, eight=eight)
     return eight
 
 
@@ -115,16 +125,22 @@ def _launch(
     weight: torch.Tensor,
     eps: float,
     scales: Scales | None,
+    ranks: Peers | None,
     *,
     out: torch.Tensor | None = None,
     eight: Fp8Rows | None = None,
 ) -> None:
     rows, size = x.shape[-2:]
     block = power_of_2(size)
+    warps = min(max(block // 512, 1), 16)
+    exchange: tuple[Any, ...] = (None, None, 0, 0, 0)
+    if ranks is not None:
+        exchange = ranks.addresses, ranks.epochs, ranks.rank, CHANNELS, ranks.words
+        warps = max(warps, exchange_warps(size * weight.element_size() // 4))
     _add_norm[(rows,)](
         x, scales and scales.rows, scales and scales.columns, residual, weight, out,
-        eight and eight.values, eight and eight.scales, size, eps,
+        eight and eight.values, eight and eight.scales, size, eps, *exchange,
         SCALED=scales is not None, ADD=residual is not None, CENTRED=weight.dim() == 2,
-        WIDE=out is not None, EIGHT=eight is not None, BLOCK=block, PARTS=len(x) if x.dim() == 3 else 1,
-        num_warps=min(max(block // 512, 1), 16), **pdl_options(x.device),
+        WIDE=out is not None, EIGHT=eight is not None, RANKS=1 if ranks is None else ranks.count, BLOCK=block,
+        PARTS=len(x) if x.dim() == 3 else 1, num_warps=warps, **pdl_options(x.device),
     )  # fmt: skip

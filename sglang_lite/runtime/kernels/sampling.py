@@ -87,10 +87,10 @@ def _race(x, temperature, seed, position, block, BLOCK: tl.constexpr, FAST: tl.c
 
 
 @cached_launch
-@triton.jit(do_not_specialize=["words", "blocks"])
+@triton.jit(do_not_specialize=["words", "blocks", "first"])
 def _scan(
     logits, row_stride, slots, positions, temperatures, seeds, masks, mask_rows, words, size, softcap,
-    block_best, block_at, block_max, block_bad, blocks,
+    block_best, block_at, block_max, block_bad, blocks, first,
     SOFTCAP: tl.constexpr, MASKS: tl.constexpr, BLOCK: tl.constexpr, FAST: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
@@ -110,11 +110,11 @@ def _scan(
     highest, where = tl.max(x, 0, return_indices=True)
     best = highest
     if temperature > 0:
-        score = _race(x, temperature, tl.load(seeds + slot), tl.load(positions + row) + 1, block, BLOCK, FAST)
+        score = _race(x, temperature, tl.load(seeds + slot), tl.load(positions + row) + 1, first + block, BLOCK, FAST)
         best, where = tl.max(score, 0, return_indices=True)
     out = row * blocks + block
     tl.store(block_best + out, best)
-    tl.store(block_at + out, block * BLOCK + where)
+    tl.store(block_at + out, (first + block) * BLOCK + where)
     tl.store(block_max + out, highest)
     tl.store(block_bad + out, bad)
 
@@ -132,21 +132,75 @@ def _unkey(key):
     return tl.where(bits >= 0, bits, bits ^ 0x7FFFFFFF).to(tl.float32, bitcast=True)
 
 
+@triton.jit
+def _draw_filtered(
+    logits, row, seed, position, temperature, top_k, top_p, min_p, highest, masks, mask_rows, words, size, softcap,
+    blocks, SOFTCAP: tl.constexpr, MASKS: tl.constexpr, BLOCK: tl.constexpr, FAST: tl.constexpr,
+):  # fmt: skip
+    """Returns the token that a row draws among those that its filters leave."""
+    token = tl.full((), 0, tl.int32)
+    has_mask = False
+    mask_row = masks
+    if MASKS:
+        index = tl.load(mask_rows + row)
+        has_mask = index >= 0
+        mask_row = masks + index.to(tl.int64) * words
+    at = tl.arange(0, BLOCK)
+    floor = tl.full((), float("-inf"), tl.float32)
+    if min_p > 0:
+        floor = highest + tl.log(min_p) * temperature
+    if (top_k > 0) | (top_p < 1.0):
+        total = tl.full((), 0.0, tl.float32)
+        for block in range(0, blocks):
+            x = _load(logits, block * BLOCK + at, block * BLOCK + at < size, mask_row, has_mask, softcap, SOFTCAP)
+            total += tl.sum(tl.exp((x - highest) / temperature), 0)
+        # A logit is kept if fewer than k logits, with at most p of the mass, are above it. Finds the lowest one by
+        # bisection over all float32 values, between one that is surely kept and one too low to matter.
+        high = _key(highest)
+        low = _key(tl.maximum(highest - 100.0 * temperature, -3.0e38))
+        while high - low > 1:
+            middle = low + (high - low) // 2
+            limit = _unkey(middle)
+            above = 0
+            mass = 0.0
+            for block in range(0, blocks):
+                x = _load(logits, block * BLOCK + at, block * BLOCK + at < size, mask_row, has_mask, softcap, SOFTCAP)
+                more = x > limit
+                above += tl.sum(more.to(tl.int32), 0)
+                mass += tl.sum(tl.where(more, tl.exp((x - highest) / temperature), 0.0), 0)
+            enough = ((top_k > 0) & (above >= top_k)) | (mass > top_p * total)
+            low = tl.where(enough, middle, low)
+            high = tl.where(enough, high, middle)
+        floor = tl.maximum(floor, _unkey(high))
+    best = tl.full((), float("-inf"), tl.float32)
+    for block in range(0, blocks):
+        x = _load(logits, block * BLOCK + at, block * BLOCK + at < size, mask_row, has_mask, softcap, SOFTCAP)
+        x = tl.where(x >= floor, x, float("-inf"))
+        score = _race(x, temperature, seed, position, block, BLOCK, FAST)
+        block_score, where = tl.max(score, 0, return_indices=True)
+        if block_score > best:
+            best = block_score
+            token = block * BLOCK + where
+    return token
+
+
 @cached_launch
-@triton.jit(do_not_specialize=["words", "blocks"])
+@triton.jit(do_not_specialize=["words", "blocks", "part_blocks", "part_stride"])
 def _pick(
     logits, row_stride, slots, positions, temperatures, seeds, top_ks, top_ps, min_ps, masks, mask_rows, words, size,
-    softcap, block_best, block_at, block_max, block_bad, blocks, last_tokens, tokens,
-    SOFTCAP: tl.constexpr, MASKS: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr, FAST: tl.constexpr,
+    softcap, block_best, block_at, block_max, block_bad, blocks, part_blocks, part_stride, last_tokens, tokens,
+    SOFTCAP: tl.constexpr, MASKS: tl.constexpr, WHOLE: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
+    FAST: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
     slot = tl.load(slots + row)
     b = tl.arange(0, BLOCKS)
     valid = b < blocks
-    _, winner = tl.max(tl.load(block_best + row * blocks + b, mask=valid, other=float("-inf")), 0, return_indices=True)
-    token = tl.load(block_at + row * blocks + winner)
-    highest = tl.max(tl.load(block_max + row * blocks + b, mask=valid, other=float("-inf")), 0)
-    bad = tl.max(tl.load(block_bad + row * blocks + b, mask=valid, other=0), 0)
+    place = b // part_blocks * part_stride + row * part_blocks + b % part_blocks
+    _, winner = tl.max(tl.load(block_best + place, mask=valid, other=float("-inf")), 0, return_indices=True)
+    token = tl.load(block_at + winner // part_blocks * part_stride + row * part_blocks + winner % part_blocks)
+    highest = tl.max(tl.load(block_max + place, mask=valid, other=float("-inf")), 0)
+    bad = tl.max(tl.load(block_bad + place, mask=valid, other=0), 0)
     temperature = tl.load(temperatures + slot)
     top_k = tl.load(top_ks + slot)
     top_p = tl.load(top_ps + slot)
@@ -156,52 +210,13 @@ def _pick(
         token = -1
     elif highest == float("-inf"):
         token = -2
-    elif filtered:
-        logits += row.to(tl.int64) * row_stride
-        has_mask = False
-        mask_row = masks
-        if MASKS:
-            index = tl.load(mask_rows + row)
-            has_mask = index >= 0
-            mask_row = masks + index.to(tl.int64) * words
-        at = tl.arange(0, BLOCK)
-        floor = tl.full((), float("-inf"), tl.float32)
-        if min_p > 0:
-            floor = highest + tl.log(min_p) * temperature
-        if (top_k > 0) | (top_p < 1.0):
-            total = tl.full((), 0.0, tl.float32)
-            for block in range(0, blocks):
-                x = _load(logits, block * BLOCK + at, block * BLOCK + at < size, mask_row, has_mask, softcap, SOFTCAP)
-                total += tl.sum(tl.exp((x - highest) / temperature), 0)
-            # A logit is kept if fewer than k logits, with at most p of the mass, are above it. Finds the lowest one by
-            # bisection over all float32 values, between one that is surely kept and one too low to matter.
-            high = _key(highest)
-            low = _key(tl.maximum(highest - 100.0 * temperature, -3.0e38))
-            while high - low > 1:
-                middle = low + (high - low) // 2
-                limit = _unkey(middle)
-                above = 0
-                mass = 0.0
-                for block in range(0, blocks):
-                    x = _load(
-                        logits, block * BLOCK + at, block * BLOCK + at < size, mask_row, has_mask, softcap, SOFTCAP
-                    )
-                    more = x > limit
-                    above += tl.sum(more.to(tl.int32), 0)
-                    mass += tl.sum(tl.where(more, tl.exp((x - highest) / temperature), 0.0), 0)
-                enough = ((top_k > 0) & (above >= top_k)) | (mass > top_p * total)
-                low = tl.where(enough, middle, low)
-                high = tl.where(enough, high, middle)
-            floor = tl.maximum(floor, _unkey(high))
-        best = tl.full((), float("-inf"), tl.float32)
-        for block in range(0, blocks):
-            x = _load(logits, block * BLOCK + at, block * BLOCK + at < size, mask_row, has_mask, softcap, SOFTCAP)
-            x = tl.where(x >= floor, x, float("-inf"))
-            score = _race(x, temperature, tl.load(seeds + slot), tl.load(positions + row) + 1, block, BLOCK, FAST)
-            block_score, where = tl.max(score, 0, return_indices=True)
-            if block_score > best:
-                best = block_score
-                token = block * BLOCK + where
+    elif filtered:  # noqa: SIM102 # with a condition that is not constant, all would be compiled
+        if WHOLE:
+            token = _draw_filtered(
+                logits + row.to(tl.int64) * row_stride, row, tl.load(seeds + slot), tl.load(positions + row) + 1,
+                temperature, top_k, top_p, min_p, highest, masks, mask_rows, words, size, softcap, blocks,
+                SOFTCAP, MASKS, BLOCK, FAST,
+            )  # fmt: skip
     tl.store(tokens + row, token)
     tl.store(last_tokens + slot, tl.maximum(token, 0))
 
@@ -237,25 +252,82 @@ def draw(
     """
     rows, size = logits.shape
     blocks = cdiv(size, BLOCK)
-    capacity = -(-rows * blocks // 4) * 4  # aligned, so that Triton compiles one version for all numbers of rows
-    best, block_max = torch.empty((2, capacity), dtype=torch.float32, device=logits.device).unbind(0)
-    at, bad = torch.empty((2, capacity), dtype=torch.int32, device=logits.device).unbind(0)
+    found = draw_part(logits, slots, positions, sampling, 0, blocks, masks=masks, mask_rows=mask_rows, softcap=softcap)
     has_masks = masks is not None and mask_rows is not None
     masks = tokens if masks is None else masks
-    words = masks.shape[1] if has_masks else 0
-    fast = logits.device.type != "cpu"  # the interpreter doesn't support inline assembly
-    _scan[(rows, blocks)](
-        logits, logits.stride(0), slots, positions, sampling.temperature, sampling.seed, masks, mask_rows, words, size,
-        softcap or 0.0, best, at, block_max, bad, blocks,
-        SOFTCAP=softcap is not None, MASKS=has_masks, BLOCK=BLOCK, FAST=fast, num_warps=4,
-    )  # fmt: skip
     _pick[(rows,)](
         logits, logits.stride(0), slots, positions, sampling.temperature, sampling.seed, sampling.top_k,
-        sampling.top_p, sampling.min_p, masks, mask_rows, words, size, softcap or 0.0, best, at, block_max, bad, blocks,
-        last_tokens, tokens,
-        SOFTCAP=softcap is not None, MASKS=has_masks, BLOCK=BLOCK, BLOCKS=power_of_2(blocks), FAST=fast,
-        num_warps=16,
+        sampling.top_p, sampling.min_p, masks, mask_rows, masks.stride(0) if has_masks else 0, size, softcap or 0.0,
+        *_columns(found), blocks, blocks, 0, last_tokens, tokens,
+        SOFTCAP=softcap is not None, MASKS=has_masks, WHOLE=True, BLOCK=BLOCK, BLOCKS=power_of_2(blocks),
+        FAST=_is_gpu(logits), num_warps=16,
     )  # fmt: skip
+
+
+def draw_part(
+    logits: torch.Tensor,
+    slots: torch.Tensor,
+    positions: torch.Tensor,
+    sampling: DeviceSampling,
+    first: int,
+    blocks: int,
+    *,
+    masks: torch.Tensor | None = None,
+    mask_rows: torch.Tensor | None = None,
+    softcap: float | None = None,
+) -> torch.Tensor:
+    """Returns the winners among the tokens of a part of the vocabulary, for `pick_winner`: float32 [4, N], whose rows
+    are scores, token ids (as bits), highest logits, and whether a logit is not finite (as bits).
+
+    Args:
+        logits: [R, P] of the tokens from number `first` * BLOCK on.
+        slots, positions, sampling, softcap: as for `draw`.
+        first: number of blocks before this part.
+        blocks: number of blocks of the largest part.
+        masks, mask_rows: as for `draw`, with the words of these tokens alone.
+    """
+    rows, size = logits.shape
+    capacity = -(-rows * blocks // 4) * 4  # aligned, so that Triton compiles one version for all numbers of rows
+    found = torch.empty((4, capacity), dtype=torch.float32, device=logits.device)
+    has_masks = masks is not None and mask_rows is not None
+    masks = slots if masks is None else masks
+    _scan[(rows, blocks)](
+        logits, logits.stride(0), slots, positions, sampling.temperature, sampling.seed, masks, mask_rows,
+        masks.stride(0) if has_masks else 0, size, softcap or 0.0, *_columns(found), blocks, first,
+        SOFTCAP=softcap is not None, MASKS=has_masks, BLOCK=BLOCK, FAST=_is_gpu(logits), num_warps=4,
+    )  # fmt: skip
+    return found
+
+
+def pick_winner(
+    parts: torch.Tensor, blocks: int, slots: torch.Tensor, sampling: DeviceSampling, last_tokens: torch.Tensor,
+    tokens: torch.Tensor,
+) -> None:  # fmt: skip
+    """Draws tokens that `draw` would draw from whole logits, for rows without filters.
+
+    Args:
+        parts: float32 [parts, 4, N], what `draw_part` found in each part.
+        blocks: as for `draw_part`.
+        slots, sampling, last_tokens, tokens: as for `draw`.
+    """
+    all_blocks = len(parts) * blocks
+    _pick[(len(slots),)](
+        parts, 0, slots, slots, sampling.temperature, sampling.seed, sampling.top_k, sampling.top_p, sampling.min_p,
+        tokens, None, 0, 0, 0.0, *_columns(parts[0]), all_blocks, blocks, parts.stride(0), last_tokens, tokens,
+        SOFTCAP=False, MASKS=False, WHOLE=False, BLOCK=BLOCK, BLOCKS=power_of_2(all_blocks), FAST=_is_gpu(parts),
+        num_warps=1,
+    )  # fmt: skip
+
+
+def _columns(found: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Scores, tokens, highest logits and marks of logits that are not finite, from what `draw_part` returns."""
+    best, at, highest, bad = found.unbind(0)
+    return best, at.view(torch.int32), highest, bad.view(torch.int32)
+
+
+def _is_gpu(tensor: torch.Tensor) -> bool:
+    """False for the interpreter, which doesn't support inline assembly."""
+    return tensor.device.type != "cpu"
 
 
 @triton.jit

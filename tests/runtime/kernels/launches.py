@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from sglang_lite.runtime.kernels.activation import gated, gated_fp8, ungated, ungated_fp8
+from sglang_lite.runtime.kernels.all_reduce import Peers, gather_ranks, memory_shape, sum_ranks
 from sglang_lite.runtime.kernels.attention_metadata import DecodeWork, DevicePlan, Partials, SharedPrefixes
 from sglang_lite.runtime.kernels.blocks import BlockCopy
 from sglang_lite.runtime.kernels.decode_attention import decode_attention, split_work
@@ -36,7 +37,7 @@ from sglang_lite.runtime.kernels.prefix_attention import prefix_attention
 from sglang_lite.runtime.kernels.rope_attention import rope_attention
 from sglang_lite.runtime.kernels.rope_store import rope_store
 from sglang_lite.runtime.kernels.rotate import rotate
-from sglang_lite.runtime.kernels.sampling import DeviceSampling, draw, token_scores
+from sglang_lite.runtime.kernels.sampling import BLOCK, DeviceSampling, draw, draw_part, pick_winner, token_scores
 from sglang_lite.runtime.kernels.tiled import can_tile, linear_split_k, linear_tiled
 
 DEVICE = torch.device("meta")
@@ -284,11 +285,19 @@ def around(dtype: torch.dtype) -> None:
     x = embed(plan, empty(32_000, 4096, dtype=dtype), 1.0)
     add_norm(x, x, empty(4096, dtype=dtype), 1e-5)
     add_norm(empty(4, 8, 4096), x, empty(4096, dtype=dtype), 1e-5)
+    ranks = Peers.of(0, (0, 0), empty(*memory_shape(2, 4096 * dtype.itemsize), dtype=torch.int64))
+    add_norm(x, x, empty(4096, dtype=dtype), 1e-5, None, ranks)
+    sum_ranks(x[:1], ranks)
+    gather_ranks(x, ranks)
     gated(empty(8, 28_672, dtype=dtype), "silu")
     update_pages(plan.page_table, ints(4), ints(4))
     logits, rows, masks = empty(8, 152_064, dtype=dtype), ints(8), ints(8, 152_064 // 32)
     sampling = DeviceSampling.allocate(9, DEVICE)
     draw(logits, rows, rows, sampling, plan.last_tokens, rows, masks=masks, mask_rows=rows, softcap=30.0)
+    part = draw_part(
+        logits[:, : 4 * BLOCK], rows, rows, sampling, 4, 4, masks=masks[:, BLOCK // 8 :], mask_rows=rows, softcap=30.0
+    )
+    pick_winner(part.expand(4, *part.shape), 4, rows, sampling, plan.last_tokens, rows)
     token_scores(logits, rows, empty(2, 8), masks=masks, mask_rows=rows, softcap=30.0)
 
 

@@ -29,7 +29,14 @@ from sglang_lite.runtime.kernels.prefix_attention import prefix_attention
 from sglang_lite.runtime.kernels.reference.attention import attention
 from sglang_lite.runtime.kernels.reference.kv_copy import copy_kv
 from sglang_lite.runtime.kernels.rope_store import rope_store
-from sglang_lite.runtime.kernels.sampling import NOT_FINITE, NOTHING_ALLOWED, DeviceSampling, draw
+from sglang_lite.runtime.kernels.sampling import (
+    NOT_FINITE,
+    NOTHING_ALLOWED,
+    DeviceSampling,
+    draw,
+    draw_part,
+    pick_winner,
+)
 from tests.runtime.kernels import needs_kernels
 
 pytestmark = needs_kernels
@@ -453,6 +460,33 @@ def block(monkeypatch):
     if not GPU:
         monkeypatch.setattr("sglang_lite.runtime.kernels.sampling.BLOCK", 64)
     return sampling_kernel.BLOCK
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_draws_by_parts_of_the_vocabulary_are_those_of_whole_logits(block, ranks):
+    """Rows of all kinds: greedy and drawn, with masks, without any allowed token, and broken in one part."""
+    size, rows = 5 * block + 7, 8
+    logits = normal(rows, size) * 3
+    logits[5, 3], logits[6, 4 * block] = float("nan"), float("inf")
+    masks = torch.randint(-(2**31), 2**31, (3, -(-size // 32)), device=DEVICE).int()
+    masks[2] = 0
+    mask_rows = torch.tensor([0, 1, -1, -1, 2, -1, 0, 1], dtype=torch.int32, device=DEVICE)
+    table = sampling(rows, temperature=[0.0, 0.7, 1.0, 1.3, 1.0, 1.0, 0.0, 0.2], seed=[*range(7), 2**40 + 3])
+    slots = torch.arange(rows, dtype=torch.int32, device=DEVICE)
+    blocks = -(-6 // ranks)
+    for softcap, of in ((None, None), (20.0, mask_rows)):
+        whole = drawn(logits, table, softcap=softcap, masks=masks, mask_rows=of)
+        found = []
+        for first in range(0, ranks * blocks, blocks):
+            part = logits[:, first * block : (first + blocks) * block]
+            words = masks[:, first * block // 32 :]
+            found.append(
+                draw_part(part, slots, slots, table, first, blocks, masks=words, mask_rows=of, softcap=softcap)
+            )
+        last, tokens = (torch.full((rows,), -9, dtype=torch.int32, device=DEVICE) for _ in range(2))
+        pick_winner(torch.stack(found), blocks, slots, table, last, tokens)
+        assert tokens.tolist() == whole.tolist()
+        assert last.tolist() == [max(token, 0) for token in tokens.tolist()]
 
 
 @pytest.mark.parametrize("size", [33, 4096, 9001])

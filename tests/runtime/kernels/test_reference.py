@@ -20,7 +20,7 @@ from sglang_lite.runtime.kernels.reference.experts_order import experts_order
 from sglang_lite.runtime.kernels.reference.fp8 import quantise_rows
 from sglang_lite.runtime.kernels.reference.latent_attention import latent_prefix
 from sglang_lite.runtime.kernels.reference.prefix_attention import prefix_attention
-from tests.runtime.kernels import adapters, in_any_batch, needs_hopper, needs_kernels, packed_matrices
+from tests.runtime.kernels import adapters, in_any_batch, needs_hopper, needs_kernels, packed_matrices, ranks
 from tests.runtime.kernels.block_copies import blocks_copied
 from tests.runtime.kernels.hopper_prefixes import prefixes_on_hopper
 from tests.runtime.kernels.latents import LATENT_SCALES, Latents
@@ -542,8 +542,8 @@ def summed(run):
     return run(normal(2, 3, 70)), run(normal(3, 2, 70, dtype=torch.float16))
 
 
-CASES = packed_matrices.CASES | in_any_batch.CASES | adapters.CASES | {
-    "norm": norm, "norm_fp8": norm_fp8, "add_norm": add_norm, "add_norm_fp8": add_norm_fp8,
+CASES = packed_matrices.CASES | in_any_batch.CASES | adapters.CASES | ranks.CASES | {
+    "norm": ranks.also(norm), "norm_fp8": norm_fp8, "add_norm": ranks.also(add_norm, added=True), "add_norm_fp8": add_norm_fp8,
     "gated": gated, "gated_fp8": gated, "ungated": ungated, "ungated_fp8": ungated,
     "quantise_rows": quantised, "linear_single_row": one_row, "SmallBatchLinear": few_rows,
     "linear_tiled": tiled, "linear_split_k": tiled_in_parts, "embed": embedded, "update_pages": page_table, "KVCopy": copied, "BlockCopy": blocks_copied, "rope_store": stored,

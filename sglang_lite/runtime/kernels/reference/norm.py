@@ -7,18 +7,23 @@ from dataclasses import replace
 import torch
 import torch.nn.functional as F
 
+from sglang_lite.runtime.kernels.all_reduce import Peers
 from sglang_lite.runtime.kernels.fp8_rows import Fp8Rows, Scales
+from sglang_lite.runtime.kernels.reference.all_reduce import exchange
 from sglang_lite.runtime.kernels.reference.fp8 import quantise_rows, scaled
 
 
-def norm(x: torch.Tensor, weight: torch.Tensor, eps: float, scales: Scales | None = None) -> torch.Tensor:
-    return _normalised(scaled(x, scales), weight, eps).to(x.dtype)
+def norm(
+    x: torch.Tensor, weight: torch.Tensor, eps: float, scales: Scales | None = None, ranks: Peers | None = None
+) -> torch.Tensor:
+    return _normalised(_summed(scaled(x, scales), weight, ranks), weight, eps).to(x.dtype)
 
 
 def add_norm(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, scales: Scales | None = None
-) -> torch.Tensor:
-    _add(x, residual, scales)
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, scales: Scales | None = None,
+    ranks: Peers | None = None,
+) -> torch.Tensor:  # fmt: skip
+    _add(x, residual, weight, scales, ranks)
     return _normalised(residual.float(), weight, eps).to(residual.dtype)
 
 
@@ -27,17 +32,27 @@ def norm_fp8(x: torch.Tensor, weight: torch.Tensor, eps: float) -> Fp8Rows:
 
 
 def add_norm_fp8(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, scales: Scales | None, *,
-    unquantised: bool = False,
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, scales: Scales | None,
+    ranks: Peers | None = None, *, unquantised: bool = False,
 ) -> Fp8Rows:  # fmt: skip
-    _add(x, residual, scales)
+    _add(x, residual, weight, scales, ranks)
     normed = _normalised(residual.float(), weight, eps)
     return replace(quantise_rows(normed), unquantised=normed.to(residual.dtype) if unquantised else None)
 
 
-def _add(x: torch.Tensor, residual: torch.Tensor, scales: Scales | None) -> None:
+def _add(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, scales: Scales | None, ranks: Peers | None
+) -> None:
     x = x.sum(0).to(residual.dtype) if x.dim() == 3 else x  # sum of parts
-    residual.copy_(scaled(x, scales) + residual.float())
+    residual.copy_(_summed(scaled(x, scales), weight, ranks) + residual.float())
+
+
+def _summed(x: torch.Tensor, weight: torch.Tensor, ranks: Peers | None) -> torch.Tensor:
+    """Returns the sum of all ranks' float32 rows, each rounded to the weight's type."""
+    if ranks is None:
+        return x
+    received = exchange(list(x.to(weight.dtype).view(torch.int32)), ranks)
+    return torch.stack(received, 1).view(weight.dtype).float().sum(0)
 
 
 def _normalised(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

@@ -27,6 +27,49 @@ def draw(
         last_tokens[slot] = max(int(tokens[row]), 0)
 
 
+def draw_part(
+    logits: torch.Tensor,
+    slots: torch.Tensor,
+    positions: torch.Tensor,
+    sampling: DeviceSampling,
+    first: int,
+    blocks: int,
+    *,
+    masks: torch.Tensor | None = None,
+    mask_rows: torch.Tensor | None = None,
+    softcap: float | None = None,
+) -> torch.Tensor:
+    rows, space = len(logits), blocks * BLOCK
+    found = torch.empty((4, -(-rows * blocks // 4) * 4), device=logits.device)
+    best, token, highest, bad = found[:, : rows * blocks].view(4, rows, blocks)
+    for row, slot in enumerate(slots.tolist()):
+        x = _masked(_capped(logits[row], softcap), row, masks, mask_rows)
+        x = torch.nn.functional.pad(x, (0, space - len(x)), value=-math.inf)
+        temperature, scores = float(sampling.temperature[slot]), x
+        if temperature > 0:
+            every = x.new_empty((first + blocks) * BLOCK)
+            noise = _exponentials(int(sampling.seed[slot]), int(positions[row]) + 1, every)[first * BLOCK :]
+            scores = x / temperature - noise.log()
+        best[row], at = scores.view(blocks, BLOCK).max(1)
+        token[row] = (at + torch.arange(first, first + blocks, device=at.device) * BLOCK).int().view(torch.float32)
+        highest[row] = x.view(blocks, BLOCK).amax(1)
+        bad[row] = (x.isnan() | (x == math.inf)).view(blocks, BLOCK).any(1).int().view(torch.float32)
+    return found
+
+
+def pick_winner(
+    parts: torch.Tensor, blocks: int, slots: torch.Tensor, sampling: DeviceSampling, last_tokens: torch.Tensor,
+    tokens: torch.Tensor,
+) -> None:  # fmt: skip
+    found = parts[:, :, : len(slots) * blocks].view(len(parts), 4, len(slots), blocks)
+    best, token, highest, bad = found.permute(1, 2, 0, 3).flatten(2)
+    winners = token.contiguous().view(torch.int32).gather(1, best.argmax(1, keepdim=True))[:, 0]
+    winners[(highest == -math.inf).all(1)] = NOTHING_ALLOWED
+    winners[bad.contiguous().view(torch.int32).any(1)] = NOT_FINITE
+    tokens.copy_(winners)
+    last_tokens[slots.long()] = winners.clamp(min=0)
+
+
 def token_scores(
     logits: torch.Tensor,
     tokens: torch.Tensor,

@@ -1,0 +1,45 @@
+"""Torch twin of `kernels.all_reduce`. It can't wait: what other ranks send must be in the memory already, by `send`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from sglang_lite.runtime.kernels.all_reduce import Peers, chunk_of
+
+
+def sum_ranks(x: torch.Tensor, peers: Peers) -> torch.Tensor:
+    found = gather_ranks(x, peers).float()
+    return sum(found[1:], found[0]).to(x.dtype)
+
+
+def gather_ranks(x: torch.Tensor, peers: Peers) -> torch.Tensor:
+    bits = x.view(-1).view(torch.int32)
+    found = exchange(bits.split(chunk_of(len(bits))), peers)
+    return torch.cat(found, 1).view(x.dtype).view(peers.count, *x.shape)
+
+
+def send(parts: Sequence[torch.Tensor], peers: Peers) -> None:
+    """Stores what each program sends: int32 words, in the memory of every rank."""
+    for program, (part, epoch) in enumerate(zip(parts, (peers.epochs + 1).tolist())):
+        for memory in peers.memories:
+            memory[epoch & 1, peers.rank, program, : len(part)] = (epoch << 32) | (part.long() & 0xFFFFFFFF)
+
+
+def exchange(parts: Sequence[torch.Tensor], peers: Peers) -> list[torch.Tensor]:
+    """Exchanges what each program sends, and returns what it receives, int32 [ranks, words].
+
+    Raises:
+        RuntimeError: another rank has not sent its words yet.
+    """
+    send(parts, peers)
+    received: list[torch.Tensor] = []
+    for program, part in enumerate(parts):
+        peers.epochs[program] += 1
+        epoch = int(peers.epochs[program])
+        words = peers.memories[peers.rank][epoch & 1, :, program, : len(part)]
+        if not bool((words >> 32 == epoch).all()):
+            raise RuntimeError(f"not all ranks have sent the words of exchange {epoch}.")
+        received.append(words.to(torch.int32))
+    return received
