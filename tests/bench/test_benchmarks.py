@@ -40,6 +40,24 @@ SMALL = {
     "cache_tiers.py": ["--shape", "small", "--tokens", "300", "--repeat", "1"],
     "appending.py": ["--shape", "small", "--rows", "4", "--tokens", "32", "--repeat", "1"],
     "host_step.py": ["--rows", "4", "--steps", "2"],
+    "images.py": [
+        "--shape",
+        "small",
+        "--requests",
+        "2",
+        "--questions",
+        "2",
+        "--tokens",
+        "2",
+        "--arriving",
+        "1",
+        "--rate",
+        "50",
+        "--stream-tokens",
+        "4",
+        "--repeat",
+        "1",
+    ],
     "latent_attention.py": ["--help"],  # it needs a GPU
     "lora.py": ["--help"],  # it needs a GPU
     "mixed_requests.py": ["--help"],  # test_mixed_requests.py runs it, with a small model
