@@ -95,12 +95,40 @@ def _smolvlm(text: dict[str, Any], vision: dict[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _qwen(text: dict[str, Any], vision: dict[str, Any]) -> dict[str, Any]:
+    first = text["vocab_size"] - _SPECIAL
+    rope = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [16, 24, 24]}
+    return {
+        "config": {
+            "architectures": ["Qwen2_5_VLForConditionalGeneration"], "model_type": "qwen2_5_vl",
+            "text_config": text | {"model_type": "qwen2_5_vl_text", "rope_parameters": rope}, "vision_config": vision,
+            "image_token_id": first, "video_token_id": first + 1, "vision_start_token_id": first + 2,
+            "vision_end_token_id": first + 3, "tie_word_embeddings": False,
+        },
+        "preprocessor": {
+            "image_processor_type": "Qwen2VLImageProcessor", "patch_size": 14, "merge_size": 2,
+            "temporal_patch_size": 2, "size": {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 1280},
+        },
+    }  # fmt: skip
+
+
+_QWEN_VISION = {
+    "depth": 32, "hidden_size": 1280, "intermediate_size": 3420, "num_heads": 16, "out_hidden_size": 3584,
+    "patch_size": 14, "spatial_merge_size": 2, "temporal_patch_size": 2, "window_size": 112,
+    "fullatt_block_indexes": [7, 15, 23, 31], "hidden_act": "silu",
+}  # fmt: skip
 SHAPES: dict[str, dict[str, Any]] = {
+    "qwen2.5-vl-7b": _qwen(_llama(3584, 28, 28, 4, 18_944, 152_064), _QWEN_VISION),
     "llava-7b": _llava(_llama(4096, 32, 32, 32, 11_008, 32_064), _vision(1024, 24, 16, 4096, 336, 14)),
     "smolvlm-256m": _smolvlm(_llama(576, 30, 9, 3, 1536, 49_280), _vision(768, 12, 12, 3072, 512, 16)),
     "small": _llava(_llama(64, 2, 4, 2, 96, 320), _vision(32, 2, 2, 64, 28, 7)),
 }
-SIZES = {"llava-7b": (1120, 700), "smolvlm-256m": (512, 512), "small": (56, 28)}  # of the images
+SIZES = {
+    "qwen2.5-vl-7b": (1120, 700),
+    "llava-7b": (1120, 700),
+    "smolvlm-256m": (512, 512),
+    "small": (56, 28),
+}  # of the images
 _TILED = (2048, 1536)  # 13 tiles of SmolVLM
 _NAMES = ["<image>", "<fake_token_around_image>", "<global-img>"]
 
@@ -125,7 +153,10 @@ def save(shape: str, tiles: int, folder: Path) -> None:
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
     text = folder / "text"
     text.mkdir()
-    (text / "config.json").write_text(json.dumps(made["config"]["text_config"]))
+    alone = made["config"]["text_config"]
+    if alone["model_type"] == "qwen2_5_vl_text":
+        alone |= {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "rope_parameters": None}
+    (text / "config.json").write_text(json.dumps(alone))
     (text / "tokenizer.json").write_text(json.dumps(tokenizer))
 
 
@@ -179,10 +210,16 @@ class Theirs:
         inputs = {name: value.bfloat16() if value.is_floating_point() else value for name, value in inputs.items()}
         given = torch.tensor(ids, device=self.device)
         found = self.model.generate(
-            input_ids=given, attention_mask=torch.ones_like(given), **inputs, do_sample=False, pad_token_id=0,
+            input_ids=given, attention_mask=torch.ones_like(given), **inputs, **self.types(given),
+            do_sample=False, pad_token_id=0,
             max_new_tokens=self.tokens, min_new_tokens=self.tokens,
         )  # fmt: skip
         return found.tolist()
+
+    def types(self, ids: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Which tokens are an image's, for models whose positions depend on it."""
+        image = self.model.config.image_token_id
+        return {"mm_token_type_ids": (ids == image).int()} if "qwen" in self.model.config.model_type else {}
 
 
 class Benchmark:

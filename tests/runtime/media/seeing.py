@@ -235,8 +235,8 @@ class Seeing:
 
 def check(seeing: Seeing, answer: Generation, images: list[bytes]) -> None:
     """The answer is transformers' most likely one, with its probabilities."""
-    ids = [*answer.prompt_ids, *answer.token_ids]
-    expected = logprobs(seeing.model, seeing.folder, ids, images)[len(answer.prompt_ids) - 1 : -1]
+    ids = [*answer.prompt_ids, *answer.token_ids[:-1]]
+    expected = logprobs(seeing.model, seeing.folder, ids, images)[len(answer.prompt_ids) - 1 :]
     assert answer.token_ids == tuple(expected.argmax(-1).tolist())
     got = torch.tensor([each.logprob for each in answer.output_logprobs])
     assert torch.allclose(got, expected.max(-1).values, atol=1e-4)

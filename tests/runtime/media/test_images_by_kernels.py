@@ -24,6 +24,8 @@ GPU = torch.cuda.is_available()
 
 FAMILIES_HERE = FAMILIES if GPU else ["llava", "qwen2_vl", "gemma3"]  # the interpreter takes seconds for each
 
+FEW = msgspec.structs.replace(GREEDY, max_tokens=2)
+
 
 class Kernels:
     """A model, and a maker of engines that run it by kernels."""
@@ -53,12 +55,12 @@ def kernels(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 @pytest.mark.parametrize("step_tokens", [7, 64] if GPU else [7])
 def test_answers_in_chunks_and_behind_a_cached_image(kernels: Kernels, step_tokens: int) -> None:
-    seeing = kernels.seeing(step_tokens=step_tokens, max_running=4, page_size=16)
-    image, few = png(60, 40), msgspec.structs.replace(GREEDY, max_tokens=2)
+    seeing = kernels.seeing(step_tokens=step_tokens, max_running=4, page_size=4)
+    image = png(60, 40)
     for text in ("c", "d"):
-        answer = seeing.engine.complete(seen("ab", image, text), few)
+        answer = seeing.engine.complete(seen("ab", image, text), FEW)
         check(seeing, answer, [image])
-    assert answer.usage.cached_tokens >= 16
+    assert answer.usage.cached_tokens >= 4
 
 
 @pytest.mark.skipif(not GPU, reason="the rows of a step are those of text, which test_gpu_runner.py runs")
@@ -69,7 +71,8 @@ def test_forks_and_retractions_read_features_again(kernels: Kernels) -> None:
         return
     params = SamplingParams(max_tokens=24, temperature=0, ignore_eos=True)
     images = [png(28, 28, seed=seed) for seed in range(8)]
-    plenty, tight = kernels.engine(deterministic=True), kernels.engine(max_total_tokens=384, deterministic=True)
+    exact: dict[str, Any] = {"deterministic": True, "dtype": "bfloat16"}
+    plenty, tight = kernels.engine(**exact), kernels.engine(max_total_tokens=384, **exact)
     expected = [plenty.complete(seen("q", image), params).token_ids for image in images]
     pending = [submit(tight, seen("q", image), params) for image in images]
     assert [each.result().token_ids for each in pending] == expected
@@ -92,7 +95,7 @@ def test_forks_and_retractions_read_features_again(kernels: Kernels) -> None:
 def test_steps_run_as_graphs_and_images_in_batches(kernels: Kernels) -> None:
     seeing = kernels.seeing(max_running=16, max_total_tokens=4096)
     images = [png(30, 20, seed=seed) for seed in range(12)]
-    pending = [submit(seeing.engine, seen("ab", image, "c"), GREEDY) for image in images]
+    pending = [submit(seeing.engine, seen("ab", image, "c"), FEW) for image in images]
     for image, future in zip(images, pending):
         check(seeing, future.result(), [image])
     assert seeing.engine.core.runner.graphs.captured  # type: ignore[attr-defined] # of the core in this process
