@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 from sglang_lite.protocol import ModelError
 from sglang_lite.runtime.models.weights.source import EncodedMatrix, WeightSource
@@ -50,6 +52,9 @@ class VisionTower:
             values = weight.decode(0, weight.shape[0]) if isinstance(weight, EncodedMatrix) else weight
             parameter.data = values.to(device=device, dtype=dtype)
         self._model.to(device).eval()
+        if config.model_type == "qwen2_5_vl":
+            for block in self._model.visual.blocks:
+                block.attn = _WindowAttention(block.attn)
         self.dtype, self.device = dtype, device
         self._inputs = inspect.signature(self._model.get_image_features).parameters
 
@@ -82,3 +87,40 @@ def _stored(source: WeightSource, name: str) -> str:
     part, _, rest = name.partition(".")
     names = [name, f"model.{name}", f"{part}.vision_model.{rest}", f"model.{part}.vision_model.{rest}"]
     return next((each for each in names if source.has(each)), name)
+
+
+class _WindowAttention(torch.nn.Module):
+    """Attention within windows of an image, all of one size at once: transformers' module takes one after the other, of
+    which a large image has hundreds in each layer.
+
+    Args:
+        attention: transformers' module.
+    """
+
+    def __init__(self, attention: torch.nn.Module) -> None:
+        super().__init__()
+        self._of: Any = attention
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        cu_seqlens: torch.Tensor,
+        position_embeddings: tuple[torch.Tensor, torch.Tensor],
+        **_: object,
+    ) -> torch.Tensor:
+        """Output [T, hidden size] of patches [T, hidden size]; window i has those from cu_seqlens[i] to [i + 1]."""
+        from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import apply_rotary_pos_emb_vision
+
+        q, k, v = self._of.qkv(hidden_states).view(len(hidden_states), 3, self._of.num_heads, -1).unbind(1)
+        q, k = apply_rotary_pos_emb_vision(q, k, *position_embeddings)
+        borders = cu_seqlens.tolist()
+        starts: dict[int, list[int]] = {}
+        for start, end in pairwise(borders):
+            starts.setdefault(end - start, []).append(start)
+        out = torch.empty_like(v)
+        for length, those in starts.items():
+            at = torch.tensor(those, device=q.device).unsqueeze(1) + torch.arange(length, device=q.device)
+            own_q, own_k, own_v = (each[at].transpose(1, 2) for each in (q, k, v))
+            seen = F.scaled_dot_product_attention(own_q, own_k, own_v, scale=self._of.scaling)
+            out[at] = seen.transpose(1, 2)
+        return self._of.proj(out.flatten(1))  # type: ignore[no-any-return] # of transformers
