@@ -30,6 +30,7 @@ from sglang_lite.runtime.kernels.lora_weights import RANKS
 from sglang_lite.runtime.loading.load_model import precision
 from sglang_lite.runtime.models.gpu_decoder import GpuDecoder
 from sglang_lite.runtime.models.lora.adapter import Adapter
+from sglang_lite.runtime.models.lora.pool import PoolSize
 from sglang_lite.runtime.models.weights.dummy import DummySource
 
 PAGE, STEPS = 16, 20
@@ -107,7 +108,7 @@ class Steps:
 def filled(model: GpuDecoder, count: int, rank: int) -> GpuAdapters:
     """Adapters of random numbers."""
     pages = rank // RANKS
-    adapters = GpuAdapters(model.spec, count, rank, torch.bfloat16, model.device)
+    adapters = GpuAdapters(model.spec, PoolSize(count, count * pages, pages), torch.bfloat16, model.device)
     width = pool_bytes(model.spec, 1, torch.bfloat16) // 2
     torch.manual_seed(0)
     matrices = (torch.randn((pages, width), device="cuda", dtype=torch.bfloat16) * 0.02).cpu().pin_memory()

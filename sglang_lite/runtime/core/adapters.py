@@ -19,7 +19,7 @@ from sglang_lite.runtime.models.lora.config import largest_rank
 from sglang_lite.runtime.models.lora.cpu_step import CpuAdapters
 from sglang_lite.runtime.models.lora.loaded import LoadedAdapters
 from sglang_lite.runtime.models.lora.paths import LoraPath, read_lora_path
-from sglang_lite.runtime.models.lora.pool import AdapterPool
+from sglang_lite.runtime.models.lora.pool import AdapterPool, PoolSize
 from sglang_lite.runtime.models.model import is_fused
 from sglang_lite.runtime.models.resolve import adapter_base
 from sglang_lite.runtime.scheduler.adapter_slots import AdapterSlots
@@ -115,7 +115,8 @@ def make_adapters(config: EngineConfig, loaded: LoadedModel) -> EngineAdapters |
         )
     given = [*map(read_lora_path, config.lora_paths), *([] if own is None else [own])]
     max_rank = largest_rank(config.max_lora_rank, [each.path for each in given])
-    memory = _memory(config, loaded, max_rank)
+    size = PoolSize.of(config.max_loras_per_batch, max_rank)
+    memory = _memory(config, loaded, size)
     reader = AdapterReader(
         model.spec, loaded.name, model.precision.compute, max_rank, memory.pack, config.lora_target_modules or ()
     )
@@ -126,7 +127,7 @@ def make_adapters(config: EngineConfig, loaded: LoadedModel) -> EngineAdapters |
             config.max_loaded_loras,
             config.max_loras_per_batch - 1,
         ),
-        AdapterPool(memory, config.max_loras_per_batch, max_rank, config.lora_eviction_policy),
+        AdapterPool(memory, size, config.max_loras_per_batch, config.lora_eviction_policy),
         memory,
         None if own is None else own.name,
     )
@@ -135,14 +136,14 @@ def make_adapters(config: EngineConfig, loaded: LoadedModel) -> EngineAdapters |
     return adapters
 
 
-def _memory(config: EngineConfig, loaded: LoadedModel, max_rank: int) -> CpuAdapters | GpuAdapters:
+def _memory(config: EngineConfig, loaded: LoadedModel, size: PoolSize) -> CpuAdapters | GpuAdapters:
     """Memory of the runner's adapters. A GPU's is allocated at once, so that the cache gets what is left."""
-    model, slots = loaded.model, config.max_loras_per_batch
+    model = loaded.model
     if is_fused(model):
         assert model.spec is not None, "decoders have one"
-        return GpuAdapters(model.spec, slots, max_rank, model.precision.compute, model.device)
+        return GpuAdapters(model.spec, size, model.precision.compute, model.device)
     sizes = config.sized(gpu=False, longest=longest_context(config, loaded.context_length))
-    return CpuAdapters(slots, sizes.max_running)
+    return CpuAdapters(size.slots, sizes.max_running)
 
 
 def no_adapter(name: str | None) -> None:

@@ -46,6 +46,7 @@ from sglang_lite.runtime.kernels.variants import (
 from sglang_lite.runtime.models.gpu_decoder import GpuDecoder
 from sglang_lite.runtime.models.lora.config import largest_rank
 from sglang_lite.runtime.models.lora.paths import read_lora_path
+from sglang_lite.runtime.models.lora.pool import PoolSize
 from sglang_lite.runtime.models.precision import Precision
 from sglang_lite.runtime.models.resolve import adapter_base
 from sglang_lite.runtime.models.spec import ModelSpec
@@ -72,7 +73,7 @@ class RunnerShape:
         max_running, page_size, step_tokens: sizes of steps.
         attention: name of the attention backend.
         draft_tokens: maximum number of guesses in a draft.
-        adapters: number of adapters and their largest rank, or None for a runner without.
+        adapters: size of their memory, or None for a runner without.
     """
 
     spec: ModelSpec
@@ -83,7 +84,7 @@ class RunnerShape:
     step_tokens: int
     attention: str
     draft_tokens: int = 0
-    adapters: tuple[int, int] | None = None
+    adapters: PoolSize | None = None
 
 
 def collect_variants(
@@ -111,7 +112,7 @@ def collect_variants(
             model.kv_scales = KVScales(*(tuple(torch.empty(n, device=nowhere) for n in planes) for _ in "kv"))
         adapters = None
         if runner.adapters is not None:
-            adapters = GpuAdapters(spec, *runner.adapters, runner.precision.compute, nowhere)
+            adapters = GpuAdapters(spec, runner.adapters, runner.precision.compute, nowhere)
         slot_pages = SlotPages(runner.max_running, runner.longest, runner.page_size)
         made = GpuRunner(
             model,
@@ -232,7 +233,7 @@ def start_compiling(
     own = [] if adapter_base(config.model) is None else [config.model]
     if config.enable_lora or own:
         folders = [*own, *(read_lora_path(each).path for each in config.lora_paths)]
-        adapters = config.max_loras_per_batch, largest_rank(config.max_lora_rank, folders)
+        adapters = PoolSize.of(config.max_loras_per_batch, largest_rank(config.max_lora_rank, folders))
     runner = RunnerShape(
         spec, precision, longest, sizes.max_running, sizes.page_size, sizes.step_tokens, config.attention_backend,
         config.max_draft, adapters,

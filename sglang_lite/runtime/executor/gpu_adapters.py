@@ -10,6 +10,7 @@ import torch
 from sglang_lite.runtime.kernels.lora_weights import RANKS, LoraStep, LoraWeights
 from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.models.lora.adapter import Adapter, ProductShape, product_shapes
+from sglang_lite.runtime.models.lora.pool import PoolSize
 from sglang_lite.runtime.models.spec import ModelSpec
 
 
@@ -19,18 +20,16 @@ class GpuAdapters:
 
     Args:
         spec: the model.
-        slots: number of adapters.
-        max_rank: largest rank of an adapter; each has pages for it.
+        size: number of adapters and of pages.
         dtype: the model's data type.
         device: device of the model.
     """
 
-    def __init__(self, spec: ModelSpec, slots: int, max_rank: int, dtype: torch.dtype, device: torch.device) -> None:
-        self.slots, self._shapes, self._device = slots, product_shapes(spec), device
-        per_slot = -(-max_rank // RANKS)
-        self._memory = torch.zeros((slots * per_slot, _page_elements(self._shapes)), dtype=dtype, device=device)
-        self._pages = torch.zeros((slots, per_slot), dtype=torch.int32, device=device)
-        self._ranks = torch.zeros(slots, dtype=torch.int32, device=device)
+    def __init__(self, spec: ModelSpec, size: PoolSize, dtype: torch.dtype, device: torch.device) -> None:
+        self.slots, self._shapes, self._device = size.slots, product_shapes(spec), device
+        self._memory = torch.zeros((size.pages, _page_elements(self._shapes)), dtype=dtype, device=device)
+        self._pages = torch.zeros((size.slots, size.longest), dtype=torch.int32, device=device)
+        self._ranks = torch.zeros(size.slots, dtype=torch.int32, device=device)
         self._stream: torch.cuda.Stream | None = None
         if device.type == "cuda":
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call] # torch leaves it untyped

@@ -179,6 +179,19 @@ def test_more_adapters_than_slots_wait_and_none_fails(llama, alone):
     assert engine.core.adapters.pool.writes >= 4
 
 
+def test_adapters_of_small_ranks_leave_their_pages_to_others(llama, alone):
+    model, folders = llama
+    engine = AdaptedEngine(
+        model=model, lora_paths={name: str(folders[name]) for name in NAMES}, max_loras_per_batch=1, max_lora_rank=24
+    )
+    for name in [*NAMES, *NAMES[::-1]]:  # ranks of 8, 8, 16 and 8: three pages have two of the first three
+        _, events = engine.start([5, 6, 7], params(name))
+        engine.drain()
+        assert list(ended(events).token_ids) == alone(folders[name], [5, 6, 7], 8)
+    assert sorted(map(len, engine.core.adapters.pool.pages.values())) == [1, 1]
+    assert engine.core.adapters.pool.writes == 6  # the third and the fourth were still there
+
+
 def test_an_unload_waits_for_running_requests_and_ends_nobody(llama, alone):
     model, folders = llama
     engine = AdaptedEngine(model=model, lora_paths={"one": str(folders["one"])})

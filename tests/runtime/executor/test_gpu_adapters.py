@@ -8,6 +8,7 @@ from sglang_lite.runtime.executor.cuda_graphs import CudaGraphs, graph_sizes
 from sglang_lite.runtime.executor.gpu_adapters import GpuAdapters, pool_bytes
 from sglang_lite.runtime.models.gpu_decoder import GpuDecoder
 from sglang_lite.runtime.models.lora.adapter import AdapterReader
+from sglang_lite.runtime.models.lora.pool import PoolSize
 from tests.runtime.executor.test_gpu_runner import Again
 from tests.runtime.kernels import needs_kernels
 from tests.runtime.models.test_families import engine, prompts
@@ -63,7 +64,7 @@ def test_pages_have_each_number_of_an_adapter_once(tmp_path):
     base, reference = adapted("qwen2", tmp_path, {"one": {"r": 20, "target_modules": ["q_proj", "down_proj"]}})
     with engine(base, lora_paths=paths_of(reference)) as running:
         spec = running.core.runner.model.spec
-    memory = GpuAdapters(spec, 3, 32, torch.float32, torch.device("cpu"))
+    memory = GpuAdapters(spec, PoolSize(3, 12, 4), torch.float32, torch.device("cpu"))
     adapter = AdapterReader(spec, "base", torch.float32, 32, lambda each: each).read("one", reference.folders["one"])
     packed = memory.pack(adapter)
     assert packed.pages.nbytes == pool_bytes(spec, 3, torch.float32) == packed.bytes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from sglang_lite.runtime.models.lora.adapter import Adapter
+from sglang_lite.runtime.models.lora.adapter import PAGE_RANK, Adapter
 from sglang_lite.runtime.models.lora.loaded import LoadedAdapters
 from sglang_lite.runtime.models.lora.pool import AdapterPool
 
@@ -31,5 +31,9 @@ def check_adapters(
     resident = [each.generation for each in pool.slots if each is not None]
     assert len(set(resident)) == len(resident), "an adapter in two slots"
     assert all(each is None or pool.slot_of(each) == slot for slot, each in enumerate(pool.slots)), "a slot misnamed"
+    pages = [page for own in pool.pages.values() for page in own]
+    assert len(set(pages)) == len(pages), "a page of two adapters"
+    ranks = {slot: each.rank for slot, each in enumerate(pool.slots) if each is not None}
+    assert {slot: len(own) * PAGE_RANK for slot, own in pool.pages.items()} == ranks, "pages that are no adapter's"
     for adapter, slot in running:
         assert pool.slots[slot] is adapter, "a running request whose adapter has left its slot"

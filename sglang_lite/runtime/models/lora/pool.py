@@ -3,9 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from sglang_lite.runtime.models.lora.adapter import PAGE_RANK, Adapter
+
+_MORE = 4  # slots for each adapter that can be in use: small ones leave pages for others, which stay
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSize:
+    """Numbers of adapter slots, and of pages of PAGE_RANK ranks, which `longest` of the largest rank take."""
+
+    slots: int
+    pages: int
+    longest: int
+
+    @classmethod
+    def of(cls, most: int, max_rank: int) -> PoolSize:
+        """Size for `most` adapters in use, all of the largest rank."""
+        longest = -(-max_rank // PAGE_RANK)
+        return cls(most * min(longest, _MORE), most * longest, longest)
 
 
 class AdapterMemory(Protocol):
@@ -31,25 +49,28 @@ class AdapterMemory(Protocol):
 
 
 class AdapterPool:
-    """Adapter slots of a device. Used by the loop's thread alone.
+    """Adapter slots of a device, and the pages of PAGE_RANK ranks that they share: an adapter takes as many as its rank
+    needs. Used by the loop's thread alone.
 
     Args:
         memory: memory of the slots.
-        slots: number of slots.
-        max_rank: largest rank of an adapter; each slot has pages for it.
+        size: size of the memory.
+        most: number of adapters that can be in use or pinned; there are pages for so many of the largest rank.
         eviction: whether the slot that was used, or filled, longest ago is taken first.
 
     Attributes:
         slots: adapter in each slot, or None.
+        pages: pages of each slot with an adapter.
         writes: number of adapters that were copied to the device.
     """
 
-    def __init__(self, memory: AdapterMemory, slots: int, max_rank: int, eviction: Literal["lru", "fifo"]) -> None:
-        self._memory, self._eviction = memory, eviction
-        self._pages = -(-max_rank // PAGE_RANK)
-        self.slots: list[Adapter | None] = [None] * slots
+    def __init__(self, memory: AdapterMemory, size: PoolSize, most: int, eviction: Literal["lru", "fifo"]) -> None:
+        self._memory, self._most, self._eviction = memory, most, eviction
+        self.slots: list[Adapter | None] = [None] * size.slots
         self._slot: dict[int, int] = {}  # by generation
-        self._order = list(range(slots))  # slots, the one to be taken first at the front
+        self._order = list(range(size.slots))  # slots, the one to be taken first at the front
+        self._free = list(range(size.pages))
+        self.pages: dict[int, list[int]] = {}  # by slot
         self._pinned: set[int] = set()
         self.writes = 0
 
@@ -67,20 +88,21 @@ class AdapterPool:
         return self._slot.keys() - self._pinned
 
     def assign(self, adapter: Adapter, in_use: Collection[int]) -> int | None:
-        """Gives an adapter a slot unless it has one. Returns the slot, or None if all are in use or pinned.
+        """Gives an adapter a slot unless it has one. Returns the slot, or None if as many as can be are in use or
+        pinned.
 
         Args:
             adapter: the adapter.
             in_use: generations of the adapters of running requests.
         """
         slot = self.slot_of(adapter)
+        kept = ({*in_use} | (self._pinned & self._slot.keys())) - {adapter.generation}
+        if len(kept) >= self._most and adapter.generation not in in_use:
+            return None
         if slot is None:
-            slot = next((each for each in self._order if not self._is_kept(self.slots[each], in_use)), None)
-            if slot is None:
-                return None
-            self._empty(slot)
-            first = slot * self._pages
-            self._memory.write(slot, range(first, first + adapter.rank // PAGE_RANK), adapter)
+            slot = self._emptied(adapter.rank // PAGE_RANK, kept)
+            own = self.pages[slot] = [self._free.pop() for _ in range(adapter.rank // PAGE_RANK)]
+            self._memory.write(slot, own, adapter)
             self.slots[slot], self._slot[adapter.generation] = adapter, slot
             self.writes += 1
         elif self._eviction == "fifo":
@@ -99,10 +121,20 @@ class AdapterPool:
             self._order.remove(slot)
             self._order.insert(0, slot)
 
+    def _emptied(self, pages: int, kept: Collection[int]) -> int:
+        """Empties slots until so many pages are free, beginning with those to be taken first. Returns an empty slot."""
+        for slot in self._order:
+            adapter = self.slots[slot]
+            if (
+                adapter is not None
+                and adapter.generation not in kept
+                and (None not in self.slots or len(self._free) < pages)
+            ):
+                self._empty(slot)
+        return next(slot for slot in self._order if self.slots[slot] is None)
+
     def _empty(self, slot: int) -> None:
         leaving, self.slots[slot] = self.slots[slot], None
         if leaving is not None:
             del self._slot[leaving.generation]
-
-    def _is_kept(self, adapter: Adapter | None, in_use: Collection[int]) -> bool:
-        return adapter is not None and (adapter.generation in in_use or adapter.generation in self._pinned)
+            self._free += self.pages.pop(slot)
