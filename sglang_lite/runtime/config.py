@@ -22,6 +22,7 @@ _MAX = {
     "context_length": (1 << 31) - 1,
     "max_total_tokens": (1 << 31) - 1,
     "threads": 1024,
+    "load_threads": 1024,
     "max_running": 65_536,
     "step_tokens": 1 << 24,
     "page_size": 64,
@@ -31,7 +32,7 @@ _MAX = {
     "draft_tokens": 16,
 }
 # Formats of a checkpoint's weights.
-LoadFormat: TypeAlias = Literal["auto", "safetensors", "pt", "npcache", "sharded_state", "gguf", "dummy"]
+LoadFormat: TypeAlias = Literal["auto", "safetensors", "pt", "npcache", "sharded_state", "remote", "gguf", "dummy"]
 # When a page is copied to the host.
 WritePolicy: TypeAlias = Literal["write_through", "write_through_selective", "write_back"]
 _WHOLE = -1  # value of step_tokens that prefills prompts whole
@@ -53,15 +54,17 @@ class EngineConfig:
     """Configuration of an engine, checked when it is made.
 
     Attributes:
-        model: a short name (`sglang-lite models` lists them), a Hugging Face folder, a `.gguf` file or a hub id.
+        model: a short name (`sglang-lite models` lists them), a Hugging Face folder, a `.gguf` file, a hub id, or the
+            address of a folder that fsspec knows.
         revision: branch, tag or commit of a hub id.
         model_impl: "native" runs the model with our own code; "transformers" with transformers' code over our KV cache:
             slower, but for any causal language model that keeps nothing but keys and values; "auto" prefers our own
             code if it supports the model.
         load_format: "auto" reads the checkpoint in its own format; "safetensors", "pt" (pickled tensors) and "gguf"
             refuse another format; "npcache" reads pickled tensors from a copy in NumPy's format, which it makes beside
-            them; "sharded_state" reads the files that `sglang-lite save --sharded` writes; "dummy" draws random weights
-            of the model's shapes.
+            them; "sharded_state" reads the files that `sglang-lite save --sharded` writes; "remote" reads safetensors
+            at an address (`model="s3://…"`), as "auto" does there; "dummy" draws random weights of the model's shapes.
+        load_threads: number of threads that read safetensors.
         model_checksum: file with the SHA-256 sums of the model's files, which are compared before weights are read:
             lines of `sha256sum`, or JSON as SGLang's verifier writes it. None to compare none.
         skip_tokenizer_init: whether the checkpoint may lack a tokenizer. If it does, prompts and answers are token ids
@@ -193,6 +196,7 @@ class EngineConfig:
     model_impl: Literal["auto", "native", "transformers"] = "auto"
     load_format: LoadFormat = "auto"
     model_checksum: str | None = None
+    load_threads: int = 1
     skip_tokenizer_init: bool = False
     served_model_name: str | None = None
     weight_version: str = "default"

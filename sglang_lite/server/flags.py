@@ -47,7 +47,7 @@ def add(parser: argparse.ArgumentParser) -> None:
                 names = [] if each.name in _GATEWAYS else names
                 names += [f"--{name.replace('_', '-')}" for name in names_of(each.name)]
             how = _type(hints[each.name])
-            if kind is EngineConfig and "choices" in how:
+            if kind is EngineConfig and ("choices" in how or each.name == "load_threads"):
                 how["type"] = partial(_own_value, (*names_of(each.name), each.name)[0])
             if (how.get("type") and "choices" not in how) or how.get("action") == "append":
                 how["metavar"] = each.name.upper()

@@ -103,6 +103,6 @@ def _sources(
     if config.load_format == "dummy":
         return DummySource(device), [DummySource(device) for _ in spec.dense]
     declared = read_quantisation(path)
-    source = open_weights(path, config.load_format, declared.matrices)
+    source = open_weights(path, config.model, config.load_format, declared.matrices, threads=config.load_threads)
     declared.check(source)
     return source, [open_folder(layer.folder) for layer in spec.dense]

@@ -221,7 +221,10 @@ def _source(files: ModelFiles, spec: ModelSpec, config: EngineConfig) -> WeightS
     declared.check_name(config.quantization)
     if config.load_format == "dummy":
         return DummySource(pick_device(config))
-    source = open_weights(path, config.load_format, declared.matrices)
+    pinned = pick_device(config).type == "cuda"
+    source = open_weights(
+        path, config.model, config.load_format, declared.matrices, threads=config.load_threads, pinned=pinned
+    )
     declared.check(source)
     return source
 

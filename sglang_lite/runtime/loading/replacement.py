@@ -36,7 +36,10 @@ def checkpoint_opener(config: EngineConfig, path: Path, model: Decoder) -> Calla
         check_gguf(config.load_format, path)
         return lambda: GgufSource(gguf, spec)
     matrices = read_quantisation(path).matrices
-    return lambda: open_weights(path, config.load_format, matrices)
+    pinned = model.device.type == "cuda"
+    return lambda: open_weights(
+        path, config.model, config.load_format, matrices, threads=config.load_threads, pinned=pinned
+    )
 
 
 def tensors_opener(

@@ -20,6 +20,7 @@ from sglang_lite.protocol import DownloadError, ModelError
 from sglang_lite.runtime.host.installed import is_installed
 from sglang_lite.runtime.models.aliases import ALIASES, HubModel, PackagedModel
 from sglang_lite.runtime.models.config_fields import read_json
+from sglang_lite.runtime.models.weights.remote import copy_description, is_address
 
 if TYPE_CHECKING:
     from huggingface_hub import SafetensorsRepoMetadata
@@ -42,7 +43,8 @@ def resolve(model: str, revision: str | None = None, *, weights: bool = True) ->
     """Returns the path of the GGUF file or Hugging Face folder that `model` names, downloading it if necessary.
 
     Args:
-        model: an alias, a folder, a `.gguf` file, or a Hugging Face hub id.
+        model: an alias, a folder, a `.gguf` file, a Hugging Face hub id, or an address that fsspec knows, of which only
+            what describes the model is copied.
         revision: branch, tag or commit of a hub id.
         weights: whether to download a hub id's weights, not only the files that describe the model.
 
@@ -50,6 +52,8 @@ def resolve(model: str, revision: str | None = None, *, weights: bool = True) ->
         ModelError: no model has that name, or a revision is given for something other than a hub id.
         DownloadError: the model could not be downloaded completely.
     """
+    if is_address(model):
+        return copy_description(model, cache_folder() / "remote")
     alias = ALIASES.get(model)
     if alias and Path(model).exists():
         alias = None

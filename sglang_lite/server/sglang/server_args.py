@@ -29,7 +29,7 @@ _RENAMED_VALUES: Mapping[str, Mapping[str, str]] = {
     "attention_backend": {"torch_native": "torch", "fa4": "flash_attn"},
     "speculative_algorithm": {"NGRAM": "auto"},
 }
-_FORMATS = "bitsandbytes flash_rl remote remote_instance private runai_streamer"
+_FORMATS = "bitsandbytes flash_rl remote_instance private runai_streamer"
 _KERNELS = "fa3 flashmla cutlass_mla trtllm_mla trtllm_mha dual_chunk_flash_attn aiter wave intel_amx ascend"
 _ALGORITHMS = "EAGLE EAGLE3 FROZEN_KV_MTP NEXTN STANDALONE DFLASH DSPARK"
 _REFUSED_VALUES: Mapping[str, tuple[frozenset[str], str]] = {  # of settings of ours: SGLang's values, and the cure
@@ -130,12 +130,37 @@ def own_value(name: str, value: UserValue) -> UserValue:
     Raises:
         ParameterError: the engine has nothing like it.
     """
+    if name == "model_loader_extra_config":
+        return _load_threads(value)
     if not isinstance(value, str):
         return value
     refused, hint = _REFUSED_VALUES.get(name, (frozenset(), ""))
     if value in refused:
         raise ParameterError(name, f"{value!r} is SGLang's, and not here.", hint=hint)
     return _RENAMED_VALUES.get(name, {}).get(value, value)
+
+
+def _load_threads(value: UserValue) -> int:
+    """Number of threads that `model_loader_extra_config` asks for, as JSON, a mapping or the number itself.
+
+    Raises:
+        ParameterError: it is another thing, or has settings that are not here.
+    """
+    found: Any = value
+    if isinstance(value, str):
+        try:
+            found = json.loads(value)
+        except ValueError:
+            found = None
+    if isinstance(found, int):
+        return found
+    if not isinstance(found, Mapping) or found.keys() - {"enable_multithread_load", "num_threads"}:
+        raise ParameterError(
+            "model_loader_extra_config", f"{value!r:.80} is not of enable_multithread_load and num_threads.",
+            hint='Use \'{"enable_multithread_load": true, "num_threads": 8}\'.',
+        )  # fmt: skip
+    threads: int = found.get("num_threads", 8) if found.get("enable_multithread_load") else 1
+    return threads
 
 
 def engine_settings(given: Mapping[str, UserValue]) -> dict[str, UserValue]:
@@ -155,7 +180,7 @@ def engine_settings(given: Mapping[str, UserValue]) -> dict[str, UserValue]:
             if value is None and arg.default is None:
                 continue
             ours = arg.reversed or arg.meaning
-            value = not value if arg.reversed else own_value(name, value)
+            value = not value if arg.reversed else own_value(arg.name, value)
         elif arg.allows(value):
             continue
         elif arg.support == "always":

@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+import fsspec
 import numpy as np
 import pytest
 import torch
@@ -16,6 +17,7 @@ from safetensors.torch import load_file
 import sglang_lite as sgl
 from sglang_lite.cli import main
 from sglang_lite.runtime.loading.save import save_sharded
+from sglang_lite.runtime.models.weights import ranges
 from tests.runtime.models.test_new_weights import engine, pair, told
 
 SHARD = "model-rank-0-part-0.safetensors"
@@ -207,3 +209,87 @@ def test_a_list_of_another_form_is_refused(folder, tmp_path, text):
         engine(folder, model_checksum=str(tmp_path / "sums"))
     with pytest.raises(sgl.ModelError):
         engine(folder, model_checksum=str(tmp_path / "nowhere"))
+
+
+# ------------------------------------------------------------------------------------- threads, and addresses
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_several_threads_read_the_same_weights(folder, sharded, dtype, monkeypatch):
+    monkeypatch.setattr(ranges, "_PIECE", 100)  # bytes
+    expected = logits(folder, "auto", dtype=dtype)
+    assert logits(folder, "auto", dtype=dtype, load_threads=3) == expected
+    assert logits(sharded, "sharded_state", dtype=dtype, load_threads=3) == expected
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("SGLANG_LITE_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def address(folder):
+    """The model at an address."""
+    root = f"/{folder.parent.name}"
+    system = fsspec.filesystem("memory")
+    system.put(str(folder), root, recursive=True)
+    yield f"memory:/{root}"
+    system.rm(root, recursive=True)
+
+
+def test_weights_at_an_address_are_read_by_ranges(folder, address, expected):
+    for load_format in ("auto", "remote"):
+        assert logits(address, load_format) == expected
+    with engine(folder.parent / "new") as running:
+        running.update_weights_from_disk(address)
+        assert told(running) == expected
+
+
+def test_shards_at_an_address_are_those_of_its_index(folder, address, expected):
+    system, root = fsspec.core.url_to_fs(address)
+    system.mv(f"{root}/model.safetensors", f"{root}/first.safetensors")
+    names = list(load_file(folder / "model.safetensors"))
+    index = f"{root}/model.safetensors.index.json"
+    system.pipe_file(index, json.dumps({"weight_map": dict.fromkeys(names, "first.safetensors")}).encode())
+    assert logits(address, "auto") == expected
+    for other, why in (("../first.safetensors", "which is no file of the folder"), ("no.safetensors", "is missing")):
+        system.pipe_file(index, json.dumps({"weight_map": dict.fromkeys(names, other)}).encode())
+        with pytest.raises(sgl.ModelError, match=why):
+            engine(address)
+
+
+def test_an_address_of_files_is_that_of_their_folder(folder, expected):
+    with sgl.Engine(f"file://{folder}", dtype="float32", max_running=4) as running:  # in its own process
+        assert told(running) == expected
+
+
+@pytest.mark.parametrize(
+    ("model", "why"),
+    [
+        ("s3://bucket/model", "s3://bucket/model: a package is missing: .*s3fs"),
+        ("redis://host/model", "redis:// is SGLang's, and not here"),
+        ("what://host/model", "what://host/model: Protocol not known: what"),
+        ("memory://nowhere", "memory://nowhere: can't be read"),
+    ],
+)
+def test_an_address_that_cannot_be_read_is_told(model, why):
+    with pytest.raises(sgl.ModelError, match=why):
+        sgl.Engine(model, in_process=True)
+
+
+def test_what_an_address_lacks_is_told(folder, address):
+    system, root = fsspec.core.url_to_fs(address)
+    with pytest.raises(sgl.ModelError, match="load_format is 'pt', and an address has safetensors"):
+        engine(address, load_format="pt")
+    with pytest.raises(sgl.ModelError, match="load_format is 'remote', and this is no address"):
+        engine(folder, load_format="remote")
+    data = system.cat_file(f"{root}/model.safetensors")
+    system.pipe_file(f"{root}/model.safetensors", data[:-10])
+    with pytest.raises(sgl.ModelError, match=r"model.safetensors: damaged or truncated: .* is not within it"):
+        engine(address)
+    system.rm(f"{root}/model.safetensors")
+    with pytest.raises(sgl.ModelError, match="no weights found in the format safetensors"):
+        engine(address)
+    system.rm(f"{root}/config.json")
+    with pytest.raises(sgl.ModelError, match=r"the folder has no config.json"):
+        engine(address)

@@ -126,6 +126,14 @@ def test_values_of_sglang_are_translated():
     assert engine_settings(given) == {"kv_dtype": "fp8", "attention_backend": "torch"}
     assert engine_settings({"attention_backend": "fa4"}) == {"attention_backend": "flash_attn"}
     assert engine_settings({"load_format": "layered"}) == {"load_format": "auto"}
+    assert engine_settings({"load_format": "fastsafetensors"}) == {"load_format": "safetensors"}
+    for threads, asked in (
+        (8, {"enable_multithread_load": True}),
+        (3, '{"enable_multithread_load": true, "num_threads": 3}'),
+    ):
+        assert engine_settings({"model_loader_extra_config": asked}) == {"load_threads": threads}
+    with pytest.raises(sgl.ParameterError, match="not of enable_multithread_load and num_threads"):
+        engine_settings({"model_loader_extra_config": {"distributed": True}})
     parser = argparse.ArgumentParser()
     flags.add(parser)
     line = ["--kv-cache-dtype", "fp8_e4m3", "--attention-backend", "torch_native", "--load-format", "auto"]

@@ -18,7 +18,7 @@ from sglang_lite.runtime.kernels.block_product import BLOCK, SOURCE, BlockProduc
 from sglang_lite.runtime.kernels.cpu_library import cpu_library
 from sglang_lite.runtime.models.resolve import cache_folder
 from sglang_lite.runtime.models.weights.blocks import Blocks, Format, order_of
-from sglang_lite.runtime.models.weights.source import Weight
+from sglang_lite.runtime.models.weights.source import PlainRows, Weight
 
 Linear: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
 
@@ -169,6 +169,7 @@ class Int8Linear:
         return y if self.bias is None else y.add_(self.bias)
 
 
+_READ = 1 << 25  # bytes of rows that are read together, of numbers that are stored one by one
 MAX_CONVERTED = 1 << 19  # most elements that are converted to float32 together
 
 
@@ -182,6 +183,11 @@ def stacked(parts: Sequence[Weight], dtype: torch.dtype, device: torch.device | 
         rows = whole[at : at + part.shape[0]]
         if isinstance(part, torch.Tensor):
             rows.copy_(part)
+        elif isinstance(part, PlainRows):
+            step = max(1, _READ // (part.shape[1] * part.dtype.itemsize))
+            for start in range(0, part.shape[0], step):
+                chunk = part.read(start, start + step)
+                rows[start : start + len(chunk)].copy_(chunk)
         elif not (isinstance(part, Blocks) and _decoded(part, rows)):
             for start, chunk in stacked_rows([part]):
                 rows[start : start + len(chunk)] = chunk

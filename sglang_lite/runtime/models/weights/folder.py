@@ -33,16 +33,26 @@ def open_folder(folder: Path, matrices: Matrices = PLAIN) -> WeightSource:
     return (SafetensorsSource if kind == "safetensors" else TorchSource)(folder, files, matrices)
 
 
-def weight_files(folder: Path, kinds: Sequence[str] = ("safetensors", "bin")) -> tuple[str, set[Path]]:
-    """Returns the format of the weights, the first of `kinds` that is there, and their files. Raises as
-    `open_folder`."""
+def weight_files(
+    folder: Path, kinds: Sequence[str] = ("safetensors", "bin"), exists: Callable[[Path], bool] = Path.exists
+) -> tuple[str, set[Path]]:
+    """Returns the format of the weights, the first of `kinds` that is there, and their files.
+
+    Args:
+        folder: folder of the model.
+        kinds: "safetensors", "bin".
+        exists: whether a file is there.
+
+    Raises:
+        ModelError: as `open_folder`.
+    """
     for suffix in kinds:
         stem = "model" if suffix == "safetensors" else "pytorch_model"
         index = folder / f"{stem}.{suffix}.index.json"
         single = folder / f"{stem}.{suffix}"
         if index.exists():
-            return suffix, _shards(index)
-        if single.exists():
+            return suffix, _shards(index, exists)
+        if exists(single):
             return suffix, {_regular(single)}
     raise ModelError(
         f"{folder}: no weights found" + (f" in the format {kinds[0]}." if len(kinds) == 1 else "."),
@@ -50,7 +60,7 @@ def weight_files(folder: Path, kinds: Sequence[str] = ("safetensors", "bin")) ->
     )
 
 
-def _shards(index: Path) -> set[Path]:
+def _shards(index: Path, exists: Callable[[Path], bool]) -> set[Path]:
     content = read_any_json(index)
     files = content.get("weight_map") if isinstance(content, dict) else None
     if not isinstance(files, dict) or not files:
@@ -65,14 +75,14 @@ def _shards(index: Path) -> set[Path]:
         ):
             raise ModelError(f"{index}: weight_map names {shown(name)}, which is no file of the folder.")
     names = set(files.values())
-    missing = sorted(name for name in names if not (index.parent / name).exists())
+    missing = sorted(name for name in names if not exists(index.parent / name))
     if missing:
         raise ModelError(f"{index.parent}: the shard {missing[0]} is missing ({len(missing)} of {len(names)}).")
     return {_regular(index.parent / name) for name in names}
 
 
 def _regular(file: Path) -> Path:
-    if not file.is_file():  # opening a pipe would block for ever
+    if file.exists() and not file.is_file():  # opening a pipe would block for ever
         raise ModelError(f"{file}: not a regular file.", hint="Replace it by the file itself.")
     return file
 

@@ -17,14 +17,16 @@ from sglang_lite.runtime.models.weights.folder import (
     FolderSource,
     SafetensorsSource,
     TorchSource,
-    open_folder,
     pickled_tensors,
     weight_files,
 )
 from sglang_lite.runtime.models.weights.quantization_config import PLAIN, Matrices
+from sglang_lite.runtime.models.weights.ranges import LocalRanges, RangeSource
+from sglang_lite.runtime.models.weights.remote import RemoteRanges, is_address
 from sglang_lite.runtime.models.weights.source import Weight, WeightSource
 
 _SHARD = re.compile(r"model-rank-(\d+)-part-(\d+)\.safetensors")
+_REMOTE_THREADS = 8  # a request waits for the network most of the time
 _NUMPY = "np"  # folder beside the weights
 
 
@@ -33,31 +35,49 @@ def shard_name(rank: int, part: int) -> str:
     return f"model-rank-{rank}-part-{part}.safetensors"
 
 
-def open_weights(folder: Path, load_format: str, matrices: Matrices = PLAIN) -> WeightSource:
-    """Opens the weights in `folder`.
+def open_weights(
+    folder: Path, model: str, load_format: str, matrices: Matrices = PLAIN, *, threads: int = 1, pinned: bool = False
+) -> WeightSource:
+    """Opens the weights of a model.
 
     Args:
-        folder: folder of the model.
+        folder: folder of the model, or of the copy of what describes it if it is at an address.
+        model: name, path or address of the model.
         load_format: "auto" for safetensors, else `.bin`; "safetensors"; "pt" for pickled tensors; "npcache" for a copy
-            of those in NumPy's format, which is made at the first time; "sharded_state" for files of ranks.
+            of those in NumPy's format, which is made at the first time; "sharded_state" for files of ranks; "remote"
+            for safetensors at an address.
         matrices: how its matrices are declared to be stored.
+        threads: number of threads that read safetensors.
+        pinned: whether these read to pinned memory.
 
     Raises:
-        ModelError: the folder has no weights in this format, or a file is missing or damaged.
+        ModelError: the model has no weights in this format, or a file is missing or damaged.
     """
+    ranges: LocalRanges | RemoteRanges = LocalRanges()
+    if is_address(model):
+        if load_format not in ("auto", "remote", "safetensors"):
+            raise ModelError(f"{model}: load_format is {load_format!r}, and an address has safetensors.")
+        ranges = RemoteRanges(model, folder)
+        files = weight_files(folder, ("safetensors",), ranges.has)[1]
+        return RangeSource(folder, files, matrices, ranges, max(threads, _REMOTE_THREADS), pinned=pinned)
     match load_format:
-        case "safetensors":
-            return SafetensorsSource(folder, weight_files(folder, ("safetensors",))[1], matrices)
+        case "remote":
+            raise ModelError(f"{model}: load_format is 'remote', and this is no address.", hint='Use "auto".')
+        case "auto" | "safetensors":
+            kind, files = weight_files(folder, ("safetensors", "bin") if load_format == "auto" else ("safetensors",))
+            if threads > 1 and kind == "safetensors":
+                return RangeSource(folder, files, matrices, ranges, threads, pinned=pinned)
+            return (SafetensorsSource if kind == "safetensors" else TorchSource)(folder, files, matrices)
         case "pt":
             return TorchSource(folder, _pickles(folder), matrices)
         case "npcache":
             return NumpySource(folder, _numpy_files(folder), matrices)
         case "sharded_state":
-            return SafetensorsSource(folder, _shards(folder), matrices)
+            return RangeSource(folder, _shards(folder), matrices, ranges, threads, pinned=pinned)
         case "gguf":
             kind = weight_files(folder)[0]
             raise ModelError(f"{folder}: load_format is 'gguf', and this is {kind}.", hint='Use "auto".')
-    return open_folder(folder, matrices)
+    raise AssertionError(load_format)
 
 
 def check_gguf(load_format: str, path: Path) -> None:

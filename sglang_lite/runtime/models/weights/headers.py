@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,23 +11,16 @@ from typing import TYPE_CHECKING, TypeAlias
 import torch
 
 from sglang_lite.protocol import ModelError
-from sglang_lite.runtime.models.config_fields import MAX_BYTES
 from sglang_lite.runtime.models.read_gguf import spec_from_gguf
 from sglang_lite.runtime.models.weights.folder import packed_in, pickled_tensors, unpacked_files, weight_files
 from sglang_lite.runtime.models.weights.gguf import LatentHeads, named_tensors
 from sglang_lite.runtime.models.weights.gguf_file import GgufFile, GgufTensor
 from sglang_lite.runtime.models.weights.packing import Packing
+from sglang_lite.runtime.models.weights.ranges import DTYPES, LocalRanges, read_header
 from sglang_lite.runtime.models.weights.source import Stored, Weight, WeightSource, canonical
 
 if TYPE_CHECKING:
     from huggingface_hub import SafetensorsRepoMetadata
-
-# Formats of safetensors files. The engine can't use numbers of other formats.
-_DTYPES = {
-    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
-    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "I64": torch.int64, "I32": torch.int32,
-    "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
-}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,27 +83,12 @@ def _of_gguf(file: GgufFile) -> Headers:
 
 
 def _of_safetensors(file: Path) -> Headers:
-    damaged = ModelError(f"{file}: damaged or truncated.", hint="Fetch the file again.")
-    try:
-        with open(file, "rb") as opened:
-            length = int.from_bytes(opened.read(8), "little")
-            if length > MAX_BYTES:
-                raise damaged
-            content = json.loads(opened.read(length))
-        found = {
-            name: _header(each["shape"], each["dtype"], each["data_offsets"], file)
-            for name, each in content.items()
-            if name != "__metadata__"
-        }
-    except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
-        raise damaged from error
-    if 8 + length + sum(header.size for header in found.values()) > file.stat().st_size:
-        raise damaged
-    return found
+    found = read_header(LocalRanges(), file)
+    return {name: _header(list(each.shape), each.format, (each.start, each.end), file) for name, each in found.items()}
 
 
 def _header(shape: list[int], format: str, offsets: tuple[int, int], file: Path) -> Header:
-    return Header(tuple(shape), format, _DTYPES.get(format), offsets[1] - offsets[0], file)
+    return Header(tuple(shape), format, DTYPES.get(format), offsets[1] - offsets[0], file)
 
 
 def _of_pickle(file: Path) -> Headers:

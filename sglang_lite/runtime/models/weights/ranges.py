@@ -1,0 +1,163 @@
+"""Safetensors that are read by ranges of bytes: by several threads from files, or from other places (remote.py)."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from sglang_lite.protocol import ModelError
+from sglang_lite.runtime.models.config_fields import MAX_BYTES
+from sglang_lite.runtime.models.weights.folder import FolderSource
+from sglang_lite.runtime.models.weights.quantization_config import Matrices
+from sglang_lite.runtime.models.weights.source import PlainRows, Weight
+
+# Formats of safetensors files. The engine can't use numbers of other formats.
+DTYPES = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "I64": torch.int64, "I32": torch.int32,
+    "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
+}  # fmt: skip
+_PIECE = 1 << 22  # bytes that one thread reads at a time, at least
+
+
+class Ranges(Protocol):
+    """Files of which ranges of bytes can be read, by several threads at the same time."""
+
+    def size(self, file: Path) -> int: ...
+
+    def read(self, file: Path, start: int, out: memoryview) -> None:
+        """Fills `out` with bytes from `start` on. Raises OSError if there are fewer."""
+        ...
+
+
+class LocalRanges:
+    """Ranges of files on this machine."""
+
+    def size(self, file: Path) -> int:
+        return file.stat().st_size
+
+    def read(self, file: Path, start: int, out: memoryview) -> None:
+        with open(file, "rb", buffering=0) as opened:
+            at = 0
+            while at < len(out):
+                count = os.preadv(opened.fileno(), [out[at:]], start + at)
+                if not count:
+                    raise OSError(f"it ends at {start + at:,}")
+                at += count
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """Header of a tensor in a file.
+
+    Attributes:
+        format: name of the number format.
+        shape: shape.
+        start, end: place in the file, in bytes.
+    """
+
+    format: str
+    shape: tuple[int, ...]
+    start: int
+    end: int
+
+
+def read_header(ranges: Ranges, file: Path) -> Mapping[str, StoredTensor]:
+    """Headers of a safetensors file's tensors, by name. Raises ModelError if it is damaged or truncated."""
+    try:
+        size, prefix = ranges.size(file), bytearray(8)
+        ranges.read(file, 0, memoryview(prefix))
+        length = int.from_bytes(prefix, "little")
+        if length > min(MAX_BYTES, size - 8):
+            raise ValueError("its header is too long")
+        text = bytearray(length)
+        ranges.read(file, 8, memoryview(text))
+        found = {}
+        for name, each in json.loads(bytes(text)).items():
+            if name != "__metadata__":
+                start, end = (8 + length + offset for offset in each["data_offsets"])
+                if not 8 + length <= start <= end <= size:
+                    raise ValueError(f"{name} is not within it")
+                found[name] = StoredTensor(each["dtype"], tuple(each["shape"]), start, end)
+    except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
+        raise ModelError(f"{file}: damaged or truncated: {error}", hint="Fetch the file again.") from error
+    return found
+
+
+class RangeSource(FolderSource):
+    """Source of the tensors of safetensors files, of which ranges are read at the same time.
+
+    Args:
+        folder, files, matrices: as of FolderSource.
+        ranges: how bytes are read.
+        threads: number of threads that read.
+        pinned: whether numbers are read to pinned memory, from which they are copied to a GPU faster.
+    """
+
+    def __init__(
+        self, folder: Path, files: set[Path], matrices: Matrices, ranges: Ranges, threads: int, *, pinned: bool
+    ) -> None:
+        self._ranges, self._threads, self._pinned = ranges, threads, pinned
+        self._pool = ThreadPoolExecutor(threads, "sglang_lite-weights")
+        self._headers: dict[Path, Mapping[str, StoredTensor]] = {}
+        super().__init__(folder, files, matrices)
+
+    def _names(self, file: Path) -> list[str]:
+        self._headers[file] = read_header(self._ranges, file)
+        return list(self._headers[file])
+
+    def _header(self, name: str, file: Path) -> tuple[StoredTensor, torch.dtype]:
+        found = self._headers[file][self._stored_as[name]]
+        dtype = DTYPES.get(found.format)
+        if dtype is None:
+            raise ModelError(f"{file}: {name} is stored as {found.format}, which is not supported.")
+        if math.prod(found.shape) * dtype.itemsize != found.end - found.start:
+            raise ModelError(f"{file}: {name} has another size than its shape.", hint="Fetch the file again.")
+        return found, dtype
+
+    def _tensor(self, name: str, file: Path) -> torch.Tensor:
+        found, dtype = self._header(name, file)
+        return self.read(file, found.start, found.shape, dtype)
+
+    def _plain(self, name: str, file: Path) -> Weight:
+        found, dtype = self._header(name, file)
+        if len(found.shape) != 2:
+            return self._tensor(name, file)
+        rows = _RangeRows(self, file, found, dtype)
+        return self._scaled(name, rows.shape, rows.read, file) if dtype == torch.float8_e4m3fn else rows
+
+    def read(self, file: Path, start: int, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """Tensor of a shape whose numbers begin at a place in a file. Raises ModelError if they can't be read."""
+        out = torch.empty(tuple(shape), dtype=dtype, pin_memory=self._pinned)
+        data = out.view(-1).view(torch.uint8).numpy().data if out.numel() else memoryview(b"")
+        piece = max(_PIECE, -(-len(data) // self._threads))
+        parts = [
+            self._pool.submit(self._ranges.read, file, start + at, data[at : at + piece])
+            for at in range(0, len(data), piece)
+        ]
+        try:
+            for part in parts:
+                part.result()
+        except OSError as error:
+            raise ModelError(f"{file}: can't be read: {error}", hint="Fetch the file again.") from error
+        return out
+
+
+class _RangeRows(PlainRows):
+    def __init__(self, source: RangeSource, file: Path, header: StoredTensor, dtype: torch.dtype) -> None:
+        super().__init__(header.shape, dtype)
+        self._source, self._file, self._start = source, file, header.start
+
+    def read(self, start: int, end: int) -> torch.Tensor:
+        rows, columns = self.shape
+        start, end = min(start, rows), min(end, rows)
+        at = self._start + start * columns * self.dtype.itemsize
+        return self._source.read(self._file, at, (end - start, columns), self.dtype)
