@@ -455,7 +455,7 @@ def _encoding(loaded: LoadedModel, capacity: Capacity, config: EngineConfig) -> 
     if loaded.tower is None or loaded.path is None:
         return None
     assert isinstance(loaded.model, Decoder), "transformers' models read no images here"
-    width, dtype = loaded.model.spec.hidden_size, loaded.model.precision.compute
+    width, dtype = loaded.tower.planes * loaded.model.spec.hidden_size, loaded.model.precision.compute
     rows = max(config.image_cache_mb * 2**20 // (width * dtype.itemsize), 1)
     store = FeatureStore(min(rows, _FEATURES_PER_TOKEN * capacity.tokens), width, dtype, loaded.model.device)
     loaded.model.features = store.table

@@ -90,7 +90,7 @@ class Decoder:
         source.check_all_used(self.unused_tensors)
         self.linears = reader.linears
         self.plan_small_batches()
-        self.features: torch.Tensor | None = None  # of images [rows, hidden_size], if the engine has an encoder
+        self.features: torch.Tensor | None = None  # of images [rows, planes * hidden_size], if there is an encoder
         self.both_ways = False  # whether tokens of images see later ones; set by `load`
         self.memory_saver = False  # whether caches can give their memory back; set by `load`
         self.weight_memory: WeightMemory | None = None  # set by `load`
@@ -155,11 +155,13 @@ class Decoder:
         Returns:
             Hidden states [T, hidden_size] after the last norm.
         """
-        x = self._embedded(ids)
+        x, deep = self._embedded(ids)
         cos_sin = [rope.at(positions) for rope in self.ropes]
-        if self._small_batch is not None and self._small_batch.supports(plan):
+        if not deep and self._small_batch is not None and self._small_batch.supports(plan):
             return self._small_batch(x, cos_sin, plan, cache)
         for i, layer in enumerate(self.layers):
+            if 0 < i <= len(deep):
+                x = x + deep[i - 1]
             normed, lora = self._norm(x, layer.input_norm), None if plan.lora is None else plan.lora.layer(i)
             h = self._attention(i, layer, normed, *cos_sin[layer.rope], plan, cache, lora)
             if layer.spec.parallel:
@@ -171,14 +173,17 @@ class Decoder:
             x = x + self._added(layer, self._norm(h, layer.post_mlp_norm))
         return self._norm(x, self.norm)
 
-    def _embedded(self, ids: torch.Tensor) -> torch.Tensor:
+    def _embedded(self, ids: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """Embeddings [T, hidden_size], and what is added to them behind each of the first layers."""
         x = self.embedding[ids if self.features is None else ids.clamp(min=0)].to(self.precision.compute)
         if self.embedding_scale != 1.0:
             x = x * self.embedding_scale
-        if self.features is not None:
-            at = (ids < 0).nonzero()[:, 0]
-            x[at] = self.features[-2 - ids[at]].to(x.dtype)
-        return x
+        at = (ids < 0).nonzero()[:, 0] if self.features is not None else ids[:0]
+        if self.features is None or not len(at):
+            return x, []
+        first, *others = self.features[-2 - ids[at]].to(x.dtype).view(len(at), -1, self.spec.hidden_size).unbind(1)
+        x[at] = first
+        return x, [torch.zeros_like(x).index_copy_(0, at, each) for each in others]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Returns float32 logits [R, vocab_size] of hidden states [R, hidden_size]."""

@@ -491,7 +491,7 @@ ARCHITECTURES = {name: family for family, row in FAMILIES.items() for name in ro
 WITH_IMAGES = (
     "LlavaForConditionalGeneration", "LlavaOnevisionForConditionalGeneration", "Mistral3ForConditionalGeneration",
     "Idefics3ForConditionalGeneration", "SmolVLMForConditionalGeneration", "Qwen2VLForConditionalGeneration",
-    "Qwen2_5_VLForConditionalGeneration",
+    "Qwen2_5_VLForConditionalGeneration", "Qwen3VLForConditionalGeneration",
 )  # fmt: skip
 _QWEN2_VL = {"rms_norm_eps": 1e-5, "mrope_section": [16, 24, 24]}
 # Types of decoders in these models -> family, and values of fields that a config may omit.
@@ -501,6 +501,7 @@ TEXT_PARTS: Mapping[str, tuple[str, Config]] = {
         "max_position_embeddings": 2048, "vocab_size": 32000,
     }),  # sizes that LLaVA's first configs omit
     "mistral": ("mistral", {"num_attention_heads": 32}),  # which Pixtral's config omits
+    "qwen3_vl_text": ("qwen3", {"mrope_section": [24, 20, 20], "mrope_interleaved": True}),
     # The first configs of Qwen2-VL and Qwen2.5-VL have the decoder's fields beside those of the whole.
     **dict.fromkeys(("qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text"), ("qwen2", _QWEN2_VL)),
 }  # fmt: skip

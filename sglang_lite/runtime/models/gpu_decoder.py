@@ -9,7 +9,7 @@ import torch
 from sglang_lite.protocol import ModelError
 from sglang_lite.runtime.attention.base import StepAttention
 from sglang_lite.runtime.kernels.attention_metadata import DevicePlan
-from sglang_lite.runtime.kernels.embed import embed
+from sglang_lite.runtime.kernels.embed import add_features, embed
 from sglang_lite.runtime.kernels.fp8_rows import Fp8Rows, Scales
 from sglang_lite.runtime.kernels.kv_cache import KVCache
 from sglang_lite.runtime.kernels.latent_attention import PAIRS_PER_PROGRAM
@@ -95,6 +95,7 @@ class GpuDecoder(Decoder):
         x: torch.Tensor | None = None
         scales: Scales | None = None
         for i, own in enumerate(self.layers):
+            self._add_plane(i, plan, residual)
             layer = own if plan.lora is None or rows is None else adapted(own, plan.lora.layers[i], rows)
             first, second = self._in_8_bits(layer)
             normed = self._in_norm(layer.input_norm, x, residual, scales, eight=first)
@@ -112,6 +113,11 @@ class GpuDecoder(Decoder):
             x, scales = self._out(layer, layer.post_mlp_norm, x, scales)
         assert x is not None
         return add_norm(x, residual, self.norm, self.spec.rms_eps, scales)
+
+    def _add_plane(self, index: int, plan: DevicePlan, residual: torch.Tensor) -> None:
+        """Adds to the residual before a layer what features of images have for it."""
+        if self.features is not None and 0 < index < self.features.shape[1] // self.spec.hidden_size:
+            add_features(plan, self.features, index, residual)
 
     def _in_8_bits(self, layer: Layer) -> tuple[bool, bool]:
         """Returns, for a layer's attention and its feed-forward, True if they take their input rows in 8 bits."""
@@ -209,6 +215,8 @@ class GpuDecoder(Decoder):
         for i, layer in enumerate(self.layers):
             assert layer.input_norm is not None
             assert layer.mlp_norm is not None
+            if residual is not None:
+                self._add_plane(i, plan, residual)
             qkv, total = matrix(layer.qkv).one(x, residual=residual, norm=layer.input_norm, eps=eps)
             x = layer.output(self._attend(i, layer, qkv, None, plan, cache, attention))
             fed = layer.feed_forward

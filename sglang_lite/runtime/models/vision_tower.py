@@ -27,6 +27,10 @@ class VisionTower:
         source: its weights, of which those of the encoder are taken.
         dtype, device: of the weights and the computation.
 
+    Attributes:
+        planes: number of vectors in a feature: the one that takes a token's place, and those that are added behind the
+            decoder's first layers (DeepStack, arXiv:2406.04334).
+
     Raises:
         ModelError: transformers can't make the encoder, or a tensor is missing or has a wrong shape.
     """
@@ -36,6 +40,10 @@ class VisionTower:
         from transformers.initialization import no_init_weights
 
         config: Any = AutoConfig.from_pretrained(folder, local_files_only=True)
+        deep = len(getattr(config.vision_config, "deepstack_visual_indexes", ()))
+        if deep >= config.text_config.num_hidden_layers:
+            raise ModelError(f"{folder}: deepstack_visual_indexes: {deep} are as many as the decoder's layers.")
+        self.planes = 1 + deep
         for name, value in _TINY.items():  # of the decoder, which is not made here
             if hasattr(config.text_config, name):
                 setattr(config.text_config, name, value)
@@ -63,7 +71,7 @@ class VisionTower:
         return sum(parameter.numel() * parameter.itemsize for parameter in self._model.parameters())
 
     def encode(self, images: Sequence[Mapping[str, torch.Tensor]]) -> list[torch.Tensor]:
-        """Features [count, hidden size] of each image.
+        """Features [count, planes * hidden size] of each image.
 
         Args:
             images: inputs of each image, as the model's image processor makes them, of equal shapes; those that the
@@ -73,8 +81,10 @@ class VisionTower:
             name: torch.cat([self._sent(each[name]) for each in images]) for name in images[0] if name in self._inputs
         }
         with torch.inference_mode(), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
-            found = self._model.get_image_features(**inputs).pooler_output
-            features = [each.reshape(-1, each.shape[-1]) for each in found]
+            found = self._model.get_image_features(**inputs)
+            features = [each.reshape(-1, each.shape[-1]) for each in found.pooler_output]
+            if self.planes > 1:
+                features = [torch.cat(each, -1) for each in zip(features, *found.deepstack_features)]
         return features if len(features) == len(images) else list(torch.cat(features).chunk(len(images)))
 
     def _sent(self, values: torch.Tensor) -> torch.Tensor:

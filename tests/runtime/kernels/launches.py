@@ -11,7 +11,7 @@ from sglang_lite.runtime.kernels.attention_metadata import DecodeWork, DevicePla
 from sglang_lite.runtime.kernels.blocks import BlockCopy
 from sglang_lite.runtime.kernels.decode_attention import decode_attention, split_work
 from sglang_lite.runtime.kernels.device_properties import DeviceProperties, properties_of
-from sglang_lite.runtime.kernels.embed import embed
+from sglang_lite.runtime.kernels.embed import add_features, embed
 from sglang_lite.runtime.kernels.experts import ExpertMatrices, apply_experts
 from sglang_lite.runtime.kernels.experts_route import experts_route
 from sglang_lite.runtime.kernels.fp8 import quantise_rows
@@ -283,6 +283,7 @@ def around(dtype: torch.dtype) -> None:
     """Launches around products and attention."""
     plan = Attention(128, dtype, dtype).plan(8, 8)
     x = embed(plan, empty(32_000, 4096, dtype=dtype), 1.0)
+    add_features(plan, empty(64, 2 * 4096, dtype=dtype), 1, x)
     add_norm(x, x, empty(4096, dtype=dtype), 1e-5)
     add_norm(empty(4, 8, 4096), x, empty(4096, dtype=dtype), 1e-5)
     ranks = Peers.of(0, (0, 0), empty(*memory_shape(2, 4096 * dtype.itemsize), dtype=torch.int64))

@@ -406,13 +406,6 @@ def test_tokens_that_were_drawn_are_embedded():
     assert torch.equal(embed(plan, table, 1.0), table[[3, 7, 3]])
 
 
-def test_features_of_images_are_embedded_as_they_are():
-    plan = Rows([4, 4]).plan(2, [1, 0, 1], [0, 0, 0])
-    plan.ids.copy_(torch.tensor([-2, 7, -5]))
-    table, features = normal(10, 24), normal(4, 24)
-    assert torch.equal(embed(plan, table, 2.0, features), torch.stack((features[0], 2 * table[7], features[3])))
-
-
 def test_pages_are_copied_in_all_layers():
     cache = KVCache(tuple(normal(2, 12, 6) for _ in range(3)), tuple(normal(2, 12, 6) for _ in range(3)))
     twin = KVCache(tuple(k.clone() for k in cache.k), tuple(v.clone() for v in cache.v))

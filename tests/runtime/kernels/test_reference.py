@@ -22,6 +22,7 @@ from sglang_lite.runtime.kernels.reference.latent_attention import latent_prefix
 from sglang_lite.runtime.kernels.reference.prefix_attention import prefix_attention
 from tests.runtime.kernels import adapters, in_any_batch, needs_hopper, needs_kernels, packed_matrices, ranks
 from tests.runtime.kernels.block_copies import blocks_copied
+from tests.runtime.kernels.embeddings import CASES as EMBEDDINGS
 from tests.runtime.kernels.hopper_prefixes import prefixes_on_hopper
 from tests.runtime.kernels.latents import LATENT_SCALES, Latents
 from tests.runtime.kernels.public_launches import public_launches
@@ -137,13 +138,6 @@ def tiled(run):
 def tiled_in_parts(run):
     x, weight = normal(3, 512, dtype=torch.float16), normal(70, 512, dtype=torch.float16)
     return [run(x, weight, 2), run(x, weight, 4)]
-
-
-def embedded(run):
-    plan = Rows([4, 4]).plan(2, [1, 0, 1], [0, 0, 0])
-    plan.ids.copy_(numbers(-1, 7, -4))
-    plan.last_tokens.copy_(numbers(5, 3, 0))
-    return [run(plan, normal(10, 24), 1.5, normal(3, 24))]
 
 
 def page_table(run):
@@ -542,11 +536,11 @@ def summed(run):
     return run(normal(2, 3, 70)), run(normal(3, 2, 70, dtype=torch.float16))
 
 
-CASES = packed_matrices.CASES | in_any_batch.CASES | adapters.CASES | ranks.CASES | {
+CASES = packed_matrices.CASES | in_any_batch.CASES | adapters.CASES | EMBEDDINGS | ranks.CASES | {
     "norm": ranks.also(norm), "norm_fp8": norm_fp8, "add_norm": ranks.also(add_norm, added=True), "add_norm_fp8": add_norm_fp8,
     "gated": gated, "gated_fp8": gated, "ungated": ungated, "ungated_fp8": ungated,
     "quantise_rows": quantised, "linear_single_row": one_row, "SmallBatchLinear": few_rows,
-    "linear_tiled": tiled, "linear_split_k": tiled_in_parts, "embed": embedded, "update_pages": page_table, "KVCopy": copied, "BlockCopy": blocks_copied, "rope_store": stored,
+    "linear_tiled": tiled, "linear_split_k": tiled_in_parts, "update_pages": page_table, "KVCopy": copied, "BlockCopy": blocks_copied, "rope_store": stored,
     "rotate": rotated, "kv_store": kv_stored,
     "split_work": split, "prefix_attention": prefixes, "decode_attention": decoded, "prefill_attention": prefilled,
     "rope_attention": turned_and_decoded, "prefix_attention_hopper": prefixes_on_hopper,

@@ -34,6 +34,8 @@ from transformers import (
     Qwen2VLConfig,
     Qwen2VLForConditionalGeneration,
     Qwen2VLImageProcessorPil,
+    Qwen3VLConfig,
+    Qwen3VLForConditionalGeneration,
     SmolVLMConfig,
     SmolVLMForConditionalGeneration,
     SmolVLMImageProcessorPil,
@@ -144,6 +146,16 @@ def _qwen2_5_vl(folder: Path) -> torch.nn.Module:
     )
 
 
+def _qwen3_vl(folder: Path) -> torch.nn.Module:
+    vision = dict(
+        hidden_size=32, out_hidden_size=64, intermediate_size=48, depth=3, num_heads=2, patch_size=4,
+        num_position_embeddings=16, deepstack_visual_indexes=[0, 2],
+    )  # fmt: skip
+    config = _qwen(folder, "qwen3_vl_text", [4, 2, 2])
+    config["text_config"] |= {"num_hidden_layers": 3, "head_dim": 16}
+    return Qwen3VLForConditionalGeneration(Qwen3VLConfig(vision_config=vision, **config))
+
+
 def _gemma3(folder: Path) -> torch.nn.Module:
     Gemma3ImageProcessorPil(size={"height": 32, "width": 32}).save_pretrained(folder)
     vision = dict(_VISION, model_type="siglip_vision_model", image_size=32, patch_size=4, vision_use_head=False)
@@ -159,7 +171,7 @@ def _gemma3(folder: Path) -> torch.nn.Module:
 
 FAMILIES = {
     "llava": _llava, "onevision": _onevision, "pixtral": _pixtral, "mistral3": _mistral3, "idefics3": _idefics,
-    "smolvlm": _smolvlm, "qwen2_vl": _qwen2_vl, "qwen2_5_vl": _qwen2_5_vl, "gemma3": _gemma3,
+    "smolvlm": _smolvlm, "qwen2_vl": _qwen2_vl, "qwen2_5_vl": _qwen2_5_vl, "qwen3_vl": _qwen3_vl, "gemma3": _gemma3,
 }  # fmt: skip
 
 

@@ -85,7 +85,7 @@ def test_answers_are_those_of_transformers(seeing: Seeing, sizes: list[tuple[int
 
 
 @pytest.mark.parametrize("chunk", [7, 64])
-@pytest.mark.parametrize("family", ["idefics3", "qwen2_5_vl", "gemma3"])
+@pytest.mark.parametrize("family", ["idefics3", "qwen2_5_vl", "qwen3_vl", "gemma3"])
 def test_chunks_and_cache_hits_inside_an_image_change_nothing(saved: Any, family: str, chunk: int) -> None:
     folder, model = saved[family]
     images = [png(80, 40), png(40, 80, seed=1)]

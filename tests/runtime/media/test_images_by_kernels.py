@@ -22,7 +22,7 @@ pytestmark = needs_kernels
 GPU = torch.cuda.is_available()
 
 
-FAMILIES_HERE = FAMILIES if GPU else ["llava", "qwen2_vl", "gemma3"]  # the interpreter takes seconds for each
+FAMILIES_HERE = FAMILIES if GPU else ["qwen3_vl", "gemma3"]  # the interpreter takes seconds for each
 
 FEW = msgspec.structs.replace(GREEDY, max_tokens=2)
 
