@@ -1,7 +1,8 @@
 """Prefixes that the runs of a program share, counted in tokens: from one graph for each run, filled with its arguments.
 
 A prompt is the text before a generation or selection in its branch. Generated text is unknown, so it counts no tokens
-and never equals other text; nor do open values and images count. If a graph has several ways, the first one counts.
+and never equals other text; nor do open values and images count. Prompts of two adapters share nothing. If a graph has
+several ways, the first one counts.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from sglang_lite.markup import cut, element, fragment
 from sglang_lite.program.graph import GraphNode, GraphRecord, Picture, Value
 from sglang_lite.program.nodes import Fork, Gen, Join, Mark, Path, Rollback, Select, Text
 from sglang_lite.protocol import Span
+from sglang_lite.protocol.sampling import adapter_of
 
 _DEEPEST: Final = 40  # maximum depth of a tree that is built
 _MAX_SHOWN: Final = 6  # maximum number of printed continuations of a prefix
@@ -114,9 +116,12 @@ def prefix_tree(graphs: Sequence[GraphRecord], counter: TokenCounter) -> PrefixT
     longest: list[list[int]] = []
     prompts = tokens = 0
     for run, graph in enumerate(graphs):
-        branches: dict[Path, list[int]] = {}
-        for path, segments in prompts_of(graph, run):
-            branches[path] = found = counted.items(segments)
+        branches: dict[tuple[Path, str | None], list[int]] = {}
+        for path, adapter, segments in prompts_of(graph, run):
+            found = counted.items(segments)
+            if adapter is not None:
+                found.insert(0, counted.unknown(("adapter", adapter)))
+            branches[path, adapter] = found
             prompts += 1
             tokens += sum(item >= 0 for item in found)
         longest += branches.values()
@@ -130,8 +135,9 @@ def prefix_tree(graphs: Sequence[GraphRecord], counter: TokenCounter) -> PrefixT
     return PrefixTree(len(graphs), prompts, tokens, unique, _built(longest, 0, counter, 0))
 
 
-def prompts_of(graph: GraphRecord, run: int = 0) -> Iterator[tuple[Path, _Segments]]:
-    """Yields the branch of each generation and selection, with its prompt: texts, and ids of unknown text.
+def prompts_of(graph: GraphRecord, run: int = 0) -> Iterator[tuple[Path, str | None, _Segments]]:
+    """Yields the branch of each generation and selection, with its adapter, or None, and its prompt: texts, and ids of
+    unknown text.
 
     Args:
         run: number of the run; unknown text of one run never equals that of another.
@@ -144,8 +150,9 @@ def prompts_of(graph: GraphRecord, run: int = 0) -> Iterator[tuple[Path, _Segmen
         match node.node:
             case Text(text, special=special):
                 here.append(Span(text, special=special))
-            case Gen() | Select():
-                yield node.path, tuple(here)
+            case Gen() | Select() as asked:
+                adapter = adapter_of(asked.params.lora_path if isinstance(asked, Gen) else asked.lora_path)
+                yield node.path, adapter, tuple(here)
                 here.append((run, i))
             case Value() | Picture():
                 here.append((run, *_open(node, i)))
@@ -182,8 +189,12 @@ class _Counted:
                 spans = tuple(each for each in group if isinstance(each, Span))
                 found += self._tokens(spans, first=not found)
             else:
-                found += [self._unknown.setdefault(each, -1 - len(self._unknown)) for each in group]  # type: ignore[arg-type] # no spans
+                found += [self.unknown(each) for each in group if isinstance(each, tuple)]
         return found
+
+    def unknown(self, text: _Unknown) -> int:
+        """Number of an unknown text."""
+        return self._unknown.setdefault(text, -1 - len(self._unknown))
 
     def _tokens(self, spans: tuple[Span, ...], *, first: bool) -> Sequence[int]:
         key = spans, first

@@ -23,8 +23,9 @@ def counted(graphs):
     """Tokens of all prompts, and how many different prefixes they have."""
     prefixes, tokens = set(), 0
     for run, graph in enumerate(graphs):
-        for _, segments in prompts_of(graph, run):
-            items = [c for each in segments for c in (each.text if isinstance(each, Span) else [each])]
+        for _, adapter, segments in prompts_of(graph, run):
+            items = [] if adapter is None else [(adapter,)]
+            items += [c for each in segments for c in (each.text if isinstance(each, Span) else [each])]
             tokens += sum(isinstance(item, str) for item in items)
             prefixes |= {tuple(items[: i + 1]) for i, item in enumerate(items) if isinstance(item, str)}
     return tokens, len(prefixes)
@@ -34,9 +35,9 @@ def counted(graphs):
 def program(s, a, b):
     s += f"Start. {a} middle {b['key']}: " + sgl.gen("x")
     fork = s.fork(2)
-    fork += lambda i: f" branch {i} {b['key']} " + sgl.gen("y")
+    fork += lambda i: f" branch {i} {b['key']} " + sgl.gen("y", lora_path="poet" if i else None)
     fork.join("concate_and_append")
-    s += f" end {a}" + sgl.select("z", ["p", "q"])
+    s += f" end {a}" + sgl.select("z", ["p", "q"], lora_path="judge")
 
 
 @pytest.mark.parametrize("seed", range(30))

@@ -204,6 +204,8 @@ def test_loading_and_unloading(http, folders):
     again = http.post("/load_lora_adapter", json={"lora_name": "judge", "lora_path": str(folders["judge"])})
     assert (again.status_code, again.json()["success"]) == (400, False)
     assert "is taken" in again.json()["error_message"]
+    counts = http.get("/metrics").text
+    assert all(f"sglang_lite_{name}" in counts for name in ("adapters{", "adapters_resident{", "adapter_copies_total{"))
     assert http.post("/unload_lora_adapter", json={"lora_name": "judge"}).json()["success"]
     gone = http.post("/generate", json={"text": "a", "sampling_params": GREEDY, "lora_path": "judge"})
     assert (gone.status_code, "there is no adapter 'judge'" in gone.text) == (400, True)
