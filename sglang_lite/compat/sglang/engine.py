@@ -57,12 +57,21 @@ def _generates_async(
 
 
 def _with_bytes(given: object) -> object:
-    """Images of `generate`, with files read; texts that name no file stay as they are."""
+    """Images of `generate`, with files read; data URLs and base64 stay as they are.
+
+    Raises:
+        ParameterError: a file is not there, or can't be read.
+    """
     if isinstance(given, list | tuple):
         return [_with_bytes(each) for each in given]
-    if given is None or isinstance(given, dict) or (isinstance(given, str) and not os.path.isfile(given)):
+    if given is None or isinstance(given, dict) or (isinstance(given, str) and not _is_path(given)):
         return given
     return load_image(given)
+
+
+def _is_path(text: str) -> bool:
+    """True if a text is a file's name: one that is there, or that has a dot, as base64 has none."""
+    return os.path.isfile(text) or ("." in text and "://" not in text and not text.startswith("data:"))
 
 
 class Engine(base.Engine):

@@ -29,10 +29,13 @@ def read_header(image: Image) -> tuple[int, int]:
 
 
 def upright(picture: Picture) -> Picture:
-    """Pixels of an image as it is shown, in RGB. Decodes them. Errors of pillow are of many kinds."""
+    """Pixels of an image as it is shown, in RGB of 8 bits. Decodes them. Errors of pillow are of many kinds."""
     from PIL import ImageOps
 
-    return (ImageOps.exif_transpose(picture) if _orientation(picture) > 1 else picture).convert("RGB")
+    shown = ImageOps.exif_transpose(picture) if _orientation(picture) > 1 else picture
+    if shown.mode.startswith("I"):  # 16 bits of grey, which pillow would cut off above 255
+        shown = shown.convert("I").point(lambda value: value * (1 / 257) + 0.5).convert("L")
+    return shown.convert("RGB")
 
 
 def _orientation(picture: Picture) -> int:
@@ -47,8 +50,8 @@ def open_image(image: Image) -> Picture:
     """Opens an image, whose pixels are not decoded yet.
 
     Raises:
-        ParameterError: it has no bytes or too many, is none, is in an unknown format, animated, in CMYK, too large, or
-            too long and narrow; or the package pillow is missing.
+        ParameterError: it has no bytes or too many, is none, is in an unknown format, animated, in CMYK or in 32
+            bits of grey, too large, or too long and narrow; or the package pillow is missing.
     """
     try:
         import PIL.Image
@@ -72,6 +75,8 @@ def open_image(image: Image) -> Picture:
         raise _error(f"{width:,} x {height:,} pixels: one side is over {MAX_ASPECT} times the other.", "Cut it.")
     if getattr(picture, "is_animated", False):
         raise _error("is animated.", "Send its frames as images.")
+    if picture.mode == "F" or (picture.mode == "I" and picture.format == "TIFF"):
+        raise _error("has 32 bits a pixel, of an unknown range.", "Save it with 8 or 16 bits.")
     if picture.mode == "CMYK":
         raise _error("is in CMYK, a printer's colours.", "Save it in RGB.")
     return picture
