@@ -30,6 +30,8 @@ class Usage(Record, frozen=True):
         thrown_away_tokens: generated tokens of attempts that failed.
         host_tokens, disk_tokens: cached tokens that a local engine had to copy from the host's memory, and to read from
             files.
+        image_tokens, cached_image_tokens: tokens of the prompt that stand for images of a local engine, and those of
+            them that were read from the cache.
     """
 
     prompt_tokens: int = 0
@@ -44,6 +46,15 @@ class Usage(Record, frozen=True):
     thrown_away_tokens: int = 0
     host_tokens: int = 0
     disk_tokens: int = 0
+    image_tokens: int = 0
+    cached_image_tokens: int = 0
+
+    @property
+    def image_counts(self) -> dict[str, int]:
+        """Numbers of images' tokens, by name; none of a prompt without images."""
+        if not self.image_tokens:
+            return {}
+        return {"image_tokens": self.image_tokens, "cached_image_tokens": self.cached_image_tokens}
 
     def __repr__(self) -> str:
         return f"Usage({', '.join(f'{name}={count}' for name, count in self._reported().items())})"
@@ -276,4 +287,6 @@ def total_usage(usages: Iterable[Usage]) -> Usage:
         thrown_away_tokens=sum(u.thrown_away_tokens for u in usages),
         host_tokens=sum(u.host_tokens for u in usages),
         disk_tokens=sum(u.disk_tokens for u in usages),
+        image_tokens=sum(u.image_tokens for u in usages),
+        cached_image_tokens=sum(u.cached_image_tokens for u in usages),
     )

@@ -6,13 +6,14 @@ from typing import Any
 
 import anthropic
 import httpx2
+import numpy as np
 import openai
 import pytest
 from PIL import Image as Picture
 
 import sglang_lite as sgl
-from sglang_lite.protocol import SamplingParams
-from tests.runtime.media.seeing import CHAT, png, save_seeing, seen
+from sglang_lite.protocol import ParameterError, SamplingParams
+from tests.runtime.media.seeing import CHAT, GREEDY, png, save_seeing, seen
 from tests.server.conftest import Running
 
 TEXT_TEMPLATE = (
@@ -82,6 +83,39 @@ def test_each_protocol_gives_the_engines_answer(running):
     assert own["text"] == expected.text
 
 
+def test_usage_counts_the_tokens_of_images_and_those_in_the_cache(running):
+    server, engine = running
+    engine.flush_cache()
+    ask: dict[str, Any] = {"model": "default", "max_tokens": 1, "temperature": 0}
+    ask["messages"] = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": _url(png(31, 31))}}]}]
+    counts = []
+    for _ in range(2):
+        answer = httpx2.post(f"{server.url}/v1/chat/completions", json=ask).json()["usage"]
+        details = answer["prompt_tokens_details"]
+        counts.append((details["image_tokens"], details["cached_image_tokens"]))
+    assert counts == [(16, 0), (16, 16)]
+    body: dict[str, Any] = {
+        "input": [{"role": "user", "content": [{"type": "input_image", "image_url": _url(png(31, 31))}]}]
+    }
+    answer = httpx2.post(f"{server.url}/v1/responses", json={**body, "model": "default", "max_output_tokens": 1}).json()
+    assert answer["usage"]["input_tokens_details"]["cached_image_tokens"] == 16
+    body = {"text": "<image>", "image_data": _url(png(31, 31)), "sampling_params": {"max_new_tokens": 1}}
+    meta = httpx2.post(f"{server.url}/generate", json=body).json()["meta_info"]
+    assert (meta["image_tokens"], meta["cached_image_tokens"]) == (16, 0)
+    ask["messages"] = [{"role": "user", "content": "hi"}]
+    answer = httpx2.post(f"{server.url}/v1/chat/completions", json=ask).json()["usage"]
+    assert "image_tokens" not in answer["prompt_tokens_details"]
+
+    @sgl.function
+    def look(s):
+        s += "ab" + sgl.image(png(31, 31)) + sgl.gen("answer", max_tokens=1) + sgl.select("chosen", ["ij", "kl"])
+
+    for backend in (engine, sgl.RuntimeEndpoint(server.url)):
+        state = look().run(backend=backend)
+        assert state.usage("answer").image_tokens == 16
+        assert state.usage("chosen").image_tokens == 2 * 16
+
+
 def test_programs_run_on_the_server(running):
     server, engine = running
     image = png(40, 30)
@@ -108,6 +142,26 @@ def test_text_that_spells_a_placeholder_is_plain_text(running):
     assert answer["usage"]["prompt_tokens"] == len("u:<image>;a:") + 16
 
 
+def test_an_image_that_is_a_file_is_told_when_it_is_not_there(running):
+    server, engine = running
+    with pytest.raises(ParameterError, match=r"'missing\.png' can't be read"):
+        engine.generate("<image>", image_data="missing.png")
+    body = {"input": [{"role": "user", "content": [{"type": "input_image", "file_id": "file-1"}]}], "model": "default"}
+    answer = httpx2.post(f"{server.url}/v1/responses", json=body)
+    assert answer.status_code == 400
+    assert "no files are stored here" in answer.json()["error"]["message"]
+
+
+def test_images_of_16_bits_of_grey_are_those_of_8(running):
+    _, engine = running
+    grey = np.random.default_rng(0).integers(0, 256, (30, 30)).astype(np.uint16)
+    deep = _encoded(Picture.fromarray(grey * 257), "PNG")
+    assert Picture.open(io.BytesIO(deep)).mode.startswith("I")
+    flat = _encoded(Picture.fromarray(grey.astype(np.uint8)), "PNG")
+    answers = [engine.complete(seen("u:", each, "hi"), GREEDY) for each in (deep, flat)]
+    assert answers[0].output_logprobs == answers[1].output_logprobs
+
+
 def _encoded(picture, kind, **options):
     file = io.BytesIO()
     picture.save(file, kind, **options)
@@ -121,6 +175,7 @@ BAD = {
     "text": (b"no picture", "no image in a known format"),
     "SVG": (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "no image in a known format"),
     "animated": (_encoded(_TINY, "GIF", save_all=True, append_images=[Picture.new("RGB", (8, 8), "red")]), "animated"),
+    "32 bits": (_encoded(Picture.new("F", (8, 8)), "TIFF"), "32 bits a pixel"),
     "CMYK": (_encoded(Picture.new("CMYK", (8, 8)), "JPEG"), "CMYK"),
     "narrow": (_encoded(Picture.new("L", (1, 10_000)), "PNG"), "200 times"),
     "huge": (_encoded(Picture.new("1", (30_000, 30_000)), "PNG"), "too large|the limit is"),

@@ -25,7 +25,12 @@ class _MetaInfo(TypedDict):
     reasoning_tokens: int
 
 
-class MetaInfo(_MetaInfo, total=False):
+class _ImageCounts(TypedDict, total=False):
+    image_tokens: int
+    cached_image_tokens: int
+
+
+class MetaInfo(_MetaInfo, _ImageCounts, total=False):
     """Metadata of an answer of `generate`; what does not apply to it is left out."""
 
     e2e_latency: float

@@ -230,14 +230,18 @@ class ChoiceScoring:
             unconditional = self._unconditional_logprobs(count + row) if self._unconditional else None
             scores.append(ChoiceScore(choice, ids, tuple(logprobs), unconditional))
         results = [*self._results.values(), *([] if self._prompt is None else [self._prompt])]
+        cached = list(map(self._cached, range(len(self._requests))))
+        media = [(r.media, r.prompt_len, found) for r, found in zip(self._requests, cached) if r.media is not None]
         return Selection(
             tuple(scores),
             Usage(
                 prompt_tokens=sum(request.prompt_len for request in self._requests),
-                cached_tokens=sum(map(self._cached, range(len(self._requests)))),
+                cached_tokens=sum(cached),
                 queue_s=min(result.usage.queue_s for result in results),
                 first_token_s=max(result.usage.total_s for result in results),
                 total_s=max(result.usage.total_s for result in results),
+                image_tokens=sum(images.before(length) for images, length, _ in media),
+                cached_image_tokens=sum(images.before(found) for images, _, found in media),
             ),
             meta=self._meta(),
         )

@@ -400,10 +400,10 @@ class Request:
         return msgspec.structs.replace(generation, prompt_ids=tuple(prompt.tolist()), meta=meta)
 
     def _usage(self, completion_tokens: int) -> Usage:
-        now = time.perf_counter()
+        now, cached = time.perf_counter(), max(self.cache.tokens, 0)
         return Usage(
             prompt_tokens=self.prompt_len,
-            cached_tokens=max(self.cache.tokens, 0),
+            cached_tokens=cached,
             completion_tokens=completion_tokens,
             forced_tokens=self.output.forced_tokens,
             queue_s=(self.times.started or now) - self.times.submitted,
@@ -411,6 +411,8 @@ class Request:
             total_s=now - self.times.submitted,
             host_tokens=self.cache.host_tokens,
             disk_tokens=self.cache.disk_tokens,
+            image_tokens=0 if self.media is None else self.media.before(self.prompt_len),
+            cached_image_tokens=0 if self.media is None else self.media.before(cached),
         )
 
 

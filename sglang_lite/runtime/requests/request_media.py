@@ -75,6 +75,10 @@ class RequestMedia:
         shown[self.positions] = self.token_id
         return shown
 
+    def before(self, position: int) -> int:
+        """Number of images' tokens before a position."""
+        return int(np.searchsorted(self.positions, position))
+
     def sure(self, cached: int) -> int:
         """Number of cached tokens of the prompt that may be used: all, unless they end within the first few of an
         image, whose hashes another image may have by chance."""

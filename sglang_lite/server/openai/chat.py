@@ -213,7 +213,7 @@ def usage_of(usages: Sequence[Usage], reasoning: int) -> dict[str, Json]:
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
-        "prompt_tokens_details": {"cached_tokens": usages[0].cached_tokens},
+        "prompt_tokens_details": {"cached_tokens": usages[0].cached_tokens, **usages[0].image_counts},
         "completion_tokens_details": {"reasoning_tokens": reasoning},
     }
 

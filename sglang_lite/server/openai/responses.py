@@ -314,7 +314,11 @@ class _Response:
     async def _usage(self, usage: Usage) -> dict[str, Any]:
         return {
             "input_tokens": usage.prompt_tokens,
-            "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
+            "input_tokens_details": {
+                "cached_tokens": usage.cached_tokens,
+                "cache_write_tokens": 0,
+                **usage.image_counts,
+            },
             "output_tokens": usage.completion_tokens,
             "output_tokens_details": {"reasoning_tokens": await self.service.tokens(self.answer.sample.reasoning)},
             "total_tokens": usage.prompt_tokens + usage.completion_tokens,

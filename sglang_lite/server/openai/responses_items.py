@@ -198,7 +198,12 @@ def _parts(content: Content, role: str, where: str, *, images: bool = False) -> 
         elif isinstance(part, InputText | OutputText):
             told = {"type": "input_text", "text": part.text}
             parts.append({**told, "type": "output_text", "annotations": []} if role == "assistant" else told)
-        elif images and isinstance(part, InputImage) and part.image_url is not None:
+        elif images and isinstance(part, InputImage):
+            if part.image_url is None:
+                raise CapabilityError(
+                    "no files are stored here, so an image has no file_id.", parameter=f"{where}[{i}]",
+                    hint="Send the image as image_url: data:image/png;base64,…",
+                )  # fmt: skip
             image_from(part.image_url, f"{where}[{i}].image_url")
             parts.append({"type": "input_image", "image_url": part.image_url, "detail": "auto"})
         else:

@@ -79,7 +79,8 @@ class SampleAnswer:
     def _whole(self, generation: Generation, finish: dict[str, Any]) -> dict[str, Any]:
         usage = generation.usage
         scores = {} if generation.scores is None else generation.scores.as_meta()
-        meta = {"e2e_latency": usage.total_s, "queue_time": usage.queue_s, **generation.meta, **scores}
+        times = {"e2e_latency": usage.total_s, "queue_time": usage.queue_s}
+        meta = {**times, **usage.image_counts, **generation.meta, **scores}
         return self._answer(
             generation.text,
             generation.token_ids,

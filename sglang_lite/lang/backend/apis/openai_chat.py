@@ -229,6 +229,8 @@ def parse_usage(usage: Foreign) -> Usage:
         _count(usage, "completion_tokens") or _count(usage, "output_tokens"),
         written_tokens=_count(details, "cache_write_tokens"),
         reasoning_tokens=reasoning_meta(usage).get("reasoning_tokens", 0),
+        image_tokens=_count(details, "image_tokens"),
+        cached_image_tokens=_count(details, "cached_image_tokens"),
     )
 
 

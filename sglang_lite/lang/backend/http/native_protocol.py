@@ -222,7 +222,7 @@ def _readable() -> Iterator[None]:
 
 _READ = frozenset({
     "finish_reason", "prompt_tokens", "completion_tokens", "cached_tokens", "e2e_latency", "queue_time",
-    "output_token_logprobs_length",
+    "output_token_logprobs_length", "image_tokens", "cached_image_tokens",
 })  # fmt: skip
 
 
@@ -245,6 +245,8 @@ def usage_from_meta(meta: Mapping[str, Json]) -> Usage:
         completion_tokens=int(meta.get("completion_tokens") or 0),
         queue_s=float(meta.get("queue_time") or 0),
         total_s=float(meta.get("e2e_latency") or 0),
+        image_tokens=int(meta.get("image_tokens") or 0),
+        cached_image_tokens=int(meta.get("cached_image_tokens") or 0),
     )
 
 
