@@ -32,6 +32,7 @@ from sglang_lite.runtime.models.weights.gguf_blocks import BITS
 from sglang_lite.runtime.models.weights.gguf_file import GgufFile
 from sglang_lite.runtime.models.weights.headers import Headers, HeaderSource, headers_of_hub, read_headers
 from sglang_lite.runtime.models.weights.quantization_config import read_quantisation
+from sglang_lite.runtime.models.weights.source import is_of_images
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,7 @@ class Description:
         window: longest window of layers that keep the last tokens only; None if no layer does.
         window_bytes: size of one token's keys and values in these layers, in bytes.
         context_length: longest sequence (or input text of an encoder), in tokens.
+        tower_bytes: size of the encoder of images in memory, in bytes, beside `loaded_bytes`; None without images.
         refused: reasons why the model can't be used, each naming the part that causes it.
     """
 
@@ -69,6 +71,7 @@ class Description:
     window: int | None = None
     window_bytes: int = 0
     context_length: int | None = None
+    tower_bytes: int | None = None
     refused: tuple[str, ...] = ()
 
     def as_text(self) -> str:
@@ -89,6 +92,8 @@ class Description:
             "cache": "none" if self.cache_bytes == 0 else keeps,
             "context": "not known" if self.context_length is None else f"{self.context_length:,} tokens",
         }
+        if self.tower_bytes is not None:
+            lines["images"] = f"read by an encoder of {_megabytes(self.tower_bytes)} beside the weights"
         shown = [*lines.items(), *(("refused", reason) for reason in self.refused)]
         return "\n".join(f"{name:8} {text}" for name, text in shown)
 
@@ -127,6 +132,7 @@ class _Inspection:
         self.description = Description(str(path), _architecture(path))
         self._headers: Headers | None = None
         self._spec: ModelSpec | EncoderSpec | TransformersSpec | None = None
+        self._reads_images = False
 
     def _update(self, **facts: Any) -> None:
         self.description = replace(self.description, **facts)
@@ -165,7 +171,7 @@ class _Inspection:
         if isinstance(self._spec, EncoderSpec):
             encoder_tokenizer(self.path, self._spec)
         elif self._spec is not None:
-            open_model_files(self.path)
+            self._reads_images = open_model_files(self.path).images is not None
 
     def fit(self) -> None:
         """Checks that the weights fit the model, and computes their size and that of the KV cache."""
@@ -198,6 +204,12 @@ class _Inspection:
             window_bytes=spec.kv_layout.window_numbers * formats.cache.itemsize,
         )  # fmt: skip
         if (source := self._source()) is not None:
+            if self._reads_images and self._headers is not None:
+                tower = [name for name in self._headers if is_of_images(name)]
+                numbers = sum(math.prod(self._headers[name].shape) for name in tower)
+                self._update(tower_bytes=numbers * formats.compute.itemsize)
+                for name in tower:
+                    source.ignore(name)
             _take_all(spec, source)
             kept = source.in_8_bits if formats.keep_fp8 else 0
             blocks, bits = self._in_blocks(formats)

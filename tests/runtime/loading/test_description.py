@@ -29,6 +29,7 @@ from sglang_lite.cli import main
 from sglang_lite.runtime.loading.description import describe
 from sglang_lite.runtime.models.layers.linear import block_library
 from tests.runtime.embedding.tiny import saved
+from tests.runtime.media.seeing import FAMILIES, save_seeing
 from tests.runtime.models.tiny import VOCAB, save
 
 SIZES = dict(
@@ -41,6 +42,16 @@ def llama(folder, kind=LlamaForCausalLM, **config):
     model = kind(LlamaConfig(**SIZES, **config))
     save(model, folder)
     return model
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_encoder_of_images_is_told_beside_the_weights(tmp_path, family):
+    model = save_seeing(family, tmp_path)
+    found = describe(str(tmp_path))
+    tower = found.tower_bytes // size_of(found.dtype)
+    assert found.refused == ()
+    assert 0 < tower == model.num_parameters() - found.loaded_bytes // size_of(found.dtype)
+    assert "images   read by an encoder of 0." in found.as_text()
 
 
 def size_of(dtype):
@@ -57,6 +68,7 @@ def test_a_native_model_takes_what_transformers_counts(tmp_path, tied):
     assert (found.stored_bytes, found.formats) == (model.num_parameters() * 4, ("F32",))
     assert found.cache_bytes == 3 * 2 * 2 * 8 * item
     assert (found.context_length, found.serves) == (64, ("generate", "score"))
+    assert found.tower_bytes is None
 
 
 def test_experts_count_once_each(tmp_path):

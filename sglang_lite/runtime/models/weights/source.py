@@ -30,6 +30,13 @@ _VISION = (
     "model.vision_model.", "model.connector.", "visual.", "model.visual.",
     "image_newline", "model.image_newline",
 )  # fmt: skip
+
+
+def is_of_images(name: str) -> bool:
+    """True if a tensor is a vision-language model's for images."""
+    return name.startswith(_VISION)
+
+
 # Prefixes of a decoder that was saved without its head, whose names lack `model.` in front.
 _WITHOUT_HEAD = ("embed_tokens.", "layers.", "norm.", "final_layernorm.")
 _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -191,7 +198,7 @@ class WeightSource(ABC):
         Raises:
             ModelError: the model has no place for some tensors.
         """
-        if images := sum(name.startswith(_VISION) for name in self._unused):
+        if images := sum(map(is_of_images, self._unused)):
             logger.info("%s: %d tensors that see images are left out; it reads only text here.", self.label, images)
         unused = sorted(
             n for n in self._unused
