@@ -19,14 +19,12 @@ class JoinedDelta:
     """Parts of several adapters in one product of one layer, side by side.
 
     Attributes:
-        parts: number of stacked parts of the product.
-        a: [ranks, inputs], for each adapter those of all parts.
-        b: [ranks, outputs], zero outside the outputs of a rank's part.
+        a: [parts * ranks, inputs], for each stacked part of the product the ranks of all adapters.
+        b: for each part [ranks, outputs].
     """
 
-    parts: int
     a: torch.Tensor
-    b: torch.Tensor
+    b: tuple[torch.Tensor, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +33,7 @@ class CpuLoraStep:
 
     Attributes:
         layers: adapters of the step in each layer, by product.
-        kept: for each number of parts, [T, ranks], 1 for the ranks of a token's own adapter and 0 for others.
+        kept: for each number of parts, [T, parts * ranks], 1 for the ranks of a token's own adapter and 0 for others.
     """
 
     layers: tuple[Mapping[str, JoinedDelta], ...]
@@ -62,8 +60,10 @@ class LayerAdapters:
             y: its outputs [T, outputs].
         """
         if (delta := self.products.get(product)) is not None:
-            low = (x.to(delta.a.dtype) @ delta.a.t()).mul_(self.kept[delta.parts])
-            y += (low @ delta.b).to(y.dtype)
+            low = (x.to(delta.a.dtype) @ delta.a.t()).mul_(self.kept[len(delta.b)])
+            outputs = y.split_with_sizes([each.shape[1] for each in delta.b], 1)
+            for part, own, b in zip(outputs, low.chunk(len(delta.b), 1), delta.b):
+                part += (own @ b).to(y.dtype)
         return y
 
 
@@ -85,13 +85,10 @@ def _side_by_side(
     parts, _, inputs = like.a.shape
     a, b = [], []
     for delta, adapter in zip(deltas, adapters):
-        if delta is None:
-            a.append(like.a.new_zeros(parts * adapter.rank, inputs))
-            b.append(like.b.new_zeros(parts * adapter.rank, like.b.shape[1]))
-        else:
-            a.append(delta.a.flatten(0, 1))
-            b.append(torch.block_diag(*delta.b.split_with_sizes(delta.outputs, 1)))  # type: ignore[no-untyped-call] # untyped in torch
-    return JoinedDelta(parts, torch.cat(a), torch.cat(b))
+        a.append(like.a.new_zeros(parts, adapter.rank, inputs) if delta is None else delta.a)
+        b.append(like.b.new_zeros(adapter.rank, like.b.shape[1]) if delta is None else delta.b)
+    by_part = torch.cat(b).split_with_sizes(like.outputs, 1)
+    return JoinedDelta(torch.cat(a, 1).flatten(0, 1), tuple(each.contiguous() for each in by_part))
 
 
 class CpuAdapters:
@@ -138,10 +135,6 @@ class CpuAdapters:
                 del self._joined[next(iter(self._joined))]
             self._joined[generations] = joined(adapters)
         ranks = np.array([adapter.rank for adapter in adapters])
-        own = of_token[:, None] == np.repeat(np.array(numbers), ranks)
         dtype = next(delta.a.dtype for layer in adapters[0].layers for delta in layer.values())
-        kept = {}
-        for parts in (1, 2, 3):
-            columns = np.concatenate([np.tile(np.flatnonzero(np.repeat(numbers, ranks) == n), parts) for n in numbers])
-            kept[parts] = torch.from_numpy(own[:, columns]).to(dtype)
-        return CpuLoraStep(self._joined[generations], kept)
+        own = torch.from_numpy(of_token[:, None] == np.repeat(np.array(numbers), ranks)).to(dtype)
+        return CpuLoraStep(self._joined[generations], {parts: own.repeat(1, parts) for parts in (1, 2, 3)})
