@@ -143,8 +143,9 @@ class Scheduler:
             end, cost = _reach(request, start, int(table.length[request.slot]), budget)
             if request.media is not None and end > start:
                 shorter, longer = request.media.whole(end)  # images that can't be cut may make a first chunk longer
-                end = shorter if shorter > start else start if chunks else longer
-                cost = end - start
+                if shorter < longer:
+                    end = shorter if shorter > start else start if chunks else longer
+                    cost = end - start
             alone = self._last_alone and request.id == self.admission.solo_request
             if alone and start < request.prompt_len and end == table.length[request.slot]:
                 end = max(end - 1, start + 1)

@@ -3,9 +3,11 @@
 import math
 from collections import Counter
 
+import numpy as np
 import pytest
 
 from sglang_lite.protocol import SamplingParams
+from sglang_lite.runtime.requests.request_media import RequestMedia
 from sglang_lite.runtime.scheduler.step_pace import TARGET_S, StepPace
 from tests.runtime.scripted import SteppedEngine
 
@@ -42,6 +44,27 @@ def steps_with_a_prompt(*, stream, before=1, count=1):
 
 def test_a_prompt_beside_a_stream_is_computed_in_pieces():
     assert steps_with_a_prompt(stream=True) == [31]
+
+
+def test_an_image_that_is_seen_as_a_whole_is_computed_as_a_whole_beside_a_stream(untimed):
+    engine = SteppedEngine(max_running=64, max_total_tokens=16_384)
+    engine.start([1, 2, 3], LONG, stream=True)
+    while not engine.scheduler.queues.decoding:
+        engine.step()
+    limits = np.arange(1, 151, dtype=np.int32)
+    limits[20:80], limits[90:150] = 80, 150
+    media, add = RequestMedia((), np.empty(0, dtype=np.int32), 0, limits=limits), engine.scheduler.add
+
+    def add_with_images(request):
+        request.media = media
+        add(request)
+
+    engine.scheduler.add = add_with_images  # type: ignore[method-assign]
+    engine.start([4] * 200, LONG)
+    batches = planned(engine)
+    for _ in range(5):
+        engine.step()
+    assert [batch.tokens - batch.decoding for batch in batches] == [20, 60, 10, 60, 31]
 
 
 def test_a_prompt_beside_many_streams_gets_on(untimed):
