@@ -28,6 +28,7 @@ SMALL = {
     "embedding.py": ["--shape", "small", "--texts", "2", "--tokens", "8", "--repeat", "1"],
     "extraction.py": ["--texts", "1", "--max-tokens", "60"],
     "frontend_overhead.py": ["--seconds", "0.01", "--programs", "4"],
+    "loading.py": ["--shape", "small", "--repeat", "1"],
     "sleep.py": ["--shape", "small", "--repeat", "0"],
     "first_token.py": ["--help"],  # it needs a GPU
     "four_bits.py": ["--shape", "small", "--rows", "1", "--prompt", "4"],

@@ -24,7 +24,6 @@ from sglang_lite.runtime.models.weights.source import EncodedStack, PlainRows, S
 
 # Bytes of parts that are kept until they are written, on a CPU and on a GPU; further ones are built twice.
 _STAGED_BYTES, _STAGED_ON_GPU = 1 << 30, 1 << 28
-_CHECKED = 1 << 24  # elements that are checked at a time
 
 
 class StagedWeights:
@@ -154,10 +153,10 @@ class _NewTensors(WeightSource):
 
 def _is_finite(weight: Stored, dtype: torch.dtype) -> bool:
     if isinstance(weight, torch.Tensor):
-        return all(bool(piece.to(dtype).isfinite().all()) for piece in torch.split(weight.flatten(), _CHECKED))
+        return bool(torch.stack(torch.aminmax(weight)).to(dtype).isfinite().all())  # NaN is both, if there is one
     if isinstance(weight, EncodedStack):
         return all(_is_finite(weight.matrix(expert, slice(None)), dtype) for expert in range(weight.shape[0]))
-    return all(bool(rows.to(dtype).isfinite().all()) for _, rows in stacked_rows([weight]))
+    return all(_is_finite(rows, dtype) for _, rows in stacked_rows([weight]))
 
 
 def tensor_pairs(old: Any, new: Any, what: str) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:  # parts

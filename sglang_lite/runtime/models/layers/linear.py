@@ -187,7 +187,7 @@ def stacked(parts: Sequence[Weight], dtype: torch.dtype, device: torch.device | 
             step = max(1, _READ // (part.shape[1] * part.dtype.itemsize))
             for start in range(0, part.shape[0], step):
                 chunk = part.read(start, start + step)
-                rows[start : start + len(chunk)].copy_(chunk)
+                rows[start : start + len(chunk)].copy_(chunk, non_blocking=True)  # the next is read meanwhile
         elif not (isinstance(part, Blocks) and _decoded(part, rows)):
             for start, chunk in stacked_rows([part]):
                 rows[start : start + len(chunk)] = chunk
