@@ -205,6 +205,7 @@ MODULES = {
     ),
     "lang.tracer": "TracerProgramState TracingScope StopTracing",
     "srt.constrained.outlines_backend": "build_regex_from_object",
+    "srt.entrypoints.http_server_engine": "HttpServerEngineAdapter",
     "srt.server_args": "ServerArgs",
     "utils": (
         "dump_state_text read_jsonl download_and_cache_file wait_for_server launch_server_cmd terminate_process "
