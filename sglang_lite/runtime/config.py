@@ -15,6 +15,7 @@ from sglang_lite.protocol.anything import UserValue
 from sglang_lite.runtime.attention.registry import AttentionBackendName
 from sglang_lite.runtime.models.config_fields import shown
 from sglang_lite.runtime.models.lora.paths import lora_texts
+from sglang_lite.runtime.parallel.layout import Parallel
 from sglang_lite.runtime.structured_output.registry import ConstraintBackend
 
 # Beyond these bounds the machine fails, not the setting: positions and slots are int32, and each thread has a stack.
@@ -175,8 +176,11 @@ class EngineConfig:
             the first one that can run the model. "flashinfer" and "flash_attn" use the packages `flashinfer-python` and
             `flash-attn-4` if they are installed; neither shares the reading of common prefixes, and flashinfer runs
             without CUDA graphs. A named backend that can't run the model is refused. Ignored on a CPU.
-        threads: CPU threads; None for one per physical core.
-        dist_timeout: seconds that processes of a group in which weights are sent wait for one another; None for 300.
+        threads: CPU threads, which ranks on a CPU share; None for one per physical core.
+        tp_size: number of processes, called ranks, that share each layer's matrices (tensor parallelism);
+            docs/parallel.md says what works with more than one.
+        dist_timeout: seconds that processes of a group in which weights are sent, and ranks that start, wait for one
+            another; None for 300.
         seed: base of the seeds of requests that set none; None for fresh randomness.
         in_process: whether to run the engine in the caller's process instead of its own. The caller's computation and
             the engine's then wait for each other, and a crash of one ends both. Logit processors can be any function.
@@ -248,6 +252,7 @@ class EngineConfig:
     compile_processes: int | None = None
     attention_backend: AttentionBackendName = "auto"
     threads: int | None = None
+    tp_size: int = 1
     dist_timeout: int | None = None
     seed: int | None = None
     in_process: bool = False
@@ -314,6 +319,7 @@ class EngineConfig:
                 raise ParameterError(name, f"{getattr(self, name)!r} is not one of {', '.join(map(str, allowed))}.")
         _check_tiers(self)
         _check_scales(self)
+        _check_parallel(self)
         self._check_lora()
 
     def _check_lora(self) -> None:
@@ -338,6 +344,11 @@ class EngineConfig:
         if not known or len(set(self.drafters)) < len(self.drafters):
             names = ", ".join(DRAFTERS)
             raise ParameterError("speculation", f'{self.speculation!r} is not "off", "auto" or some of {names}.')
+
+    @property
+    def parallel(self) -> Parallel:
+        """Layout of the engine's ranks, seen from the one that schedules."""
+        return Parallel(tp=self.tp_size)
 
     @property
     def drafters(self) -> tuple[str, ...]:
@@ -387,6 +398,15 @@ _TEXTS = (
     "model", "revision", "chat_template", "served_model_name", "weight_version", "quantization_param_path",
     "model_checksum",
 )  # fmt: skip
+# Settings that have only their defaults with several ranks.
+_OF_ONE_RANK = (
+    "in_process",
+    "deterministic",
+    "enable_lora",
+    "enable_hierarchical_cache",
+    "enable_memory_saver",
+    "kv_dtype",
+)
 _OF_A_PROCESS = ("restart", "stall_timeout_s", "stream_interval_s")
 FIELDS = (EngineConfig.__doc__ or "").partition("Attributes:\n")[2].rstrip()  # for other docstrings
 
@@ -464,6 +484,15 @@ def _check_scales(config: EngineConfig) -> None:
         raise ParameterError(
             "quantization_param_path", "scales are for keys and values in 8 bits.", hint='Add kv_dtype="fp8".'
         )
+
+
+def _check_parallel(config: EngineConfig) -> None:
+    """Raises ParameterError if a setting does not go with several ranks."""
+    if config.parallel.tp == 1:
+        return
+    for name in _OF_ONE_RANK:
+        if getattr(config, name) not in (False, "auto"):
+            raise ParameterError(name, f"is not here with tp_size={config.tp_size}.", hint="Leave one out.")
 
 
 def _check_tiers(config: EngineConfig) -> None:

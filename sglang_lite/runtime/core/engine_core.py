@@ -158,8 +158,9 @@ class EngineCore:
         )  # fmt: skip
         try:
             self.runner = make_runner(
-                loaded.model, self.capacity, config, loaded.compiling, self.compiler.is_busy, drafting, memory
-            )
+                loaded.model, self.capacity, config, loaded.compiling, self.compiler.is_busy, drafting, memory,
+                loaded.ranks,
+            )  # fmt: skip
             if config.enable_hierarchical_cache:
                 store.tiers = make_tiers(config, loaded, self.capacity, store, self.runner, encoder)
             if loaded.model.device.type != "cpu":

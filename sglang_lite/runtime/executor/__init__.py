@@ -15,6 +15,7 @@ from sglang_lite.runtime.drafting.drafting import Drafting
 from sglang_lite.runtime.executor.cpu_runner import CpuRunner
 from sglang_lite.runtime.executor.gpu_adapters import GpuAdapters
 from sglang_lite.runtime.executor.model_runner import ModelRunner
+from sglang_lite.runtime.executor.ranks import LeadRunner, RankLinks, begin
 from sglang_lite.runtime.executor.step_record import SlotPages
 from sglang_lite.runtime.models.lora.cpu_step import CpuAdapters
 from sglang_lite.runtime.models.model import Model, is_fused
@@ -31,6 +32,7 @@ def make_runner(
     cores_contended: Callable[[], bool] | None = None,
     drafting: Drafting | None = None,
     adapters: CpuAdapters | GpuAdapters | None = None,
+    links: RankLinks | None = None,
 ) -> ModelRunner:
     """Returns the runner for the device that the model is on; a GPU's is warmed up.
 
@@ -43,6 +45,7 @@ def make_runner(
             threads use all cores of the process, and in deterministic mode.
         drafting: maker of drafts, which gets the measured times of captured steps.
         adapters: adapters of the slots, or None if no request may have one.
+        links: links of rank 0 to the ranks that have the other parts of the model; None if there are none.
     """
     sizes, pages = capacity.sizes, capacity.pages
     own_pages = capacity.window_pages
@@ -50,25 +53,28 @@ def make_runner(
     if not is_fused(model):
         assert not isinstance(adapters, GpuAdapters)
         has_all = torch.get_num_threads() >= len(os.sched_getaffinity(0)) if sys.platform == "linux" else False
-        return CpuRunner(
+        if links is not None:
+            begin(links, capacity)
+        runner = CpuRunner(
             model, slot_pages, capacity.tokens, own_pages * sizes.page_size, one_by_one=config.deterministic,
             original_logprobs=config.original_logprobs,
             cores_contended=cores_contended if has_all and not config.deterministic else None, adapters=adapters,
         )  # fmt: skip
+        return runner if links is None else LeadRunner(runner, links)
     from sglang_lite.runtime.executor.cuda_graphs import graph_sizes  # needs Triton
     from sglang_lite.runtime.executor.gpu_runner import GpuRunner
 
     assert not isinstance(adapters, CpuAdapters)
 
     sizes_to_capture = graph_sizes(sizes.max_running) if config.cuda_graphs and model.device.type == "cuda" else ()
-    runner = GpuRunner(
+    gpu_runner = GpuRunner(
         model, slot_pages, pages, sizes.step_tokens, config.attention_backend, sizes_to_capture,
         draft_tokens=config.max_draft, original_logprobs=config.original_logprobs, window_pages=own_pages,
         adapters=adapters,
     )  # fmt: skip
     if model.device.type == "cuda":
         with contextlib.nullcontext() if compiling is None else compiling.waiting_for_kernels():
-            runner.warm_up()
-            if drafting is not None and runner.graphs.sizes:
-                drafting.cost.set_measured(runner.graphs.step_seconds())
-    return runner
+            gpu_runner.warm_up()
+            if drafting is not None and gpu_runner.graphs.sizes:
+                drafting.cost.set_measured(gpu_runner.graphs.step_seconds())
+    return gpu_runner

@@ -60,7 +60,7 @@ def build_cpu_inputs(
         adapters: adapters of the slots, if the engine has any.
         one_by_one: whether to compute each token's attention separately, so that it doesn't depend on the record.
     """
-    ids = np.where(record.ids == -1, last_tokens[record.token_slots], record.ids)
+    ids = drawn_ids(record, last_tokens)
     plan = _plan(record, table, table, one_by_one=one_by_one)
     if table.windows is not None:
         plan = replace(plan, windowed=_plan(record, table, table.windows, one_by_one=one_by_one))
@@ -72,6 +72,11 @@ def build_cpu_inputs(
         plan=plan,
         last=torch.from_numpy(record.last.astype(np.int64)),
     )
+
+
+def drawn_ids(record: StepRecord, last_tokens: Ints) -> Ints:
+    """Ids of a step's tokens, with those that were drawn last in each slot."""
+    return np.where(record.ids == -1, last_tokens[record.token_slots], record.ids)
 
 
 def _plan(record: StepRecord, table: SlotPages, read: SlotPages, *, one_by_one: bool) -> AttentionPlan:

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from sglang_lite.runtime.executor.cpu_inputs import build_cpu_inputs
+from sglang_lite.runtime.executor.cpu_inputs import build_cpu_inputs, drawn_ids
 from sglang_lite.runtime.executor.logit_adjustments import DrawAdjustments
 from sglang_lite.runtime.executor.page_memory import CpuPageMemory
 from sglang_lite.runtime.executor.prompt_logprobs import PromptLogprobs, score
@@ -141,17 +142,27 @@ class CpuRunner:
         if not len(rows):
             return Sampled((), {})
         record = forward.record
-        slots, last, positions = record.slots[rows], forward.last[torch.from_numpy(rows)], record.ends[rows]
-        if behind is not None:
-            last, positions = last - torch.from_numpy(behind), positions - behind
+        slots = record.slots[rows]
+        positions = record.ends[rows] if behind is None else record.ends[rows] - behind
         with torch.inference_mode(), self._team(record):
-            logits = self._model.logits(forward.hidden[last])
             sampled = sample(
-                logits, self._sampling, slots, positions, adjustments, masks, scored,
+                self.logits(forward, rows, behind), self._sampling, slots, positions, adjustments, masks, scored,
                 original_logprobs=self._original_logprobs,
             )  # fmt: skip
         self._last_tokens[slots] = sampled.tokens
         return sampled
+
+    def logits(self, forward: CpuForward, rows: NDArray[np.int64], behind: Ints | None = None) -> torch.Tensor:
+        """Logits [R, vocab_size] that `sample` draws from."""
+        last = forward.last[torch.from_numpy(rows)]
+        if behind is not None:
+            last = last - torch.from_numpy(behind)
+        with torch.inference_mode():
+            return self._model.logits(forward.hidden[last])
+
+    def with_drawn(self, record: StepRecord) -> StepRecord:
+        """Record in which the tokens that were drawn last have their ids."""
+        return replace(record, ids=drawn_ids(record, self._last_tokens))
 
     def _team(self, record: StepRecord) -> AbstractContextManager[None]:
         """Context that sets the number of threads for the computations of a step."""

@@ -303,16 +303,18 @@ def load_records(path: str | os.PathLike[str]) -> list[StepRecord]:
         return _DECODER.decode(file.read())
 
 
-def _encoded(array: object) -> object:
+def array_as_data(array: object) -> object:
+    """Array of int32 or SAMPLING in a form that msgspec writes."""
     assert isinstance(array, np.ndarray)
     sampling = array.dtype == SAMPLING
     return sampling, array.shape, array.tobytes()
 
 
-def _decoded(_: type, data: tuple[bool, list[int], bytes]) -> NDArray[np.generic]:
+def array_of_data(_: type, data: tuple[bool, list[int], bytes]) -> NDArray[np.generic]:
+    """Array of the data that `array_as_data` gave."""
     sampling, shape, content = data
     return np.frombuffer(content, dtype=SAMPLING if sampling else np.int32).reshape(shape)
 
 
-_ENCODER = msgspec.msgpack.Encoder(enc_hook=_encoded)
-_DECODER = msgspec.msgpack.Decoder(list[StepRecord], dec_hook=_decoded)
+_ENCODER = msgspec.msgpack.Encoder(enc_hook=array_as_data)
+_DECODER = msgspec.msgpack.Decoder(list[StepRecord], dec_hook=array_of_data)

@@ -6,7 +6,7 @@ import importlib.util
 import logging
 import os
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,12 +18,14 @@ from sglang_lite.runtime.attention.registry import BUILTIN_BACKENDS
 from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.embedding.load import LoadedEncoder, load_encoder
 from sglang_lite.runtime.embedding.spec import is_encoder
+from sglang_lite.runtime.executor.ranks import RankLinks
 from sglang_lite.runtime.host import onednn, startup_messages
 from sglang_lite.runtime.kernels.compile_process import DRIVER, CompileProcess
 from sglang_lite.runtime.loading.checksums import check_files
 from sglang_lite.runtime.loading.deterministic import check_deterministic
 from sglang_lite.runtime.loading.model_files import ModelFiles, open_model_files
 from sglang_lite.runtime.media.placeholders import ImageFormat
+from sglang_lite.runtime.models.cuts import rank_spec
 from sglang_lite.runtime.models.decoder import Decoder
 from sglang_lite.runtime.models.kv_scales import kv_scales, read_kv_scales
 from sglang_lite.runtime.models.memory_check import check_room, rotary_bytes, weight_bytes
@@ -38,6 +40,7 @@ from sglang_lite.runtime.models.weights.gguf import GgufSource
 from sglang_lite.runtime.models.weights.quantization_config import read_quantisation
 from sglang_lite.runtime.models.weights.rounding import ROUNDINGS, Rounding
 from sglang_lite.runtime.models.weights.source import WeightSource
+from sglang_lite.runtime.parallel.collectives import ONE_PROCESS, Collectives
 from sglang_lite.runtime.tokens.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -54,6 +57,7 @@ class LoadedModel:
         compiling: compilation of its kernels in other processes; None on a CPU, or if none was started.
         path: its folder or file; None if it was made otherwise.
         images, tower: how prompts have images, and their encoder; None if the model reads none.
+        ranks: links to the ranks that have the other parts of it; None if it is whole.
     """
 
     name: str
@@ -66,6 +70,7 @@ class LoadedModel:
     path: Path | None = None
     images: ImageFormat | None = None
     tower: VisionTower | None = None
+    ranks: RankLinks | None = None
 
 
 def load(
@@ -73,12 +78,14 @@ def load(
     path: Path,
     progress: Callable[[Iterable[int]], Iterable[int]] | None = None,
     compiler: CompileProcess | None = None,
+    ranks: RankLinks | None = None,
 ) -> LoadedModel | LoadedEncoder:
     """Loads the model at `path`: a decoder or an encoder.
 
     Args:
         progress: wraps the iterable of parts to load; None for a progress bar.
         compiler: compile process that was started early; if None, one is started if there is a kernel to compile.
+        ranks: links to the ranks that load the other parts; None to load the whole model.
 
     Raises:
         ModelError: the model is damaged or not supported, or a file has another sum than `model_checksum` says.
@@ -86,9 +93,13 @@ def load(
     if config.model_checksum is not None:
         check_files(path, Path(config.model_checksum))
     if is_encoder(path):
+        if config.tp_size > 1:
+            raise ParameterError("tp_size", "a model that reads texts has one rank.", hint="Leave it out.")
         bar = progress or partial(startup_messages.progress, level=config.log_level)
         return load_encoder(config, path, pick_device(config), bar)
-    return load_model(config, path, progress, compiler)
+    if ranks is None:
+        return load_model(config, path, progress, compiler)
+    return replace(load_model(config, path, progress, compiler, ranks.collectives), ranks=ranks)
 
 
 def load_model(
@@ -96,12 +107,14 @@ def load_model(
     path: Path,
     progress: Callable[[Iterable[int]], Iterable[int]] | None = None,
     compiler: CompileProcess | None = None,
+    ranks: Collectives = ONE_PROCESS,
 ) -> LoadedModel:
     """Loads the decoder in the GGUF file or folder at `path`.
 
     Args:
         progress: wraps the iterable of parts to load; None for a progress bar.
         compiler: compile process that was started early, as for `load`.
+        ranks: collectives of the ranks that share the model; each loads its part.
 
     Raises:
         ModelError: the model is damaged or not supported.
@@ -115,8 +128,7 @@ def load_model(
         return _load_transformers(config, files, spec)
     check_deterministic(config, spec, device)
     source = _source(files, spec, config)
-    file = config.quantization_param_path
-    given = {} if file is None else read_kv_scales(Path(file), spec.kv_layout)
+    given = {} if (file := config.quantization_param_path) is None else read_kv_scales(Path(file), spec.kv_layout)
     kind = Decoder
     if device.type == "cpu":
         onednn.bound_caches()
@@ -130,10 +142,11 @@ def load_model(
         kv_fp8=config.kv_dtype == "fp8", packed=config.quantization is not None,
         rounding=next((to for to in ROUNDINGS if to == config.quantization), None),
     )  # fmt: skip
+    part = rank_spec(spec, ranks.parallel, even=kind.fused)
     few_bits = formats.int8 or formats.fp8 or formats.keep_fp8 or formats.rounding or source.has_packed
     check_room(
         {
-            "weights": weight_bytes(spec, 0.5 if path.is_file() or few_bits else formats.weights.itemsize),
+            "weights": weight_bytes(part, 0.5 if path.is_file() or few_bits else formats.weights.itemsize),
             f"{positions:,} positions": rotary_bytes(spec, positions),
         },
         device, str(path), "Lower context_length, or take a smaller model or dtype.",
@@ -142,14 +155,14 @@ def load_model(
     if device.type == "cuda":
         from sglang_lite.runtime.executor.compile_ahead import start_compiling  # imports Triton
 
-        compilation = start_compiling(config, spec, formats, positions, device, compiler)
+        compilation = start_compiling(config, part, formats, positions, device, compiler)
     try:
         tower = None
         if files.images is not None and _can_see(files.images, config, device):
             tower = VisionTower(path, source, formats.compute, device)
         with torch.inference_mode():
             bar = progress or partial(startup_messages.progress, level=config.log_level)
-            model = kind(spec, source, formats, device, positions, bar)
+            model = kind(spec, source, formats, device, positions, bar, ranks=ranks)
         model.both_ways = tower is not None and files.images is not None and files.images.block > 0
         if model.precision.cache.itemsize == 1:
             stored = source.kv_scales(spec.kv_layout) | given
@@ -166,6 +179,9 @@ def load_model(
 
 def _can_see(images: ImageFormat, config: EngineConfig, device: torch.device) -> bool:
     """True if the attention of a configuration reads images of this format. Logs if it doesn't."""
+    if config.tp_size > 1:
+        logger.warning("%s reads text alone with tp_size=%d.", config.model, config.tp_size)
+        return False
     able = not config.deterministic and config.attention_backend in ("auto", *BUILTIN_BACKENDS)
     if able or not images.block or device.type == "cpu":
         return True
@@ -180,7 +196,7 @@ def _load_transformers(config: EngineConfig, files: ModelFiles, spec: Transforme
     """Loads a model that transformers' code will run."""
     from sglang_lite.runtime.models.load_transformers import load_transformers  # imports all of transformers' models
 
-    for name, plain in (("quantization", None), ("kv_dtype", "auto"), ("deterministic", False)):
+    for name, plain in (("quantization", None), ("kv_dtype", "auto"), ("deterministic", False), ("tp_size", 1)):
         if getattr(config, name) != plain:
             raise ParameterError(
                 name, f"{spec.architecture} runs by transformers' code, without it.", hint="Leave it out."

@@ -19,6 +19,7 @@ from sglang_lite.runtime.models.precision import Precision
 from sglang_lite.runtime.models.resolve import cache_folder
 from sglang_lite.runtime.models.spec import AttentionSpec, DenseSpec, LayerSpec, ModelSpec
 from sglang_lite.runtime.models.weight_reader import Layer
+from sglang_lite.runtime.parallel.collectives import Collectives
 
 # Gate and up elements of one layer's feed-forward, over all tokens, up to which one thread computes everything between
 # products in less time than torch takes to dispatch its operators: a third of a millisecond a layer.
@@ -41,6 +42,7 @@ class SmallBatchStep:
         layers: layers of the model; `small_batch_step` has checked that they are of the supported kind.
         norm: weight of the norm after the layers.
         eps: epsilon of all norms.
+        ranks: collectives of the ranks that share the model.
     """
 
     def __init__(
@@ -50,8 +52,9 @@ class SmallBatchStep:
         layers: list[Layer],
         norm: torch.Tensor,
         eps: float,
+        ranks: Collectives,
     ) -> None:
-        self._ops, self._threaded = ops, threaded
+        self._ops, self._threaded, self._ranks = ops, threaded, ranks
         self._layers, self._last_norm, self._eps = layers, norm, eps
         largest = max(
             layer.spec.feed_forward.size for layer in layers if isinstance(layer.spec.feed_forward, DenseSpec)
@@ -59,7 +62,7 @@ class SmallBatchStep:
         heads = (layer.spec.attention for layer in layers if isinstance(layer.spec.attention, AttentionSpec))
         self._width = max(each.heads * each.key_size for each in heads)
         self._max_tokens = max(MAX_GATE_ELEMENTS // (2 * largest), 1)
-        self._in_one_call = _in_one_call(layers, norm, eps) if threaded else None
+        self._in_one_call = _in_one_call(layers, norm, eps) if threaded and ranks.parallel.tp == 1 else None
         self._max_in_one_call = _MAX_IN_ONE_CALL if self._in_one_call else 0
 
     def supports(self, plan: AttentionPlan) -> bool:
@@ -114,15 +117,20 @@ class SmallBatchStep:
                 attended = attention(q, cache, i, seen, scale=spec.scale, window=spec.window)
             attended = attended.reshape(len(x), -1)
             added = layer.output(attended) if lora is None else lora.add("output", attended, layer.output(attended))
-            normed = ops.add_norm(x, added, layer.mlp_norm, self._eps)
+            normed = ops.add_norm(x, self._ranks.sum(added), layer.mlp_norm, self._eps)
             gate_up = mlp.gate_up(normed) if lora is None else lora.add("gate_up", normed, mlp.gate_up(normed))
             inner = ops.silu_mul(gate_up)
-            added = mlp.down(inner) if lora is None else lora.add("down", inner, mlp.down(inner))
+            added = self._ranks.sum(mlp.down(inner) if lora is None else lora.add("down", inner, mlp.down(inner)))
         return ops.add_norm(x, added, self._last_norm, self._eps)
 
 
 def small_batch_step(
-    spec: ModelSpec, precision: Precision, layers: list[Layer], norm: torch.Tensor, device: torch.device
+    spec: ModelSpec,
+    precision: Precision,
+    layers: list[Layer],
+    norm: torch.Tensor,
+    device: torch.device,
+    ranks: Collectives,
 ) -> SmallBatchStep | None:
     """Returns the fast step for a model, or None if it can't be used.
 
@@ -139,7 +147,7 @@ def small_batch_step(
         return None
     threaded_library = cpu_library(STEP, folder)
     threaded = None if threaded_library is None else ThreadedSmallBatchOps(threaded_library, *formats)
-    return SmallBatchStep(SmallBatchOps(library, *formats), threaded, layers, norm, spec.rms_eps)
+    return SmallBatchStep(SmallBatchOps(library, *formats), threaded, layers, norm, spec.rms_eps, ranks)
 
 
 def _in_one_call(layers: list[Layer], norm: torch.Tensor, eps: float) -> StepLayers | None:

@@ -19,6 +19,7 @@ from sglang_lite.runtime.kernels.kv_layout import KVLayout
 from sglang_lite.runtime.kernels.reference.attention import attention, store_kv
 from sglang_lite.runtime.kernels.reference.kv_copy import copy_kv
 from sglang_lite.runtime.models.cpu_small_batch import small_batch_step
+from sglang_lite.runtime.models.cuts import vocabulary_part
 from sglang_lite.runtime.models.layers.experts import FeedForward
 from sglang_lite.runtime.models.layers.latent import latent_attention
 from sglang_lite.runtime.models.layers.norm import apply_norm
@@ -28,6 +29,7 @@ from sglang_lite.runtime.models.precision import Precision
 from sglang_lite.runtime.models.spec import LatentSpec, ModelSpec
 from sglang_lite.runtime.models.weight_reader import Layer, WeightReader
 from sglang_lite.runtime.models.weights.source import WeightSource
+from sglang_lite.runtime.parallel.collectives import ONE_PROCESS, Collectives
 
 if TYPE_CHECKING:
     from sglang_lite.runtime.models.weight_memory import WeightMemory
@@ -46,8 +48,11 @@ class Decoder:
         max_positions: longest sequence that will be run, in tokens.
         progress: wraps the iteration over layer indices while weights are read, for example to show progress.
         head: whether to load the head that computes logits; if False, a head in the checkpoint is ignored.
+        ranks: collectives of the ranks that share the model, each of which loads its part.
 
     Attributes:
+        spec: shape of the rank's part of the model; only its vocabulary is the whole one.
+        vocabulary: tokens whose embeddings and logits this rank has.
         linears: builder of its linear layers.
         unused_tensors: prefixes of tensors that a checkpoint may have beside those of the model.
         both_ways: whether tokens of images see later ones.
@@ -56,9 +61,12 @@ class Decoder:
 
     Raises:
         ModelError: a tensor is missing, has a wrong shape, or is not used by the model.
+        ParameterError: the ranks can't share the model.
     """
 
     fused = False
+    vocab_block = 1  # tokens that the vocabulary is cut into multiples of
+    cuts_embedding = True  # whether ranks cut the table of embeddings, too
 
     def __init__(
         self,
@@ -70,10 +78,19 @@ class Decoder:
         progress: Callable[[Iterable[int]], Iterable[int]] = iter,
         *,
         head: bool = True,
+        ranks: Collectives = ONE_PROCESS,
     ) -> None:
-        self.spec, self.precision, self.device = spec, precision, device
+        self.precision, self.device, self.ranks = precision, device, ranks
         self.max_positions = max_positions
-        reader = WeightReader(spec, source, precision, device, fused=self.fused)
+        reader = WeightReader(
+            spec, source, precision, device, fused=self.fused, parallel=ranks.parallel, vocab_block=self.vocab_block,
+            cuts_embedding=self.cuts_embedding,
+        )  # fmt: skip
+        self.spec = reader.of_rank
+        self._parts = [
+            vocabulary_part(spec.vocab_size, ranks.parallel.of(r), self.vocab_block) for r in range(ranks.parallel.tp)
+        ]
+        self.vocabulary = self._parts[ranks.parallel.rank]
         # The largest tables first: their temporary memory is free again before the layers are read.
         self.ropes = reader.rotary_tables(max_positions)
         self.embedding, self.head = reader.embedding_and_head() if head else (reader.embedding_alone(), no_head)
@@ -98,7 +115,7 @@ class Decoder:
 
     def plan_small_batches(self) -> None:
         """Chooses how steps of few tokens are computed; called again when layers have been replaced."""
-        args = self.spec, self.precision, self.layers, self.norm, self.device
+        args = self.spec, self.precision, self.layers, self.norm, self.device, self.ranks
         self._small_batch = None if self.fused else small_batch_step(*args)
 
     def forget_small_batches(self) -> None:
@@ -166,16 +183,16 @@ class Decoder:
             h = self._attention(i, layer, normed, *cos_sin[layer.rope], plan, cache, lora)
             if layer.spec.parallel:
                 mlp_input = normed if layer.mlp_norm is None else self._norm(x, layer.mlp_norm)
-                x = x + self._added(layer, h + _feed_forward(layer, mlp_input, lora))
+                x = x + self._added(layer, self.ranks.sum(h + _feed_forward(layer, mlp_input, lora)))
                 continue
-            x = x + self._added(layer, self._norm(h, layer.post_attention_norm))
-            h = _feed_forward(layer, self._norm(x, layer.mlp_norm), lora)
+            x = x + self._added(layer, self._norm(self.ranks.sum(h), layer.post_attention_norm))
+            h = self.ranks.sum(_feed_forward(layer, self._norm(x, layer.mlp_norm), lora))
             x = x + self._added(layer, self._norm(h, layer.post_mlp_norm))
         return self._norm(x, self.norm)
 
     def _embedded(self, ids: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """Embeddings [T, hidden_size], and what is added to them behind each of the first layers."""
-        x = self.embedding[ids if self.features is None else ids.clamp(min=0)].to(self.precision.compute)
+        x = self._looked_up(ids if self.features is None else ids.clamp(min=0)).to(self.precision.compute)
         if self.embedding_scale != 1.0:
             x = x * self.embedding_scale
         at = (ids < 0).nonzero()[:, 0] if self.features is not None else ids[:0]
@@ -185,9 +202,18 @@ class Decoder:
         x[at] = first
         return x, [torch.zeros_like(x).index_copy_(0, at, each) for each in others]
 
+    def _looked_up(self, ids: torch.Tensor) -> torch.Tensor:
+        if len(self.vocabulary) == self.vocab_size:
+            return self.embedding[ids]
+        own = (ids >= self.vocabulary.start) & (ids < self.vocabulary.stop)
+        x = self.embedding[(ids - self.vocabulary.start).clamp(0, len(self.vocabulary) - 1)]
+        return self.ranks.sum(x.masked_fill(~own.unsqueeze(1), 0))
+
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Returns float32 logits [R, vocab_size] of hidden states [R, hidden_size]."""
         logits = self.head(hidden).float()
+        if len(self.vocabulary) < self.vocab_size:
+            logits = self.ranks.gather(logits, list(map(len, self._parts)))
         if self.spec.logit_scale != 1.0:
             logits = logits * self.spec.logit_scale
         cap = self.spec.logit_softcap
@@ -238,7 +264,19 @@ class Decoder:
     def _qk_norm(self, layer: Layer, qk: torch.Tensor, queries: int) -> torch.Tensor:
         """Normalises queries and keys separately; the first `queries` entries of axis 1 are queries, the rest keys."""
         q, k = qk[:, :queries], qk[:, queries:]
+        if qk.dim() == 2 and self.ranks.parallel.tp > 1:
+            return self._whole_qk_norm(layer, q, k)
         return torch.cat((self._norm(q, layer.q_norm), self._norm(k, layer.k_norm)), 1)
+
+    def _whole_qk_norm(self, layer: Layer, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        """`_qk_norm` over all ranks' queries and keys, of which this rank has `q` and `k`."""
+        assert layer.q_norm is not None
+        assert layer.k_norm is not None
+        squares = self.ranks.sum(torch.stack([x.float().square().sum(1) for x in (q, k)], 1))
+        sizes = self.ranks.sum(torch.tensor([q.shape[1], k.shape[1]], dtype=torch.float32))  # keys may be repeated
+        scale = torch.rsqrt(squares / sizes + self.spec.rms_eps)
+        parts = ((q, layer.q_norm), (k, layer.k_norm))
+        return torch.cat([(x.float() * scale[:, i : i + 1]).to(x.dtype) * w for i, (x, w) in enumerate(parts)], 1)
 
 
 def _feed_forward(layer: Layer, x: torch.Tensor, lora: LayerAdapters | None) -> torch.Tensor:

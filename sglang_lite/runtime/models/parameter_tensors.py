@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 import torch
 
 from sglang_lite.protocol import ModelError
+from sglang_lite.runtime.models.cuts import RankPart
 from sglang_lite.runtime.models.parameters import CheckpointSlice, ParameterSpec
-from sglang_lite.runtime.models.weights.source import EncodedMatrix, EncodedStack, Weight, WeightSource
+from sglang_lite.runtime.models.weights.source import EncodedMatrix, EncodedStack, Stored, Weight, WeightSource
 
 Table: TypeAlias = dict[tuple[str, int | None], ParameterSpec]  # parameters of a layer, by role and expert
 
@@ -19,11 +20,12 @@ class ParameterTensors:
 
     Args:
         source: source of the weights; each tensor is taken once.
+        cut: function that returns the part of a parameter that this rank has, or None for the whole.
     """
 
-    def __init__(self, source: WeightSource) -> None:
-        self._source = source
-        self._stacks: dict[str, torch.Tensor | EncodedStack] = {}  # tensors that hold several parameters, by name
+    def __init__(self, source: WeightSource, cut: Callable[[ParameterSpec], RankPart | None] = lambda _: None) -> None:
+        self._source, self._cut = source, cut
+        self._stacks: dict[str, Stored] = {}  # tensors that hold several parameters, by name
 
     def forget_stacks(self) -> None:
         """Frees the tensors of which parts were taken; called when a layer has taken all of its parts."""
@@ -44,13 +46,48 @@ class ParameterTensors:
         return found[0] if found else parameter.slices[0]
 
     def take(self, parameter: ParameterSpec) -> Weight:
+        """Tensor of a parameter, or the part of it that this rank has.
+
+        Raises:
+            ModelError: the tensor is missing or has another shape, or the rank's part cuts through its encoding.
+        """
+        weight, part = self._whole(parameter), self._cut(parameter)
+        if part is None:
+            return weight
+        at, every = slice(part.start, part.stop), slice(None)
+        if isinstance(weight, torch.Tensor):
+            return weight[at] if part.axis == "outputs" else weight[:, at]
+        try:
+            return weight.part(at) if part.axis == "outputs" else weight.part(every, at)
+        except ValueError as error:
+            raise ModelError(
+                f"{self._source.label}: {self.slice_of(parameter).name} can't be cut for a rank: {error}.",
+                hint="Use another tp_size, or a checkpoint in another format.",
+            ) from error
+
+    def has_part(self, parameter: ParameterSpec) -> bool:
+        """True if this rank has a part of a parameter; if not, its tensor is marked as used."""
+        part = self._cut(parameter)
+        if part is None or part.size:
+            return True
+        for piece in parameter.slices:
+            self._source.ignore(piece.name)
+        return False
+
+    def _whole(self, parameter: ParameterSpec) -> Weight:
         piece = self.slice_of(parameter)
         if not piece.part:
             return self._source.take(piece.name, piece.shape)
         if piece.name not in self._stacks:
             taken = self._source.take_stack(piece.name, piece.shape)
-            self._stacks[piece.name] = taken.decode(0, piece.shape[0]) if isinstance(taken, EncodedMatrix) else taken
+            if isinstance(taken, EncodedMatrix) and (piece.groups > 1 or len(piece.part) > 1):
+                taken = taken.decode(0, piece.shape[0])
+            self._stacks[piece.name] = taken
         whole = self._stacks[piece.name]
+        if isinstance(whole, EncodedMatrix):
+            (outputs,) = piece.part
+            assert isinstance(outputs, slice)
+            return whole.part(outputs)
         if isinstance(whole, EncodedStack):
             expert, outputs = piece.part[0], piece.part[-1]
             assert isinstance(expert, int)
@@ -74,14 +111,21 @@ class ParameterTensors:
     def matrices(self, parameters: Sequence[ParameterSpec]) -> list[Weight]:
         """Matrices to be stacked along their outputs, as a list; a single matrix if they are stored stacked."""
         slices = [self.slice_of(p) for p in parameters]
+        if any(self._cut(p) for p in parameters):
+            return [self.take(p) for p in parameters]
         if len({piece.name for piece in slices}) == 1 and len(slices[0].shape) == 2 and slices[0].groups == 1:
             return [self._source.take(slices[0].name, slices[0].shape)]
         return [self.take(p) for p in parameters]
 
     def bias(self, parameters: Table, roles: tuple[str, ...], expert: int | None = None) -> torch.Tensor | None:
         """Bias of stacked matrices, zero for those that have none; None if none has one."""
-        biases = [parameters.get((f"{role}_bias", expert)) for role in roles]
+        given = [parameters.get((f"{role}_bias", expert)) for role in roles]
+        biases = [None if bias is None or not self.has_part(bias) else bias for bias in given]
         if not any(biases):
             return None
-        sizes = [parameters[role, expert].shape[0] for role in roles]
+        sizes = [self._outputs(parameters[role, expert]) for role in roles]
         return torch.cat([torch.zeros(n) if p is None else self.vector(p).float() for n, p in zip(sizes, biases)])
+
+    def _outputs(self, parameter: ParameterSpec) -> int:
+        part = self._cut(parameter)
+        return parameter.shape[0] if part is None or part.axis == "inputs" else part.size

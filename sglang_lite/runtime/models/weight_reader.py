@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from sglang_lite.protocol import ModelError
+from sglang_lite.runtime.models.cuts import cut, rank_spec, vocabulary_part
 from sglang_lite.runtime.models.layers.experts import Experts, FeedForward
 from sglang_lite.runtime.models.layers.latent import HeadProduct, LatentMatrices
 from sglang_lite.runtime.models.layers.linear import (
@@ -25,11 +26,18 @@ from sglang_lite.runtime.models.layers.rope import (
     latent_query_deinterleave_order,
 )
 from sglang_lite.runtime.models.parameter_tensors import ParameterTensors, Table
-from sglang_lite.runtime.models.parameters import ParameterSpec, head_name, layer_parameters, parameters
+from sglang_lite.runtime.models.parameters import (
+    CheckpointSlice,
+    ParameterSpec,
+    head_name,
+    layer_parameters,
+    parameters,
+)
 from sglang_lite.runtime.models.precision import Precision
 from sglang_lite.runtime.models.spec import AttentionSpec, DenseSpec, ExpertsSpec, LatentSpec, LayerSpec, ModelSpec
 from sglang_lite.runtime.models.weights.blocks import Blocks
 from sglang_lite.runtime.models.weights.source import EncodedMatrix, Weight, WeightSource
+from sglang_lite.runtime.parallel.layout import ALONE, Parallel
 
 if TYPE_CHECKING:
     from sglang_lite.runtime.kernels.experts import ExpertMatrices
@@ -82,12 +90,18 @@ class WeightReader:
     """Builds a model's layers from the tensors of a weight source.
 
     Args:
-        spec: specification of the model.
+        spec: specification of the whole model.
         source: source of the weights; each tensor is taken once.
         precision: numeric formats.
         device: device of the weights.
         fused: whether to build the linear layers of a GPU.
         linears: builder of linear layers; None for a new one.
+        parallel: layout of the ranks, of which this one gets its part.
+        vocab_block: tokens that the vocabulary is cut into multiples of.
+        cuts_embedding: whether the table of embeddings is cut, too.
+
+    Attributes:
+        of_rank: specification of the rank's part.
     """
 
     def __init__(
@@ -99,12 +113,18 @@ class WeightReader:
         *,
         fused: bool,
         linears: LinearBuilder | None = None,
+        parallel: Parallel = ALONE,
+        vocab_block: int = 1,
+        cuts_embedding: bool = True,
     ) -> None:
         self.spec, self.source, self.precision, self.device = spec, source, precision, device
         self.fused = fused
+        self.of_rank = rank_spec(spec, parallel, even=fused)
         self._of_model = {p.role: p for p in parameters(spec) if p.layer is None}
         self._ropes = spec.ropes
-        self._tensors = ParameterTensors(source)
+        self._vocabulary = vocabulary_part(spec.vocab_size, parallel, vocab_block)
+        rule = partial(cut, spec=spec, parallel=parallel, block=vocab_block, embedding=cuts_embedding)
+        self._tensors = ParameterTensors(source, rule)
         self.linears = linears or LinearBuilder(precision, device, fused=fused)
         self._expert_stacker: ExpertStacker | None = None
 
@@ -124,10 +144,14 @@ class WeightReader:
             return self.embedding(), self.head()
         kept = self._tensors.take(self._of_model["embedding"])
         embedding, bias = self.embedding(kept), self._head_bias()
+        if embedding.shape[0] > len(self._vocabulary):  # the head alone is cut
+            own = embedding[self._vocabulary.start : self._vocabulary.stop]
+            self.source.ignore(f"{head_name(self.spec)}.weight")
+            return embedding, self.linears.head(own, bias)
         if self.source.has(name := f"{head_name(self.spec)}.weight"):
             # `.bin` files repeat the table. A head that differs is used, whatever the config says, as in transformers.
             shape = (self.spec.vocab_size, self.spec.hidden_size)
-            again = self.source.take(name, shape)
+            again = self._tensors.take(ParameterSpec("head", shape, (CheckpointSlice(name, shape, inputs=1),)))
             table = stacked([again], self.precision.weights, self.device)
             same = isinstance(embedding, torch.Tensor) and torch.equal(table, embedding)
             return embedding, self.linears.head(embedding if same else table, bias, again)
@@ -158,13 +182,13 @@ class WeightReader:
         return self._norm(self._of_model.get("norm"), self._of_model.get("norm_bias"))
 
     def layer(self, index: int) -> Layer:
-        spec = self.spec.layers[index]
+        spec = self.of_rank.layers[index]
         parts = {name: make() for name, make in self.layer_parts(index).items()}
         return Layer(spec=spec, rope=self._ropes.index(spec.attention.rope), **parts)
 
     def layer_parts(self, index: int) -> dict[str, Callable[[], Any]]:  # any attribute of `Layer`
         """Functions that build the attributes of a layer which hold weights; no tensor has a part in two of them."""
-        spec = self.spec.layers[index]
+        spec = self.of_rank.layers[index]
         table: Table = {(p.role, p.expert): p for p in layer_parameters(self.spec, index)}
         sinks, attention, fed = table.get(("sinks", None)), spec.attention, spec.feed_forward
 
@@ -225,7 +249,8 @@ class WeightReader:
         if (role, None) in table:
             weight = self._tensors.numbers(table[role, None])
         else:
-            heads = [p for (name, _), p in table.items() if name.startswith(f"{role}.")]
+            all_heads = [p for (name, _), p in table.items() if name.startswith(f"{role}.")]
+            heads = list(filter(self._tensors.has_part, all_heads))
             weight = torch.stack(list(map(self._tensors.numbers, heads)))
         weight = self._with_bias(weight + self.spec.norm_offset, table.get((f"{role}_bias", None)))
         if (order := head_deinterleave_order(spec)) is not None:

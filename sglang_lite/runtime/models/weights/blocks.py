@@ -71,9 +71,17 @@ class Blocks(EncodedMatrix):
     def decode(self, start: int, end: int) -> torch.Tensor:
         return self[start:end]
 
-    def part(self, rows: slice) -> Blocks:
-        minimum = None if self.minimum is None else self.minimum[rows]
-        return Blocks(self.q[rows], self.scale[rows], minimum, table=self.table, order=self.order)
+    def part(self, rows: slice, columns: slice = slice(None)) -> Blocks:
+        start, stop, _ = columns.indices(self.shape[1])
+        own, group = stop - start, self.format.group
+        if own < self.shape[1] and self.order is not None:
+            raise ValueError("its columns are in an order of their own (g_idx)")
+        if start % group or stop % group:
+            raise ValueError(f"columns {start} to {stop} cut through its blocks of {group}")
+        blocks = slice(start // group, stop // group)
+        minimum = None if self.minimum is None else self.minimum[rows, blocks]
+        q, scale = self.q[rows, columns], self.scale[rows, blocks]
+        return Blocks(q, scale, minimum, table=self.table, order=self.order)
 
     def as_integers(self) -> Blocks | None:
         """Matrix of the same values without a table: with int8, if all of the table's numbers are halves; else None."""

@@ -67,6 +67,22 @@ class ScaledRows(EncodedMatrix):
             scales = scales[:, torch.arange(self.shape[1]) // self._block[1]]
         return numbers.mul_(scales)
 
+    def part(self, rows: slice, columns: slice = slice(None)) -> ScaledRows:
+        own, (start, stop, _) = range(self.shape[0])[rows], columns.indices(self.shape[1])
+        high, wide = self._block
+        if start % wide or (stop % wide and stop < self.shape[1]):
+            raise ValueError(f"columns {start} to {stop} cut through its blocks of {wide}")
+        blocks = slice(start // wide, -(-stop // wide))
+
+        def read(first: int, end: int) -> torch.Tensor:
+            part = own[first:end]
+            return self.read(part.start, part.stop)[:, columns]
+
+        shape = len(own), stop - start
+        if own.start % high == 0 and high < self.shape[0]:
+            return ScaledRows(shape, read, self._scales[own.start // high : -(-own.stop // high), blocks], (high, wide))
+        return ScaledRows(shape, read, self._of_rows(own.start, own.stop)[:, blocks], (1, wide))
+
     def _of_rows(self, start: int, end: int) -> torch.Tensor:
         return self._scales[torch.arange(start, end) // self._block[0]]
 

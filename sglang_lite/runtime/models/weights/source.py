@@ -57,6 +57,27 @@ class EncodedMatrix(ABC):
     def decode(self, start: int, end: int) -> torch.Tensor:
         """Returns rows start … end-1, or as many of them as exist, as float32."""
 
+    def part(self, rows: slice, columns: slice = slice(None)) -> EncodedMatrix:
+        """Returns some rows and columns in the same encoding.
+
+        Raises:
+            ValueError: they cut through numbers that are encoded together.
+        """
+        return _DecodedPart(self, rows, columns)
+
+
+class _DecodedPart(EncodedMatrix):
+    """Part of a matrix whose rows can only be decoded."""
+
+    def __init__(self, whole: EncodedMatrix, rows: slice, columns: slice) -> None:
+        own = range(whole.shape[0])[rows]
+        super().__init__((len(own), len(range(whole.shape[1])[columns])), whole.dtype)
+        self._whole, self._rows, self._columns = whole, own, columns
+
+    def decode(self, start: int, end: int) -> torch.Tensor:
+        own = self._rows[start:end]
+        return self._whole.decode(own.start, own.stop)[:, self._columns]
+
 
 class PlainRows(EncodedMatrix):
     """Matrix whose numbers are stored one by one, and read when they are needed."""
@@ -67,6 +88,22 @@ class PlainRows(EncodedMatrix):
     @abstractmethod
     def read(self, start: int, end: int) -> torch.Tensor:
         """Returns rows start … end-1 as stored."""
+
+    def part(self, rows: slice, columns: slice = slice(None)) -> PlainRows:
+        return _PlainPart(self, rows, columns)
+
+
+class _PlainPart(PlainRows):
+    """Part of a matrix of plain numbers."""
+
+    def __init__(self, whole: PlainRows, rows: slice, columns: slice) -> None:
+        own = range(whole.shape[0])[rows]
+        super().__init__((len(own), len(range(whole.shape[1])[columns])), whole.dtype)
+        self._whole, self._rows, self._columns = whole, own, columns
+
+    def read(self, start: int, end: int) -> torch.Tensor:
+        own = self._rows[start:end]
+        return self._whole.read(own.start, own.stop)[:, self._columns]
 
 
 class EncodedStack(ABC):

@@ -1,0 +1,175 @@
+"""Cuts of a model's parameters over ranks: one rule for each role. Needs no torch.
+
+Heads are cut with the keys and values that they read, feed-forwards (also each expert's) by their inner size, embedding
+and head by the vocabulary; everything else is whole on every rank. So a layer needs two sums: of what the ranks' heads
+give, and of what their feed-forwards give.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from sglang_lite.protocol import ParameterError
+from sglang_lite.runtime.models.parameters import ParameterSpec
+from sglang_lite.runtime.models.spec import AttentionSpec, DenseSpec, LatentSpec, LayerSpec, ModelSpec
+from sglang_lite.runtime.parallel.layout import Parallel
+
+_GRAINS = (256, 128, 64, 32, 16, 8, 4, 2, 1)  # elements that quantised formats keep together, the largest first
+_VOCABULARY = ("embedding", "head", "head_bias")
+
+
+@dataclass(frozen=True, slots=True)
+class RankPart:
+    """Part of a parameter that a rank has; empty for none.
+
+    Attributes:
+        axis: outputs of a matrix or elements of a vector, or inputs of a matrix.
+        start, stop: the rank's range of that axis.
+    """
+
+    axis: Literal["outputs", "inputs"]
+    start: int
+    stop: int
+
+    @property
+    def size(self) -> int:
+        return self.stop - self.start
+
+
+def rank_spec(spec: ModelSpec, parallel: Parallel, *, even: bool) -> ModelSpec:
+    """Specification of a rank's part of a model: its heads, and its part of each feed-forward. Vocabulary, hidden size
+    and the number of experts stay whole.
+
+    Args:
+        spec: the model.
+        parallel: layout of the ranks, and the place of this one.
+        even: whether all ranks must have the same shapes, as kernels in graphs need.
+
+    Raises:
+        ParameterError: the ranks can't share the model.
+    """
+    if parallel.tp == 1:
+        return spec
+    problem = _problem(spec, parallel.tp, even=even)
+    if problem is not None:
+        sizes = [str(tp) for tp in range(1, 129) if _problem(spec, tp, even=even) is None]
+        raise ParameterError(
+            "tp_size", f"{parallel.tp} ranks can't share {problem}.", hint=f"It can be {', '.join(sizes)}."
+        )
+    return replace(spec, layers=tuple(_of_rank(layer, parallel) for layer in spec.layers))
+
+
+def _problem(spec: ModelSpec, tp: int, *, even: bool) -> str | None:
+    """Reason why ranks can't share a model, as the object of "can't share"; None if they can."""
+    for layer in spec.layers:
+        a, fed = layer.attention, layer.feed_forward
+        kv_heads = a.heads if isinstance(a, LatentSpec) else a.kv_heads
+        uneven = kv_heads % tp if kv_heads >= tp else (a.heads // kv_heads) % (tp // kv_heads)
+        if a.heads < tp or (kv_heads < tp and tp % kv_heads) or (even and uneven):
+            return f"{a.heads} heads" + (f" with {kv_heads} of keys and values" if kv_heads != a.heads else "")
+        sizes = (fed.size,) if isinstance(fed, DenseSpec) else (fed.size, fed.shared_size)
+        for size in filter(None, sizes):
+            if size < tp or (even and size % tp):
+                return f"a feed-forward of {size}"
+    return None if spec.vocab_size >= tp else f"{spec.vocab_size} tokens"
+
+
+def _of_rank(layer: LayerSpec, parallel: Parallel) -> LayerSpec:
+    a, fed = layer.attention, layer.feed_forward
+    heads, kv_heads = head_shares(a, parallel)
+    attention = (
+        replace(a, heads=len(heads))
+        if isinstance(a, LatentSpec)
+        else replace(a, heads=len(heads), kv_heads=len(kv_heads))
+    )
+    if isinstance(fed, DenseSpec):
+        return replace(layer, attention=attention, feed_forward=replace(fed, size=len(_inner(fed.size, parallel))))
+    size, shared = len(_inner(fed.size, parallel)), len(_inner(fed.shared_size, parallel))
+    return replace(layer, attention=attention, feed_forward=replace(fed, size=size, shared_size=shared))
+
+
+def head_shares(a: AttentionSpec | LatentSpec, parallel: Parallel) -> tuple[range, range]:
+    """A rank's query heads, and the heads of keys and values that they read. With fewer of these than ranks, some ranks
+    have the same one."""
+    if isinstance(a, LatentSpec):
+        return parallel.share(a.heads), range(a.kv_heads)
+    queries = a.heads // a.kv_heads
+    if a.kv_heads >= parallel.tp:
+        kv = parallel.share(a.kv_heads)
+        return range(kv.start * queries, kv.stop * queries), kv
+    sharing = parallel.tp // a.kv_heads
+    head, sharer = divmod(parallel.rank, sharing)
+    own = parallel.share(queries, sharing, sharer)
+    return range(head * queries + own.start, head * queries + own.stop), range(head, head + 1)
+
+
+def _inner(size: int, parallel: Parallel) -> range:
+    """A rank's part of a feed-forward; its bounds are multiples of as large a number as an even cut allows."""
+    grain = next((grain for grain in _GRAINS if size % (grain * parallel.tp) == 0), 1)
+    units = parallel.share(size // grain)
+    return range(units.start * grain, units.stop * grain)
+
+
+def vocabulary_part(size: int, parallel: Parallel, block: int = 1) -> range:
+    """A rank's part of the vocabulary; its bounds are multiples of `block`, and the last rank has the rest. Where that
+    would be nothing, every rank has the whole."""
+    each = -(-size // (block * parallel.tp)) * block
+    if each * (parallel.tp - 1) >= size:
+        return range(size)
+    return range(each * parallel.rank, min(each * (parallel.rank + 1), size))
+
+
+def cut(
+    parameter: ParameterSpec, spec: ModelSpec, parallel: Parallel, block: int = 1, *, embedding: bool = True
+) -> RankPart | None:
+    """Part of a parameter that a rank has; None for the whole.
+
+    Args:
+        parameter: the parameter.
+        spec: the whole model.
+        parallel: layout of the ranks, and the place of this one.
+        block: tokens that the vocabulary is cut into multiples of.
+        embedding: whether the table of embeddings is cut.
+    """
+    if parallel.tp == 1 or (parameter.role == "embedding" and not embedding):
+        return None
+    role = parameter.role
+    if parameter.layer is None:
+        return _times("outputs", vocabulary_part(spec.vocab_size, parallel, block)) if role in _VOCABULARY else None
+    layer = spec.layers[parameter.layer]
+    matrix = role.removesuffix("_bias")
+    if matrix in ("o", "down", "expert_down", "shared_down"):  # a sum needs the bias once
+        if matrix != role:
+            return None if parallel.rank == 0 else RankPart("outputs", 0, 0)
+        of_heads = head_shares(layer.attention, parallel)[0]
+        return (
+            _times("inputs", of_heads, layer.attention.value_size) if matrix == "o" else _fed(layer, matrix, parallel)
+        )
+    if matrix.endswith(("gate", "up")) and matrix != "shared_expert_gate":
+        return _fed(layer, matrix, parallel)
+    return _of_attention(layer.attention, matrix, parallel)
+
+
+def _fed(layer: LayerSpec, matrix: str, parallel: Parallel) -> RankPart:
+    fed = layer.feed_forward
+    size = fed.size if isinstance(fed, DenseSpec) or not matrix.startswith("shared") else fed.shared_size
+    return _times("inputs" if matrix.endswith("down") else "outputs", _inner(size, parallel))
+
+
+def _of_attention(a: AttentionSpec | LatentSpec, matrix: str, parallel: Parallel) -> RankPart | None:
+    heads, kv_heads = head_shares(a, parallel)
+    if isinstance(a, LatentSpec):
+        size = {"q": a.query_size, "q_b": a.query_size, "kv_b": a.nope_size + a.value_size}.get(matrix)
+        return None if size is None else _times("outputs", heads, size)
+    name, _, head = matrix.partition(".")
+    of_rank = kv_heads if name in ("k", "v", "k_norm") else heads
+    if head:  # the norm of one head
+        return None if int(head) in of_rank else RankPart("outputs", 0, 0)
+    norm = {"whole": a.key_size, "heads": 1}.get(a.qk_norm)  # a norm of each head with the same weights is whole
+    size = {"q": a.key_size, "k": a.key_size, "v": a.value_size, "sinks": 1, "q_norm": norm, "k_norm": norm}.get(name)
+    return None if size is None else _times("outputs", of_rank, size)
+
+
+def _times(axis: Literal["outputs", "inputs"], units: range, size: int = 1) -> RankPart:
+    return RankPart(axis, units.start * size, units.stop * size)

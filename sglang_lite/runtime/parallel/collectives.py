@@ -1,0 +1,92 @@
+"""Collectives of an engine's ranks: sums, and tensors gathered in the ranks' order.
+
+Each engine has groups of its own: torch's default group, of which a process has one, is never used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from sglang_lite.runtime.parallel.layout import ALONE, Parallel
+
+
+class Collectives(Protocol):
+    """Operations in which every rank takes part, with tensors of the same shape and dtype, in the same order.
+
+    Attributes:
+        parallel: layout of the ranks.
+    """
+
+    @property
+    def parallel(self) -> Parallel: ...
+
+    def sum(self, x: torch.Tensor) -> torch.Tensor:
+        """Returns the sum of all ranks' tensors on every rank, perhaps in the memory of `x`."""
+        ...
+
+    def gather(self, x: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
+        """Returns the ranks' columns side by side, on every rank.
+
+        Args:
+            x: this rank's columns [R, columns].
+            sizes: number of each rank's columns.
+        """
+        ...
+
+
+class OneProcess:
+    """Collectives of a single rank: each returns its argument."""
+
+    parallel = ALONE
+
+    def sum(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+    def gather(self, x: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
+        return x
+
+
+ONE_PROCESS = OneProcess()
+
+
+class GlooCollectives:
+    """Collectives of processes on the CPUs of one machine.
+
+    Args:
+        parallel: layout of the ranks, and the place of this one.
+        meeting: path of a file in a folder that other users can't read; the ranks find one another by it.
+        timeout_s: time after which an operation fails that not all ranks have begun.
+
+    Raises:
+        RuntimeError: not all ranks came within `timeout_s`; from a collective, if another rank has ended.
+    """
+
+    def __init__(self, parallel: Parallel, meeting: Path, timeout_s: float) -> None:
+        from torch import distributed  # slow to import
+
+        module: Any = distributed  # whose types lack these names
+        group = module.ProcessGroupGloo
+
+        self.parallel = parallel
+        options = group._Options()  # noqa: SLF001  # torch has no other name for it
+        options._timeout = timedelta(seconds=timeout_s)  # noqa: SLF001
+        options._devices = [group.create_device(hostname="127.0.0.1")]  # noqa: SLF001  # seen by this machine alone
+        store = module.FileStore(str(meeting), parallel.tp)
+        self._group = group(store, parallel.rank, parallel.tp, options)
+
+    def sum(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.contiguous()
+        self._group.allreduce([x]).wait()
+        return x
+
+    def gather(self, x: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
+        most = max(sizes)
+        padded = torch.nn.functional.pad(x, (0, most - x.shape[1]))
+        parts = [torch.empty_like(padded) for _ in sizes]
+        self._group.allgather([parts], [padded.contiguous()]).wait()
+        return torch.cat([part[:, :size] for part, size in zip(parts, sizes)], 1)

@@ -1,0 +1,56 @@
+"""Layout of an engine's ranks. Needs no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+
+from sglang_lite.protocol import ParameterError
+
+MAX_RANKS = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Parallel:
+    """Sizes of an engine's parallel axes, and the place of one rank.
+
+    Attributes:
+        tp: number of ranks that share each layer (tensor parallelism).
+        pp: number of ranks in a row, each with some of the layers (pipeline parallelism).
+        dp: number of whole engines behind one intake (data parallelism).
+        ep: number of ranks that share the experts of a layer (expert parallelism).
+        rank: place of this process among the `tp` ranks; 0 schedules and draws.
+
+    Raises:
+        ParameterError: a size is no whole number from 1 to 1,024, or the rank is none of the layout.
+    """
+
+    tp: int = 1
+    pp: int = 1
+    dp: int = 1
+    ep: int = 1
+    rank: int = 0
+
+    def __post_init__(self) -> None:
+        for field in fields(self)[:-1]:
+            size = getattr(self, field.name)
+            if not isinstance(size, int) or isinstance(size, bool) or not 1 <= size <= MAX_RANKS:
+                raise ParameterError(f"{field.name}_size", f"{size!r} is not a whole number from 1 to {MAX_RANKS}.")
+        if self.rank not in range(self.tp):
+            raise ParameterError("rank", f"{self.rank!r} is not one of the {self.tp} ranks.")
+
+    def of(self, rank: int) -> Parallel:
+        """Returns the same layout as another rank sees it."""
+        return replace(self, rank=rank)
+
+    def share(self, count: int, ranks: int | None = None, rank: int | None = None) -> range:
+        """Returns this rank's share of some units; where they don't divide, earlier ranks have one more.
+
+        Args:
+            count: number of units.
+            ranks, rank: ranks that share them, and the one among them; None for all, and this one.
+        """
+        ranks, rank = ranks or self.tp, self.rank if rank is None else rank
+        return range(-(-count * rank // ranks), -(-count * (rank + 1) // ranks))
+
+
+ALONE = Parallel()
