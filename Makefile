@@ -15,7 +15,7 @@ SHOWN := | awk '/^ *Downloading .*MB\)/{print "  fetching " $$2; fflush()} /^Ins
 WORKERS ?= 2
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
-.PHONY: demo test docs fast changed check unit coverage test-long test-gpu format clean
+.PHONY: demo test docs fast changed check unit coverage test-long test-gpu test-ranks format clean
 
 demo: $(VENV)/.core
 	@$(BIN)/python examples/quickstart.py
@@ -61,6 +61,10 @@ test-long: coverage
 # On a machine with a GPU: the kernels, and the engine that runs them.
 test-gpu: $(VENV)/.dev
 	SGLANG_LITE_TEST_GPU=1 $(BIN)/python -m pytest tests/runtime/kernels tests/runtime/attention tests/runtime/executor/test_gpu_runner.py tests/runtime/executor/test_on_gpu.py tests/runtime/executor/test_deterministic.py tests/runtime/executor/test_deterministic_gpu.py tests/runtime/models/test_families.py tests/runtime/models/test_fp8.py tests/runtime/models/test_kv_scales.py -k 'kernels or attention or gpu_runner or on_gpu or deterministic or fused or eight_bits or kv_scales'
+
+# Ranks: all families over 2 and 4 of them, 200 random requests, 50 kills of any of them.
+test-ranks: $(VENV)/.dev
+	SGLANG_LITE_CASES=all SGLANG_LITE_REQUESTS=200 SGLANG_LITE_KILLS=50 $(BIN)/python -m pytest tests/runtime/parallel tests/engine/test_ranks.py
 
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .

@@ -511,7 +511,8 @@ class Engine:
         (requests and selections, programs, and extensions of programs); constraints compiled, found compiled, and found
         on disk. For the last 4,096 steps with grammars: median, 99th percentile and maximum of the seconds that their
         masks took and that the device waited for masks (measured in one step of eight; on a CPU in every step). And the
-        number of rows that were postponed by a step because their masks took too long."""
+        number of rows that were postponed by a step because their masks took too long. With `tp_size` above 1, `ranks`
+        lists the rank and process id of each."""
         return self.answer(Stats())
 
     def answer(self, call: EngineCall[R]) -> R:

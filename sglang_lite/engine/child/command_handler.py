@@ -26,6 +26,7 @@ import msgspec
 import numpy as np
 
 from sglang_lite.engine.child.outgoing import Outgoing
+from sglang_lite.engine.child.ranks import RankProcesses
 from sglang_lite.engine.child.stalls import watch_steps
 from sglang_lite.engine.connection import BrokenFrameError, Connection
 from sglang_lite.engine.frames import (
@@ -72,8 +73,10 @@ from sglang_lite.wire.failure import Failure, as_error
 
 if TYPE_CHECKING:
     from sglang_lite.runtime.core.embedding_core import EmbeddingCore
+    from sglang_lite.runtime.core.embedding_loop import EmbeddingLoop
     from sglang_lite.runtime.core.engine_core import EngineCore
     from sglang_lite.runtime.core.engine_program import EngineProgram
+    from sglang_lite.runtime.core.step_loop import StepLoop
 
 logger = logging.getLogger("sglang_lite")
 
@@ -105,7 +108,7 @@ def serve(descriptor: int, compiler: CompileProcess | None) -> None:
     handler = CommandHandler(outgoing)
     threading.Thread(target=handler.read, args=(messages,), name="sglang_lite-read", daemon=True).start()
     try:
-        core = _loaded(start, outgoing, compiler)
+        core = _loaded(start, outgoing, compiler, handler.crash)
     except Exception as error:
         outgoing.post(StartFailed(failure_of(error)))
         threading.Event().wait()  # the handle closes the connection when it has read the message
@@ -122,6 +125,7 @@ def serve(descriptor: int, compiler: CompileProcess | None) -> None:
         core.loop.run()
     except BaseException:  # freeing resources may fail on a device that is lost
         logger.exception("the engine could not be put away")
+    print(f"the engine's loop crashed: {core.loop.inbox.crash}", flush=True)  # for what has not reached the loop yet
     outgoing.close()  # the loop has crashed and failed every request; a new process may do better
     os._exit(1)
 
@@ -168,12 +172,15 @@ def _forward_logs(outgoing: Outgoing) -> None:
     ours.propagate = False
 
 
-def _loaded(start: Start, outgoing: Outgoing, compiler: CompileProcess | None) -> EngineCore | EmbeddingCore:
+def _loaded(
+    start: Start, outgoing: Outgoing, compiler: CompileProcess | None, crash: Callable[[SglError], None]
+) -> EngineCore | EmbeddingCore:
+    config, path = EngineConfig(**start.config), Path(start.model_path)
+    ranks = RankProcesses(config, path, crash) if config.tp_size > 1 else None  # they start while torch is imported
     from sglang_lite.runtime.core.engine_thread import build  # imports torch
     from sglang_lite.runtime.loading.load_model import load
 
     gc.freeze()  # imported objects stay alive: a collector's pass over them would cost as much time as a step
-    config = EngineConfig(**start.config)
 
     def progress(parts: Iterable[_T]) -> Iterator[_T]:
         every = list(parts)
@@ -183,7 +190,7 @@ def _loaded(start: Start, outgoing: Outgoing, compiler: CompileProcess | None) -
         outgoing.post(Progress(len(every), len(every)))
 
     try:
-        return build(config, lambda: load(config, Path(start.model_path), progress, compiler))
+        return build(config, lambda: load(config, path, progress, compiler, ranks))
     finally:
         if compiler is not None:
             compiler.end()
@@ -236,6 +243,13 @@ class CommandHandler:
         """Sets the core, and starts the execution of commands, which may have arrived before."""
         self._core = core
         self._ready.set()
+
+    def crash(self, error: SglError) -> None:
+        """Ends the loop, and so all requests, with an error; before it runs, the engine fails to start."""
+        if self._core is None:
+            self._outgoing.post(StartFailed(failure_of(error)))
+        else:
+            self._core.loop.inbox.post_if_open(partial(_raise, error, self._core.loop))
 
     def read(self, messages: Iterator[Command | tuple[int, ParameterError]]) -> None:
         """Executes all commands. Runs on a thread of its own."""
@@ -357,6 +371,12 @@ class CommandHandler:
         if program is not None:
             program.abort()
         self._outgoing.post(RequestEvent(number, failure_of(error), ends=True))
+
+
+def _raise(error: SglError, loop: StepLoop | EmbeddingLoop) -> None:
+    """Command that ends a loop, unless it is ending already."""
+    if not loop.inbox.closing:
+        raise error
 
 
 def _as_data(event: Delta | Generation | Selection | ProgramResult | SglError) -> Any:  # in the form of RequestEvent

@@ -23,6 +23,7 @@ from sglang_lite.constraints.json_schema.repeats import RepeatRules, repeat_rule
 from sglang_lite.protocol import (
     UNSET,
     BackendError,
+    CapabilityError,
     Constraint,
     ConstraintError,
     EngineClosedError,
@@ -35,12 +36,14 @@ from sglang_lite.protocol import (
 )
 from sglang_lite.runtime.calls import (
     CompileGrammar,
+    ContinueGeneration,
     EngineCall,
     ExportPrefix,
     FlushCache,
     ImportPrefix,
     LoadLoraAdapter,
     Loras,
+    PauseGeneration,
     R,
     StartProfile,
     Stats,
@@ -75,6 +78,7 @@ from sglang_lite.runtime.drafting.registry import make_drafting
 from sglang_lite.runtime.embedding.request import not_an_encoder_error
 from sglang_lite.runtime.embedding.spec import EncoderSpec
 from sglang_lite.runtime.executor import make_runner
+from sglang_lite.runtime.executor.ranks import LeadRunner
 from sglang_lite.runtime.kv_cache.eviction_policy import EVICTION
 from sglang_lite.runtime.kv_cache.prefix_cache import PrefixCache
 from sglang_lite.runtime.kv_cache.window_pages import WindowPages
@@ -96,6 +100,8 @@ _STEP_COST = 16  # tokens, on a CPU; not measured on a GPU, where they are nearl
 _FEATURES_PER_TOKEN = 4  # of the KV pool: more features than that are not worth their memory
 _NUMBERS_TOGETHER = 1 << 23  # pixel values that a GPU encodes together: 24 images of LLaVA 1.5, 40 ms of a large tower
 _IMAGE_THREADS = 16  # most images that are decoded at the same time
+_OF_ONE_RANK = frozenset((*CALLS, ExportPrefix, ImportPrefix)) - {PauseGeneration, ContinueGeneration}
+_ONE_RANK = "Use an engine with one rank, or start another engine."
 _ENCODE_THREADS = 4  # number of texts that are tokenised at the same time
 
 
@@ -283,9 +289,11 @@ class EngineCore:
 
         Raises:
             EngineClosedError: the engine is closed.
-            CapabilityError: the call is for a model that embeds or classifies texts.
+            CapabilityError: the call is for a model that embeds or classifies texts, or one that is not cut over ranks.
         """
         self.gate.check_open()
+        if type(call) in _OF_ONE_RANK and isinstance(self.runner, LeadRunner):
+            raise CapabilityError(f"{call.__struct_config__.tag}: is not here with tp_size above 1.", hint=_ONE_RANK)
         if type(call) not in self._answers:
             raise not_an_encoder_error(self.model_name)
         return self._answers[type(call)](self, call)
@@ -371,6 +379,7 @@ class EngineCore:
                 **({} if store.tiers is None else store.tiers.stats()),
                 **({} if store.windows is None else store.windows.stats()),
                 **({} if self.adapters is None else self.adapters.stats()),
+                **({"ranks": self.runner.links.states()} if isinstance(self.runner, LeadRunner) else {}),
                 **self.open_requests.counts(),
                 "grammars_compiled": self.compiler.cache.misses,
                 "grammars_cached": self.compiler.cache.hits,

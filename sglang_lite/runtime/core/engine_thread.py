@@ -9,8 +9,6 @@ import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
 
-import torch
-
 from sglang_lite.protocol import EngineClosedError
 from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.core.embedding_core import EmbeddingCore
@@ -19,6 +17,7 @@ from sglang_lite.runtime.core.engine_core import EngineCore
 from sglang_lite.runtime.core.step_loop import StepLoop
 from sglang_lite.runtime.embedding.load import LoadedEncoder
 from sglang_lite.runtime.executor import memory_shortage
+from sglang_lite.runtime.host import openmp
 from sglang_lite.runtime.loading.load_model import LoadedModel
 from sglang_lite.runtime.models.weight_memory import save_memory
 
@@ -90,8 +89,7 @@ def build(config: EngineConfig, load: Callable[[], LoadedModel | LoadedEncoder])
     Raises:
         SglError: the model can't be loaded, or the core can't be made.
     """
-    if config.threads is not None:
-        torch.set_num_threads(config.threads)
+    openmp.share_threads(config.threads, config.tp_size)
     try:
         return _core(config, load())  # not assigned to a local name, so that a failure releases the model
     except BaseException as error:

@@ -67,6 +67,10 @@ class RankLinks(Protocol):
     @property
     def collectives(self) -> Collectives: ...
 
+    def states(self) -> list[dict[str, int]]:
+        """Rank and process id of every rank, for `Engine.stats`."""
+        ...
+
     def wait_loaded(self) -> None:
         """Waits until the other ranks have loaded their parts of the model.
 
@@ -98,12 +102,15 @@ class LeadRunner:
     Args:
         runner: runner of this rank's part of the model.
         links: links to the other ranks.
+
+    Attributes:
+        links: as the argument.
     """
 
     cache_memory: Arena | None = None  # engines with ranks don't sleep
 
     def __init__(self, runner: CpuRunner, links: RankLinks) -> None:
-        self._runner, self._links = runner, links
+        self._runner, self.links = runner, links
         self.allocate_masks = runner.allocate_masks
 
     @property
@@ -130,10 +137,10 @@ class LeadRunner:
 
     def _together(self, message: RankMessage, compute: Callable[[], _T]) -> _T:
         try:
-            self._links.send(_encoder.encode(message))
+            self.links.send(_encoder.encode(message))
             return compute()
         except Exception as error:  # of any kind: the ranks are not in the same place any more
-            self._links.fail(error)
+            self.links.fail(error)
 
     def page_memory(self, slots: int) -> NoReturn:
         raise AssertionError("pages of several ranks have no copies in the host's memory")
@@ -145,7 +152,7 @@ class LeadRunner:
         """Does nothing: a CPU has no graphs."""
 
     def close(self) -> None:
-        self._links.close()
+        self.links.close()
         self._runner.close()
 
 
@@ -171,4 +178,5 @@ def follow(messages: Iterable[RankMessage], make: Callable[[Capacity], ModelRunn
             case Forward() if runner is not None:
                 forward = runner.forward(message.record)
             case Draw() if isinstance(runner, CpuRunner):
-                runner.logits(forward, message.rows.astype(np.int64), message.behind)
+                behind = None if message.behind is None else message.behind.copy()  # torch takes no array of a message
+                runner.logits(forward, message.rows.astype(np.int64), behind)

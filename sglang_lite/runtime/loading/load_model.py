@@ -99,6 +99,8 @@ def load(
         return load_encoder(config, path, pick_device(config), bar)
     if ranks is None:
         return load_model(config, path, progress, compiler)
+    if pick_device(config).type == "cuda":
+        raise ParameterError("tp_size", "ranks on GPUs are not here yet.", hint='Leave it out, or use device="cpu".')
     return replace(load_model(config, path, progress, compiler, ranks.collectives), ranks=ranks)
 
 
@@ -157,9 +159,8 @@ def load_model(
 
         compilation = start_compiling(config, part, formats, positions, device, compiler)
     try:
-        tower = None
-        if files.images is not None and _can_see(files.images, config, device):
-            tower = VisionTower(path, source, formats.compute, device)
+        sees = files.images is not None and _can_see(files.images, config, device)
+        tower = VisionTower(path, source, formats.compute, device) if sees else None
         with torch.inference_mode():
             bar = progress or partial(startup_messages.progress, level=config.log_level)
             model = kind(spec, source, formats, device, positions, bar, ranks=ranks)

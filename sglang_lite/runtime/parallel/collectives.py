@@ -78,6 +78,7 @@ class GlooCollectives:
         options._devices = [group.create_device(hostname="127.0.0.1")]  # noqa: SLF001  # seen by this machine alone
         store = module.FileStore(str(meeting), parallel.tp)
         self._group = group(store, parallel.rank, parallel.tp, options)
+        self.sum(torch.zeros(1))  # all have met: the file may go
 
     def sum(self, x: torch.Tensor) -> torch.Tensor:
         x = x.contiguous()

@@ -1,9 +1,14 @@
 """A model that is cut over ranks gives what the whole one gives."""
 
+from concurrent.futures import Future
+
 import pytest
 import torch
 import transformers
+from transformers import Qwen3Config
 
+from sglang_lite.protocol import ModelError, SamplingParams
+from tests.runtime.models import packings, small_gguf, test_fp8
 from tests.runtime.models.test_families import FAMILIES, SHAPE, ask, engine, prompts
 from tests.runtime.models.tiny import randomise, save
 from tests.runtime.parallel.threads import engine_of_ranks
@@ -46,3 +51,47 @@ def compare(folder, tp, meeting):
         expected = answers(whole)
     with engine_of_ranks(folder, tp, meeting, dtype="float32", max_running=4, step_tokens=16) as ranks:
         torch.testing.assert_close(answers(ranks), expected, rtol=1e-5, atol=1e-5)
+
+
+def logprobs(running):
+    future: Future = Future()
+    ids = [5, 9, 31, 7, 80, 44, 12, 5, 9]
+    running.submit(ids, SamplingParams(max_tokens=0, return_logprob=True, logprob_start_len=1), sink=future.set_result)
+    return [entry.logprob for entry in future.result(timeout=60).prompt_logprobs]
+
+
+def compare_logprobs(folder, tp, meeting, **settings):
+    settings = {"dtype": "float32", "max_running": 2, **settings}
+    with engine(folder, **settings) as whole:
+        expected = logprobs(whole)
+    with engine_of_ranks(folder, tp, meeting, **settings) as ranks:
+        assert logprobs(ranks) == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("name", packings.FORMATS)
+def test_packed_matrices_are_cut_in_their_own_encoding(name, tmp_path):
+    wide = Qwen3Config(**packings.TINY.to_dict() | {"intermediate_size": 256, "head_dim": 32})
+    folder, _ = packings.write(tmp_path / "model", packings.FORMATS[name], wide)
+    if "reordered" in name:
+        with pytest.raises(ModelError, match="can't be cut for a rank: its columns are in an order of their own"):
+            compare_logprobs(folder, 2, tmp_path / "meeting")
+    else:
+        compare_logprobs(folder, 2, tmp_path / "meeting")
+
+
+@pytest.mark.parametrize("kind", test_fp8.CONFIGS)
+def test_matrices_in_8_bits_are_cut_with_their_scales(kind, tmp_path, monkeypatch):
+    refused, _ = test_fp8.write(tmp_path / "refused", test_fp8.CONFIGS[kind][0], kind)  # whose blocks 40 inputs cut
+    if kind == "block":
+        with pytest.raises(ModelError, match=r"down_proj.weight can't be cut for a rank: columns 0 to 40 cut through"):
+            compare_logprobs(refused, 2, tmp_path / "first")
+    monkeypatch.setattr(test_fp8, "TINY", Qwen3Config(**test_fp8.TINY.to_dict() | {"intermediate_size": 128}))
+    folder, _ = test_fp8.write(tmp_path / "model", test_fp8.CONFIGS[kind][0], kind)
+    compare_logprobs(folder, 2, tmp_path / "meeting")
+
+
+def test_blocks_of_a_gguf_file_are_cut_between_them(model_file, tmp_path):
+    """Of a model whose 9 heads, with 3 of keys and values, two ranks share unevenly."""
+    file = small_gguf.first_layers(tmp_path / "model.gguf", model_file, 2)
+    compare_logprobs(file, 2, tmp_path / "meeting")

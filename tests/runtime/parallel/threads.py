@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import sglang_lite as sgl
+from sglang_lite.protocol import ModelError
 from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.executor import make_runner
 from sglang_lite.runtime.executor.ranks import follow, read_message
@@ -43,9 +44,15 @@ class ThreadLinks:
 
     def _run(self, parallel: Parallel, messages: queue.Queue) -> None:
         ranks = GlooCollectives(parallel, self._meeting, TIMEOUT_S)
-        model = load_model(self._config, self._path, iter, ranks=ranks).model
+        try:
+            model = load_model(self._config, self._path, iter, ranks=ranks).model
+        except ModelError:
+            return  # which rank 0 raises, too
         contents = iter(messages.get, None)
         follow(map(read_message, contents), lambda capacity: make_runner(model, capacity, self._config))
+
+    def states(self) -> list[dict[str, int]]:
+        return [{"rank": rank} for rank in range(self.collectives.parallel.tp)]
 
     def wait_loaded(self) -> None:
         """Does nothing: messages wait in the queues."""

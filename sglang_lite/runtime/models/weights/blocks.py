@@ -76,9 +76,9 @@ class Blocks(EncodedMatrix):
         own, group = stop - start, self.format.group
         if own < self.shape[1] and self.order is not None:
             raise ValueError("its columns are in an order of their own (g_idx)")
-        if start % group or stop % group:
+        if self.scale.shape[1] > 1 and (start % group or stop % group):
             raise ValueError(f"columns {start} to {stop} cut through its blocks of {group}")
-        blocks = slice(start // group, stop // group)
+        blocks = slice(start // group, -(-stop // group))
         minimum = None if self.minimum is None else self.minimum[rows, blocks]
         q, scale = self.q[rows, columns], self.scale[rows, blocks]
         return Blocks(q, scale, minimum, table=self.table, order=self.order)

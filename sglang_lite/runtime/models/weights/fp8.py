@@ -70,9 +70,12 @@ class ScaledRows(EncodedMatrix):
     def part(self, rows: slice, columns: slice = slice(None)) -> ScaledRows:
         own, (start, stop, _) = range(self.shape[0])[rows], columns.indices(self.shape[1])
         high, wide = self._block
-        if start % wide or (stop % wide and stop < self.shape[1]):
+        if self._scales.shape[1] == 1:
+            blocks, wide = slice(None), stop - start
+        elif start % wide or (stop % wide and stop < self.shape[1]):
             raise ValueError(f"columns {start} to {stop} cut through its blocks of {wide}")
-        blocks = slice(start // wide, -(-stop // wide))
+        else:
+            blocks = slice(start // wide, -(-stop // wide))
 
         def read(first: int, end: int) -> torch.Tensor:
             part = own[first:end]

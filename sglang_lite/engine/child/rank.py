@@ -1,0 +1,69 @@
+"""Process of a rank other than 0: loads its part of the model, and computes what rank 0 tells."""
+
+from __future__ import annotations
+
+import gc
+import os
+import socket
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+
+from sglang_lite.engine.child.ranks import BEAT_S, START_S
+from sglang_lite.engine.connection import Connection
+from sglang_lite.engine.frames import Progress, Start, StartFailed, commands, failure_of, frame
+
+
+def main(descriptor: int, rank: int, meeting: str) -> None:
+    """Runs the rank's process. Never returns.
+
+    Args:
+        descriptor: file descriptor of the process's end of the socket to rank 0.
+        rank: this rank.
+        meeting: path of the file by which the ranks find one another.
+    """
+    connection = Connection(socket.socket(fileno=descriptor))
+    contents = connection.frames()
+    first = next(contents, None)
+    if first is None:
+        os._exit(0)
+    ((_, start),) = commands(first)
+    assert isinstance(start, Start)
+    threading.Thread(target=_beat, args=(connection, start.handle), daemon=True).start()
+    try:
+        _follow(connection, contents, start, rank, Path(meeting))
+    except Exception as error:
+        traceback.print_exc()  # rank 0 passes on what is printed
+        connection.send(frame([StartFailed(failure_of(error))]))
+        os._exit(1)
+    os._exit(0)
+
+
+def _follow(connection: Connection, contents: Iterator[memoryview], start: Start, rank: int, meeting: Path) -> None:
+    from sglang_lite.runtime.config import EngineConfig
+    from sglang_lite.runtime.executor import make_runner  # imports torch
+    from sglang_lite.runtime.executor.ranks import follow, read_message
+    from sglang_lite.runtime.host.openmp import share_threads
+    from sglang_lite.runtime.loading.load_model import load_model
+    from sglang_lite.runtime.parallel.collectives import GlooCollectives
+
+    config = EngineConfig(**start.config)
+    share_threads(config.threads, config.tp_size)
+    ranks = GlooCollectives(config.parallel.of(rank), meeting, config.dist_timeout or START_S)
+    model = load_model(config, Path(start.model_path), iter, ranks=ranks).model
+    connection.send(frame([Progress(1, 1)]))
+    gc.freeze()
+    follow(map(read_message, contents), lambda capacity: make_runner(model, capacity, config))
+
+
+def _beat(connection: Connection, lead: int) -> None:
+    """Gives rank 0 signs of life, and ends this process when that of rank 0 has ended."""
+    while os.getppid() == lead:
+        try:
+            connection.send(frame([]))
+        except OSError:
+            break
+        time.sleep(BEAT_S)
+    os._exit(0)

@@ -1,0 +1,138 @@
+"""Processes of the ranks that share a model with the engine's process, which is rank 0 and starts and ends them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from sglang_lite.engine.frames import HEADER, Progress, Start, StartFailed, frame, reports
+from sglang_lite.engine.signs_of_life import processor_time
+from sglang_lite.engine.spawned_process import SpawnedProcess
+from sglang_lite.protocol import BackendError, SglError
+from sglang_lite.runtime.config import EngineConfig
+from sglang_lite.wire.failure import as_error
+
+if TYPE_CHECKING:
+    from sglang_lite.runtime.parallel.collectives import Collectives
+
+START_S = 300  # default of `dist_timeout`
+BEAT_S = 0.5  # between two frames of a rank
+_LOOK_S, _LOOKS = 1.0, 3  # a rank that sends nothing and takes no processor time for so many looks is ended
+_REASON_S = 2.0  # from a collective that fails until the rank is known that has ended
+
+
+class RankProcesses:
+    """Ranks 1 and up, in a process each: the `RankLinks` of an engine's process.
+
+    Args:
+        config: settings of the engine, which each rank gets.
+        path: folder or file of the model.
+        failed: callback that is told once, on a thread of its own, why a rank has ended; all others have ended, too.
+
+    Raises:
+        BackendError: a process can't be started.
+    """
+
+    def __init__(self, config: EngineConfig, path: Path, failed: Callable[[SglError], object]) -> None:
+        self._parallel, self._timeout, self._failed = config.parallel, config.dist_timeout or START_S, failed
+        self._lock = threading.Lock()  # guards the next two
+        self._error: SglError | None = None
+        self._closed = False
+        self._ended = threading.Event()
+        self._folder = Path(tempfile.mkdtemp(prefix="sglang_lite-ranks-"))
+        start = frame([(0, Start(asdict(config), os.fspath(path), os.getpid()))])
+        self._children: dict[int, SpawnedProcess] = {}
+        self._loaded = {rank: threading.Event() for rank in range(1, self._parallel.tp)}
+        for rank in self._loaded:
+            name = f"rank {rank} of {self._parallel.tp}"
+            arguments = rank, os.fspath(self._folder / "meeting")
+            child = self._children[rank] = SpawnedProcess("sglang_lite.engine.child.rank", name, *arguments)
+            with contextlib.suppress(OSError):  # it has ended already, and its reader notices that
+                child.connection.send(start)
+            threading.Thread(
+                target=self._read, args=(rank, child), name=f"sglang_lite-rank-{rank}", daemon=True
+            ).start()
+
+    @cached_property
+    def collectives(self) -> Collectives:
+        from sglang_lite.runtime.parallel.collectives import GlooCollectives  # imports torch
+
+        made = GlooCollectives(self._parallel, self._folder / "meeting", self._timeout)
+        shutil.rmtree(self._folder, ignore_errors=True)
+        return made
+
+    def states(self) -> list[dict[str, int]]:
+        pids = {0: os.getpid()} | {rank: child.pid for rank, child in self._children.items()}
+        return [{"rank": rank, "pid": pid} for rank, pid in pids.items()]
+
+    def wait_loaded(self) -> None:
+        for rank, loaded in self._loaded.items():
+            if not loaded.wait(self._timeout) and self._error is None:
+                problem = f"rank {rank} of {self._parallel.tp} has not loaded its part {self._timeout} s after rank 0."
+                self._end(BackendError(problem, hint="Raise dist_timeout, or free what the machine lacks."))
+            if self._error is not None:
+                raise self._error
+
+    def send(self, content: bytes) -> None:
+        data = len(content).to_bytes(HEADER, "big") + content
+        for child in self._children.values():
+            child.connection.send(data)
+
+    def fail(self, error: BaseException) -> NoReturn:
+        self._ended.wait(_REASON_S)
+        self._end(BackendError(f"rank 0 of {self._parallel.tp} failed: {type(error).__name__}: {error}"))
+        assert self._error is not None
+        raise self._error from error
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+        for child in self._children.values():
+            child.connection.close()
+
+    def _read(self, rank: int, child: SpawnedProcess) -> None:
+        """Reads a rank's frames until it ends, and then ends all others."""
+        name, silent, used = f"rank {rank} of {self._parallel.tp}", 0, processor_time(child.pid)
+        error: SglError | None = None
+
+        def look() -> None:
+            nonlocal silent, used, error
+            before, used = used, processor_time(child.pid)
+            silent = silent + 1 if used == before else 0
+            if silent == _LOOKS:
+                error = BackendError(f"{name} has given no sign of life for {_LOOKS * _LOOK_S:g} s, and was ended.")
+                child.kill()
+
+        for content in child.connection.frames(look, _LOOK_S):
+            silent = 0
+            for message in reports(content):
+                match message:
+                    case Progress():
+                        self._loaded[rank].set()
+                    case StartFailed():
+                        error = as_error(message.failure)
+        how = child.end()
+        child.connection.release()
+        self._end(error or BackendError(f"{name} {how}", hint="With restart=True a new engine takes later requests."))
+
+    def _end(self, error: SglError) -> None:
+        """Ends all ranks because of an error, of which the first one counts."""
+        with self._lock:
+            first = self._error is None and not self._closed
+            self._error = self._error or error
+        for child in self._children.values():
+            child.kill()
+        self._ended.set()
+        for loaded in self._loaded.values():
+            loaded.set()
+        if first:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._failed(self._error)
