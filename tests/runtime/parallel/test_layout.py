@@ -1,0 +1,95 @@
+"""Shares of ranks cover everything once, and what can't be shared is refused by name."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sglang_lite.protocol import ParameterError
+from sglang_lite.runtime.config import EngineConfig
+from sglang_lite.runtime.models.cuts import cut, head_shares, rank_spec, vocabulary_part
+from sglang_lite.runtime.models.parameters import parameters
+from sglang_lite.runtime.models.read_config import spec_from_config
+from sglang_lite.runtime.models.spec import NO_ROPE, AttentionSpec
+from sglang_lite.runtime.parallel.layout import Parallel
+from tests.runtime.models.test_families import FAMILIES, SHAPE
+
+
+def ranks(tp):
+    return [Parallel(tp=tp, rank=rank) for rank in range(tp)]
+
+
+def spec_of(name):
+    model, changes = FAMILIES[name]
+    config = model.config_class(**SHAPE | changes).to_dict()
+    return spec_from_config(config | {"architectures": [model.__name__]}, "config")
+
+
+@given(st.integers(1, 200), st.integers(1, 9))
+def test_shares_are_consecutive_even_and_cover_all(count, tp):
+    shares = [rank.share(count) for rank in ranks(tp)]
+    assert [unit for share in shares for unit in share] == list(range(count))
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1
+
+
+@given(st.integers(1, 500), st.integers(1, 5), st.sampled_from([1, 7, 64]))
+def test_parts_of_the_vocabulary_are_blocks_or_the_whole(size, tp, block):
+    parts = [vocabulary_part(size, rank, block) for rank in ranks(tp)]
+    if all(part == range(size) for part in parts):
+        return
+    assert [token for part in parts for token in part] == list(range(size))
+    assert all(parts) and all(part.start % block == 0 for part in parts)  # noqa: PT018  # one statement of each part
+
+
+@given(st.integers(1, 8), st.integers(1, 8), st.integers(1, 8))
+def test_each_head_is_computed_once_with_the_keys_that_it_reads(kv_heads, queries, tp):
+    a = AttentionSpec(kv_heads * queries, kv_heads, 8, 8, 1.0, NO_ROPE)
+    if a.heads < tp or (kv_heads < tp and tp % kv_heads):
+        return  # refused
+    shares = [head_shares(a, rank) for rank in ranks(tp)]
+    assert [head for heads, _ in shares for head in heads] == list(range(a.heads))
+    for heads, kv in shares:
+        assert len(heads) % len(kv) == 0
+        assert [kv[i * len(kv) // len(heads)] for i in range(len(heads))] == [head // queries for head in heads]
+
+
+@pytest.mark.parametrize("name", ["phi3", "qwen2-moe", "gpt-oss", "deepseek-v2", "cohere-norms", "olmo2"])
+def test_the_parts_of_a_parameter_cover_it(name):
+    spec = spec_of(name)
+    for parameter in parameters(spec):
+        parts = [cut(parameter, spec, rank) for rank in ranks(2)]
+        if any(part is None for part in parts):
+            assert all(part is None or (part.size == 0 and parameter.role.endswith("_bias")) for part in parts)
+            continue
+        found = [i for part in parts if part is not None for i in range(part.start, part.stop)]
+        axis = 1 if parts[0] is not None and parts[0].axis == "inputs" else 0
+        assert found == list(range(parameter.shape[axis])), parameter.role
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (dict(tp_size=0), "tp_size: 0 is not a whole number from 1 to 1024"),
+        (dict(tp_size=2.0), "tp_size: 2.0 is not a whole number"),
+        (dict(tp_size=True), "tp_size: True is not a whole number"),
+        (dict(tp_size=2, deterministic=True), "deterministic: is not here with tp_size=2. Leave one out"),
+        (dict(tp_size=2, in_process=True), "in_process: is not here with tp_size=2"),
+        (dict(tp_size=2, enable_lora=True), "enable_lora: is not here with tp_size=2"),
+        (dict(tp_size=2, kv_dtype="fp8"), "kv_dtype: is not here with tp_size=2"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused_by_name(settings, message):
+    with pytest.raises(ParameterError, match=message):
+        EngineConfig.make(**settings)
+
+
+@pytest.mark.parametrize(
+    ("tp", "even", "message"),
+    [
+        (3, False, "3 ranks can't share 4 heads with 2 of keys and values. It can be 1, 2, 4"),
+        (8, False, "8 ranks can't share 4 heads"),
+        (8, True, "8 ranks can't share 4 heads"),
+    ],
+)
+def test_sizes_that_divide_nothing_are_refused_with_those_that_work(tp, even, message):
+    with pytest.raises(ParameterError, match=f"tp_size: {message}"):
+        rank_spec(spec_of("qwen2"), Parallel(tp=tp), even=even)
