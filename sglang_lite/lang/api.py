@@ -288,11 +288,11 @@ def gen(
     if choices is not None:
         _refuse_beside_choices(
             timeout=timeout, retries=retries, check=check, backend=backend, reasoning=reasoning, repair=repair,
-            **{key: value for key, value in sampling.items() if key not in _IN_ORDER},
+            **{key: value for key, value in sampling.items() if key not in (*_IN_ORDER, "lora_path")},
         )  # fmt: skip
-        temperature = sampling.get("temperature")
+        temperature = sampling.get("temperature") or 0.0
         method = token_length_normalized if choices_method is None else choices_method
-        return select(name, choices, 0.0 if temperature is None else temperature, method)
+        return select(name, choices, temperature, method, lora_path=sampling.get("lora_path"))
     if choices_method is not None:
         raise ParameterError(
             "choices_method", "it is given without choices.", hint="Pass choices=[…], or leave choices_method out."

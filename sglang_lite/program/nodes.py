@@ -310,6 +310,9 @@ class Select(BaseNode, frozen=True, eq=False):
     def __post_init__(self) -> None:
         if not isinstance(self.name, _NAMES):
             raise _wrong(self, "name", "a string or None")
+        if isinstance(self.lora_path, tuple) and len(self.lora_path) > 1:
+            problem = f"{len(self.lora_path)} entries: a selection has one adapter at most."
+            raise ParameterError("lora_path", problem, where=self.where)
         if isinstance(self.choices, Deferred):
             return
         if not isinstance(self.choices, tuple) or not all(isinstance(choice, str) for choice in self.choices):

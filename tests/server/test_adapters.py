@@ -130,6 +130,30 @@ def test_a_decision_is_made_by_an_adapter(http):
     assert answers[0]["answers"] != answers[1]["answers"]
 
 
+def test_a_selection_names_one_adapter_as_generations_do(engine):
+    with pytest.raises(sgl.ParameterError, match="lora_path: 2 entries"):
+        sgl.select("a", CHOICES, lora_path=["poet", "judge"])
+    assert sgl.gen("a", choices=CHOICES, lora_path="poet").node == sgl.select("a", CHOICES, lora_path="poet").node
+    with pytest.raises(sgl.ParameterError, match=r"lora_path: \['poet'\] is no name"):
+        engine.select("a", CHOICES, lora_path=["poet"])
+    with pytest.raises(sgl.ParameterError, match="no adapter 'base'") as caught:
+        engine.select("a", CHOICES, lora_path="base")
+    assert "the model's name" in caught.value.hint
+
+
+def test_no_adapter_can_be_asked_for_where_the_run_has_one(http, engine):
+    @sgl.function
+    def two(s):
+        s += "a quick" + sgl.gen("own", ignore_eos=True) + sgl.gen("none", lora_path=[], ignore_eos=True)
+
+    texts = set()
+    for backend in (engine, sgl.RuntimeEndpoint(str(http.base_url))):
+        for push_down in (True, False):
+            state = two.run(backend=backend, push_down=push_down, lora_path="poet", max_new_tokens=5, temperature=0)
+            texts.add((state["own"], state["none"]))
+    assert len(texts) == 1
+
+
 @sgl.function
 def choosing(s, adapter=None):
     s += "a quick" + sgl.select("own", CHOICES, lora_path=adapter)

@@ -62,7 +62,10 @@ class SelectRequest(msgspec.Struct, frozen=True, array_like=True, tag="select"):
         check_kind("prompt", self.prompt, str, Prompt)
         check_kind("namespace", self.namespace, str)
         check_kind("choices", self.choices, list, tuple)
-        check_kind("lora_path", self.lora_path, str, type(None))
+        if not isinstance(self.lora_path, str | None):
+            raise ParameterError(
+                "lora_path", f"{shown(self.lora_path)} is no name of an adapter.", hint="Give one name."
+            )
         for choice in self.choices:
             check_kind("choices", choice, str)
         if not self.choices:

@@ -63,6 +63,8 @@ def request_body(
     if "logit_bias" in sampling:
         sampling["logit_bias"] = {str(token): bias for token, bias in sampling["logit_bias"]}
     body: dict[str, Any] = {_REQUEST[name]: value for name, value in values.items() if name in _REQUEST}
+    if body.get("lora_path") == []:  # which the protocol reads as one for each of no prompts
+        del body["lora_path"]
     if records:
         body["prompt"] = msgspec.to_builtins(msgspec.structs.replace(prompt, messages=(), shared=()))
         if constraint is not None:

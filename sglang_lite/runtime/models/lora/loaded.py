@@ -104,9 +104,10 @@ class LoadedAdapters:
     def _known(self, name: str, parameter: str) -> LoadedAdapter:
         if name not in self._by_name:
             names = ", ".join(sorted(self._by_name)[:8]) or "none"
-            raise ParameterError(
-                parameter, f"there is no adapter {shown(name)} (loaded: {names}).", hint="Load it: load_lora_adapter()."
-            )
+            hint = "Load it: load_lora_adapter()."
+            if name in self._reserved:
+                hint = "That is the model's name: leave it out."
+            raise ParameterError(parameter, f"there is no adapter {shown(name)} (loaded: {names}).", hint=hint)
         return self._by_name[name]
 
     def _check_new(self, name: str, *, pinned: bool) -> None:
