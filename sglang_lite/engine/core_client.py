@@ -7,23 +7,22 @@ call.
 from __future__ import annotations
 
 import atexit
-import contextlib
 import logging
 import os
 import sys
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, InvalidStateError
+from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sglang_lite.engine.engine_link import EngineLink
+from sglang_lite.engine.engine_link import EngineLink, Watch, ignored
 from sglang_lite.engine.engine_process import EngineProcess
 from sglang_lite.engine.frames import (
     Abort,
@@ -37,6 +36,7 @@ from sglang_lite.engine.frames import (
     Submit,
     Submitted,
 )
+from sglang_lite.engine.futures import then
 from sglang_lite.engine.open_submissions import OpenSubmission
 from sglang_lite.errors import shown
 from sglang_lite.program.nodes import Gen, Node, Verdict
@@ -68,6 +68,7 @@ from sglang_lite.runtime.core.submission import (
     Submission,
     check_nodes,
     check_priority,
+    check_rank,
     check_verdict,
 )
 from sglang_lite.runtime.embedding.request import EncodeRequest, not_a_generator_error, not_an_encoder_error
@@ -86,6 +87,7 @@ if TYPE_CHECKING:
     from sglang_lite.runtime.structured_output.compiler import Compiler
 
 logger = logging.getLogger("sglang_lite")
+ReadingParts: TypeAlias = "tuple[EncoderSpec | None, Tokenizer, ImageFormat | None]"
 
 
 class CoreClient:
@@ -95,6 +97,8 @@ class CoreClient:
         config: settings of the engine.
         path: folder of the model.
         process: process that was started with `config` and `path`.
+        parts: what `reading_parts` returns for them, if it was read already.
+        watch: as of EngineLink.
 
     Attributes:
         config, model_name: settings and name of the weights that are loaded now.
@@ -110,17 +114,19 @@ class CoreClient:
         SglError: the process, or the engine in it, can't be started.
     """
 
-    def __init__(self, config: EngineConfig, path: Path, process: EngineProcess) -> None:
+    def __init__(
+        self, config: EngineConfig, path: Path, process: EngineProcess, parts: ReadingParts | None = None,
+        watch: Watch = ignored,
+    ) -> None:  # fmt: skip
         self.config = config
         self.gate = Gate()
         self._compiler: Compiler | None = None
         self._creating = threading.Lock()  # held while the compiler is made
-        self._link = EngineLink(config, path, process, self.gate)
+        self._link = EngineLink(config, path, process, self.gate, watch)
         _open_clients.add(self)
         try:
-            self.encoder, self.tokenizer, self._images = reading_parts(
-                config, path
-            )  # while the process loads the model
+            # While the process loads the model.
+            self.encoder, self.tokenizer, self._images = parts or reading_parts(config, path)
             ready = process.ready.result()
         except BaseException:
             self.close()
@@ -151,6 +157,7 @@ class CoreClient:
         return self._submit_by_kind[type(request)](self, request, sink)
 
     def _generate(self, request: GenerateRequest, sink: Sink) -> Ticket:
+        check_rank(request.routed_dp_rank, 1)
         ids, media = self.builder.prompt_with_images(request)
         params = self.builder.resolved(request.params)
         tokens = self.builder.tokens(ids, params, media)
@@ -207,12 +214,16 @@ class CoreClient:
         future: Future[R] = self._link.ask(call) if answer is None else answer(self, call)
         return future
 
+    def ask_process(self, call: EngineCall[Any]) -> Future[Any]:  # as the call's own
+        """Future of the answer of the engine's process, for a call that this one has no part in."""
+        return self._link.ask(call)
+
     def _encode(self, request: EncodeRequest) -> Future[NDArray[np.float32]]:
         encoder = self.encoder
         if encoder is None:
             raise not_an_encoder_error(self.model_name)
         answer = self._link.ask(Encode(request.ids.tobytes(), request.types.tobytes(), request.lengths.tobytes()))
-        return _then(answer, lambda data: np.frombuffer(data, np.float32).reshape(-1, encoder.width))
+        return then(answer, lambda data: np.frombuffer(data, np.float32).reshape(-1, encoder.width))
 
     def _compile(self, call: CompileGrammar) -> Future[CompiledGrammar]:
         """Compiles in both processes. The one of the engine begins when the caller's has succeeded."""
@@ -227,7 +238,7 @@ class CoreClient:
                     timeout_s=self.config.compile_timeout_s, memory_mb=self.config.compile_memory_mb,
                 )  # fmt: skip
         compiled = self._compiler.request(call.constraint).result()
-        return _then(self._link.ask(call), lambda _: compiled)
+        return then(self._link.ask(call), lambda _: compiled)
 
     def _write_tensors(self, call: WriteTensors) -> Future[str]:
         """Hands tensors over in shared memory."""
@@ -243,7 +254,7 @@ class CoreClient:
             self.config = replace(self.config, weight_version=version)
             return version
 
-        return _then(self._link.ask(call), updated)
+        return then(self._link.ask(call), updated)
 
     def _update_weights(self, call: UpdateWeights) -> Future[str]:
         path = call.path
@@ -258,7 +269,7 @@ class CoreClient:
             self._link.note_weights(config, folder)
             return self.model_name
 
-        return _then(self._link.ask(UpdateWeights(absolute, version, call.load_format)), updated)
+        return then(self._link.ask(UpdateWeights(absolute, version, call.load_format)), updated)
 
     _answers: ClassVar[Mapping[type[EngineCall[Any]], Callable[..., Future[Any]]]] = {
         EncodeRequest: _encode,
@@ -278,6 +289,11 @@ class CoreClient:
     @property
     def responds(self) -> bool:
         return self._link.responds
+
+    @property
+    def is_up(self) -> bool:
+        """True if the process runs its engine; False while another one starts in its place."""
+        return not self.gate.reason and self._link.is_ready
 
     def close(self, patience_s: float | None = None) -> None:
         """Ends the process, and the compiler of this one: see `EngineLink.close`."""
@@ -339,7 +355,7 @@ class _OpenProgram:
         self._link.send(self._number, Abort())
 
 
-def reading_parts(config: EngineConfig, path: Path) -> tuple[EncoderSpec | None, Tokenizer, ImageFormat | None]:
+def reading_parts(config: EngineConfig, path: Path) -> ReadingParts:
     """Specification of an embedding or classification model (None for other models), the tokenizer of any model, and
     how its prompts have images."""
     if is_encoder(path):
@@ -347,23 +363,6 @@ def reading_parts(config: EngineConfig, path: Path) -> tuple[EncoderSpec | None,
         return spec, encoder_tokenizer(path, spec), None
     files = open_model_files(path, config.model_impl, tokenizer=not config.skip_tokenizer_init)
     return None, files.tokenizer, files.images
-
-
-def _then(future: Future[Any], convert: Callable[[Any], R]) -> Future[R]:
-    """Future of a converted result. The conversion runs before anybody sees the result."""
-    converted: Future[R] = Future()
-
-    def settle(_: object) -> None:
-        with contextlib.suppress(InvalidStateError):  # the future was cancelled
-            try:
-                result = convert(future.result())
-            except Exception as error:  # of any kind: it is the result
-                converted.set_exception(error)
-            else:
-                converted.set_result(result)
-
-    future.add_done_callback(settle)
-    return converted
 
 
 def _import_name(processor: LogitProcessor) -> str:

@@ -63,6 +63,8 @@ from sglang_lite.version import __version__
 
 if TYPE_CHECKING:
     from sglang_lite.engine.core import Core, OpenProgram
+    from sglang_lite.engine.core_client import CoreClient
+    from sglang_lite.engine.replicas import Replicas
     from sglang_lite.runtime.core.open_requests import Ticket
     from sglang_lite.runtime.loading.load_model import LoadedModel
     from sglang_lite.runtime.requests.output_builder import Sink
@@ -363,6 +365,7 @@ class Engine:
 
     def get_server_info(self) -> dict[str, object]:
         """Settings of the engine, limits of the model, and `stats`, with SGLang's keys."""
+        stats = self.stats()
         return {
             **asdict(self.config),
             **asdict(self.core.capacity.sizes),
@@ -371,7 +374,7 @@ class Engine:
             "served_model_name": self.model_name,
             "vocab_size": self.vocab_size,
             "max_req_input_len": self.core.capacity.longest - 1,
-            "internal_states": [self.stats()],
+            "internal_states": stats.get("replicas", [stats]),
         }
 
     def update_weights(self, path: str, weight_version: str | None = None) -> None:
@@ -410,7 +413,8 @@ class Engine:
         self.answer(StartProfile(os.path.abspath(output_dir), with_stack, record_shapes))
 
     def stop_profile(self) -> str:
-        """Ends the profile, and returns the path of its trace, which chrome://tracing and Perfetto show.
+        """Ends the profile, and returns the path of its trace, which chrome://tracing and Perfetto show; with several
+        replicas, the folder of theirs.
 
         Raises:
             ParameterError: no profile is running.
@@ -512,7 +516,8 @@ class Engine:
         on disk. For the last 4,096 steps with grammars: median, 99th percentile and maximum of the seconds that their
         masks took and that the device waited for masks (measured in one step of eight; on a CPU in every step). And the
         number of rows that were postponed by a step because their masks took too long. With `tp_size` above 1, `ranks`
-        lists the rank and process id of each."""
+        lists the rank and process id of each. With several replicas, counts are sums and times the largest ones;
+        `replicas` has those of each, with its number as `dp_rank`."""
         return self.answer(Stats())
 
     def answer(self, call: EngineCall[R]) -> R:
@@ -558,10 +563,16 @@ def _started(engine: Engine, config: EngineConfig, path: Path) -> Core:
         from sglang_lite.runtime.loading.load_model import load
 
         return engine_thread.start(engine, config, lambda: load(config, path))
-    process = EngineProcess(config, path)
-    from sglang_lite.engine.core_client import CoreClient  # while the process starts
+    core: CoreClient | Replicas
+    if config.dp_size > 1:
+        from sglang_lite.engine.replicas import Replicas
 
-    core = CoreClient(config, path, process)
+        core = Replicas(config, path)
+    else:
+        process = EngineProcess(config, path)
+        from sglang_lite.engine.core_client import CoreClient  # while the process starts
+
+        core = CoreClient(config, path, process)
     weakref.finalize(engine, core.disconnect).atexit = False
     return core
 

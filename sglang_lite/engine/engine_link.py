@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from sglang_lite.engine import spawned_process, switch_interval
 from sglang_lite.engine.engine_process import EngineProcess
@@ -28,6 +28,7 @@ from sglang_lite.engine.frames import (
     Extend,
     Judge,
     Log,
+    Prefixes,
     Progress,
     Ready,
     Report,
@@ -53,6 +54,13 @@ RESTART_WINDOW_S = 300.0
 _SPENT = f" {MAX_RESTARTS} restarts in five minutes are spent. Find the cause, then make a new engine: sgl.Engine(…)."
 
 
+Watch: TypeAlias = Callable[[Ready | Prefixes | None], object]
+
+
+def ignored(_: object) -> None:
+    """Watches nothing."""
+
+
 class EngineLink:
     """Link to an engine's process, and to each that replaces it.
 
@@ -61,13 +69,18 @@ class EngineLink:
         path: folder of the weights.
         process: process that was started with both.
         gate: checks of callers; closed when the last process has ended.
+        watch: function called on the reader's thread when a process is ready, with changes of its radix tree, and with
+            None when it has ended.
 
     Attributes:
         submissions: open submissions and unanswered calls.
     """
 
-    def __init__(self, config: EngineConfig, path: Path, process: EngineProcess, gate: Gate) -> None:
+    def __init__(
+        self, config: EngineConfig, path: Path, process: EngineProcess, gate: Gate, watch: Watch = ignored
+    ) -> None:
         self._config, self._path, self._process, self._gate = config, path.absolute(), process, gate
+        self._watch = watch
         self._ids = itertools.count(1)
         self.submissions = OpenSubmissions(self.abort)
         self._starts: deque[float] = deque()
@@ -79,6 +92,12 @@ class EngineLink:
     def responds(self) -> bool:
         """False while the process is stopped or swapped out: see `SignsOfLife`."""
         return not self._process.signs.missing
+
+    @property
+    def is_ready(self) -> bool:
+        """True once the present process has loaded its engine."""
+        ready = self._process.ready
+        return ready.done() and ready.exception() is None
 
     def note_weights(self, config: EngineConfig, path: Path) -> None:
         """Notes settings and folder of the weights that are loaded now, for a process that replaces this one."""
@@ -179,7 +198,8 @@ class EngineLink:
             self._gate.reason = f"the engine could not be started: {process.failure}"
             self.submissions.fail(process, process.failure)
         else:
-            self._on_death(process, f"the engine's process {problem}{ended}")
+            self._on_death(process, f"{process.name} {problem}{ended}")
+        self._watch(None)
         self._gate.release()
         if threading.current_thread() is self.submissions.reader:  # and not a later one, of a restarted process
             switch_interval.restore()
@@ -198,7 +218,10 @@ class EngineLink:
                     process.bar, message.done, message.total, self._config.log_level
                 )
             case Ready():
+                self._watch(message)
                 process.ready.set_result(message)
+            case Prefixes():
+                self._watch(message)
             case StartFailed():
                 process.failure = as_error(message.failure)
                 process.child.connection.close()
@@ -225,7 +248,7 @@ class EngineLink:
     def _restart(self, why: str) -> None:
         """Starts another process with the weights that were loaded last. New submissions wait until it is ready."""
         try:
-            self._process = EngineProcess(self._config, self._path)
+            self._process = EngineProcess(self._config, self._path, self._process.name)
             self._listen()
         except Exception as error:  # any error: open submissions must still be failed
             self._gate.reason = f"{why} It could not be started again: {error}"

@@ -22,8 +22,10 @@ class EngineProcess:
     Args:
         config: settings of the engine.
         path: folder of the model.
+        name: name of the process in messages.
 
     Attributes:
+        name: the argument.
         child: the spawned process.
         ready: future of the message that the engine sends when it runs.
         failure: error that kept the engine from starting, or None.
@@ -34,10 +36,11 @@ class EngineProcess:
         BackendError: the process can't be started.
     """
 
-    def __init__(self, config: EngineConfig, path: Path) -> None:
+    def __init__(self, config: EngineConfig, path: Path, name: str = "the engine's process") -> None:
+        self.name = name
         start = frame([(0, Start(asdict(config), os.fspath(path), os.getpid()))])
         self.child = SpawnedProcess(
-            "sglang_lite.engine.child.main", "the engine's process",
+            "sglang_lite.engine.child.main", name,
             config.model, config.device, config.compile_processes,
         )  # fmt: skip
         self.ready: Future[Ready] = Future()

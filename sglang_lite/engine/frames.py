@@ -214,6 +214,14 @@ class AskReply(_Message, frozen=True, tag="answer"):
     failure: Failure | None = None
 
 
+class Prefixes(_Message, frozen=True, tag="prefixes"):
+    """Gains and losses of the radix tree of one of several engines: a TreeChange, with little-endian uint64."""
+
+    gained: bytes
+    lost: bytes
+    forgotten: bool
+
+
 class Log(_Message, frozen=True, tag="log"):
     """Log record of the engine's process."""
 
@@ -222,7 +230,7 @@ class Log(_Message, frozen=True, tag="log"):
     line: str
 
 
-Report: TypeAlias = Progress | Ready | StartFailed | RequestEvent | AskReply | Log
+Report: TypeAlias = Progress | Ready | StartFailed | RequestEvent | AskReply | Prefixes | Log
 
 
 # -------------------------------------------------------------------------------------------------- frames

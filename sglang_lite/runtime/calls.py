@@ -99,8 +99,11 @@ class ContinueGeneration(EngineCall[None], frozen=True, tag="continue_generation
     pass
 
 
+MEMORY_TAGS = ("kv_cache", "weights", "cuda_graph")
+
+
 class ReleaseMemory(EngineCall[None], frozen=True, tag="release_memory_occupation"):
-    tags: tuple[str, ...]
+    tags: tuple[str, ...]  # of `MEMORY_TAGS`; () for all
     keep: bool  # whether the host keeps the weights
 
 

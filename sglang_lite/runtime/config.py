@@ -36,7 +36,12 @@ _MAX = {
 LoadFormat: TypeAlias = Literal["auto", "safetensors", "pt", "npcache", "sharded_state", "remote", "gguf", "dummy"]
 # When a page is copied to the host.
 WritePolicy: TypeAlias = Literal["write_through", "write_through_selective", "write_back"]
+# Rules by which replicas are chosen (engine/replica_chooser.py).
+LoadBalance: TypeAlias = Literal[
+    "auto", "cache_aware", "round_robin", "shortest_queue", "total_requests", "total_tokens"
+]
 _WHOLE = -1  # value of step_tokens that prefills prompts whole
+_MAX_REPLICAS = 1024
 DRAFTERS = ("again", "node", "prompt")  # in the order of "auto"
 DEFAULT_MODEL = "smollm2-135m"
 _P = ParamSpec("_P")
@@ -78,6 +83,14 @@ class EngineConfig:
             variables) can name special tokens, as text outside turns, chat templates and `generate`'s prompts always
             can. If True, a user who writes `<|im_end|>` ends the turn.
         device: "cpu", "cuda" or "cuda:1"; "auto" for the GPU if a usable one is found, else the CPU.
+        dp_size: number of replicas: engines of the same model behind one handle, each in a process of its own, on a GPU
+            of its own if it has one. Sizes (`max_running`, `max_total_tokens`, `mem_fraction`) are those of each.
+        load_balance_method: rule by which requests and programs get a replica: "auto" (or "cache_aware") takes the one
+            whose cache has the most of the prompt, else the least loaded; "total_tokens" the one with the fewest
+            expected tokens to compute, "total_requests" (or "shortest_queue") the one with the fewest requests;
+            "round_robin" takes turns.
+        base_gpu_id: number of the GPU, of the first replica's if there are several.
+        gpu_id_step: distance between the GPUs of two replicas; 0 puts all on one, of which each takes `mem_fraction`.
         dtype: "bfloat16", "float32" or "float16"; "int8" quantises weights and activations (CPUs with VNNI: faster for
             many rows, less exact); "auto" is bfloat16 if the device computes in it, else float32.
         quantization: "fp8" quantises the layers' matrices to 8-bit floating point while loading (e4m3; one scale per
@@ -176,12 +189,13 @@ class EngineConfig:
             the first one that can run the model. "flashinfer" and "flash_attn" use the packages `flashinfer-python` and
             `flash-attn-4` if they are installed; neither shares the reading of common prefixes, and flashinfer runs
             without CUDA graphs. A named backend that can't run the model is refused. Ignored on a CPU.
-        threads: CPU threads, which ranks on a CPU share; None for one per physical core.
+        threads: CPU threads, which ranks on a CPU share; None for one per physical core, which replicas share
+            out.
         tp_size: number of processes, called ranks, that share each layer's matrices (tensor parallelism);
             docs/parallel.md says what works with more than one.
         dist_timeout: seconds that processes of a group in which weights are sent, and ranks that start, wait for one
             another; None for 300.
-        seed: base of the seeds of requests that set none; None for fresh randomness.
+        seed: base of the seeds of requests that set none; None for fresh randomness. Replica r begins at `seed + r`.
         in_process: whether to run the engine in the caller's process instead of its own. The caller's computation and
             the engine's then wait for each other, and a crash of one ends both. Logit processors can be any function.
             On platforms that can't start the process (Windows), every engine runs so.
@@ -207,6 +221,10 @@ class EngineConfig:
     chat_template: str | None = None
     special_tokens_in_roles: bool = False
     device: str = "auto"
+    dp_size: int = 1
+    load_balance_method: LoadBalance = "auto"
+    base_gpu_id: int = 0
+    gpu_id_step: int = 1
     dtype: Literal["auto", "float32", "bfloat16", "float16", "int8"] = "auto"
     quantization: QuantizationName | None = None
     kv_dtype: Literal["auto", "fp8"] = "auto"
@@ -407,7 +425,7 @@ _OF_ONE_RANK = (
     "enable_memory_saver",
     "kv_dtype",
 )
-_OF_A_PROCESS = ("restart", "stall_timeout_s", "stream_interval_s")
+_OF_A_PROCESS = ("restart", "stall_timeout_s", "stream_interval_s", "dp_size")
 FIELDS = (EngineConfig.__doc__ or "").partition("Attributes:\n")[2].rstrip()  # for other docstrings
 
 
@@ -487,12 +505,30 @@ def _check_scales(config: EngineConfig) -> None:
 
 
 def _check_parallel(config: EngineConfig) -> None:
-    """Raises ParameterError if a setting does not go with several ranks."""
+    """Raises ParameterError if a setting does not go with several ranks, or with several replicas."""
+    _check_replicas(config)
     if config.parallel.tp == 1:
         return
     for name in _OF_ONE_RANK:
         if getattr(config, name) not in (False, "auto"):
             raise ParameterError(name, f"is not here with tp_size={config.tp_size}.", hint="Leave one out.")
+
+
+def _check_replicas(config: EngineConfig) -> None:
+    """Raises ParameterError if settings of replicas are wrong, or don't fit the device."""
+    for name, least in (("dp_size", 1), ("base_gpu_id", 0), ("gpu_id_step", 0)):
+        _check_int(name, getattr(config, name), least)
+        if getattr(config, name) > _MAX_REPLICAS:
+            raise ParameterError(name, f"{getattr(config, name):,} is more than {_MAX_REPLICAS:,}.")
+    if config.load_balance_method not in get_args(LoadBalance):
+        names = ", ".join(get_args(LoadBalance))
+        raise ParameterError("load_balance_method", f"{config.load_balance_method!r} is not one of {names}.")
+    _, _, number = config.device.partition(":")
+    if number and config.dp_size > 1:
+        hint = f'Use device="cuda" with base_gpu_id={number}.'
+        raise ParameterError("device", f"{config.device!r} is one GPU, for {config.dp_size} replicas.", hint=hint)
+    if config.base_gpu_id and (number or config.device == "cpu"):
+        raise ParameterError("base_gpu_id", f"device is {config.device!r}.", hint="Leave one out.")
 
 
 def _check_tiers(config: EngineConfig) -> None:

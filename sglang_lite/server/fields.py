@@ -103,7 +103,6 @@ GATEWAY_REFUSED: dict[str, tuple[object, ...]] = {
     "bootstrap_host": (),
     "bootstrap_port": (),
     "bootstrap_room": (),
-    "data_parallel_rank": (),
 }
 
 _OPENAI_NEUTRAL = {
@@ -181,7 +180,6 @@ NATIVE_NEUTRAL = {
     "routing_key": _GATEWAY,
     "custom_labels": _GATEWAY,
     "external_trace_header": _GATEWAY,
-    "routed_dp_rank": "This server has one engine.",
 }
 NATIVE_REFUSED: dict[str, tuple[object, ...]] = {
     **{name: allowed for name, allowed in GATEWAY_REFUSED.items() if name not in ("session_params", "lora_path")},
@@ -211,6 +209,7 @@ RESPONSES_NEUTRAL = {
 }
 RESPONSES_REFUSED: dict[str, tuple[object, ...]] = {
     **GATEWAY_REFUSED,
+    "data_parallel_rank": (),
     "access_programs": ({"cyber": "standard"},),
     "background_options": (),
     "context_management": ([],),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from operator import itemgetter
 from typing import Any
 
 from prometheus_client import CollectorRegistry
@@ -42,7 +43,12 @@ _SHOWN: dict[str, dict[str, Callable[[Mapping[str, Any]], float]]] = {
 }
 
 
+_OF_THE_SERVER = {"generated_per_s", "gen_throughput"}  # which no replica counts
+
+
 class _Stats(Collector):
+    """Metrics of an engine's counts; of several replicas each has its own, with the label `rank`."""
+
     def __init__(self, stats: Mapping[str, Any], model: str, names: MetricsNames) -> None:
         self._stats, self._model, self._names = stats, model, names
 
@@ -50,13 +56,19 @@ class _Stats(Collector):
         for name, value in self._stats.items():
             if isinstance(value, int | float):
                 kind = CounterMetricFamily if name in _COUNTERS else GaugeMetricFamily
-                family = kind(f"sglang_lite_{name}", name.replace("_", " "), labels=["model"])
-                family.add_metric([self._model], value)
-                yield family
+                yield self._family(kind, f"sglang_lite_{name}", name, "model", itemgetter(name))
         for name, of in _SHOWN[self._names].items() if "running" in self._stats else ():  # not of embedding models
-            shown = GaugeMetricFamily(f"{self._names}:{name}", name.replace("_", " "), labels=["model_name"])
-            shown.add_metric([self._model], of(self._stats))
-            yield shown
+            yield self._family(GaugeMetricFamily, f"{self._names}:{name}", name, "model_name", of)
+
+    def _family(
+        self, kind: type[CounterMetricFamily | GaugeMetricFamily], full: str, name: str, label: str,
+        of: Callable[[Mapping[str, Any]], float],
+    ) -> Metric:  # fmt: skip
+        each = [] if name in _OF_THE_SERVER else self._stats.get("replicas", [])
+        family = kind(full, name.replace("_", " "), labels=[label, *(["rank"] if each else [])])
+        for stats in each or [self._stats]:
+            family.add_metric([self._model, *([str(stats["dp_rank"])] if each else [])], of(stats))
+        return family
 
 
 async def metrics(service: Service, _: HttpRequest) -> Response:

@@ -68,6 +68,8 @@ class GenerateBody(msgspec.Struct, kw_only=True, omit_defaults=True):
     timeout: float | None = None
     stream: bool | None = None
     session_params: SessionParams | None = None
+    routed_dp_rank: int | None = None
+    data_parallel_rank: int | None = None
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -332,26 +334,43 @@ async def abort_request(service: Service, call: HttpRequest) -> Response:
 
 
 async def loads(service: Service, _: HttpRequest) -> Response:
-    """Returns the load of the engine. Omits sections that `include` asks for and that this engine doesn't have."""
-    stats = await service.call_engine(service.engine.stats)
-    load = {
-        "dp_rank": 0,
-        "num_running_reqs": stats["running"],
-        "num_waiting_reqs": stats["waiting"],
-        "num_total_reqs": stats["running"] + stats["waiting"],
-        "num_used_tokens": stats["total_tokens"] - stats["free_tokens"],
-        "max_running_requests": service.engine.core.capacity.sizes.max_running,
-    }
-    return answer({"version": __version__, "dp_rank_count": 1, "loads": [load]})
+    """Returns the load of each replica of the engine. Omits sections that `include` asks for and that this engine
+    doesn't have."""
+    found = [
+        {
+            "dp_rank": stats["dp_rank"],
+            "num_running_reqs": stats["running"],
+            "num_waiting_reqs": stats["waiting"],
+            "num_total_reqs": stats["running"] + stats["waiting"],
+            "num_used_tokens": stats["total_tokens"] - stats["free_tokens"],
+            "max_running_requests": service.engine.core.capacity.sizes.max_running,
+        }
+        for stats in await _each_stats(service)
+    ]
+    return answer({"version": __version__, "dp_rank_count": service.engine.config.dp_size, "loads": found})
 
 
 async def get_load(service: Service, _: HttpRequest) -> Response:
-    """Returns the load of the engine in the older format, whose token counts gateways add up."""
+    """Returns the loads in the older format, whose token counts gateways add up."""
+    return answer(
+        [
+            {
+                "dp_rank": stats["dp_rank"],
+                "num_reqs": stats["running"] + stats["waiting"],
+                "num_waiting_reqs": stats["waiting"],
+                # Tokens of requests alone.
+                "num_tokens": stats["total_tokens"] - stats["free_tokens"] - stats["cached_tokens"],
+            }
+            for stats in await _each_stats(service)
+        ]
+    )
+
+
+async def _each_stats(service: Service) -> list[dict[str, Any]]:
+    """Counts of each replica of the engine, with its number."""
     stats = await service.call_engine(service.engine.stats)
-    waiting = stats["waiting"]
-    used = stats["total_tokens"] - stats["free_tokens"] - stats["cached_tokens"]  # tokens of requests alone
-    load = {"dp_rank": 0, "num_reqs": stats["running"] + waiting, "num_waiting_reqs": waiting, "num_tokens": used}
-    return answer([load])
+    each: list[dict[str, Any]] = stats.get("replicas", [{"dp_rank": 0, **stats}])
+    return each
 
 
 def tokenize(reader: RequestReader, call: HttpRequest) -> tuple[str | None, bytes]:

@@ -10,6 +10,7 @@ import pytest
 import sglang_lite as sgl
 from sglang_lite.lang.backend.local import LocalBackend
 from sglang_lite.lang.choices import ChoicesDecision, ChoicesSamplingMethod
+from tests.counts import some
 from tests.lang.fakes import Answers, within
 from tests.server.conftest import serving
 
@@ -218,7 +219,7 @@ def backends(folders):
     """Backends that play or take whole programs, by how they do it."""
     with (
         sgl.Engine(folders[0], **ENGINE, in_process=True) as here,
-        sgl.Engine(folders[0], **ENGINE) as own,
+        sgl.Engine(folders[0], **ENGINE, dp_size=some(1, 2)) as own,  # the rules hold for replicas, too
         serving(here) as url,
     ):
         remote = sgl.RuntimeEndpoint(url, retries=0)

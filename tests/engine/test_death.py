@@ -90,7 +90,8 @@ def test_a_process_that_is_killed_fails_each_request_once(folders, mark):
 def test_a_parent_that_is_killed_takes_its_processes_along(folders, mark, tmp_path):
     for kill in range(KILLS):
         moment = random.Random(kill).choice([-1, 0, 0, 1, 100, 1000])
-        command = [sys.executable, "-m", "tests.engine.load", folders[0], json.dumps(SETTINGS), str(kill)]
+        settings = json.dumps({**SETTINGS, "dp_size": 1 + kill % 2})
+        command = [sys.executable, "-m", "tests.engine.load", folders[0], settings, str(kill)]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as parent:
             assert parent.stdout is not None
             if moment >= 0:

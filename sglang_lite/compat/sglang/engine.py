@@ -161,6 +161,8 @@ class Engine(base.Engine):
             cache_salt: namespace of the prefix cache; requests with different ones never share cached prefixes.
             image_data: images of the prompts, whose texts have the model's placeholder for each: a file, bytes, a PIL
                 image, a data URL or base64; or a list of these; for a list of prompts a list with those of each.
+            routed_dp_rank: replica that takes the request, of an engine with `dp_size` above 1; `data_parallel_rank` is
+                another name of it. None takes the one whose cache has the most of the prompt.
             output_ids: ids that an earlier stream of the same request has delivered, a list for each prompt: the output
                 continues after them, as described at `submit`. Set `sampling_seed` in both requests.
             stream: whether to return an iterator.

@@ -119,6 +119,8 @@ def serve(descriptor: int, compiler: CompileProcess | None) -> None:
     ))  # fmt: skip
     if core.device.type == "cpu":
         sys.setswitchinterval(_TURN_S)
+    if core.encoder is None:
+        outgoing.tree = core.scheduler.store.tree.changes
     handler.begin(core)
     threading.Thread(target=watch_steps, args=(core.loop, start.config["stall_timeout_s"]), daemon=True).start()
     try:

@@ -14,9 +14,10 @@ from collections.abc import Sequence
 import msgspec
 
 from sglang_lite.engine.connection import Connection
-from sglang_lite.engine.frames import AskReply, Log, Progress, Report, RequestEvent, failure_of, frame
+from sglang_lite.engine.frames import AskReply, Log, Prefixes, Progress, Report, RequestEvent, failure_of, frame
 from sglang_lite.program.nodes import Path
 from sglang_lite.protocol import Delta, Generation, ParameterError
+from sglang_lite.runtime.kv_cache.tree_changes import TreeChanges
 
 MAX_LOGS = 1000  # most log records that wait while the handle reads nothing
 _Stream = tuple[int, Path | None, int, int]  # submission, path of the node, attempt, sample
@@ -47,7 +48,12 @@ class Outgoing:
     Args:
         connection: connection to the handle, on which only this object sends.
         interval_s: least time in seconds between two frames that have only deltas of streams that have begun.
+
+    Attributes:
+        tree: changes of the engine's radix tree, which go with the next frame, if the handle wants to know them.
     """
+
+    tree: TreeChanges | None = None
 
     def __init__(self, connection: Connection, interval_s: float) -> None:
         self._connection, self._interval = connection, interval_s
@@ -109,8 +115,10 @@ class Outgoing:
         self.flush()
 
     def beat(self) -> None:
-        """Gives a sign of life, unless something is being sent."""
-        if self._sending.acquire(blocking=False):
+        """Gives a sign of life, unless something is being sent: changes of the tree, if any are left."""
+        if self.tree is not None and self.tree.waits:
+            self.flush()
+        elif self._sending.acquire(blocking=False):
             try:
                 with contextlib.suppress(OSError):  # the handle is gone, and `serve` notices that, too
                     self._connection.beat()
@@ -139,8 +147,13 @@ class Outgoing:
                     self._urgent = self._flushed = False
                     closing = self._closing
                 last = time.monotonic()
-                if unsent:
-                    self._send([each.event() if isinstance(each, _Joined) else each for each in unsent])
+                messages = [each.event() if isinstance(each, _Joined) else each for each in unsent]
+                change = None if self.tree is None else self.tree.take()
+                if change is not None:  # first: when a request ends, its prefix is known to be in the tree
+                    known = Prefixes(change.gained.tobytes(), change.lost.tobytes(), change.forgotten)
+                    messages.insert(0, known)
+                if messages:
+                    self._send(messages)
                 if closing:
                     return
 

@@ -50,7 +50,7 @@ def _follow(connection: Connection, contents: Iterator[memoryview], start: Start
     from sglang_lite.runtime.parallel.collectives import GlooCollectives
 
     config = EngineConfig(**start.config)
-    share_threads(config.threads, config.tp_size)
+    share_threads(config.threads, config.tp_size, config.dp_size)
     ranks = GlooCollectives(config.parallel.of(rank), meeting, config.dist_timeout or START_S)
     model = load_model(config, Path(start.model_path), iter, ranks=ranks).model
     connection.send(frame([Progress(1, 1)]))

@@ -72,6 +72,7 @@ from sglang_lite.runtime.core.submission import (
     SelectRequest,
     Submission,
     check_priority,
+    check_rank,
 )
 from sglang_lite.runtime.core.weight_calls import CALLS, WeightCalls
 from sglang_lite.runtime.drafting.registry import make_drafting
@@ -81,6 +82,8 @@ from sglang_lite.runtime.executor import make_runner
 from sglang_lite.runtime.executor.ranks import LeadRunner
 from sglang_lite.runtime.kv_cache.eviction_policy import EVICTION
 from sglang_lite.runtime.kv_cache.prefix_cache import PrefixCache
+from sglang_lite.runtime.kv_cache.prefix_hash import digested_every
+from sglang_lite.runtime.kv_cache.tree_changes import TreeChanges
 from sglang_lite.runtime.kv_cache.window_pages import WindowPages
 from sglang_lite.runtime.loading.load_model import LoadedModel
 from sglang_lite.runtime.media.prepare import ImagePreparer
@@ -207,6 +210,7 @@ class EngineCore:
         return self._submit_by_kind[type(request)](self, request, self.loop.flushes.with_flush(sink, flush))
 
     def _submit_generation(self, request: GenerateRequest, sink: Sink) -> Ticket:
+        check_rank(request.routed_dp_rank, 1)
         ids, media = self.builder.prompt_with_images(request)
         params = self.builder.resolved(request.params)
         repeat_rules(request.constraint, params.repeats)  # refused here
@@ -441,6 +445,7 @@ def _prefix_cache(config: EngineConfig, capacity: Capacity, loaded: LoadedModel)
         priority=EVICTION[config.eviction],
         reveal_others=config.explain_cache_misses is not False,
         windows=_windows(capacity, loaded),
+        changes=TreeChanges(digested_every(capacity.sizes.page_size)) if config.dp_size > 1 else None,
     )
 
 

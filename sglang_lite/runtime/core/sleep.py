@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 import torch
 
 from sglang_lite.protocol import CapabilityError, ParameterError
+from sglang_lite.runtime.calls import MEMORY_TAGS
 from sglang_lite.runtime.core.step_loop import StepLoop
 from sglang_lite.runtime.core.weight_update import WeightUpdates
 from sglang_lite.runtime.models.decoder import Decoder
 from sglang_lite.runtime.models.weight_parts import drop_parts
 
 ASLEEP = "asleep"  # reason for which the loop holds
-TAGS = ("kv_cache", "weights", "cuda_graph")
 
 
 class Sleep:
@@ -39,8 +39,8 @@ class Sleep:
         """Gives memory back. Requests wait; running ones are computed again after it.
 
         Args:
-            tags: of `TAGS`: keys and values, weights, captured graphs; none for all, of which graphs return with the
-                last of the others.
+            tags: of `MEMORY_TAGS`: keys and values, weights, captured graphs; none for all, of which graphs return
+                with the last of the others.
             keep: whether the host keeps the weights. If not, they are read again from the checkpoint.
 
         Raises:
@@ -125,9 +125,9 @@ class Sleep:
 
 
 def _chosen(tags: Sequence[str]) -> set[str]:
-    if unknown := sorted(set(tags) - set(TAGS)):
-        raise ParameterError("tags", f"{unknown[0]!r} is none of {', '.join(TAGS)}.")
-    return set(tags) or set(TAGS)
+    if unknown := sorted(set(tags) - set(MEMORY_TAGS)):
+        raise ParameterError("tags", f"{unknown[0]!r} is none of {', '.join(MEMORY_TAGS)}.")
+    return set(tags) or set(MEMORY_TAGS)
 
 
 def _listed(tags: set[str]) -> str:

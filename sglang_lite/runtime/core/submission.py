@@ -33,6 +33,7 @@ class GenerateRequest:
     rid: str | None = None
     output_ids: Sequence[int] = ()
     timeout: float | None = None
+    routed_dp_rank: int | None = None  # replica that takes it; None for the best
     media: tuple[MediaItem, ...] = ()  # images of virtual ids, if the prompt is ids that `RequestBuilder` has made
 
     def check(self) -> None:
@@ -42,6 +43,7 @@ class GenerateRequest:
         check_kind("priority", self.priority, int)
         check_kind("namespace", self.namespace, str)
         check_kind("timeout", self.timeout, int, float, type(None))
+        check_kind("routed_dp_rank", self.routed_dp_rank, int, type(None))
 
     @property
     def samples(self) -> int:
@@ -145,6 +147,13 @@ def check_kind(name: str, value: object, *kinds: type) -> None:
     """Raises ParameterError if a value has none of the given types."""
     if not isinstance(value, kinds):
         raise ParameterError(name, f"{shown(value)} is no {' or '.join(kind.__name__ for kind in kinds)}.")
+
+
+def check_rank(rank: int | None, replicas: int) -> None:
+    """Raises ParameterError if an engine has no replica of that number."""
+    if rank is not None and not 0 <= rank < replicas:
+        known = "the engine has one replica" if replicas == 1 else f"the engine has the replicas 0 to {replicas - 1}"
+        raise ParameterError("routed_dp_rank", f"{known}, and no {rank}.", hint="Leave it out.")
 
 
 def check_priority(priority: object, policy: str) -> None:

@@ -60,14 +60,15 @@ def log_if_unbounded() -> None:
 IS_BOUNDED = bound_spinning()
 
 
-def share_threads(threads: int | None, processes: int) -> None:
+def share_threads(threads: int | None, processes: int, replicas: int = 1) -> None:
     """Sets the number of torch's threads in one of some processes that compute together.
 
     Args:
         threads: threads of all of them; None for torch's own number, which is left as it is for one process.
         processes: number of processes.
+        replicas: number of engines that share torch's own number.
     """
     import torch
 
-    if threads is not None or processes > 1:
-        torch.set_num_threads(max((threads or torch.get_num_threads()) // processes, 1))
+    if threads is not None or processes * replicas > 1:
+        torch.set_num_threads(max((threads or torch.get_num_threads() // replicas) // processes, 1))

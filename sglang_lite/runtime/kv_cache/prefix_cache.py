@@ -16,6 +16,7 @@ from sglang_lite.runtime.kv_cache.pages import Ints, PagePool
 from sglang_lite.runtime.kv_cache.radix import Match, PrefixLock, Priority, RadixTree, Tail
 from sglang_lite.runtime.kv_cache.slot_table import SlotTable
 from sglang_lite.runtime.kv_cache.tiers import Tiers
+from sglang_lite.runtime.kv_cache.tree_changes import TreeChanges
 from sglang_lite.runtime.kv_cache.window_pages import WindowPages
 
 
@@ -49,6 +50,7 @@ class PrefixCache:
         priority: key function of the eviction order, lowest first.
         reveal_others: whether reasons for cache misses may reveal other prompts and namespaces.
         windows: pages of the layers with a window; None if they are those of all layers.
+        changes: told what the tree gains and loses, if anybody wants to know.
 
     Attributes:
         windows: the argument of this name.
@@ -67,10 +69,11 @@ class PrefixCache:
         priority: Priority,
         reveal_others: bool = True,
         windows: WindowPages | None = None,
+        changes: TreeChanges | None = None,
     ) -> None:
         self.page_size = page_size
         self.pool = PagePool(pages)
-        self.tree = RadixTree(page_size, priority)
+        self.tree = RadixTree(page_size, priority, changes)
         self.table = SlotTable(slots, longest, page_size)
         self.reuses, self._reveal_others = reuse, reveal_others
         self.pending_copies: list[PageCopy] = []

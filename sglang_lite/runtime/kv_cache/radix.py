@@ -16,12 +16,13 @@ from typing import TypeAlias
 import numpy as np
 
 from sglang_lite.runtime.kv_cache.pages import Ints
+from sglang_lite.runtime.kv_cache.prefix_hash import PrefixHash, PrefixHasher
+from sglang_lite.runtime.kv_cache.tree_changes import TreeChanges
 
 # Key of the eviction order, lowest first. That of a node never becomes lower.
 Priority: TypeAlias = "Callable[[Node], tuple[float, ...]]"
 
 _REMEMBERED = 2**15  # number of evictions remembered
-_BASE, _MODULUS = 0x9E3779B97F4A7C15, 2**64
 
 _NO_PAGES: Ints = np.empty(0, dtype=np.int32)
 
@@ -60,57 +61,39 @@ class Node:
         return np.concatenate(found)
 
 
-@dataclass(frozen=True, slots=True)
-class PrefixHash:
-    """Length and hash of the tokens from a root to a node's end."""
-
-    length: int
-    hash: int
-
-
 class EvictedPrefixes:
     """Lossy memory of evicted prefixes: a hash table whose later entries overwrite earlier ones. Adding a prefix costs
     the hash of one page, as the hash of a node's tokens is computed at most once."""
 
-    def __init__(self) -> None:
-        self._empty = True
+    def __init__(self, hasher: PrefixHasher) -> None:
+        self._empty, self._hasher = True, hasher
         self._hashes = np.zeros(_REMEMBERED, dtype=np.uint64)
-        self._powers = np.ones(1, dtype=np.uint64)
 
     def add(self, parent: Node, page: Ints) -> None:
-        found = self._extended(self._prefix(parent), page).hash
+        found = self._hasher.extended(prefix_of(parent, self._hasher), page).hash
         self._hashes[found % _REMEMBERED] = found
         self._empty = False
 
     def has(self, parent: Node, page: Ints) -> bool:
         if self._empty:
             return False
-        found = self._extended(self._prefix(parent), page).hash
+        found = self._hasher.extended(prefix_of(parent, self._hasher), page).hash
         return int(self._hashes[found % _REMEMBERED]) == found
 
-    def _prefix(self, node: Node) -> PrefixHash:
-        path: list[Node] = []
-        current: Node | None = node
-        while current is not None and current.prefix is None:
-            path.append(current)
-            current = current.parent
-        assert current is not None  # a root has one
-        prefix = current.prefix
-        assert prefix is not None
-        for each in reversed(path):
-            prefix = each.prefix = self._extended(prefix, each.tokens)
-        return prefix
 
-    def _extended(self, prefix: PrefixHash, tokens: Ints) -> PrefixHash:
-        """Extends a prefix by tokens. The hash is a polynomial in an odd number, which doesn't depend on how tokens are
-        split into nodes."""
-        length = prefix.length + len(tokens)
-        if length > len(self._powers):
-            bases = np.full(max(length, 2 * len(self._powers)), _BASE, dtype=np.uint64)
-            bases[0] = 1
-            self._powers = np.cumprod(bases, dtype=np.uint64)
-        more = np.dot(tokens.astype(np.uint64) + np.uint64(1), self._powers[prefix.length : length])
-        return PrefixHash(length, (prefix.hash + int(more)) % _MODULUS)
+def prefix_of(node: Node, hasher: PrefixHasher) -> PrefixHash:
+    """Prefix up to a node's end, which the node keeps."""
+    path: list[Node] = []
+    current: Node | None = node
+    while current is not None and current.prefix is None:
+        path.append(current)
+        current = current.parent
+    assert current is not None  # a root has one
+    prefix = current.prefix
+    assert prefix is not None
+    for each in reversed(path):
+        prefix = each.prefix = hasher.extended(prefix, each.tokens)
+    return prefix
 
 
 class PrefixLock:
@@ -200,17 +183,19 @@ class RadixTree:
     Args:
         page_size: tokens in a page.
         priority: key of the eviction order.
+        changes: told what the tree gains and loses, if anybody wants to know.
 
     Attributes:
         pages: number of pages in the tree.
         locked_pages: number of pages in the tree under a lock.
     """
 
-    def __init__(self, page_size: int, priority: Priority) -> None:
-        self.page_size, self._priority = page_size, priority
+    def __init__(self, page_size: int, priority: Priority, changes: TreeChanges | None = None) -> None:
+        self.page_size, self._priority, self.changes = page_size, priority, changes
         self._roots: dict[str, Node] = {}  # root of each namespace that has pages
         self._clock = 0
-        self._evicted = EvictedPrefixes()
+        self._hasher = PrefixHasher()
+        self._evicted = EvictedPrefixes(self._hasher)
         self._queue: list[tuple[tuple[float, ...], int, Node]] = []  # heap of all unlocked leaves, and of some others
         self._queued = 0  # number of nodes queued so far
         self.pages = 0  # number of pages in the tree
@@ -222,7 +207,13 @@ class RadixTree:
 
     def retire(self, suffix: str) -> None:
         """Renames all namespaces: nothing that is cached is found again, unless under the new names."""
+        for node in self.nodes():
+            node.prefix = None
         self._roots = {name + suffix: root for name, root in self._roots.items()}
+        for name, root in self._roots.items():
+            root.prefix = PrefixHash.of(name)
+        if self.changes is not None:
+            self.changes.forget()
 
     def newest_namespaces(self, count: int) -> list[str]:
         """The `count` namespaces whose first pages were added most recently."""
@@ -272,6 +263,7 @@ class RadixTree:
             self._attach(child)
             self._queue_leaf(child)
             self.pages += len(child.pages)
+            _note(self.changes, self._hasher, child, there=True)
             node = child
             if child.parent is not None and child.parent.parent is None:
                 self._roots[namespace] = child.parent
@@ -288,6 +280,7 @@ class RadixTree:
         self._attach(child)
         self.pages += len(pages)
         self.locked_pages += len(pages)
+        _note(self.changes, self._hasher, child, there=True)
         above: Node | None = node
         while above is not None:
             above.last_used, above = self._clock, above.parent
@@ -313,6 +306,7 @@ class RadixTree:
                 self._evicted.add(parent, node.tokens[: self.page_size])
                 if leaving is not None:
                     leaving(node)
+                _note(self.changes, self._hasher, node, there=False)
                 self._detach(node)
                 removed.append(node.pages)
                 out += len(node.pages)
@@ -436,6 +430,12 @@ class RadixTree:
 def _new_root(namespace: str) -> Node:
     """Root of a namespace that has no pages yet, which `insert` registers."""
     root = Node(_NO_PAGES, _NO_PAGES, None, 0)
-    root.prefix = PrefixHash(0, hash(namespace) % _MODULUS)  # separates the evicted prefixes of namespaces
+    root.prefix = PrefixHash.of(namespace)
     root.names = [namespace.encode("utf-8", "surrogatepass")]
     return root
+
+
+def _note(changes: TreeChanges | None, hasher: PrefixHasher, node: Node, *, there: bool) -> None:
+    """Notes what a tree gains with a node, or loses."""
+    if changes is not None and node.parent is not None:
+        changes.add(hasher.digests(prefix_of(node.parent, hasher), node.tokens, changes.every), there=there)

@@ -258,19 +258,22 @@ def longest_context(config: EngineConfig, limit: int) -> int:
 
 
 def pick_device(config: EngineConfig) -> torch.device:
-    """Device that a config names; for "auto", the first GPU if it is usable, else the CPU.
+    """Device that a config names; for "auto", the GPU `base_gpu_id` if it is usable, else the CPU.
 
     Raises:
         ParameterError: the device does not exist or can't be used.
     """
-    name = config.device
-    if name == "cpu":
+    if config.device == "cpu":
         return torch.device("cpu")
+    name = f"cuda:{config.base_gpu_id}" if config.device in ("auto", "cuda") else config.device
     reason = why_no_gpu(name)
     if reason is None:
-        return torch.device("cuda:0" if name in ("auto", "cuda") else name)
-    if name != "auto":
-        raise ParameterError("device", f"{name!r} can't be used: {reason}", hint='Use device="cpu".')
+        return torch.device(name)
+    if config.base_gpu_id and torch.cuda.is_available():
+        hint = "Use fewer replicas (dp_size), or a smaller gpu_id_step or base_gpu_id."
+        raise ParameterError("base_gpu_id", f"{name!r} can't be used: {reason}", hint=hint)
+    if config.device != "auto":
+        raise ParameterError("device", f"{config.device!r} can't be used: {reason}", hint='Use device="cpu".')
     return torch.device("cpu")
 
 

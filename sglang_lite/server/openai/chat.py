@@ -85,6 +85,7 @@ async def complete(service: Service, call: HttpRequest) -> Response:
     request = GenerateRequest(
         rendered.prompt, params, rendered.constraint, stream=bool(body.stream), namespace=body.cache_salt or "",
         priority=body.priority or 0, rid=body.rid,
+        routed_dp_rank=body.replica,
     )  # fmt: skip
     [request] = with_priorities(service, call, [service.adapted(body.model, request)])
     parsed = _ParsedChat(

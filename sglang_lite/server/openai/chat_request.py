@@ -23,7 +23,7 @@ from sglang_lite.server.conversation.tools import (
 from sglang_lite.server.fields import CHAT_NEUTRAL, CHAT_REFUSED, Fields
 from sglang_lite.server.http.body import convert
 from sglang_lite.server.parameters import constraints
-from sglang_lite.server.parameters.token_ids import TokenIdFields
+from sglang_lite.server.parameters.routing import RoutedFields
 from sglang_lite.text.chat_format import Conversation, Tool
 
 
@@ -168,7 +168,7 @@ class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     include_obfuscation: bool = False  # ignored: padding of events hides their sizes from eavesdroppers
 
 
-class ChatRequest(TokenIdFields, kw_only=True):
+class ChatRequest(RoutedFields, kw_only=True):
     """Request for a chat completion."""
 
     messages: list[Message]

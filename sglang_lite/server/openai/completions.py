@@ -35,7 +35,7 @@ from sglang_lite.server.errors import content_of
 from sglang_lite.server.fields import COMPLETIONS_NEUTRAL, COMPLETIONS_REFUSED, Fields
 from sglang_lite.server.http.sse import DONE, EventStream, event
 from sglang_lite.server.parameters import constraints, sampling, streams
-from sglang_lite.server.parameters.token_ids import TokenIdFields
+from sglang_lite.server.parameters.routing import RoutedFields
 from sglang_lite.server.programs import program
 from sglang_lite.server.reader import RequestReader
 from sglang_lite.server.service import Service
@@ -48,7 +48,7 @@ class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     include_obfuscation: bool = False  # ignored: padding of events hides their sizes from eavesdroppers
 
 
-class CompletionRequest(TokenIdFields, kw_only=True):
+class CompletionRequest(RoutedFields, kw_only=True):
     """Request for completions of one text or several."""
 
     prompt: str | list[str | int | list[int]]
@@ -165,6 +165,7 @@ def _requests(reader: RequestReader, body: CompletionRequest) -> list[GenerateRe
         GenerateRequest(
             reader.prompt(prompt), params, constraint, stream=bool(body.stream), namespace=body.cache_salt or "",
             priority=body.priority or 0, rid=body.rid,
+            routed_dp_rank=body.replica,
         )
         for prompt in prompts
     ]  # fmt: skip

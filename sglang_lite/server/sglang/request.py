@@ -65,6 +65,8 @@ def read_request(
     cache_salt: str | Sequence[str] | None = None,
     output_ids: Sequence[int] | Sequence[Sequence[int] | None] | None = None,
     image_data: object = None,
+    routed_dp_rank: int | None = None,
+    data_parallel_rank: int | None = None,
     stream: bool = False,
     **unsupported: object,  # SGLang's other parameters, which are refused by name if they are set
 ) -> NativeRequest:
@@ -99,15 +101,14 @@ def read_request(
                 "return_logprob": flags[i], "logprob_start_len": starts[i], "top_logprobs_num": tops[i],
                 "return_text_in_logprobs": return_text_in_logprobs, "token_ids_logprob": ids[i],
             }  # fmt: skip
-        more = {
-            "return_confidence": return_confidence, "return_prompt_token_ids": return_prompt_token_ids,
-            "lora_path": loras[i],
-        }  # fmt: skip
+        more = {"return_confidence": return_confidence, "return_prompt_token_ids": return_prompt_token_ids,
+                "lora_path": loras[i]}  # fmt: skip
         read, constraint = read_sampling(params[i], {**logprobs, **more})
         calls.append(GenerateRequest(
             _seen(prompts[i], pictures[i]), read, constraint, namespace="" if salts[i] is None else salts[i],
             priority=0 if priorities[i] is None else priorities[i], logit_processor=_processor(processors[i]),
             rid=rids[i], output_ids=() if outputs[i] is None else outputs[i], stream=stream,
+            routed_dp_rank=replica_rank(routed_dp_rank, data_parallel_rank),
         ))  # fmt: skip
     return NativeRequest(calls, is_list or any(call.samples != 1 for call in calls), stream)
 
@@ -157,9 +158,17 @@ def _refuse(others: Mapping[str, object]) -> None:
 _UNSUPPORTED = frozenset((
     "audio_data", "video_data", "modalities", "mm_hashes", "mm_content_hashes",
     "require_reasoning", "return_hidden_states", "return_routed_experts", "routed_experts_start_len", "bootstrap_host",
-    "bootstrap_port", "bootstrap_room", "routed_dp_rank", "disagg_prefill_dp_rank", "data_parallel_rank",
+    "bootstrap_port", "bootstrap_room", "disagg_prefill_dp_rank",
     "external_trace_header", "session_params", "session_id", "kv_hints", "kv_router_hint", "input_embeds",
 ))  # fmt: skip
+
+
+def replica_rank(routed_dp_rank: int | None, data_parallel_rank: int | None) -> int | None:
+    """Replica that a request names, under SGLang's present name or its older one. Raises ParameterError if these
+    differ."""
+    if None not in (routed_dp_rank, data_parallel_rank) and routed_dp_rank != data_parallel_rank:
+        raise ParameterError("data_parallel_rank", f"routed_dp_rank is {routed_dp_rank!r}.", hint="Give one of them.")
+    return data_parallel_rank if routed_dp_rank is None else routed_dp_rank
 
 
 def _prompts(prompt: Any) -> tuple[list[Any], bool]:

@@ -1,0 +1,51 @@
+"""Futures of what others are computed from. Everything runs on the thread that settles the last of them."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, InvalidStateError
+from typing import Any, TypeVar
+
+R = TypeVar("R")
+
+
+def then(future: Future[Any], convert: Callable[[Any], R]) -> Future[R]:  # of anything
+    """Future of a converted result. The conversion runs before anybody sees the result."""
+    converted: Future[R] = Future()
+
+    def settle(_: object) -> None:
+        with contextlib.suppress(InvalidStateError):  # the future was cancelled
+            try:
+                result = convert(future.result())
+            except Exception as error:  # of any kind: it is the result
+                converted.set_exception(error)
+            else:
+                converted.set_result(result)
+
+    future.add_done_callback(settle)
+    return converted
+
+
+def all_ended(futures: Sequence[Future[Any]]) -> Future[None]:  # of anything
+    """Future that is done when all of some futures, at least one, are done, whatever their results."""
+    ended: Future[None] = Future()
+    missing, lock = len(futures), threading.Lock()
+
+    def settle(_: object) -> None:
+        nonlocal missing
+        with lock:
+            missing -= 1
+            last = not missing
+        if last:
+            ended.set_result(None)
+
+    for future in futures:
+        future.add_done_callback(settle)
+    return ended
+
+
+def gathered(futures: Sequence[Future[R]]) -> Future[list[R]]:
+    """Future of the results of some futures, at least one, or of the first one's error, once all are done."""
+    return then(all_ended(futures), lambda _: [future.result() for future in futures])

@@ -1,0 +1,302 @@
+"""Calls with one answer to several replicas: to which of them each goes, and the answer that it makes of theirs."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, ClassVar
+
+from msgspec.structs import replace
+
+from sglang_lite.engine.core_client import CoreClient
+from sglang_lite.engine.futures import all_ended, gathered, then
+from sglang_lite.protocol import EngineClosedError, ModelError, SglError
+from sglang_lite.runtime.calls import (
+    MEMORY_TAGS,
+    CheckWeights,
+    CompileGrammar,
+    ContinueGeneration,
+    EngineCall,
+    FlushCache,
+    ImportPrefix,
+    JoinGroup,
+    LeaveGroup,
+    LoadLoraAdapter,
+    Loras,
+    PauseGeneration,
+    R,
+    ReadWeights,
+    ReceiveWeights,
+    ReleaseMemory,
+    ResumeMemory,
+    StartProfile,
+    Stats,
+    StopProfile,
+    UnloadLoraAdapter,
+    UpdateTensors,
+    UpdateWeights,
+    WriteTensors,
+)
+
+_WRITTEN = "it has the weights of its checkpoint, and can't have those that the others are given. Start a new engine."
+_WITHOUT_GRAPHS = ("kv_cache", "weights")  # graphs that are given back with all return with the last of these
+_LARGEST = ("asleep", "mask_", "max_")  # beginnings of counts of which the largest stands for all
+
+
+class ReplicaCalls:
+    """Calls to replicas that are there, and what a process that replaces one of them must be told again.
+
+    Args:
+        clients: all replicas.
+        path: folder of their weights.
+        version: name of these.
+
+    Raises (by each call):
+        SglError: as of one engine; of an update, no replica has taken it then.
+    """
+
+    def __init__(self, clients: Sequence[CoreClient], path: str, version: str) -> None:
+        self._clients, self._path, self._version = clients, path, version
+        self._written = False  # whether tensors have been written since
+        self._groups: set[str] = set()  # in which weights are sent, to those that have joined
+        self._repeated: list[EngineCall[Any]] = []  # what another process is told again
+        self._lock = threading.Lock()  # held while these change
+        self._updates = ThreadPoolExecutor(1, "sglang_lite-updates")  # all or none: they wait for answers in between
+
+    def ask(self, call: EngineCall[Any]) -> Future[Any]:  # as the call's own
+        """Future of the answer to a call."""
+        answer = self.answers.get(type(call))
+        return self._of_all(call) if answer is None else answer(self, call)
+
+    def repeat(self, client: CoreClient) -> Future[list[Any]]:  # answers that nobody needs
+        """Tells a process that replaces another one what that had been told."""
+        if self._written or self._groups:
+            raise ModelError(_WRITTEN)
+        return gathered([client.ask_process(call) for call in (*self._repeated, Stats())])
+
+    def close(self) -> None:
+        """Ends the thread of updates, when it has ended its last one."""
+        self._updates.shutdown(wait=False)
+
+    def there(self) -> Sequence[CoreClient]:
+        """Replicas that take calls; all if none does."""
+        return [client for client in self._clients if not client.gate.reason] or self._clients
+
+    # ------------------------------------------------------------------------------------------------- all
+
+    def _of_all(self, call: EngineCall[Any]) -> Future[Any]:
+        combine = COMBINED[type(call)]
+
+        def combined(answers: list[Any]) -> Any:  # as the call's own
+            self._note(call)
+            return combine(answers)
+
+        return then(gathered([_asked(client, call) for client in self.there()]), combined)
+
+    def _note(self, call: EngineCall[Any]) -> None:
+        """Keeps what another process must be told again, and forgets what is over."""
+        with self._lock:
+            match call:
+                case LoadLoraAdapter() | PauseGeneration() | ReleaseMemory():
+                    self._repeated = [*self._repeated, call]
+                case UnloadLoraAdapter(name):
+                    self._forget(lambda each: isinstance(each, LoadLoraAdapter) and each.name == name)
+                case ContinueGeneration():
+                    self._forget(lambda each: isinstance(each, PauseGeneration))
+                case ResumeMemory(tags):
+                    resumed = set(tags or MEMORY_TAGS)
+                    released = [each for each in self._repeated if isinstance(each, ReleaseMemory)]
+                    self._forget(lambda each: isinstance(each, ReleaseMemory))
+                    for each in released:
+                        if left := tuple(sorted(set(each.tags or _WITHOUT_GRAPHS) - resumed)):
+                            self._repeated = [*self._repeated, ReleaseMemory(left, each.keep)]
+
+    def _forget(self, over: Callable[[EngineCall[Any]], bool]) -> None:
+        self._repeated = [call for call in self._repeated if not over(call)]
+
+    def _stats(self, call: Stats) -> Future[dict[str, Any]]:
+        """Counts of all, and of each replica that answers now."""
+        ranks = [rank for rank, client in enumerate(self._clients) if client.is_up]
+        answers = {rank: _asked(self._clients[rank], call) for rank in ranks or range(len(self._clients))}
+
+        def combined(_: None) -> dict[str, Any]:
+            each = {rank: stats.result() for rank, stats in answers.items() if stats.exception() is None}
+            if not each:
+                next(iter(answers.values())).result()  # raises
+            return {
+                **_added([*each.values()]), "replicas": [{"dp_rank": rank, **stats} for rank, stats in each.items()]
+            }  # fmt: skip
+
+        return then(all_ended([*answers.values()]), combined)
+
+    def _compile(self, call: CompileGrammar) -> Future[Any]:
+        first, *others = self.there()
+        compiled = first.ask(call)  # in this process, too
+        return then(gathered([compiled, *(client.ask_process(call) for client in others)]), lambda answers: answers[0])
+
+    # ------------------------------------------------------------------------------------------------- one
+
+    def _of_one(self, call: EngineCall[Any]) -> Future[Any]:
+        return self.there()[0].ask(call)
+
+    # ----------------------------------------------------------------------------------------- all or none
+
+    def _load_lora(self, call: LoadLoraAdapter) -> Future[None]:
+        def undo(client: CoreClient) -> None:
+            client.ask(UnloadLoraAdapter(call.name)).result()
+
+        return self._updates.submit(self._all_or_none, call, undo)
+
+    def _update_weights(self, call: UpdateWeights) -> Future[str]:
+        def update() -> str:
+            name: str = self._all_or_none(call, self._go_back)
+            self._path = os.path.abspath(call.path) if os.path.exists(call.path) else call.path
+            self._written, self._version = False, self._clients[0].config.weight_version
+            return name
+
+        return self._updates.submit(update)
+
+    def _update_tensors(self, call: UpdateTensors) -> Future[str]:
+        def update() -> str:
+            version: str = self._all_or_none(call, self._go_back)
+            self._written = True
+            return version
+
+        return self._updates.submit(update)
+
+    def _receive(self, call: ReceiveWeights) -> Future[str]:
+        def update() -> str:
+            version: str = self._all_or_none(call, self._go_back, together=True)
+            self._written = True
+            return version
+
+        return self._updates.submit(update)
+
+    def _join(self, call: JoinGroup) -> Future[None]:
+        """Joins with all replicas, whose ranks follow one another."""
+        for client in self._clients:
+            client.gate.check_open()
+        joins = [client.ask(replace(call, rank=call.rank + rank)) for rank, client in enumerate(self._clients)]
+        return then(gathered(joins), lambda _: self._groups.add(call.name))
+
+    def _leave(self, call: LeaveGroup) -> Future[None]:
+        left = gathered([_asked(client, call) for client in self.there()])
+        return then(left, lambda _: self._groups.discard(call.name))
+
+    def _write_tensors(self, call: WriteTensors) -> Future[str]:
+        """Hands tensors over in shared memory, once for all."""
+        from sglang_lite.runtime.models.weights.given import shared_file  # needs torch
+
+        file = shared_file(call.tensors)
+        answer = self._update_tensors(UpdateTensors(str(file), call.last, call.version))
+        answer.add_done_callback(lambda _: file.unlink())
+        return answer
+
+    def _all_or_none(
+        self, call: EngineCall[Any], undo: Callable[[CoreClient], object], *, together: bool = False
+    ) -> Any:  # as the call's own
+        """Answer of the first replica. If one has not done what was asked, the call is undone at those that have.
+
+        Args:
+            together: whether to ask all at once, and not the others when the first one has done it.
+        """
+        first, *others = self.there()
+        answers = [(first, _asked(first, call))]
+        if not together:
+            answers[0][1].result()  # what is wrong for all is found out here
+        answers += [(client, _asked(client, call)) for client in others]
+        errors = [error for _, each in answers if (error := each.exception()) is not None]
+        if errors:
+            for client, each in answers:
+                if each.exception() is None:
+                    undo(client)
+            raise errors[0]
+        self._note(call)
+        return answers[0][1].result()
+
+    def _go_back(self, client: CoreClient) -> None:
+        """Gives a replica the weights that all had. Ends it if they were written, and so are nowhere any more."""
+        try:
+            if self._written:
+                raise ModelError("has weights that another replica could not take, and can't go back.")
+            client.ask(UpdateWeights(self._path, self._version)).result()
+        except SglError as error:
+            client.disconnect()
+            client.gate.reason = f"the replica was ended: {error}"
+
+    answers: ClassVar[Mapping[type[EngineCall[Any]], Callable[..., Future[Any]]]] = {
+        CompileGrammar: _compile,
+        Stats: _stats,
+        ReadWeights: _of_one,
+        LoadLoraAdapter: _load_lora,
+        UpdateWeights: _update_weights,
+        UpdateTensors: _update_tensors,
+        ReceiveWeights: _receive,
+        JoinGroup: _join,
+        LeaveGroup: _leave,
+        WriteTensors: _write_tensors,
+    }
+
+
+def _asked(client: CoreClient, call: EngineCall[R]) -> Future[R]:
+    """Future of a replica's answer, also if the replica has ended."""
+    try:
+        return client.ask(call)
+    except EngineClosedError as error:
+        failed: Future[R] = Future()
+        failed.set_exception(error)
+        return failed
+
+
+def _added(stats: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Counts of several engines as those of one: sums, but the largest of times and states."""
+    found: dict[str, Any] = {}
+    for name in {name: None for each in stats for name in each}:
+        values = [each[name] for each in stats if name in each]
+        if isinstance(values[0], Mapping):
+            found[name] = _added(values)
+        elif isinstance(values[0], int | float):
+            found[name] = max(values) if name.startswith(_LARGEST) else sum(values)
+        elif isinstance(values[0], list):
+            found[name] = [each for value in values for each in value]
+        else:
+            found[name] = values[0]
+    return found
+
+
+def _agreed(checks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Checksums of all. Raises ModelError if they differ."""
+    for rank, each in enumerate(checks):
+        if each.get("checksums") != checks[0].get("checksums"):
+            raise ModelError(f"replica {rank} has other weights than replica 0.", hint="Update the weights again.")
+    changed = sorted({name for each in checks for name in each.get("changed", ())})
+    return {**checks[0], **({"changed": changed} if "changed" in checks[0] else {})}
+
+
+def _loras(lists: Sequence[Sequence[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """Adapters, which all have; resident where one has them on its device."""
+    found = {adapter["lora_name"]: adapter for adapter in lists[0]}
+    resident = {adapter["lora_name"] for each in lists for adapter in each if adapter["resident"]}
+    return [{**adapter, "resident": name in resident} for name, adapter in found.items()]
+
+
+def _nothing(_: Sequence[object]) -> None:
+    """Answer of calls that have none."""
+
+
+# Answer to a call that all replicas are asked, made of theirs.
+COMBINED: Mapping[type[EngineCall[Any]], Callable[[list[Any]], Any]] = {
+    CheckWeights: _agreed,
+    PauseGeneration: sum,
+    ContinueGeneration: _nothing,
+    ReleaseMemory: _nothing,
+    ResumeMemory: _nothing,
+    UnloadLoraAdapter: _nothing,
+    Loras: _loras,
+    FlushCache: sum,
+    ImportPrefix: min,
+    StartProfile: _nothing,
+    StopProfile: lambda paths: os.path.dirname(paths[0]),
+}

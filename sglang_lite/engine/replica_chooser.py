@@ -1,0 +1,201 @@
+"""Choice of a replica for each request and program: where its prefix is, or else where the least is to be computed.
+
+Knows replicas by number, prompts by digests of their prefixes, and neither processes nor messages. What a replica's
+cache has is what its radix tree tells, and the prompts that were sent there and have not ended.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from sglang_lite.runtime.config import Capacity, LoadBalance
+
+# A prompt follows its prefix if that is at least this share of it. A smaller one, as the beginning of a chat template,
+# would only gather strangers at one replica.
+FOLLOWED: Final = 0.3
+# A replica counts as full, too, while it has so many rows more than the emptiest one, and that many times its rows:
+# defaults of SGLang's gateway, whose rule is the same.
+AHEAD_ROWS: Final = 64
+AHEAD_TIMES: Final = 1.5
+
+
+@dataclass(eq=False, slots=True)
+class Placement:
+    """Request or program at its replica.
+
+    Attributes:
+        rank: number of the replica.
+        digests: digests of its prompt's prefixes.
+        rows: rows that it has in the replica's steps, at most.
+        tokens: tokens that are yet to be computed, as expected.
+        over: True once it has ended, and counts no more.
+    """
+
+    rank: int
+    digests: Sequence[int]
+    rows: int = 0
+    tokens: int = 0
+    over: bool = False
+
+
+@dataclass(eq=False, slots=True)
+class _Replica:
+    rows: int = 0
+    tokens: int = 0
+    cached: int = 0  # digests that its tree has
+    coming: Counter[int] = field(default_factory=Counter)  # digests of what is placed here
+
+
+class ReplicaChooser:
+    """Chooser of replicas. All methods may be called on any thread.
+
+    Args:
+        count: number of replicas.
+        rule: rule of choosing, as EngineConfig's `load_balance_method`.
+        capacity: capacity of each replica.
+        every: tokens between two digests of a prompt.
+        readiness: function from the number of a replica to how ready it is for requests: those with the highest number
+            are chosen from.
+    """
+
+    def __init__(
+        self, count: int, rule: LoadBalance, capacity: Capacity, every: int, readiness: Callable[[int], int]
+    ) -> None:
+        self._rule, self._capacity, self._every, self._readiness = rule, capacity, every, readiness
+        self._replicas = [_Replica() for _ in range(count)]
+        # Digest: set of the replicas, as bits, whose trees have it, or that have been sent a prompt with it.
+        self._trees: dict[int, int] = {}
+        self._coming: dict[int, int] = {}
+        self._turn = 0
+        self._lock = threading.Lock()
+
+    def place(
+        self, digests: Sequence[int], length: int, expected: int, *, rows: int = 1, rank: int | None = None
+    ) -> Placement:
+        """Chooses a replica, and counts what is sent there until `ended`.
+
+        Args:
+            digests: digests of the prompt's prefixes, shortest first.
+            length: tokens of the prompt.
+            expected: tokens that will be generated, as expected.
+            rows: number of samples.
+            rank: replica to take; None for the best.
+        """
+        with self._lock:
+            known = self._known(digests)
+            if rank is None:
+                rank = self._best(known, length, rows)
+            tokens = max(length - known[rank] * self._every, 0) + expected
+            placement = Placement(rank, digests)
+            self._replicas[rank].coming.update(digests)
+            for digest in digests:
+                self._coming[digest] = self._coming.get(digest, 0) | 1 << rank
+            self._count(placement, rows, tokens)
+            return placement
+
+    def count(self, placement: Placement, rows: int, tokens: int) -> None:
+        """Counts more rows and tokens of a placement; fewer if they are negative."""
+        with self._lock:
+            self._count(placement, rows, tokens)
+
+    def ended(self, placement: Placement) -> None:
+        """Forgets a placement. Its prefixes are its replica's as far as the tree has them."""
+        with self._lock:
+            self._count(placement, -placement.rows, -placement.tokens)
+            bit, coming = 1 << placement.rank, self._replicas[placement.rank].coming
+            coming.subtract(placement.digests)
+            for digest in placement.digests:
+                if not coming[digest]:
+                    del coming[digest]
+                    _leave(self._coming, digest, bit)
+            placement.digests, placement.over = (), True
+
+    def holder(self, digests: Sequence[int]) -> int:
+        """Replica that has the most of a prompt's prefixes."""
+        with self._lock:
+            known = self._known(digests)
+        return known.index(max(known))
+
+    def changed(self, rank: int, gained: Iterable[int], lost: Iterable[int], *, forgotten: bool = False) -> None:
+        """Notes what a replica's tree has gained and lost.
+
+        Args:
+            forgotten: whether it has nothing of what it had before.
+        """
+        bit, replica = 1 << rank, self._replicas[rank]
+        with self._lock:
+            if forgotten:
+                lost = [digest for digest, ranks in self._trees.items() if ranks & bit]
+            for digest in lost:
+                replica.cached -= self._trees.get(digest, 0) >> rank & 1
+                _leave(self._trees, digest, bit)
+            for digest in gained:
+                ranks = self._trees.get(digest, 0)
+                replica.cached += not ranks & bit
+                self._trees[digest] = ranks | bit
+
+    def _count(self, placement: Placement, rows: int, tokens: int) -> None:
+        if placement.over:
+            return
+        replica = self._replicas[placement.rank]
+        placement.rows, placement.tokens = placement.rows + rows, placement.tokens + tokens
+        replica.rows, replica.tokens = replica.rows + rows, replica.tokens + tokens
+
+    def _known(self, digests: Sequence[int]) -> list[int]:
+        """Number of a prompt's digests that each replica has, or will have, without a gap."""
+        known = [len(digests)] * len(self._replicas)
+        there = (1 << len(known)) - 1
+        for number, digest in enumerate(digests):
+            here = there & (self._trees.get(digest, 0) | self._coming.get(digest, 0))
+            if here != there:
+                known = [number if (there & ~here) >> rank & 1 else each for rank, each in enumerate(known)]
+                there = here
+            if not there:
+                break
+        return known
+
+    def _best(self, known: Sequence[int], length: int, rows: int) -> int:
+        every = range(len(self._replicas))
+        readiness = [self._readiness(rank) for rank in every]
+        ranks = [rank for rank in every if readiness[rank] == max(readiness)]
+        if self._rule == "round_robin":
+            chosen = min(ranks, key=lambda rank: (rank - self._turn) % len(every))
+            self._turn = chosen + 1
+            return chosen
+        if self._rule in ("total_requests", "shortest_queue"):
+            return min(ranks, key=lambda rank: (self._replicas[rank].rows, self._load(rank)))
+        if self._rule == "total_tokens":
+            return min(ranks, key=self._load)
+        fewest = min(self._replicas[rank].rows for rank in ranks)
+        ranks = [rank for rank in ranks if not self._is_ahead(rank, fewest)]  # the emptiest never is
+        ranks = [rank for rank in ranks if self._has_room(rank, rows)] or ranks
+        longest = max(known[rank] for rank in ranks)
+        if longest * self._every < FOLLOWED * length:
+            return min(ranks, key=self._load)
+        return min((rank for rank in ranks if known[rank] == longest), key=self._load)
+
+    def _load(self, rank: int) -> tuple[int, int, int]:
+        """Tokens to compute at a replica; if they are equal, the emptier cache and the lower number count."""
+        return self._replicas[rank].tokens, self._replicas[rank].cached, rank
+
+    def _is_ahead(self, rank: int, fewest: int) -> bool:
+        """True if a replica has so many more rows than the emptiest one that more of them belong elsewhere."""
+        rows = self._replicas[rank].rows
+        return rows - fewest >= AHEAD_ROWS and rows > AHEAD_TIMES * fewest
+
+    def _has_room(self, rank: int, rows: int) -> bool:
+        """True if more rows need not wait at a replica for others to end."""
+        replica, capacity = self._replicas[rank], self._capacity
+        return replica.rows + rows <= capacity.sizes.max_running and replica.tokens <= capacity.tokens
+
+
+def _leave(sets: dict[int, int], digest: int, bit: int) -> None:
+    """Takes a replica out of the set of a digest."""
+    if left := sets.get(digest, 0) & ~bit:
+        sets[digest] = left
+    else:
+        sets.pop(digest, None)

@@ -1,0 +1,331 @@
+"""Core of several engines of one model behind one handle, each in a process of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from sglang_lite.engine.core_client import CoreClient, reading_parts
+from sglang_lite.engine.engine_process import EngineProcess
+from sglang_lite.engine.frames import Prefixes, Ready
+from sglang_lite.engine.replica_calls import ReplicaCalls
+from sglang_lite.engine.replica_chooser import Placement, ReplicaChooser
+from sglang_lite.engine.replica_program import ProgramAtReplica, ProgramLoad, program_spans
+from sglang_lite.protocol import Delta, ProgramSink, Prompt, SamplingParams, Selection, SglError, Span
+from sglang_lite.runtime.calls import EngineCall, ExportPrefix, R
+from sglang_lite.runtime.config import EngineConfig
+from sglang_lite.runtime.core.gate import CLOSED, Gate
+from sglang_lite.runtime.core.open_requests import OpenRequests, Ticket
+from sglang_lite.runtime.core.submission import (
+    GenerateRequest,
+    OpenRequest,
+    ProgramRequest,
+    SelectRequest,
+    Submission,
+    check_priority,
+    check_rank,
+)
+from sglang_lite.runtime.embedding.request import EncodeRequest, not_a_generator_error
+from sglang_lite.runtime.kv_cache.pages import Ints
+from sglang_lite.runtime.kv_cache.prefix_hash import PrefixHash, PrefixHasher, digested_every
+from sglang_lite.runtime.requests.output_builder import Sink
+from sglang_lite.runtime.requests.request import PrefixSpace
+
+_MAX_TOKENS = 65_536  # of a prompt, whose prefixes are looked for
+_BYTES_A_TOKEN = 4  # of a choice
+
+
+class _ReplicasGate(Gate):
+    """Gate of all replicas, whose sinks are called on several threads."""
+
+    def __init__(self, gates: Sequence[Gate]) -> None:
+        super().__init__()
+        self._gates = gates
+
+    def on_own_thread(self) -> bool:
+        return any(gate.on_own_thread() for gate in self._gates)
+
+
+class Replicas:
+    """The `Core` of an engine with `dp_size` above 1.
+
+    Args:
+        config: settings of the engine.
+        path: folder of the model.
+
+    Attributes:
+        capacity: capacity of a replica, of the smallest one.
+        others: as of CoreClient.
+
+    Raises:
+        SglError: a replica can't be started.
+    """
+
+    def __init__(self, config: EngineConfig, path: Path) -> None:
+        self._config = config
+        self._chooser: ReplicaChooser | None = None  # until all replicas are there
+        self._coming_back: set[int] = set()  # replicas that are told again what others know
+        self._clients = clients = _started(config, path, self._told)
+        least = min(clients, key=lambda client: client.capacity.longest)
+        self.capacity, self.builder = least.capacity, least.builder
+        self.encoder, self.tokenizer, self.vocab_size = least.encoder, least.tokenizer, least.vocab_size
+        self.description = f"{least.description}; {len(clients)} replicas"
+        self.gate = _ReplicasGate([client.gate for client in clients])
+        self.open_requests = OpenRequests(config.max_queued + len(clients) * self.capacity.sizes.max_running)
+        for client in clients:
+            client.open_requests = self.open_requests
+        self._every, self._hasher = digested_every(self.capacity.sizes.page_size), PrefixHasher()
+        self._calls = ReplicaCalls(clients, str(path), config.weight_version)
+        self._chooser = ReplicaChooser(
+            len(clients), config.load_balance_method, self.capacity, self._every, self._readiness
+        )  # fmt: skip
+
+    @property
+    def config(self) -> EngineConfig:
+        now = self._calls.there()[0].config
+        if (now.model, now.weight_version) != (self._config.model, self._config.weight_version):
+            self._config = replace(
+                self._config, model=now.model, revision=now.revision, weight_version=now.weight_version
+            )  # fmt: skip
+        return self._config
+
+    @property
+    def model_name(self) -> str:
+        return self._calls.there()[0].model_name
+
+    @property
+    def responds(self) -> bool:
+        return any(client.responds for client in self._calls.there())
+
+    # ----------------------------------------------------------------------------------------- submissions
+
+    def submit(
+        self, request: Submission, sink: Callable[[Any], None], flush: Callable[[], object] | None = None
+    ) -> Ticket:  # each kind of submission has its own events
+        """Submits a request at one replica: see `Engine.submit`, `submit_select` and `run_program`."""
+        self.gate.check_open()
+        request.check()
+        if self.encoder is not None:
+            raise not_a_generator_error(self.model_name)
+        return self._submit_by_kind[type(request)](self, request, sink, flush)
+
+    def _generate(self, request: GenerateRequest, sink: Sink, flush: Callable[[], object] | None) -> Ticket:
+        ids, media = self.builder.prompt_with_images(request)
+        params = self.builder.resolved(request.params)
+        tokens = self.builder.tokens(ids, params, media)
+        placement = self._place(
+            tokens, request.namespace, params.max_tokens * params.n, rows=params.n, rank=request.routed_dp_rank
+        )  # fmt: skip
+        request = replace(request, prompt=ids, media=media, routed_dp_rank=None)
+        return self._sent(placement, request, self._counted(placement, sink), flush)
+
+    def _select(
+        self, request: SelectRequest, sink: Callable[[Selection | SglError], None], flush: Callable[[], object] | None
+    ) -> Ticket:
+        prompt, choices = self.builder.log(request.prompt).ids(), sum(map(len, request.choices)) // _BYTES_A_TOKEN
+        placement = self._place(prompt, request.namespace, choices)
+        return self._sent(placement, request, self._counted(placement, sink), flush)
+
+    def _play(self, request: ProgramRequest, sink: ProgramSink, flush: Callable[[], object] | None) -> Ticket:
+        check_priority(request.priority, self.config.policy)
+        prompt = request.prompt if isinstance(request.prompt, Prompt) else Prompt((Span(request.prompt),))
+        placement = self._place(self._ids(program_spans(prompt.spans, request.program.nodes)), request.namespace, 0)
+        load = ProgramLoad(self._placed, placement, self.builder)
+        load.add((), request.program.nodes)
+        return self._sent(placement, request, load.passing(sink), flush)
+
+    _submit_by_kind: ClassVar[Mapping[type[Submission], Callable[..., Ticket]]] = {
+        GenerateRequest: _generate,
+        SelectRequest: _select,
+        ProgramRequest: _play,
+    }
+
+    def open_program(
+        self, request: OpenRequest, sink: ProgramSink, flush: Callable[[], object] | None = None
+    ) -> ProgramAtReplica:
+        """Opens a program, at a replica that is chosen with its first question: see `Engine.open_program`."""
+        self.gate.check_open()
+        request.check(self.config.policy)
+        if self.encoder is not None:
+            raise not_a_generator_error(self.model_name)
+
+        def begin(spans: Sequence[Span]) -> tuple[Any, ProgramLoad]:  # an OpenProgram
+            placement = self._place(self._ids(spans), request.namespace, 0)
+            load = ProgramLoad(self._placed, placement, self.builder)
+            try:
+                return self._clients[placement.rank].open_program(request, load.passing(sink), flush), load
+            except BaseException:
+                self._placed.ended(placement)
+                raise
+
+        return ProgramAtReplica(self.gate, sink, begin)
+
+    @property
+    def _placed(self) -> ReplicaChooser:
+        assert self._chooser is not None
+        return self._chooser
+
+    def _place(
+        self, ids: Sequence[int] | Ints, namespace: str, expected: int, *, rows: int = 1, rank: int | None = None
+    ) -> Placement:
+        check_rank(rank, len(self._clients))
+        return self._placed.place(self._digests(ids, namespace), len(ids), expected, rows=rows, rank=rank)
+
+    def _digests(self, ids: Sequence[int] | Ints, namespace: str) -> list[int]:
+        if not self._config.prefix_cache:
+            return []
+        tokens = np.asarray(ids[:_MAX_TOKENS], np.int32)
+        root = PrefixHash.of(PrefixSpace.of(namespace, None).namespace)
+        found: list[int] = self._hasher.digests(root, tokens, self._every).tolist()
+        return found
+
+    def _ids(self, spans: Sequence[Span]) -> Sequence[int]:
+        """Token ids of text, as far as its prefixes are looked for."""
+        log, characters = self.builder.log(""), 0
+        for span in spans:
+            log.append((span,))
+            characters += len(span.text)
+            if characters > _MAX_TOKENS:
+                break
+        return log.ids()
+
+    def _counted(self, placement: Placement, sink: Callable[[Any], None]) -> Callable[[Any], None]:
+        """Callback that counts last events, one for each row, before it passes them on."""
+
+        def tell(event: object) -> None:
+            if not isinstance(event, Delta):
+                if placement.rows > 1:
+                    self._placed.count(placement, -1, -(placement.tokens // placement.rows))
+                else:
+                    self._placed.ended(placement)
+            sink(event)
+
+        return tell
+
+    def _sent(
+        self, placement: Placement, request: Submission, sink: Callable[[Any], None],
+        flush: Callable[[], object] | None,
+    ) -> Ticket:  # fmt: skip
+        try:
+            return self._clients[placement.rank].submit(request, sink, flush)
+        except BaseException:
+            self._placed.ended(placement)
+            raise
+
+    # ---------------------------------------------------------------------------------- calls with one answer
+
+    def ask(self, call: EngineCall[R]) -> Future[R]:
+        """Future of the answer to a call, of one replica or of all: see replica_calls.py."""
+        self.gate.check_open()
+        answer: Future[Any]
+        match call:
+            case EncodeRequest():
+                placement = self._placed.place((), len(call.ids), 0)
+                answer = self._clients[placement.rank].ask(call)
+                answer.add_done_callback(lambda _: self._placed.ended(placement))
+            case ExportPrefix():
+                ids = self.builder.prompt_ids(call.ids or call.prompt)
+                self.builder.tokens(ids, self.builder.resolved(SamplingParams(max_tokens=0)))
+                rank = self._placed.holder(self._digests(ids, call.namespace))
+                answer = self._clients[rank].ask(call)
+            case _:
+                answer = self._calls.ask(call)
+        return answer
+
+    # --------------------------------------------------------------------------------- state of the replicas
+
+    def call_soon(self, call: Callable[[], object]) -> None:
+        """Calls back on the thread of a replica's sinks. Takes no lock."""
+        self._calls.there()[0].call_soon(call)
+
+    def close(self) -> None:
+        """Ends all processes."""
+        self.disconnect()
+        if not self.gate.is_copy:
+            self._calls.close()
+        for client in self._clients:
+            client.close()
+
+    def disconnect(self) -> None:
+        """Makes all processes end: see `EngineLink.disconnect`."""
+        self.gate.reason = self.gate.reason or CLOSED
+        for client in self._clients:
+            client.disconnect()
+
+    def _readiness(self, rank: int) -> int:
+        """2 for a replica that computes, 1 for one that will, 0 for one that has ended."""
+        client = self._clients[rank]
+        computes = client.is_up and client.responds and rank not in self._coming_back
+        return 2 if computes else int(not client.gate.reason)
+
+    def _told(self, rank: int, message: Ready | Prefixes | None) -> None:
+        """Takes news of a replica, on the thread of its sinks."""
+        if self._chooser is None:
+            return
+        match message:
+            case Prefixes():
+                gained, lost = (np.frombuffer(data, np.uint64).tolist() for data in (message.gained, message.lost))
+                self._chooser.changed(rank, gained, lost, forgotten=message.forgotten)
+            case Ready():
+                self._come_back(rank)
+            case None:
+                self._chooser.changed(rank, (), (), forgotten=True)
+                if not self.gate.reason and all(client.gate.reason for client in self._clients):
+                    self.gate.reason = self._clients[rank].gate.reason
+
+    def _come_back(self, rank: int) -> None:
+        """Tells a process that replaces another one what others know; requests come to it then."""
+        client = self._clients[rank]
+
+        def told(answers: Future[list[Any]]) -> None:
+            if (error := answers.exception()) is not None:
+                client.disconnect()
+                client.gate.reason = f"replica {rank} could not be used again: {error}"
+            self._coming_back.discard(rank)
+
+        self._coming_back.add(rank)
+        self._calls.repeat(client).add_done_callback(told)
+
+
+def _started(
+    config: EngineConfig, path: Path, told: Callable[[int, Ready | Prefixes | None], object]
+) -> list[CoreClient]:
+    """Clients of new processes, once all run. If one can't be started, the others are ended."""
+    settings = [_own(config, rank) for rank in range(config.dp_size)]
+    processes: list[EngineProcess] = []
+    starting: list[Future[CoreClient]] = []
+    try:
+        for rank, own in enumerate(settings):
+            process = EngineProcess(own, path, f"the process of replica {rank}")
+            processes.append(process)
+        parts = reading_parts(config, path)
+        with ThreadPoolExecutor(config.dp_size, "sglang_lite-start") as threads:
+            try:
+                for rank, (own, process) in enumerate(zip(settings, processes)):
+                    starting.append(threads.submit(CoreClient, own, path, process, parts, partial(told, rank)))
+                for each in as_completed(starting):
+                    each.result()
+            except BaseException:
+                for process in processes:
+                    process.child.connection.close()
+                raise
+    except BaseException:
+        for process in processes:
+            process.child.connection.close()
+        for each in starting:
+            if each.exception() is None:
+                each.result().close()
+        raise
+    return [each.result() for each in starting]
+
+
+def _own(config: EngineConfig, rank: int) -> EngineConfig:
+    """Settings of a replica: its GPU and its seeds."""
+    gpu = 0 if config.device == "cpu" else config.base_gpu_id + rank * config.parallel.tp * config.gpu_id_step
+    return replace(config, base_gpu_id=gpu, seed=None if config.seed is None else config.seed + rank)
