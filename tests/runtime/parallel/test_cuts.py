@@ -95,3 +95,17 @@ def test_blocks_of_a_gguf_file_are_cut_between_them(model_file, tmp_path):
     """Of a model whose 9 heads, with 3 of keys and values, two ranks share unevenly."""
     file = small_gguf.first_layers(tmp_path / "model.gguf", model_file, 2)
     compare_logprobs(file, 2, tmp_path / "meeting")
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("settings", [
+    {"dtype": "int8"}, *({"dtype": "bfloat16", "quantization": each} for each in ("int4", "int8", "nf4")),
+], ids=str)  # fmt: skip
+def test_each_rank_rounds_its_part(settings, tmp_path):
+    folder = folder_of("qwen3", tmp_path / "model", hidden_size=256, intermediate_size=512, head_dim=64)
+    settings |= {"max_running": 2}
+    with engine(folder, **settings) as whole:
+        expected = torch.tensor(logprobs(whole))
+    with engine_of_ranks(folder, 2, tmp_path / "meeting", **settings) as ranks:
+        found = torch.tensor(logprobs(ranks))
+    assert (found - expected).abs().mean() < 0.1 * expected.std()
