@@ -89,8 +89,8 @@ class EngineConfig:
             whose cache has the most of the prompt, else the least loaded; "total_tokens" the one with the fewest
             expected tokens to compute, "total_requests" (or "shortest_queue") the one with the fewest requests;
             "round_robin" takes turns.
-        base_gpu_id: number of the GPU, of the first replica's if there are several.
-        gpu_id_step: distance between the GPUs of two replicas; 0 puts all on one, of which each takes `mem_fraction`.
+        base_gpu_id: number of the GPU, of the first one's if ranks or replicas have several.
+        gpu_id_step: distance between two of their GPUs; 0 puts all on one, of which each takes `mem_fraction`.
         dtype: "bfloat16", "float32" or "float16"; "int8" quantises weights and activations (CPUs with VNNI: faster for
             many rows, less exact); "auto" is bfloat16 if the device computes in it, else float32.
         quantization: "fp8" quantises the layers' matrices to 8-bit floating point while loading (e4m3; one scale per
@@ -195,6 +195,8 @@ class EngineConfig:
             docs/parallel.md says what works with more than one.
         dist_timeout: seconds that processes of a group in which weights are sent, and ranks that start, wait for one
             another; None for 300.
+        disable_custom_all_reduce: whether NCCL alone sums what GPUs have computed, also the few rows that are summed
+            faster by stores into each other's memory.
         seed: base of the seeds of requests that set none; None for fresh randomness. Replica r begins at `seed + r`.
         in_process: whether to run the engine in the caller's process instead of its own. The caller's computation and
             the engine's then wait for each other, and a crash of one ends both. Logit processors can be any function.
@@ -272,6 +274,7 @@ class EngineConfig:
     threads: int | None = None
     tp_size: int = 1
     dist_timeout: int | None = None
+    disable_custom_all_reduce: bool = False
     seed: int | None = None
     in_process: bool = False
     restart: bool = False
@@ -409,6 +412,7 @@ _SWITCHES = (
     "skip_tokenizer_init", "special_tokens_in_roles", "prefix_cache", "enable_hierarchical_cache", "overlap",
     "enable_memory_saver", "enable_weights_cpu_backup",
     "deterministic", "original_logprobs", "cuda_graphs", "in_process", "restart", "enable_lora",
+    "disable_custom_all_reduce",
 )  # fmt: skip
 
 
@@ -524,9 +528,10 @@ def _check_replicas(config: EngineConfig) -> None:
         names = ", ".join(get_args(LoadBalance))
         raise ParameterError("load_balance_method", f"{config.load_balance_method!r} is not one of {names}.")
     _, _, number = config.device.partition(":")
-    if number and config.dp_size > 1:
+    processes = config.dp_size * config.tp_size
+    if number and processes > 1:
         hint = f'Use device="cuda" with base_gpu_id={number}.'
-        raise ParameterError("device", f"{config.device!r} is one GPU, for {config.dp_size} replicas.", hint=hint)
+        raise ParameterError("device", f"{config.device!r} is one GPU, for {processes} processes.", hint=hint)
     if config.base_gpu_id and (number or config.device == "cpu"):
         raise ParameterError("base_gpu_id", f"device is {config.device!r}.", hint="Leave one out.")
 

@@ -60,6 +60,7 @@ SMALL = {
         "1",
     ],
     "latent_attention.py": ["--help"],  # it needs a GPU
+    "links.py": ["--help"],  # it needs a GPU
     "lora.py": ["--help"],  # it needs a GPU
     "mixed_requests.py": ["--help"],  # test_mixed_requests.py runs it, with a small model
     "masks.py": ["--rows", "2", "--steps", "2", "--threads", "1", "--constraints", "regex"],
@@ -93,6 +94,7 @@ SMALL = {
     "windows.py": ["--help"],  # it needs a GPU
     "speculation.py": ["--only", "tokens", "--requests", "1", "--answer", "2", "--work", "extraction"],
     "turns.py": [],
+    "tensor_parallel.py": ["--help"],  # tests/runtime/parallel tests what it runs
     "tracing.py": ["--seconds", "0.01", "--nodes", "20", "--programs", "1"],
     "shared_prefix.py": ["--requests", "2", "--new", "2", "--prefix", "8", "--systems", "sglang_lite auto"],
 }
@@ -106,6 +108,7 @@ ON_A_GPU = {  # what the others can't run
     "first_token.py": ["--repeat", "1"],
     "gpu_floor.py": ["--shape", "qwen3-0.6b"],
     "latent_attention.py": [],
+    "links.py": ["--share", "--small"],
     "lora.py": ["--shape", "qwen3-0.6b", "--rows", "4", "--context", "16", "--pairs", "1"],
     "prefill_attention.py": [],
 }

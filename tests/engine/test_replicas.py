@@ -276,7 +276,7 @@ def test_without_restart_the_others_go_on_until_the_last_one_dies(folders):
         ({"dp_size": 2.0}, "dp_size: 2.0 is not a whole number"),
         ({"dp_size": 2000}, "dp_size: 2,000 is more than 1,024"),
         ({"dp_size": 2, "in_process": True}, "dp_size: is for an engine in its own process"),
-        ({"dp_size": 2, "device": "cuda:1"}, "device: 'cuda:1' is one GPU, for 2 replicas. Use device=\"cuda\""),
+        ({"dp_size": 2, "device": "cuda:1"}, "device: 'cuda:1' is one GPU, for 2 processes. Use device=\"cuda\""),
         ({"base_gpu_id": 1, "device": "cpu"}, "base_gpu_id: device is 'cpu'"),
         ({"gpu_id_step": -1}, "gpu_id_step: -1 is not a whole number of at least 0"),
         (

@@ -86,6 +86,8 @@ _WATCH_S = 0.5  # between two checks that the handle's process exists
 _TURN_S = 0.0001
 _T = TypeVar("_T")
 
+_CRASH_S = 2.0  # until a loop ends that was told to
+
 
 def serve(descriptor: int, compiler: CompileProcess | None) -> None:
     """Runs the engine's process.
@@ -252,6 +254,9 @@ class CommandHandler:
             self._outgoing.post(StartFailed(failure_of(error)))
         else:
             self._core.loop.inbox.post_if_open(partial(_raise, error, self._core.loop))
+            time.sleep(_CRASH_S)
+            print(f"the engine's loop crashed: {error}", flush=True)
+            os._exit(1)  # the loop waits for its GPU, which waits for the rank's
 
     def read(self, messages: Iterator[Command | tuple[int, ParameterError]]) -> None:
         """Executes all commands. Runs on a thread of its own."""

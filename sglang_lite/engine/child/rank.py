@@ -52,10 +52,10 @@ def _follow(connection: Connection, contents: Iterator[memoryview], start: Start
     config = EngineConfig(**start.config)
     share_threads(config.threads, config.tp_size, config.dp_size)
     ranks = GlooCollectives(config.parallel.of(rank), meeting, config.dist_timeout or START_S)
-    model = load_model(config, Path(start.model_path), iter, ranks=ranks).model
+    loaded = load_model(config, Path(start.model_path), iter, ranks=ranks)
     connection.send(frame([Progress(1, 1)]))
     gc.freeze()
-    follow(map(read_message, contents), lambda capacity: make_runner(model, capacity, config))
+    follow(map(read_message, contents), lambda capacity: make_runner(loaded.model, capacity, config, loaded.compiling))
 
 
 def _beat(connection: Connection, lead: int) -> None:

@@ -15,7 +15,7 @@ from sglang_lite.runtime.drafting.drafting import Drafting
 from sglang_lite.runtime.executor.cpu_runner import CpuRunner
 from sglang_lite.runtime.executor.gpu_adapters import GpuAdapters
 from sglang_lite.runtime.executor.model_runner import ModelRunner
-from sglang_lite.runtime.executor.ranks import LeadRunner, RankLinks, begin
+from sglang_lite.runtime.executor.ranks import GpuLeadRunner, LeadRunner, RankLinks, begin
 from sglang_lite.runtime.executor.step_record import SlotPages
 from sglang_lite.runtime.models.lora.cpu_step import CpuAdapters
 from sglang_lite.runtime.models.model import Model, is_fused
@@ -67,6 +67,8 @@ def make_runner(
     assert not isinstance(adapters, CpuAdapters)
 
     sizes_to_capture = graph_sizes(sizes.max_running) if config.cuda_graphs and model.device.type == "cuda" else ()
+    if links is not None:
+        begin(links, capacity)
     gpu_runner = GpuRunner(
         model, slot_pages, pages, sizes.step_tokens, config.attention_backend, sizes_to_capture,
         draft_tokens=config.max_draft, original_logprobs=config.original_logprobs, window_pages=own_pages,
@@ -75,6 +77,8 @@ def make_runner(
     if model.device.type == "cuda":
         with contextlib.nullcontext() if compiling is None else compiling.waiting_for_kernels():
             gpu_runner.warm_up()
-            if drafting is not None and gpu_runner.graphs.sizes:
-                drafting.cost.set_measured(gpu_runner.graphs.step_seconds())
-    return gpu_runner
+            if gpu_runner.graphs.sizes and (drafting is not None or model.parts is not None):  # by all ranks, or none
+                measured = gpu_runner.graphs.step_seconds()
+                if drafting is not None:
+                    drafting.cost.set_measured(measured)
+    return gpu_runner if links is None else GpuLeadRunner(gpu_runner, links)

@@ -33,6 +33,7 @@ from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.executor.gpu_adapters import GpuAdapters
 from sglang_lite.runtime.executor.gpu_runner import GpuRunner
 from sglang_lite.runtime.executor.step_record import SlotPages
+from sglang_lite.runtime.kernels.all_reduce import Peers, memory_shape
 from sglang_lite.runtime.kernels.cache import prepare_cache
 from sglang_lite.runtime.kernels.compile_process import MARKS, CompileProcess, mark_of
 from sglang_lite.runtime.kernels.device_properties import DeviceProperties, properties_of
@@ -44,6 +45,7 @@ from sglang_lite.runtime.kernels.variants import (
     waiting_for_variants,
 )
 from sglang_lite.runtime.models.gpu_decoder import GpuDecoder
+from sglang_lite.runtime.models.gpu_ranks import GpuRanks
 from sglang_lite.runtime.models.lora.config import largest_rank
 from sglang_lite.runtime.models.lora.paths import read_lora_path
 from sglang_lite.runtime.models.lora.pool import PoolSize
@@ -51,6 +53,8 @@ from sglang_lite.runtime.models.precision import Precision
 from sglang_lite.runtime.models.resolve import adapter_base
 from sglang_lite.runtime.models.spec import ModelSpec
 from sglang_lite.runtime.models.weights.source import WeightSource
+from sglang_lite.runtime.parallel.collectives import ONE_PROCESS, Collectives
+from sglang_lite.runtime.parallel.layout import Parallel
 
 logger = logging.getLogger("sglang_lite")
 
@@ -74,6 +78,7 @@ class RunnerShape:
         attention: name of the attention backend.
         draft_tokens: maximum number of guesses in a draft.
         adapters: size of their memory, or None for a runner without.
+        parallel: layout of the ranks, of which one runs it.
     """
 
     spec: ModelSpec
@@ -85,6 +90,7 @@ class RunnerShape:
     attention: str
     draft_tokens: int = 0
     adapters: PoolSize | None = None
+    parallel: Parallel = ONE_PROCESS.parallel
 
 
 def collect_variants(
@@ -106,9 +112,10 @@ def collect_variants(
     pages = -(-runner.longest // runner.page_size)
     unsupported = contextlib.suppress(NotImplementedError, ParameterError)
     with collecting_variants(properties, on_variant), torch.inference_mode(), _ShapeOnlyProducts(), unsupported:
-        model = GpuDecoder(spec, _ZeroWeights(), runner.precision, nowhere, runner.longest)
+        ranks = _ranks_without_memory(spec, runner, nowhere)
+        model = GpuDecoder(spec, _ZeroWeights(), runner.precision, nowhere, runner.longest, ranks=ranks)
         if runner.precision.cache.itemsize == 1:
-            planes = [planes[0].heads for planes in spec.kv_layout.layers]
+            planes = [planes[0].heads for planes in model.kv_layout.layers]
             model.kv_scales = KVScales(*(tuple(torch.empty(n, device=nowhere) for n in planes) for _ in "kv"))
         adapters = None
         if runner.adapters is not None:
@@ -124,6 +131,16 @@ def collect_variants(
             adapters=adapters,
         )
         made.warm_up()
+
+
+def _ranks_without_memory(spec: ModelSpec, runner: RunnerShape, nowhere: torch.device) -> Collectives:
+    """Collectives of the runner's rank, whose kernels can be determined but not launched."""
+    count = runner.parallel.tp
+    if count == 1:
+        return ONE_PROCESS
+    shape = memory_shape(count, spec.hidden_size * runner.precision.compute.itemsize)
+    memory = torch.empty(shape, dtype=torch.int64, device=nowhere)
+    return GpuRanks(runner.parallel, Peers.of(runner.parallel.rank, (0,) * count, memory))
 
 
 class _ShapeOnlyProducts(TorchFunctionMode):
@@ -217,7 +234,7 @@ class BackgroundCompilation:
 
 def start_compiling(
     config: EngineConfig, spec: ModelSpec, precision: Precision, longest: int, device: torch.device,
-    early: CompileProcess | None = None,
+    early: CompileProcess | None = None, parallel: Parallel = ONE_PROCESS.parallel,
 ) -> BackgroundCompilation:  # fmt: skip
     """Starts compiling the kernels of a model that is about to be loaded.
 
@@ -228,6 +245,7 @@ def start_compiling(
         longest: longest sequence in tokens.
         device: GPU that the model will run on.
         early: as for `BackgroundCompilation`.
+        parallel: layout of the ranks, and the place of this one.
     """
     sizes, adapters = config.sized(gpu=True, longest=longest), None
     own = [] if adapter_base(config.model) is None else [config.model]
@@ -236,7 +254,7 @@ def start_compiling(
         adapters = PoolSize.of(config.max_loras_per_batch, largest_rank(config.max_lora_rank, folders))
     runner = RunnerShape(
         spec, precision, longest, sizes.max_running, sizes.page_size, sizes.step_tokens, config.attention_backend,
-        config.max_draft, adapters,
+        config.max_draft, adapters, parallel,
     )  # fmt: skip
     return BackgroundCompilation(runner, properties_of(device), config.model, config.compile_processes, early)
 

@@ -35,7 +35,7 @@ class CudaGraphs:
         staging: copies to the device.
         page_size: tokens in a page.
         extra_items: items for chunks of shared prefixes in addition to one for each token.
-        vocab_size: size of the model's vocabulary.
+        vocab_size: number of tokens whose logits are computed.
         dtype: data type of logits.
         drafts: whether rows with several tokens need the logits of all, as drafts are checked, or of the last one.
     """

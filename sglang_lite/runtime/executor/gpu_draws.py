@@ -15,8 +15,10 @@ from sglang_lite.runtime.executor.logit_adjustments import DrawAdjustments, adju
 from sglang_lite.runtime.executor.sampler import Masks, Sampled, draw_logprobs, log_softmax, token_logprob
 from sglang_lite.runtime.executor.staging import Staging
 from sglang_lite.runtime.kernels import sampling as draws
-from sglang_lite.runtime.kernels.sampling import draw, token_scores
+from sglang_lite.runtime.kernels.sampling import draw, draw_part, pick_winner, token_scores
+from sglang_lite.runtime.kernels.sizes import cdiv
 from sglang_lite.runtime.kv_cache.pages import Ints
+from sglang_lite.runtime.models.gpu_ranks import LogitParts
 from sglang_lite.runtime.requests.request import not_finite
 
 _MAX_CAPTURED_DRAWS = 64  # most rows of a graph whose draws are captured, too
@@ -81,15 +83,17 @@ class GpuDraws:
         original_logprobs: as for `GpuRunner`.
         alike: whether to draw from float32 logits in every step, as in one with adjustments, so that a draw does not
             depend on the other rows' options.
+        parts: how ranks share the logits; None if there is one rank. All ranks draw the same tokens: in their parts, or
+            from gathered logits if a row has a filter or is scored. Rows with adjustments are drawn by rank 0.
     """
 
     def __init__(
         self, slots: GpuSlots, staging: Staging, device: torch.device, graphs: CudaGraphs, *, original_logprobs: bool,
-        alike: bool = False,
+        alike: bool = False, parts: LogitParts | None = None,
     ) -> None:  # fmt: skip
         cuda = device.type == "cuda"
         self._slots, self._staging, self._device, self._graphs = slots, staging, device, graphs
-        self._original_logprobs, self._alike = original_logprobs, alike
+        self._original_logprobs, self._alike, self._parts = original_logprobs, alike, parts
         self._masks = DeviceMasks(device, 0, 0)  # empty until `allocate_masks`
         # Results of captured draws, in memory that the host can read.
         self._tokens = torch.empty(
@@ -105,13 +109,18 @@ class GpuDraws:
     @torch.inference_mode()
     def capture(self, graph: CapturedGraph, softcap: float | None) -> None:
         """Captures the draws of a graph with few rows, whose kernels could take longer to launch than to run."""
-        plan, rows = graph.plan, len(graph.logits)
+        plan, rows, parts = graph.plan, len(graph.logits), self._parts
         if not plan.separate or rows > _MAX_CAPTURED_DRAWS:
             return
 
         def draw_rows(masked: bool) -> torch.Tensor:
             masks, mask_rows = self._masks.of(rows) if masked else (None, None)
-            logits, cap = _adjustable(graph.logits, softcap) if self._alike else (graph.logits, softcap)
+            if parts is not None and not self._alike:
+                at = plan.slots[:rows], plan.positions[:rows]
+                self._draw_parts(parts, graph.logits, *at, self._tokens[:rows], masks, mask_rows, softcap)
+                return self._tokens
+            whole = graph.logits if parts is None else parts.whole(graph.logits)
+            logits, cap = _adjustable(whole, softcap) if self._alike else (whole, softcap)
             draw(
                 logits, plan.slots[:rows], plan.positions[:rows], self._slots.sampling, self._slots.last_tokens,
                 self._tokens[:rows], masks=masks, mask_rows=mask_rows, softcap=cap,
@@ -123,9 +132,10 @@ class GpuDraws:
             self._graphs.record(partial(draw_rows, True))[0],
         )
 
-    def can_replay(self, graph: CapturedGraph) -> bool:
-        """True if the draws of all rows of the graph are captured."""
-        return graph.plan.separate and graph.draws is not None
+    def can_replay(self, graph: CapturedGraph, slots: Ints) -> bool:
+        """True if the draws of all rows of the graph, which are of these slots, are captured."""
+        captured = graph.plan.separate and graph.draws is not None
+        return captured and (self._parts is None or not self._slots.filtered(slots))
 
     def replay(
         self, graph: CapturedGraph, positions: Ints, masks: Masks | None, softcap: float | None,
@@ -138,7 +148,11 @@ class GpuDraws:
         graph.draws[masks is not None].replay()
         rows = len(positions)
         tokens = self._tokens[:rows]
-        scores = self._scores(graph.logits[:rows], tokens, masks, softcap) if scored else None
+        scores = None
+        if scored:
+            logits = graph.logits[:rows]
+            whole = logits if self._parts is None else self._parts.whole(logits)
+            scores = self._scores(whole, tokens, masks, softcap)
         done = self._staging.record_event()
         return GpuPendingTokens(tokens, done, positions, {}, masks, {}, {}, waiting, scores)
 
@@ -150,7 +164,7 @@ class GpuDraws:
         """Launches draws from logits.
 
         Args:
-            logits: logits [R, vocab_size], which may be changed.
+            logits: logits [R, vocab_size] or of this rank's part, which may be changed.
             slots, positions: slot of each row, and position of its drawn token.
             adjustments, masks: as for `ModelRunner.sample`.
             softcap: softcap of the logits that is not applied yet, or None.
@@ -160,6 +174,9 @@ class GpuDraws:
         reported = [i for i, row in adjustments.items() if row.params.return_logprob]
         logprobs: dict[int, torch.Tensor] = {}
         errors: dict[int, SglError] = {}
+        parts = self._parts
+        if parts is not None and (adjustments or self._alike or scored or self._slots.filtered(slots)):
+            logits, parts = parts.whole(logits), None
         raw, raw_softcap = logits, softcap
         if adjustments or self._alike:
             logits, softcap = _adjustable(logits, softcap)
@@ -177,13 +194,47 @@ class GpuDraws:
                 if masks is not None and device_masks is not None and masks.rows[i] >= 0:
                     _forbid(logits[i], device_masks[masks.rows[i]].to(logits.device))
                 logprobs[i] = draw_logprobs(logits[i], adjustments[i].params)
-        draw(
-            logits, where[0], where[1], self._slots.sampling, self._slots.last_tokens, tokens,
-            masks=device_masks, mask_rows=mask_rows, softcap=softcap,
-        )  # fmt: skip
+        if parts is not None:
+            self._draw_parts(parts, logits, where[0], where[1], tokens, device_masks, mask_rows, softcap)
+        else:
+            draw(
+                logits, where[0], where[1], self._slots.sampling, self._slots.last_tokens, tokens,
+                masks=device_masks, mask_rows=mask_rows, softcap=softcap,
+            )  # fmt: skip
         scores = self._scores(raw, tokens, masks, raw_softcap) if scored else None
+        if self._parts is not None and adjustments:
+            self._take_drawn(self._parts, where[0].long())
         done = self._staging.record_event()
         return GpuPendingTokens(tokens, done, positions, adjustments, masks, logprobs, errors, waiting, scores)
+
+    def draw_as_rank_0(self, logits: torch.Tensor, slots: Ints) -> Sampled:
+        """Takes part in a draw of rank 0 with adjustments, which other ranks don't know. Its tokens stay on the device.
+
+        Args:
+            logits: logits [R, tokens] of this rank's part of the vocabulary.
+            slots: slot of each row.
+        """
+        assert self._parts is not None
+        self._parts.whole(logits)
+        self._take_drawn(self._parts, self._staging.send(slots).long())
+        return Sampled((), {})
+
+    def _take_drawn(self, parts: LogitParts, slots: torch.Tensor) -> None:
+        """Makes rank 0's last tokens of slots those of all ranks."""
+        last_tokens = self._slots.last_tokens
+        last_tokens[slots] = parts.ranks.stack(last_tokens[slots])[0]
+
+    def _draw_parts(
+        self, parts: LogitParts, logits: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor,
+        tokens: torch.Tensor, masks: torch.Tensor | None, mask_rows: torch.Tensor | None, softcap: float | None,
+    ) -> None:  # fmt: skip
+        """Launches draws of rows without filters: each rank's winners, of which all ranks pick the same ones."""
+        found = draw_part(
+            logits, slots, positions, self._slots.sampling, parts.first, parts.blocks,
+            masks=None if masks is None else parts.words(masks), mask_rows=mask_rows, softcap=softcap,
+        )  # fmt: skip
+        winners = parts.ranks.stack(found)
+        pick_winner(winners, parts.blocks, slots, self._slots.sampling, self._slots.last_tokens, tokens)
 
     def _scores(
         self, logits: torch.Tensor, tokens: torch.Tensor, masks: Masks | None, softcap: float | None
@@ -200,7 +251,14 @@ class GpuDraws:
         self, logits: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor, softcap: float | None
     ) -> None:
         """Compiles the kernels of draws, from the logits of one row of the dummy slot."""
-        tokens = torch.zeros(1, dtype=torch.int32, device=self._device)
+        tokens, parts = torch.zeros(1, dtype=torch.int32, device=self._device), self._parts
+        if parts is not None:
+            ones = torch.full((1, cdiv(sum(parts.sizes), 32)), -1, dtype=torch.int32, device=self._device)
+            for mask, which in ((None, None), (ones, torch.zeros_like(tokens))):
+                self._draw_parts(parts, logits, slots, positions, tokens, mask, which, softcap)
+            for rows in (4, 2, 1):  # whose parts are exchanged by kernels of their own
+                whole = parts.whole(logits.expand(rows, -1))
+            logits = whole
         masks = torch.full((1, -(-logits.shape[1] // 32)), -1, dtype=torch.int32, device=self._device)
         scores = torch.zeros((2, 1), device=self._device)
         # The forms that `draw` has: logits as computed, and float32 logits with the softcap applied.

@@ -139,12 +139,13 @@ class GpuRunner:
         captured = self._attention.capturable and model.uncapturable is None
         self.graphs = CudaGraphs(
             graphs if captured else (), self._max_decoded_tokens, self._slots, self._staging,
-            page_size=page_size, extra_items=self._target_chunks, vocab_size=model.vocab_size,
+            page_size=page_size, extra_items=self._target_chunks,
+            vocab_size=model.vocab_size if model.parts is None else model.parts.size,
             dtype=model.precision.compute, drafts=draft_tokens > 0,
         )  # fmt: skip
         self._draws = GpuDraws(
             self._slots, self._staging, device, self.graphs, original_logprobs=original_logprobs,
-            alike=model.precision.batch_invariant,
+            alike=model.precision.batch_invariant, parts=model.parts,
         )  # fmt: skip
         max_captured = captured_tokens(model, step_tokens) if self.graphs.sizes else 0
         self.prompts = PrefillGraphs(max_captured, self._slots, self._staging, page_size, self.graphs.record)
@@ -236,21 +237,23 @@ class GpuRunner:
         self,
         forward: GpuForward,
         rows: NDArray[np.int64],
-        adjustments: dict[int, DrawAdjustments],
+        adjustments: dict[int, DrawAdjustments] | None,
         masks: Masks | None = None,
         scored: NDArray[np.bool_] | None = None,
         behind: Ints | None = None,
     ) -> GpuPendingTokens | Sampled:
-        """Launches the draws of the next tokens of some rows. Arguments as for `ModelRunner.sample`."""
+        """Launches the draws of the next tokens of some rows. Arguments as for `ModelRunner.sample`; `adjustments` is
+        None if rank 0 has some, which draws then."""
         if not len(rows):
             return Sampled((), {})
         record, graph = forward.record, forward.graph
         waiting = None if masks is None or forward.done is None else (forward.done, self._record_event())
-        positions, last, softcap = record.ends[rows], forward.last[rows], self._model.logit_softcap
-        if behind is not None:
-            positions, last = positions - behind, last - behind
-        scores = scored is not None and bool(scored.any())
-        if graph is not None and len(rows) == len(record.slots) and not adjustments and self._draws.can_replay(graph):
+        softcap, back = self._model.logit_softcap, np.int32(0) if behind is None else behind
+        positions, last = record.ends[rows] - back, forward.last[rows] - back
+        if adjustments is None:
+            return self._draws.draw_as_rank_0(self._logits_of(forward, last), record.slots[rows])
+        scores, alike = scored is not None and bool(scored.any()), len(rows) == len(record.slots) and not adjustments
+        if graph is not None and alike and self._draws.can_replay(graph, record.slots):
             return self._draws.replay(graph, positions, masks, softcap, waiting, scored=scores)
         return self._draws.draw(
             self._logits_of(forward, last), record.slots[rows], positions, adjustments, masks, softcap, waiting,
@@ -346,17 +349,10 @@ class GpuRunner:
             block_size: maximum number of tokens in a block.
             shares: whether to run the kernels of shared prefixes.
         """
-
-        def full(value: int, *shape: int) -> torch.Tensor:
-            return torch.full(shape, value, dtype=torch.int32, device=self._device)
-
-        zeros = partial(full, 0)
-
-        shared = None
-        if shares:
-            items = zeros(decoding + self._target_chunks, 6)
-            shared = SharedPrefixes(zeros(decoding), zeros(decoding), zeros(decoding), items, MAX_CHUNKS)
-        slots = full(self._slots.dummy, count)
+        zeros = partial(torch.zeros, dtype=torch.int32, device=self._device)
+        items, none = zeros(decoding + self._target_chunks, 6), zeros(decoding)
+        shared = SharedPrefixes(none, none, none, items, MAX_CHUNKS) if shares else None
+        slots = zeros(count).fill_(self._slots.dummy)
         plan = DevicePlan(
             ids=zeros(count),
             slots=slots,

@@ -64,6 +64,12 @@ class GpuSlots:
         """Positions [3, T] of a step for `DevicePlan.rotary`."""
         return None if self.axes is None else RotaryPositions(at, self.axes)
 
+    def filtered(self, slots: Ints) -> bool:
+        """True if a filter applies to the draws of any of these slots."""
+        of = self._sampling
+        filters = (of.top_k[slots] > 0) | (of.top_p[slots] < 1) | (of.min_p[slots] > 0)
+        return bool((filters & ~of.greedy[slots]).any())
+
     def update(self, record: StepRecord) -> None:
         """Takes over the changes of a record, on the host and on the device."""
         if len(record.started):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, NoReturn, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeAlias, TypeVar, cast
 
 import msgspec
 import numpy as np
@@ -23,6 +23,10 @@ from sglang_lite.runtime.kernels.arena import Arena
 from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.models.model import Model
 from sglang_lite.runtime.parallel.collectives import Collectives
+
+if TYPE_CHECKING:
+    from sglang_lite.runtime.executor.gpu_draws import GpuPendingTokens
+    from sglang_lite.runtime.executor.gpu_runner import GpuForward, GpuRunner
 
 _T = TypeVar("_T")
 
@@ -46,7 +50,32 @@ class Draw(msgspec.Struct, frozen=True, tag="draw"):
     behind: Ints | None
 
 
-RankMessage: TypeAlias = Begin | Forward | Draw
+class DrawParts(msgspec.Struct, frozen=True, tag="draw parts"):
+    """Draws of GPUs, each from its part of the vocabulary; arguments of `GpuRunner.sample`.
+
+    Attributes:
+        rows, behind: as there.
+        adjusted: whether rows have adjustments, which rank 0 alone knows.
+        scored: whether a token is scored.
+        words, mask_rows: masks, or None.
+    """
+
+    rows: Ints
+    behind: Ints | None
+    adjusted: bool
+    scored: bool
+    words: Ints | None
+    mask_rows: Ints | None
+
+
+class AllocateMasks(msgspec.Struct, frozen=True, tag="masks"):
+    """Arguments of `GpuRunner.allocate_masks`."""
+
+    rows: int
+    words: int
+
+
+RankMessage: TypeAlias = Begin | Forward | Draw | DrawParts | AllocateMasks
 _encoder = msgspec.msgpack.Encoder(enc_hook=array_as_data)
 _decoder = msgspec.msgpack.Decoder(RankMessage, dec_hook=array_of_data)
 
@@ -119,7 +148,7 @@ class LeadRunner:
 
     def forward(self, record: StepRecord) -> CpuForward:
         record = self._runner.with_drawn(record)
-        return self._together(Forward(record), partial(self._runner.forward, record))
+        return _together(self.links, Forward(record), partial(self._runner.forward, record))
 
     def sample(
         self,
@@ -133,14 +162,9 @@ class LeadRunner:
         draw = partial(self._runner.sample, forward, rows, adjustments, masks, scored, behind)
         if not len(rows):
             return draw()
-        return self._together(Draw(rows.astype(np.int32), None if behind is None else behind.astype(np.int32)), draw)
-
-    def _together(self, message: RankMessage, compute: Callable[[], _T]) -> _T:
-        try:
-            self.links.send(_encoder.encode(message))
-            return compute()
-        except Exception as error:  # of any kind: the ranks are not in the same place any more
-            self.links.fail(error)
+        return _together(
+            self.links, Draw(rows.astype(np.int32), None if behind is None else behind.astype(np.int32)), draw
+        )
 
     def page_memory(self, slots: int) -> NoReturn:
         raise AssertionError("pages of several ranks have no copies in the host's memory")
@@ -154,6 +178,73 @@ class LeadRunner:
     def close(self) -> None:
         self.links.close()
         self._runner.close()
+
+
+class GpuLeadRunner:
+    """`LeadRunner` on a GPU. The tokens that are drawn are on all GPUs, so ids of -1 stay.
+
+    Args:
+        runner: runner of this rank's part of the model.
+        links: links to the other ranks.
+    """
+
+    cache_memory: Arena | None = None  # engines with ranks don't sleep
+
+    def __init__(self, runner: GpuRunner, links: RankLinks) -> None:
+        self._runner, self.links = runner, links
+
+    @property
+    def model(self) -> Model:
+        return self._runner.model
+
+    def forward(self, record: StepRecord) -> GpuForward:
+        return _together(self.links, Forward(record), partial(self._runner.forward, record))
+
+    def sample(
+        self,
+        forward: GpuForward,
+        rows: NDArray[np.int64],
+        adjustments: dict[int, DrawAdjustments],
+        masks: Masks | None = None,
+        scored: NDArray[np.bool_] | None = None,
+        behind: Ints | None = None,
+    ) -> GpuPendingTokens | Sampled:
+        draw = partial(self._runner.sample, forward, rows, adjustments, masks, scored, behind)
+        if not len(rows):
+            return draw()
+        message = DrawParts(
+            rows.astype(np.int32), None if behind is None else behind.astype(np.int32), bool(adjustments),
+            scored is not None and bool(scored.any()), None if masks is None else masks.words,
+            None if masks is None else masks.rows,
+        )  # fmt: skip
+        return _together(self.links, message, draw)
+
+    def allocate_masks(self, rows: int, words: int) -> Ints:
+        return _together(self.links, AllocateMasks(rows, words), partial(self._runner.allocate_masks, rows, words))
+
+    def page_memory(self, slots: int) -> NoReturn:
+        raise AssertionError("pages of several ranks have no copies in the host's memory")
+
+    def drop_graphs(self) -> NoReturn:
+        raise AssertionError("engines with ranks keep their weights")
+
+    capture_graphs = drop_graphs
+
+    def close(self) -> None:
+        self.links.close()
+        self._runner.close()
+
+
+LEADS = LeadRunner, GpuLeadRunner  # runners of engines with ranks
+
+
+def _together(links: RankLinks, message: RankMessage, compute: Callable[[], _T]) -> _T:
+    """Result of what rank 0 computes while the other ranks compute what a message tells them."""
+    try:
+        links.send(_encoder.encode(message))
+        return compute()
+    except Exception as error:  # of any kind: the ranks are not in the same place any more
+        links.fail(error)
 
 
 def begin(links: RankLinks, capacity: Capacity) -> None:
@@ -171,6 +262,7 @@ def follow(messages: Iterable[RankMessage], make: Callable[[Capacity], ModelRunn
     """
     runner: ModelRunner | None = None
     forward: Any = None  # of the runner
+    words, pending = np.zeros((0, 0), dtype=np.int32), None  # memory of masks, and draws that may read it
     for message in messages:
         match message:
             case Begin():
@@ -180,3 +272,29 @@ def follow(messages: Iterable[RankMessage], make: Callable[[Capacity], ModelRunn
             case Draw() if isinstance(runner, CpuRunner):
                 behind = None if message.behind is None else message.behind.copy()  # torch takes no array of a message
                 runner.logits(forward, message.rows.astype(np.int64), behind)
+            case AllocateMasks() if runner is not None:
+                words = runner.allocate_masks(message.rows, message.words)
+            case DrawParts() if runner is not None:
+                pending = _drawn(cast("GpuRunner", runner), forward, message, words, pending)
+
+
+def _drawn(
+    runner: GpuRunner, forward: GpuForward, message: DrawParts, words: Ints, masked: GpuPendingTokens | None
+) -> GpuPendingTokens | None:
+    """Draws as rank 0 does. Returns the last draws with masks, before whose end none may be written.
+
+    Args:
+        runner, forward: runner of this rank, and the forward to draw from.
+        message: what rank 0 draws.
+        words: memory of masks.
+        masked: last draws with masks.
+    """
+    rows, masks = message.rows.astype(np.int64), None
+    if message.words is not None and message.mask_rows is not None:
+        if masked is not None:
+            masked.read()
+        words[: len(message.words)] = message.words
+        masks = Masks(words[: len(message.words)], message.mask_rows)
+    scored = np.ones(len(rows), dtype=bool) if message.scored else None
+    drawn = runner.sample(forward, rows, None if message.adjusted else {}, masks, scored, message.behind)
+    return masked if masks is None or message.adjusted else cast("GpuPendingTokens", drawn)

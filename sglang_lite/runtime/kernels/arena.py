@@ -8,15 +8,15 @@ import ctypes
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from mmap import MADV_DONTNEED, MAP_ANONYMOUS, MAP_PRIVATE, mmap
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 
+from sglang_lite.runtime.kernels.driver import call_driver
+
 _DEVICE, _PINNED, _READ_WRITE = 1, 1, 3  # CU_MEM_LOCATION_TYPE_DEVICE, CU_MEM_ALLOCATION_TYPE_PINNED, …PROT_READWRITE
-_OUT_OF_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY
 
 
 class Arena(Protocol):
@@ -88,13 +88,13 @@ class _Region:
         with contextlib.suppress(Exception):  # the process may be ending
             torch.cuda.synchronize()
             self.unmap()
-            _call("cuMemAddressFree", ctypes.c_uint64(self.address), ctypes.c_size_t(self.size))
+            call_driver("cuMemAddressFree", ctypes.c_uint64(self.address), ctypes.c_size_t(self.size))
 
     def unmap(self) -> None:
         """Gives the memory back."""
         if self.handle is not None:
-            _call("cuMemUnmap", ctypes.c_uint64(self.address), ctypes.c_size_t(self.size))
-            _call("cuMemRelease", ctypes.c_uint64(self.handle))
+            call_driver("cuMemUnmap", ctypes.c_uint64(self.address), ctypes.c_size_t(self.size))
+            call_driver("cuMemRelease", ctypes.c_uint64(self.handle))
             self.handle = None
 
     @property
@@ -119,7 +119,9 @@ class DeviceArena:
         self._index = torch.cuda.current_device() if device.index is None else device.index
         self._properties = _Properties(type=_PINNED, location=_Location(_DEVICE, self._index))
         size = ctypes.c_size_t()
-        _call("cuMemGetAllocationGranularity", ctypes.byref(size), ctypes.byref(self._properties), ctypes.c_int(0))
+        call_driver(
+            "cuMemGetAllocationGranularity", ctypes.byref(size), ctypes.byref(self._properties), ctypes.c_int(0)
+        )
         self._granularity = size.value
         self._regions: list[_Region] = []
 
@@ -127,8 +129,8 @@ class DeviceArena:
         """Bytes of undefined values."""
         whole = -(-size // self._granularity) * self._granularity
         address = ctypes.c_uint64()
-        _call("cuMemAddressReserve", ctypes.byref(address), ctypes.c_size_t(whole), ctypes.c_size_t(0),
-              ctypes.c_uint64(0), ctypes.c_uint64(0))  # fmt: skip
+        call_driver("cuMemAddressReserve", ctypes.byref(address), ctypes.c_size_t(whole), ctypes.c_size_t(0),
+                    ctypes.c_uint64(0), ctypes.c_uint64(0))  # fmt: skip
         region = _Region(address.value, whole, None)
         self._map(region)
         self._regions.append(region)
@@ -149,23 +151,9 @@ class DeviceArena:
 
     def _map(self, region: _Region) -> None:
         handle, size = ctypes.c_uint64(), ctypes.c_size_t(region.size)
-        _call("cuMemCreate", ctypes.byref(handle), size, ctypes.byref(self._properties), ctypes.c_uint64(0))
+        call_driver("cuMemCreate", ctypes.byref(handle), size, ctypes.byref(self._properties), ctypes.c_uint64(0))
         at = ctypes.c_uint64(region.address)
-        _call("cuMemMap", at, size, ctypes.c_size_t(0), handle, ctypes.c_uint64(0))
+        call_driver("cuMemMap", at, size, ctypes.c_size_t(0), handle, ctypes.c_uint64(0))
         access = _Access(_Location(_DEVICE, self._index), _READ_WRITE)
-        _call("cuMemSetAccess", at, size, ctypes.byref(access), ctypes.c_size_t(1))
+        call_driver("cuMemSetAccess", at, size, ctypes.byref(access), ctypes.c_size_t(1))
         region.handle = handle.value
-
-
-@cache
-def _driver() -> ctypes.CDLL:
-    return ctypes.CDLL("libcuda.so.1")
-
-
-def _call(name: str, *args: Any) -> None:  # of types of ctypes
-    """Calls a function of the driver."""
-    error = getattr(_driver(), name)(*args)
-    if error == _OUT_OF_MEMORY:
-        raise torch.OutOfMemoryError(f"CUDA out of memory: {name}")
-    if error:
-        raise RuntimeError(f"{name}: CUDA error {error}")

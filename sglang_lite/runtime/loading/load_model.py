@@ -41,6 +41,7 @@ from sglang_lite.runtime.models.weights.quantization_config import read_quantisa
 from sglang_lite.runtime.models.weights.rounding import ROUNDINGS, Rounding
 from sglang_lite.runtime.models.weights.source import WeightSource
 from sglang_lite.runtime.parallel.collectives import ONE_PROCESS, Collectives
+from sglang_lite.runtime.parallel.layout import Parallel
 from sglang_lite.runtime.tokens.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -99,8 +100,6 @@ def load(
         return load_encoder(config, path, pick_device(config), bar)
     if ranks is None:
         return load_model(config, path, progress, compiler)
-    if pick_device(config).type == "cuda":
-        raise ParameterError("tp_size", "ranks on GPUs are not here yet.", hint='Leave it out, or use device="cpu".')
     return replace(load_model(config, path, progress, compiler, ranks.collectives), ranks=ranks)
 
 
@@ -123,8 +122,7 @@ def load_model(
     """
     files = open_model_files(path, config.model_impl, tokenizer=not config.skip_tokenizer_init)
     spec, tokenizer = files.spec, files.tokenizer
-    positions = longest_context(config, spec.max_positions)
-    device = pick_device(config)
+    positions, device = longest_context(config, spec.max_positions), pick_device(config, ranks.parallel)
     _warn_if_gpu_unused(config, device)
     if isinstance(spec, TransformersSpec):
         return _load_transformers(config, files, spec)
@@ -145,6 +143,7 @@ def load_model(
         rounding=next((to for to in ROUNDINGS if to == config.quantization), None),
     )  # fmt: skip
     part = rank_spec(spec, ranks.parallel, even=kind.fused)
+    ranks = _on_device(ranks, config, device, spec.hidden_size * formats.compute.itemsize)
     few_bits = formats.int8 or formats.fp8 or formats.keep_fp8 or formats.rounding or source.has_packed
     check_room(
         {
@@ -157,7 +156,7 @@ def load_model(
     if device.type == "cuda":
         from sglang_lite.runtime.executor.compile_ahead import start_compiling  # imports Triton
 
-        compilation = start_compiling(config, part, formats, positions, device, compiler)
+        compilation = start_compiling(config, spec, formats, positions, device, compiler, ranks.parallel)
     try:
         sees = files.images is not None and _can_see(files.images, config, device)
         tower = VisionTower(path, source, formats.compute, device) if sees else None
@@ -257,8 +256,9 @@ def longest_context(config: EngineConfig, limit: int) -> int:
     return config.context_length or limit
 
 
-def pick_device(config: EngineConfig) -> torch.device:
-    """Device that a config names; for "auto", the GPU `base_gpu_id` if it is usable, else the CPU.
+def pick_device(config: EngineConfig, parallel: Parallel = ONE_PROCESS.parallel) -> torch.device:
+    """Device that a config names; for "auto", the GPU `base_gpu_id` if it is usable, else the CPU. Each of several
+    ranks gets the GPU that the config has for it.
 
     Raises:
         ParameterError: the device does not exist or can't be used.
@@ -267,6 +267,8 @@ def pick_device(config: EngineConfig) -> torch.device:
         return torch.device("cpu")
     name = f"cuda:{config.base_gpu_id}" if config.device in ("auto", "cuda") else config.device
     reason = why_no_gpu(name)
+    if reason is None and parallel.tp > 1:
+        return _rank_device(config, parallel)
     if reason is None:
         return torch.device(name)
     if config.base_gpu_id and torch.cuda.is_available():
@@ -275,6 +277,38 @@ def pick_device(config: EngineConfig) -> torch.device:
     if config.device != "auto":
         raise ParameterError("device", f"{config.device!r} can't be used: {reason}", hint='Use device="cpu".')
     return torch.device("cpu")
+
+
+def _on_device(ranks: Collectives, config: EngineConfig, device: torch.device, row_bytes: int) -> Collectives:
+    """Collectives of ranks with tensors on their devices, made of those with tensors on the host.
+
+    Args:
+        ranks: collectives of the ranks.
+        config: config of the engine.
+        device: this rank's device.
+        row_bytes: bytes of a row of hidden states.
+    """
+    if device.type == "cpu" or ranks.parallel.tp == 1:
+        return ranks
+    from sglang_lite.runtime.models.gpu_ranks import connect  # imports Triton
+
+    return connect(ranks, device, row_bytes, own_sum=not config.disable_custom_all_reduce)
+
+
+def _rank_device(config: EngineConfig, parallel: Parallel) -> torch.device:
+    """GPU of a rank. All ranks raise the same error if there is none for one of them, or if they differ."""
+    indices = [config.base_gpu_id + config.gpu_id_step * rank for rank in range(parallel.tp)]
+    count = torch.cuda.device_count()
+    if max(indices) >= count:
+        named = ", ".join(map(str, dict.fromkeys(indices)))
+        raise ParameterError(
+            "tp_size", f"{parallel.tp} ranks need GPUs {named}; there are {count}.",
+            hint='Use fewer ranks, or device="cpu".',
+        )  # fmt: skip
+    kinds = sorted({torch.cuda.get_device_name(index) for index in indices})
+    if len(kinds) > 1:
+        raise ParameterError("tp_size", f"the ranks' GPUs differ: {' and '.join(kinds)}.", hint="Use GPUs of one kind.")
+    return torch.device("cuda", indices[parallel.rank])
 
 
 def why_no_gpu(name: str) -> str | None:

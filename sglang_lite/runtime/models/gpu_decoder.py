@@ -6,8 +6,9 @@ from typing import Any
 
 import torch
 
-from sglang_lite.protocol import ModelError
+from sglang_lite.protocol import ModelError, ParameterError
 from sglang_lite.runtime.attention.base import StepAttention
+from sglang_lite.runtime.kernels.all_reduce import Peers
 from sglang_lite.runtime.kernels.attention_metadata import DevicePlan
 from sglang_lite.runtime.kernels.embed import add_features, embed
 from sglang_lite.runtime.kernels.fp8_rows import Fp8Rows, Scales
@@ -17,7 +18,9 @@ from sglang_lite.runtime.kernels.latent_store import latent_store
 from sglang_lite.runtime.kernels.lora import lora_rows
 from sglang_lite.runtime.kernels.norm import add_norm, add_norm_fp8, norm, norm_fp8
 from sglang_lite.runtime.kernels.rope_store import rope_store
+from sglang_lite.runtime.kernels.sampling import BLOCK
 from sglang_lite.runtime.models.decoder import Decoder
+from sglang_lite.runtime.models.gpu_ranks import GpuRanks, LogitParts
 from sglang_lite.runtime.models.layers.adapted_linear import adapted
 from sglang_lite.runtime.models.layers.experts import FeedForward
 from sglang_lite.runtime.models.layers.gpu_experts import GpuExperts
@@ -37,12 +40,19 @@ class GpuDecoder(Decoder):
     """
 
     fused = True
+    vocab_block = BLOCK
+    cuts_embedding = False
     uncapturable: str | None = None
 
     def __init__(self, spec: ModelSpec, *args: Any, **kwargs: Any) -> None:  # arguments of Decoder
         if any(len(set(planes)) > 1 for planes in spec.kv_layout.layers):
             raise ModelError("keys of another size than their values don't run on a GPU.", hint='Use device="cpu".')
+        ranks = kwargs.get("ranks")
+        self.gpu_ranks = ranks if isinstance(ranks, GpuRanks) else None
+        if self.gpu_ranks is not None:
+            _check_ranks(spec, self.gpu_ranks.parallel.tp)
         super().__init__(spec, *args, **kwargs)
+        self.parts = None if self.gpu_ranks is None else LogitParts(self.gpu_ranks, tuple(map(len, self._parts)))
         self._plain = spec.norm == "rms" and all(map(_is_plain, spec.layers))
         self._alone = self._plain and all(map(_norms_in_products, spec.layers)) and all(map(_fuses_one, self.layers))
 
@@ -94,25 +104,33 @@ class GpuDecoder(Decoder):
             return self._run_one(residual, plan, cache, attention)
         x: torch.Tensor | None = None
         scales: Scales | None = None
+        peers = self._peers(len(residual))
         for i, own in enumerate(self.layers):
             self._add_plane(i, plan, residual)
             layer = own if plan.lora is None or rows is None else adapted(own, plan.lora.layers[i], rows)
             first, second = self._in_8_bits(layer)
-            normed = self._in_norm(layer.input_norm, x, residual, scales, eight=first)
+            normed = self._in_norm(layer.input_norm, x, residual, scales, peers, eight=first)
             seen = self._attend(i, layer, *self._qkv(layer, normed), plan, cache, attention)
             if layer.spec.parallel:
                 if layer.mlp_norm is not None:
-                    normed = self._in_norm(layer.mlp_norm, None, residual, None, eight=second)
-                residual.add_(self._added(layer, layer.output(seen)))
+                    normed = self._in_norm(layer.mlp_norm, None, residual, None, None, eight=second)
+                residual.add_(self._added(layer, self.ranks.sum(layer.output(seen))))
             else:
-                x, scales = self._last(layer.output, seen)
+                x, scales = self._last(layer.output, seen, peers)
                 x, scales = self._out(layer, layer.post_attention_norm, x, scales)
                 wide = isinstance(layer.feed_forward, GpuExperts)  # the router needs 16-bit rows
-                normed = self._in_norm(layer.mlp_norm, x, residual, scales, eight=second, unquantised=wide)
-            x, scales = self._feed_forward(layer, normed, several=len(residual) > 1)
+                normed = self._in_norm(layer.mlp_norm, x, residual, scales, peers, eight=second, unquantised=wide)
+            x, scales = self._feed_forward(layer, normed, peers, several=len(residual) > 1)
             x, scales = self._out(layer, layer.post_mlp_norm, x, scales)
         assert x is not None
-        return add_norm(x, residual, self.norm, self.spec.rms_eps, scales)
+        return add_norm(x, residual, self.norm, self.spec.rms_eps, scales, peers)
+
+    def _peers(self, rows: int) -> Peers | None:
+        """Memory through which the `add_norm` after each block sums the ranks' rows; None if they are summed before it,
+        or there is one rank."""
+        if self.gpu_ranks is None or not self._plain:
+            return None
+        return self.gpu_ranks.fused(rows, self.spec.hidden_size * self.precision.compute.itemsize)
 
     def _add_plane(self, index: int, plan: DevicePlan, residual: torch.Tensor) -> None:
         """Adds to the residual before a layer what features of images have for it."""
@@ -137,8 +155,8 @@ class GpuDecoder(Decoder):
         return not spec.qk_norm or (spec.qk_norm == "head" and self.spec.norm == "rms")
 
     def _in_norm(
-        self, weight: torch.Tensor | None, x: torch.Tensor | None, residual: torch.Tensor, scales: Scales | None, *,
-        eight: bool, unquantised: bool = False,
+        self, weight: torch.Tensor | None, x: torch.Tensor | None, residual: torch.Tensor, scales: Scales | None,
+        peers: Peers | None, *, eight: bool, unquantised: bool = False,
     ) -> torch.Tensor | Fp8Rows:  # fmt: skip
         """Input of a matrix product: the residual, after x has been added to it, normalised if a weight is given.
 
@@ -147,6 +165,7 @@ class GpuDecoder(Decoder):
             x: output of the previous block, or None at the first layer.
             residual: residual, updated in place.
             scales: factors that x has yet to be multiplied with, or None.
+            peers: memory through which the ranks' x are summed, or None if that has been done.
             eight: whether to return 8-bit rows; ignored for a single row, which gains nothing.
             unquantised: whether to keep the 16-bit rows, too.
         """
@@ -157,8 +176,8 @@ class GpuDecoder(Decoder):
         if x is None:
             return (norm_fp8 if eight else norm)(residual, weight, eps)
         if eight:
-            return add_norm_fp8(x, residual, weight, eps, scales, unquantised=unquantised)
-        return add_norm(x, residual, weight, eps, scales)
+            return add_norm_fp8(x, residual, weight, eps, scales, peers, unquantised=unquantised)
+        return add_norm(x, residual, weight, eps, scales, peers)
 
     def _out(
         self, layer: Layer, weight: torch.Tensor | None, x: torch.Tensor, scales: Scales | None
@@ -169,9 +188,17 @@ class GpuDecoder(Decoder):
             x, scales = norm(x, weight, self.spec.rms_eps, scales), None
         return self._added(layer, x), scales
 
-    def _last(self, linear: Linear, rows: torch.Tensor | Fp8Rows) -> tuple[torch.Tensor, Scales | None]:
-        """Last product of a block, and its pending scales; in parts if an `add_norm` follows."""
-        return matrix(linear).parts(rows) if self._plain else matrix(linear).unscaled(rows)
+    def _last(
+        self, linear: Linear, rows: torch.Tensor | Fp8Rows, peers: Peers | None
+    ) -> tuple[torch.Tensor, Scales | None]:
+        """Last product of a block, and its pending scales; in parts if an `add_norm` follows, which also sums the
+        ranks' products if it has `peers`."""
+        if self.gpu_ranks is None or peers is not None:
+            return matrix(linear).parts(rows) if self._plain else matrix(linear).unscaled(rows)
+        x, scales = matrix(linear).unscaled(rows)
+        if scales is not None:
+            x = (x * scales.rows[: len(x)].unsqueeze(1) * scales.columns).to(x.dtype)
+        return self.gpu_ranks.sum(x), None
 
     def _qkv(self, layer: Layer, rows: torch.Tensor | Fp8Rows) -> tuple[torch.Tensor, Scales | None]:
         """First product of a layer's attention, with norms that the attention kernels lack; and its pending scales."""
@@ -190,13 +217,14 @@ class GpuDecoder(Decoder):
         return qkv if spec.clip is None else qkv.clamp_(-spec.clip, spec.clip), None
 
     def _feed_forward(
-        self, layer: Layer, rows: torch.Tensor | Fp8Rows, *, several: bool
+        self, layer: Layer, rows: torch.Tensor | Fp8Rows, peers: Peers | None, *, several: bool
     ) -> tuple[torch.Tensor, Scales | None]:
         """Output of a layer's feed-forward, and its pending scales.
 
         Args:
             layer: weights of the layer.
             rows: normalised input rows.
+            peers: as for `_last`.
             several: whether the batch has more than one row.
         """
         fed = layer.feed_forward
@@ -206,7 +234,7 @@ class GpuDecoder(Decoder):
         gate_up, down = matrix(fed.gate_up), matrix(fed.down)
         plain = isinstance(fed.spec, DenseSpec) and not fed.spec.gated
         activate = gate_up.ungated if plain else gate_up.gated
-        return self._last(down, activate(rows, fed.spec.activation, eight=down.takes_fp8 and several))
+        return self._last(down, activate(rows, fed.spec.activation, eight=down.takes_fp8 and several), peers)
 
     def _run_one(self, x: torch.Tensor, plan: DevicePlan, cache: KVCache, attention: StepAttention) -> torch.Tensor:
         """Hidden state of a single token [1, hidden_size]; norms and activations are fused into adjacent products."""
@@ -218,19 +246,19 @@ class GpuDecoder(Decoder):
             if residual is not None:
                 self._add_plane(i, plan, residual)
             qkv, total = matrix(layer.qkv).one(x, residual=residual, norm=layer.input_norm, eps=eps)
-            x = layer.output(self._attend(i, layer, qkv, None, plan, cache, attention))
+            x = self.ranks.sum(layer.output(self._attend(i, layer, qkv, None, plan, cache, attention)))
             fed = layer.feed_forward
             assert isinstance(fed, FeedForward)
             gated_up, residual = matrix(fed.gate_up).one(
                 x, residual=total, norm=layer.mlp_norm, eps=eps, gate=fed.spec.activation
             )
-            x = fed.down(gated_up)
+            x = self.ranks.sum(fed.down(gated_up))
         assert residual is not None
         return add_norm(x, residual, self.norm, eps)
 
     def raw_logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """Returns logits [R, vocab_size] of hidden states in the model's dtype, before soft-capping; in `out` if
-        given."""
+        """Returns logits [R, V] of hidden states in the model's dtype, before soft-capping, of this rank's part of the
+        vocabulary; in `out` if given."""
         logits = self.head(hidden) if out is None else matrix(self.head).into(hidden, out)
         if self.spec.logit_scale == 1.0:
             return logits
@@ -305,6 +333,24 @@ def _activation_elements(spec: FeedForwardSpec, hidden: int) -> int:
     if isinstance(spec, DenseSpec):
         return 3 * spec.size
     return spec.top_k * (spec.size + hidden) + 3 * spec.shared_size + hidden
+
+
+def _check_ranks(spec: ModelSpec, tp: int) -> None:
+    """Raises ParameterError if ranks on GPUs can't share a model."""
+    problem = next(filter(None, map(_unshared, spec.layers)), None)
+    if spec.vocab_size <= (tp - 1) * BLOCK:
+        problem = f"{spec.vocab_size} tokens, of which each takes multiples of {BLOCK}"
+    if problem is not None:
+        raise ParameterError("tp_size", f"{tp} GPUs can't share {problem}.", hint='Use tp_size=1, or device="cpu".')
+
+
+def _unshared(layer: LayerSpec) -> str | None:
+    """Part of a layer that ranks on GPUs don't share yet, or None."""
+    if isinstance(layer.attention, LatentSpec):
+        return "latent attention"
+    if layer.attention.qk_norm == "whole":
+        return "a norm over all heads"
+    return None if isinstance(layer.feed_forward, DenseSpec) else "experts"
 
 
 def _is_plain(layer: LayerSpec) -> bool:

@@ -43,6 +43,7 @@ class GpuTransformersModel(TransformersModel):
     """
 
     fused = True
+    parts = None
     kv_scales: KVScales | None = None
     rope_axes: torch.Tensor | None = None
     both_ways = False

@@ -3,7 +3,7 @@ doubles."""
 
 from __future__ import annotations
 
-from typing import Any, Protocol, TypeAlias, TypeGuard
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeGuard
 
 import torch
 
@@ -13,6 +13,9 @@ from sglang_lite.runtime.kernels.kv_cache import KVCache, KVScales
 from sglang_lite.runtime.kernels.kv_layout import KVLayout
 from sglang_lite.runtime.models.precision import Precision
 from sglang_lite.runtime.models.spec import AttentionSpec, LatentSpec, ModelSpec
+
+if TYPE_CHECKING:
+    from sglang_lite.runtime.models.gpu_ranks import LogitParts  # imports Triton
 
 Cache: TypeAlias = Any  # KV cache of a model: its type is the model's own, and runners only pass it through
 
@@ -84,6 +87,7 @@ class DeviceModel(Model, Protocol):
         uncapturable: reason why the model's steps can't be captured in a CUDA graph, or None if they can.
         rope_axes: `RotaryPositions.axes` for the model's plans; None if tokens have one position.
         both_ways: whether tokens of images see later ones.
+        parts: how ranks share the logits; None if there is one rank.
     """
 
     kv_scales: KVScales | None
@@ -92,6 +96,9 @@ class DeviceModel(Model, Protocol):
 
     @property
     def rope_axes(self) -> torch.Tensor | None: ...
+
+    @property
+    def parts(self) -> LogitParts | None: ...
 
     @property
     def precision(self) -> Precision: ...
@@ -134,7 +141,8 @@ class DeviceModel(Model, Protocol):
         ...
 
     def raw_logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """Returns logits [R, V] of hidden states in the model's dtype, before soft-capping; in `out` if given."""
+        """Returns logits [R, V] of hidden states in the model's dtype, before soft-capping; in `out` if given. With
+        `parts`, those of this rank's part of the vocabulary."""
         ...
 
 

@@ -21,6 +21,7 @@ from sglang_lite.runtime.kernels.compile_process import CompileProcess, start_ea
 from sglang_lite.runtime.kernels.device_properties import DeviceProperties
 from sglang_lite.runtime.models.precision import Precision
 from sglang_lite.runtime.models.spec import AttentionSpec, DenseSpec, LayerSpec, ModelSpec, RopeSpec
+from sglang_lite.runtime.parallel.layout import Parallel
 from tests.engine.processes import children, ended
 from tests.runtime import scripted
 from tests.waiting import until
@@ -47,12 +48,14 @@ UNLIKE = replace(SPEC, layers=tuple(
 ))  # fmt: skip
 
 
-def told(*cards: DeviceProperties, spec: ModelSpec = SPEC) -> list[list[tuple[str, str]]]:
+def told(*cards: DeviceProperties, spec: ModelSpec = SPEC, tp: int = 1) -> list[list[tuple[str, str]]]:
     """Names and keys of the variants on each GPU, in their order."""
     found: list[list[tuple[str, str]]] = [[] for _ in cards]
     for properties, own in zip(cards, found):
         collect_variants(
-            replace(RUNNER, spec=spec), properties, lambda variant, own=own: own.append((variant.name, variant.key))
+            replace(RUNNER, spec=spec, parallel=Parallel(tp=tp)),
+            properties,
+            lambda variant, own=own: own.append((variant.name, variant.key)),
         )
     return found
 
@@ -63,6 +66,7 @@ def pool():
     kept = os.environ.pop("TRITON_INTERPRET", None)
     with ProcessPoolExecutor(1, mp_context=get_context("spawn"), max_tasks_per_child=1) as pool:
         futures = [pool.submit(told, H200), pool.submit(told, H200, A10, spec=UNLIKE)]
+        futures.append(pool.submit(told, H200, spec=replace(SPEC, vocab_size=5000), tp=2))
         found = [variants for future in futures for variants in future.result()]
         if kept is not None:
             os.environ["TRITON_INTERPRET"] = kept
@@ -70,7 +74,7 @@ def pool():
 
 
 def test_processes_meet_the_same_variants_in_the_same_order(pool):
-    first, second, other = pool
+    first, second, other, of_rank = pool
     assert first == second  # of layers that are alike, and of as many that are not
     assert len(set(first)) == len(first)
     names, older = ({name for name, _ in of} for of in (first, other))
@@ -78,6 +82,7 @@ def test_processes_meet_the_same_variants_in_the_same_order(pool):
     assert "prefix_attention._prefix" in older - names
     hopper = {"prefill_attention_hopper.prefill_kernel", "prefix_attention_hopper.prefix_kernel"}
     assert hopper <= names - older <= hopper | {"tiled._tiled"}
+    assert {name for name, _ in of_rank} - names == {"all_reduce._sum_ranks", "all_reduce._gather_ranks"}
 
 
 # -------------------------------------------------------------------------------------------- the process

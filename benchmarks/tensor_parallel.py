@@ -1,0 +1,82 @@
+"""Workloads of `sglang-lite bench` on engines of one GPU and of several that share the layers, one after the other.
+
+    python benchmarks/tensor_parallel.py [--tp 1 2] [--shape llama-3.1-8b] [--workload decode1 w1] [--repeat 3]
+
+Random weights, as `load_format="dummy"` makes them: the same of one GPU and of several. Greedy answers are compared
+with those of the first engine: the share of rows, and of tokens before the first that differs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+import sglang_lite as sgl
+from sglang_lite.bench.shapes import SHAPES, hf_config
+from sglang_lite.bench.workloads import WORKLOADS, run
+from sglang_lite.protocol import Generation, SamplingParams
+
+ROWS, TOKENS = 8, 64  # answers that are compared
+
+
+def greedy(engine: sgl.Engine) -> list[tuple[int, ...]]:
+    """Token ids of greedy answers to random prompts."""
+    params = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True)
+    futures: list[Future[Any]] = [Future() for _ in range(ROWS)]
+    for i, future in enumerate(futures):
+        engine.submit([(i + 1) * 7919 * j % 9973 for j in range(1, 100)], params, sink=future.set_result)
+    found = [future.result() for future in futures]
+    assert all(isinstance(each, Generation) for each in found), found
+    return [each.token_ids for each in found]
+
+
+def agreement(found: list[tuple[int, ...]], expected: list[tuple[int, ...]]) -> str:
+    same = [next((i for i, (a, b) in enumerate(zip(*pair)) if a != b), TOKENS) for pair in zip(found, expected)]
+    return f"{same.count(TOKENS)} of {ROWS} rows alike, {sum(same) / ROWS / TOKENS:.0%} of tokens"
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tp", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--shape", default="llama-3.1-8b", choices=SHAPES)
+    parser.add_argument("--workload", nargs="+", default=["decode1", "w1"], choices=WORKLOADS)
+    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
+    parser.add_argument("--tokens", type=int, default=300_000, help="size of each engine's cache (default: 300000)")
+    parser.add_argument("--share", action="store_true", help="put all ranks on the first GPU, whose time they share")
+    parser.add_argument("--device", default="cuda")
+    options = parser.parse_args(arguments)
+    expected: list[tuple[int, ...]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "config.json").write_text(json.dumps(hf_config(options.shape)))
+        for tp in options.tp:
+            settings: dict[str, Any] = {"gpu_id_step": 0} if options.share else {}
+            with sgl.Engine(
+                model=folder, load_format="dummy", skip_tokenizer_init=True, tp_size=tp, dtype=options.dtype,
+                device=options.device, max_total_tokens=options.tokens, **settings,
+            ) as engine:  # fmt: skip
+                found = greedy(engine)
+                expected = expected or found
+                print(f"tp {tp}, {options.dtype}: {agreement(found, expected)}", flush=True)
+                for name in options.workload:
+                    work = WORKLOADS[name]() if options.device == "cuda" else WORKLOADS[name]().scaled_down(64)
+                    seconds = [run(engine, work).seconds for _ in range(options.repeat + 1)][1:]
+                    tokens = sum(work.output_lengths)
+                    each = statistics.median(seconds)
+                    print(
+                        f"tp {tp} {name:8} {each:.3f} s ({min(seconds):.3f} to {max(seconds):.3f}), "
+                        f"{tokens / each:.0f} tokens/s, {1000 * each / max(work.output_lengths):.3f} ms a step",
+                        flush=True,
+                    )
+
+
+if __name__ == "__main__":
+    main()

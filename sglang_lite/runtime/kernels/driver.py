@@ -1,0 +1,30 @@
+"""Calls of CUDA's driver, of functions that torch has no name for."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from typing import Any
+
+import torch
+
+_OUT_OF_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY
+
+
+def call_driver(name: str, *args: Any) -> None:  # of types of ctypes
+    """Calls a function of the driver.
+
+    Raises:
+        torch.OutOfMemoryError: the GPU has too little memory.
+        RuntimeError: the function fails.
+    """
+    error = getattr(_driver(), name)(*args)
+    if error == _OUT_OF_MEMORY:
+        raise torch.OutOfMemoryError(f"CUDA out of memory: {name}")
+    if error:
+        raise RuntimeError(f"{name}: CUDA error {error}")
+
+
+@cache
+def _driver() -> ctypes.CDLL:
+    return ctypes.CDLL("libcuda.so.1")

@@ -1,0 +1,75 @@
+"""Memory of ranks' GPUs that all of them read and write, as CUDA shares it between processes (IPC)."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from sglang_lite.runtime.kernels.all_reduce import Peers, memory_shape
+from sglang_lite.runtime.kernels.driver import call_driver
+
+_ENABLE_PEER_ACCESS = 1  # CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
+
+
+class _Handle(ctypes.Structure):  # CUipcMemHandle
+    _fields_ = (("reserved", ctypes.c_ubyte * 64),)
+
+
+class _Allocation:
+    """Memory of the current GPU, by the driver itself: torch's blocks are parts of larger ones."""
+
+    def __init__(self, size: int) -> None:
+        self._size, address = size, ctypes.c_uint64()
+        call_driver("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(size))
+        self.address = address.value
+
+    @property
+    def handle(self) -> bytes:
+        handle = _Handle()
+        call_driver("cuIpcGetMemHandle", ctypes.byref(handle), ctypes.c_uint64(self.address))
+        return bytes(handle)
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:  # the fields of the protocol
+        return {"shape": (self._size,), "typestr": "|u1", "data": (self.address, False), "version": 3}
+
+    def __del__(self) -> None:  # when no tensor is left
+        with contextlib.suppress(Exception):  # the process may be ending
+            call_driver("cuMemFree_v2", ctypes.c_uint64(self.address))
+
+
+def share_memory(
+    rank: int, count: int, row_bytes: int, device: torch.device, swap: Callable[[bytes], Sequence[bytes]]
+) -> Peers:
+    """Allocates memory of this rank, and opens that of the others, which stay until their processes end.
+
+    Args:
+        rank, count: number of this rank, and of all.
+        row_bytes: bytes of the longest row that a program exchanges.
+        device: this rank's GPU, which has access to the others'.
+        swap: function that passes bytes to all ranks, and returns those of all.
+    """
+    shape = memory_shape(count, row_bytes)
+    with torch.cuda.device(device):
+        torch.zeros(1, device=device)  # makes the context
+        own = _Allocation(8 * math.prod(shape))
+        memory = torch.as_tensor(own, device=device).view(torch.int64).view(shape).zero_()
+        torch.cuda.synchronize(device)  # others may write from now on
+        handles = swap(own.handle)
+        addresses = [own.address if i == rank else _opened(handle) for i, handle in enumerate(handles)]
+    return Peers.of(rank, addresses, memory)
+
+
+def _opened(handle: bytes) -> int:
+    """Address of memory that another process has allocated."""
+    address = ctypes.c_uint64()
+    call_driver(
+        "cuIpcOpenMemHandle_v2", ctypes.byref(address), _Handle.from_buffer_copy(handle),
+        ctypes.c_uint(_ENABLE_PEER_ACCESS),
+    )  # fmt: skip
+    return address.value

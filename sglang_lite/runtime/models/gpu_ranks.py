@@ -1,0 +1,194 @@
+"""Collectives of ranks on GPUs: by stores into each other's memory up to a limit, by NCCL above it."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+
+from sglang_lite.runtime.kernels.all_reduce import Peers, gather_ranks, sum_ranks
+from sglang_lite.runtime.kernels.peer_memory import share_memory
+from sglang_lite.runtime.kernels.sampling import BLOCK
+from sglang_lite.runtime.kernels.sizes import cdiv
+from sglang_lite.runtime.parallel.collectives import Collectives
+from sglang_lite.runtime.parallel.layout import Parallel
+
+logger = logging.getLogger("sglang_lite")
+
+# Most bytes that a rank sends in a sum by stores, if NCCL can do it: on two H200s, 2 MB take NCCL as long.
+ONE_SHOT = 1 << 21
+_FIRST = (1 << 22, 1 << 26)  # bytes of NCCL's first sums: it connects the GPUs then, which no capture should meet
+_LONGEST = 64  # bytes of a path in /proc
+
+
+class LargeSums(Protocol):
+    """Operations of NCCL, by which many numbers are summed."""
+
+    def sum(self, x: torch.Tensor) -> None: ...
+
+    def gather(self, out: torch.Tensor, x: torch.Tensor) -> None: ...
+
+
+class GpuRanks:
+    """Collectives of ranks on GPUs of one machine. All may be captured in CUDA graphs.
+
+    Args:
+        parallel: layout of the ranks.
+        peers: memory through which ranks exchange numbers; None without peer access.
+        nccl: NCCL's operations; None if ranks share a GPU, which NCCL refuses.
+    """
+
+    def __init__(self, parallel: Parallel, peers: Peers | None, nccl: LargeSums | None = None) -> None:
+        self.parallel, self.peers, self.nccl = parallel, peers, nccl
+
+    def fused(self, rows: int, row_bytes: int) -> Peers | None:
+        """Memory for the sum of rows in the kernel that reads them; None if they are summed otherwise."""
+        peers = self.peers
+        fits = peers is not None and rows * row_bytes <= self._most(peers) and peers.takes_rows(rows, row_bytes)
+        return peers if fits else None
+
+    def sum(self, x: torch.Tensor) -> torch.Tensor:
+        x, peers = x.contiguous(), self._fits(x)
+        if peers is not None:
+            return sum_ranks(x, peers)
+        if self.nccl is not None:
+            self.nccl.sum(x)
+            return x
+        return torch.cat([sum_ranks(piece, self._pieces) for piece in self._cut(x)]).view(x.shape)
+
+    def stack(self, x: torch.Tensor) -> torch.Tensor:
+        """Returns all ranks' x, as [ranks, ...]."""
+        x, peers = x.contiguous(), self._fits(x)
+        if peers is not None:
+            return gather_ranks(x, peers)
+        if self.nccl is not None:
+            out = x.new_empty((self.parallel.tp, *x.shape))
+            self.nccl.gather(out, x)
+            return out
+        parts = [gather_ranks(piece, self._pieces) for piece in self._cut(x)]
+        return torch.cat(parts, 1).view(self.parallel.tp, *x.shape)
+
+    def gather(self, x: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
+        parts = self.stack(F.pad(x, (0, max(sizes) - x.shape[1])))
+        return torch.cat([part[:, :size] for part, size in zip(parts, sizes)], 1)
+
+    def _fits(self, x: torch.Tensor) -> Peers | None:
+        peers = self.peers
+        fits = peers is not None and x.nbytes <= self._most(peers) and x.nbytes % 4 == 0
+        return peers if fits else None
+
+    def _most(self, peers: Peers) -> int:
+        """Most bytes that are exchanged by stores at once: each rank sends them to all others."""
+        return min(ONE_SHOT // (self.parallel.tp - 1), peers.max_bytes)
+
+    @property
+    def _pieces(self) -> Peers:
+        assert self.peers is not None, "ranks that share a GPU have access to its memory"
+        return self.peers
+
+    def _cut(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return torch.split(x.view(-1), self._most(self._pieces) // x.element_size())
+
+
+@dataclass(frozen=True, slots=True)
+class LogitParts:
+    """Parts of the logits of a step that ranks have.
+
+    Attributes:
+        ranks: the ranks.
+        sizes: number of tokens of each rank's part of the vocabulary; all but the last are multiples of BLOCK.
+    """
+
+    ranks: GpuRanks
+    sizes: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """Tokens of this rank's part."""
+        return self.sizes[self.ranks.parallel.rank]
+
+    @property
+    def first(self) -> int:
+        """Blocks of tokens before this rank's part."""
+        return sum(self.sizes[: self.ranks.parallel.rank]) // BLOCK
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of tokens of the largest part."""
+        return cdiv(max(self.sizes), BLOCK)
+
+    def whole(self, logits: torch.Tensor) -> torch.Tensor:
+        """Returns whole logits [R, vocab_size] of rows, of which this rank has its part [R, size]."""
+        return self.ranks.gather(logits, self.sizes)
+
+    def words(self, masks: torch.Tensor) -> torch.Tensor:
+        """Returns the words of this rank's tokens, of masks int32 [masks, words]."""
+        start = self.first * BLOCK // 32
+        return masks[:, start : start + cdiv(self.size, 32)]
+
+
+class _Nccl:
+    """NCCL's operations, through a group of torch that is no default group.
+
+    Args:
+        parallel: layout of the ranks.
+        meeting: path of a file by which the ranks find one another, which other users can't read; it stays.
+        device: this rank's GPU.
+    """
+
+    def __init__(self, parallel: Parallel, meeting: str, device: torch.device) -> None:
+        from torch import distributed  # slow to import
+
+        module: Any = distributed  # whose types lack these names
+        group = module.ProcessGroupNCCL
+        store = module.FileStore(meeting, parallel.tp)
+        self._group = group(store, parallel.rank, parallel.tp, group.Options())
+        with torch.cuda.device(device):
+            for size in _FIRST:
+                self.sum(torch.zeros(size, dtype=torch.uint8, device=device))
+            torch.cuda.synchronize(device)
+
+    def sum(self, x: torch.Tensor) -> None:
+        self._group.allreduce([x]).wait()
+
+    def gather(self, out: torch.Tensor, x: torch.Tensor) -> None:
+        self._group.allgather([list(out.unbind(0))], [x]).wait()
+
+
+def connect(host: Collectives, device: torch.device, row_bytes: int, *, own_sum: bool = True) -> GpuRanks:
+    """Collectives of ranks that all call this, each with its GPU.
+
+    Args:
+        host: collectives of the ranks' processes.
+        device: this rank's GPU.
+        row_bytes: bytes of a row of hidden states.
+        own_sum: whether to exchange rows by stores; False for NCCL alone.
+    """
+    parallel = host.parallel
+
+    def swap(content: bytes) -> list[bytes]:
+        own = torch.frombuffer(bytearray(content), dtype=torch.uint8).to(torch.int32).unsqueeze(0)
+        every = host.gather(own, [len(content)] * parallel.tp).view(parallel.tp, -1)
+        return [bytes(row.tolist()) for row in every]
+
+    index = device.index or 0
+    devices = [int.from_bytes(each, "big") for each in swap(index.to_bytes(4, "big"))]
+    shared = len(set(devices)) < len(devices)
+    reaches = all(other == index or torch.cuda.can_device_access_peer(index, other) for other in devices)
+    all_reach = all(map(any, swap(bytes([reaches]))))
+    if not all_reach and parallel.rank == 0:
+        logger.warning("not all GPUs have access to one another's memory: NCCL sums, which takes longer for few rows.")
+    peers = None
+    if shared or (own_sum and all_reach):
+        peers = share_memory(parallel.rank, parallel.tp, row_bytes, device, swap)
+    if shared:
+        return GpuRanks(parallel, peers)
+    # A file without a name, which ends with rank 0's process.
+    meeting = f"/proc/{os.getpid()}/fd/{os.memfd_create('nccl')}" if parallel.rank == 0 else ""
+    meeting = swap(meeting.encode().ljust(_LONGEST))[0].decode().strip()
+    return GpuRanks(parallel, peers, _Nccl(parallel, meeting, device))
