@@ -13,7 +13,7 @@ from PIL import Image as Picture
 
 import sglang_lite as sgl
 from sglang_lite.protocol import ParameterError, SamplingParams
-from tests.runtime.media.seeing import CHAT, GREEDY, png, save_seeing, seen
+from tests.runtime.media.seeing import CHAT, GREEDY, encoded, png, save_seeing, seen
 from tests.server.conftest import Running
 
 TEXT_TEMPLATE = (
@@ -155,17 +155,11 @@ def test_an_image_that_is_a_file_is_told_when_it_is_not_there(running):
 def test_images_of_16_bits_of_grey_are_those_of_8(running):
     _, engine = running
     grey = np.random.default_rng(0).integers(0, 256, (30, 30)).astype(np.uint16)
-    deep = _encoded(Picture.fromarray(grey * 257), "PNG")
+    deep = encoded(Picture.fromarray(grey * 257), "PNG")
     assert Picture.open(io.BytesIO(deep)).mode.startswith("I")
-    flat = _encoded(Picture.fromarray(grey.astype(np.uint8)), "PNG")
+    flat = encoded(Picture.fromarray(grey.astype(np.uint8)), "PNG")
     answers = [engine.complete(seen("u:", each, "hi"), GREEDY) for each in (deep, flat)]
     assert answers[0].output_logprobs == answers[1].output_logprobs
-
-
-def _encoded(picture, kind, **options):
-    file = io.BytesIO()
-    picture.save(file, kind, **options)
-    return file.getvalue()
 
 
 _TINY = Picture.new("RGB", (8, 8))
@@ -174,12 +168,12 @@ BAD = {
     "truncated": (png(64, 64)[:900], "damaged or truncated"),
     "text": (b"no picture", "no image in a known format"),
     "SVG": (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "no image in a known format"),
-    "animated": (_encoded(_TINY, "GIF", save_all=True, append_images=[Picture.new("RGB", (8, 8), "red")]), "animated"),
-    "32 bits": (_encoded(Picture.new("F", (8, 8)), "TIFF"), "32 bits a pixel"),
-    "CMYK": (_encoded(Picture.new("CMYK", (8, 8)), "JPEG"), "CMYK"),
-    "narrow": (_encoded(Picture.new("L", (1, 10_000)), "PNG"), "200 times"),
-    "huge": (_encoded(Picture.new("1", (30_000, 30_000)), "PNG"), "too large|the limit is"),
-    "large": (_encoded(Picture.new("1", (9_000, 9_000)), "PNG"), "the limit is"),
+    "animated": (encoded(_TINY, "GIF", save_all=True, append_images=[Picture.new("RGB", (8, 8), "red")]), "animated"),
+    "32 bits": (encoded(Picture.new("F", (8, 8)), "TIFF"), "32 bits a pixel"),
+    "CMYK": (encoded(Picture.new("CMYK", (8, 8)), "JPEG"), "CMYK"),
+    "narrow": (encoded(Picture.new("L", (1, 10_000)), "PNG"), "200 times"),
+    "huge": (encoded(Picture.new("1", (30_000, 30_000)), "PNG"), "too large|the limit is"),
+    "large": (encoded(Picture.new("1", (9_000, 9_000)), "PNG"), "the limit is"),
 }
 
 

@@ -29,12 +29,16 @@ def read_header(image: Image) -> tuple[int, int]:
 
 
 def upright(picture: Picture) -> Picture:
-    """Pixels of an image as it is shown, in RGB of 8 bits. Decodes them. Errors of pillow are of many kinds."""
-    from PIL import ImageOps
+    """Pixels of an image as it is shown, in RGB of 8 bits, on white where it is transparent. Decodes them. Errors of
+    pillow are of many kinds."""
+    import PIL.Image
+    import PIL.ImageOps
 
-    shown = ImageOps.exif_transpose(picture) if _orientation(picture) > 1 else picture
+    shown = PIL.ImageOps.exif_transpose(picture) if _orientation(picture) > 1 else picture
     if shown.mode.startswith("I"):  # 16 bits of grey, which pillow would cut off above 255
-        shown = shown.convert("I").point(lambda value: value * (1 / 257) + 0.5).convert("L")
+        return shown.convert("I").point(lambda value: value * (1 / 257) + 0.5).convert("L").convert("RGB")
+    if shown.has_transparency_data:
+        shown = PIL.Image.alpha_composite(PIL.Image.new("RGBA", shown.size, "white"), shown.convert("RGBA"))
     return shown.convert("RGB")
 
 

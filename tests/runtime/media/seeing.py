@@ -202,9 +202,13 @@ def save_seeing(family: str, folder: Path, chat_template: str = "") -> Any:
 
 def png(width: int, height: int, seed: int = 0) -> bytes:
     """PNG file of random pixels."""
-    pixels = np.random.default_rng(seed).integers(0, 255, (height, width, 3), dtype=np.uint8)
+    return encoded(Picture.fromarray(np.random.default_rng(seed).integers(0, 255, (height, width, 3), np.uint8)), "PNG")
+
+
+def encoded(picture: Picture.Image, kind: str, **options: Any) -> bytes:
+    """File of a picture."""
     file = io.BytesIO()
-    Picture.fromarray(pixels).save(file, "PNG")
+    picture.save(file, kind, **options)
     return file.getvalue()
 
 

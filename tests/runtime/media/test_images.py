@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from PIL import Image as Picture
@@ -38,6 +39,7 @@ from tests.runtime.media.seeing import (
     IMAGE_ID,
     Seeing,
     check,
+    encoded,
     logprobs,
     png,
     save_seeing,
@@ -82,6 +84,27 @@ def test_answers_are_those_of_transformers(seeing: Seeing, sizes: list[tuple[int
         parts += [image, "cd"]
     check(seeing, seeing.engine.complete(seen(*parts), GREEDY), images)
     check(seeing, seeing.engine.complete(seen(*parts), GREEDY), images)  # from the cache
+
+
+def _transparent(mode: str) -> bytes:
+    """PNG of random colours, and of random transparency, or with one transparent colour."""
+    random = np.random.default_rng(1)
+    picture = Picture.fromarray(random.integers(0, 255, (41, 50, 3), dtype=np.uint8)).convert(mode)
+    if picture.has_transparency_data:
+        picture.putalpha(Picture.fromarray(random.integers(0, 255, (41, 50), dtype=np.uint8)))
+        return encoded(picture, "PNG")
+    corner = picture.getpixel((0, 0))
+    assert corner is not None
+    picture.paste(corner, (0, 0, 30, 30))
+    return encoded(picture, "PNG", transparency=corner)
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "P", "L", "RGB"])
+def test_what_is_transparent_is_white_as_for_transformers(seeing: Seeing, mode: str) -> None:
+    image = _transparent(mode)
+    check(
+        seeing, seeing.engine.complete(seen("ab", image, "cd"), msgspec.structs.replace(GREEDY, max_tokens=1)), [image]
+    )
 
 
 @pytest.mark.parametrize("chunk", [7, 64])
