@@ -132,20 +132,27 @@ def image_format(folder: Path, tokenizer: Tokenizer, vocab_size: int) -> ImageFo
     """
     config = read_json(folder / "config.json")
     make = _FAMILIES.get(config.get("model_type", ""))
-    file = folder / "preprocessor_config.json"
-    if make is None or not file.exists():
+    if make is None or (settings := _settings(folder)) is None:
         return None
-    settings = read_json(file)
     try:
         token_id: int = config["image_token_id" if "image_token_id" in config else "image_token_index"]
         parts = make(config, settings)
         token = tokenizer.control_text(token_id)
     except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
         raise ModelError(f"{folder}: its images can't be prepared: {error!r}.") from error
-    digest = hashlib.blake2b(file.read_bytes(), digest_size=32).digest()
+    digest = hashlib.blake2b(repr(settings).encode(), digest_size=32).digest()
     if config["model_type"] == "gemma3":
         return ImageFormat(_GEMMA_IMAGE, token, token_id, vocab_size, digest, parts, config["mm_tokens_per_image"])
     return ImageFormat(token, token, token_id, vocab_size, digest, parts)
+
+
+def _settings(folder: Path) -> Config | None:
+    """Settings of a folder's image processor, where transformers reads them; None if there are none."""
+    whole, file = folder / "processor_config.json", folder / "preprocessor_config.json"
+    nested = read_json(whole).get("image_processor") if whole.exists() else None  # written from transformers 5 on
+    if isinstance(nested, dict):
+        return nested
+    return read_json(file) if file.exists() else None
 
 
 def _llava(config: Config, settings: Config) -> Parts:

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 import pytest
 from PIL import Image as Picture
-from transformers import AutoImageProcessor, Idefics3Processor
+from transformers import AutoImageProcessor, AutoTokenizer, Idefics3Processor, LlavaProcessor
 
 import sglang_lite as sgl
 from sglang_lite.protocol import (
@@ -270,6 +270,20 @@ def test_an_engine_in_its_own_process_reads_images(saved: Any) -> None:
             s += "ab" + sgl.image(images[0]) + "cd" + sgl.gen("answer", max_tokens=6, temperature=0, ignore_eos=True)
 
         assert look().run(backend=engine)["answer"] == engine.complete(seen("ab", images[0], "cd"), GREEDY).text
+
+
+def test_settings_that_a_processor_saved_are_read_before_those_of_an_older_file(saved: Any, tmp_path: Path) -> None:
+    folder, model = saved["llava"]
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "preprocessor_config.json").unlink()
+    assert open_model_files(tmp_path).images is None
+    images = AutoImageProcessor.from_pretrained(folder, backend="pil")
+    LlavaProcessor(images, AutoTokenizer.from_pretrained(folder), patch_size=7).save_pretrained(tmp_path)
+    assert not (tmp_path / "preprocessor_config.json").exists()
+    for _ in range(2):
+        with _engine(tmp_path) as engine:
+            check(Seeing(folder, model, engine), engine.complete(seen("ab", png(50, 40), "cd"), GREEDY), [png(50, 40)])
+        (tmp_path / "preprocessor_config.json").write_text('{"image_processor_type": "of another model"}')
 
 
 def test_placeholders_are_those_of_transformers_for_all_sizes(saved: Any) -> None:
