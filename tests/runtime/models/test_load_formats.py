@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import fsspec
@@ -17,7 +20,7 @@ from safetensors.torch import load_file
 import sglang_lite as sgl
 from sglang_lite.cli import main
 from sglang_lite.runtime.loading.save import save_sharded
-from sglang_lite.runtime.models.weights import ranges
+from sglang_lite.runtime.models.weights import numpy_copy, ranges
 from tests.runtime.models.test_new_weights import engine, pair, told
 
 SHARD = "model-rank-0-part-0.safetensors"
@@ -125,6 +128,55 @@ def test_shards_that_are_not_all_of_one_rank_are_refused(sharded, case):
 def pickle_into(file):
     with open(file, "wb") as out:
         np.save(out, np.array([{}]), allow_pickle=True)
+
+
+@pytest.mark.parametrize("name", ["/above", "../above", "a/b", "a/", ".", "..", "", "weight_names.json", "a\0", 7])
+def test_names_that_are_no_files_are_refused_before_a_byte_is_written(pickled, name):
+    if name == "/above":
+        name = f"{pickled.parent}/above"
+    torch.save({"first": torch.ones(1), name: torch.ones(1)}, pickled / "pytorch_model.bin")
+    before = sorted(pickled.parent.rglob("*"))
+    with pytest.raises(sgl.ModelError, match="of which no file can be made"):
+        engine(pickled, load_format="npcache")
+    assert sorted(pickled.parent.rglob("*")) == before
+
+
+def test_a_copy_is_made_again_when_its_origin_has_changed(pickled, folder):
+    first, file = logits(pickled, "npcache"), pickled / "pytorch_model.bin"
+    for note in (True, False):  # SGLang's copy has none
+        tensors = torch.load(file)
+        torch.save({name: each * 0.5 for name, each in tensors.items()}, file)
+        if not note:
+            (pickled / "np" / "sglang_lite_origin.json").unlink()
+            os.utime(file, (2**32, 2**32))
+        changed = logits(pickled, "npcache")
+        assert changed == logits(pickled, "pt") != first
+        first = changed
+    assert [each.name for each in pickled.iterdir() if each.name.startswith(".")] == []
+
+
+def test_a_folder_of_the_same_name_is_told_before_a_copy_is_made(pickled):
+    (pickled / "np").mkdir()
+    (pickled / "np" / "own").touch()
+    with pytest.raises(sgl.ModelError, match=r"np: is there without weight_names.json.* Remove the folder"):
+        engine(pickled, load_format="npcache")
+    assert [each.name for each in (pickled / "np").iterdir()] == ["own"]
+
+
+def test_several_engines_may_make_the_copy_at_once(pickled, expected, monkeypatch):
+    together, save, seen = threading.Barrier(3), np.save, set[int]()
+
+    def waiting(*args, **settings):
+        if threading.get_ident() not in seen:
+            seen.add(threading.get_ident())
+            together.wait(60)
+        save(*args, **settings)
+
+    monkeypatch.setattr(np, "save", waiting)
+    with ThreadPoolExecutor(3) as pool:
+        made = list(pool.map(lambda _: numpy_copy.numpy_files(pickled), range(3)))
+    assert made[0] == made[1] == made[2]
+    assert logits(pickled, "npcache") == expected
 
 
 BAD_COPIES = {

@@ -60,6 +60,16 @@ def weight_files(
     )
 
 
+def pickle_files(folder: Path) -> set[Path]:
+    """Files of pickled tensors: `pytorch_model.bin`, its shards, or `.pt`. Raises ModelError if there are none."""
+    try:
+        return weight_files(folder, ("bin",))[1]
+    except ModelError:
+        if found := {path for path in folder.glob("*.pt") if path.is_file()}:
+            return found
+        raise
+
+
 def _shards(index: Path, exists: Callable[[Path], bool]) -> set[Path]:
     content = read_any_json(index)
     files = content.get("weight_map") if isinstance(content, dict) else None

@@ -1,0 +1,145 @@
+"""Copy of pickled tensors in NumPy's format, a file each, in the folder `np` beside them, as SGLang makes it.
+
+Beside SGLang's list of names lies a note of the files that it was made of: a copy of others is made again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from sglang_lite.protocol import ModelError
+from sglang_lite.runtime.models.config_fields import read_any_json, shown
+from sglang_lite.runtime.models.weights.folder import FolderSource, pickle_files, pickled_tensors
+from sglang_lite.runtime.models.weights.source import Weight
+
+_COPY = "np"
+_NAMES, _ORIGIN = "weight_names.json", "sglang_lite_origin.json"
+
+
+class NumpySource(FolderSource):
+    """Source of tensors in NumPy's format, a file each. Unpickles nothing."""
+
+    def _names(self, file: Path) -> list[str]:
+        return [file.name]
+
+    def _tensor(self, name: str, file: Path) -> torch.Tensor:
+        try:
+            return torch.from_numpy(np.load(file, allow_pickle=False))
+        except (OSError, ValueError, EOFError, TypeError) as error:
+            raise ModelError(f"{file}: damaged: {error}", hint=f"Remove the folder {file.parent}.") from error
+
+    def _plain(self, name: str, file: Path) -> Weight:
+        return self._tensor(name, file)
+
+
+def numpy_files(folder: Path) -> set[Path]:
+    """Files of the copy, which is made unless one of the pickled tensors that are there is.
+
+    Raises:
+        ModelError: there is neither, or the copy is damaged or can't be made.
+    """
+    copy = folder / _COPY
+    if not (copy / _NAMES).exists() or not _is_current(copy):
+        _make(copy, pickle_files(folder))
+    names = read_any_json(copy / _NAMES)
+    if not isinstance(names, list):
+        raise ModelError(f"{copy / _NAMES}: not a list of names.", hint=f"Remove the folder {copy}.")
+    for name in names:
+        if not _is_file_name(name):
+            raise ModelError(f"{copy / _NAMES}: names {shown(name)}, which is no file of the folder.")
+        if not (copy / name).is_file():
+            raise ModelError(f"{copy}: the file {name} is missing.", hint=f"Remove the folder {copy}.")
+    return {copy / name for name in names}
+
+
+def _is_file_name(name: Any) -> bool:  # of an untrusted file
+    return (
+        isinstance(name, str)
+        and name not in ("", ".", "..", _NAMES, _ORIGIN)
+        and not any(each in name for each in "/\\\0")
+    )
+
+
+def _origin(files: Iterable[Path]) -> dict[str, list[int]]:
+    """Size and time of the last change of files, by name."""
+    stats = {file: file.stat() for file in files}
+    return {file.name: [stat.st_size, stat.st_mtime_ns] for file, stat in stats.items()}
+
+
+def _is_current(copy: Path) -> bool:
+    """True if a copy is of the pickled tensors beside it, or there are none. One of SGLang's has to be newer."""
+    try:
+        files = pickle_files(copy.parent)
+    except ModelError:
+        return True
+    if (copy / _ORIGIN).exists():
+        return bool(read_any_json(copy / _ORIGIN) == _origin(files))
+    made = (copy / _NAMES).stat().st_mtime_ns
+    return all(file.stat().st_mtime_ns <= made for file in files)
+
+
+def _make(copy: Path, files: Iterable[Path]) -> None:
+    if os.path.lexists(copy) and not (copy / _NAMES).exists():
+        raise ModelError(
+            f"{copy}: is there without {_NAMES}, so it is no whole copy in NumPy's format.",
+            hint=f"Remove the folder {copy}.",
+        )
+    origin = _origin(files)
+    _check_names(files)
+    try:
+        with tempfile.TemporaryDirectory(prefix=".np-", dir=copy.parent) as scratch:
+            written = Path(scratch, "new")
+            written.mkdir()
+            _write(files, written)
+            (written / _ORIGIN).write_text(json.dumps(origin))
+            _put(written, copy, Path(scratch, "old"))
+    except (OSError, ValueError, TypeError) as error:
+        raise ModelError(
+            f"{copy}: the copy in NumPy's format can't be made: {error}", hint='Use load_format="pt".'
+        ) from error
+
+
+def _check_names(files: Iterable[Path]) -> None:
+    """Raises ModelError if a tensor's name is that of no file within a folder, or is there twice."""
+    found: dict[str, Path] = {}
+    for file in sorted(files):
+        for name in pickled_tensors(file, "meta"):
+            if not _is_file_name(name):
+                raise ModelError(
+                    f"{file}: a tensor has the name {shown(name)}, of which no file can be made.",
+                    hint='Use load_format="pt".',
+                )
+            if name in found:
+                raise ModelError(f"{file}: {name} is in {found[name].name}, too.")
+            found[name] = file
+
+
+def _write(files: Iterable[Path], out: Path) -> None:
+    names = []
+    for file in sorted(files):
+        for name, tensor in pickled_tensors(file).items():
+            # NumPy has no bfloat16, whose numbers are float32's, too.
+            plain = tensor.float() if tensor.dtype == torch.bfloat16 else tensor
+            with open(out / name, "xb") as opened:
+                np.save(opened, plain.numpy(), allow_pickle=False)
+            names.append(name)
+    (out / _NAMES).write_text(json.dumps(names))
+
+
+def _put(made: Path, copy: Path, old: Path) -> None:
+    """Puts a folder in the place of a copy. If another process has put one there meanwhile, that stays."""
+    if (copy / _NAMES).exists() and not _is_current(copy):
+        os.replace(copy, old)
+    try:
+        os.replace(made, copy)
+    except OSError:
+        if not (copy / _NAMES).exists():
+            raise
