@@ -10,6 +10,7 @@ import numpy as np
 import openai
 import pytest
 from PIL import Image as Picture
+from PIL.PngImagePlugin import PngInfo
 
 import sglang_lite as sgl
 from sglang_lite.protocol import ParameterError, SamplingParams
@@ -152,6 +153,14 @@ def test_an_image_that_is_a_file_is_told_when_it_is_not_there(running):
     assert "no files are stored here" in answer.json()["error"]["message"]
 
 
+def test_a_photo_with_other_pictures_in_its_file_is_the_first(running):
+    _, engine = running
+    first, second = (Picture.open(io.BytesIO(png(30, 30, seed=seed))) for seed in (0, 1))
+    photo = encoded(first, "MPO", save_all=True, append_images=[second])
+    answers = [engine.complete(seen("u:", each, "hi"), GREEDY) for each in (photo, encoded(first, "JPEG"))]
+    assert answers[0].output_logprobs == answers[1].output_logprobs
+
+
 def test_images_of_16_bits_of_grey_are_those_of_8(running):
     _, engine = running
     grey = np.random.default_rng(0).integers(0, 256, (30, 30)).astype(np.uint16)
@@ -163,12 +172,16 @@ def test_images_of_16_bits_of_grey_are_those_of_8(running):
 
 
 _TINY = Picture.new("RGB", (8, 8))
+_LONG = PngInfo()
+_LONG.add_text("comment", "a" * 2**21, zip=True)
 BAD = {
     "empty": (b"", "is empty"),
     "truncated": (png(64, 64)[:900], "damaged or truncated"),
     "text": (b"no picture", "no image in a known format"),
     "SVG": (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "no image in a known format"),
     "animated": (encoded(_TINY, "GIF", save_all=True, append_images=[Picture.new("RGB", (8, 8), "red")]), "animated"),
+    "pages": (encoded(_TINY, "TIFF", save_all=True, append_images=[_TINY]), "several pages. Send each"),
+    "text of a file": (encoded(_TINY, "PNG", pnginfo=_LONG), "can't be read: Decompressed data too large"),
     "32 bits": (encoded(Picture.new("F", (8, 8)), "TIFF"), "32 bits a pixel"),
     "CMYK": (encoded(Picture.new("CMYK", (8, 8)), "JPEG"), "CMYK"),
     "narrow": (encoded(Picture.new("L", (1, 10_000)), "PNG"), "200 times"),

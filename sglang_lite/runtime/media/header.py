@@ -54,8 +54,8 @@ def open_image(image: Image) -> Picture:
     """Opens an image, whose pixels are not decoded yet.
 
     Raises:
-        ParameterError: it has no bytes or too many, is none, is in an unknown format, animated, in CMYK or in 32
-            bits of grey, too large, or too long and narrow; or the package pillow is missing.
+        ParameterError: it has no bytes or too many, is none, is in an unknown format, animated, of several pages, in
+            CMYK or in 32 bits of grey, too large, or too long and narrow; or the package pillow is missing.
     """
     try:
         import PIL.Image
@@ -69,15 +69,20 @@ def open_image(image: Image) -> Picture:
         picture = PIL.Image.open(io.BytesIO(image.data), formats=FORMATS)
     except PIL.Image.DecompressionBombError as error:
         raise _error(f"is too large: {error}", "Scale it down.") from None
-    except Exception:  # pillow raises errors of many kinds for damaged files
-        start = image.data[:8]
-        raise _error(f"begins with {start!r}: no image in a known format.", f"Known: {', '.join(FORMATS)}.") from None
+    except PIL.UnidentifiedImageError:
+        problem = f"begins with {image.data[:8]!r}: no image in a known format, or damaged there."
+        raise _error(problem, f"Known: {', '.join(FORMATS)}.") from None
+    except Exception as error:  # pillow raises errors of many kinds for damaged files
+        raise _error(f"can't be read: {error}", "Save it again.") from None
     width, height = picture.size
     if width * height > MAX_PIXELS:
         raise _error(f"{width:,} x {height:,} pixels, the limit is {MAX_PIXELS:,} in all.", "Scale it down.")
     if max(width, height) > MAX_ASPECT * min(width, height):
         raise _error(f"{width:,} x {height:,} pixels: one side is over {MAX_ASPECT} times the other.", "Cut it.")
-    if getattr(picture, "is_animated", False):
+    # A JPEG of several pictures is the first: others are small ones, depths or light for the same photo.
+    if getattr(picture, "is_animated", False) and picture.format != "MPO":
+        if picture.format == "TIFF":
+            raise _error("has several pages.", "Send each as an image.")
         raise _error("is animated.", "Send its frames as images.")
     if picture.mode == "F" or (picture.mode == "I" and picture.format == "TIFF"):
         raise _error("has 32 bits a pixel, of an unknown range.", "Save it with 8 or 16 bits.")
