@@ -207,6 +207,7 @@ def test_bad_images_are_refused_by_name_and_others_go_on(running, name):
         ("http://169.254.169.254/latest", "none is fetched"), ("https://example.com/cat.png", "none is fetched"),
         ("file:///etc/passwd", "none is fetched"), ("data:text/plain;base64,aGk=", "no image in base64"),
         ("data:image/svg+xml;base64,PHN2Zy8+", "SVG"), ("data:image/png;base64,####", "no base64"),
+        ("data:image/png;base64,", "messages[0].content[0]: is empty"),
         ("data:image/png,abc", "no image in base64"), (7, "no data URL"),
     ],
 )  # fmt: skip
@@ -220,11 +221,32 @@ def test_addresses_and_other_data_are_refused(running, url, why):
 
 
 @pytest.mark.parametrize(
+    ("kind", "why"), [("video_url", "no video_url is read here. Send text"), ("input_audio", "no input_audio is read")]
+)
+def test_parts_that_nobody_reads_are_refused_as_such(running, kind, why):
+    server, _ = running
+    body = {"model": "default", "messages": [{"role": "user", "content": [{"type": kind, kind: {"url": "u"}}]}]}
+    assert why in httpx2.post(f"{server.url}/v1/chat/completions", json=body).json()["error"]["message"]
+
+
+def test_images_of_others_than_users_are_refused_as_such(running):
+    server, _ = running
+    image = {"type": "image_url", "image_url": {"url": _url(png(9, 9))}}
+    messages = [{"role": "assistant", "content": "a"}, {"role": "tool", "tool_call_id": "1", "content": [image]}]
+    answer = httpx2.post(f"{server.url}/v1/chat/completions", json={"model": "default", "messages": messages})
+    assert "can have images, not one of role 'tool'" in answer.json()["error"]["message"]
+    output = [{"type": "input_image", "image_url": _url(png(9, 9))}]
+    body = {"model": "default", "input": [{"type": "function_call_output", "call_id": "1", "output": output}]}
+    answer = httpx2.post(f"{server.url}/v1/responses", json=body)
+    assert "no input_image is read here" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
     ("text", "images", "why"),
     [
-        ("<image><image>", 1, "2 placeholders, and 1"),
-        ("hi", 1, "0 placeholders, and 1"),
-        ("<image>", 0, "1 placeholders, and 0"),
+        ("<image><image>", 1, "2 placeholders, and 1 image. Give an image for each <image>"),
+        ("hi", 1, "0 placeholders, and 1 image. Write <image> where"),
+        ("<image>", 0, "1 placeholder, and 0 images. Give an image for each"),
         ("<image>", 2, "and 2 images"),
     ],
 )

@@ -36,4 +36,6 @@ def image_from(source: object, where: str) -> Image:
         data = base64.b64decode(source if header is None else source[header.end() :], validate=True)
     except (binascii.Error, ValueError) as error:
         raise ParameterError(where, f"is no base64: {error}") from None
+    if not data:
+        raise ParameterError(where, "is empty.", hint="Give the bytes of an image in base64.")
     return Image(data, kind)

@@ -106,10 +106,11 @@ def prompt_spans(prompt: Prompt, images: ImageFormat | None, model_name: str) ->
     spans = list(images.placed(prompt.spans) if named else prompt.spans)
     places, count = sum(map(is_placeholder, spans)), len(prompt.images)
     if places != count:
-        raise ParameterError(
-            "prompt", f"has {places} placeholders, and {count} images.",
-            hint=f"Write {images.named} where each one belongs." if named else "",
-        )  # fmt: skip
+        problem = f"has {places} placeholder{'s' * (places != 1)}, and {count} image{'s' * (count != 1)}."
+        cure = f"Write {images.named} where each one belongs."
+        if places > count:
+            cure = f"Give an image for each {images.named}: image_data= of generate, or sgl.image in a program."
+        raise ParameterError("prompt", problem, hint=cure if named else "")
     left = iter(prompt.images)
     return [each for span in spans for each in (images.spans(next(left)) if is_placeholder(span) else (span,))]
 
@@ -243,7 +244,7 @@ def _pixtral(config: Config, settings: Config) -> Parts:
         ratio = max(height / most_rows, width / most_columns, 1)
         rows, columns = (-(-math.floor(side / ratio) // unit) for side in (height, width))
         if (count := rows * columns) < least:
-            problem = f"{width:,} x {height:,} pixels make {count} patches of {unit} x {unit}, not {least}."
+            problem = f"{width:,} x {height:,} pixels have {count} of at least {least} patches of {unit} x {unit}."
             raise ParameterError("image", problem, hint="Cut it less narrow, or scale it up.")
         return [*[columns, "[IMG_BREAK]"] * (rows - 1), columns, "[IMG_END]"]
 

@@ -356,5 +356,5 @@ def _text(block: Shown, where: str) -> str:
         told = source.content if isinstance(source.content, str) else "\n".join(each.text for each in source.content)
     else:
         kind = source.__struct_config__.tag
-        raise CapabilityError(f"the model reads only text, no documents of type {kind}.", parameter=where)
+        raise CapabilityError(f"documents are read as text, not of type {kind}.", parameter=where)
     return "\n".join(filter(None, (block.title, block.context, told)))

@@ -42,9 +42,15 @@ class RequestImages:
         if not self._accepted:
             raise CapabilityError(f"the model reads only text, no {kind}.", parameter=where)
         if role != "user":
-            raise CapabilityError(f"only a user's message can have images, not one of {role}.", parameter=where)
+            raise CapabilityError(f"only a user's message can have images, not one of role {role!r}.", parameter=where)
         self.found.append(image_from(source, where))
         return {"type": "image"}
+
+
+def unread_part(kind: str, where: str) -> CapabilityError:
+    """Error for a part of a message that no model reads here, or not in that place."""
+    hint = "Send text, and images in a user's message if the model reads them."
+    return CapabilityError(f"no {kind} is read here.", parameter=where, hint=hint)
 
 
 def joined(parts: Sequence[Part]) -> str | list[dict[str, Json]]:

@@ -8,9 +8,9 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 
 from sglang_lite.constraints import structural_tag
-from sglang_lite.protocol import CapabilityError, Ebnf, ParameterError, Regex
+from sglang_lite.protocol import Ebnf, ParameterError, Regex
 from sglang_lite.protocol.anything import Json
-from sglang_lite.server.conversation.images import Part, RequestImages, joined
+from sglang_lite.server.conversation.images import Part, RequestImages, joined, unread_part
 from sglang_lite.server.conversation.tools import (
     INPUT,
     GrammarText,
@@ -361,8 +361,7 @@ def _content(content: Content | None, where: str, role: str, images: RequestImag
             url = given.get("url") if isinstance(given, dict) else given
             parts.append(images.part(url, "image_url", f"{where}.content[{i}]", role=role))
         else:
-            kind = part.__struct_config__.tag
-            raise CapabilityError(f"the model reads only text, no {kind}.", parameter=f"{where}.content[{i}]")
+            raise unread_part(str(part.__struct_config__.tag), f"{where}.content[{i}]")
     return joined(parts)
 
 

@@ -196,7 +196,7 @@ def _text(content: str | Sequence[ContentPart], where: str) -> str:
             texts.append(_json(part, f"{where}[{i}].data"))
         else:
             kind = part.__struct_config__.tag
-            raise CapabilityError(f"the model reads only text, no {kind}.", parameter=f"{where}[{i}]")
+            raise CapabilityError(f"decisions read only text, no {kind}.", parameter=f"{where}[{i}]")
     return "\n".join(texts)
 
 

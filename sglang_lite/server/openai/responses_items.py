@@ -11,7 +11,7 @@ from sglang_lite.protocol import CapabilityError, ParameterError
 from sglang_lite.protocol.anything import Json
 from sglang_lite.random_ids import random_id
 from sglang_lite.runtime.media.data_url import image_from
-from sglang_lite.server.conversation.images import RequestImages, joined
+from sglang_lite.server.conversation.images import RequestImages, joined, unread_part
 from sglang_lite.server.conversation.tools import INPUT, arguments_of
 from sglang_lite.server.http.body import convert
 
@@ -207,8 +207,7 @@ def _parts(content: Content, role: str, where: str, *, images: bool = False) -> 
             image_from(part.image_url, f"{where}[{i}].image_url")
             parts.append({"type": "input_image", "image_url": part.image_url, "detail": "auto"})
         else:
-            kind = part.__struct_config__.tag
-            raise CapabilityError(f"the model reads only text, no {kind}.", parameter=f"{where}[{i}]")
+            raise unread_part(str(part.__struct_config__.tag), f"{where}[{i}]")
     return parts
 
 

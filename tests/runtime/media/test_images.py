@@ -338,7 +338,7 @@ def test_an_image_of_any_size_has_as_many_features_as_placeholders(seeing: Seein
 def test_an_image_of_too_few_patches_is_refused(saved: Any, family: str, size: tuple[int, int]) -> None:
     images = open_model_files(saved[family][0]).images
     assert images is not None
-    with pytest.raises(ParameterError, match=f"{size[0]} x {size[1]} pixels make . patches"):
+    with pytest.raises(ParameterError, match=f"{size[0]} x {size[1]} pixels have . of at least . patches"):
         images.parts(*size)
 
 

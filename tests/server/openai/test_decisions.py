@@ -177,7 +177,7 @@ def test_json_in_the_input_has_limits(http, engine):
 
 def test_an_image_in_the_input_and_another_model_are_refused(client, decide, http):
     image = [{"role": "user", "content": [{"type": "input_image", "image_url": "data:image/png;base64,AA=="}]}]
-    with pytest.raises(openai.BadRequestError, match="reads only text, no input_image") as refused:
+    with pytest.raises(openai.BadRequestError, match="decisions read only text, no input_image") as refused:
         decide([{"type": "predicate", "instructions": "a"}], image)
     assert (refused.value.param, refused.value.code) == ("input[0].content[0]", "unsupported")
     with pytest.raises(openai.NotFoundError):
