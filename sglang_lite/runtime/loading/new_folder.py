@@ -30,6 +30,8 @@ def new_folder(out: Path) -> Iterator[Path]:
             written.mkdir()
             yield written
             written.rename(out)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise ModelError(f"{out}: can't be written: {error}", hint="Give a folder that is below no file.") from error
     except OSError as error:
         raise ModelError(f"{out}: can't be written: {error}", hint="Give a folder on another disk.") from error
 
