@@ -251,12 +251,14 @@ def _asked(client: CoreClient, call: EngineCall[R]) -> Future[R]:
 
 
 def _added(stats: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Counts of several engines as those of one: sums, but the largest of times and states."""
+    """Counts of several engines as those of one: sums, but the largest of times and states, and means of averages."""
     found: dict[str, Any] = {}
     for name in {name: None for each in stats for name in each}:
         values = [each[name] for each in stats if name in each]
         if isinstance(values[0], Mapping):
             found[name] = _added(values)
+        elif name.startswith("avg_"):
+            found[name] = sum(values) / len(values)
         elif isinstance(values[0], int | float):
             found[name] = max(values) if name.startswith(_LARGEST) else sum(values)
         elif isinstance(values[0], list):

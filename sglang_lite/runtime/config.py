@@ -31,6 +31,7 @@ _MAX = {
     "dist_timeout": 1 << 20,
     "compile_processes": 1024,
     "draft_tokens": 16,
+    "seed": 1 << 53,
 }
 # Formats of a checkpoint's weights.
 LoadFormat: TypeAlias = Literal["auto", "safetensors", "pt", "npcache", "sharded_state", "remote", "gguf", "dummy"]
@@ -286,7 +287,7 @@ class EngineConfig:
         _check_int("max_queued", self.max_queued, 1)
         for name, most in _MAX.items():
             if (value := getattr(self, name)) is not None and (name, value) != ("step_tokens", _WHOLE):
-                _check_int(name, value, 0 if name == "compile_processes" else 1)
+                _check_int(name, value, 0 if name in ("compile_processes", "seed") else 1)
                 if value > most:
                     raise ParameterError(name, f"{shown(value)} is more than {most:,}.")
         for name in _TEXTS:
@@ -510,8 +511,9 @@ def _check_scales(config: EngineConfig) -> None:
 
 def _check_parallel(config: EngineConfig) -> None:
     """Raises ParameterError if a setting does not go with several ranks, or with several replicas."""
+    ranks = config.parallel.tp
     _check_replicas(config)
-    if config.parallel.tp == 1:
+    if ranks == 1:
         return
     for name in _OF_ONE_RANK:
         if getattr(config, name) not in (False, "auto"):

@@ -111,13 +111,14 @@ def test_one_that_has_ended_is_left_out():
 
 def test_counts_are_added_and_shown_by_rank():
     counts = [
-        {"running": 1, "mask_p50_s": 0.5, "asleep": 0, "drafters": {"prompt": {"drafted": 1}}},
-        {"running": 2, "mask_p50_s": 0.1, "asleep": 1, "drafters": {"prompt": {"drafted": 5}}},
+        {"running": 1, "mask_p50_s": 0.5, "asleep": 0, "avg_x": 1.0, "drafters": {"prompt": {"drafted": 1}}},
+        {"running": 2, "mask_p50_s": 0.1, "asleep": 1, "avg_x": 2.0, "drafters": {"prompt": {"drafted": 5}}},
     ]
     away = Replica(up=False)
     stats = calls_of(Replica({Stats: counts[0]}), away, Replica({Stats: counts[1]})).ask(Stats()).result()
     ranks = stats.pop("replicas")
-    assert stats == {"running": 3, "mask_p50_s": 0.5, "asleep": 1, "drafters": {"prompt": {"drafted": 6}}}
+    drafters = {"prompt": {"drafted": 6}}
+    assert stats == {"running": 3, "mask_p50_s": 0.5, "asleep": 1, "avg_x": 1.5, "drafters": drafters}
     assert ranks == [{"dp_rank": 0, **counts[0]}, {"dp_rank": 2, **counts[1]}]
     assert away.asked == []  # it loads its model, and would answer after that
 

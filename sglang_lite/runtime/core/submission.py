@@ -151,7 +151,7 @@ def check_kind(name: str, value: object, *kinds: type) -> None:
 
 def check_rank(rank: int | None, replicas: int) -> None:
     """Raises ParameterError if an engine has no replica of that number."""
-    if rank is not None and not 0 <= rank < replicas:
+    if rank is not None and (isinstance(rank, bool) or not 0 <= rank < replicas):
         known = "the engine has one replica" if replicas == 1 else f"the engine has the replicas 0 to {replicas - 1}"
         raise ParameterError("routed_dp_rank", f"{known}, and no {rank}.", hint="Leave it out.")
 

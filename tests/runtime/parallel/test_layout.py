@@ -70,6 +70,10 @@ def test_the_parts_of_a_parameter_cover_it(name):
     [
         (dict(tp_size=0), "tp_size: 0 is not a whole number from 1 to 1024"),
         (dict(tp_size=2.0), "tp_size: 2.0 is not a whole number"),
+        (dict(tp_size=None), "tp_size: None is not a whole number"),
+        (dict(seed="a"), "seed: 'a' is not a whole number of at least 0"),
+        (dict(seed=-1), "seed: -1 is not a whole number of at least 0"),
+        (dict(seed=1 << 64), "seed: 18446744073709551616 is more than"),
         (dict(tp_size=True), "tp_size: True is not a whole number"),
         (dict(tp_size=2, deterministic=True), "deterministic: is not here with tp_size=2. Leave one out"),
         (dict(tp_size=2, in_process=True), "in_process: is not here with tp_size=2"),
