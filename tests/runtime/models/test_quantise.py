@@ -9,7 +9,6 @@ from transformers import AutoModelForCausalLM, Qwen3ForCausalLM
 
 import sglang_lite as sgl
 from sglang_lite.cli import main
-from sglang_lite.runtime.loading import quantise as module
 from sglang_lite.runtime.loading.quantise import quantise
 from sglang_lite.runtime.models.weights.folder import open_folder
 from sglang_lite.runtime.models.weights.quantization_config import read_quantisation
@@ -74,7 +73,7 @@ def test_nothing_is_left_of_what_fails(folder, tmp_path, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(module.shutil, "copy", full)
+    monkeypatch.setattr("shutil.copy", full)
     with pytest.raises(sgl.ModelError, match=r"can't be written: .*No space left on device"):
         quantise(str(folder), tmp_path / "to" / "out", group=32)
     assert list((tmp_path / "to").iterdir()) == []
