@@ -163,6 +163,12 @@ def update_from_group(
     check_kind("flush_cache", flush_cache, bool)
     for name, value in (("group_name", group_name), ("weight_version", weight_version)):
         check_kind(name, value, str, *(() if name == "group_name" else (type(None),)))
+    for name, each in (("names", names), ("dtypes", dtypes), ("shapes", shapes)):
+        check_kind(name, each, list, tuple)
+    for shape in shapes:
+        check_kind("shapes", shape, list, tuple)
+        if not all(isinstance(size, int) and abs(size) < 1 << 63 for size in shape):
+            raise ParameterError("shapes", f"{shown(list(shape))} is no shape.")
     lists = tuple(names), tuple(map(str, dtypes)), tuple(map(tuple, shapes))
     engine.answer(ReceiveWeights(group_name, *lists, load_format is not None, flush_cache, weight_version))
 

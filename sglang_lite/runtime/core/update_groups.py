@@ -5,13 +5,17 @@ What is received lies beside the running weights, so a broadcast that fails chan
 
 from __future__ import annotations
 
+import contextlib
 import math
+import mmap
 import re
+import secrets
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -22,9 +26,14 @@ from sglang_lite.errors import shown
 from sglang_lite.protocol import ModelError, ParameterError
 
 _DEVICES = {"gloo": "cpu", "nccl": "cuda"}
-_LOOK_S = 0.001  # between two looks at a broadcast
+_LOOK_S = 0.0005  # between two looks at a broadcast
+_MAX_TENSOR_BYTES = 1 << 46  # of a tensor that is told
+_WINDOWS = (1 << 40, 1 << 33)  # bytes of addresses, more than a sender sends; only what comes takes memory
+_MAP_NORESERVE = 0x4000 if sys.platform == "linux" else 0x40  # mmap has it from Python 3.13 on
+_MARK_BYTES = 16
 _GRACE_S = 1.0  # in which gloo, whose threads would outlive it, gives a broadcast up by itself
 _FOREVER = timedelta(days=30)  # of NCCL's watchdog, which would end the process; `_wait` ends broadcasts instead
+_QUANTISED = (torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4)
 T = TypeVar("T")
 
 
@@ -39,6 +48,11 @@ class TensorForm:
     @property
     def nbytes(self) -> int:
         return math.prod(self.shape) * self.dtype.itemsize
+
+    @property
+    def empty(self) -> torch.Tensor:
+        """Tensor of this form without values."""
+        return torch.empty(self.shape, dtype=self.dtype, device="meta")
 
 
 def tensor_forms(names: Sequence[str], dtypes: Sequence[str], shapes: Sequence[Sequence[int]]) -> list[TensorForm]:
@@ -57,11 +71,12 @@ def tensor_forms(names: Sequence[str], dtypes: Sequence[str], shapes: Sequence[S
     forms = []
     for name, kind, shape in zip(names, dtypes, shapes):
         dtype = getattr(torch, kind.removeprefix("torch."), None)
-        if not isinstance(dtype, torch.dtype):
-            raise ParameterError("dtypes", f"{shown(kind)} is no dtype of torch.")
-        if any(size < 0 for size in shape):
+        if not isinstance(dtype, torch.dtype) or dtype in _QUANTISED:
+            raise ParameterError("dtypes", f"{shown(kind)} is no dtype of torch that can be sent.")
+        form = TensorForm(name, dtype, tuple(shape))
+        if any(size < 0 for size in shape) or form.nbytes > _MAX_TENSOR_BYTES:
             raise ParameterError("shapes", f"{name!r} can't have the shape {list(shape)}.")
-        forms.append(TensorForm(name, dtype, tuple(shape)))
+        forms.append(form)
     return forms
 
 
@@ -72,14 +87,20 @@ class _Group:
     Attributes:
         backend: torch's object for it, a ProcessGroupGloo or ProcessGroupNCCL.
         device: device of tensors that are broadcast in it.
+        forwards: whether other processes get from this one what it gets, and so as much.
+        left: set when the group is left, which ends a broadcast.
+        lock: held during a broadcast.
     """
 
     backend: Any
     device: torch.device
+    forwards: bool
+    left: threading.Event = field(default_factory=threading.Event)
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
 
 class UpdateGroups:
-    """Groups that an engine has joined. Its calls run on threads of their own, one at a time, as they wait for others.
+    """Groups that an engine has joined. Its calls run on threads of their own, as they wait for others.
 
     Args:
         device: device of the model.
@@ -89,8 +110,7 @@ class UpdateGroups:
     def __init__(self, device: torch.device, timeout_s: float) -> None:
         self._device, self._timeout_s = device, timeout_s
         self._groups: dict[str, _Group] = {}
-        self._one_at_a_time = threading.Lock()
-        self._closed = threading.Event()
+        self._names: set[str] = set()  # of these, and of groups that are being made
 
     def ask(self, call: Callable[[], T]) -> Future[T]:
         """Future of a call of the methods below. Its thread doesn't keep the process from exiting."""
@@ -98,8 +118,7 @@ class UpdateGroups:
 
         def run() -> None:
             try:
-                with self._one_at_a_time:
-                    result = call()
+                result = call()
             except BaseException as error:
                 future.set_exception(error)
             else:
@@ -125,10 +144,8 @@ class UpdateGroups:
             raise ParameterError("backend", f"{shown(backend)} is neither gloo nor nccl.")
         if backend == "nccl" and self._device.type != "cuda":
             raise ParameterError("backend", "nccl is for an engine on a GPU.", hint='Use "gloo".')
-        if name in self._groups:
-            raise ParameterError(
-                "group_name", f"{name!r} is there already.", hint="Leave it: destroy_weights_update_group."
-            )
+        if not name:
+            raise ParameterError("group_name", "is empty.")
         if not 0 < rank < size:
             raise ParameterError(
                 "rank_offset", f"{rank} is no rank of a group of {size}, whose sender has rank 0.",
@@ -136,6 +153,21 @@ class UpdateGroups:
             )  # fmt: skip
         if not 0 < port < 1 << 16:
             raise ParameterError("master_port", f"{port} is no port.")
+        if name in self._names:
+            raise ParameterError(
+                "group_name", f"{name!r} is there already.", hint="Leave it: destroy_weights_update_group."
+            )
+        self._names.add(name)
+        try:
+            made = self._made(address, port, rank, size, name, backend)
+        except BaseException:
+            self._names.discard(name)
+            raise
+        device = torch.device("cpu") if backend == "gloo" else self._device
+        # gloo sends along a tree: a process sends to those whose rank has one bit more in front.
+        self._groups[name] = _Group(made, device, forwards=rank + (1 << rank.bit_length()) < size)
+
+    def _made(self, address: str, port: int, rank: int, size: int, name: str, backend: str) -> Any:  # torch's group
         kind = _DEVICES[backend]
         patience = timedelta(seconds=self._timeout_s)
         try:
@@ -143,62 +175,58 @@ class UpdateGroups:
             store.set_timeout(patience)
             for prefix in (name, f"{name}/", f"{kind}/"):  # where torch's own groups, and SGLang's, look for each other
                 store = distributed.PrefixStore(prefix, store)  # type: ignore[attr-defined] # of C++
-            made: Any
             if backend == "gloo":
-                made = distributed.ProcessGroupGloo(store, rank, size, patience)
-            else:
-                options = distributed.ProcessGroupNCCL.Options()
-                setattr(options, "_timeout", _FOREVER)  # noqa: B010 # torch has no other name for it
-                made = distributed.ProcessGroupNCCL(store, rank, size, options)
+                return distributed.ProcessGroupGloo(store, rank, size, patience)
+            options = distributed.ProcessGroupNCCL.Options()
+            setattr(options, "_timeout", _FOREVER)  # noqa: B010 # torch has no other name for it
+            return distributed.ProcessGroupNCCL(store, rank, size, options)
         except RuntimeError as error:  # torch's DistError is one
             raise ModelError(
                 f"the group {name!r} at {address}:{port} did not come together: {_first_line(error)}",
                 hint=f"All of its {size} processes have to join it within {self._timeout_s:g} s (dist_timeout).",
             ) from error
-        self._groups[name] = _Group(made, torch.device("cpu") if backend == "gloo" else self._device)
 
     def leave(self, name: str) -> None:
-        """Leaves a group. Raises ParameterError if there is none of this name."""
-        self._group(name)
-        self._drop(name)
+        """Leaves a group, and ends a broadcast in it. Raises ParameterError if there is none of this name."""
+        group = self._group(name)
+        group.left.set()
+        with group.lock:
+            self._drop(name)
 
-    def receive(self, name: str, forms: Sequence[TensorForm], *, flattened: bool = False) -> Mapping[str, torch.Tensor]:
+    def receive(
+        self, name: str, forms: Sequence[TensorForm], *, flattened: bool = False, begun: bool = False
+    ) -> Mapping[str, torch.Tensor]:
         """Receives tensors, which rank 0 broadcasts in this order. If that fails, the group is left.
 
         Args:
             name: name of the group.
             forms: the tensors.
             flattened: whether they come as one tensor of their bytes.
+            begun: whether other tensors of the update have been written.
 
         Raises:
             ParameterError: there is no such group.
-            ModelError: a tensor has not come in time, or its sender has gone.
+            ModelError: a tensor has not come in time, or has another size, or its sender has gone.
         """
         group = self._group(name)
         try:
-            if not flattened:
-                found = {each.name: torch.empty(each.shape, dtype=each.dtype, device=group.device) for each in forms}
-                self._broadcast(group, list(found.values()))
-                return found
-            whole = torch.empty(sum(each.nbytes for each in forms), dtype=torch.uint8, device=group.device)
-            self._broadcast(group, [whole])
-            parts = torch.split(whole, [each.nbytes for each in forms])
-            return {
-                # a copy, as a part need not begin where its dtype may
-                each.name: part.clone().view(each.dtype).view(each.shape)
-                for each, part in zip(forms, parts)
-            }
+            with group.lock:
+                if not flattened:
+                    return {each.name: self._received(group, [each])[0] for each in forms}
+                return {each.name: tensor for each, tensor in zip(forms, self._received(group, forms))}
         except (RuntimeError, TimeoutError) as error:
             self._drop(name)
+            kept = "Other weights of this update have been written." if begun else "The old ones are kept."
+            again = ", or read a whole checkpoint: update_weights_from_disk." if begun else "."
             raise ModelError(
-                f"the group {name!r} has sent no weights: {_first_line(error)} The old ones are kept.",
-                hint="The group is left: join it again, and send all weights.",
+                f"the group {name!r} has sent no weights: {_first_line(error)} {kept}",
+                hint=f"The group is left: join it again, and send all weights{again}",
             ) from error
 
     def close(self) -> None:
         """Ends broadcasts that are under way, and leaves all groups."""
-        self._closed.set()
-        for name in list(self._groups):
+        for name, group in list(self._groups.items()):
+            group.left.set()
             self._drop(name)
 
     def _group(self, name: str) -> _Group:
@@ -211,18 +239,49 @@ class UpdateGroups:
     def _drop(self, name: str) -> None:
         group = self._groups.pop(name, None)
         if group is not None:
+            self._names.discard(name)
             group.backend.abort()
 
-    def _broadcast(self, group: _Group, tensors: Sequence[torch.Tensor]) -> None:
-        works = [group.backend.broadcast(tensor, 0) for tensor in tensors]
+    def _received(self, group: _Group, forms: Sequence[TensorForm]) -> list[torch.Tensor]:
+        """Tensors that come as one. Raises RuntimeError unless so many bytes come."""
+        size = sum(each.nbytes for each in forms)
+        room = _room(group, size)
+        # Marks tell how much has come: one behind it is overwritten by more, one at its end by no less. The latter is
+        # NaN where that is a float, as no weight is.
+        end = min(forms[-1].dtype.itemsize if forms[-1].dtype.is_floating_point else _MARK_BYTES, size)
+        marks = torch.frombuffer(bytearray(secrets.token_bytes(_MARK_BYTES)), dtype=torch.uint8).to(group.device)
+        last = torch.full_like(marks, 0xFF)[:end] if forms[-1].dtype.is_floating_point else marks[:end]
+        behind = room[size : size + _MARK_BYTES]
+        room[size - end : size] = last
+        behind.copy_(marks[: len(behind)])
+        self._broadcast(group, room)
+        if not torch.equal(behind, marks[: len(behind)]):
+            raise RuntimeError(f"more has come than the {size:,} bytes of {forms[0].name!r} by its dtype and shape")
+        if size and torch.equal(room[size - end : size], last):
+            raise RuntimeError(f"less has come than the {size:,} bytes of {forms[0].name!r} by its dtype and shape")
+        parts = torch.split(room[:size], [each.nbytes for each in forms])
+        # copies, as a part need not begin where its dtype may, and the room is larger
+        return [part.clone().view(each.dtype).view(each.shape) for each, part in zip(forms, parts)]
+
+    def _broadcast(self, group: _Group, tensor: torch.Tensor) -> None:
+        work = group.backend.broadcast(tensor, 0)
         until = time.monotonic() + self._timeout_s + _GRACE_S
-        for work in works:
-            while not work.is_completed():
-                if self._closed.wait(_LOOK_S):
-                    raise TimeoutError("the engine is closed.")
-                if time.monotonic() > until:
-                    raise TimeoutError(f"nothing has come for {self._timeout_s:g} s (dist_timeout).")
-            work.wait()  # raises what has failed
+        while not work.is_completed():
+            if group.left.wait(_LOOK_S):
+                raise TimeoutError("the group was left meanwhile.")
+            if time.monotonic() > until:
+                raise TimeoutError(f"nothing has come for {self._timeout_s:g} s (dist_timeout).")
+        work.wait()  # raises what has failed
+
+
+def _room(group: _Group, size: int) -> torch.Tensor:
+    """Zeros for a broadcast, as bytes. gloo ends the process when more comes than there is room for, so that is large;
+    but a process that forwards would send all of it."""
+    for window in _WINDOWS if group.device.type == "cpu" and not group.forwards else ():
+        with contextlib.suppress(OSError):  # there may be a limit of addresses
+            flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
+            return torch.frombuffer(mmap.mmap(-1, size + window, flags), dtype=torch.uint8)
+    return torch.zeros(size, dtype=torch.uint8, device=group.device)
 
 
 def _first_line(error: BaseException) -> str:

@@ -28,9 +28,9 @@ from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.core.sleep import Sleep
 from sglang_lite.runtime.core.step_loop import StepLoop
 from sglang_lite.runtime.core.update_groups import UpdateGroups, tensor_forms
-from sglang_lite.runtime.core.weight_update import WeightUpdates
+from sglang_lite.runtime.core.weight_update import INCOMPLETE, WeightUpdates
 from sglang_lite.runtime.loading.load_model import LoadedModel
-from sglang_lite.runtime.loading.replacement import checkpoint_opener, tensors_opener
+from sglang_lite.runtime.loading.replacement import check_forms, checkpoint_opener, tensors_opener
 from sglang_lite.runtime.models.resolve import resolve
 from sglang_lite.runtime.requests.output_builder import LoadedWeights
 
@@ -131,7 +131,10 @@ class WeightCalls:
     def _receive(self, call: ReceiveWeights) -> str:
         """Receives tensors on this thread, while requests continue, and writes them on the loop's."""
         forms = tensor_forms(call.names, call.dtypes, call.shapes)
-        received = self.groups.receive(call.group, forms, flattened=call.flattened)
+        without = {each.name: each.empty for each in forms}
+        self._loop.inbox.call(lambda: check_forms(without, self._updates.model, self._path))
+        begun = INCOMPLETE in self._loop.holds
+        received = self.groups.receive(call.group, forms, flattened=call.flattened, begun=begun)
         write = WriteTensors(received, call.last, call.version)
         return self._loop.inbox.call(partial(self._update_tensors, write))
 

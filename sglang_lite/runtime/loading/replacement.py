@@ -13,6 +13,7 @@ from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.loading.model_files import open_model_files
 from sglang_lite.runtime.models.decoder import Decoder
 from sglang_lite.runtime.models.transformers_config import TransformersSpec
+from sglang_lite.runtime.models.weight_parts import WeightParts
 from sglang_lite.runtime.models.weights.folder import SafetensorsSource, TensorSource
 from sglang_lite.runtime.models.weights.formats import check_gguf, open_weights
 from sglang_lite.runtime.models.weights.gguf import GgufSource
@@ -57,3 +58,23 @@ def tensors_opener(
         return lambda: SafetensorsSource(tensors, {tensors}, matrices)
     copies = model.device.type == "cpu"  # a part may be made of a tensor as it is
     return lambda: TensorSource("the given tensors", tensors, matrices, copies=copies)
+
+
+def check_forms(tensors: Mapping[str, torch.Tensor], model: Decoder, folder: Path | None) -> None:
+    """Checks names, dtypes and shapes of tensors that will come for `model`.
+
+    Args:
+        tensors: tensors by name, without values.
+        model, folder: as of `tensors_opener`.
+
+    Raises:
+        ModelError: a tensor doesn't fit, or the model has no place for it.
+    """
+    source, parts = tensors_opener(tensors, model, folder)(), WeightParts(model)
+    for name in list(source.names):
+        shape = parts.shape(name)
+        if shape is not None and not source.has_packed:  # others have shapes of their packing
+            source.take_stack(name, shape)
+        elif parts.key(name) is not None:
+            source.ignore(name)
+    source.check_all_used(model.unused_tensors)

@@ -118,6 +118,11 @@ class WeightParts:
         key = key_of(self._model.spec, self._of_name[name][0])
         return (None, "embedding") if key == (None, "head") and self._model.spec.tied_embeddings else key
 
+    def shape(self, name: str) -> tuple[int, ...] | None:
+        """Shape of a checkpoint's tensor; None if the model has none of this name, or need not have it."""
+        pieces = (piece for parameter in self._of_name.get(name, ()) for piece in parameter.slices)
+        return next((piece.shape for piece in pieces if piece.name == name), None)
+
     def lacking(self, key: PartKey, given: Container[str]) -> list[str]:
         """Names of the tensors that a part needs beside some that are given."""
         missing = (

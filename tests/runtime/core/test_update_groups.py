@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -108,6 +109,7 @@ def test_a_trainer_that_dies_changes_nothing(running, llamas):
         lost(running, trainer, tensors_of(llamas[1]), trainer.process.kill)
 
 
+NORM = "model.layers.0.input_layernorm.weight"
 BAD = {
     "a backend": (lambda e: e.init_weights_update_group("127.0.0.1", 1, 1, 2, "g", "mpi"), "neither gloo nor nccl"),
     "no GPU": (lambda e: e.init_weights_update_group("127.0.0.1", 1, 1, 2), "nccl is for an engine on a GPU"),
@@ -120,7 +122,13 @@ BAD = {
     "nothing": (lambda e: e.update_weights_from_distributed([], [], [], "g"), "names: is empty"),
     "a dtype": (lambda e: e.update_weights_from_distributed(["a"], ["float33"], [[1]], "g"), "'float33' is no dtype"),
     "a shape": (lambda e: e.update_weights_from_distributed(["a"], ["int8"], [[-1]], "g"), r"can't have the shape \[-1"),
-    "no group": (lambda e: e.update_weights_from_distributed(["a"], ["int8"], [[1]], "g"), "there is no group 'g'"),
+    "a huge shape": (lambda e: e.update_weights_from_distributed([Q], ["int8"], [[1 << 50, 1 << 10]], "g"), "the shape"),
+    "no shape": (lambda e: e.update_weights_from_distributed([Q], ["int8"], [[1 << 70]], "g"), "is no shape"),
+    "no list": (lambda e: e.update_weights_from_distributed(Q, "float32", [[1]], "g"), "names: .* is no list"),
+    "no shapes": (lambda e: e.update_weights_from_distributed([Q], ["int8"], [1], "g"), "shapes: 1 is no list"),
+    "quantised": (lambda e: e.update_weights_from_distributed([Q], ["qint8"], [[1]], "g"), "'qint8' is no dtype"),
+    "no name": (lambda e: e.init_weights_update_group("127.0.0.1", 1, 1, 2, "", "gloo"), "group_name: is empty"),
+    "no group": (lambda e: e.update_weights_from_distributed([NORM], ["float32"], [[32]], "g"), "there is no group 'g'"),
     "a format": (lambda e: e.update_weights_from_distributed(["a"], ["int8"], [[1]], "g", load_format="pt"), "'pt' is"),
 }  # fmt: skip
 
@@ -143,13 +151,70 @@ def test_a_group_that_nobody_makes_is_told_in_time(one):
         one.init_weights_update_group("127.0.0.1", 1, 1, 2, "g", "gloo")
 
 
-def test_tensors_that_do_not_fit_are_received_and_change_nothing(running, trainer, llamas):
+def test_tensors_that_do_not_fit_are_refused_before_they_come(running, trainer, llamas):
     expected = tokens(running)
     join(running, trainer, "unfit")
     trainer.tell("send", "unfit", Q)
-    with pytest.raises(sgl.ModelError, match=r"no place for what.weight"):
-        running.update_weights_from_distributed(["what.weight"], ["float32"], [tensors_of(llamas[1])[Q].shape], "unfit")
+    shape = list(tensors_of(llamas[1])[Q].shape)
+    for name, dtype, told, why in (
+        ("what.weight", "float32", shape, "no place for what.weight"),
+        (Q, "float32", [shape[0] // 2, shape[1]], "has shape .*, the config says"),
+        (Q, "float32", [shape[0] * 2, shape[1]], "has shape .*, the config says"),
+        (Q, "float32", [0], "has shape .*, the config says"),
+        (Q, "int32", shape, "is stored as torch.int32"),
+    ):
+        with pytest.raises(sgl.ModelError, match=why):
+            running.update_weights_from_distributed([name], [dtype], [told], "unfit")
     assert tokens(running) == expected
+    running.update_weights_from_distributed([Q], ["float32"], [shape], "unfit")  # what was sent all the time
+    assert torch.equal(torch.tensor(running.get_weights_by_name(Q, 1000)), tensors_of(llamas[1])[Q])
+
+
+LIES = {  # what is sent, and what is told to be
+    "fewer, of a type": (Q, Q, "float64", False, "less has come"),
+    "more, of a type": (Q, Q, "bfloat16", False, "more has come"),
+    "another, smaller": (NORM, Q, "float32", False, "less has come"),
+    "another, larger": (Q, NORM, "float32", False, "more has come"),
+    "fewer, flattened": (NORM, Q, "float32", True, "less has come"),
+    "more, flattened": (Q, NORM, "float32", True, "more has come"),
+}
+
+
+@pytest.mark.parametrize("case", LIES)
+def test_tensors_of_another_size_than_told_change_nothing(running, trainer, llamas, case):
+    sent, told, dtype, flattened, why = LIES[case]
+    expected, name = tokens(running), f"lie-{list(LIES).index(case)}"
+    join(running, trainer, name)
+    trainer.tell("send", name, sent)
+    shape, load_format = tensors_of(llamas[1])[told].shape, "flattened_bucket" if flattened else None
+    with pytest.raises(sgl.ModelError, match=f"{why} than the .* bytes of '{told}'.* The old ones are kept"):
+        running.update_weights_from_distributed([told], [dtype], [shape], name, load_format=load_format)
+    assert tokens(running) == expected
+
+
+def test_a_group_that_waits_can_be_left_and_keeps_no_other(running, trainer, llamas):
+    shape = tensors_of(llamas[1])[Q].shape
+    for name in ("waits", "goes"):
+        join(running, trainer, name)
+    with ThreadPoolExecutor(1) as pool:
+        waits = pool.submit(running.update_weights_from_distributed, [Q], ["float32"], [shape], "waits")
+        trainer.tell("send", "goes", Q)
+        running.update_weights_from_distributed([Q], ["float32"], [shape], "goes")
+        assert not waits.done()
+        running.destroy_weights_update_group("waits")
+        with pytest.raises(sgl.SglError, match="the group was left meanwhile"):
+            waits.result(30)
+
+
+def test_what_a_trainer_leaves_incomplete_is_told(trainer, llamas):
+    tensors = tensors_of(llamas[1])
+    with engine(llamas[0], dist_timeout=1) as running:
+        join(running, trainer, "half")
+        trainer.tell("send", "half", Q)
+        form = ([Q], ["float32"], [tensors[Q].shape])
+        running.update_weights_from_distributed(*form, "half", flush_cache=False)
+        with pytest.raises(sgl.ModelError, match=r"Other weights .* have been written.* update_weights_from_disk"):
+            running.update_weights_from_distributed(*form, "half")
 
 
 def test_an_engine_that_closes_does_not_wait_for_its_trainer(trainer, llamas):
