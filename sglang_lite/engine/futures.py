@@ -1,4 +1,4 @@
-"""Futures of what others are computed from. Everything runs on the thread that settles the last of them."""
+"""Futures of what others are computed from. Callbacks run on the thread that settles the last of them, or a timer's."""
 
 from __future__ import annotations
 
@@ -43,6 +43,26 @@ def all_ended(futures: Sequence[Future[Any]]) -> Future[None]:  # of anything
 
     for future in futures:
         future.add_done_callback(settle)
+    return ended
+
+
+def ended_within(futures: Sequence[Future[Any]], seconds: float) -> Future[None]:  # of anything
+    """Future that is done when all of some futures are done; after some seconds, when one is."""
+    ended: Future[None] = Future()
+
+    def settle(_: object = None) -> None:
+        timer.cancel()
+        with contextlib.suppress(InvalidStateError):  # it is done already
+            ended.set_result(None)
+
+    def late() -> None:
+        for future in futures:
+            future.add_done_callback(settle)
+
+    timer = threading.Timer(seconds, late)
+    timer.daemon = True
+    timer.start()
+    all_ended(futures).add_done_callback(settle)
     return ended
 
 

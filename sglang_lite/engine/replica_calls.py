@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from msgspec.structs import replace
 
 from sglang_lite.engine.core_client import CoreClient
-from sglang_lite.engine.futures import all_ended, gathered, then
+from sglang_lite.engine.futures import ended_within, gathered, then
 from sglang_lite.protocol import EngineClosedError, ModelError, SglError
 from sglang_lite.runtime.calls import (
     MEMORY_TAGS,
@@ -42,6 +42,7 @@ from sglang_lite.runtime.calls import (
 
 _WRITTEN = "it has the weights of its checkpoint, and can't have those that the others are given. Start a new engine."
 _WITHOUT_GRAPHS = ("kv_cache", "weights")  # graphs that are given back with all return with the last of these
+STATS_S = 3.0  # for which counts are waited for
 _LARGEST = ("asleep", "mask_", "max_")  # beginnings of counts of which the largest stands for all
 
 
@@ -117,19 +118,20 @@ class ReplicaCalls:
         self._repeated = [call for call in self._repeated if not over(call)]
 
     def _stats(self, call: Stats) -> Future[dict[str, Any]]:
-        """Counts of all, and of each replica that answers now."""
-        ranks = [rank for rank, client in enumerate(self._clients) if client.is_up]
+        """Counts of all, and of each replica that answers now; one that is stopped is left out."""
+        ranks = [rank for rank, client in enumerate(self._clients) if client.is_up and client.responds]
         answers = {rank: _asked(self._clients[rank], call) for rank in ranks or range(len(self._clients))}
 
         def combined(_: None) -> dict[str, Any]:
-            each = {rank: stats.result() for rank, stats in answers.items() if stats.exception() is None}
+            ended = {rank: stats for rank, stats in answers.items() if stats.done()}
+            each = {rank: stats.result() for rank, stats in ended.items() if stats.exception() is None}
             if not each:
-                next(iter(answers.values())).result()  # raises
+                next(iter(ended.values())).result()  # raises
             return {
                 **_added([*each.values()]), "replicas": [{"dp_rank": rank, **stats} for rank, stats in each.items()]
             }  # fmt: skip
 
-        return then(all_ended([*answers.values()]), combined)
+        return then(ended_within([*answers.values()], STATS_S), combined)
 
     def _compile(self, call: CompileGrammar) -> Future[Any]:
         first, *others = self.there()

@@ -156,7 +156,7 @@ class AsyncEngine:
 
         start = partial(NativeRun, self.engine.core, post, request, self._relay.flush)
         running = await _submitted(start, sum(_length(call.prompt) for call in request.calls))
-        with self._ends(running, [call.rid for call in request.calls]):
+        with self._ends(running, [call.rid for call in request.calls], lambda: running.open):
             while running.open:
                 changed: dict[int, dict[str, Any]] = {}
                 for item in await events.take():
@@ -246,14 +246,16 @@ class AsyncEngine:
                 timer.cancel()
 
     @contextlib.contextmanager
-    def _ends(self, submitted: A, rids: Collection[str | None] = ()) -> Iterator[A]:
+    def _ends(
+        self, submitted: A, rids: Collection[str | None] = (), is_open: Callable[[], object] = lambda: True
+    ) -> Iterator[A]:
         """Context that aborts a submission if the block is left before the submission has ended. `rids`: the names of
-        its requests."""
+        its requests; `is_open`: false once all have ended, so that a client that leaves then has cut off none."""
         self._open[submitted] = Owned(key_in_use.get(), rids)
         try:
             yield submitted
         except (GeneratorExit, asyncio.CancelledError):  # the client has left
-            if self._relay.observe is not None:
+            if self._relay.observe is not None and is_open():
                 self._relay.observe([RequestAbortedError("the client has left.")])
             raise
         finally:

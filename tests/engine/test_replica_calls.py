@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from sglang_lite.engine import replica_calls
 from sglang_lite.engine.replica_calls import COMBINED, ReplicaCalls
 from sglang_lite.errors import EngineClosedError, ModelError, ParameterError
 from sglang_lite.protocol import Regex
@@ -34,13 +35,15 @@ from sglang_lite.runtime.calls import (
 )
 from sglang_lite.runtime.core.gate import Gate
 
+NEVER = object()  # answer of a process that is stopped
+
 
 class Replica:
     """A replica that answers with what a script says, and keeps what it was asked."""
 
     def __init__(self, answers=(), *, up=True):
         self.answers, self.asked, self.is_up = dict(answers), [], up
-        self.gate, self.config = Gate(), SimpleNamespace(weight_version="v")
+        self.gate, self.config, self.responds = Gate(), SimpleNamespace(weight_version="v"), True
         self.ended = False
 
     def ask(self, call):
@@ -49,7 +52,7 @@ class Replica:
         answer = answer[len(self.asked) - 1] if isinstance(answer, tuple) else answer
         if isinstance(answer, Exception):
             future.set_exception(answer)
-        else:
+        elif answer is not NEVER:
             future.set_result(answer)
         return future
 
@@ -129,6 +132,16 @@ def test_counts_leave_out_one_that_dies_meanwhile():
     assert stats == {"running": 2, "replicas": [{"dp_rank": 1, "running": 2}]}
     with pytest.raises(EngineClosedError, match="killed"):
         calls_of(dying).ask(Stats()).result()
+
+
+def test_counts_leave_out_one_that_is_stopped(monkeypatch):
+    monkeypatch.setattr(replica_calls, "STATS_S", 0.01)
+    stopped, running = Replica({Stats: NEVER}), Replica({Stats: {"running": 2}})
+    expected = {"running": 2, "replicas": [{"dp_rank": 1, "running": 2}]}
+    assert calls_of(stopped, running).ask(Stats()).result(60) == expected
+    stopped.responds = False
+    assert calls_of(stopped, running).ask(Stats()).result(60) == expected
+    assert len(stopped.asked) == 1
 
 
 # ------------------------------------------------------------------------------------------------ all or none

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx2
 import pytest
@@ -117,6 +118,21 @@ def test_clients_that_leave_are_counted(counted):
         if samples(url, name)[f"{name}_total"] == before + 1:
             return
     pytest.fail("not counted")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_is_aborted_is_counted_once(counted, stream):
+    url, _ = counted
+    name, rid = "sglang:num_aborted_requests", f"aborted-{stream}"
+    before = samples(url, name)[f"{name}_total"]
+    asked = {"text": "a", "rid": rid, "stream": stream, "sampling_params": {"max_new_tokens": 4000, "ignore_eos": True}}
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(httpx2.post, f"{url}/generate", json=asked, timeout=60)
+        while not answer.done():
+            httpx2.post(f"{url}/abort_request", json={"rid": rid}, timeout=60)
+    assert '"abort"' in answer.result().text
+    ask(url, "/generate", text="a", sampling_params={"max_new_tokens": 2, "ignore_eos": True})
+    assert samples(url, name)[f"{name}_total"] == before + 1
 
 
 @sgl.function

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
+import signal
 import socket
+import sys
 import threading
 import time
 import traceback
@@ -15,6 +18,8 @@ from sglang_lite.engine.child.ranks import BEAT_S, START_S
 from sglang_lite.engine.connection import Connection
 from sglang_lite.engine.frames import Progress, Start, StartFailed, commands, failure_of, frame
 
+_PR_SET_PDEATHSIG = 1  # of Linux: signal that a process gets when its parent ends
+
 
 def main(descriptor: int, rank: int, meeting: str) -> None:
     """Runs the rank's process. Never returns.
@@ -24,6 +29,8 @@ def main(descriptor: int, rank: int, meeting: str) -> None:
         rank: this rank.
         meeting: path of the file by which the ranks find one another.
     """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # also where this process is stopped
     connection = Connection(socket.socket(fileno=descriptor))
     contents = connection.frames()
     first = next(contents, None)

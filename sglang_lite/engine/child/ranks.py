@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
+import sys
 import tempfile
 import threading
 from collections.abc import Callable
@@ -47,13 +47,13 @@ class RankProcesses:
         self._error: SglError | None = None
         self._closed = False
         self._ended = threading.Event()
-        self._folder = Path(tempfile.mkdtemp(prefix="sglang_lite-ranks-"))
+        self._meeting = _meeting()
         start = frame([(0, Start(asdict(config), os.fspath(path), os.getpid()))])
         self._children: dict[int, SpawnedProcess] = {}
         self._loaded = {rank: threading.Event() for rank in range(1, self._parallel.tp)}
         for rank in self._loaded:
             name = f"rank {rank} of {self._parallel.tp}"
-            arguments = rank, os.fspath(self._folder / "meeting")
+            arguments = rank, os.fspath(self._meeting)
             child = self._children[rank] = SpawnedProcess("sglang_lite.engine.child.rank", name, *arguments)
             with contextlib.suppress(OSError):  # it has ended already, and its reader notices that
                 child.connection.send(start)
@@ -65,9 +65,7 @@ class RankProcesses:
     def collectives(self) -> Collectives:
         from sglang_lite.runtime.parallel.collectives import GlooCollectives  # imports torch
 
-        made = GlooCollectives(self._parallel, self._folder / "meeting", self._timeout)
-        shutil.rmtree(self._folder, ignore_errors=True)
-        return made
+        return GlooCollectives(self._parallel, self._meeting, self._timeout)
 
     def states(self) -> list[dict[str, int]]:
         pids = {0: os.getpid()} | {rank: child.pid for rank, child in self._children.items()}
@@ -97,6 +95,7 @@ class RankProcesses:
             self._closed = True
         for child in self._children.values():
             child.connection.close()
+            child.kill()  # also one that is stopped; ranks keep nothing
 
     def _read(self, rank: int, child: SpawnedProcess) -> None:
         """Reads a rank's frames until it ends, and then ends all others."""
@@ -134,5 +133,12 @@ class RankProcesses:
         for loaded in self._loaded.values():
             loaded.set()
         if first:
-            shutil.rmtree(self._folder, ignore_errors=True)
             self._failed(self._error)
+
+
+def _meeting() -> Path:
+    """Path of a file by which ranks find one another, and that no other user can read. On Linux it is in no folder, and
+    ends with this process, however that ends."""
+    if sys.platform == "linux":
+        return Path(f"/proc/{os.getpid()}/fd/{os.memfd_create('sglang_lite-ranks')}")
+    return Path(tempfile.mkdtemp(prefix="sglang_lite-ranks-"), "meeting")
