@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePath
 from typing import Any
@@ -14,16 +14,16 @@ from typing import Any
 from sglang_lite.protocol import ModelError
 from sglang_lite.runtime.models.config_fields import read_text, shown
 
-_WEIGHTS = (".safetensors", ".bin", ".pt", ".gguf")
 _LINE = re.compile(r"([0-9a-fA-F]{64}) [ *](.+)")  # of sha256sum
 _SUM = re.compile(r"[0-9a-f]{64}")
 
 
-def check_files(path: Path, listed: Path) -> None:
-    """Compares the files of a model with a list of SHA-256 sums. It must have all files of weights.
+def check_files(path: Path, listed: Path, read: Collection[Path]) -> None:
+    """Compares the files of a model with a list of SHA-256 sums.
 
     Args:
         path: folder or file of the model.
+        read: its files of weights, which must be listed.
         listed: lines of `sha256sum`, or JSON: sums by file name, perhaps as `{"sha256": …}` and within `files`, as
             SGLang's verifier writes them.
 
@@ -32,10 +32,14 @@ def check_files(path: Path, listed: Path) -> None:
     """
     folder = path.parent if path.is_file() else path
     sums = _read(listed)
-    weights = [path] if path.is_file() else [each for each in folder.iterdir() if each.suffix in _WEIGHTS]
-    if unlisted := sorted(each.name for each in weights if each.name not in sums):
-        raise ModelError(f"{listed}: has no sum of {unlisted[0]} ({len(unlisted)} of {len(weights)} files).")
+    weights = [each.relative_to(folder).as_posix() for each in read]
+    if unlisted := sorted(name for name in weights if name not in sums):
+        raise ModelError(
+            f"{listed}: has no sum of {unlisted[0]} ({len(unlisted)} of {len(weights)} files).",
+            hint="List all files of weights, those of folders, too.",
+        )
     chosen = {name: each for name, each in sums.items() if folder == path or name == path.name}
+    chosen = {name: each for name, each in chosen.items() if (folder / name).resolve() != listed.resolve()}
     if missing := sorted(name for name in chosen if not (folder / name).is_file()):
         raise ModelError(f"{folder}: {missing[0]} is missing, which {listed} lists.")
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
@@ -58,20 +62,29 @@ def _read(listed: Path) -> Mapping[str, str]:
     """Sums by the names of files, which are within the folder."""
     text = read_text(listed)
     try:
-        content: Any = json.loads(text)
+        content: Any = json.loads(text, object_pairs_hook=lambda pairs: _by_name(listed, pairs))
     except (ValueError, RecursionError):
         lines = [_LINE.fullmatch(line) for line in text.splitlines() if line.strip()]
-        content = {match[2]: match[1] for match in lines if match} if all(lines) else None
+        content = _by_name(listed, [(match[2], match[1]) for match in lines if match]) if all(lines) else None
     if isinstance(content, dict) and isinstance(content.get("files"), dict):
         content = content["files"]
     if not isinstance(content, dict) or not content:
         raise ModelError(f"{listed}: no list of SHA-256 sums.", hint="Write one: sha256sum * > sums.txt")
-    sums = {}
+    sums: dict[str, str] = {}
     for name, said in content.items():
         found = said.get("sha256") if isinstance(said, dict) else said
         if not isinstance(found, str) or not _SUM.fullmatch(found.lower()):
             raise ModelError(f"{listed}: {shown(said)} is no SHA-256 of {name}.")
         if not name or PurePath(name).is_absolute() or ".." in PurePath(name).parts or "\0" in name:
             raise ModelError(f"{listed}: names {shown(name)}, which is no file of the folder.")
-        sums[str(PurePath(name))] = found.lower()
+        if sums.setdefault(PurePath(name).as_posix(), found.lower()) != found.lower():
+            raise ModelError(f"{listed}: has two sums of {name}.")
     return sums
+
+
+def _by_name(listed: Path, pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:  # JSON
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if found.setdefault(name, value) != value:
+            raise ModelError(f"{listed}: has two sums of {name}.")
+    return found

@@ -17,7 +17,7 @@ from sglang_lite.protocol import ParameterError
 from sglang_lite.runtime.attention.registry import BUILTIN_BACKENDS
 from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.embedding.load import LoadedEncoder, load_encoder
-from sglang_lite.runtime.embedding.spec import is_encoder
+from sglang_lite.runtime.embedding.spec import encoder_spec, is_encoder
 from sglang_lite.runtime.executor.ranks import RankLinks
 from sglang_lite.runtime.host import onednn, startup_messages
 from sglang_lite.runtime.kernels.compile_process import DRIVER, CompileProcess
@@ -35,9 +35,10 @@ from sglang_lite.runtime.models.spec import ModelSpec
 from sglang_lite.runtime.models.transformers_config import TransformersSpec
 from sglang_lite.runtime.models.vision_tower import VisionTower
 from sglang_lite.runtime.models.weights.dummy import DummySource
-from sglang_lite.runtime.models.weights.formats import check_gguf, open_weights
+from sglang_lite.runtime.models.weights.formats import check_gguf, files_read, open_weights
 from sglang_lite.runtime.models.weights.gguf import GgufSource
 from sglang_lite.runtime.models.weights.quantization_config import read_quantisation
+from sglang_lite.runtime.models.weights.remote import is_address
 from sglang_lite.runtime.models.weights.rounding import ROUNDINGS, Rounding
 from sglang_lite.runtime.models.weights.source import WeightSource
 from sglang_lite.runtime.parallel.collectives import ONE_PROCESS, Collectives
@@ -92,7 +93,10 @@ def load(
         ModelError: the model is damaged or not supported, or a file has another sum than `model_checksum` says.
     """
     if config.model_checksum is not None:
-        check_files(path, Path(config.model_checksum))
+        if not config.model_checksum or is_address(config.model):
+            why = "is for a model on this machine." if config.model_checksum else "names no file."
+            raise ParameterError("model_checksum", why, hint="Leave it out.")
+        check_files(path, Path(config.model_checksum), _files_read(config, path))
     if is_encoder(path):
         if config.tp_size > 1:
             raise ParameterError("tp_size", "a model that reads texts has one rank.", hint="Leave it out.")
@@ -101,6 +105,14 @@ def load(
     if ranks is None:
         return load_model(config, path, progress, compiler)
     return replace(load_model(config, path, progress, compiler, ranks.collectives), ranks=ranks)
+
+
+def _files_read(config: EngineConfig, path: Path) -> set[Path]:
+    """Files of weights that are read of a model."""
+    if path.is_file():
+        return {path}
+    behind = [each.folder for each in encoder_spec(path).dense] if is_encoder(path) else []
+    return files_read(path, config.load_format).union(*(files_read(each, "auto") for each in behind))
 
 
 def load_model(

@@ -322,6 +322,8 @@ def read_any_json(path: Path) -> Json:
 def read_text(path: Path) -> str:
     """Returns the text of a UTF-8 file. Raises ModelError if the file is not regular, is too large or can't be read."""
     try:
+        if not path.exists():
+            raise ModelError(f"{path}: is not there.")
         if not path.is_file():  # reading from a pipe would block for ever
             raise ModelError(f"{path}: not a regular file.", hint="Replace it by the file itself.")
         if (size := path.stat().st_size) > MAX_BYTES:

@@ -1,5 +1,6 @@
 """Decoders that read texts (embeddings, rewards, classes) against transformers' own."""
 
+import hashlib
 import json
 
 import numpy as np
@@ -160,6 +161,10 @@ def test_the_mean_and_dense_modules_come_behind(tmp_path):
         with pytest.raises(sgl.ParameterError, match="1 and 8"):
             engine.encode("a", dimensions=9)
     np.testing.assert_allclose(found, torch.nn.functional.normalize(expected), atol=1e-5)
+    listed = tmp_path / "sums"
+    listed.write_text(f"{hashlib.sha256((tmp_path / 'model.safetensors').read_bytes()).hexdigest()}  model.safetensors")
+    with pytest.raises(sgl.ModelError, match=r"no sum of 2_Dense/model.safetensors \(2 of 3 files\)"):
+        running(tmp_path, model_checksum=str(listed))
 
 
 @pytest.mark.parametrize("family", ["Llama", "Qwen3", "Gemma2"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -254,12 +255,66 @@ def test_files_with_other_sums_are_refused(folder, tmp_path, case):
         engine(folder, model_checksum=str(listed))
 
 
+def sums_of_all(folder: Path) -> dict[str, str]:
+    files = [each for each in folder.rglob("*") if each.is_file()]
+    return {each.relative_to(folder).as_posix(): hashlib.sha256(each.read_bytes()).hexdigest() for each in files}
+
+
+def indexed(folder: Path, shard: str) -> None:
+    names = dict.fromkeys(load_file(folder / "model.safetensors"), shard)
+    (folder / shard).parent.mkdir(exist_ok=True)
+    (folder / "model.safetensors").rename(folder / shard)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
+
+
+def numpy_copied(folder: Path) -> None:
+    pickled_folder(folder, folder / "pickled")
+    numpy_copy.numpy_files(folder / "pickled")
+    (folder / "pickled" / "np").rename(folder / "np")
+
+
+UNLISTED = {
+    "another suffix": (lambda f: indexed(f, "evil.dat"), "auto", "evil.dat"),
+    "below": (lambda f: indexed(f, "w/model.safetensors"), "auto", "w/model.safetensors"),
+    "the index": (lambda f: indexed(f, "a.safetensors"), "auto", "model.safetensors.index.json"),
+    "a copy": (numpy_copied, "npcache", "np/model.norm.weight"),
+    "a copy's list": (numpy_copied, "npcache", "np/weight_names.json"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", UNLISTED)
+def test_each_file_that_the_format_reads_must_be_listed(folder, tmp_path, expected, case):
+    change, load_format, name = UNLISTED[case]
+    change(shutil.copytree(folder, tmp_path / "model"))
+    listed = tmp_path / "model" / "sums.json"  # in the folder itself
+    found = sums_of_all(tmp_path / "model")
+    listed.write_text(json.dumps(found | {"sums.json": "0" * 64}))
+    assert logits(tmp_path / "model", load_format, model_checksum=str(listed)) == expected
+    del found[name]
+    listed.write_text(json.dumps(found))
+    with pytest.raises(sgl.ModelError, match=f"has no sum of {name}"):
+        engine(tmp_path / "model", load_format=load_format, model_checksum=str(listed))
+
+
+@pytest.mark.parametrize("json_too", [False, True])
+def test_two_sums_of_a_file_are_refused(folder, tmp_path, json_too):
+    pairs = [*sums(folder).items(), ("config.json", "0" * 64)]
+    lines = "\n".join(f"{each}  {name}" for name, each in pairs)
+    members = ", ".join(f'"{name}": "{each}"' for name, each in pairs)
+    text = f"{{{members}}}" if json_too else lines
+    (tmp_path / "sums").write_text(text)
+    with pytest.raises(sgl.ModelError, match=r"has two sums of config.json"):
+        engine(folder, model_checksum=str(tmp_path / "sums"))
+    with pytest.raises(sgl.ParameterError, match="model_checksum: names no file"):
+        engine(folder, model_checksum="")
+
+
 @pytest.mark.parametrize("text", ["", "what", f"{'0' * 64} config.json\nwhat"])
 def test_a_list_of_another_form_is_refused(folder, tmp_path, text):
     (tmp_path / "sums").write_text(text)
     with pytest.raises(sgl.ModelError, match="no list of SHA-256 sums"):
         engine(folder, model_checksum=str(tmp_path / "sums"))
-    with pytest.raises(sgl.ModelError):
+    with pytest.raises(sgl.ModelError, match="nowhere: is not there"):
         engine(folder, model_checksum=str(tmp_path / "nowhere"))
 
 

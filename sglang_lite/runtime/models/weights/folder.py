@@ -18,6 +18,13 @@ from sglang_lite.runtime.models.weights.packing import Packed, Packing, packed_m
 from sglang_lite.runtime.models.weights.quantization_config import PLAIN, Matrices
 from sglang_lite.runtime.models.weights.source import PlainRows, Stored, Weight, WeightSource, canonical
 
+KINDS = ("safetensors", "bin")  # of files of weights; the first that is there is read
+
+
+def index_name(kind: str) -> str:
+    """Name of the file that lists the shards of a kind."""
+    return f"{'model' if kind == 'safetensors' else 'pytorch_model'}.{kind}.index.json"
+
 
 def open_folder(folder: Path, matrices: Matrices = PLAIN) -> WeightSource:
     """Opens the weights in `folder`; safetensors take precedence over `.bin`.
@@ -34,7 +41,7 @@ def open_folder(folder: Path, matrices: Matrices = PLAIN) -> WeightSource:
 
 
 def weight_files(
-    folder: Path, kinds: Sequence[str] = ("safetensors", "bin"), exists: Callable[[Path], bool] = Path.exists
+    folder: Path, kinds: Sequence[str] = KINDS, exists: Callable[[Path], bool] = Path.exists
 ) -> tuple[str, set[Path]]:
     """Returns the format of the weights, the first of `kinds` that is there, and their files.
 
@@ -47,9 +54,8 @@ def weight_files(
         ModelError: as `open_folder`.
     """
     for suffix in kinds:
-        stem = "model" if suffix == "safetensors" else "pytorch_model"
-        index = folder / f"{stem}.{suffix}.index.json"
-        single = folder / f"{stem}.{suffix}"
+        index = folder / index_name(suffix)
+        single = folder / index.name.removesuffix(".index.json")
         if index.exists():
             return suffix, _shards(index, exists)
         if exists(single):

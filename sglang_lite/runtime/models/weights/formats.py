@@ -6,7 +6,14 @@ import re
 from pathlib import Path
 
 from sglang_lite.protocol import ModelError
-from sglang_lite.runtime.models.weights.folder import SafetensorsSource, TorchSource, pickle_files, weight_files
+from sglang_lite.runtime.models.weights.folder import (
+    KINDS,
+    SafetensorsSource,
+    TorchSource,
+    index_name,
+    pickle_files,
+    weight_files,
+)
 from sglang_lite.runtime.models.weights.numpy_copy import NumpySource, numpy_files
 from sglang_lite.runtime.models.weights.quantization_config import PLAIN, Matrices
 from sglang_lite.runtime.models.weights.ranges import LocalRanges, RangeSource
@@ -51,7 +58,7 @@ def open_weights(
         case "remote":
             raise ModelError(f"{model}: load_format is 'remote', and this is no address.", hint='Use "auto".')
         case "auto" | "safetensors":
-            kind, files = weight_files(folder, ("safetensors", "bin") if load_format == "auto" else ("safetensors",))
+            kind, files = weight_files(folder, KINDS if load_format == "auto" else ("safetensors",))
             if threads > 1 and kind == "safetensors":
                 return RangeSource(folder, files, matrices, ranges, threads, pinned=pinned)
             return (SafetensorsSource if kind == "safetensors" else TorchSource)(folder, files, matrices)
@@ -65,6 +72,22 @@ def open_weights(
             kind = weight_files(folder)[0]
             raise ModelError(f"{folder}: load_format is 'gguf', and this is {kind}.", hint='Use "auto".')
     raise AssertionError(load_format)
+
+
+def files_read(folder: Path, load_format: str) -> set[Path]:
+    """Files that `open_weights` reads in a folder, with the lists that name them. Raises ModelError as it does."""
+    match load_format:
+        case "auto" | "safetensors" | "remote" | "gguf":
+            kind, files = weight_files(folder, ("safetensors",) if load_format == "safetensors" else KINDS)
+        case "pt":
+            kind, files = "bin", pickle_files(folder)
+        case "npcache":
+            return numpy_files(folder, with_list=True)
+        case "sharded_state":
+            return _shards(folder)
+        case _:
+            return set()
+    return files | {each for each in (folder / index_name(kind),) if each.exists()}
 
 
 def check_gguf(load_format: str, path: Path) -> None:

@@ -40,8 +40,12 @@ class NumpySource(FolderSource):
         return self._tensor(name, file)
 
 
-def numpy_files(folder: Path) -> set[Path]:
+def numpy_files(folder: Path, *, with_list: bool = False) -> set[Path]:
     """Files of the copy, which is made unless one of the pickled tensors that are there is.
+
+    Args:
+        folder: folder of the model.
+        with_list: whether to add the list of their names.
 
     Raises:
         ModelError: there is neither, or the copy is damaged or can't be made.
@@ -57,7 +61,7 @@ def numpy_files(folder: Path) -> set[Path]:
             raise ModelError(f"{copy / _NAMES}: names {shown(name)}, which is no file of the folder.")
         if not (copy / name).is_file():
             raise ModelError(f"{copy}: the file {name} is missing.", hint=f"Remove the folder {copy}.")
-    return {copy / name for name in names}
+    return {copy / name for name in names} | ({copy / _NAMES} if with_list else set())
 
 
 def _is_file_name(name: Any) -> bool:  # of an untrusted file
