@@ -18,7 +18,7 @@ def _run(options: argparse.Namespace) -> int:
     from sglang_lite.runtime.host import startup_messages
     from sglang_lite.runtime.loading.save import save_sharded
 
-    out = options.out or Path(f"{Path(options.model).name}-sharded")
+    out = options.out or Path(f"{Path(options.model).resolve().name}-sharded")
     save_sharded(options.model, out, progress=partial(startup_messages.progress, level=None))
     print(f"written to {out}")
     return 0

@@ -45,7 +45,8 @@ def add(parser: argparse.ArgumentParser) -> None:
             names = [f"--{each.name.replace('_', '-')}"]
             if kind is EngineConfig:
                 names = [] if each.name in _GATEWAYS else names
-                names += [f"--{name.replace('_', '-')}" for name in names_of(each.name)]
+                others = (name for name, of in OTHER_NAMES.items() if of == each.name)
+                names += [f"--{name.replace('_', '-')}" for name in (*names_of(each.name), *others)]
             how = _type(hints[each.name])
             if kind is EngineConfig and ("choices" in how or each.name == "load_threads"):
                 how["type"] = partial(_own_value, (*names_of(each.name), each.name)[0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -11,6 +12,8 @@ from pathlib import Path
 from sglang_lite.protocol import ModelError, ParameterError
 
 _DESCRIBING = (".json", ".jinja", ".model", ".txt")  # suffixes of files that are copied beside weights
+_MODULE = re.compile(r"\d+_\w+")  # folder of a module of sentence-transformers
+_TEMPLATES = "additional_chat_templates"
 
 
 @contextlib.contextmanager
@@ -18,7 +21,7 @@ def new_folder(out: Path) -> Iterator[Path]:
     """Context with a scratch folder, which becomes `out` at its end; nothing is left if it fails.
 
     Raises:
-        ParameterError: `out` is there already.
+        ParameterError: `out` is there already, or below a file.
         ModelError: it can't be written.
     """
     if out.exists():
@@ -31,13 +34,15 @@ def new_folder(out: Path) -> Iterator[Path]:
             yield written
             written.rename(out)
     except (FileExistsError, NotADirectoryError) as error:
-        raise ModelError(f"{out}: can't be written: {error}", hint="Give a folder that is below no file.") from error
+        raise ParameterError("out", f"{out} is below a file.", hint="Give a folder that is not.") from error
     except OSError as error:
         raise ModelError(f"{out}: can't be written: {error}", hint="Give a folder on another disk.") from error
 
 
 def copy_description(folder: Path, out: Path) -> None:
-    """Copies the files that describe a model: config, tokenizer, templates."""
+    """Copies the files that describe a model, config, tokenizer and templates, and the modules behind an encoder."""
     for other in folder.iterdir():
         if other.is_file() and other.suffix in _DESCRIBING:
             shutil.copy(other, out / other.name)
+        elif other.is_dir() and (_MODULE.fullmatch(other.name) or other.name == _TEMPLATES):
+            shutil.copytree(other, out / other.name)

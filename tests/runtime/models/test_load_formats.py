@@ -16,7 +16,7 @@ import fsspec
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 import sglang_lite as sgl
 from sglang_lite.cli import main
@@ -109,12 +109,34 @@ def written(name, text):
     return lambda folder: (folder / name).write_text(text)
 
 
+def replaced(name, make):
+    def change(folder):
+        (folder / name).unlink()
+        make(folder / name)
+
+    return change
+
+
+def stacked(folder):
+    for file in folder.glob("*.safetensors"):
+        tensors = {name.replace(".q_proj", ".qkv_proj"): each for name, each in load_file(file).items()}
+        save_file(tensors, file)
+
+
 BAD_SHARDS = {
     "none": (lambda f: [each.unlink() for each in f.glob("*.safetensors")], "there is no model-rank-0-part-0"),
     "another rank": (renamed(SHARD, "model-rank-1-part-0.safetensors"), "for ranks up to 1, and this engine has one"),
     "a gap": (without("model-rank-0-part-1.safetensors"), r"model-rank-0-part-1.safetensors is missing"),
     "the last": (lambda f: max(f.glob("model-rank*")).unlink(), "the tensor '.*' is missing"),
     "damage": (written(SHARD, "no"), "damaged or truncated"),
+    "a pipe": (replaced(SHARD, os.mkfifo), "not a regular file"),
+    "a folder": (replaced(SHARD, Path.mkdir), "not a regular file"),
+    "a link to nothing": (replaced(SHARD, lambda file: file.symlink_to("nowhere")), "not a regular file"),
+    "many": (
+        renamed(SHARD, f"model-rank-0-part-{10**10}.safetensors"),
+        r"part-0.safetensors is missing \(.* of 10,000,000,001",
+    ),
+    "stacked": (stacked, "It is stacked with others, as SGLang's own"),
 }
 
 
@@ -200,14 +222,64 @@ def test_a_copy_that_is_damaged_is_refused(pickled, case):
 @pytest.mark.parametrize(
     ("load_format", "why"),
     [
-        ("pt", "no weights found in the format bin"),
-        ("npcache", "no weights found in the format bin"),
+        ("pt", "no weights found in the format bin.* load_format=.auto"),
+        ("npcache", "no weights found in the format bin.* load_format=.auto"),
         ("gguf", "load_format is 'gguf', and this is safetensors"),
     ],
 )
 def test_a_format_that_is_not_there_is_told(folder, load_format, why):
     with pytest.raises(sgl.ModelError, match=why):
         engine(folder, load_format=load_format)
+
+
+def test_the_format_of_sharded_files_is_named(sharded, tmp_path, capsys):
+    with pytest.raises(sgl.ModelError, match='load_format="sharded_state"'):
+        engine(sharded)
+    assert main(["save", str(sharded), "--sharded", "--out", str(tmp_path / "again")]) == 1
+    assert 'load_format="sharded_state"' in capsys.readouterr().err
+
+
+def test_where_nothing_can_be_saved_is_told(folder, capsys):
+    assert main(["save", str(folder), "--sharded", "--out", str(folder / "config.json" / "out")]) == 1
+    assert "is below a file" in capsys.readouterr().err
+
+
+def test_a_folder_that_is_worked_in_is_saved_by_its_name(folder, tmp_path, monkeypatch):
+    model = shutil.copytree(folder, tmp_path / "model")
+    monkeypatch.chdir(model)
+    assert main(["save", ".", "--sharded"]) == 0
+    assert (model / "model-sharded" / SHARD).is_file()
+
+
+def test_modules_and_templates_are_saved_too(folder, tmp_path):
+    model = shutil.copytree(folder, tmp_path / "model")
+    for name in ("1_Pooling/config.json", "2_Dense/model.safetensors", "additional_chat_templates/tools.jinja"):
+        (model / name).parent.mkdir()
+        (model / name).write_text("{}")
+    save_sharded(str(model), tmp_path / "saved")
+    found = {each.relative_to(tmp_path / "saved").as_posix() for each in (tmp_path / "saved").glob("*/*")}
+    assert found == {"1_Pooling/config.json", "2_Dense/model.safetensors", "additional_chat_templates/tools.jinja"}
+
+
+class _Code:
+    def __reduce__(self):
+        return print, ("code",)
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (_Code(), "holds more than tensors, which is not loaded.* take safetensors"),
+        ([1], "Move it elsewhere if it holds no"),
+    ],
+)
+def test_pickles_of_other_things_are_refused(pickled, content, why, capsys):
+    (pickled / "pytorch_model.bin").rename(pickled / "model.pt")
+    torch.save(content, pickled / "optimizer.pt")
+    with pytest.raises(sgl.ModelError, match=why) as error:
+        engine(pickled, load_format="pt")
+    assert "weights_only" not in str(error.value)
+    assert capsys.readouterr().out == ""
 
 
 # ------------------------------------------------------------------------------------------------- checksums

@@ -61,7 +61,7 @@ def test_what_can_not_be_quantised_is_named(folder, tmp_path):
         quantise(str(folder), out)
     with pytest.raises(sgl.ParameterError, match=r"out: .* is there already"):
         quantise(str(folder), tmp_path, group=32)
-    with pytest.raises(sgl.ModelError, match="Give a folder that is below no file"):
+    with pytest.raises(sgl.ParameterError, match="is below a file"):
         quantise(str(folder), folder / "config.json" / "out", group=32)
     packed, _ = write(tmp_path / "packed", FORMATS["gptq"])
     with pytest.raises(sgl.ModelError, match=r"the weights are quantised already \(gptq\)"):

@@ -8,6 +8,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path, PurePath
+from pickle import UnpicklingError
 
 import torch
 
@@ -60,9 +61,13 @@ def weight_files(
             return suffix, _shards(index, exists)
         if exists(single):
             return suffix, {_regular(single)}
+    hint = "Supported: model.safetensors, pytorch_model.bin (sharded too), or a .gguf file given by its path."
+    if any(folder.glob("model-rank-*-part-*.safetensors")):
+        hint = 'Its files are those of ranks: load_format="sharded_state".'
+    elif any((folder / index_name(kind).removesuffix(end)).exists() for kind in KINDS for end in ("", ".index.json")):
+        hint = 'There are weights of another format: load_format="auto".'
     raise ModelError(
-        f"{folder}: no weights found" + (f" in the format {kinds[0]}." if len(kinds) == 1 else "."),
-        hint="Supported: model.safetensors, pytorch_model.bin (sharded too), or a .gguf file given by its path.",
+        f"{folder}: no weights found" + (f" in the format {kinds[0]}." if len(kinds) == 1 else "."), hint=hint
     )
 
 
@@ -283,8 +288,16 @@ def pickled_tensors(file: Path, device: str = "cpu") -> dict[str, torch.Tensor]:
     """
     try:
         content = torch.load(file, map_location=device, weights_only=True, mmap=True)
+    except UnpicklingError as error:  # whose text advises to run the file's code
+        raise ModelError(
+            f"{file}: can't be read as tensors: it is damaged, or holds more than tensors, which is not loaded.",
+            hint="Fetch the file again, or take safetensors.",
+        ) from error
     except Exception as error:  # torch raises many types for a file that is not a checkpoint
-        raise ModelError(f"{file}: can't be read as tensors: {error}") from error
+        raise ModelError(f"{file}: can't be read as tensors: {error}", hint="Fetch the file again.") from error
     if not isinstance(content, dict) or not all(isinstance(value, torch.Tensor) for value in content.values()):
-        raise ModelError(f"{file}: can't be read as tensors: it is no dict of tensors.")
+        raise ModelError(
+            f"{file}: can't be read as tensors: it is no dict of tensors.",
+            hint="Move it elsewhere if it holds no weights of the model.",
+        )
     return content

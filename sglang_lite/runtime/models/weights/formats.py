@@ -109,6 +109,10 @@ def _shards(folder: Path) -> set[Path]:
             hint="Save the model for one rank: `sglang-lite save MODEL --sharded --out DIR`.",
         )
     parts = {int(match[2]) for match in found.values()}
-    if missing := sorted(set(range(max(parts) + 1)) - parts):
-        raise ModelError(f"{folder}: {shard_name(0, missing[0])} is missing ({len(missing)} of {max(parts) + 1}).")
+    if missing := max(parts) + 1 - len(parts):
+        first = next(part for part in range(len(parts)) if part not in parts)
+        raise ModelError(f"{folder}: {shard_name(0, first)} is missing ({missing:,} of {max(parts) + 1:,}).")
+    for path in found:
+        if not path.is_file():  # opening a pipe would block for ever
+            raise ModelError(f"{path}: not a regular file.", hint="Replace it by the file itself.")
     return set(found)

@@ -182,7 +182,13 @@ class WeightSource(ABC):
         if name not in self._unused:
             module = name.removesuffix(".weight")
             near = sorted(other for other in self._unused if other.startswith(f"{module}."))
-            hint = "Does quantization_config say how the weights are packed?" if near else ""
+            hint = (
+                "Does quantization_config say how the weights are packed?" if near else "Is a file of weights missing?"
+            )
+            if {re.sub(r"\b[qkv]_proj", "qkv_proj", name), re.sub(r"\b(gate|up)_proj", "gate_up_proj", name)} & (
+                self._unused.keys() - {name}
+            ):
+                hint = "It is stacked with others, as SGLang's own sharded files have it. Take the model's own files."
             beside = f" Beside it there {'is' if len(near) == 1 else 'are'} {', '.join(near[:4])}." if near else ""
             raise ModelError(f"{self.label}: the tensor {name!r} is missing.{beside}", hint=hint)
         file = self._unused.pop(name)
