@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 import tempfile
 import threading
 from collections.abc import Callable
@@ -139,6 +138,6 @@ class RankProcesses:
 def _meeting() -> Path:
     """Path of a file by which ranks find one another, and that no other user can read. On Linux it is in no folder, and
     ends with this process, however that ends."""
-    if sys.platform == "linux":
+    if hasattr(os, "memfd_create"):
         return Path(f"/proc/{os.getpid()}/fd/{os.memfd_create('sglang_lite-ranks')}")
     return Path(tempfile.mkdtemp(prefix="sglang_lite-ranks-"), "meeting")
