@@ -76,6 +76,8 @@ def records(kind):
         return st.one_of([st.builds(kind, **{**members, **each}) for each in said])  # in one of the two ways
     if kind is protocol.SamplingParams:
         members = {each.name: st.just(protocol.UNSET) | within(each) for each in PARAMETERS}
+    if kind is nodes.Select:
+        members["lora_path"] = st.just(protocol.UNSET) | st.just(()) | st.tuples(texts)
     if kind is graph.GraphRecord:
         members |= {
             "nodes": tuples(plain_nodes()),

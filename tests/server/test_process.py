@@ -194,7 +194,7 @@ def test_a_port_in_use_is_one_line_before_the_model_is_loaded(folder):
 
 
 def test_a_flag_that_is_wrong_is_one_line(folder):
-    for flags in (["--tool-call-parser", "no"], ["--max-open", "0"], ["--port", "70000"], ["--tp-size", "2"]):
+    for flags in (["--tool-call-parser", "no"], ["--max-open", "0"], ["--port", "70000"], ["--nnodes", "2"]):
         command = [sys.executable, "-m", "sglang_lite", "serve", "--model", folder, *flags]
         ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
         assert ended.returncode == 1

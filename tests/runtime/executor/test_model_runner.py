@@ -24,7 +24,8 @@ def test_a_runner_has_the_methods_of_the_interface(runner):
             assert isinstance(own, property)
         else:
             assert parameters(own) == parameters(asked), name
-    assert public(runner) - public(ModelRunner) <= {"warm_up"}  # which `make_runner` calls
+    others = {"warm_up", "logits", "with_drawn"}  # which `make_runner` and `executor/ranks.py` call
+    assert public(runner) - public(ModelRunner) <= others
 
 
 @pytest.mark.parametrize(
