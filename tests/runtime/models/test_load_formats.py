@@ -401,9 +401,12 @@ def test_several_threads_read_the_same_weights(folder, sharded, dtype, monkeypat
     assert logits(sharded, "sharded_state", dtype=dtype, load_threads=3) == expected
 
 
-@pytest.fixture(autouse=True)
-def _cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("SGLANG_LITE_CACHE", str(tmp_path / "cache"))
+@pytest.fixture(autouse=True, scope="module")
+def _cache(tmp_path_factory):
+    """A cache for all tests, in which the CPU's library is compiled once."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SGLANG_LITE_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
 
 
 @pytest.fixture
