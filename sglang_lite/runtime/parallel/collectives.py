@@ -74,7 +74,7 @@ class GlooCollectives:
 
         self.parallel = parallel
         options = group._Options()  # noqa: SLF001  # torch has no other name for it
-        options._timeout = timedelta(seconds=timeout_s)  # noqa: SLF001
+        options._timeout = timedelta(seconds=timeout_s)  # noqa: SLF001  # the same
         options._devices = [group.create_device(hostname="127.0.0.1")]  # noqa: SLF001  # seen by this machine alone
         store = module.FileStore(str(meeting), parallel.tp)
         self._group = group(store, parallel.rank, parallel.tp, options)

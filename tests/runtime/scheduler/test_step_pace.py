@@ -59,7 +59,7 @@ def test_an_image_that_is_seen_as_a_whole_is_computed_as_a_whole_beside_a_stream
         request.media = media
         add(request)
 
-    engine.scheduler.add = add_with_images  # type: ignore[method-assign]
+    engine.scheduler.add = add_with_images  # type: ignore[method-assign] # between submitting and planning
     engine.start([4] * 200, LONG)
     batches = planned(engine)
     for _ in range(5):
