@@ -61,8 +61,9 @@ def ended(pid):
 
 
 def descriptors():
-    """Number of descriptors that this process has open, without those that a GPU's driver keeps for good."""
-    return sum(not each.resolve().match("/dev/nvidia*") for each in Path("/proc/self/fd").iterdir())
+    """What this process has open, by descriptor, without what a GPU's driver keeps for good."""
+    opened = {each.name: str(each.resolve()) for each in Path("/proc/self/fd").iterdir()}
+    return {name: path for name, path in opened.items() if "nvidia" not in path}
 
 
 def idle(pid):

@@ -162,13 +162,13 @@ def test_engines_one_after_the_other_leave_nothing_behind(folders, mark):
         for thread in threading.enumerate():
             if thread.name in ("sglang_lite-events", "sglang_lite-output", "sglang_lite-send"):
                 thread.join(60) if thread not in OTHERS else None
-        after = (processes.descriptors(), set(threading.enumerate()) - OTHERS, len(processes.children()))
+        after = (len(processes.descriptors()), set(threading.enumerate()) - OTHERS, len(processes.children()))
         assert before in (None, after)
         before = after
 
 
 def test_engines_beside_each_other_answer_and_leave_nothing_behind(folders, mark, own):
-    before = processes.descriptors(), len(processes.children())
+    before = len(processes.descriptors()), len(processes.children())
     engines = [sgl.Engine(folders[0], **SETTINGS) for _ in range(max(1, ENGINES // 8))]
     sinks = [Collector() for _ in (own, *engines)]
     for engine, sink in zip((own, *engines), sinks):
@@ -177,7 +177,7 @@ def test_engines_beside_each_other_answer_and_leave_nothing_behind(folders, mark
     for engine in engines[::-2] + engines[-2::-2]:
         engine.close()
     processes.gone(mark)
-    assert (processes.descriptors(), len(processes.children())) == before
+    assert (len(processes.descriptors()), len(processes.children())) == before
 
 
 @pytest.mark.sampled(2)

@@ -65,7 +65,8 @@ def nothing_left(mark):
     yield
     processes.gone(mark)
     until(lambda: set(threading.enumerate()) <= threads)
-    assert processes.descriptors() <= descriptors
+    now = processes.descriptors()
+    assert len(now) <= len(descriptors), (now, descriptors)
     assert set(processes.children("")) <= children
 
 

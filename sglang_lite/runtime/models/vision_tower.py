@@ -82,14 +82,18 @@ class VisionTower:
         }
         with torch.inference_mode(), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
             found = self._model.get_image_features(**inputs)
-            features = [each.reshape(-1, each.shape[-1]) for each in found.pooler_output]
-            if self.planes > 1:
-                features = [torch.cat(each, -1) for each in zip(features, *found.deepstack_features)]
-        return features if len(features) == len(images) else list(torch.cat(features).chunk(len(images)))
+            planes = [found.pooler_output, *(found.deepstack_features if self.planes > 1 else ())]
+            return list(torch.cat([_rows(plane) for plane in planes], -1).chunk(len(images)))
 
     def _sent(self, values: torch.Tensor) -> torch.Tensor:
         dtype = self.dtype if values.is_floating_point() else None
         return values.to(device=self.device, dtype=dtype, non_blocking=True)
+
+
+def _rows(found: torch.Tensor | Sequence[torch.Tensor]) -> torch.Tensor:
+    """Features [T, hidden size] of all images, which some versions of transformers give in parts."""
+    parts = [found] if isinstance(found, torch.Tensor) else found
+    return torch.cat([each.reshape(-1, each.shape[-1]) for each in parts])
 
 
 def _stored(source: WeightSource, name: str) -> str:
