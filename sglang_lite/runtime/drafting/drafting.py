@@ -63,12 +63,15 @@ class Drafting:
     ) -> None:
         self._drafters, self.most, self._vocab_size, self._eos_ids = list(drafters), most, vocab_size, eos_ids
         self._jump = jump
+        self._of_grammars = all(drafter.name == "grammar" for drafter in drafters)
         self.counts = {drafter.name: DraftCounts() for drafter in drafters}
         self.cost = StepCost()
         self._records = defaultdict[tuple[str, int], _Record](_Record)
 
     def drafts(self, request: Request) -> bool:
         """False if no drafter has guesses for any text of the request."""
+        if self._of_grammars and request.output.matcher is None:  # asked of each row in each step
+            return False
         return any(drafter.drafts(request) for drafter in self._drafters)
 
     def draft(self, request: Request, known: Ints, room: int, tokens: int, expected: float) -> tuple[Draft, float]:
