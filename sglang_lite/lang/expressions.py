@@ -7,7 +7,7 @@ from __future__ import annotations
 import inspect
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias
@@ -284,6 +284,16 @@ class BaseProgram(ABC, Generic[R]):
         self, args: Sequence[UserValue], kwargs: dict[str, UserValue], options: dict[str, UserValue]
     ) -> UserValue:
         """Async version of `run_call`."""
+
+    @abstractmethod
+    def prepared(
+        self,
+        args: Sequence[UserValue],
+        kwargs: dict[str, UserValue],
+        options: Mapping[str, UserValue],
+        settings: UserValue = None,
+    ) -> UserValue:
+        """BodyRun of the program that has not started yet."""
 
     @abstractmethod
     def bound(self, args: Sequence[UserValue], kwargs: dict[str, UserValue], what: str) -> dict[str, UserValue]:

@@ -15,9 +15,17 @@ from typing_extensions import ParamSpec
 from sglang_lite.lang.argument_names import explains_wrong_arguments, nearest_name, no_such_argument
 from sglang_lite.lang.backend.default import BackendLike, backend_for
 from sglang_lite.lang.backend.planning import ApiDrafts
-from sglang_lite.lang.batch_pools import async_pool_of, pool_of
 from sglang_lite.lang.batches import batch
-from sglang_lite.lang.batches.batch import BATCH_OPTIONS, BatchOptions, BatchPlan, Given, OnError, batch_keywords
+from sglang_lite.lang.batches.batch import (
+    BATCH_OPTIONS,
+    BatchOptions,
+    BatchPlan,
+    Given,
+    OnError,
+    async_pool_of,
+    batch_keywords,
+    pool_of,
+)
 from sglang_lite.lang.body_run import BodyRun, start_thread
 from sglang_lite.lang.concurrency.loop import in_event_loop
 from sglang_lite.lang.execution.kept import Kept
@@ -25,7 +33,6 @@ from sglang_lite.lang.execution.reading import finished
 from sglang_lite.lang.execution.run import BoundCall, Run, RunSettings, current_run
 from sglang_lite.lang.expressions import AsyncProgram, BaseProgram, R
 from sglang_lite.lang.global_config import global_config
-from sglang_lite.lang.pickled import pickled
 from sglang_lite.lang.program_call import ProgramCall
 from sglang_lite.lang.run_options import (
     RUN_OPTIONS,
@@ -36,14 +43,16 @@ from sglang_lite.lang.run_options import (
     settings_of,
     with_signature_of,
 )
+from sglang_lite.lang.runs.values import import_by_name
 from sglang_lite.lang.state import ProgramState, user_location
 from sglang_lite.lang.tracebacks import trimmed
 from sglang_lite.markup import cut, element, fragment
-from sglang_lite.protocol import CompileError, ParameterError
+from sglang_lite.protocol import CompileError, ParameterError, ProgramError
 from sglang_lite.protocol.anything import UserValue
 
 if TYPE_CHECKING:
     from sglang_lite.lang.tracer import TracerProgramState
+
 
 P = ParamSpec("P", default=...)
 _P = ParamSpec("_P")
@@ -522,3 +531,39 @@ def _checked_tokens(tokens: int | None) -> int | None:
         "num_api_spec_tokens", f"{tokens!r:.60} is not a number of tokens above 0.", hint="Give one, or None.",
         where=user_location(),
     )  # fmt: skip
+
+
+def pickled(program: SglFunction, kind: type[SglFunction]) -> tuple[object, ...]:
+    """Value of a program's `__reduce__`.
+
+    Args:
+        kind: class of programs.
+
+    Raises:
+        ProgramError: the program can't be found by its name, so another process could not load it.
+    """
+    func = program.func
+    if isinstance(func, MethodType):
+        return _of_instance, (func.__self__, func.__name__, program.bind_arguments)
+    name = f"{func.__module__}:{func.__qualname__}"
+    try:
+        found = import_by_name(name)
+    except (ImportError, AttributeError):
+        found = None
+    if found is not func and not (isinstance(found, kind) and found.func is func):
+        raise ProgramError(
+            f"the program {program.name!r} can't be pickled: its module has no program of this name.",
+            hint="Define it at the top of a module, or as a method of a class there.",
+        )
+    return _of_module, (name, kind, program.bind_arguments)
+
+
+def _of_module(name: str, kind: type[SglFunction], bound: dict[str, Any]) -> SglFunction:
+    found = import_by_name(name)
+    program = found if isinstance(found, kind) else kind(found)
+    return program.bind(**bound) if bound else program
+
+
+def _of_instance(instance: object, name: str, bound: dict[str, Any]) -> SglFunction:
+    program: SglFunction = getattr(instance, name)
+    return program.bind(**bound) if bound else program

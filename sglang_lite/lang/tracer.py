@@ -11,19 +11,24 @@ from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar, Token, copy_context
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Any, NoReturn
+
+import msgspec
 
 from sglang_lite.lang.backend.base import ALL_CONSTRAINTS, Backend
 from sglang_lite.lang.backend.capabilities import Capabilities
 from sglang_lite.lang.backend.default import BackendLike, as_backend
-from sglang_lite.lang.backend.remote.explain import TracedAnswer, TracedBackend
+from sglang_lite.lang.backend.planning import Planner
+from sglang_lite.lang.backend.remote.explain import PlannedTurn, TracedAnswer, TracedBackend
+from sglang_lite.lang.backend.remote.shared_call import SharedCall, first_generation, may_share
+from sglang_lite.lang.backend.remote.turn_plan import TurnContext, plan
 from sglang_lite.lang.chat_template import get_chat_template
 from sglang_lite.lang.checks import check_whole
 from sglang_lite.lang.concurrency.loop import in_event_loop
 from sglang_lite.lang.execution.branch import Branch, raised_at
 from sglang_lite.lang.execution.reading import name_of
 from sglang_lite.lang.execution.run import Run, RunSettings, current_run
-from sglang_lite.lang.expressions import BaseProgram, VariableName
+from sglang_lite.lang.expressions import BaseProgram, SglGen, SglSelect, VariableName
 from sglang_lite.lang.state import ProgramState, ProgramStateGroup, user_location
 from sglang_lite.lang.symbolic.graph import Graph, changed, graph_of
 from sglang_lite.lang.symbolic.recorder import (
@@ -36,19 +41,31 @@ from sglang_lite.lang.symbolic.recorder import (
     TracedWay,
     is_limit,
 )
-from sglang_lite.lang.symbolic.symbols import SglArgument, SglVariable, refuse, traced_way
-from sglang_lite.lang.symbolic.traced_planner import TracedPlanner
+from sglang_lite.lang.symbolic.symbols import MARK, SglArgument, SglVariable, Symbol, refuse, traced_way
 from sglang_lite.lang.unawaited import must_await
 from sglang_lite.markup import element, fragment
 from sglang_lite.program.graph import Call
-from sglang_lite.program.nodes import BaseNode, Expression, Mark, ScopeBegin, ScopeEnd, Text, TurnBegin, TurnEnd
+from sglang_lite.program.nodes import (
+    BaseNode,
+    Expression,
+    Expressions,
+    Mark,
+    ScopeBegin,
+    ScopeEnd,
+    Text,
+    TurnBegin,
+    TurnEnd,
+)
 from sglang_lite.protocol import (
+    UNSET,
     Constraint,
     Delta,
     Generation,
+    Location,
     ParameterError,
     ProgramError,
     Prompt,
+    Regex,
     SamplingParams,
     Selection,
     TraceError,
@@ -379,3 +396,62 @@ class NoBackend(Backend):
 
     async def aselect(self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool) -> Selection:
         raise TraceError("tracing can't run a program.", hint="Add it (s += program(…)), or use s.call(program).")
+
+
+_SOME_TEXT = Text("…")
+
+
+class TracedPlanner(Planner):
+    """Planner of a trace: the sources that it gives to generations are read by `explain`."""
+
+    def __init__(self, backend: TracedBackend) -> None:
+        self._about, self._run = backend.about, backend.facts
+
+    def plan(self, expressions: Sequence[Expression], role: str | None, where: Location | None) -> Sequence[Expression]:
+        planned = list(expressions)
+        context = TurnContext(self._about, role, self._run, where)
+        for i, (turn, index) in plan(list(map(_known, expressions)), context).items():
+            expression = planned[i]
+            assert isinstance(expression, SglGen | SglSelect)
+            planned[i] = msgspec.structs.replace(expression, source=PlannedTurn(turn, index))
+        return planned
+
+    def share(self, added: Expression, size: int) -> Expression:
+        expressions = list(added.walk())
+        first = first_generation(expressions)
+        if first is None or not isinstance(own := expressions[first], SglGen):
+            return added
+        known = _known(own)
+        assert isinstance(known, SglGen)
+        if may_share(known, self._run.params, self._about.shares_prompt_cost, size):
+            expressions[first] = msgspec.structs.replace(own, source=SharedCall(size))
+        return Expressions(expressions)
+
+    def fork(self, size: int) -> Sequence[Planner]:
+        return [self] * size
+
+
+def _known(expression: Expression) -> Expression:
+    match expression:
+        case Symbol():
+            return _SOME_TEXT
+        case SglGen():
+            node = expression.node
+            constraint = Regex("[^\n]+") if _is_open(node.constraint) else node.constraint
+            changes = {name: UNSET for name in node.params.__struct_fields__ if _is_open(getattr(node.params, name))}
+            params = msgspec.structs.replace(node.params, **changes)
+            return msgspec.structs.replace(
+                expression, node=msgspec.structs.replace(node, params=params, constraint=constraint)
+            )
+        case SglSelect() if _is_open(expression.node.choices):
+            return msgspec.structs.replace(
+                expression, node=msgspec.structs.replace(expression.node, choices=("a", "b"))
+            )
+    return expression
+
+
+def _is_open(value: Any) -> bool:
+    """Returns True if a value contains a symbol."""
+    if isinstance(value, Symbol):
+        return True
+    return value is not UNSET and MARK.search(msgspec.json.encode(value, enc_hook=str).decode()) is not None

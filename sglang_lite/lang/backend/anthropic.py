@@ -22,9 +22,9 @@ from sglang_lite.lang.backend.apis.api import (
     PartialCall,
     Target,
     Tools,
+    conversation,
+    with_marks,
 )
-from sglang_lite.lang.backend.apis.prompt_cache import with_marks
-from sglang_lite.lang.backend.apis.provider_items import conversation
 from sglang_lite.lang.backend.capabilities import Capabilities
 from sglang_lite.lang.backend.http.rate_limit import RateLimit
 from sglang_lite.lang.backend.ladder.strategy import Policy, Strategy

@@ -14,8 +14,7 @@ from sglang_lite.lang.backend.base import ALL_CONSTRAINTS, Backend, KeepsPrefixe
 from sglang_lite.lang.backend.capabilities import Capabilities
 from sglang_lite.lang.backend.rendering import with_tools
 from sglang_lite.lang.backend.token_counts import TokenUsage
-from sglang_lite.lang.concurrency.deadline import current_deadline
-from sglang_lite.lang.concurrency.loop import executor, running_mailbox
+from sglang_lite.lang.concurrency.loop import current_deadline, executor, running_mailbox
 from sglang_lite.protocol import (
     Constraint,
     Delta,

@@ -25,8 +25,8 @@ from sglang_lite.lang.backend.apis.api import (
     PartialCall,
     Target,
     Tools,
+    conversation,
 )
-from sglang_lite.lang.backend.apis.provider_items import conversation
 from sglang_lite.lang.backend.capabilities import Capabilities
 from sglang_lite.lang.backend.http.rate_limit import RateLimit
 from sglang_lite.lang.backend.ladder.strategy import Policy, Strategy

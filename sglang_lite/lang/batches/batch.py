@@ -12,12 +12,13 @@ import threading
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol, Required, TypeAlias, Unpack
 
 from sglang_lite.kernel import progress_bar
 from sglang_lite.lang.backend.default import BackendLike
-from sglang_lite.lang.batches.body_pool import Outcome, Pool, PoolOnLoop, Report
+from sglang_lite.lang.batches.body_pool import AsyncBodyPool, AwaitedPool, BodyPool, Outcome, Pool, PoolOnLoop, Report
 from sglang_lite.lang.checks import check_flags
 from sglang_lite.lang.execution.branch import raised_at
 from sglang_lite.lang.execution.run import RunSettings
@@ -430,3 +431,35 @@ async def ayield_results(
             async for index, outcome in outcomes:
                 if _is_yielded(outcome, plan.on_error):
                     yield outcome if plan.ordered else (index, outcome)
+
+
+def pool_of(program: BaseProgram, plan: BatchPlan, report: Report, *, until_released: bool) -> Pool:
+    """Pool for the items of a batch whose outcomes are not known yet. `report` and `until_released` are as for
+    BodyPool."""
+    saved = saving(report, plan.file)
+    if plan.cluster is not None:
+        return plan.cluster.pool(program, plan, saved, until_released=until_released)
+    if program.is_async:
+        return _async_bodies(program, plan, report, until_released=until_released)
+
+    def call(item: Item) -> UserValue:
+        return program.prepared(item[0], item[1], plan.options, plan.settings)
+
+    return BodyPool(call, plan.pending, plan.window, saved, until_released=until_released)
+
+
+def async_pool_of(program: BaseProgram, plan: BatchPlan, report: Report, *, until_released: bool) -> PoolOnLoop:
+    """`pool_of` for a caller that awaits the pool on an event loop."""
+    if plan.cluster is None:
+        return _async_bodies(program, plan, report, until_released=until_released)
+    return AwaitedPool(partial(pool_of, program, plan, until_released=until_released), report)
+
+
+def _async_bodies(program: BaseProgram, plan: BatchPlan, report: Report, *, until_released: bool) -> AsyncBodyPool:
+    async def body(item: Item) -> ProgramState:
+        call = program.prepared(item[0], item[1], plan.options, plan.settings)
+        await call.arun()
+        state: ProgramState = call.state
+        return state
+
+    return AsyncBodyPool(body, plan.pending, plan.window, saving(report, plan.file), until_released=until_released)

@@ -8,7 +8,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextvars import Context
+from contextvars import Context, ContextVar
 from typing import Any
 
 _LOOKUPS = 2  # threads for blocking calls (DNS look-ups, say) of libraries that run on the loop
@@ -125,3 +125,7 @@ def in_event_loop() -> bool:
     except RuntimeError:
         return False
     return True
+
+
+# Deadline of the current task, as `time.monotonic()`, or None if it has no deadline.
+current_deadline: ContextVar[float | None] = ContextVar("sglang_lite_deadline", default=None)

@@ -14,18 +14,18 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import partial
-from typing import NoReturn, TypeGuard
+from typing import Any, NoReturn, TypeGuard
 
 from sglang_lite.lang.concurrency.loop import executor
+from sglang_lite.lang.concurrency.pool import in_pool
 from sglang_lite.lang.concurrency.variables import TextLog, Variable, located
-from sglang_lite.lang.execution import generation
+from sglang_lite.lang.execution import generation, selection
 from sglang_lite.lang.execution.base_player import BasePlayer
 from sglang_lite.lang.execution.branch_events import NodeEvents
-from sglang_lite.lang.execution.claims import removal
 from sglang_lite.lang.execution.operations import (
     AnswerOp,
     BranchMark,
@@ -37,12 +37,13 @@ from sglang_lite.lang.execution.operations import (
     Op,
     ReadOp,
     ScopeOp,
+    SelectOp,
     on_pool,
 )
-from sglang_lite.lang.execution.playing import IMMEDIATE, has_to_wait, play_awaited
 from sglang_lite.lang.execution.push_down import PushedBranch
 from sglang_lite.lang.execution.run import Run, current_run
-from sglang_lite.program.nodes import Text
+from sglang_lite.lang.execution.transcript import Transcript
+from sglang_lite.program.nodes import GrammarBegin, GrammarEnd, ImagePart, ScopeBegin, Text, TurnBegin, TurnEnd
 from sglang_lite.protocol import Location, RequestAbortedError, SglError, UnknownVariableError
 from sglang_lite.protocol.anything import UserValue
 
@@ -454,3 +455,136 @@ def _fail_op(op: Op, failure: SglError) -> None:
         op.variable.fail(failure)
         if isinstance(op, GenOp) and op.thoughts is not None:
             op.thoughts.fail(failure)
+
+
+@dataclass(frozen=True, slots=True)
+class Removal:
+    """Change of a branch's queue by a rollback.
+
+    Attributes:
+        kept: operations that stay queued: those before the mark, claimed ones and hooks.
+        removed: operations that it removes.
+        claimed: True if claimed operations are played before the rollback.
+    """
+
+    kept: deque[Op]
+    removed: Sequence[Op]
+    claimed: bool
+
+
+def removal(mark: BranchMark | None, ops: Sequence[Op | None], claims: Mapping[int, Op], depth: int) -> Removal:
+    """Removal of what is queued behind a mark, or of everything if the mark is None.
+
+    Args:
+        ops: the operation that is being played, or None, and the queued ones.
+        claims: last operation that each join has claimed, by the depth of the joining branch.
+        depth: depth of the branch that rolls back; only claims of joins above it count.
+    """
+    queue: list[Op] = [op for op in ops[1:] if op is not None]
+    before = 0
+    if mark is not None and mark.position is None:  # the mark is queued
+        found = (i for i, op in enumerate(queue, 1) if isinstance(op, MarkOp) and op.mark is mark)
+        before = next(found, len(queue)) + 1
+    last = {id(op) for level, op in claims.items() if level < depth}
+    claimed = max((i for i, op in enumerate(ops, 1) if id(op) in last), default=0) if last else 0
+    end = max(before, claimed, 1) - 1
+    hooks = [op for op in queue[end:] if isinstance(op, EventOp)]
+    removed = [op for op in queue[end:] if not isinstance(op, EventOp)]
+    return Removal(deque((*queue[:end], *hooks)), removed, claimed > before)
+
+
+def _scope(player: BasePlayer, op: ScopeOp) -> bool:
+    if isinstance(op.node, ScopeBegin):
+        player.scope_starts[id(op.variable)] = len(player.transcript.pieces)
+    else:
+        op.variable.set(player.transcript.text(player.scope_starts.pop(id(op.variable))))
+    return True
+
+
+def _fork(player: BasePlayer, op: ForkOp) -> bool:
+    for child in op.children:
+        child.transcript.fork_from(player.transcript)
+        child.begin()
+    return True
+
+
+def _tell(player: BasePlayer, op: EventOp) -> bool:
+    if on_pool.get() is not player:
+        return False
+    op.call()
+    return True
+
+
+def _join(player: BasePlayer, op: JoinOp) -> bool:
+    if player.pushed is not None:
+        player.pushed.note_start(op, player.transcript.pieces)
+    if not all(variable.done for variable in op.added):
+        return False
+    for variable in op.added:
+        player.transcript.append_joined(variable.result())
+    return True
+
+
+def _read(player: BasePlayer, op: ReadOp) -> bool:
+    op.variable.set(op.what())
+    return True
+
+
+def _mark(player: BasePlayer, op: MarkOp) -> bool:
+    if not op.back:
+        op.mark.position = player.transcript.position()
+    elif op.mark.position is not None:
+        player.transcript.go_back(op.mark.position)
+    return True
+
+
+def _on_transcript(change: Callable[[Transcript, Any], None]) -> Callable[[BasePlayer, Any], bool]:
+    def immediate(player: BasePlayer, node: Any) -> bool:
+        change(player.transcript, node)
+        return True
+
+    return immediate
+
+
+# Functions that play an operation on the submitting thread. They return True if it is done, False if it has to wait for
+# a backend.
+IMMEDIATE: dict[type, Callable[[BasePlayer, Any], bool]] = {
+    GenOp: generation.generate_immediately,
+    SelectOp: selection.select_immediately,
+    ImagePart: _on_transcript(Transcript.append_image),
+    TurnBegin: _on_transcript(Transcript.begin_turn),
+    TurnEnd: _on_transcript(Transcript.end_turn),
+    ScopeOp: _scope,
+    GrammarBegin: _on_transcript(Transcript.begin_grammar),
+    GrammarEnd: _on_transcript(Transcript.end_grammar),
+    ForkOp: _fork,
+    JoinOp: _join,
+    ReadOp: _read,
+    MarkOp: _mark,
+    EventOp: _tell,
+}
+
+
+async def play_awaited(player: BasePlayer, op: Op) -> None:
+    """Plays an operation that has to wait. Runs on the executor loop."""
+    match op:
+        case JoinOp():
+            added = [piece for variable in op.added for piece in await variable.get()]
+            if player.is_current(op):
+                player.transcript.append_joined(added)
+        case EventOp():
+            await in_pool(op.pool, op.call)
+        case GenOp():
+            await generation.agenerate(player, op)
+        case _:
+            assert isinstance(op, SelectOp)
+            await selection.aselect(player, op)
+
+
+def has_to_wait(op: Op) -> bool:
+    """Returns True if an operation that is not played yet has to wait."""
+    if isinstance(op, AnswerOp):
+        return not op.variable.done
+    if isinstance(op, JoinOp):
+        return not all(variable.done for variable in op.added)
+    return isinstance(op, EventOp)

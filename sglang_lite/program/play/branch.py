@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, Self, TypeAlias, TypeVar
 
 from sglang_lite.program.nodes import (
     Content,
@@ -393,3 +393,53 @@ class Branch(Generic[TextT, QueuedT]):
         self.text.go_back(self.marks[mark])
         self.marks = {place: each for place, each in self.marks.items() if place <= mark}
         self.lengths = {place: length for place, length in self.lengths.items() if place <= mark}
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Cancel(Generic[TextT, QueuedT]):
+    """Effect: the answer is not needed any more."""
+
+    ask: Ask[TextT, QueuedT]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Failed:
+    """Effect: a node failed, or will not be played.
+
+    Attributes:
+        path: path of the node: that of its branch, and its place.
+        name: name of its variable, or None.
+        error: why.
+        attempt: as of Ask.
+    """
+
+    path: Path
+    name: str | None
+    error: SglError
+    attempt: int = 0
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Forked(Generic[TextT, QueuedT]):
+    """Effect: a branch begins, as its fork was played."""
+
+    branch: Branch[TextT, QueuedT]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Idle(Generic[TextT, QueuedT]):
+    """Effect: a branch has nothing to play."""
+
+    branch: Branch[TextT, QueuedT]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Ended:
+    """Effect: the program has ended, with an error or None. It is the last effect."""
+
+    error: SglError | None
+
+
+Effect: TypeAlias = (
+    Ask[TextT, QueuedT] | Cancel[TextT, QueuedT] | Failed | Forked[TextT, QueuedT] | Idle[TextT, QueuedT] | Ended
+)

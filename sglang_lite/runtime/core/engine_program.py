@@ -7,8 +7,7 @@ from functools import partial
 from types import MappingProxyType
 
 from sglang_lite.program.nodes import Gen, GrammarBegin, GrammarEnd, Node, Path, Rollback, Verdict
-from sglang_lite.program.play.branch import Ask
-from sglang_lite.program.play.effects import Cancel, Ended, Failed, Forked, Idle
+from sglang_lite.program.play.branch import Ask, Cancel, Ended, Failed, Forked, Idle
 from sglang_lite.program.play.player import Player
 from sglang_lite.protocol import (
     Delta,
@@ -26,6 +25,7 @@ from sglang_lite.protocol import (
 )
 from sglang_lite.runtime.core.engine_context import EngineContext
 from sglang_lite.runtime.core.generation_job import GenerationJob
+from sglang_lite.runtime.core.open_requests import OpenRequests
 from sglang_lite.runtime.core.prepared_node import (
     EngineAsk,
     PreparedNode,
@@ -33,12 +33,65 @@ from sglang_lite.runtime.core.prepared_node import (
     prepared,
 )
 from sglang_lite.runtime.core.program_pauses import ProgramPauses
-from sglang_lite.runtime.core.program_room import ProgramRoom
 from sglang_lite.runtime.core.selection_job import SelectionJob
 from sglang_lite.runtime.core.submission import MAX_QUEUED, check_nodes, check_verdict, too_many_error
 from sglang_lite.runtime.core.token_text import OpenGrammar, TokenText
 from sglang_lite.runtime.requests.request import Request
 from sglang_lite.runtime.tokens.token_log import TokenLog
+
+
+class ProgramRoom:
+    """Room of one program. Used on the loop's thread.
+
+    Args:
+        open_requests: counter of open requests.
+        acquired: whether the program is already counted.
+        came: callback that tries again when there may be room; called on any thread.
+    """
+
+    def __init__(self, open_requests: OpenRequests, came: Callable[[], None], *, acquired: bool) -> None:
+        self._open_requests, self._came = open_requests, came
+        self._acquired, self._waits = acquired, False
+
+    def acquire(self) -> bool:
+        """Returns True if the program counts as an open request. If not, it queues for room."""
+        if not self._acquired and not self._waits:
+            self._acquired = self._open_requests.try_acquire()
+            self._waits = not self._acquired
+            if self._waits:
+                self._open_requests.wait_for_room(self._came, 1, first=False)
+        return self._acquired
+
+    def try_again(self, *, wanted: bool) -> bool:
+        """Tries to count the program, after a notice of room. Returns True if it counts. If the room is not `wanted`
+        any more, gives it up: no other caller is notified before."""
+        self._waits = False
+        if not wanted:
+            self._open_requests.leave(self._came)
+            return False
+        self._acquired = self._open_requests.try_acquire()
+        if not self._acquired:
+            self._waits = True
+            self._open_requests.wait_for_room(self._came, 1, first=True)
+        return self._acquired
+
+    def release(self) -> None:
+        """Stops counting the program."""
+        if self._acquired:
+            self._acquired = False
+            self._open_requests.release()
+
+    def end(self) -> None:
+        """Gives up all room for good."""
+        if self._waits:
+            self._waits = False
+            self._open_requests.leave(self._came)
+        self.release()
+        self._came = _nothing  # breaks a reference cycle, so that no garbage collection is needed
+
+
+def _nothing() -> None:
+    """Does nothing, when room is available for a program that has ended."""
 
 
 class EngineProgram:

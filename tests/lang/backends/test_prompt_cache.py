@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import sglang_lite as sgl
-from sglang_lite.lang.backend.apis.prompt_cache import MIN_PREFIX_CHARS, cache_key, marks
+from sglang_lite.lang.backend.apis.api import MIN_PREFIX_CHARS, cache_key, marks
 from sglang_lite.lang.backend.capabilities import Capabilities, TurnRules
 from sglang_lite.lang.backend.remote.planner import CallPlanner
 from sglang_lite.lang.concurrency.loop import executor

@@ -10,7 +10,7 @@ from openai.types.chat.chat_completion_token_logprob import ChatCompletionTokenL
 from openai_answers import USAGE, said
 
 import sglang_lite as sgl
-from sglang_lite.lang.backend.ladder.native_strategies import first_characters_differ
+from sglang_lite.lang.backend.ladder.choose import first_characters_differ
 
 PETS = ("dog", "cat")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sglang_lite.lang.backend.remote.turn_match import TurnHole, TurnValue, UnstoppedAnswer, read
+from sglang_lite.lang.backend.remote.turn import TurnHole, TurnValue, UnstoppedAnswer, read
 
 WRITTEN = json.loads((Path(__file__).parent / "turns" / "written.json").read_text())
 LINE = TurnHole(("\n",))

@@ -16,7 +16,7 @@ from openai.types.chat.chat_completion import Choice
 
 import sglang_lite as sgl
 from sglang_lite.lang.backend.openai import OpenAI
-from sglang_lite.lang.backend.remote.turn_match import unrepeated
+from sglang_lite.lang.backend.remote.turn import unrepeated
 from sglang_lite.lang.backend.rendering import CONTINUE_PROMPT
 
 TURN = "Name: Ann\nYear: 1910\nCity: Rome"

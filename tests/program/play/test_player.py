@@ -5,8 +5,7 @@ import random
 import pytest
 
 from sglang_lite.program.nodes import Fork, Gen, Join, Mark, Node, Pause, Rollback, Text
-from sglang_lite.program.play.branch import Ask, BranchText, QueuedNode
-from sglang_lite.program.play.effects import Cancel, Ended, Failed, Forked, Idle
+from sglang_lite.program.play.branch import Ask, BranchText, Cancel, Ended, Failed, Forked, Idle, QueuedNode
 from sglang_lite.program.play.player import Player
 from sglang_lite.protocol import ProgramError, RequestAbortedError, SglError
 

@@ -3,13 +3,16 @@ errors."""
 
 from __future__ import annotations
 
+import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, Literal, TypeAlias
 
-from sglang_lite.protocol import Delta, Prompt, SamplingParams, TokenLogprob, Usage
-from sglang_lite.protocol.anything import Foreign
+from sglang_lite.protocol import Delta, Message, Prompt, SamplingParams, TokenLogprob, Usage
+from sglang_lite.protocol.anything import Foreign, Json
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,3 +197,102 @@ class Api:
     reader: Callable[[], ApiReader]
     always_streams: bool = False
     resumed: Callable[[dict[str, Any], Any], dict[str, Any]] = lambda arguments, _: arguments
+
+
+MIN_PREFIX_CHARS = 4 * 1024  # characters: about 1,024 tokens, the shortest prefix that any provider caches
+_MAX_MARKS = 4  # maximum number of marks that Anthropic accepts
+_MARK = {"type": "ephemeral"}
+
+
+def marks(prompt: Prompt) -> tuple[int, ...]:
+    """Numbers of messages in the prefixes that are worth caching: at most four, in ascending order."""
+    lengths = list(accumulate((_length(message) for message in prompt.messages), initial=0))
+    long = [count for count in prompt.shared if count < len(lengths) and lengths[count] >= MIN_PREFIX_CHARS]
+    return tuple(sorted(long[:_MAX_MARKS]))
+
+
+def cache_key(prompt: Prompt) -> str | None:
+    """Key of prompts that begin alike: a digest of the shortest shared prefix. None if the prompt is too short or
+    shares no prefix."""
+    if not prompt.shared or sum(map(_length, prompt.messages)) < MIN_PREFIX_CHARS:
+        return None
+    begin = prompt.messages[: min(prompt.shared)]
+    turns = repr([(message.role, message.content) for message in begin])
+    return hashlib.sha256(turns.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+
+
+def with_marks(request: Mapping[str, Json], prompt: Prompt) -> dict[str, Json]:
+    """Request of Anthropic's Messages API with `cache_control` at the ends of the prompt's shared prefixes.
+
+    Args:
+        request: request whose `system` has the prompt's system turns, and whose `messages` have one message for each
+            other turn.
+    """
+    marked = dict(request)
+    messages = list(request["messages"])
+    system = sum(1 for message in prompt.messages if message.role == "system") if "system" in request else 0
+    for count in marks(prompt):
+        if count > system:
+            at = count - system - 1
+            messages[at] = {**messages[at], "content": _marked(messages[at]["content"])}
+        elif count == system:
+            marked["system"] = _marked(request["system"])
+    return marked | {"messages": messages}
+
+
+def _marked(content: Any) -> list[dict[str, Any]]:
+    blocks = [{"type": "text", "text": content}] if isinstance(content, str) else list(content)
+    return [*blocks[:-1], {**blocks[-1], "cache_control": _MARK}]
+
+
+def _length(message: Message) -> int:
+    return sum(len(part) for part in message.content if isinstance(part, str))
+
+
+_MAX_TURNS = 4096  # stored turns
+
+
+class ProviderItems:
+    """Provider items of the latest turns of one backend's models: encrypted reasoning, signed thoughts, ids of tool
+    calls. They are stored by the conversation up to and including the turn, so that forks, rollbacks and threads need
+    no care. A turn without stored items is sent as text.
+
+    Used only on the event loop that makes the calls, so that no lock is needed, which a forked process could inherit
+    locked."""
+
+    def __init__(self) -> None:
+        self._items: OrderedDict[tuple[Message, ...], Sequence[Any]] = OrderedDict()
+
+    def keep(self, before: Sequence[Message], text: str, items: Sequence[Json]) -> None:
+        """Stores the items of an answer that is a whole turn."""
+        turn = Message("assistant", (text.lstrip(),))
+        self._items[(*before, turn)] = items
+        if len(self._items) > _MAX_TURNS:
+            self._items.popitem(last=False)
+
+    def of(self, messages: Sequence[Message]) -> Mapping[int, Sequence[Json]]:
+        """Stored items of a conversation's turns, by index of the message."""
+        found = {}
+        for i, message in enumerate(messages if self._items else ()):
+            if message.role == "assistant":
+                items = self._items.get(tuple(messages[: i + 1]))
+                if items is not None:
+                    found[i] = items
+        return found
+
+
+def conversation(
+    messages: Sequence[Message], items: Mapping[int, Sequence[Json]], calls_of: Callable[[Sequence[Json]], list[Json]]
+) -> Iterator[tuple[Message, Sequence[Json] | None, list[Json]]]:
+    """Yields each turn, the items that are sent in its place (or None), and the tool calls of the turn before if this
+    turn has their results.
+
+    Args:
+        items: stored items, by index of the message.
+        calls_of: function that extracts the tool calls from the items of a turn.
+    """
+    calls: list[Json] = []
+    for index, message in enumerate(messages):
+        stored = items.get(index)
+        yield message, stored, calls if message.role == "user" else []
+        calls = [] if stored is None else calls_of(stored)

@@ -17,9 +17,9 @@ from sglang_lite.lang.backend.apis.api import (
     PartialAnswer,
     PartialCall,
     Tools,
+    cache_key,
+    conversation,
 )
-from sglang_lite.lang.backend.apis.prompt_cache import cache_key
-from sglang_lite.lang.backend.apis.provider_items import conversation
 from sglang_lite.lang.results import as_dicts
 from sglang_lite.protocol import Delta, TokenLogprob, Usage
 from sglang_lite.protocol.anything import Foreign, Json

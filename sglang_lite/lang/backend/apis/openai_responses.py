@@ -18,6 +18,8 @@ from sglang_lite.lang.backend.apis.api import (
     PartialAnswer,
     PartialCall,
     Tools,
+    cache_key,
+    conversation,
 )
 from sglang_lite.lang.backend.apis.openai_chat import (
     ANSWER,
@@ -27,8 +29,6 @@ from sglang_lite.lang.backend.apis.openai_chat import (
     reasoning_meta,
     with_raw_body,
 )
-from sglang_lite.lang.backend.apis.prompt_cache import cache_key
-from sglang_lite.lang.backend.apis.provider_items import conversation
 from sglang_lite.lang.results import as_dicts
 from sglang_lite.protocol import Delta, Message
 from sglang_lite.protocol.anything import Foreign, Json

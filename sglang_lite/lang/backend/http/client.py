@@ -22,7 +22,7 @@ import httpx2
 from sglang_lite import errors
 from sglang_lite.lang.backend.http.connection_pool import pool_arguments
 from sglang_lite.lang.backend.http.rate_limit import retry_after
-from sglang_lite.lang.concurrency.deadline import current_deadline
+from sglang_lite.lang.concurrency.loop import current_deadline
 from sglang_lite.lang.concurrency.loop_end import Handle, closed_with_loop
 from sglang_lite.protocol import (
     BackendError,

@@ -30,8 +30,7 @@ from sglang_lite.lang.backend.http.program import RemoteProgram, play_single_nod
 from sglang_lite.lang.backend.rendering import with_tools
 from sglang_lite.lang.backend.token_counts import TokenUsage
 from sglang_lite.lang.chat_template import get_chat_template, get_chat_template_by_model_path
-from sglang_lite.lang.concurrency.deadline import current_deadline
-from sglang_lite.lang.concurrency.loop import executor
+from sglang_lite.lang.concurrency.loop import current_deadline, executor
 from sglang_lite.lang.results import unsent, with_warnings
 from sglang_lite.program.nodes import Gen, Node, Select
 from sglang_lite.protocol import (

@@ -15,8 +15,7 @@ import msgspec
 
 from sglang_lite import wire
 from sglang_lite.lang.backend.http.client import RETRYABLE_ERRORS, Retries, ServerClient
-from sglang_lite.lang.concurrency.deadline import current_deadline
-from sglang_lite.lang.concurrency.loop import executor
+from sglang_lite.lang.concurrency.loop import current_deadline, executor
 from sglang_lite.program.nodes import Fork, Gen, Node, Path, Program, Rollback, Select, Verdict
 from sglang_lite.protocol import (
     BackendError,

@@ -14,8 +14,7 @@ from typing import TypeVar
 import msgspec
 
 from sglang_lite.errors import Origin
-from sglang_lite.lang.backend.apis.api import Api, ApiRequest, Target
-from sglang_lite.lang.backend.apis.provider_items import ProviderItems
+from sglang_lite.lang.backend.apis.api import Api, ApiRequest, ProviderItems, Target
 from sglang_lite.lang.backend.base import Backend, refusal
 from sglang_lite.lang.backend.capabilities import Capabilities, Demands
 from sglang_lite.lang.backend.http.rate_limit import RateLimit

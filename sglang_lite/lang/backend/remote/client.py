@@ -18,8 +18,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from sglang_lite.errors import Origin
-from sglang_lite.lang.backend.apis.api import Api, ApiReader, ApiRequest, JsonTool, PartialAnswer, Tools
-from sglang_lite.lang.backend.apis.provider_items import ProviderItems
+from sglang_lite.lang.backend.apis.api import Api, ApiReader, ApiRequest, JsonTool, PartialAnswer, ProviderItems, Tools
 from sglang_lite.lang.backend.remote.connection import ApiConnection
 from sglang_lite.lang.backend.remote.errors import ErrorTranslator, shortened
 from sglang_lite.lang.backend.token_counts import (

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import msgspec
 
-from sglang_lite.lang.backend.apis.prompt_cache import MIN_PREFIX_CHARS
+from sglang_lite.lang.backend.apis.api import MIN_PREFIX_CHARS
 from sglang_lite.lang.backend.base import Backend
 from sglang_lite.lang.backend.planning import AnswerSource, NodeQuestion, Planner, RunFacts
 from sglang_lite.lang.backend.remote.shared_call import SharesCost, shared
