@@ -26,12 +26,7 @@ from sglang_lite.protocol import (
 from sglang_lite.runtime.core.engine_context import EngineContext
 from sglang_lite.runtime.core.generation_job import GenerationJob
 from sglang_lite.runtime.core.open_requests import OpenRequests
-from sglang_lite.runtime.core.prepared_node import (
-    EngineAsk,
-    PreparedNode,
-    check_params,
-    prepared,
-)
+from sglang_lite.runtime.core.prepared_node import EngineAsk, PreparedNode, check_params, prepared
 from sglang_lite.runtime.core.program_pauses import ProgramPauses
 from sglang_lite.runtime.core.selection_job import SelectionJob
 from sglang_lite.runtime.core.submission import MAX_QUEUED, check_nodes, check_verdict, too_many_error
@@ -52,28 +47,34 @@ class ProgramRoom:
     def __init__(self, open_requests: OpenRequests, came: Callable[[], None], *, acquired: bool) -> None:
         self._open_requests, self._came = open_requests, came
         self._acquired, self._waits = acquired, False
+        self._asks: list[EngineAsk] = []  # nodes that wait for room
 
-    def acquire(self) -> bool:
-        """Returns True if the program counts as an open request. If not, it queues for room."""
+    def acquire(self, ask: EngineAsk) -> bool:
+        """Returns True if the program counts as an open request. If not, the node is queued for room."""
         if not self._acquired and not self._waits:
             self._acquired = self._open_requests.try_acquire()
             self._waits = not self._acquired
             if self._waits:
                 self._open_requests.wait_for_room(self._came, 1, first=False)
+        if not self._acquired:
+            self._asks.append(ask)
         return self._acquired
 
-    def try_again(self, *, wanted: bool) -> bool:
-        """Tries to count the program, after a notice of room. Returns True if it counts. If the room is not `wanted`
-        any more, gives it up: no other caller is notified before."""
+    def try_again(self) -> Sequence[EngineAsk]:
+        """Tries to count the program, after a notice of room. Returns the nodes that can start now. If no node wants
+        the room any more, gives it up: no other caller is notified before."""
         self._waits = False
-        if not wanted:
+        self._asks = [ask for ask in self._asks if ask.is_current]
+        if not self._asks:
             self._open_requests.leave(self._came)
-            return False
+            return ()
         self._acquired = self._open_requests.try_acquire()
         if not self._acquired:
             self._waits = True
             self._open_requests.wait_for_room(self._came, 1, first=True)
-        return self._acquired
+            return ()
+        asks, self._asks = self._asks, []
+        return asks
 
     def release(self) -> None:
         """Stops counting the program."""
@@ -87,7 +88,7 @@ class ProgramRoom:
             self._waits = False
             self._open_requests.leave(self._came)
         self.release()
-        self._came = _nothing  # breaks a reference cycle, so that no garbage collection is needed
+        self._came, self._asks = _nothing, []  # breaks reference cycles, so that no garbage collection is needed
 
 
 def _nothing() -> None:
@@ -130,7 +131,6 @@ class EngineProgram:
         self._pauses = ProgramPauses(context.loop.scheduler.pauses, priority, namespace)
         came = partial(context.loop.inbox.post_if_open, self._try_room)
         self._room = ProgramRoom(context.open_requests, came, acquired=has_room)
-        self._without_room: list[EngineAsk] = []
 
     # ------------------------------------------------------------------------------------------ any thread
 
@@ -242,19 +242,20 @@ class EngineProgram:
 
     def off_loop(self, job: Callable[[], Callable[[], object]]) -> None:
         """Runs a job on a tokenisation thread, and the function that it returns on the loop's thread."""
+
+        def run() -> None:
+            try:
+                done = job()
+            except Exception as error:  # raised by a library; must be reported, as nobody reads the future
+                failure = ProgramError(f"a node of the program can't be prepared: {type(error).__name__}: {error}")
+                failure.__cause__ = error
+                done = partial(self._input, partial(self._player.fail, failure))
+            self.post(done)
+
         try:
-            self.context.encoder.submit(self._run_off_loop, job)
+            self.context.encoder.submit(run)
         except RuntimeError:  # the engine is closed
             self._input(partial(self._player.fail, EngineClosedError("the engine is closed.")))
-
-    def _run_off_loop(self, job: Callable[[], Callable[[], object]]) -> None:
-        try:
-            done = job()
-        except Exception as error:  # raised by a library; must be reported, as nobody reads the future
-            failure = ProgramError(f"a node of the program can't be prepared: {type(error).__name__}: {error}")
-            failure.__cause__ = error
-            done = partial(self._input, partial(self._player.fail, failure))
-        self.post(done)
 
     # ---------------------------------------------------------------------------------- inputs of the player
 
@@ -314,70 +315,39 @@ class EngineProgram:
         node, text = ask.node, ask.branch.text
         assert text is not None
         if isinstance(node, GrammarBegin):
-            self._begin_grammar(ask)
-        elif isinstance(node, GrammarEnd):
-            grammar, text.grammar = text.grammar, None
-            if grammar is not None and grammar.asked:
-                self.off_loop(partial(grammar.end, partial(self._end_grammar, ask)))
-            else:
-                self.answered(ask)
-        elif self._room.acquire():
-            if text.grammar is not None:
-                text.grammar.asked = True
-            branch = self._pauses.branch_of(ask)
-            begun, ask.entry.begun = ask.entry.begun, None
-            if begun is not None and begun.adopt(ask):
-                self._jobs[ask] = begun
-                begun.look_ahead()
-                return None
-            job: GenerationJob | SelectionJob = (
+            _begin_grammar(self, ask)
+            return None
+        if isinstance(node, GrammarEnd):
+            _end_grammar(self, ask)
+            return None
+        if not self._room.acquire(ask):
+            return None
+        if text.grammar is not None:
+            text.grammar.asked = True
+        branch, request = self._pauses.branch_of(ask), None
+        begun, ask.entry.begun = ask.entry.begun, None
+        job: GenerationJob | SelectionJob
+        if begun is not None and begun.adopt(ask):
+            job = self._jobs[ask] = begun
+        else:
+            job = self._jobs[ask] = (
                 GenerationJob(self, ask.branch, ask.entry, branch, ask)
                 if isinstance(node, Gen)
                 else SelectionJob(self, ask, branch)
             )
-            self._jobs[ask] = job
             request = job.start(in_slot=text.log is log)
-            job.look_ahead()
-            return request
-        else:
-            self._without_room.append(ask)
-        return None
+        job.look_ahead()
+        return request
 
     def _give_up(self, ask: EngineAsk) -> None:
         job = self._jobs.pop(ask, None)
         if job is not None:
             job.abort()
 
-    def _begin_grammar(self, ask: EngineAsk) -> None:
-        grammar, node, text = ask.entry.grammar, ask.node, ask.branch.text
-        assert grammar is not None
-        assert isinstance(node, GrammarBegin)
-        if not grammar.done():
-            grammar.add_done_callback(lambda _: self.post(partial(self._begin_grammar, ask)))
-        elif ask.is_current and text is not None:
-            try:
-                if text.grammar is not None:
-                    raise ProgramError("a grammar is open already.")
-                text.grammar = OpenGrammar(grammar.result(), node.constraint, node.text)
-            except SglError as error:
-                self.failed(ask, error)
-            else:
-                self.answered(ask)
-
-    def _end_grammar(self, ask: EngineAsk, error: SglError | None) -> None:
-        if error is None:
-            self.answered(ask)
-        else:
-            self.failed(ask, error)
-
     def _try_room(self) -> None:
         """Starts what waits for room, after a notice of it."""
-        asks = [ask for ask in self._without_room if ask.is_current]
-        self._without_room = asks
-        if self._room.try_again(wanted=bool(asks)):
-            self._without_room = []
-            for ask in asks:
-                self._start(ask)
+        for ask in self._room.try_again():
+            self._start(ask)
         self._perform()
 
     def _end(self, error: SglError | None) -> None:
@@ -386,9 +356,44 @@ class EngineProgram:
         self._room.end()
         sink, self._sink = self._sink, _ignore
         self._pauses.end()
-        self._without_room = []  # breaks reference cycles, so that no garbage collection is needed
         sink(error or ProgramResult("".join(span.text for span in text.added)))
 
 
 def _ignore(event: object) -> None:
     """Ignores an event that comes after the end of the program."""
+
+
+def _begin_grammar(program: EngineProgram, ask: EngineAsk) -> None:
+    """Opens a grammar in the branch of an asked node, once it is compiled."""
+    grammar, node, text = ask.entry.grammar, ask.node, ask.branch.text
+    assert grammar is not None
+    assert isinstance(node, GrammarBegin)
+    if not grammar.done():
+        grammar.add_done_callback(lambda _: program.post(partial(_begin_grammar, program, ask)))
+    elif ask.is_current and text is not None:
+        try:
+            if text.grammar is not None:
+                raise ProgramError("a grammar is open already.")
+            text.grammar = OpenGrammar(grammar.result(), node.constraint, node.text)
+        except SglError as error:
+            program.failed(ask, error)
+        else:
+            program.answered(ask)
+
+
+def _end_grammar(program: EngineProgram, ask: EngineAsk) -> None:
+    """Closes the open grammar. If a model has written in it, checks off the loop's thread that it is complete."""
+    text = ask.branch.text
+    assert text is not None
+    grammar, text.grammar = text.grammar, None
+
+    def ended(error: SglError | None) -> None:
+        if error is None:
+            program.answered(ask)
+        else:
+            program.failed(ask, error)
+
+    if grammar is not None and grammar.asked:
+        program.off_loop(partial(grammar.end, ended))
+    else:
+        program.answered(ask)
