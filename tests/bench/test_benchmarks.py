@@ -91,6 +91,7 @@ SMALL = {
         "2",
     ],
     "speculation_gpu.py": ["--help"],  # it needs a GPU
+    "way.py": ["--in-process"],
     "windows.py": ["--help"],  # it needs a GPU
     "speculation.py": ["--only", "tokens", "--requests", "1", "--answer", "2", "--work", "extraction"],
     "turns.py": [],

@@ -91,10 +91,6 @@ if TYPE_CHECKING:
     from sglang_lite.lang.tools import Toolbox
 
 
-if TYPE_CHECKING:
-    pass
-
-
 @dataclass(frozen=True, slots=True)
 class BranchSnapshot:
     """State of a branch at a mark."""

@@ -1,0 +1,105 @@
+"""Way of a generation through the package: modules entered, changes of module, and calls of functions, by thread.
+
+    python benchmarks/way.py [--in-process] [--calls THREAD] [--modules THREAD]
+
+Counts, by `sys.setprofile`, of a run of one program once it is warm: `s += text + gen; s.text()`, and a fork of eight
+branches with a generation each, joined. No clock. The engine is in a process of its own, whose threads are not counted,
+or with --in-process in this one. Weights are random.
+
+--calls      also prints the calls of a thread, in order ("MainThread", "sglang_lite-executor")
+--modules    also prints the modules of a thread, by how often they are entered
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import threading
+from collections import Counter
+from collections.abc import Callable
+from itertools import groupby
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from engine_process import start, write_model
+
+import sglang_lite as sgl
+from sglang_lite.lang.concurrency.loop import executor
+from sglang_lite.lang.concurrency.variables import Variable
+
+PACKAGE = f"{Path(sgl.__file__).parent}/"
+
+
+@sgl.function
+def one(s: sgl.ProgramState) -> None:
+    s += " aaab aaac" + sgl.gen("a", max_tokens=1, ignore_eos=True)
+
+
+@sgl.function
+def fork(s: sgl.ProgramState) -> None:
+    s += " aaab aaac"
+    branches = s.fork(8)
+    for branch in branches:
+        branch += sgl.gen("a", max_tokens=1, ignore_eos=True)
+    branches.join()
+
+
+def read(program: Any, engine: sgl.Engine) -> None:
+    state = program.run(backend=engine, temperature=0)
+    state.text()
+    state["a"]
+
+
+def calls_by_thread(work: Callable[[], object]) -> dict[str, list[tuple[str, str]]]:
+    """(module, function) of each call while some work is done, by the name of the thread: of this one, and the executor
+    loop."""
+    calls: dict[str, list[tuple[str, str]]] = {}
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        code = frame.f_code
+        if event == "call" and code.co_filename.startswith(PACKAGE):
+            thread = calls.setdefault(threading.current_thread().name, [])
+            thread.append((code.co_filename.removeprefix(PACKAGE), code.co_qualname))
+
+    def profile(function: Any) -> None:
+        changed = Variable()
+        executor().post(lambda: (sys.setprofile(function), changed.set(None)))
+        changed.wait(60)
+        sys.setprofile(function)
+
+    profile(note)
+    work()
+    sys.setprofile(None)
+    profile(None)
+    return calls
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--in-process", action="store_true")
+    parser.add_argument("--calls", metavar="THREAD", default="")
+    parser.add_argument("--modules", metavar="THREAD", default="")
+    options = parser.parse_args()
+    print(f"{'program':8}{'thread':24}{'modules':>8}{'changes':>9}{'calls':>7}")
+    with tempfile.TemporaryDirectory() as folder:
+        write_model(Path(folder), "small")
+        with start(Path(folder), here=options.in_process, max_total_tokens=8192) as engine:
+            for program in (one, fork):
+                for _ in range(3):
+                    read(program, engine)
+                for thread, calls in sorted(calls_by_thread(lambda: read(program, engine)).items()):  # noqa: B023
+                    entered = [(module, [*group]) for module, group in groupby(calls, lambda call: call[0])]
+                    modules = len({module for module, _ in entered})
+                    print(f"{program.name:8}{thread:24}{modules:8}{len(entered) - 1:9}{len(calls):7}")
+                    if thread == options.modules:
+                        for module, count in Counter(module for module, _ in entered).most_common():
+                            print(f"{count:6} {module}")
+                    if thread == options.calls:
+                        for module, group in entered:
+                            print(f"  {module}: {', '.join(function for _, function in group)}")
+
+
+if __name__ == "__main__":
+    main()
