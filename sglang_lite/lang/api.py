@@ -38,7 +38,7 @@ from sglang_lite.program.choosing import (
     name_of,
     token_length_normalized,
 )
-from sglang_lite.program.nodes import Expression, Expressions, Gen, Select, TurnBegin, TurnEnd, as_expression
+from sglang_lite.program.nodes import Expression, Expressions, Gen, Select, TurnBegin, TurnEnd
 from sglang_lite.protocol import Constraint, JsonSchema, Number, ParameterError, Regex
 from sglang_lite.protocol.anything import UserValue
 from sglang_lite.protocol.sampling import (
@@ -555,7 +555,7 @@ def separate_reasoning(expr: Expression | None = None, model_type: str | None = 
 
 def _turn(role: str, expr: str | Expression | None) -> Expressions:
     begin, end = TurnBegin(role), TurnEnd(role)
-    return Expressions((begin, end) if expr is None else (begin, as_expression(expr), end))
+    return Expressions((begin, end) if expr is None else (begin, expr, end))
 
 
 @explains_wrong_arguments

@@ -471,8 +471,10 @@ if TYPE_CHECKING:
 
 def _split(program: SglFunction, given: Mapping[str, UserValue]) -> tuple[dict[str, UserValue], dict[str, UserValue]]:
     """Arguments of the program, also those named like options, and options, of what a call has given by name."""
-    options = {name: value for name, value in given.items() if name in program.options}
-    return {name: value for name, value in given.items() if name not in options}, options
+    own, options = dict[str, UserValue](), dict[str, UserValue]()
+    for name, value in given.items():
+        (options if name in program.options else own)[name] = value
+    return own, options
 
 
 def _plan(program: SglFunction, method: str, batch_kwargs: UserValue, given: dict[str, UserValue]) -> BatchPlan:

@@ -131,7 +131,8 @@ def settings_of(given: Mapping[str, UserValue]) -> RunSettings:
         read_params(values, _PARAMS) if values else NO_PARAMS,
         budget=None if limits == (None, None) else Budget(*limits), **own,
     )  # fmt: skip
-    check_limits(settings.timeout, settings.retries)
-    check_flags(stream=settings.stream, push_down=settings.push_down, use_thread=settings.use_thread)
-    check_whole("priority", settings.priority)
+    if own:
+        check_limits(settings.timeout, settings.retries)
+        check_flags(stream=settings.stream, push_down=settings.push_down, use_thread=settings.use_thread)
+        check_whole("priority", settings.priority)
     return settings

@@ -59,7 +59,6 @@ from sglang_lite.program.nodes import (
     ScopeEnd,
     TurnBegin,
     TurnEnd,
-    as_expression,
 )
 from sglang_lite.protocol import (
     ParameterError,
@@ -153,7 +152,7 @@ class ProgramState(AttributeHints, Generic[R]):
     def _turn(self, role: str, expr: str | Expression | None) -> Scope | Expressions:
         if expr is None:
             return Scope(self, TurnBegin(role), TurnEnd(role))
-        turn = Expressions((TurnBegin(role), as_expression(expr), TurnEnd(role)))
+        turn = Expressions((TurnBegin(role), expr, TurnEnd(role)))
         self.branch.submit(turn, user_location())
         self._submitted = turn
         return turn
@@ -418,7 +417,7 @@ class ProgramState(AttributeHints, Generic[R]):
         return error_of(self.branch.player)
 
     def _may_wait(self, variable: Variable, name: VariableName | None = None) -> None:
-        if not variable.done and self.branch.run.is_async and self.branch.player.waits:
+        if self.branch.run.is_async and not variable.done and self.branch.player.waits:
             what = f"await s.get({name!r})" if name is not None else "await s.async_sync() first"
             may_block(self.branch.run, what, user_location())
 

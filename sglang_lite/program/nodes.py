@@ -39,10 +39,10 @@ class Expression:
     __slots__ = ()
 
     def __add__(self, other: str | Expression) -> Expressions:
-        return Expressions((*_summands(self), *_summands(as_expression(other))))
+        return Expressions((self, other))
 
     def __radd__(self, other: str | Expression) -> Expressions:
-        return Expressions((*_summands(as_expression(other)), *_summands(self)))
+        return Expressions((other, self))
 
     def __format__(self, spec: str) -> str:
         """Raises ParameterError: an expression formatted into a string would be mere text and never be played."""
@@ -62,19 +62,27 @@ class Expression:
 
 
 class Expressions(Expression):
-    """Sequence of expressions."""
+    """Sequence of expressions.
+
+    Attributes:
+        expr_list: the elementary ones, in order; sequences inside are taken apart, and texts are Text nodes.
+    """
 
     __slots__ = ("expr_list",)
 
-    def __init__(self, expr_list: Sequence[Expression]) -> None:
-        self.expr_list = tuple(expr_list)
+    expr_list: tuple[Expression, ...]
+
+    def __init__(self, expr_list: Sequence[str | Expression]) -> None:
+        parts: list[Expression] = []
+        for part in expr_list:
+            if isinstance(part, Expressions):
+                parts += part.expr_list
+            else:
+                parts.append(part if isinstance(part, Expression) else as_expression(part))
+        self.expr_list = tuple(parts)
 
     def walk(self) -> Iterator[Expression]:
-        for part in self.expr_list:
-            if isinstance(part, Expressions):
-                yield from part.walk()
-            else:
-                yield part if isinstance(part, Expression) else as_expression(part)
+        return iter(self.expr_list)
 
     def __repr__(self) -> str:
         return f"ExprList({list(self.expr_list)!r})"
@@ -86,10 +94,6 @@ class Expressions(Expression):
         raise ParameterError("with", "a turn outside a program can't be opened.", hint=hint)
 
     def __exit__(self, *_: object) -> None: ...
-
-
-def _summands(expression: Expression) -> tuple[Expression, ...]:
-    return expression.expr_list if isinstance(expression, Expressions) else (expression,)
 
 
 def as_expression(value: object) -> Expression:
@@ -142,6 +146,7 @@ def not_addable(operator: str, value: object, where: Location | None = None) -> 
 
 
 _NAMES: Final = (str, NoneType)
+_SECONDS = (int, float, NoneType)
 _CONSTRAINTS: Final = get_args(Constraint)
 _CONSTRAINTS_OR_NONE: Final = (NoneType, *_CONSTRAINTS)
 
@@ -276,7 +281,7 @@ class Gen(BaseNode, frozen=True, eq=False):
     def __post_init__(self) -> None:
         if not isinstance(self.name, _NAMES):
             raise _wrong(self, "name", "a string or None")
-        if not isinstance(self.timeout, int | float | None):
+        if not isinstance(self.timeout, _SECONDS):
             raise _wrong(self, "timeout", "a number of seconds or None")
         if not isinstance(self.params, SamplingParams):
             raise _wrong(self, "params", "SamplingParams")

@@ -148,7 +148,7 @@ class Branch:
             for expression in self.planner.plan(list(expr.walk()), self.blocks.role, where):
                 self.submit_one(expression, where)
         elif isinstance(expr, Expressions):
-            for expression in expr.walk():
+            for expression in expr.expr_list:
                 self.submit_one(expression, where)
         else:
             self.submit_one(expr, where)

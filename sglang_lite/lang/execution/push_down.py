@@ -242,7 +242,9 @@ class PushedBranch:
         with the text so far, if this program is closed."""
         with self.program.lock:
             if not self.program.closed:
-                if self._add(op):
+                if type(op) is Text:  # as most operations are
+                    self._put(op)
+                elif self._add(op):
                     self.program.flush(self)
                 return self
         return self._begin_again(pieces).add(op, ())
@@ -298,8 +300,6 @@ class PushedBranch:
         """Appends the node of an operation. Returns True if the pending nodes have to be sent now, as an answer is
         needed or something is to be cancelled."""
         match op:
-            case Text():  # first, as most operations are
-                self._put(op)
             case GenOp() | SelectOp():
                 return self._add_answer(op)
             case ForkOp():
@@ -308,7 +308,8 @@ class PushedBranch:
                     if child.pushed is not None:
                         child.pushed.forked_at = place, i
             case JoinOp():
-                self._add_join(op)
+                if not self._put_join(op) and op.node.mode == "concate_and_append":
+                    self._put_judged(op, Pause())
             case MarkOp() if op.back:
                 branch, place = op.mark.pushed or (None, 0)
                 self.events.rollbacks.append(self._put(Rollback(place if branch is self else 0)))
@@ -341,10 +342,6 @@ class PushedBranch:
         with self.program.lock:
             if not self.program.closed:
                 self._put_join(op)
-
-    def _add_join(self, op: JoinOp) -> None:
-        if not self._put_join(op) and op.node.mode == "concate_and_append":
-            self._put_judged(op, Pause())
 
     def _put_join(self, op: JoinOp) -> bool:
         """Appends the node of a join if the program has its fork. Returns False if not."""

@@ -72,10 +72,9 @@ class RunSettings:
     use_thread: bool = True
 
     def check_priority(self, backend: Backend) -> None:
-        """Raises CapabilityError if a priority is set, but the run is not pushed down to a backend that accepts
+        """Raises CapabilityError, for settings with a priority, if the run is not pushed down to a backend that accepts
         priorities."""
-        takes = self.push_down and backend.plays_programs and backend.capabilities.priority
-        if self.priority and not takes:
+        if not (self.push_down and backend.plays_programs and backend.capabilities.priority):
             raise CapabilityError(
                 f"{name_of(backend)} accepts no priority for this run.",
                 hint="Leave priority out, or run the whole program on an engine or a server of this package.",
@@ -171,7 +170,8 @@ class Run:
         Raises:
             CapabilityError: a priority is set that no backend takes.
         """
-        self.settings.check_priority(self.backend)
+        if self.settings.priority:
+            self.settings.check_priority(self.backend)
         if not self.push_down or not self.backend.plays_programs:
             return None
         settings, asks = self.settings, self.kept is None
@@ -179,6 +179,8 @@ class Run:
 
     def planner(self, backend: Backend) -> Planner | None:
         """Planner of the main branch's calls on a backend, or None if each node is asked for by itself."""
+        if type(backend).planner is Backend.planner:  # most plan nothing
+            return None
         drafts = None if self.called is None else self.called.program.api_drafts
         shares = self.settings.seed is None and not self.budgets
         return backend.planner(RunFacts.of(self.settings.params, drafts, shares=shares))
