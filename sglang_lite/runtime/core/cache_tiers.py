@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import secrets
 from concurrent.futures import Executor, ThreadPoolExecutor
 from hashlib import blake2b
@@ -15,6 +14,7 @@ from sglang_lite.runtime.config import Capacity, EngineConfig
 from sglang_lite.runtime.executor.model_runner import ModelRunner
 from sglang_lite.runtime.kv_cache.disk_tier import DiskTier
 from sglang_lite.runtime.kv_cache.host_tier import HostTier
+from sglang_lite.runtime.kv_cache.page_file import THREADS
 from sglang_lite.runtime.kv_cache.page_names import PageNames
 from sglang_lite.runtime.kv_cache.prefix_cache import PrefixCache
 from sglang_lite.runtime.kv_cache.tiers import Tiers
@@ -23,7 +23,6 @@ from sglang_lite.runtime.models.memory_check import check_room
 from sglang_lite.runtime.models.model import Model
 
 _FORMAT = 1  # of the rows of a page
-_DISK_THREADS = 16  # at most; checksums take as long as reading
 _SAMPLES, _SAMPLE_BYTES = 64, 4096  # of a file of weights that tell it from others
 
 
@@ -52,7 +51,7 @@ def make_tiers(
     check_room({f"{slots:,} pages of the host's cache": slots * size}, torch.device("cpu"), loaded.name, hint)
     disk = None
     if config.hicache_storage_dir is not None:
-        executor = executor or ThreadPoolExecutor(min(_DISK_THREADS, os.cpu_count() or 1), "sglang_lite-disk")
+        executor = executor or ThreadPoolExecutor(THREADS, "sglang_lite-disk")
         disk = DiskTier(config.hicache_storage_dir, int(config.hicache_storage_max_gb * 1e9), executor)
     host = HostTier(runner.page_memory(slots))
     return Tiers(

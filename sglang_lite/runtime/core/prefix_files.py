@@ -1,12 +1,13 @@
 """Prefixes in files of the user's: written from the host tier of the KV cache, and read into it.
 
-Both run on a thread of their own. The loop's thread only pins slots of the host, so no step waits for a file.
+Both run on threads of their own. The loop's thread only pins slots of the host, so no step waits for a file.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -18,7 +19,7 @@ import numpy as np
 
 from sglang_lite.protocol import CapabilityError, ParameterError
 from sglang_lite.runtime.core.inbox import Inbox
-from sglang_lite.runtime.kv_cache.page_file import DamagedFileError, PageFile, open_pages, write_pages
+from sglang_lite.runtime.kv_cache.page_file import THREADS, DamagedFileError, PageFile, open_pages, write_pages
 from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.kv_cache.prefix_cache import PrefixCache
 from sglang_lite.runtime.kv_cache.tiers import Tiers
@@ -79,9 +80,9 @@ class PrefixFiles:
         try:
             with open_pages(path) as file:
                 tokens = self._tokens(file, path)
-                with self._pinned(partial(self._reserve, file.pages)) as pinned:
+                with self._pinned(partial(self._reserve, file.pages)) as pinned, ThreadPoolExecutor(THREADS) as threads:
                     slots = pinned.slots[: file.pages]
-                    file.read(host.memory.rows, slots)
+                    file.read(host.memory.rows, slots, threads=threads)
                     self._inbox.call(partial(self._adopt, tokens, namespace, pinned))
         except OSError as error:
             raise ParameterError("path", f"the file can't be read: {error}") from error

@@ -1,8 +1,12 @@
-"""Files of pages: a header that says what they are, a checksum, and the bytes. Nothing of them is ever executed.
+"""Files of pages: a header that says what they are, a checksum of each page, and the bytes. Nothing of them is ever
+executed.
 
 A file is written under a temporary name and renamed, so readers see all of it or nothing; it is the user's own (mode
-0600). The checksum finds what was torn or altered by accident. It proves no origin: whoever may write a folder of files
-may write what a model will take for computed.
+0600). The checksums find what was torn or altered by accident. They prove no origin: whoever may write a folder of
+files may write what a model will take for computed.
+
+A page's checksum is the sum of its words, each times an odd number of its place, modulo 2^64: it differs for sure if
+one word does, and takes a fifth of the time of a CRC. It is taken while a page is still in the processor's cache.
 """
 
 from __future__ import annotations
@@ -12,9 +16,10 @@ import os
 import struct
 import zlib
 from collections.abc import Iterator
+from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from io import FileIO
+from functools import cache, partial
 from pathlib import Path
 from typing import Final
 
@@ -23,9 +28,12 @@ from numpy.typing import NDArray
 
 from sglang_lite.runtime.kv_cache.pages import Ints
 
-_START: Final = struct.Struct("<8sIQQI")  # magic, bytes of the header, pages, bytes of a page, checksum
-_MAGIC: Final = b"sglkv\x00\x00\x01"
+_START: Final = struct.Struct("<8sIQQI")  # magic, bytes of the header, pages, bytes of a page, checksum of what follows
+_MAGIC: Final = b"sglkv\x00\x00\x02"
+_SUM: Final = np.dtype("<u8")  # checksum of a page
 _MAX_HEADER: Final = 1 << 28
+_AT_ONCE: Final = 1 << 21  # bytes that are read before their checksums are taken, unless a page is larger
+THREADS: Final = min(16, os.cpu_count() or 1)  # that read and check as fast as memory can be written
 TEMPORARY: Final = ".tmp"
 
 Rows = NDArray[np.uint8]
@@ -47,28 +55,33 @@ class PageFile:
     header: bytes
     pages: int
     page_bytes: int
-    _file: FileIO
-    _checksum: int
+    _descriptor: int
+    _at: int  # place of the first page
+    _sums: NDArray[np.uint64]
 
-    def read(self, rows: Rows, slots: Ints, skip: int = 0) -> None:
+    def read(self, rows: Rows, slots: Ints, skip: int = 0, threads: Executor | None = None) -> None:
         """Reads pages into rows of a memory.
 
         Args:
             rows: uint8 [slots, bytes of a page].
-            slots: int32 [N], rows for the pages behind the first `skip`, which are read but not kept.
+            slots: int32 [N], rows for the pages behind the first `skip`.
+            threads: executor that reads and checks parts at the same time; None for the caller's thread.
 
         Raises:
             DamagedFileError: the file was altered; the rows have anything then.
         """
-        checksum, at = zlib.crc32(self.header), 0
-        for first, count, target in _runs(slots, self.pages, skip):
-            part = rows[target : target + count] if target >= 0 else np.empty((count, self.page_bytes), np.uint8)
-            assert first == at
-            view = part.data.cast("B")
-            if self._file.readinto(view) != len(view):
-                raise DamagedFileError("it ends too early")
-            checksum, at = zlib.crc32(view, checksum), at + count
-        if checksum != self._checksum:
+        read = partial(self._read, rows)
+        parts = _parts(slots, max(_AT_ONCE // self.page_bytes, 1))
+        for _ in (map if threads is None else threads.map)(read, [(skip + at, part) for at, part in parts]):
+            pass
+
+    def _read(self, rows: Rows, part: tuple[int, slice]) -> None:
+        """Reads pages from one of the file's on into rows that stand together."""
+        first, target = part[0], rows[part[1]]
+        view, at = target.data.cast("B"), self._at + first * self.page_bytes
+        if os.preadv(self._descriptor, [view], at) != len(view):
+            raise DamagedFileError("it ends too early")
+        if (_sums(target) != self._sums[first : first + len(target)]).any():
             raise DamagedFileError("its checksum is another")
 
 
@@ -85,10 +98,14 @@ def open_pages(path: str | os.PathLike[str]) -> Iterator[PageFile]:
         if len(start) < _START.size or not start.startswith(_MAGIC):
             raise DamagedFileError("it is no file of pages of this version")
         _, header_bytes, pages, page_bytes, checksum = _START.unpack(start)
-        size = os.fstat(raw.fileno()).st_size
-        if header_bytes > _MAX_HEADER or size != _START.size + header_bytes + pages * page_bytes:
+        size, sums_bytes = os.fstat(raw.fileno()).st_size, pages * _SUM.itemsize
+        at = _START.size + header_bytes + sums_bytes
+        if max(header_bytes, sums_bytes) > _MAX_HEADER or not page_bytes or size != at + pages * page_bytes:
             raise DamagedFileError(f"it has {size:,} bytes, which is not what its header says")
-        yield PageFile(raw.read(header_bytes), pages, page_bytes, raw, checksum)
+        header, sums = raw.read(header_bytes), raw.read(sums_bytes)
+        if zlib.crc32(sums, zlib.crc32(header)) != checksum:
+            raise DamagedFileError("the checksum of its header is another")
+        yield PageFile(header, pages, page_bytes, raw.fileno(), at, np.frombuffer(sums, _SUM))
 
 
 def write_pages(path: Path, header: bytes, rows: Rows, slots: Ints) -> int:
@@ -102,16 +119,15 @@ def write_pages(path: Path, header: bytes, rows: Rows, slots: Ints) -> int:
     Raises:
         OSError: it can't be written; nothing is left of it.
     """
-    parts = [rows[target : target + count].data.cast("B") for _, count, target in _runs(slots, len(slots), 0)]
-    checksum = zlib.crc32(header)
-    for part in parts:
-        checksum = zlib.crc32(part, checksum)
+    parts = [rows[part] for _, part in _parts(slots, max(_AT_ONCE // rows.shape[1], 1))]
+    sums = b"".join(_sums(part).tobytes() for part in parts)
+    start = _START.pack(_MAGIC, len(header), len(slots), rows.shape[1], zlib.crc32(sums, zlib.crc32(header)))
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}{TEMPORARY}")
     try:
         with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            file.write(_START.pack(_MAGIC, len(header), len(slots), rows.shape[1], checksum) + header)
+            file.write(start + header + sums)
             for part in parts:
-                file.write(part)
+                file.write(part.data.cast("B"))
             size = file.tell()
         os.replace(temporary, path)
     except BaseException:
@@ -121,14 +137,26 @@ def write_pages(path: Path, header: bytes, rows: Rows, slots: Ints) -> int:
     return size
 
 
-def _runs(slots: Ints, pages: int, skip: int) -> Iterator[tuple[int, int, int]]:
-    """Yields runs of pages that stand together: the first one, their number, and the row of the first, or -1 for those
-    that are not kept: the first `skip`, and any behind the slots."""
-    if skip:
-        yield 0, skip, -1
-    breaks = np.flatnonzero(np.diff(slots) != 1) + 1
-    for start, end in zip([0, *breaks.tolist()], [*breaks.tolist(), len(slots)]):
-        if end > start:
-            yield skip + start, end - start, int(slots[start])
-    if rest := pages - skip - len(slots):
-        yield skip + len(slots), rest, -1
+def _sums(rows: Rows) -> NDArray[np.uint64]:
+    """Checksum of each page, uint64 [pages], of rows uint8 [pages, bytes of a page]."""
+    size = rows.shape[1]
+    words = rows.view(f"<u{next(width for width in (8, 4, 2, 1) if size % width == 0)}")
+    sums: NDArray[np.uint64] = np.einsum("pw,w->p", words, _odd_numbers(words.shape[1]), dtype=_SUM)
+    return sums
+
+
+@cache
+def _odd_numbers(count: int) -> NDArray[np.uint64]:
+    """Odd numbers that look random, the same in every process: uint64 [count]. (SplitMix64: Steele et al., 2014.)"""
+    mixed = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        mixed = (mixed ^ mixed >> np.uint64(shift)) * np.uint64(factor)
+    return mixed ^ mixed >> np.uint64(31) | np.uint64(1)
+
+
+def _parts(slots: Ints, most: int) -> Iterator[tuple[int, slice]]:
+    """Yields the runs of up to `most` pages whose rows stand together: the first page, and the rows."""
+    breaks = (np.flatnonzero(np.diff(slots) != 1) + 1).tolist()
+    for start, end in zip([0, *breaks], [*breaks, len(slots)]):
+        for at in range(start, end, most):
+            yield at, slice(int(slots[at]), int(slots[at]) + min(end - at, most))

@@ -6,7 +6,7 @@ import signal
 import stat
 import subprocess
 import sys
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -295,11 +295,27 @@ def test_pages_are_read_into_any_places(tmp_path):
     rows = np.random.default_rng(1).integers(0, 256, (20, 7), dtype=np.uint8)
     slots = np.array([3, 4, 5, 11, 2, 1], np.int32)
     write_pages(tmp_path / "a", b"what", rows, slots)
-    into, places = np.zeros((9, 7), np.uint8), np.array([8, 0, 1], np.int32)
-    with open_pages(tmp_path / "a") as file:
+    into, places = np.zeros((9, 7), np.uint8), np.array([8, 0, 1, 5], np.int32)
+    with open_pages(tmp_path / "a") as file, ThreadPoolExecutor(2) as threads:
         assert (file.header, file.pages, file.page_bytes) == (b"what", 6, 7)
-        file.read(into, places, skip=2)
-    assert (into[places] == rows[slots[2:5]]).all()
-    altered(tmp_path / "a")
-    with pytest.raises(DamagedFileError), open_pages(tmp_path / "a") as file:
-        file.read(into, places, skip=2)
+        file.read(into, places[:3], skip=2)
+        assert (into[places[:3]] == rows[slots[2:5]]).all()
+        file.read(into, places, skip=2, threads=threads)
+    assert (into[places] == rows[slots[2:]]).all()
+
+
+@pytest.mark.parametrize("size", [1, 6, 12, 24])
+def test_every_altered_byte_and_every_two_pages_that_change_places_are_found(tmp_path, size):
+    path = tmp_path / "a"
+    rows = np.random.default_rng(1).integers(0, 256, (5, size), dtype=np.uint8)
+    rows[:, -1] = range(5)  # no two are equal
+    write_pages(path, b"what", rows, np.arange(5, dtype=np.int32))
+    data, first = path.read_bytes(), path.stat().st_size - rows.size
+    changed = [data[:at] + bytes([data[at] ^ 16]) + data[at + 1 :] for at in range(len(data))]
+    pages = [data[at : at + size] for at in range(first, len(data), size)]
+    changed.append(data[:first] + b"".join([pages[1], pages[0], *pages[2:]]))
+    for each in changed:
+        path.write_bytes(each)
+        with pytest.raises(DamagedFileError), open_pages(path) as file:
+            assert (file.header, file.pages, file.page_bytes) == (b"what", 5, size)
+            file.read(np.zeros((5, size), np.uint8), np.arange(5, dtype=np.int32))
