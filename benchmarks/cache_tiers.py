@@ -1,11 +1,15 @@
-"""Copies of the KV cache to the host and back, and the first token of a prompt that is there.
+"""What tiers of the KV cache take and give: copies, first tokens, sessions, a load without reuse, and chats.
 
-    python benchmarks/cache_tiers.py [--shape llama-3.1-8b] [--tokens 8192] [--folder /tmp/kv]
+    python benchmarks/cache_tiers.py [--parts rates first session none chats] [--shape llama-3.1-8b] [--tokens 8192]
 
-"rate": pages of the shape's cache, scattered on both sides, as a share of a plain copy between pinned memory and the
-device of as many bytes; events around ten copies. "first token": a prompt of random tokens computed, found on the
-device, on the host (after other prompts have taken its place), and in files (after `flush_cache`, which empties the
-host); medians of `--repeat` prompts after one that warms up, in a process of its own thread. Weights are random.
+"rates": pages of Llama-8B's cache, scattered on both sides, as a share of a plain copy between pinned memory and the
+device of as many bytes; events around ten copies. "first": the first token of a prompt of random tokens that is
+computed, found on the device, on the host (after other prompts have taken its place), and with `--folder /tmp/kv` in
+files (after `flush_cache`, which empties the host); medians of `--repeat` prompts after one that warms up. "session":
+`export_prefix` of one engine, then `import_prefix` and the first token of another. "none": the workload W1, which has
+nothing to reuse, with tokens divided by `--less`, in an engine without tiers and one with, by turns. "chats": `--chats`
+of ten turns, which pause as people do, in a third of the memory that they need: as requests without tiers, as requests
+with tiers (so that pages go in the order of their last use), and as open programs with tiers. Weights are random.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ from __future__ import annotations
 import argparse
 import random
 import statistics
+import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
@@ -23,11 +28,14 @@ import torch
 
 from benchmarks.machine import describe
 from sglang_lite import Engine
+from sglang_lite.bench.agents import AgentTurn, run_agents, working_set
 from sglang_lite.bench.shapes import SHAPES, load_shape
+from sglang_lite.bench.workloads import WORKLOADS, run
 from sglang_lite.runtime.executor.page_memory import GpuPageMemory, page_bytes
 from sglang_lite.runtime.kernels import blocks
 from sglang_lite.runtime.kernels.kv_cache import KVCache
 from sglang_lite.runtime.kernels.kv_layout import KVLayout, Plane
+from sglang_lite.runtime.loading.load_model import LoadedModel
 
 PAGE, COPIES = 16, 10
 
@@ -84,35 +92,48 @@ def rates(layers: int, heads: int, size: int, tokens: int) -> None:
 PROGRAMS = (16, 32, 64, 128, 264)
 
 
-def first_tokens(shape: str, tokens: int, folder: str | None, repeat: int) -> None:
+Asked = Callable[[Engine, int], tuple[float, int]]
+
+
+def asker(shape: str, tokens: int) -> Asked:
+    """Function that asks an engine for one token after a seed's random prompt: its seconds, and the cached tokens."""
+
+    def asked(engine: Engine, seed: int) -> tuple[float, int]:
+        ids = prompt(shape, tokens, seed)
+        began = time.perf_counter()
+        params = {"max_new_tokens": 1, "ignore_eos": True, "temperature": 0}
+        answer: Any = engine.generate(input_ids=ids, sampling_params=params)
+        return time.perf_counter() - began, answer["meta_info"]["cached_tokens"]
+
+    return asked
+
+
+def prompt(shape: str, tokens: int, seed: int) -> list[int]:
+    drawn = random.Random(seed)
+    return [drawn.randrange(10, SHAPES[shape].vocab_size - 10) for _ in range(tokens)]
+
+
+def sizes(tokens: int) -> dict[str, Any]:
+    return {"max_total_tokens": 2 * tokens + 2048, "context_length": tokens + 1024, "max_running": 4, **TIERS}
+
+
+TIERS: dict[str, Any] = {"enable_hierarchical_cache": True, "hicache_ratio": 2.0}
+
+
+def first_tokens(loaded: LoadedModel, shape: str, tokens: int, folder: str | None, repeat: int) -> None:
     files = {} if folder is None else {"hicache_storage_backend": "file", "hicache_storage_dir": folder}
-    config: dict[str, Any] = {
-        "max_total_tokens": 2 * tokens + 2048,
-        "context_length": tokens + 1024,
-        "max_running": 4,
-        "cuda_graphs": False,
-    }
-    tiers: dict[str, Any] = {"enable_hierarchical_cache": True, "hicache_ratio": 2.0, **files}
-    with Engine.of(load_shape(shape), **config, **tiers) as engine:
-        vocabulary = SHAPES[shape].vocab_size
-
-        def asked(seed: int) -> tuple[float, int]:
-            drawn = random.Random(seed)
-            ids = [drawn.randrange(10, vocabulary - 10) for _ in range(tokens)]
-            began = time.perf_counter()
-            params = {"max_new_tokens": 1, "ignore_eos": True, "temperature": 0}
-            answer: Any = engine.generate(input_ids=ids, sampling_params=params)
-            return time.perf_counter() - began, answer["meta_info"]["cached_tokens"]
-
+    asked = asker(shape, tokens)
+    with Engine.of(loaded, **sizes(tokens), **files) as engine:
         found: dict[str, list[tuple[float, int]]] = {}
         for i in range(repeat + 1):
-            one: dict[str, tuple[float, int]] = {"computed": asked(10 * i), "device": asked(10 * i)}
-            asked(10 * i + 1), asked(10 * i + 2)
-            one["host"] = asked(10 * i)
+            one = {"computed": asked(engine, 10 * i), "device": asked(engine, 10 * i)}
+            asked(engine, 10 * i + 1), asked(engine, 10 * i + 2)
             if folder is not None:
-                time.sleep(1.0)
+                time.sleep(1.0)  # until the files are written
+            one["host"] = asked(engine, 10 * i)
+            if folder is not None:
                 engine.flush_cache()
-                one["files"] = asked(10 * i)
+                one["files"] = asked(engine, 10 * i)
             if i:
                 for name, value in one.items():
                     found.setdefault(name, []).append(value)
@@ -123,17 +144,103 @@ def first_tokens(shape: str, tokens: int, folder: str | None, repeat: int) -> No
         print({k: v for k, v in engine.stats().items() if "token" in k}, flush=True)
 
 
+def session(loaded: LoadedModel, shape: str, tokens: int, repeat: int) -> None:
+    asked = asker(shape, tokens)
+    with tempfile.TemporaryDirectory() as folder:
+        path = f"{folder}/prefix"
+        with Engine.of(loaded, **sizes(tokens)) as engine:
+            asked(engine, 1)  # warms up
+            base, _ = asked(engine, 0)
+            began = time.perf_counter()
+            engine.export_prefix(prompt(shape, tokens, 0), path)
+            print(f"session: computed {1000 * base:.1f} ms, written in {time.perf_counter() - began:.2f} s", flush=True)
+        for _ in range(repeat):
+            with Engine.of(loaded, **sizes(tokens)) as engine:
+                asked(engine, 1)  # warms up
+                began = time.perf_counter()
+                engine.import_prefix(path, trust_cache=True)
+                read = time.perf_counter() - began
+                first, cached = asked(engine, 0)
+                print(
+                    f"read in {1000 * read:.1f} ms, first token {1000 * first:.1f} ms, cached {cached}: "
+                    f"{(read + first) / base:.3f} of computing", flush=True,
+                )  # fmt: skip
+
+
+def no_reuse(loaded: LoadedModel, less: int, repeat: int) -> None:
+    work = WORKLOADS["w1"]().scaled_down(less)
+    total = sum(work.suffix_lengths) + sum(work.output_lengths)
+    config = {"max_total_tokens": total, **TIERS, "hicache_ratio": 1.0}
+    with Engine.of(loaded, max_total_tokens=total) as without, Engine.of(loaded, **config) as tiers:
+        rates: list[list[float]] = [[], []]
+        for i in range(repeat + 1):
+            for engine, found in zip((without, tiers), rates):
+                measured = run(engine, work)
+                if i:
+                    found.append(sum(work.output_lengths) / measured.seconds)
+    plain, with_tiers = (statistics.median(each) for each in rates)
+    print(
+        f"W1 / {less}: {plain:.0f} tokens/s, with tiers {with_tiers:.0f} = {with_tiers / plain:.3f}", rates, flush=True
+    )
+
+
+def chats(loaded: LoadedModel, count: int, scale: float) -> None:
+    turns = [chat(number, scale) for number in range(count)]
+    size = working_set(turns) // 3
+    base = 0.0
+    for name, as_program, tiers in (
+        ("requests, no tier", False, {}),
+        ("requests, tiers", False, {**TIERS, "hicache_ratio": 3.0}),
+        ("programs, tiers", True, {**TIERS, "hicache_ratio": 3.0}),
+    ):
+        with Engine.of(loaded, max_total_tokens=size, **tiers) as engine:
+            run_agents(engine, turns[: -(-count // 16)], as_program=as_program)  # warms up
+            got = run_agents(engine, turns, as_program=as_program)
+            base = base or got.seconds
+            fetched = engine.stats().get("host_tokens_fetched", 0)
+            print(
+                f"{count} chats in {size:,} tokens, {name}: {got.seconds:.1f} s ({base / got.seconds:.2f}x), "
+                f"computed / needed {got.again:.2f}, from the host {fetched:,}", flush=True,
+            )  # fmt: skip
+
+
+def chat(number: int, scale: float) -> tuple[AgentTurn, ...]:
+    """Ten turns of some 80 tokens that are read and 16 that are written, with pauses of a second in the middle."""
+    draw = random.Random(number)
+
+    def about(middle: float) -> float:
+        return middle * min(draw.lognormvariate(0, 0.5), 3.0)
+
+    reads, writes = (lambda middle=middle: max(round(scale * about(middle)), 1) for middle in (80, 16))
+    return tuple(AgentTurn(reads(), writes(), about(scale)) for _ in range(10))
+
+
+PARTS = ("rates", "first", "session", "none", "chats")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--shape", default="llama-3.1-8b", choices=SHAPES)
     parser.add_argument("--tokens", type=int, default=8192)
     parser.add_argument("--folder")
     parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--less", type=int, default=1)
+    parser.add_argument("--chats", type=int, default=256)
+    parser.add_argument("--scale", type=float, default=1.0, help="factor of the tokens and pauses of chats")
     options = parser.parse_args()
-    print(describe())
-    if torch.cuda.is_available():
+    print(describe(), torch.cuda.get_device_name() if torch.cuda.is_available() else "")
+    if torch.cuda.is_available() and "rates" in options.parts:
         rates(32, 8, 128, options.tokens)
-    first_tokens(options.shape, options.tokens, options.folder, options.repeat)
+    loaded = load_shape(options.shape)
+    if "first" in options.parts:
+        first_tokens(loaded, options.shape, options.tokens, options.folder, options.repeat)
+    if "session" in options.parts:
+        session(loaded, options.shape, options.tokens, options.repeat)
+    if "none" in options.parts:
+        no_reuse(loaded, options.less, options.repeat)
+    if "chats" in options.parts:
+        chats(loaded, options.chats, options.scale)
 
 
 if __name__ == "__main__":

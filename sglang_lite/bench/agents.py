@@ -17,7 +17,7 @@ from typing import Any
 
 from sglang_lite import Engine
 from sglang_lite.program.nodes import Gen, Text
-from sglang_lite.protocol import Generation, Played, ProgramResult, SamplingParams
+from sglang_lite.protocol import Generation, Played, ProgramResult, SamplingParams, SglError
 from sglang_lite.runtime.loading.load_model import LoadedModel
 
 TOOL_S = 0.7  # middle of the times in a tool, in seconds
@@ -197,7 +197,10 @@ class _Agent(ABC):
         elif self.at == len(self.turns):
             self.close()
         else:
-            self.play(self.turns[self.at])
+            try:
+                self.play(self.turns[self.at])
+            except SglError as refused:  # on a timer's thread, where nobody would see it
+                self.ended(refused)
 
 
 class _ProgramAgent(_Agent):
