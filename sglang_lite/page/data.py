@@ -22,6 +22,7 @@ _WHY: Final = {
     "page": ("less than a page", "Less than a page is left, and the cache keeps whole pages."),
     "continued": ("continued", "It continues in place behind another generation, and the rest is new."),
     "on_host": ("on the host", "The host's memory has it, but computing was faster than copying."),
+    "on_disk": ("in files", "Files have it, but computing was faster than reading, or the host had no room for it."),
     "disabled": ("no cache", "The engine keeps no prefixes."),
 }
 

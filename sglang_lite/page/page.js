@@ -115,8 +115,13 @@ function title(node) {
 function cost(node) {
   const u = node.usage, parts = [seconds(node.end - node.start)];
   if (u && u.completion_tokens) parts.push(u.completion_tokens + " tokens");
-  if (u && u.prompt_tokens) parts.push(u.cached_tokens + " of " + u.prompt_tokens + " cached");
+  if (u && u.prompt_tokens) parts.push(u.cached_tokens + " of " + u.prompt_tokens + " cached" + moved(u));
   return parts.join(", ");
+}
+
+function moved(u) {  // what had to be brought to the device
+  const parts = [[u.host_tokens, " from the host"], [u.disk_tokens, " from files"]].filter(([count]) => count);
+  return parts.length ? " (" + parts.map(([count, where]) => count + where).join(", ") + ")" : "";
 }
 
 function label(node) {
@@ -298,7 +303,7 @@ function facts(node) {
   field(found, "time", seconds(node.start) + " to " + seconds(node.end));
   field(found, "pause before", node.pause ? seconds(node.pause) : "");
   if (u) {
-    field(found, "tokens", u.prompt_tokens + " in, " + u.cached_tokens + " cached, " + u.completion_tokens + " out, "
+    field(found, "tokens", u.prompt_tokens + " in, " + u.cached_tokens + " cached" + moved(u) + ", " + u.completion_tokens + " out, "
       + u.forced_tokens + " forced");
     field(found, "thrown away", node.thrown || "");
     if (u.total_s) field(found, "queue, first token", seconds(u.queue_s) + ", " + seconds(u.first_token_s));

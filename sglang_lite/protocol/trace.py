@@ -36,6 +36,7 @@ MissReason: TypeAlias = Literal[
     "continued",
     "disabled",
     "on_host",
+    "on_disk",
 ]
 Origin: TypeAlias = Literal["constant", "cached", "generated", "forced", "chosen", "joined", "rejected"]
 
@@ -49,7 +50,8 @@ class CacheMiss(Record, frozen=True):
             cached in another namespace. "changed": the cache has a different text after the place. "page": less than a
             page remains, and the cache stores only whole pages. "continued": the prompt continues an earlier generation
             in its slot, and the rest is new. "disabled": the engine has no prefix cache. "on_host": the host's memory
-            has the tokens, but computing them was faster than to copy them, or they were few.
+            has the tokens, but computing them was faster than to copy them, or they were few. "on_disk": so it was with
+            files that this engine has written or read.
         at: number of tokens before the place.
         left: number of characters of the prompt that were computed; None if they were not counted, because they are all
             or many.

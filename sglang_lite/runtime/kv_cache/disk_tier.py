@@ -25,6 +25,7 @@ logger = logging.getLogger("sglang_lite")
 RUN_TOKENS: Final = 256  # of a file, at least
 _SUFFIX: Final = ".kv"
 _KEPT: Final = 0.9  # share of the limit that is kept when it is reached
+_KNOWN: Final = 1 << 16  # names that are remembered
 _ABANDONED_S: Final = 3600  # a temporary file that is so old has no writer any more
 
 
@@ -39,6 +40,7 @@ class DiskTier:
     Attributes:
         executor: the argument.
         off: True after an error of the folder; nothing is read or written any more.
+        known: names of the files that were there when they were last looked at, of the newest 65,536.
 
     Raises:
         ParameterError: the folder can't be made or written.
@@ -47,7 +49,8 @@ class DiskTier:
     def __init__(self, folder: str | os.PathLike[str], max_bytes: int, executor: Executor) -> None:
         self.folder, self._max_bytes, self.executor = Path(folder).expanduser(), max_bytes, executor
         self.off = False
-        self._lock = threading.Lock()  # of the size
+        self.known: dict[bytes, None] = {}
+        self._lock = threading.Lock()  # of the size and `known`
         try:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             for path in self.folder.glob(f".*{TEMPORARY}"):
@@ -99,9 +102,23 @@ class DiskTier:
 
     def _find(self, names: Sequence[bytes]) -> int:
         found = 0
-        while not self.off and found < len(names) and self._path(names[found]).exists():
+        while not self.off and found < len(names) and self._exists(names[found]):
             found += 1
+        for name in names[found:]:  # so that they are looked for again before they count as written
+            self._note(name, there=False)
         return found
+
+    def _exists(self, name: bytes) -> bool:
+        return self._note(name, there=self._path(name).exists())
+
+    def _note(self, name: bytes, *, there: bool) -> bool:
+        with self._lock:
+            self.known.pop(name, None)
+            if there:
+                self.known[name] = None
+            if len(self.known) > _KNOWN:
+                del self.known[next(iter(self.known))]
+        return there
 
     def _read(self, name: bytes, rows: Rows, slots: Ints, skip: int) -> bool:
         path = self._path(name)
@@ -115,17 +132,18 @@ class DiskTier:
             logger.warning("%s is removed from the cache: %s.", path, error)
             with contextlib.suppress(OSError):
                 path.unlink()
-            return False
+            return self._note(name, there=False)
         except OSError:  # another engine has removed it
-            return False
+            return self._note(name, there=False)
         return True
 
     def _write(self, name: bytes, rows: Rows, slots: Ints) -> None:
         path = self._path(name)
         try:
-            if self.off or path.exists():
+            if self.off or self._exists(name):
                 return
             size = write_pages(path, name, rows, slots)
+            self._note(name, there=True)
             with self._lock:
                 self._size += size
                 if self._size > self._max_bytes:

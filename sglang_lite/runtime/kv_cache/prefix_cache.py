@@ -135,8 +135,8 @@ class PrefixCache:
         found = find_miss(
             self.tree, prompt, usable, match, cached, handle.namespace, paused=paused, reveal_others=self._reveal_others
         )
-        if self.tiers is not None and self.tiers.has(match, prompt[:usable]):
-            return replace(found, reason="on_host")
+        if self.tiers is not None and (below := self.tiers.below(match, prompt[:usable])):
+            return replace(found, reason=below)
         in_tree = 0 if self.windows is None else self.tree.cached_length(prompt[:usable], handle.namespace)
         if in_tree > len(match.pages) * self.page_size:  # without the pages of a window
             return replace(found, reason="paused" if paused else "evicted")

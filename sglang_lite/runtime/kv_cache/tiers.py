@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 _MIN_FETCHED = 16  # tokens; fewer are computed
 _MAX_WRITING = 64  # files that wait to be written; more are left out
 _MAX_READING = 16  # sequences that are read from files before their requests are admitted
-_REMEMBERED = 1 << 16  # names of files that are known to be written
 _CLOSE_S = 0.001  # pause while copies end
 DEADLINE_S = 10.0  # of reading files; then the folder is not used any more
 
@@ -131,7 +130,6 @@ class Tiers:
         self._run = -(-RUN_TOKENS // store.page_size)  # pages in a file
         self._reading: dict[bytes, DiskRead] = {}  # by the first page's name
         self._writing: list[_DiskWrite] = []
-        self._written: dict[bytes, None] = {}
         self._file_page_s = 0.0  # seconds to read a page of a file, as measured; 0 if unknown
 
     def copying(self, completed: int) -> bool:
@@ -164,11 +162,15 @@ class Tiers:
         """True if computing is faster than a copy from the host."""
         return bool(token_s) and self.host.memory.page_s > token_s * self._store.page_size
 
-    def has(self, match: Match, tokens: Ints) -> bool:
-        """Returns True if the host has the page behind a match."""
+    def below(self, match: Match, tokens: Ints) -> Literal["on_host", "on_disk"] | None:
+        """Tier that has the page behind a match: the host, or the disk if its file is known; None if neither has it."""
         size, at = self._store.page_size, len(match.pages)
-        behind = self.names.after(self.names.last(match.node), tokens[at * size : (at + 1) * size])
-        return any(name in self.host for name in behind)
+        end = (at // self._run + 1) * self._run  # of its file
+        behind = list(self.names.after(self.names.last(match.node), tokens[at * size : end * size]))
+        if behind and behind[0] in self.host:
+            return "on_host"
+        known = self.disk is not None and len(behind) == end - at and behind[-1] in self.disk.known
+        return "on_disk" if known else None
 
     # --------------------------------------------------------------------------------------------- down
 
@@ -192,9 +194,9 @@ class Tiers:
     def _save(self, node: Node) -> None:
         self.host.save(self.names.of(node), node.pages)
         if self.disk is not None and not self.disk.off:
-            self._save_files(node)
+            self._save_files(self.disk, node)
 
-    def _save_files(self, node: Node) -> None:
+    def _save_files(self, disk: DiskTier, node: Node) -> None:
         """Has files written that end in a node. Their pages before the node are in the tree, too."""
         start, above = 0, node.parent
         while above is not None:
@@ -207,19 +209,16 @@ class Tiers:
                 names, pages = [*self.names.of(node), *names], np.concatenate((node.pages, pages))
                 first -= len(node.pages)
             part = slice(end - self._run - first, end - first)
-            if names[part][-1] not in self._written and len(self._writing) < _MAX_WRITING:
+            if names[part][-1] not in disk.known and len(self._writing) < _MAX_WRITING:
                 self._save_file(names[part], pages[part])
         self._move_files()
 
     def _save_file(self, names: Sequence[bytes], pages: Ints) -> None:
         self.host.save(names, pages)
-        if all(name in self.host for name in names):
+        if all(name in self.host for name in names) and all(names[-1] != other.name for other in self._writing):
             slots = self.host.slots(names)
             self.host.pin(slots)
             self._writing.append(_DiskWrite(names[-1], slots, self.host.memory.launched))
-            self._written[names[-1]] = None
-            if len(self._written) > _REMEMBERED:
-                del self._written[next(iter(self._written))]
 
     # ----------------------------------------------------------------------------------------------- up
 

@@ -35,7 +35,7 @@ def agent():
     answers = [
         Generation("call", usage=Usage(100, 90, 4, total_s=1.0, first_token_s=0.2)),
         Generation(
-            "done", usage=Usage(120, 20, 4, queue_s=0.5, total_s=2.0, first_token_s=1.5),
+            "done", usage=Usage(120, 20, 4, queue_s=0.5, total_s=2.0, first_token_s=1.5, host_tokens=12, disk_tokens=4),
             meta={"cache_miss": {"reason": "evicted", "at": 20}},
         ),
     ]  # fmt: skip
@@ -207,7 +207,7 @@ def test_pauses_and_what_left_the_cache_are_shown(opened):
     assert page.locator(".column").inner_text().split("\n") == ["branch 1", "of the second branch"]
     about = page.locator(".bubble").nth(1).locator(".about").inner_text()
     assert "paused 3 s" in about
-    assert "20 of 120 cached" in about
+    assert "20 of 120 cached (12 from the host, 4 from files)" in about
     assert "not cached: evicted at token 20" in about
     page.locator("#filter").select_option("pause")
     assert page.locator(".node:visible").all_inner_texts() == ["Result.", "done"]

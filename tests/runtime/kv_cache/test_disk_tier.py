@@ -64,6 +64,32 @@ def test_namespaces_share_no_file(tmp_path):
     assert one(later, LONG, namespace="a") == 512
 
 
+def test_what_computing_brings_sooner_is_computed(tmp_path):
+    one(engine(tmp_path), LONG)
+    later = engine(tmp_path)
+    assert one(later, LONG) == 512  # and the time that files take is known
+    later.scheduler.flush()
+    later.scheduler.pauses.token_s = 1e-12
+    _, events = later.start(LONG, SamplingParams(max_tokens=2, temperature=0))
+    later.drain()
+    assert ended(events).usage.cached_tokens == 0
+    assert ended(events).meta["cache_miss"]["reason"] == "on_disk"
+
+
+def test_a_file_that_is_gone_is_written_again(tmp_path):
+    one(engine(tmp_path), LONG)
+    later, files = engine(tmp_path), set(tmp_path.glob("*.kv"))
+    assert one(later, LONG) == 512
+    for path in files:
+        path.unlink()
+    later.scheduler.flush()
+    assert one(later, LONG) == 0
+    assert one(later, LONG) == 599
+    later.scheduler.flush()
+    assert set(tmp_path.glob("*.kv")) == files
+    assert one(later, LONG) == 512
+
+
 def test_files_are_the_users_own(tmp_path):
     one(engine(tmp_path / "new"), LONG)
     files = list((tmp_path / "new").iterdir())
