@@ -1,4 +1,4 @@
-"""Routes of SGLang's server that this one doesn't have, by the feature that they need."""
+"""Routes of SGLang's and Ollama's servers that this one doesn't have, by the feature that they need."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _FEATURES: dict[tuple[str, ...], tuple[str, str]] = {  # paths: the feature, and
     ),
     ("/load_lora_adapter_from_tensors",): ("Adapters in requests", "Write it to a folder: /load_lora_adapter."),
     ("/v1/audio/transcriptions", "/v1/realtime"): ("Audio", ""),
-    ("/invocations", "/vertex_generate", "/v1/systemone"): ("Forms of clouds", "Use /generate or /v1/…."),
+    ("/v1/systemone",): ("The form of that cloud", "Use /generate or /v1/…."),
     (
-        "/api/chat", "/api/generate", "/api/show", "/api/tags", "/api/embed", "/api/embeddings",
-    ): ("Ollama's protocol", "Use /v1/chat/completions, OpenAI's, which clients of Ollama speak, too."),
+        "/api/pull", "/api/push", "/api/create", "/api/copy", "/api/delete", "/api/blobs",
+    ): ("Models that come and go", "It serves the model that it was started with: /api/tags."),
     (
         "/hicache/storage-backend", "/hicache/storage-backend/clear", "/get_hicache_l3_cache_layout",
     ): ("Changing the cache's tiers while the server runs", "Start it with --enable-hierarchical-cache."),
@@ -38,8 +38,9 @@ ABSENT = {path: feature for paths, feature in _FEATURES.items() for path in path
 
 
 def absent_error(path: str) -> NotServedError | None:
-    """Error for a path of SGLang's that this server doesn't have; None for any other path."""
+    """Error for a path of SGLang's or Ollama's that this server doesn't have; None for any other path."""
     if path.rstrip("/") not in ABSENT:
         return None
     feature, instead = ABSENT[path.rstrip("/")]
-    return NotServedError(f"{path} is SGLang's. {feature}: this server doesn't have that.", hint=instead)
+    whose = "Ollama" if path.startswith("/api/") else "SGLang"
+    return NotServedError(f"{path} is {whose}'s. {feature}: this server doesn't have that.", hint=instead)

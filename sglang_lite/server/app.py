@@ -101,6 +101,8 @@ async def _http_error(request: Request, error: Exception) -> Response:
 def _protocol(path: str) -> Protocol:
     if path.startswith("/v1/messages"):
         return "anthropic"
+    if path.startswith("/api/"):
+        return "ollama"
     return "openai" if path.startswith("/v1/") else "native"
 
 

@@ -22,7 +22,7 @@ from sglang_lite.protocol import (
 )
 from sglang_lite.protocol.anything import Json
 
-Protocol: TypeAlias = Literal["native", "openai", "anthropic"]
+Protocol: TypeAlias = Literal["native", "openai", "anthropic", "ollama"]
 
 
 class AuthenticationError(SglError):
@@ -136,6 +136,8 @@ def content_of(error: SglError, protocol: Protocol, request_id: str | None = Non
             "error": {"type": found.anthropic, "message": str(error)},
         }
         return content if request_id is None else {**content, "request_id": request_id}
+    if protocol == "ollama":
+        return {"error": str(error)}
     told: dict[str, Any] = {"message": str(error), "type": found.openai, "param": parameter_of(error)}
     if protocol == "native":
         name = {"err_type": type(error).__name__}  # as in SGLang's report of a failed request

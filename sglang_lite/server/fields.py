@@ -248,6 +248,23 @@ MESSAGES_REFUSED: dict[str, tuple[object, ...]] = {
     "thread": (),
 }
 
+OLLAMA_NEUTRAL = {
+    "truncate": "Prompts are never cut: one that is too long is refused.",
+    "shift": "The context never shifts: an answer ends where it is full.",
+}
+_LOADING = "It says how Ollama loads a model; this one is loaded."
+OLLAMA_OPTIONS_NEUTRAL = dict.fromkeys((
+    "numa", "num_batch", "num_gpu", "main_gpu", "low_vram", "f16_kv", "logits_all", "vocab_only", "use_mmap",
+    "use_mlock", "embedding_only", "num_thread", "draft_num_predict",
+), _LOADING)  # fmt: skip
+OLLAMA_OPTIONS_REFUSED: dict[str, tuple[object, ...]] = {
+    "mirostat": (0,),
+    "mirostat_tau": (5.0, 5),
+    "mirostat_eta": (0.1,),
+    "tfs_z": (1.0, 1),
+    "typical_p": (1.0, 1),
+}
+
 PROFILE_REFUSED: dict[str, tuple[object, ...]] = {
     "start_step": (),
     "num_steps": (),

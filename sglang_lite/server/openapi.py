@@ -63,7 +63,9 @@ def _operation(route: Route, method: str, references: Mapping[Any, Any]) -> dict
         statuses |= _OF_MODEL
     media: dict[str, Any] = {} if not route.media_type else {route.media_type: {"schema": {}}}
     if route.streams:
-        media["text/event-stream"] = {"schema": {"type": "string"}}
+        media["application/x-ndjson" if route.protocol == "ollama" else "text/event-stream"] = {
+            "schema": {"type": "string"}
+        }
     responses: dict[str, Any] = {"200": {"description": "The answer.", **({"content": media} if media else {})}}
     for status, description in sorted(statuses.items()):
         content = {"application/json": {"schema": _ERROR}}

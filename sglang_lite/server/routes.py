@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from starlette.responses import Response
 
-from sglang_lite.server import adapters, metrics, models, native, openapi, weight_routes
+from sglang_lite.server import adapters, clouds, metrics, models, native, openapi, weight_routes
 from sglang_lite.server.anthropic import messages
 from sglang_lite.server.endpoint import HttpRequest, Route, answer
+from sglang_lite.server.ollama import catalog, lines
 from sglang_lite.server.openai import chat, completions, decisions, embeddings, pooling, responses, score
 from sglang_lite.server.programs import program
 from sglang_lite.server.service import Service
@@ -28,6 +29,9 @@ ROUTES: tuple[Route, ...] = (
     *score.ROUTES,
     *embeddings.ROUTES,
     *pooling.ROUTES,
+    *clouds.ROUTES,
+    *lines.ROUTES,
+    *catalog.ROUTES,
     *program.ROUTES,
     *models.ROUTES,
     *adapters.ROUTES,

@@ -51,6 +51,10 @@ REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
     "program": ("/program", {"version": 1, "program": {"nodes": [{"kind": "Select", "choices": ["a", "b"]}]}}),
     "decision": ("/v1/decisions", {"model": "", "input": SAID, "questions": [
         {"type": "predicate", "name": "a", "instructions": "Is it?"}]}),
+    "Ollama's chat": ("/api/chat", {"model": "", "messages": SAID, "stream": False, "format": SCHEMA, "tools": [TOOL],
+                                    "options": {"num_predict": 6, "temperature": 0}}),
+    "Ollama's raw text": ("/api/generate", {"model": "", "prompt": "a <|end|> b", "raw": True, "stream": False,
+                                            "options": {"num_predict": 6, "temperature": 0}}),
     "no program": ("/program", {"version": 1, "program": {"nodes": [{"kind": "Nothing"}]}}),
     "no open program": ("/program/prog-none/answer", {"version": 1, "answers": [{"path": [], "drop": True}]}),
     "tokens": ("/tokenize", {"prompt": ["a <|end|>", "b"]}),
@@ -70,7 +74,7 @@ REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
         "name": "a", "schema": {"type": "nothing"}}}}),
 }  # fmt: skip
 CHANGING = (
-    r'"(id|created|created_at|completed_at|e2e_latency|queue_time|[a-z_]*_s|request_id)":("[^"]*"|[0-9.e-]+|null)'
+    r'"(id|created|created_at|completed_at|e2e_latency|queue_time|[a-z_]*_s|[a-z_]*duration|request_id)":("[^"]*"|[0-9.e-]+|null)'
     r'|"cache_miss":\{[^}]*\}'
 )
 

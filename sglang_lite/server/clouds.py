@@ -1,0 +1,62 @@
+"""Routes that clouds send requests to: SageMaker's `/invocations` and Vertex AI's `/vertex_generate`. Each has the form
+of another route; their health is `/ping` and `/health`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+from starlette.responses import Response
+
+from sglang_lite.protocol import ParameterError
+from sglang_lite.server import native
+from sglang_lite.server.endpoint import HttpRequest, Route, read_record
+from sglang_lite.server.fields import Fields
+from sglang_lite.server.openai import chat, chat_request
+from sglang_lite.server.service import Service
+
+
+class VertexInstance(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Prompt of a request: one of its first two fields."""
+
+    text: str | None = None
+    input_ids: list[int] | None = None
+    image_data: Any = None  # texts, or a list of them
+
+
+class VertexRequest(msgspec.Struct, kw_only=True):
+    """Vertex AI's request: prompts, and further fields of `/generate`, which hold for all."""
+
+    instances: list[VertexInstance]
+    parameters: dict[str, Any] | None = None
+
+
+VERTEX: Fields[VertexRequest] = Fields(VertexRequest, {}, {})
+
+
+async def vertex(service: Service, call: HttpRequest) -> Response:
+    """Continues the texts of a request of Vertex AI."""
+    body = await read_record(service, call, VERTEX)
+    if not body.instances:
+        raise ParameterError("instances", "is empty.")
+    parameters = body.parameters or {}
+    for name in ("text", "input_ids", "image_data", "stream"):
+        if parameters.get(name):
+            raise ParameterError(f"parameters.{name}", "has no place there.", hint="Prompts are instances.")
+    given = [msgspec.to_builtins(each) for each in body.instances]
+    names = dict.fromkeys(name for each in given for name in each)
+    if len(names.keys() & {"text", "input_ids"}) != 1:
+        raise ParameterError("instances", "need a text each, or input_ids each.")
+    fields = {name: [each.get(name) for each in given] for name in names}
+    answered = await native.generate(service, replace(call, data=msgspec.json.encode({**parameters, **fields})))
+    return Response(b'{"predictions":%b}' % bytes(answered.body), media_type="application/json")
+
+
+ROUTES = (
+    Route(
+        "/invocations", chat.complete, "Answer a conversation, for SageMaker", protocol="openai",
+        fields=chat_request.CHAT, streams=True, counts_as_open=True,
+    ),
+    Route("/vertex_generate", vertex, "Continue texts, for Vertex AI", fields=VERTEX, counts_as_open=True),
+)  # fmt: skip

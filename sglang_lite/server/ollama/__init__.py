@@ -1,0 +1,1 @@
+"""Ollama's protocol: chats, generations and embeddings as lines of JSON, and what its clients ask about models."""

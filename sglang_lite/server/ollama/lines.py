@@ -1,0 +1,157 @@
+"""Ollama's answers: `/api/chat` and `/api/generate`, whose streams are lines of JSON."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+from starlette.responses import Response
+
+from sglang_lite.protocol import Delta, Generation, SglError, TokenLogprob
+from sglang_lite.runtime.core.submission import GenerateRequest
+from sglang_lite.server.async_engine import with_first_event
+from sglang_lite.server.conversation.sample_reader import PartialToolCall, SampleReader, entries_of, logprobs_of
+from sglang_lite.server.endpoint import HttpRequest, Route, answer, read
+from sglang_lite.server.errors import content_of
+from sglang_lite.server.http.sse import EventStream
+from sglang_lite.server.ollama.ollama_request import (
+    CHAT,
+    GENERATE,
+    OllamaChat,
+    OllamaGenerate,
+    Read,
+    read_chat,
+    read_generate,
+)
+from sglang_lite.server.reader import RequestReader
+from sglang_lite.server.service import Service
+
+
+class JsonLines(EventStream):
+    """Streamed response of lines of JSON."""
+
+    media_type = "application/x-ndjson"
+
+
+@dataclass(slots=True)
+class _Sample:
+    """Answer, as far as it has arrived."""
+
+    service: Service
+    body: OllamaChat | OllamaGenerate
+    reader: SampleReader
+    calls: int = 0  # number of those sent
+
+    def read(self, each: Delta | Generation) -> tuple[dict[str, Any], Sequence[TokenLogprob]]:
+        """New content, reasoning, calls that have ended, and log-probabilities, with an event."""
+        sent = self.reader.logprobs
+        new = self.reader.read(each)
+        ended = len(self.reader.calls) - self.reader.cut
+        calls, self.calls = self.reader.calls[self.calls : ended], ended
+        message: dict[str, Any] = {
+            "content": new.content, "thinking": new.reasoning, "tool_calls": [_call(call) for call in calls],
+        }  # fmt: skip
+        entries = each.logprobs if isinstance(each, Delta) else logprobs_of(each)[sent:]
+        return {name: value for name, value in message.items() if value}, entries
+
+    def lines(self, each: Delta | Generation) -> Iterator[dict[str, Any]]:
+        """Yields the lines of an event of a stream."""
+        message, entries = self.read(each)
+        if message or (entries and self.body.logprobs):
+            yield _line(self.service, self.body, message, entries)
+        if isinstance(each, Generation):
+            yield {**_line(self.service, self.body, {}), **_ended(each)}
+
+
+def _line(
+    service: Service, body: OllamaChat | OllamaGenerate, message: dict[str, Any], entries: Sequence[TokenLogprob] = ()
+) -> dict[str, Any]:
+    """Line with a part of an answer."""
+    content = message.get("content", "")
+    if isinstance(body, OllamaGenerate):
+        said = {"response": content, **{name: each for name, each in message.items() if name != "content"}}
+    else:
+        said = {"message": {"role": "assistant", **message, "content": content}}
+    if body.logprobs:
+        said["logprobs"] = entries_of(service.engine.tokenizer.token_bytes, entries)
+    now = datetime.now(UTC).isoformat().replace("+00:00", "Z")
+    return {"model": body.model, "created_at": now, **said, "done": False}
+
+
+def _call(call: PartialToolCall) -> dict[str, Any]:
+    arguments = msgspec.json.decode(call.arguments or "{}")
+    return {"id": call.id, "function": {"index": call.index, "name": call.name, "arguments": arguments}}
+
+
+def _ended(generation: Generation) -> dict[str, Any]:
+    """End of an answer: reason, counts, and times in nanoseconds. The time of the prompt begins with its
+    computation."""
+    usage = generation.usage
+    return {
+        "done": True,
+        "done_reason": "length" if generation.finish_reason == "length" else "stop",
+        "total_duration": int(usage.total_s * 1e9),
+        "load_duration": 0,
+        "prompt_eval_count": usage.prompt_tokens,
+        "prompt_eval_duration": int(max(usage.first_token_s - usage.queue_s, 0.0) * 1e9),
+        "eval_count": usage.completion_tokens,
+        "eval_duration": int(max(usage.total_s - usage.first_token_s, 0.0) * 1e9),
+    }
+
+
+def served_name(service: Service, name: str) -> str:
+    """Name of the model or adapter for a name in a request, whose tag `:latest` is that of every model.
+
+    Raises:
+        NotFoundError: neither is served.
+    """
+    if ":" not in service.model_name:
+        name = name.removesuffix(":latest")
+    return service.name_of(name)
+
+
+def _answers(function: Callable[[RequestReader, HttpRequest], Read]) -> Callable[..., Any]:
+    """Handler of requests that a function reads."""
+
+    async def handle(service: Service, call: HttpRequest) -> Response:
+        body, rendered, params = await read(service, call, function)
+        name = served_name(service, body.model)
+        if rendered is None:  # without a prompt, which loads a model in Ollama
+            return answer({**_line(service, body, {}), "done": True, "done_reason": "load"})
+        request = GenerateRequest(rendered.prompt, params, rendered.constraint, stream=body.stream)
+        request, sample = service.adapted(name, request), _Sample(service, body, SampleReader(rendered))
+        if body.stream:
+            events = await with_first_event(service.async_engine.generate(request))
+            return JsonLines(_stream(sample, events), events)
+        (generation,) = await service.async_engine.results(request)
+        return answer({**_line(service, body, *sample.read(generation)), **_ended(generation)})
+
+    return handle
+
+
+async def _stream(
+    sample: _Sample, events: AsyncGenerator[list[Delta | Generation], None]
+) -> AsyncGenerator[bytes, None]:
+    try:
+        async with contextlib.aclosing(events):
+            async for batch in events:
+                lines = [line for each in batch for line in sample.lines(each)]
+                yield b"".join(msgspec.json.encode(line) + b"\n" for line in lines)
+    except SglError as error:
+        yield msgspec.json.encode(content_of(error, "ollama")) + b"\n"
+
+
+ROUTES = (
+    Route(
+        "/api/chat", _answers(read_chat), "Answer a conversation", protocol="ollama", fields=CHAT, streams=True,
+        counts_as_open=True,
+    ),
+    Route(
+        "/api/generate", _answers(read_generate), "Answer or continue a prompt", protocol="ollama", fields=GENERATE,
+        streams=True, counts_as_open=True,
+    ),
+)  # fmt: skip

@@ -1,0 +1,242 @@
+"""Requests of Ollama's `/api/chat` and `/api/generate`: options become sampling parameters, messages a conversation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+
+from sglang_lite.constraints.schema import json_schema
+from sglang_lite.protocol import Constraint, ParameterError, Prompt, SamplingParams, Span
+from sglang_lite.server.conversation.images import Part, RequestImages, joined
+from sglang_lite.server.conversation.tools import variables_of_effort
+from sglang_lite.server.endpoint import HttpRequest
+from sglang_lite.server.fields import OLLAMA_NEUTRAL, OLLAMA_OPTIONS_NEUTRAL, OLLAMA_OPTIONS_REFUSED, Fields
+from sglang_lite.server.parameters import sampling
+from sglang_lite.server.reader import RequestReader
+from sglang_lite.text.chat_format import Conversation, RenderedConversation, Tool
+
+
+class OllamaRequest(msgspec.Struct, kw_only=True):
+    """Fields of all of Ollama's requests to a model."""
+
+    model: str
+    options: dict[str, Any] | None = None
+    keep_alive: float | str | None = None  # reported: the model stays loaded
+
+
+class OllamaOptions(msgspec.Struct, kw_only=True):
+    """Options of a generation. Those in `_WITHOUT_EFFECT` are reported."""
+
+    num_predict: int | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    repeat_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    num_ctx: int | None = None
+    num_keep: int | None = None
+    repeat_last_n: int | None = None
+    penalize_newline: bool | None = None
+
+
+class _Answered(OllamaRequest, kw_only=True):
+    stream: bool = True
+    format: str | dict[str, Any] | None = None
+    think: bool | str | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+
+
+class CalledTool(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Function of an earlier call, and its arguments."""
+
+    name: str
+    arguments: dict[str, Any] = {}
+    index: int | None = None
+
+
+class OllamaCall(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Earlier call of a tool."""
+
+    function: CalledTool
+    id: str = ""
+    type: str | None = None
+
+
+class OllamaMessage(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Message of a chat. `images` are in base64."""
+
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str | None = None
+    thinking: str | None = None
+    images: list[str] | None = None
+    tool_calls: list[OllamaCall] | None = None
+    tool_name: str | None = None
+    tool_call_id: str | None = None
+
+
+class ToolFunction(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Function that a model may call."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class OllamaTool(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Tool of a chat."""
+
+    function: ToolFunction
+    type: Literal["function"] = "function"
+
+
+class OllamaChat(_Answered, kw_only=True):
+    """Ollama's request to answer a conversation."""
+
+    messages: list[OllamaMessage] = []
+    tools: list[OllamaTool] | None = None
+
+
+class OllamaGenerate(_Answered, kw_only=True):
+    """Ollama's request to answer a prompt, or with `raw` to continue it."""
+
+    prompt: str = ""
+    system: str | None = None
+    images: list[str] | None = None
+    raw: bool = False
+
+
+_OF_GENERATE: Mapping[str, tuple[object, ...]] = {
+    "suffix": ("",), "template": ("",), "context": ([],), "width": (0,), "height": (0,), "steps": (0,),
+}  # fmt: skip
+CHAT = Fields(OllamaChat, OLLAMA_NEUTRAL, {})
+GENERATE = Fields(OllamaGenerate, OLLAMA_NEUTRAL, _OF_GENERATE)
+OPTIONS = Fields(OllamaOptions, OLLAMA_OPTIONS_NEUTRAL, OLLAMA_OPTIONS_REFUSED)
+_WITHOUT_EFFECT = ("num_ctx", "num_keep", "repeat_last_n", "penalize_newline")
+_NAMES = {
+    **{name: name for name in (
+        "temperature", "top_k", "top_p", "min_p", "seed", "stop", "presence_penalty", "frequency_penalty"
+    )},
+    "num_predict": "max_tokens", "repeat_penalty": "repetition_penalty",
+}  # fmt: skip
+
+Read: TypeAlias = tuple[OllamaChat | OllamaGenerate, RenderedConversation | None, SamplingParams]
+
+
+def read_chat(reader: RequestReader, call: HttpRequest) -> Read:
+    """Request without its messages, the rendered conversation (None without messages) and the sampling parameters."""
+    body = call.read(CHAT)
+    images = RequestImages(accepted=reader.images is not None)
+    messages = [_template_message(each, f"messages[{i}]", images) for i, each in enumerate(body.messages)]
+    tools = [
+        Tool(each.name, each.description, each.parameters or {"type": "object", "properties": {}}, each.strict is True)
+        for each in (tool.function for tool in body.tools or ())
+    ]
+    body.messages = []
+    return body, _rendered(reader, call, body, messages, images, tools), _params(reader, call, body)
+
+
+def read_generate(reader: RequestReader, call: HttpRequest) -> Read:
+    """Request without its prompt, the rendered conversation (None without a prompt) and the sampling parameters."""
+    body = call.read(GENERATE)
+    params, text, images = _params(reader, call, body), body.prompt, RequestImages(accepted=reader.images is not None)
+    if body.raw:
+        for name in ("system", "images", "think"):
+            if getattr(body, name):
+                raise ParameterError(name, "can't be combined with raw, whose prompt is the whole text.")
+        prompt = reader.prompt(Prompt((Span(text),)))
+        assert isinstance(prompt, Prompt)
+        rendered = RenderedConversation(prompt, _constraint(body.format), None, None, {}) if text else None
+    else:
+        asked = OllamaMessage(role="user", content=text, images=body.images)
+        messages = [_template_message(asked, "", images)] if text or body.images else []
+        if body.system and messages:
+            messages.insert(0, {"role": "system", "content": body.system})
+        rendered = _rendered(reader, call, body, messages, images)
+    body.prompt, body.images = "", None
+    return body, rendered, params
+
+
+def _rendered(
+    reader: RequestReader, call: HttpRequest, body: OllamaChat | OllamaGenerate, messages: list[dict[str, Any]],
+    images: RequestImages, tools: list[Tool] | None = None,
+) -> RenderedConversation | None:  # fmt: skip
+    if not messages:
+        return None
+    variables: dict[str, Any] = {}
+    if body.think is not None:
+        think = body.think
+        variables = {"think": variables_of_effort(think) if isinstance(think, str) else {"enable_thinking": think}}
+    conversation = Conversation(
+        messages, tools or (), answer=_constraint(body.format), variables=variables, images=images.found,
+        continue_final=messages[-1]["role"] == "assistant" and not messages[-1].get("tool_calls"),
+    )  # fmt: skip
+    return reader.render(conversation, call.unused)
+
+
+def _template_message(message: OllamaMessage, where: str, images: RequestImages) -> dict[str, Any]:
+    """Message in the form that templates take."""
+    parts: list[Part] = [
+        images.part(image, "image", f"{where}.images[{i}]".lstrip("."), role=message.role)
+        for i, image in enumerate(message.images or ())
+    ]
+    shown: dict[str, Any] = {
+        "role": message.role, "content": joined([*parts, message.content or ""]) if parts else message.content or "",
+    }  # fmt: skip
+    if message.thinking is not None:
+        shown["reasoning_content"] = message.thinking
+    if message.tool_calls:
+        shown["tool_calls"] = [
+            {"type": "function", "id": each.id,
+             "function": {"name": each.function.name, "arguments": each.function.arguments}}
+            for each in message.tool_calls
+        ]  # fmt: skip
+    if message.tool_name is not None:
+        shown["name"] = message.tool_name
+    if message.tool_call_id is not None:
+        shown["tool_call_id"] = message.tool_call_id
+    return shown
+
+
+def _constraint(format: str | Mapping[str, Any] | None) -> Constraint | None:
+    if not format and not isinstance(format, Mapping):
+        return None
+    if isinstance(format, str) and format != "json":
+        raise ParameterError("format", f"{format!r:.60} is neither json nor a JSON Schema.")
+    return json_schema({"type": "object"} if isinstance(format, str) else format)
+
+
+def _params(reader: RequestReader, call: HttpRequest, body: OllamaChat | OllamaGenerate) -> SamplingParams:
+    options = read_options(body, call)
+    if not body.logprobs and body.top_logprobs:
+        raise ParameterError("top_logprobs", "needs logprobs: true.")
+    scored = bool(body.logprobs)
+    return sampling.read(
+        options, _NAMES, max_tokens=reader.context_length, return_logprob=scored,
+        top_logprobs_num=body.top_logprobs or 0, return_text_in_logprobs=scored,
+    )  # fmt: skip
+
+
+def read_options(body: OllamaRequest, call: HttpRequest) -> OllamaOptions:
+    """Options of a request. Those without effect are reported, as is its `keep_alive`.
+
+    Raises:
+        ParameterError: an option is unknown or refused, or a value has the wrong type.
+    """
+    options = OPTIONS.read(body.options or {}, call.unused if call.reports else None)
+    if body.keep_alive is not None:
+        call.unused.append("keep_alive")
+    call.unused.extend(f"options.{name}" for name in _WITHOUT_EFFECT if getattr(options, name) is not None)
+    # Ollama's ways to say that there is no limit, and no seed.
+    if options.num_predict is not None and options.num_predict < 0:
+        options.num_predict = None
+    if options.seed is not None and options.seed < 0:
+        options.seed = None
+    return options
