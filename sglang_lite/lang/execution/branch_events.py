@@ -103,20 +103,14 @@ class BranchEvents:
         finally:
             self._inboxes.pop(attempt, None)
 
-    def answer(self, place: int) -> UserValue:
-        """First event of a node, or None if none has come yet."""
+    def answer(self, place: int, then: Callable[[], object]) -> UserValue:
+        """First event of a node. If none has come yet, the node's inbox, which calls `then` when one comes."""
         inbox = self._inbox((place, 0))
         if not inbox.events:
-            return None
-        self._inboxes.pop((place, 0), None)
+            inbox.then = then
+            return inbox
+        del self._inboxes[place, 0]
         return inbox.events.popleft()
-
-    def when_answered(self, place: int, then: Callable[[], object]) -> NodeEvents:
-        """Calls `then` when the next event of a node comes; `answer` must have returned None. Returns an object whose
-        `cancel` revokes the call."""
-        inbox = self._inbox((place, 0))
-        inbox.then = then
-        return inbox
 
     def _inbox(self, attempt: Attempt) -> NodeEvents:
         found = self._inboxes.get(attempt)

@@ -108,29 +108,20 @@ def is_only_answered(op: Op, player: BasePlayer) -> TypeGuard[GenOp]:
     )
 
 
-def take_answer(player: BasePlayer, op: GenOp) -> bool:
-    """Plays a generation for which `is_only_answered` is true, if its answer has come. Returns False if not. Runs on
-    the executor loop."""
+def take_answer(player: BasePlayer, op: GenOp, then: Callable[[], object]) -> NodeEvents | None:
+    """Plays a generation for which `is_only_answered` is true, if its answer has come. If not, returns its inbox, which
+    calls `then` when it comes. Runs on the executor loop."""
     assert op.pushed_node is not None
     pushed, place = op.pushed_node
-    pushed.note_start(op, player.transcript.pieces)
-    answer = pushed.events.answer(place)
-    if answer is None:
-        return False
+    answer = pushed.events.answer(place, then)
+    if isinstance(answer, NodeEvents):
+        return answer
     if isinstance(answer, SglError):
         raise answer
     if not player.backend.enforces and op.node.constraint is not None:
         _validate_unenforced(player, op, [answer])
     _accept(player, op, [answer], _checked(player, op, [answer]))
-    return True
-
-
-def when_answered(op: GenOp, then: Callable[[], object]) -> NodeEvents:
-    """Calls `then` when a generation for which `is_only_answered` is true may have its answer. Returns an object whose
-    `cancel` revokes the call."""
-    assert op.pushed_node is not None
-    pushed, place = op.pushed_node
-    return pushed.events.when_answered(place, then)
+    return None
 
 
 def agenerate(player: BasePlayer, op: GenOp) -> Awaitable[None]:

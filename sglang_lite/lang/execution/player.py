@@ -276,8 +276,7 @@ class Player(BasePlayer):
     def _start(self, op: Op) -> None:
         with self._lock:
             if self._current is op:
-                loop = asyncio.get_running_loop()
-                self._waiting = loop.create_task(self._play(op), context=self.run.context.copy())
+                self._waiting = asyncio.get_running_loop().create_task(self._play(op), context=self.run.context.copy())
 
     def _await(self, waits: GenOp) -> None:
         """Plays from a generation on that only lacks its answer, without a costly task. Runs on the executor loop."""
@@ -289,10 +288,13 @@ class Player(BasePlayer):
                 if not generation.is_only_answered(op, self):
                     self._dispatch(op)
                     break
-                if not generation.take_answer(self, op):
+                inbox = generation.take_answer(self, op, partial(self._await, op))
+                if inbox is not None:
                     with self._lock:
                         if self._current is op:
-                            self._waiting = generation.when_answered(op, partial(self._await, op))
+                            self._waiting = inbox
+                        else:
+                            inbox.cancel()
                     break
                 op = self._play_after(op)
         except BaseException as error:  # as in _advance
@@ -342,10 +344,9 @@ class Player(BasePlayer):
                 meanwhile. None if the branch fails as a whole.
         """
         with self._lock:
-            at, self._current = self._current, None
-            if op is not None and at is not op:
-                self._current = at
+            if op is not None and self._current is not op:
                 return None
+            at, self._current = self._current, None
             failure = self._failure or located(error, _where(op))
             if failure.origin is not None and failure.origin.node is None and isinstance(op, AnswerOp):
                 failure.origin = replace(failure.origin, node=op.node.name)
