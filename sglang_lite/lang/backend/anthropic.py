@@ -12,6 +12,7 @@ import msgspec
 
 from sglang_lite.lang.argument_names import explains_wrong_arguments
 from sglang_lite.lang.backend.apis.api import (
+    ANSWER,
     Api,
     ApiReader,
     ApiRequest,
@@ -23,6 +24,7 @@ from sglang_lite.lang.backend.apis.api import (
     Target,
     Tools,
     conversation,
+    named_parameters,
     with_marks,
 )
 from sglang_lite.lang.backend.capabilities import Capabilities
@@ -47,7 +49,6 @@ from sglang_lite.protocol import (
     total_usage,
 )
 from sglang_lite.protocol.anything import Foreign, Json
-from sglang_lite.protocol.sampling import given_as_data
 from sglang_lite.text.tool_use import results_of
 
 
@@ -149,7 +150,6 @@ class RepeatedWhitespace:
         return msgspec.structs.replace(event, text=text) if text or event.reasoning else None
 
 
-ANSWER = "answer"  # name of the tool whose input is the answer
 DEFAULT_MAX_TOKENS = 128  # for generations that set none, as on other backends; the API requires the field
 _IMAGES = ("image/jpeg", "image/png", "image/gif", "image/webp")
 
@@ -176,22 +176,10 @@ def request_arguments(request: ApiRequest) -> dict[str, Json]:
                 hint="Move the text before the value to the user's turn.",
             )
         arguments["messages"].append({"role": "assistant", "content": prefill})
-    arguments |= _parameters(request) | _shape(request)
+    own, extra = named_parameters(request.params, {"max_tokens": "max_tokens", "stop": "stop_sequences"})
+    # The SDK has no keyword for parameters that only older models accept.
+    arguments |= own | ({"extra_body": extra} if extra else {}) | _shape(request)
     return with_marks(arguments, request.prompt) if request.target.cache_hints else arguments
-
-
-def _parameters(request: ApiRequest) -> dict[str, Any]:
-    arguments: dict[str, Any] = {}
-    extra: dict[str, Any] = {}
-    for name, value in given_as_data(request.params).items():
-        match name:
-            case "max_tokens":
-                arguments["max_tokens"] = value
-            case "stop":
-                arguments["stop_sequences"] = value
-            case _:  # the SDK has no keyword for parameters that only older models accept
-                extra[name] = value
-    return arguments | ({"extra_body": extra} if extra else {})
 
 
 def _shape(request: ApiRequest) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from sglang_lite.lang.backend.apis.api import (
     Target,
     Tools,
     conversation,
+    named_parameters,
 )
 from sglang_lite.lang.backend.capabilities import Capabilities
 from sglang_lite.lang.backend.http.rate_limit import RateLimit
@@ -37,7 +38,6 @@ from sglang_lite.lang.backend.rendering import without_marks
 from sglang_lite.lang.chat_template import get_chat_template
 from sglang_lite.protocol import CapabilityError, Delta, Image, Message, ParameterError, TokenLogprob, Usage
 from sglang_lite.protocol.anything import Foreign, Json
-from sglang_lite.protocol.sampling import given_values
 from sglang_lite.text.tool_use import results_of
 
 
@@ -141,10 +141,9 @@ def _settings(settings: Sequence[Mapping[str, Any]] | Mapping[str, str] | None) 
     return [dict(each) for each in settings or ()]
 
 
-_ANSWER = ApiTool("answer", "Its arguments are your whole answer.", {}, strict=False)
 _NAMES = {  # our names of parameters, and the API's
-    "max_tokens": "max_output_tokens", "temperature": "temperature", "top_p": "top_p", "top_k": "top_k",
-    "n": "candidate_count", "seed": "seed", "presence_penalty": "presence_penalty",
+    "max_tokens": "max_output_tokens", "stop": "stop_sequences", "temperature": "temperature", "top_p": "top_p",
+    "top_k": "top_k", "n": "candidate_count", "seed": "seed", "presence_penalty": "presence_penalty",
     "frequency_penalty": "frequency_penalty", "return_logprob": "response_logprobs", "top_logprobs_num": "logprobs",
 }  # fmt: skip
 _CUT = "MAX_TOKENS"
@@ -162,7 +161,10 @@ def request_arguments(request: ApiRequest) -> dict[str, Json]:
     """
     messages = request.prompt.messages
     system = list(itertools.takewhile(lambda message: message.role == "system", messages))
-    config: dict[str, Any] = {**request.target.settings, **_parameters(request), **_shape(request)}
+    parameters, _ = named_parameters(request.params, _NAMES)
+    if "seed" in parameters:
+        parameters["seed"] %= 2**31  # the API's seeds are signed 32-bit integers
+    config: dict[str, Any] = {**request.target.settings, **parameters, **_shape(request)}
     if system:
         config["system_instruction"] = "\n\n".join(_text(message) for message in system)
     if request.target.effort is not None:
@@ -171,25 +173,13 @@ def request_arguments(request: ApiRequest) -> dict[str, Json]:
     return {"model": request.target.model, "contents": contents, "config": config}
 
 
-def _parameters(request: ApiRequest) -> dict[str, Any]:
-    config: dict[str, Any] = {}
-    for name, value in given_values(request.params).items():
-        if name == "stop":
-            config["stop_sequences"] = list(value)
-        elif name == "seed":
-            config["seed"] = value % 2**31  # the API's seeds are signed 32-bit integers
-        elif name in _NAMES:
-            config[_NAMES[name]] = value
-    return config
-
-
 def _shape(request: ApiRequest) -> dict[str, Any]:
     """Fields of the configuration that specify the form of the answer."""
     match request.shape:
         case JsonFormat(schema, _):
             return {"response_mime_type": "application/json", "response_json_schema": schema}
-        case JsonTool(schema):
-            return _tools([ApiTool(_ANSWER.name, _ANSWER.description, schema, strict=True)], "ANY")
+        case JsonTool() as shape:
+            return _tools([shape.tool], "ANY")
         case Tools(tools, required):
             return _tools(tools, "ANY" if required else "AUTO")
     return {}

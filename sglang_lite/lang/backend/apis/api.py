@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeAlias
 
 from sglang_lite.protocol import Delta, Message, Prompt, SamplingParams, TokenLogprob, Usage
 from sglang_lite.protocol.anything import Foreign, Json
+from sglang_lite.protocol.sampling import given_as_data
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,10 @@ class JsonTool:
     """Tool that the model must call. Its arguments, which follow a schema, are the answer."""
 
     schema: dict[str, Any]
+
+    @property
+    def tool(self) -> ApiTool:
+        return ApiTool(ANSWER, "Its arguments are your whole answer.", self.schema, strict=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +102,24 @@ class Tools:
 
 # Form in which an answer is requested; None for free text.
 Shape: TypeAlias = JsonFormat | JsonTool | GrammarTool | OwnField | Tools | None
+
+
+ANSWER = "answer"  # name of the JSON format, or of the tool whose arguments are the answer
+
+
+def named_parameters(params: SamplingParams, names: Mapping[str, str]) -> tuple[dict[str, Json], dict[str, Json]]:
+    """Parameters that were set: those of an API, and the others.
+
+    Args:
+        names: the API's names of parameters; "" for one that is not sent.
+    """
+    own, others = dict[str, Any](), dict[str, Any]()
+    for name, value in given_as_data(params).items():
+        if name not in names:
+            others[name] = value
+        elif names[name]:
+            own[names[name]] = value
+    return own, others
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from sglang_lite.lang.backend.apis.api import (
+    ANSWER,
     Api,
     ApiReader,
     ApiRequest,
@@ -19,14 +20,19 @@ from sglang_lite.lang.backend.apis.api import (
     Tools,
     cache_key,
     conversation,
+    named_parameters,
 )
 from sglang_lite.lang.results import as_dicts
 from sglang_lite.protocol import Delta, TokenLogprob, Usage
 from sglang_lite.protocol.anything import Foreign, Json
-from sglang_lite.protocol.sampling import given_as_data
 from sglang_lite.text.tool_use import results_of
 
-ANSWER = "answer"  # name of the JSON format, or of the tool whose arguments are the answer
+# Names of parameters that the API calls as we do, or in another way. Log-probabilities always have texts.
+_NAMES = {
+    **{name: name for name in ("stop", "n", "seed", "temperature", "top_p", "frequency_penalty", "presence_penalty")},
+    "logit_bias": "logit_bias", "return_logprob": "logprobs", "top_logprobs_num": "top_logprobs",
+    "return_text_in_logprobs": "",
+}  # fmt: skip
 
 
 def request_arguments(request: ApiRequest) -> dict[str, Json]:
@@ -38,9 +44,8 @@ def request_arguments(request: ApiRequest) -> dict[str, Json]:
         case JsonFormat(schema, strict):
             form = {"name": ANSWER, "schema": schema, "strict": strict}
             arguments["response_format"] = {"type": "json_schema", "json_schema": form}
-        case JsonTool(schema):
-            tool = ApiTool(ANSWER, "Its arguments are your whole answer.", schema, strict=True)
-            arguments["tools"] = [{"type": "function", "function": function_tool(tool)}]
+        case JsonTool() as shape:
+            arguments["tools"] = [{"type": "function", "function": function_tool(shape.tool)}]
             arguments["tool_choice"] = {"type": "function", "function": {"name": ANSWER}}
             arguments["parallel_tool_calls"] = False
         case Tools(tools, required, parallel):
@@ -101,26 +106,12 @@ def function_tool(tool: ApiTool) -> dict[str, Json]:
 def parameters(request: ApiRequest) -> dict[str, Json]:
     """Request fields for the parameters that were set, with the names of chat and completions. Parameters that only
     other servers know are in `extra_body`."""
-    arguments: dict[str, Any] = {}
-    extra: dict[str, Any] = {}
-    for name, value in given_as_data(request.params).items():
-        match name:
-            case "max_tokens":
-                arguments[request.target.max_tokens_field] = value
-            case "seed":
-                arguments["seed"] = value % 2**63  # the API's seeds are signed 64-bit integers
-            case "logit_bias":
-                arguments["logit_bias"] = {str(token): bias for token, bias in value}
-            case "return_logprob":
-                arguments["logprobs"] = value
-            case "top_logprobs_num":
-                arguments["top_logprobs"] = value
-            case "stop" | "n" | "temperature" | "top_p" | "frequency_penalty" | "presence_penalty":
-                arguments[name] = value
-            case "return_text_in_logprobs":
-                pass  # always returned
-            case _:
-                extra[name] = value
+    names = {**_NAMES, "max_tokens": request.target.max_tokens_field}
+    arguments, extra = named_parameters(request.params, names)
+    if "seed" in arguments:
+        arguments["seed"] %= 2**63  # the API's seeds are signed 64-bit integers
+    if "logit_bias" in arguments:
+        arguments["logit_bias"] = {str(token): bias for token, bias in arguments["logit_bias"]}
     return arguments | ({"extra_body": extra} if extra else {})
 
 

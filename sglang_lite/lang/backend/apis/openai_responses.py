@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sglang_lite.lang.backend.apis.api import (
+    ANSWER,
     Api,
     ApiReader,
     ApiRequest,
-    ApiTool,
     GrammarTool,
     JsonFormat,
     JsonTool,
@@ -20,9 +20,9 @@ from sglang_lite.lang.backend.apis.api import (
     Tools,
     cache_key,
     conversation,
+    named_parameters,
 )
 from sglang_lite.lang.backend.apis.openai_chat import (
-    ANSWER,
     function_tool,
     parse_logprobs,
     parse_usage,
@@ -32,21 +32,26 @@ from sglang_lite.lang.backend.apis.openai_chat import (
 from sglang_lite.lang.results import as_dicts
 from sglang_lite.protocol import Delta, Message
 from sglang_lite.protocol.anything import Foreign, Json
-from sglang_lite.protocol.sampling import given_as_data
 from sglang_lite.text.tool_use import results_of
 
 _THOUGHTS = "reasoning.encrypted_content"
 _LOGPROBS = "message.output_text.logprobs"
+_NAMES = {
+    "max_tokens": "max_output_tokens", "temperature": "temperature", "top_p": "top_p",
+    "top_logprobs_num": "top_logprobs", "return_logprob": "", "return_text_in_logprobs": "",
+}  # fmt: skip
 NOTHING: Mapping[int, Sequence[Any]] = {}
 
 
 def request_arguments(request: ApiRequest) -> dict[str, Json]:
     """Arguments of `responses.create` for a request."""
     target = request.target
+    own, extra = named_parameters(request.params, _NAMES)
     arguments: dict[str, Any] = {
         "model": target.model,
         "input": input_items(request.prompt.messages, request.provider_items),
         "store": False,
+        **own,
     }
     include = [_THOUGHTS] if target.may_reason else []
     key = cache_key(request.prompt) if target.cache_hints else None
@@ -54,21 +59,7 @@ def request_arguments(request: ApiRequest) -> dict[str, Json]:
         arguments["prompt_cache_key"] = key
     if target.effort is not None:
         arguments["reasoning"] = {"effort": target.effort}
-    extra: dict[str, Any] = {}
-    for name, value in given_as_data(request.params).items():
-        match name:
-            case "max_tokens":
-                arguments["max_output_tokens"] = value
-            case "temperature" | "top_p":
-                arguments[name] = value
-            case "return_logprob":
-                include += [_LOGPROBS] if value else []
-            case "top_logprobs_num":
-                arguments["top_logprobs"] = value
-            case "return_text_in_logprobs":
-                pass  # always returned
-            case _:
-                extra[name] = value
+    include += [_LOGPROBS] if request.params.return_logprob is True else []
     shape = _shape(request)
     extra |= shape.pop("extra_body", {})
     return arguments | shape | ({"include": include} if include else {}) | ({"extra_body": extra} if extra else {})
@@ -83,11 +74,10 @@ def _shape(request: ApiRequest) -> dict[str, Any]:
         case GrammarTool(syntax, definition):
             grammar = {"type": "grammar", "syntax": syntax, "definition": definition}
             described = "Its input is your whole answer."
-            tool: dict[str, Any] = {"type": "custom", "name": ANSWER, "description": described, "format": grammar}
+            tool = {"type": "custom", "name": ANSWER, "description": described, "format": grammar}
             return _called([tool], {"type": "custom", "name": ANSWER})
-        case JsonTool(schema):
-            tool = function_tool(ApiTool(ANSWER, "Its arguments are your whole answer.", schema, strict=True))
-            return _called([{"type": "function", **tool}], {"type": "function", "name": ANSWER})
+        case JsonTool() as shape:
+            return _called([{"type": "function", **function_tool(shape.tool)}], {"type": "function", "name": ANSWER})
         case Tools(tools, required, parallel):
             functions = [{"type": "function", **function_tool(tool)} for tool in tools]
             return {**_called(functions, "required" if required else "auto"), "parallel_tool_calls": parallel}
