@@ -20,7 +20,7 @@ from sglang_lite.lang.backend.capabilities import Capabilities
 from sglang_lite.lang.backend.default import BackendLike, as_backend
 from sglang_lite.lang.backend.planning import Planner
 from sglang_lite.lang.backend.remote.explain import PlannedTurn, TracedAnswer, TracedBackend
-from sglang_lite.lang.backend.remote.shared_call import SharedCall, first_generation, may_share
+from sglang_lite.lang.backend.remote.planner import CallPlanner
 from sglang_lite.lang.backend.remote.turn_plan import TurnContext, plan
 from sglang_lite.lang.chat_template import get_chat_template
 from sglang_lite.lang.checks import check_whole
@@ -48,7 +48,6 @@ from sglang_lite.program.graph import Call
 from sglang_lite.program.nodes import (
     BaseNode,
     Expression,
-    Expressions,
     Mark,
     ScopeBegin,
     ScopeEnd,
@@ -401,31 +400,25 @@ class NoBackend(Backend):
 _SOME_TEXT = Text("…")
 
 
-class TracedPlanner(Planner):
+class TracedPlanner(CallPlanner):
     """Planner of a trace: the sources that it gives to generations are read by `explain`."""
 
     def __init__(self, backend: TracedBackend) -> None:
-        self._about, self._run = backend.about, backend.facts
+        super().__init__(backend.about, backend.facts, backend.about.shares_prompt_cost)
 
     def plan(self, expressions: Sequence[Expression], role: str | None, where: Location | None) -> Sequence[Expression]:
         planned = list(expressions)
-        context = TurnContext(self._about, role, self._run, where)
+        context = TurnContext(self._backend, role, self._run, where)
         for i, (turn, index) in plan(list(map(_known, expressions)), context).items():
             expression = planned[i]
             assert isinstance(expression, SglGen | SglSelect)
             planned[i] = msgspec.structs.replace(expression, source=PlannedTurn(turn, index))
         return planned
 
-    def share(self, added: Expression, size: int) -> Expression:
-        expressions = list(added.walk())
-        first = first_generation(expressions)
-        if first is None or not isinstance(own := expressions[first], SglGen):
-            return added
+    def may_share(self, own: SglGen, size: int) -> bool:
         known = _known(own)
         assert isinstance(known, SglGen)
-        if may_share(known, self._run.params, self._about.shares_prompt_cost, size):
-            expressions[first] = msgspec.structs.replace(own, source=SharedCall(size))
-        return Expressions(expressions)
+        return super().may_share(known, size)
 
     def fork(self, size: int) -> Sequence[Planner]:
         return [self] * size

@@ -79,13 +79,8 @@ class BodyPool:
         *,
         until_released: bool,
     ) -> None:
-        self._call, self._jobs, self._window, self._report, self._until_released = (
-            call,
-            iter(jobs),
-            window,
-            report,
-            until_released,
-        )
+        self._call, self._jobs, self._window = call, iter(jobs), window
+        self._report, self._until_released = report, until_released
         self._states: dict[int, ProgramState] = {}  # states of the runs under way, by index
         self._stopped = False
         self._context = copy_context()  # bodies see the caller's context variables, each in a copy
@@ -220,13 +215,8 @@ class AsyncBodyPool:
         *,
         until_released: bool,
     ) -> None:
-        self._body, self._jobs, self._window, self._report, self._until_released = (
-            body,
-            iter(jobs),
-            window,
-            report,
-            until_released,
-        )
+        self._body, self._jobs, self._window = body, iter(jobs), window
+        self._report, self._until_released = report, until_released
         self._loop: asyncio.AbstractEventLoop | None = None
         self._room: asyncio.Semaphore | None = None
         self._running: asyncio.Task[Any] | None = None

@@ -16,7 +16,7 @@ from sglang_lite.lang.backend.base import ALL_CONSTRAINTS, Backend
 from sglang_lite.lang.backend.capabilities import Capabilities, Demands
 from sglang_lite.lang.backend.ladder.strategy import Refusal, Strategy
 from sglang_lite.lang.backend.planning import AnswerSource, RunFacts
-from sglang_lite.lang.backend.remote.shared_call import SharedCall
+from sglang_lite.lang.backend.remote.planner import SharedCall
 from sglang_lite.lang.backend.remote.turn_plan import TurnPlan, turn_text
 from sglang_lite.lang.backend.rendering import from_start
 from sglang_lite.lang.expressions import NUMBER_STOPS, SglGen, SglSelect, example_choices, number_as_regex

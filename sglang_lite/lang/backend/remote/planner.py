@@ -1,26 +1,29 @@
-"""Planner of the calls of backends that are asked generation by generation: turns, equal branches, and the wait of a
-fork's branches for the first token of one of them, as by then its prompt is in the provider's cache."""
+"""Planner of the calls of backends that are asked generation by generation: turns; branches of a fork with equal
+prompts so far, whose first generation is one call with a sample for each branch; and the wait of a fork's branches for
+the first token of one of them, as by then its prompt is in the provider's cache."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from typing import TypeAlias
 
 import msgspec
 
 from sglang_lite.lang.backend.apis.api import MIN_PREFIX_CHARS
 from sglang_lite.lang.backend.base import Backend
 from sglang_lite.lang.backend.planning import AnswerSource, NodeQuestion, Planner, RunFacts
-from sglang_lite.lang.backend.remote.shared_call import SharesCost, shared
 from sglang_lite.lang.backend.remote.turn import turns_of
 from sglang_lite.lang.backend.remote.turn_plan import TurnContext
-from sglang_lite.lang.expressions import SglGen, SglSelect
-from sglang_lite.program.nodes import Expression
-from sglang_lite.protocol import Delta, Generation, Location
+from sglang_lite.lang.expressions import SglGen, SglSelect, is_constant
+from sglang_lite.program.nodes import Expression, Expressions
+from sglang_lite.protocol import Constraint, Delta, Generation, Location, SamplingParams, Unset
+from sglang_lite.protocol.sampling import merge
 
 MIN_BRANCHES = 4
+SharesCost: TypeAlias = Callable[[SamplingParams, Constraint | None, int], bool]  # a backend's `shares_prompt_cost`
 
 
 class FirstTokenGate:
@@ -115,10 +118,78 @@ class CallPlanner(Planner):
         return planned
 
     def share(self, added: Expression, size: int) -> Expression:
-        if self._shares_cost is None or not self._run.shares:
+        expressions = list(added.walk())
+        first = next((i for i, expression in enumerate(expressions) if not is_constant(expression)), 0)
+        own = expressions[first] if expressions else None
+        if not isinstance(own, SglGen) or not self.may_share(own, size):
             return added
-        return shared(added, self._run.params, self._shares_cost, size)
+        expressions[first] = msgspec.structs.replace(own, source=SharedCall(size))
+        return Expressions(expressions)
+
+    def may_share(self, own: SglGen, size: int) -> bool:
+        """Returns True if a generation may take a sample of another branch's call: it has no seed, sample count, tools
+        or backend of its own, and the backend makes `size` samples in a call."""
+        params = merge(self._run.params, own.node.params)
+        if not isinstance(params.seed, Unset) or not isinstance(params.n, Unset) or own.tools is not None:
+            return False
+        if self._shares_cost is None or not self._run.shares:
+            return False
+        elsewhere = own.options is not None and own.options.backend is not None
+        return not elsewhere and self._shares_cost(params, own.node.constraint, size)
 
     def fork(self, size: int) -> Sequence[Planner]:
         gate = FirstTokenGate() if size >= MIN_BRANCHES and self._backend.capabilities.caches_prompts else None
         return [CallPlanner(self._backend, self._run, self._shares_cost, gate) for _ in range(size)]
+
+
+class SharedCall(AnswerSource):
+    """Generation call shared by several branches. The first branch makes it; the other branches take its samples, if
+    they ask with the same prompt, parameters and constraint. If the call fails, or its branch is stopped, each of the
+    other branches makes its own call; so does a branch in a later attempt, once no sample is left.
+
+    Args:
+        size: number of branches.
+    """
+
+    __slots__ = ("_question", "_samples", "size")
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._question: NodeQuestion | None = None  # question of the shared call
+        self._samples: asyncio.Future[list[Generation]] | None = None  # samples that no branch has taken yet
+
+    async def agenerate(self, question: NodeQuestion) -> AsyncGenerator[Delta | Generation, None]:
+        if self._samples is None:
+            self._question, self._samples = question, asyncio.get_running_loop().create_future()
+            async for event in self._call(question, self._samples):
+                yield event
+            return
+        alike = self._question is not None and replace(question, stream=self._question.stream) == self._question
+        samples = await asyncio.shield(self._samples) if alike else []
+        if samples:
+            yield samples.pop(0)
+            return
+        async for event in question.events():
+            yield event
+
+    async def _call(
+        self, question: NodeQuestion, made: asyncio.Future[list[Generation]]
+    ) -> AsyncGenerator[Delta | Generation, None]:
+        samples: list[Generation] = []
+        others: list[Generation] = []
+        try:
+            several = replace(question, params=msgspec.structs.replace(question.params, n=self.size))
+            async for event in several.events():
+                if isinstance(event, Generation):
+                    samples.append(event)
+                elif not event.index:
+                    yield event
+            samples.sort(key=lambda sample: sample.index)
+            meta = {"branches": self.size, "calls": 0, "cost": 0.0}
+            others = [msgspec.structs.replace(each, index=0, meta={**each.meta, **meta}) for each in samples[1:]]
+        finally:
+            made.set_result(others)
+        if not samples:  # the caller raises the error for an answer that is missing
+            return
+        first = samples[0]
+        yield msgspec.structs.replace(first, meta={**first.meta, "branches": self.size})
