@@ -19,15 +19,7 @@ from sglang_lite.lang.backend.default import flush_cache as flush_cache
 from sglang_lite.lang.backend.default import get_server_info as get_server_info
 from sglang_lite.lang.backend.default import set_default_backend as set_default_backend
 from sglang_lite.lang.checks import check_flags, check_limits
-from sglang_lite.lang.expressions import (
-    DTYPES,
-    GenOptions,
-    SglGen,
-    SglImage,
-    SglSelect,
-    SglSeparateReasoning,
-    SglVideo,
-)
+from sglang_lite.lang.expressions import DTYPES, GenOptions, SglGen, SglImage, SglSelect, SglSeparateReasoning, SglVideo
 from sglang_lite.lang.function import SglFunction
 from sglang_lite.lang.sampling_keywords import gen_params, written_out
 from sglang_lite.lang.tools import Toolbox, ToolCall

@@ -45,16 +45,7 @@ from sglang_lite.lang.symbolic.symbols import MARK, SglArgument, SglVariable, Sy
 from sglang_lite.lang.unawaited import must_await
 from sglang_lite.markup import element, fragment
 from sglang_lite.program.graph import Call
-from sglang_lite.program.nodes import (
-    BaseNode,
-    Expression,
-    Mark,
-    ScopeBegin,
-    ScopeEnd,
-    Text,
-    TurnBegin,
-    TurnEnd,
-)
+from sglang_lite.program.nodes import BaseNode, Expression, Mark, ScopeBegin, ScopeEnd, Text, TurnBegin, TurnEnd
 from sglang_lite.protocol import (
     UNSET,
     Constraint,

@@ -174,10 +174,7 @@ class BatchPlan:
 
 
 def plan_of(
-    program: BaseProgram,
-    batch_kwargs: object,
-    given: Mapping[str, UserValue],
-    defaults: Mapping[str, UserValue],
+    program: BaseProgram, batch_kwargs: object, given: Mapping[str, UserValue], defaults: Mapping[str, UserValue]
 ) -> BatchPlan:
     """Plan of a batch with the keyword arguments that the caller has given. Bad items and settings are refused here,
     before anything runs."""

@@ -261,11 +261,7 @@ async def _call(player: BasePlayer, op: GenOp, options: GenOptions, attempt: int
 
 
 def _events(
-    backend: Backend,
-    player: BasePlayer,
-    op: GenOp,
-    options: GenOptions,
-    attempt: int,
+    backend: Backend, player: BasePlayer, op: GenOp, options: GenOptions, attempt: int
 ) -> AsyncGenerator[Any, None]:
     """Events of an answer, from the first that has it: the run before, the pushed-down program, the expression's
     source, or the backend."""

@@ -14,12 +14,7 @@ from sglang_lite.lang.concurrency.pool import ThreadPool
 from sglang_lite.lang.concurrency.variables import Variable
 from sglang_lite.lang.expressions import SglGen, SglSelect
 from sglang_lite.program import nodes
-from sglang_lite.program.nodes import (
-    GrammarBegin,
-    GrammarEnd,
-    ScopeBegin,
-    ScopeEnd,
-)
+from sglang_lite.program.nodes import GrammarBegin, GrammarEnd, ScopeBegin, ScopeEnd
 
 if TYPE_CHECKING:
     from sglang_lite.lang.execution.base_player import BasePlayer

@@ -22,16 +22,7 @@ from sglang_lite.lang.expressions import SglGen, SglSelect, VariableName
 from sglang_lite.lang.results import as_dicts
 from sglang_lite.lang.tools import ToolCall
 from sglang_lite.lang.tracebacks import user_location
-from sglang_lite.protocol import (
-    Generation,
-    Location,
-    ParameterError,
-    ProgramError,
-    Prompt,
-    Selection,
-    SglError,
-    Unset,
-)
+from sglang_lite.protocol import Generation, Location, ParameterError, ProgramError, Prompt, Selection, SglError, Unset
 from sglang_lite.protocol.anything import UserValue
 from sglang_lite.protocol.sampling import Deferred
 

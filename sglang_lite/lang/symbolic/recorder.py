@@ -117,10 +117,7 @@ class TracedWay:
     """
 
     def __init__(
-        self,
-        graph: TracedGraph,
-        forced: tuple[int, ...] | None = None,
-        only: tuple[type[BaseNode], ...] | None = None,
+        self, graph: TracedGraph, forced: tuple[int, ...] | None = None, only: tuple[type[BaseNode], ...] | None = None
     ) -> None:
         self.graph, self.forced, self._only = graph, forced, only
         self.ids: list[int] = []

@@ -8,17 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Self, TypeAlias, TypeVar
 
-from sglang_lite.program.nodes import (
-    Content,
-    Gen,
-    GrammarBegin,
-    GrammarEnd,
-    Join,
-    Node,
-    Path,
-    Select,
-    is_judged,
-)
+from sglang_lite.program.nodes import Content, Gen, GrammarBegin, GrammarEnd, Join, Node, Path, Select, is_judged
 from sglang_lite.protocol import ProgramError, SglError
 
 PieceT = TypeVar("PieceT")

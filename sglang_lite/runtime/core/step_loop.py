@@ -15,12 +15,7 @@ from copy import copy
 from dataclasses import dataclass
 from functools import partial
 
-from sglang_lite.protocol import (
-    EngineClosedError,
-    OverloadedError,
-    RequestAbortedError,
-    SglError,
-)
+from sglang_lite.protocol import EngineClosedError, OverloadedError, RequestAbortedError, SglError
 from sglang_lite.runtime.core.encoding import Encoding
 from sglang_lite.runtime.core.flushes import Flushes
 from sglang_lite.runtime.core.inbox import Inbox

@@ -85,11 +85,7 @@ class StepMasks:
     """
 
     def __init__(
-        self,
-        scheduler: Scheduler,
-        filler: MaskFiller,
-        words: NDArray[np.int32],
-        has_other_work: Callable[[], bool],
+        self, scheduler: Scheduler, filler: MaskFiller, words: NDArray[np.int32], has_other_work: Callable[[], bool]
     ) -> None:
         self._scheduler, self._filler, self._words, self._has_other_work = scheduler, filler, words, has_other_work
         self.late = 0

@@ -21,11 +21,7 @@ from sglang_lite.lang.backend.remote.turn_plan import TurnPlan, turn_text
 from sglang_lite.lang.backend.rendering import from_start
 from sglang_lite.lang.expressions import NUMBER_STOPS, SglGen, SglSelect, example_choices, number_as_regex
 from sglang_lite.program.graph import GraphNode, GraphRecord, Picture
-from sglang_lite.program.nodes import (
-    Gen,
-    GrammarBegin,
-    Select,
-)
+from sglang_lite.program.nodes import Gen, GrammarBegin, Select
 from sglang_lite.protocol import (
     CapabilityError,
     Continuation,

@@ -57,9 +57,7 @@ class Fallback(Backend):
         for backend in self.backends:
             if not backend.capabilities.reads_prompts:
                 raise ParameterError(
-                    "backends",
-                    f"{name_of(backend)} has SGLang's blocking hooks.",
-                    hint="Write agenerate and aselect.",
+                    "backends", f"{name_of(backend)} has SGLang's blocking hooks.", hint="Write agenerate and aselect."
                 )
         self.chat_template = self.backends[0].get_chat_template()
         self.capabilities = _shared([backend.capabilities for backend in self.backends])

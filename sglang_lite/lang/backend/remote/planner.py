@@ -94,11 +94,7 @@ class CallPlanner(Planner):
     __slots__ = ("_backend", "_gate", "_run", "_shares_cost")
 
     def __init__(
-        self,
-        backend: Backend,
-        run: RunFacts,
-        shares_cost: SharesCost | None = None,
-        gate: FirstTokenGate | None = None,
+        self, backend: Backend, run: RunFacts, shares_cost: SharesCost | None = None, gate: FirstTokenGate | None = None
     ) -> None:
         self._backend, self._run, self._shares_cost, self._gate = backend, run, shares_cost, gate
 
