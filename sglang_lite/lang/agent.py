@@ -12,9 +12,8 @@ from sglang_lite.lang.api import gen
 from sglang_lite.lang.argument_names import no_such_argument
 from sglang_lite.lang.checks import check_whole
 from sglang_lite.lang.execution.reading import check_name
-from sglang_lite.lang.schema_tool import SchemaTool
 from sglang_lite.lang.state import ProgramState, user_location
-from sglang_lite.lang.tools import ToolCall, check_tools
+from sglang_lite.lang.tools import SchemaTool, ToolCall, check_tools
 from sglang_lite.protocol import Location, ParameterError, ToolError
 from sglang_lite.protocol.anything import UserValue
 from sglang_lite.text.tool_calls import call_text

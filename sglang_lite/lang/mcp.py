@@ -15,7 +15,7 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from functools import partial
 from typing import TYPE_CHECKING, Final, Self, overload
 
-from sglang_lite.lang.schema_tool import SchemaTool
+from sglang_lite.lang.tools import SchemaTool
 from sglang_lite.protocol import ParameterError, ToolError
 from sglang_lite.protocol.anything import Foreign, Json
 

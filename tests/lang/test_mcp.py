@@ -12,7 +12,7 @@ from mcp import Client, StdioServerParameters
 
 import sglang_lite as sgl
 from sglang_lite.commands.mcp_server import server_of
-from sglang_lite.lang.schema_tool import SchemaTool
+from sglang_lite.lang.tools import SchemaTool
 from tests.lang.mcp_demo_server import server
 
 COMMAND = [sys.executable, str(Path(__file__).with_name("mcp_demo_server.py"))]

@@ -12,9 +12,8 @@ from functools import lru_cache, partial
 from typing import Any
 
 from sglang_lite.compat.sglang.stream_executor import StreamExecutor
-from sglang_lite.lang.backend.base import EVENTS, Backend, Listener, ProgramAtBackend, refusal
+from sglang_lite.lang.backend.base import EVENTS, Backend, DelegatingBackend, Listener, ProgramAtBackend, refusal
 from sglang_lite.lang.backend.capabilities import Capabilities, Demands
-from sglang_lite.lang.backend.delegating_backend import DelegatingBackend
 from sglang_lite.lang.backend.planning import Planner, RunFacts
 from sglang_lite.lang.concurrency.loop import running_mailbox
 from sglang_lite.lang.concurrency.pool import ThreadPool, in_pool

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from sglang_lite.lang.backend.planning import Planner, RunFacts
     from sglang_lite.lang.backend.token_counts import TiktokenEncoding
 
+
 ALL_CONSTRAINTS = frozenset(CONSTRAINT_NAMES)
 # Events of a branch, under SGLang's names. "commit_lazy_operations" comes before a fork.
 EVENTS = ("begin_program", "end_program", "commit_lazy_operations", "fork_program", "fill_image")
@@ -308,3 +309,43 @@ def _kinds(kinds: frozenset[type]) -> str:
         return "Leave the constraint out, or use another backend for this node: gen(backend=…)."
     enforced = ", ".join(sorted(CONSTRAINT_NAMES[kind] for kind in kinds))
     return f"It enforces: {enforced}. Or use another backend for this node: gen(backend=…)."
+
+
+class DelegatingBackend(Backend):
+    """Backend that delegates to another backend everything except answering, which subclasses define.
+
+    Args:
+        backend: backend to delegate to.
+    """
+
+    def __init__(self, backend: Backend) -> None:
+        super().__init__()
+        self.backend, self.chat_template = backend, backend.chat_template
+        self.capabilities, self.unset_max_tokens = backend.capabilities, backend.unset_max_tokens
+        self.tokenizer, self.trace_name = backend.tokenizer, name_of(backend)
+
+    def get_model_name(self) -> str:
+        return self.backend.get_model_name()
+
+    def identity(self) -> tuple[Json, ...]:
+        return self.backend.identity()
+
+    def get_chat_template(self) -> TurnTemplate | None:
+        return self.backend.get_chat_template()
+
+    @property
+    def tokenizer_digest(self) -> str | None:
+        return self.backend.tokenizer_digest
+
+    def tool_family(self) -> str | None:
+        return self.backend.tool_family()
+
+    def cost(self, usage: Usage) -> float | None:
+        return self.backend.cost(usage)
+
+    @property
+    def prefix_files(self) -> KeepsPrefixes:
+        return self.backend.prefix_files
+
+    def check(self, node: object, demands: Demands, where: Location | None) -> None:
+        self.backend.check(node, demands, where)

@@ -23,9 +23,9 @@ from sglang_lite.lang.backend.token_counts import NOT_CREDIBLE
 from sglang_lite.lang.concurrency.variables import TextLog
 from sglang_lite.lang.confidence import Answered
 from sglang_lite.lang.execution.base_player import BasePlayer
-from sglang_lite.lang.execution.branch_events import NodeEvents
 from sglang_lite.lang.execution.budget import max_generation_usage
 from sglang_lite.lang.execution.operations import GenOp, Op, asked, on_pool
+from sglang_lite.lang.execution.push_down import NodeEvents
 from sglang_lite.lang.execution.retries import attempts, check_value, limit, repaired, shows
 from sglang_lite.lang.execution.transcript import Reasoned
 from sglang_lite.lang.expressions import GenOptions

@@ -25,7 +25,6 @@ from sglang_lite.lang.concurrency.pool import in_pool
 from sglang_lite.lang.concurrency.variables import TextLog, Variable, located
 from sglang_lite.lang.execution import generation, selection
 from sglang_lite.lang.execution.base_player import BasePlayer
-from sglang_lite.lang.execution.branch_events import NodeEvents
 from sglang_lite.lang.execution.operations import (
     AnswerOp,
     BranchMark,
@@ -40,7 +39,7 @@ from sglang_lite.lang.execution.operations import (
     SelectOp,
     on_pool,
 )
-from sglang_lite.lang.execution.push_down import PushedBranch
+from sglang_lite.lang.execution.push_down import NodeEvents, PushedBranch
 from sglang_lite.lang.execution.run import Run, current_run
 from sglang_lite.lang.execution.transcript import Transcript
 from sglang_lite.program.nodes import GrammarBegin, GrammarEnd, ImagePart, ScopeBegin, Text, TurnBegin, TurnEnd

@@ -14,9 +14,8 @@ from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 import msgspec
 
 from sglang_lite import wire
-from sglang_lite.lang.backend.base import Backend, asked_adapter, name_of, refusal
+from sglang_lite.lang.backend.base import Backend, DelegatingBackend, asked_adapter, name_of, refusal
 from sglang_lite.lang.backend.default import BackendLike, backend_for
-from sglang_lite.lang.backend.delegating_backend import DelegatingBackend
 from sglang_lite.lang.backend.planning import Planner, RunFacts
 from sglang_lite.lang.backend.remote.planner import CallPlanner
 from sglang_lite.lang.chat_template import ChatTemplate, ChatTemplateStyle
