@@ -15,6 +15,7 @@ import msgspec
 
 from sglang_lite.lang.concurrency.variables import Variable
 from sglang_lite.lang.execution.operations import AnswerOp, GenOp, SelectOp
+from sglang_lite.lang.expressions import MULTI_END, MULTI_SEPARATOR
 from sglang_lite.protocol import (
     UNSET,
     Constraint,
@@ -29,7 +30,6 @@ from sglang_lite.protocol import (
 
 if TYPE_CHECKING:
     from sglang_lite.lang.execution.transcript import Transcript
-from sglang_lite.lang.expressions import MULTI_END, MULTI_SEPARATOR
 
 
 class Question:

@@ -108,10 +108,10 @@ async def limit(remaining: float | None, message: str, timeout: float | None = N
     Args:
         remaining: seconds that the block may take, or None for no limit.
         message: beginning of the error's message, which ends with the number of seconds.
-        timeout: seconds to name in the message. Defaults to `left`.
+        timeout: seconds to name in the message, or None for `remaining`.
 
     Raises:
-        RequestTimeoutError: the block has taken longer than `left` seconds.
+        RequestTimeoutError: the block has taken longer than `remaining` seconds.
     """
     if remaining is None:
         yield
