@@ -258,7 +258,7 @@ def endpoint(folder: Path | None, repeat: int) -> None:
     from frontend_overhead import load_upstream
     from serve import Line, serving
 
-    from sglang_lite.bench.scripted_core import scripted_engine
+    from benchmarks.scripted_core import scripted_engine
     from sglang_lite.runtime.config import DEFAULT_MODEL
 
     with scripted_engine(DEFAULT_MODEL, 0.001) as engine, serving(engine) as url:

@@ -37,7 +37,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from machine import describe
 
 import sglang_lite as sgl
-from sglang_lite.bench.scripted_core import scripted_engine
+from benchmarks.scripted_core import scripted_engine
 from sglang_lite.protocol import Delta, SamplingParams
 from sglang_lite.runtime.config import DEFAULT_MODEL
 from sglang_lite.server.app import application

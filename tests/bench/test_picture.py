@@ -8,8 +8,8 @@ from xml.etree import ElementTree
 
 import pytest
 
+from benchmarks.picture import draw, picture
 from sglang_lite.bench.peers import PeerResults
-from sglang_lite.bench.picture import main, picture
 from sglang_lite.bench.records import BenchReport, Machine, Row, Runs
 from sglang_lite.bench.workloads import WORKLOADS
 
@@ -26,7 +26,7 @@ def rows(*ideals):
 def drawn(report, tmp_path):
     """Bars' widths by their title, and all texts, of the picture that the command draws."""
     report.save(tmp_path / "report.json")
-    main(str(tmp_path / "report.json"), str(tmp_path / "report.svg"))
+    draw(str(tmp_path / "report.json"), str(tmp_path / "report.svg"))
     svg = ElementTree.parse(tmp_path / "report.svg").getroot()
     space = "{http://www.w3.org/2000/svg}"
     bars = [(r[0].text, float(r.get("width", ""))) for r in svg.iter(space + "rect") if len(r)]

@@ -1,7 +1,7 @@
 """Picture of a measurement: bars for the workloads of this runtime and of peers, against the hardware's limit.
 
     sglang-lite bench --json report.json
-    python -m sglang_lite.bench.picture report.json report.svg
+    python benchmarks/picture.py report.json report.svg
 
 A bar's length is the share of the limit that a workload reaches; the line at 100 % is the limit. The limit is not
 measured on a CPU, so there 100 % is the fastest. A file with a `title` is a table of figures in other units:
@@ -21,7 +21,7 @@ from html import escape
 from pathlib import Path
 from typing import Any, NamedTuple
 
-# Workloads (`workloads.py`) in words, a line each.
+# Workloads (sglang_lite/bench/workloads.py) in words, a line each.
 _WORDS = {
     "w1": ("256 requests of all lengths", "100 to 1,024 tokens in and out"),
     "decode1": ("One answer alone", "256 tokens"),
@@ -140,10 +140,11 @@ def _text(x: float, y: float, text: str, anchor: str = "start", style: str = "")
     return f'<text{name} x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
 
 
-def main(source: str, target: str) -> None:
+def draw(source: str, target: str) -> None:
+    """Draws the picture of a file of figures."""
     report = json.loads(Path(source).read_text(encoding="utf-8"))
     Path(target).write_text(picture(report), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    draw(*sys.argv[1:])
