@@ -26,7 +26,7 @@ from sglang_lite.runtime.attention import latent as attention
 from sglang_lite.runtime.attention.base import AttentionRequirements
 from sglang_lite.runtime.attention.latent import LatentAttention
 from sglang_lite.runtime.kernels import latent_attention
-from sglang_lite.runtime.kernels.attention_metadata import DevicePlan
+from sglang_lite.runtime.kernels.attention_metadata import AttentionRules, DevicePlan
 from sglang_lite.runtime.kernels.kv_cache import KVCache
 from sglang_lite.runtime.kernels.launch_config import Launch
 
@@ -69,7 +69,7 @@ def milliseconds(heads: int, cache: KVCache, plan: DevicePlan, tokens: int) -> f
     q = torch.randn((tokens, heads, RANK + ROPE_DIM), device="cuda", dtype=half)
     out = torch.empty_like(q)
     attend = LatentAttention(requirements).plan_step(plan).attend
-    run = lambda: attend(q, cache, 0, out, scale=0.07, window=None, softcap=None)  # noqa: E731 # what is measured
+    run = lambda: attend(q, cache, 0, out, AttentionRules(0.07))  # noqa: E731 # what is measured
     return float(triton.testing.do_bench(run, warmup=5, rep=30, return_mode="median"))
 
 

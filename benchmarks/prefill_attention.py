@@ -19,7 +19,7 @@ import torch
 import triton
 
 from sglang_lite.runtime.kernels import prefill_attention
-from sglang_lite.runtime.kernels.attention_metadata import DevicePlan
+from sglang_lite.runtime.kernels.attention_metadata import AttentionRules, DevicePlan
 from sglang_lite.runtime.kernels.kv_cache import KVCache
 
 PAGE = 16
@@ -62,7 +62,7 @@ def main() -> None:
         out = torch.empty_like(queries)
 
         def run() -> None:
-            prefill_attention.prefill_attention(queries, cache, 0, plan, out, scale=dim**-0.5)  # noqa: B023 # called here
+            prefill_attention.prefill_attention(queries, cache, 0, plan, out, AttentionRules(dim**-0.5))  # noqa: B023 # called here
 
         with mock.patch.object(prefill_attention, "hopper_kernels", return_value=None):
             for_all = triton.testing.do_bench(run, return_mode="median")

@@ -27,7 +27,7 @@ from typing import Protocol
 
 import torch
 
-from sglang_lite.runtime.kernels.attention_metadata import DevicePlan
+from sglang_lite.runtime.kernels.attention_metadata import AttentionRules, DevicePlan
 from sglang_lite.runtime.kernels.fp8_rows import Scales
 from sglang_lite.runtime.kernels.kv_cache import KVCache
 
@@ -81,11 +81,7 @@ class Attend(Protocol):
         cache: KVCache,
         layer: int,
         out: torch.Tensor,
-        *,
-        scale: float,
-        window: int | None,
-        softcap: float | None,
-        sinks: torch.Tensor | None = None,
+        rules: AttentionRules,
     ) -> None:
         """
         Args:
@@ -93,7 +89,7 @@ class Attend(Protocol):
             cache: KV cache, with the keys and values of the step's tokens.
             layer: index of the layer.
             out: [T, heads, head_dim] (written; for latents, the first `latent` elements of each head).
-            scale, window, softcap, sinks: as for `reference.attention.attention`; sinks only if the model needs them.
+            rules: rules of the layer, with sinks only if the model needs them.
         """
         ...
 
@@ -113,14 +109,12 @@ class AttendProduct(Protocol):
         out: torch.Tensor,
         *,
         scales: Scales | None,
-        scale: float,
-        window: int | None,
-        softcap: float | None,
+        rules: AttentionRules,
     ) -> None:
         """
         Args:
             qkv, q_norm, k_norm, eps, rope, cache, layer, scales: as for `kernels.rope_store.rope_store`.
-            out, scale, window, softcap: as for `Attend`.
+            out, rules: as for `Attend`.
         """
         ...
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 
 from sglang_lite.runtime.attention.base import ModelAttention, StepAttention
-from sglang_lite.runtime.kernels.attention_metadata import DevicePlan
+from sglang_lite.runtime.kernels.attention_metadata import AttentionRules, DevicePlan
 from sglang_lite.runtime.kernels.kv_cache import KVCache
 
 
@@ -29,18 +29,7 @@ class AttentionByLayer:
         plan = replace(plan, longest_uncached=0)  # so that `attend` covers all tokens
         attends = {backend: backend.plan_step(plan).attend for backend in self._layers}
 
-        def attend(
-            q: torch.Tensor,
-            cache: KVCache,
-            layer: int,
-            out: torch.Tensor,
-            *,
-            scale: float,
-            window: int | None,
-            softcap: float | None,
-            sinks: torch.Tensor | None = None,
-        ) -> None:
-            own = attends[self._layers[layer]]
-            own(q, cache, layer, out, scale=scale, window=window, softcap=softcap, sinks=sinks)
+        def attend(q: torch.Tensor, cache: KVCache, layer: int, out: torch.Tensor, rules: AttentionRules) -> None:
+            attends[self._layers[layer]](q, cache, layer, out, rules)
 
         return StepAttention(attend)

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 
 from sglang_lite.runtime.attention.base import AttentionRequirements, StepAttention
-from sglang_lite.runtime.kernels.attention_metadata import DevicePlan
+from sglang_lite.runtime.kernels.attention_metadata import AttentionRules, DevicePlan
 from sglang_lite.runtime.kernels.kv_cache import KVCache
 
 _WIDEST = 256
@@ -57,21 +57,11 @@ class FlashAttention:
         parts = _parts(plan)
         windowed = parts if plan.window_table is None else _parts(plan.in_layer(1))
 
-        def attend(
-            q: torch.Tensor,
-            cache: KVCache,
-            layer: int,
-            out: torch.Tensor,
-            *,
-            scale: float,
-            window: int | None,
-            softcap: float | None,
-            sinks: torch.Tensor | None = None,
-        ) -> None:
-            assert sinks is None, "refused"
+        def attend(q: torch.Tensor, cache: KVCache, layer: int, out: torch.Tensor, rules: AttentionRules) -> None:
+            assert rules.sinks is None, "refused"
             shape = self._requirements.kv_heads, -1, plan.page_size, self._requirements.head_dim
             k, v = (side[layer].view(shape).permute(1, 2, 0, 3) for side in (cache.k, cache.v))
-            for part in parts if window is None else windowed:
+            for part in parts if rules.window is None else windowed:
                 out[part.tokens] = self._attend(
                     q[part.tokens],
                     k,
@@ -80,10 +70,10 @@ class FlashAttention:
                     seqused_k=part.lengths,
                     max_seqlen_q=part.max_new_tokens,
                     page_table=part.pages,
-                    softmax_scale=scale,
+                    softmax_scale=rules.scale,
                     causal=True,
-                    window_size=(None, None) if window is None else (window - 1, 0),
-                    softcap=softcap or 0.0,
+                    window_size=(None, None) if rules.window is None else (rules.window - 1, 0),
+                    softcap=rules.softcap or 0.0,
                 )[0]
 
         return StepAttention(attend)

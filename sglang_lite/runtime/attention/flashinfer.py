@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 
 from sglang_lite.runtime.attention.base import AttentionRequirements, StepAttention
-from sglang_lite.runtime.kernels.attention_metadata import DevicePlan
+from sglang_lite.runtime.kernels.attention_metadata import AttentionRules, DevicePlan
 from sglang_lite.runtime.kernels.kv_cache import KVCache, scale_by_kv_head
 
 _HEADS = (64, 128, 256)
@@ -46,46 +46,33 @@ class FlashInferAttention:
     def __init__(self, requirements: AttentionRequirements) -> None:
         self._requirements = requirements
         self._workspace = torch.zeros(_WORKSPACE, dtype=torch.uint8, device=requirements.device)
-        self._wrappers: dict[tuple[str, float, int | None, float | None], Any] = {}
+        self._wrappers: dict[tuple[str, AttentionRules], Any] = {}
 
     def plan_step(self, plan: DevicePlan) -> StepAttention:
         parts = list(_parts(plan))
         windowed = parts if plan.window_table is None else list(_parts(plan.in_layer(1)))
-        planned: dict[tuple[float, int | None, float | None], list[tuple[_SequenceGroup, Any]]] = {}
+        planned: dict[AttentionRules, list[tuple[_SequenceGroup, Any]]] = {}
 
-        def attend(
-            q: torch.Tensor,
-            cache: KVCache,
-            layer: int,
-            out: torch.Tensor,
-            *,
-            scale: float,
-            window: int | None,
-            softcap: float | None,
-            sinks: torch.Tensor | None = None,
-        ) -> None:
-            assert sinks is None, "refused"
-            kind = scale, window, softcap
-            if kind not in planned:
-                of_kind = parts if window is None else windowed
-                planned[kind] = [(part, self._plan(part, plan.page_size, *kind)) for part in of_kind]
+        def attend(q: torch.Tensor, cache: KVCache, layer: int, out: torch.Tensor, rules: AttentionRules) -> None:
+            assert rules.sinks is None, "refused"
+            if rules not in planned:
+                of_kind = parts if rules.window is None else windowed
+                planned[rules] = [(part, self._plan(part, plan.page_size, rules)) for part in of_kind]
             shape = self._requirements.kv_heads, -1, plan.page_size, self._requirements.head_dim
             pages = tuple(side[layer].view(shape).transpose(0, 1) for side in (cache.k, cache.v))
-            for part, wrapper in planned[kind]:
+            for part, wrapper in planned[rules]:
                 wrapper.run(q[part.first : part.end], pages, out=out[part.first : part.end])
             if cache.scales is not None:
                 out.copy_(scale_by_kv_head(out, cache.scales.v[layer]))
 
         return StepAttention(attend)
 
-    def _plan(
-        self, part: _SequenceGroup, page_size: int, scale: float, window: int | None, softcap: float | None
-    ) -> Any:
+    def _plan(self, part: _SequenceGroup, page_size: int, rules: AttentionRules) -> Any:
         """Returns the planned wrapper for a part of a step. Each kind of layer has a separate wrapper, as a wrapper
         holds its plan until the next step."""
         from flashinfer import BatchPrefillWithPagedKVCacheWrapper
 
-        key = part.backend, scale, window, softcap
+        key = part.backend, rules
         wrapper = self._wrappers.get(key)
         if wrapper is None:
             wrapper = BatchPrefillWithPagedKVCacheWrapper(self._workspace, "HND", backend=part.backend)
@@ -100,9 +87,9 @@ class FlashInferAttention:
             self._requirements.head_dim,
             page_size,
             causal=True,
-            sm_scale=scale,
-            window_left=-1 if window is None else window - 1,
-            logits_soft_cap=softcap,
+            sm_scale=rules.scale,
+            window_left=-1 if rules.window is None else rules.window - 1,
+            logits_soft_cap=rules.softcap,
             q_data_type=self._requirements.compute,
             kv_data_type=self._requirements.cache,
         )

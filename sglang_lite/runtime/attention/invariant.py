@@ -7,7 +7,7 @@ import torch
 
 from sglang_lite.runtime.attention.base import AttentionRequirements, StepAttention
 from sglang_lite.runtime.attention.triton import TritonAttention
-from sglang_lite.runtime.kernels.attention_metadata import DevicePlan
+from sglang_lite.runtime.kernels.attention_metadata import AttentionRules, DevicePlan
 from sglang_lite.runtime.kernels.device_properties import properties_of
 from sglang_lite.runtime.kernels.invariant_attention import (
     InvariantWork,
@@ -54,18 +54,8 @@ class InvariantAttention:
         if rows:
             plan_pieces(plan, work)
 
-        def attend(
-            q: torch.Tensor,
-            cache: KVCache,
-            layer: int,
-            out: torch.Tensor,
-            *,
-            scale: float,
-            window: int | None,
-            softcap: float | None,
-            sinks: torch.Tensor | None = None,
-        ) -> None:
-            assert sinks is None, "refused"
-            invariant_attention(q, cache, layer, plan, work, out, scale=scale, window=window, softcap=softcap)
+        def attend(q: torch.Tensor, cache: KVCache, layer: int, out: torch.Tensor, rules: AttentionRules) -> None:
+            assert rules.sinks is None, "refused"
+            invariant_attention(q, cache, layer, plan, work, out, rules)
 
         return StepAttention(attend)

@@ -7,7 +7,7 @@ import torch
 
 from sglang_lite.runtime.attention.base import AttentionRequirements, StepAttention
 from sglang_lite.runtime.attention.expanded import attend_expanded
-from sglang_lite.runtime.kernels.attention_metadata import DecodeWork, DevicePlan, Partials
+from sglang_lite.runtime.kernels.attention_metadata import AttentionRules, DecodeWork, DevicePlan, Partials
 from sglang_lite.runtime.kernels.decode_attention import split_work
 from sglang_lite.runtime.kernels.device_properties import properties_of
 from sglang_lite.runtime.kernels.kv_cache import KVCache
@@ -87,25 +87,13 @@ class LatentAttention:
 
         expanded = attend_expanded(self._requirements, plan)
 
-        def attend(
-            q: torch.Tensor,
-            cache: KVCache,
-            layer: int,
-            out: torch.Tensor,
-            *,
-            scale: float,
-            window: int | None,
-            softcap: float | None,
-            sinks: torch.Tensor | None = None,
-        ) -> None:
-            assert window is None, "no latent attention has one"
-            assert softcap is None, "likewise"
-            assert sinks is None, "likewise"
+        def attend(q: torch.Tensor, cache: KVCache, layer: int, out: torch.Tensor, rules: AttentionRules) -> None:
+            assert rules.plain, "as of all latent attention"
             if plan.decoding:
                 if plan.shared is not None:
-                    latent_prefix(q, cache, layer, plan, work, rank=self._requirements.latent, scale=scale)
-                latent_decode(q, cache, layer, plan, work, out, rank=self._requirements.latent, scale=scale)
+                    latent_prefix(q, cache, layer, plan, work, rank=self._requirements.latent, scale=rules.scale)
+                latent_decode(q, cache, layer, plan, work, out, rank=self._requirements.latent, scale=rules.scale)
             if len(plan.blocks) and expanded is None:
-                latent_prefill(q, cache, layer, plan, out, rank=self._requirements.latent, scale=scale)
+                latent_prefill(q, cache, layer, plan, out, rank=self._requirements.latent, scale=rules.scale)
 
         return StepAttention(attend, expanded=expanded)

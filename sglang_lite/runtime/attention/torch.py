@@ -9,9 +9,9 @@ from __future__ import annotations
 import torch
 
 from sglang_lite.runtime.attention.base import AttentionRequirements, StepAttention
-from sglang_lite.runtime.kernels.attention_metadata import DecodeRows, DevicePlan, ExtendRow
+from sglang_lite.runtime.kernels.attention_metadata import AttentionRules, DecodeRows, DevicePlan, ExtendRow
 from sglang_lite.runtime.kernels.kv_cache import KVCache, apply_latent_scales, scale_by_kv_head
-from sglang_lite.runtime.kernels.reference.attention import AttentionRules, attend_rows
+from sglang_lite.runtime.kernels.reference.attention import attend_rows
 
 # Most elements of keys, and of values, gathered for one product of several rows.
 MAX_GATHERED_ELEMENTS = 1 << 26
@@ -34,21 +34,10 @@ class TorchAttention:
         parts = self._parts(plan, lengths)
         windowed = parts if plan.window_table is None else self._parts(plan.in_layer(1), lengths)
 
-        def attend(
-            q: torch.Tensor,
-            cache: KVCache,
-            layer: int,
-            out: torch.Tensor,
-            *,
-            scale: float,
-            window: int | None,
-            softcap: float | None,
-            sinks: torch.Tensor | None = None,
-        ) -> None:
-            rules = AttentionRules(scale, window, softcap, sinks)
+        def attend(q: torch.Tensor, cache: KVCache, layer: int, out: torch.Tensor, rules: AttentionRules) -> None:
             if self._latent and cache.scales is not None:
                 q = apply_latent_scales(q, cache.scales.k[layer], self._latent)
-            for first, end, part in parts if window is None else windowed:
+            for first, end, part in parts if rules.window is None else windowed:
                 out[first:end] = attend_rows(q[first:end], cache.k[layer], cache.v[layer], part, rules)
             if cache.scales is not None:
                 out.copy_(scale_by_kv_head(out, cache.scales.v[layer]))

@@ -8,7 +8,7 @@ from functools import partial
 import torch
 
 from sglang_lite.runtime.attention.base import AttentionRequirements, StepAttention
-from sglang_lite.runtime.kernels.attention_metadata import DecodeWork, DevicePlan, Partials
+from sglang_lite.runtime.kernels.attention_metadata import AttentionRules, DecodeWork, DevicePlan, Partials
 from sglang_lite.runtime.kernels.decode_attention import decode_attention, split_work
 from sglang_lite.runtime.kernels.device_properties import properties_of
 from sglang_lite.runtime.kernels.few_queries import columns
@@ -83,25 +83,15 @@ class TritonAttention:
                 min_tokens=_MIN_EXCLUSIVE_TOKENS if launch.exclusive else _MIN_TOKENS, round_up=launch.exclusive,
             )  # fmt: skip
 
-        def attend(
-            q: torch.Tensor,
-            cache: KVCache,
-            layer: int,
-            out: torch.Tensor,
-            *,
-            scale: float,
-            window: int | None,
-            softcap: float | None,
-            sinks: torch.Tensor | None = None,
-        ) -> None:
-            assert sinks is None, "refused"
-            seen = plan.in_layer(window)
+        def attend(q: torch.Tensor, cache: KVCache, layer: int, out: torch.Tensor, rules: AttentionRules) -> None:
+            assert rules.sinks is None, "refused"
+            seen = plan.in_layer(rules.window)
             if plan.decoding:
                 if plan.shared is not None:
-                    prefix_attention(q, cache, layer, plan, work, scale=scale, softcap=softcap)
-                decode_attention(q, cache, layer, seen, work, out, scale=scale, window=window, softcap=softcap)
+                    prefix_attention(q, cache, layer, plan, work, rules)
+                decode_attention(q, cache, layer, seen, work, out, rules)
             if len(plan.blocks):
-                prefill_attention(q, cache, layer, seen, out, scale=scale, window=window, softcap=softcap)
+                prefill_attention(q, cache, layer, seen, out, rules)
 
         few = requirements.heads <= MAX_HEADS or launch.exclusive
         direct = few and plan.separate and plan.shared is None and rows == len(plan.ids)

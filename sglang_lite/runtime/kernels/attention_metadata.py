@@ -16,6 +16,50 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
+class AttentionRules:
+    """Rules by which a layer's attention weighs positions.
+
+    Attributes:
+        scale: factor of the scores.
+        window: if given, each token sees only the last `window` positions, itself included.
+        softcap: if given, scores become softcap * tanh(scores / softcap).
+        sinks: float32 [heads], an additional score of each head whose weight goes to no value; or None.
+        causal: whether each token sees only itself and the tokens before it. Otherwise sequences must be complete in
+            the batch, and each token sees all of its sequence, within `window` in both directions.
+    """
+
+    scale: float
+    window: int | None = None
+    softcap: float | None = None
+    sinks: torch.Tensor | None = None
+    causal: bool = True
+
+    @property
+    def plain(self) -> bool:
+        """True if each token sees all tokens before it, with unmodified scores."""
+        return self.causal and self.window is None and self.softcap is None and self.sinks is None
+
+    def softmax(self, scores: torch.Tensor, masked: torch.Tensor | None, heads: tuple[int, ...]) -> torch.Tensor:
+        """Returns the weights of scaled scores [kv_heads, …, positions].
+
+        Args:
+            scores: scaled scores; overwritten.
+            masked: mask, True for positions that a token doesn't see; None if it sees all.
+            heads: shape of the scores, with 1 for all dimensions that are not heads.
+        """
+        if self.softcap is not None or self.sinks is not None:
+            scores = scores.float()
+        if self.softcap is not None:
+            scores = torch.tanh(scores / self.softcap) * self.softcap
+        if masked is not None:
+            scores = scores.masked_fill_(masked, float("-inf"))
+        if self.sinks is None:
+            return scores.softmax(-1)
+        sinks = self.sinks.view(heads).expand(*scores.shape[:-1], 1)
+        return torch.cat((scores, sinks), -1).softmax(-1)[..., :-1]
+
+
+@dataclass(frozen=True, slots=True)
 class SharedPrefixes:
     """Groups of decoding rows whose first tokens are in the same pages, which are read once per group.
 

@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from sglang_lite.runtime.kernels.attention_metadata import DecodeWork, DevicePlan, SharedPrefixes
+from sglang_lite.runtime.kernels.attention_metadata import AttentionRules, DecodeWork, DevicePlan, SharedPrefixes
 from sglang_lite.runtime.kernels.device_properties import properties_of
 from sglang_lite.runtime.kernels.few_queries import attend_few, clamped_page_of, columns
 from sglang_lite.runtime.kernels.kv_cache import KVCache
@@ -273,10 +273,7 @@ def decode_attention(
     plan: DevicePlan,
     work: DecodeWork,
     out: torch.Tensor,
-    *,
-    scale: float,
-    window: int | None = None,
-    softcap: float | None = None,
+    rules: AttentionRules,
 ) -> None:
     """Attention of the plan's decoding rows.
 
@@ -288,7 +285,7 @@ def decode_attention(
         plan: plan of the step.
         work: items that `split_work` has made of the rows' tokens.
         out: [T, heads, head_dim] (the first `plan.decoding` are written).
-        scale, window, softcap: as for `reference.attention.attention`.
+        rules: rules of the layer, without sinks.
 
     Each key and value of a row is read once, by one program for all query heads of its KV head. Tokens in `plan.shared`
     are read by `prefix_attention`, which must run before.
@@ -310,9 +307,10 @@ def decode_attention(
         work.items, work.rows, plan.positions, plan.page_table, plan.page_table.shape[1],
         partials.acc, partials.ml, partials.counters, partials.prefix_acc, partials.prefix_ml,
         plan.slots if shared is None else shared.chunks,
-        0 if shared is None else shared.max_chunks, scale, softcap or 0.0, window or 0,
+        0 if shared is None else shared.max_chunks, rules.scale, rules.softcap or 0.0,
+        rules.window or 0,
         G=group, DIM=dim, PAGE=plan.page_size, KV_HEADS=kv_heads,
-        SCALED=cache.scales is not None, SOFTCAP=softcap is not None, WINDOW=window is not None,
+        SCALED=cache.scales is not None, SOFTCAP=rules.softcap is not None, WINDOW=rules.window is not None,
         PREFIX=shared is not None,
         BLOCK_G=launch.queries, BLOCK_D=padded_head_size(dim), **launch.options, **merge_options(launch, group, dim),
         **pdl_options(q.device),

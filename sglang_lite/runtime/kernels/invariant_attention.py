@@ -22,7 +22,7 @@ import triton
 import triton.language as tl
 from numpy.typing import NDArray
 
-from sglang_lite.runtime.kernels.attention_metadata import DevicePlan
+from sglang_lite.runtime.kernels.attention_metadata import AttentionRules, DevicePlan
 from sglang_lite.runtime.kernels.device_properties import properties_of
 from sglang_lite.runtime.kernels.few_queries import clamped_page_of, columns
 from sglang_lite.runtime.kernels.kv_cache import KVCache
@@ -368,10 +368,7 @@ def invariant_attention(
     plan: DevicePlan,
     work: InvariantWork,
     out: torch.Tensor,
-    *,
-    scale: float,
-    window: int | None = None,
-    softcap: float | None = None,
+    rules: AttentionRules,
 ) -> None:
     """Attention of all tokens of the plan.
 
@@ -382,7 +379,7 @@ def invariant_attention(
         plan: plan of the step. Lengths of shared prefixes are of `piece_borders`, and the chunks of their items, too.
         work: work that `plan_pieces` has distributed.
         out: [T, heads, head_dim] (written).
-        scale, window, softcap: as for `reference.attention.attention`.
+        rules: rules of the layer, without sinks.
     """
     heads, dim = q.shape[1], q.shape[2]
     keys, values, scales = cache.k[layer], cache.v[layer], cache.scales
@@ -394,10 +391,10 @@ def invariant_attention(
         _attention[(kv_heads, len(items) * per_block)](
             q, q.stride(0), keys, values, scales and scales.v[layer], keys.shape[1] * dim, out,
             items, plan.slots if shared is None else shared.order, work.row_items, plan.positions, plan.page_table,
-            plan.page_table.shape[1], work.acc, work.ml, work.counters, work.max_pieces, scale, softcap or 0.0,
-            window or 0,
+            plan.page_table.shape[1], work.acc, work.ml, work.counters, work.max_pieces, rules.scale,
+            rules.softcap or 0.0, rules.window or 0,
             G=group, DIM=dim, PAGE=plan.page_size, KV_HEADS=kv_heads, SCALED=scales is not None,
-            SOFTCAP=softcap is not None, WINDOW=window is not None, KIND=kind, PER_BLOCK=per_block,
+            SOFTCAP=rules.softcap is not None, WINDOW=rules.window is not None, KIND=kind, PER_BLOCK=per_block,
             BLOCK_Q=queries, BLOCK_D=padded_head_size(dim), BLOCK_N=_TOKENS, num_warps=warps, num_stages=2,
             **pdl_options(q.device),
         )  # fmt: skip

@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from sglang_lite.runtime.kernels.attention_metadata import DevicePlan
+from sglang_lite.runtime.kernels.attention_metadata import AttentionRules, DevicePlan
 from sglang_lite.runtime.kernels.device_properties import properties_of
 from sglang_lite.runtime.kernels.hopper import hopper_kernels
 from sglang_lite.runtime.kernels.kv_cache import KVCache
@@ -93,10 +93,7 @@ def prefill_attention(
     layer: int,
     plan: DevicePlan,
     out: torch.Tensor,
-    *,
-    scale: float,
-    window: int | None = None,
-    softcap: float | None = None,
+    rules: AttentionRules,
 ) -> None:
     """Causal attention of the plan's blocks of queries. Hopper GPUs have a separate kernel for blocks of 128.
 
@@ -106,12 +103,12 @@ def prefill_attention(
         layer: index of the layer.
         plan: plan of the step.
         out: [T, heads, head_dim] (the tokens of the blocks are written).
-        scale, window, softcap: as for `reference.attention.attention`.
+        rules: rules of the layer, without sinks.
     """
     hopper = hopper_kernels(properties_of(q.device), "prefill_attention_hopper")
     limits = plan.limits
-    if hopper is not None and window is None and softcap is None and limits is None and hopper.supports(q, cache, plan):
-        hopper.prefill_attention_hopper(q, cache, layer, plan, out, scale=scale)
+    if hopper is not None and rules.plain and limits is None and hopper.supports(q, cache, plan):
+        hopper.prefill_attention_hopper(q, cache, layer, plan, out, rules)
         return
     heads, dim = q.shape[1], q.shape[2]
     keys, values = cache.k[layer], cache.v[layer]
@@ -123,8 +120,9 @@ def prefill_attention(
     parts = plan.block_size // launch.queries
     _prefill[(heads, len(plan.blocks) * parts)](
         q, q.stride(0), keys, values, cache.scales and cache.scales.v[layer], keys.shape[1] * dim, out, plan.blocks,
-        limits, plan.page_table, plan.page_table.shape[1], scale, softcap or 0.0, window or 0,
+        limits, plan.page_table, plan.page_table.shape[1], rules.scale, rules.softcap or 0.0,
+        rules.window or 0,
         G=heads // len(keys), DIM=dim, PAGE=plan.page_size, HEADS=heads,
-        SCALED=cache.scales is not None, SOFTCAP=softcap is not None, WINDOW=window is not None,
+        SCALED=cache.scales is not None, SOFTCAP=rules.softcap is not None, WINDOW=rules.window is not None,
         LIMITS=limits is not None, PARTS=parts, BLOCK_M=launch.queries, BLOCK_D=padded_head_size(dim), **launch.options,
     )  # fmt: skip

@@ -22,7 +22,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from sglang_lite.runtime.kernels.attention_metadata import DevicePlan
+from sglang_lite.runtime.kernels.attention_metadata import AttentionRules, DevicePlan
 from sglang_lite.runtime.kernels.descriptors import tensor_descriptor
 from sglang_lite.runtime.kernels.kv_cache import KVCache
 from sglang_lite.runtime.kernels.launcher import cached_launch
@@ -284,7 +284,7 @@ def supports(q: torch.Tensor, cache: KVCache, plan: DevicePlan) -> bool:
 
 
 def prefill_attention_hopper(
-    q: torch.Tensor, cache: KVCache, layer: int, plan: DevicePlan, out: torch.Tensor, *, scale: float
+    q: torch.Tensor, cache: KVCache, layer: int, plan: DevicePlan, out: torch.Tensor, rules: AttentionRules
 ) -> None:
     """Causal attention of the plan's blocks of queries.
 
@@ -297,9 +297,9 @@ def prefill_attention_hopper(
         layer: index of the layer.
         plan: plan of the step.
         out: [T, heads, head_dim] (the tokens of the blocks are written).
-        scale: factor of the scores.
+        rules: rules of the layer, which are plain.
     """
-    _launch(q, cache.k[layer], None, cache.v[layer], plan.page_size, plan.page_table, plan.blocks, out, scale)
+    _launch(q, cache.k[layer], None, cache.v[layer], plan.page_size, plan.page_table, plan.blocks, out, rules.scale)
 
 
 def supports_uncached(plan: DevicePlan, dtype: torch.dtype, key: int, rope_part: int, value: int) -> bool:

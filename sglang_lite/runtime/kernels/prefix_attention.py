@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from sglang_lite.runtime.kernels.attention_metadata import DecodeWork, DevicePlan
+from sglang_lite.runtime.kernels.attention_metadata import AttentionRules, DecodeWork, DevicePlan
 from sglang_lite.runtime.kernels.device_properties import DeviceProperties, properties_of
 from sglang_lite.runtime.kernels.hopper import hopper_kernels
 from sglang_lite.runtime.kernels.kv_cache import KVCache
@@ -105,9 +105,7 @@ def prefix_attention(
     layer: int,
     plan: DevicePlan,
     work: DecodeWork,
-    *,
-    scale: float,
-    softcap: float | None = None,
+    rules: AttentionRules,
 ) -> None:
     """Computes the contribution of the plan's shared prefixes to its decoding rows, into `work.partials`;
     `decode_attention` merges it. Not for layers with a window. Hopper GPUs have a separate kernel.
@@ -118,16 +116,16 @@ def prefix_attention(
         layer: index of the layer.
         plan: plan of the step, with shared prefixes.
         work: buffers for partial results.
-        scale, softcap: as for `reference.attention.attention`.
+        rules: rules of the layer, without a window or sinks.
     """
     shared, partials = plan.shared, work.partials
     assert shared is not None
     heads, dim = q.shape[1], q.shape[2]
     keys, values = cache.k[layer], cache.v[layer]
     kv_heads, item = len(keys), q.element_size()
-    hopper = hopper_prefix_module(properties_of(q.device), dim, q.dtype, keys.dtype, plan.page_size, softcap)
+    hopper = hopper_prefix_module(properties_of(q.device), dim, q.dtype, keys.dtype, plan.page_size, rules.softcap)
     if hopper is not None:
-        hopper.prefix_attention_hopper(q, cache, layer, plan, work, scale=scale)
+        hopper.prefix_attention_hopper(q, cache, layer, plan, work, rules)
         return
     launch = attention_launch(
         properties_of(q.device), "prefix", dim=dim, item=item, cached=keys.element_size(),
@@ -137,7 +135,8 @@ def prefix_attention(
     assert plan.decoding * shared.max_chunks * heads * dim <= partials.prefix_acc.numel()
     _prefix[(kv_heads, len(shared.items))](
         q, q.stride(0), keys, values, keys.shape[1] * dim, shared.items, shared.order, plan.page_table,
-        plan.page_table.shape[1], partials.prefix_acc, partials.prefix_ml, shared.max_chunks, scale, softcap or 0.0,
-        G=heads // kv_heads, DIM=dim, PAGE=plan.page_size, KV_HEADS=kv_heads, SOFTCAP=softcap is not None,
+        plan.page_table.shape[1], partials.prefix_acc, partials.prefix_ml, shared.max_chunks, rules.scale,
+        rules.softcap or 0.0,
+        G=heads // kv_heads, DIM=dim, PAGE=plan.page_size, KV_HEADS=kv_heads, SOFTCAP=rules.softcap is not None,
         BLOCK_M=launch.queries, BLOCK_D=padded_head_size(dim), **launch.options, **pdl_options(q.device),
     )  # fmt: skip

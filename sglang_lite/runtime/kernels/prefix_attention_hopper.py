@@ -12,7 +12,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
-from sglang_lite.runtime.kernels.attention_metadata import DecodeWork, DevicePlan
+from sglang_lite.runtime.kernels.attention_metadata import AttentionRules, DecodeWork, DevicePlan
 from sglang_lite.runtime.kernels.descriptors import tensor_descriptor
 from sglang_lite.runtime.kernels.device_properties import DeviceProperties, properties_of
 from sglang_lite.runtime.kernels.kv_cache import KVCache
@@ -153,7 +153,7 @@ def programs(properties: DeviceProperties, kv_heads: int) -> int:
 
 
 def prefix_attention_hopper(
-    q: torch.Tensor, cache: KVCache, layer: int, plan: DevicePlan, work: DecodeWork, *, scale: float
+    q: torch.Tensor, cache: KVCache, layer: int, plan: DevicePlan, work: DecodeWork, rules: AttentionRules
 ) -> None:
     """Computes `prefix_attention` for items with at most MAX_QUERIES queries. Arguments as there.
 
@@ -168,7 +168,7 @@ def prefix_attention_hopper(
     prefix_kernel[(kv_heads, programs(properties_of(q.device), kv_heads))](
         q, q.stride(0), *planes, token_slots, shared.items, len(shared.items), shared.order, plan.page_table,
         plan.page_table.shape[1], partials.prefix_acc, partials.prefix_ml, shared.max_chunks,
-        scale * 1.4426950408889634,
+        rules.scale * 1.4426950408889634,
         G=q.shape[1] // kv_heads, DIM=dim, PAGE=plan.page_size, KV_HEADS=kv_heads, num_warps=4, **pdl_options(q.device),
         **OPTIONS,
     )  # fmt: skip

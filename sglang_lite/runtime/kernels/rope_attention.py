@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from sglang_lite.runtime.kernels.attention_metadata import DecodeWork, DevicePlan
+from sglang_lite.runtime.kernels.attention_metadata import AttentionRules, DecodeWork, DevicePlan
 from sglang_lite.runtime.kernels.decode_attention import merge_options, store_or_merge
 from sglang_lite.runtime.kernels.device_properties import properties_of
 from sglang_lite.runtime.kernels.few_queries import add_few, attend_few, clamped_page_of, columns, load_few
@@ -187,18 +187,16 @@ def rope_attention(
     plan: DevicePlan,
     work: DecodeWork,
     scales: Scales | None = None,
-    scale: float,
-    window: int | None = None,
-    softcap: float | None = None,
+    rules: AttentionRules,
 ) -> None:
     """Runs `rope_store` and `decode_attention` for a step in which each row has one token and no rows share a prefix.
 
     Args:
         qkv: [T, (heads + 2 kv_heads) head_dim], not changed.
         q_norm, k_norm, eps, rope, cache, layer, plan, scales: as for `rope_store`.
-        work, out, scale, window, softcap: as for `decode_attention`.
+        work, out, rules: as for `decode_attention`.
     """
-    plan = plan.in_layer(window)
+    plan = plan.in_layer(rules.window)
     cos, sin = rope
     keys, values = cache.k[layer], cache.v[layer]
     kv_heads, cache_slots, dim = keys.shape
@@ -214,10 +212,10 @@ def rope_attention(
         rotary and rotary.at, 0 if rotary is None else rotary.at.stride(0), rotary and rotary.axes, eps, keys, values,
         of_cache and of_cache.k[layer], of_cache and of_cache.v[layer], cache_slots * dim, out,
         work.items, work.rows, plan.positions, plan.page_table, plan.page_table.shape[1],
-        partials.acc, partials.ml, partials.counters, scale, softcap or 0.0, window or 0,
+        partials.acc, partials.ml, partials.counters, rules.scale, rules.softcap or 0.0, rules.window or 0,
         G=group, DIM=dim, ROPE_DIM=cos.shape[1], PAGE=plan.page_size, KV_HEADS=kv_heads,
         SCALED=scales is not None, NORM=q_norm is not None, KV_SCALED=of_cache is not None,
-        AXES=rotary is not None, SOFTCAP=softcap is not None, WINDOW=window is not None,
+        AXES=rotary is not None, SOFTCAP=rules.softcap is not None, WINDOW=rules.window is not None,
         BLOCK_G=launch.queries, BLOCK_D=padded_head_size(dim), **launch.options, **merge_options(launch, group, dim),
         **pdl_options(qkv.device),
     )  # fmt: skip

@@ -114,7 +114,7 @@ class SmallBatchStep:
             elif self._threaded:
                 attended = self._threaded.attend(q, keys, values, reads, spec.window, spec.scale)
             else:
-                attended = attention(q, cache, i, seen, scale=spec.scale, window=spec.window)
+                attended = attention(q, cache, i, seen, layer.rules)
             attended = attended.reshape(len(x), -1)
             added = layer.output(attended) if lora is None else lora.add("output", attended, layer.output(attended))
             normed = ops.add_norm(x, self._ranks.sum(added), layer.mlp_norm, self._eps)

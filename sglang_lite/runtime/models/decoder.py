@@ -254,10 +254,7 @@ class Decoder:
             qk = self._qk_norm(layer, qk, spec.heads)
         q, k = rotate(qk, cos, sin).split_with_sizes((spec.heads, spec.kv_heads), 1)
         q = store_kv(cache, index, plan.store_at, q, k, v)
-        out = attention(
-            q, cache, index, plan, scale=spec.scale, window=spec.window, softcap=spec.softcap, sinks=layer.sinks,
-            causal=spec.causal,
-        )  # fmt: skip
+        out = attention(q, cache, index, plan, layer.rules)
         out = out.reshape(len(x), -1).to(x.dtype)
         return layer.output(out) if lora is None else lora.add("output", out, layer.output(out))
 

@@ -9,7 +9,7 @@ import torch
 from sglang_lite.protocol import ModelError, ParameterError
 from sglang_lite.runtime.attention.base import StepAttention
 from sglang_lite.runtime.kernels.all_reduce import Peers
-from sglang_lite.runtime.kernels.attention_metadata import DevicePlan
+from sglang_lite.runtime.kernels.attention_metadata import AttentionRules, DevicePlan
 from sglang_lite.runtime.kernels.embed import add_features, embed
 from sglang_lite.runtime.kernels.fp8_rows import Fp8Rows, Scales
 from sglang_lite.runtime.kernels.kv_cache import KVCache
@@ -283,15 +283,12 @@ class GpuDecoder(Decoder):
         out = qkv.new_empty((len(qkv), spec.heads, spec.key_size))
         if attention.from_product is not None:
             attention.from_product(
-                qkv, *norms, self.spec.rms_eps, rope, cache, index, out, scales=scales,
-                scale=spec.scale, window=spec.window, softcap=spec.softcap,
-            )  # fmt: skip
+                qkv, *norms, self.spec.rms_eps, rope, cache, index, out, scales=scales, rules=layer.rules
+            )
         else:
             plan = plan.in_layer(spec.window)
             q = rope_store(qkv, *norms, self.spec.rms_eps, rope, plan, cache, index, scales)
-            attention.attend(
-                q, cache, index, out, scale=spec.scale, window=spec.window, softcap=spec.softcap, sinks=layer.sinks
-            )
+            attention.attend(q, cache, index, out, layer.rules)
         return out.view(len(qkv), -1)
 
     def _attend_latents(
@@ -321,7 +318,7 @@ class GpuDecoder(Decoder):
             if expanded is not None:
                 absorbed[..., spec.rank :] = turned[:rows]
             seen = absorbed.new_empty(absorbed.shape)
-            attention.attend(absorbed, cache, index, seen, scale=spec.scale, window=None, softcap=None)
+            attention.attend(absorbed, cache, index, seen, AttentionRules(spec.scale))
             weights.values.into(seen[..., : spec.rank], out[:rows])
         if expanded is not None:
             expanded(q, weights.keys.weight, weights.values.weight, cache, index, out, scale=spec.scale)

@@ -16,12 +16,11 @@ import torch
 from torch import nn
 
 from sglang_lite.runtime.attention.base import StepAttention
-from sglang_lite.runtime.kernels.attention_metadata import DevicePlan
+from sglang_lite.runtime.kernels.attention_metadata import AttentionRules, DevicePlan
 from sglang_lite.runtime.kernels.gemv import SmallBatchLinear
 from sglang_lite.runtime.kernels.kv_cache import KVCache, KVScales
 from sglang_lite.runtime.kernels.kv_store import kv_store
 from sglang_lite.runtime.kernels.norm import norm
-from sglang_lite.runtime.kernels.reference.attention import AttentionRules
 from sglang_lite.runtime.kernels.reference.page_table import token_slots
 from sglang_lite.runtime.kernels.rotate import rotate
 from sglang_lite.runtime.models.layers.gpu_linear import GpuLinear
@@ -93,9 +92,7 @@ class GpuTransformersModel(TransformersModel):
             if q.stride()[1:] != (q.shape[2], 1):  # the kernels need a token's heads to be contiguous
                 q = q.contiguous()
             out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-            attention.attend(
-                q, cache, layer, out, scale=rules.scale, window=rules.window, softcap=rules.softcap, sinks=rules.sinks
-            )
+            attention.attend(q, cache, layer, out, rules)
             return out.to(v.dtype)
 
         return self._run(ids, plan.positions, paged)

@@ -23,10 +23,10 @@ from transformers import AttentionInterface
 
 from sglang_lite.protocol import ModelError
 from sglang_lite.protocol.anything import Foreign
-from sglang_lite.runtime.kernels.attention_metadata import AttentionPlan, ExtendRow
+from sglang_lite.runtime.kernels.attention_metadata import AttentionPlan, AttentionRules, ExtendRow
 from sglang_lite.runtime.kernels.kv_cache import KVCache
 from sglang_lite.runtime.kernels.kv_layout import KVLayout, Plane
-from sglang_lite.runtime.kernels.reference.attention import AttentionRules, attention, store_kv
+from sglang_lite.runtime.kernels.reference.attention import attention, store_kv
 from sglang_lite.runtime.kernels.reference.kv_copy import copy_kv
 from sglang_lite.runtime.models.in_float64 import InFloat64
 
@@ -153,9 +153,7 @@ class TransformersModel:
             layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rules: AttentionRules
         ) -> torch.Tensor:
             q = store_kv(cache, layer, plan.store_at, q.contiguous(), k, v)
-            return attention(
-                q, cache, layer, plan, scale=rules.scale, window=rules.window, softcap=rules.softcap, sinks=rules.sinks
-            )
+            return attention(q, cache, layer, plan, rules)
 
         return self._run(ids, positions, attend)
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from sglang_lite.protocol import ModelError
+from sglang_lite.runtime.kernels.attention_metadata import AttentionRules
 from sglang_lite.runtime.models.cuts import cut, rank_spec, vocabulary_part
 from sglang_lite.runtime.models.layers.experts import Experts, FeedForward
 from sglang_lite.runtime.models.layers.latent import HeadProduct, LatentMatrices
@@ -81,6 +82,13 @@ class Layer:
     mlp_norm: torch.Tensor | None
     feed_forward: FeedForward | Experts | GpuExperts
     post_mlp_norm: torch.Tensor | None
+
+    @property
+    def rules(self) -> AttentionRules:
+        """Rules of the layer's attention, unless that is latent."""
+        spec = self.spec.attention
+        assert isinstance(spec, AttentionSpec)
+        return AttentionRules(spec.scale, spec.window, spec.softcap, self.sinks, spec.causal)
 
 
 LAYER_PARTS = tuple(field.name for field in fields(Layer) if field.name not in ("spec", "rope"))

@@ -11,6 +11,7 @@ from sglang_lite.runtime.attention.base import AttentionRequirements
 from sglang_lite.runtime.attention.flash_attn import FlashAttention
 from sglang_lite.runtime.attention.flashinfer import FlashInferAttention
 from sglang_lite.runtime.attention.registry import make_attention
+from sglang_lite.runtime.kernels.attention_metadata import AttentionRules
 from sglang_lite.runtime.kernels.kv_cache import KVCache
 from tests.runtime.attention.described import put_in_place
 from tests.runtime.kernels import BACKENDS, PACKAGES, needs_kernels, skip_without
@@ -37,7 +38,7 @@ class Backend(NamedTuple):
             AttentionRequirements(rows.heads, rows.kv_heads, rows.dim, self.dtype, cache.k[0].dtype, DEVICE, max_rows=8, max_chunks=0),
         )  # fmt: skip
         out = torch.full((len(q), rows.heads, rows.dim), float("nan"), device=DEVICE, dtype=self.dtype)
-        make.plan_step(plan).attend(q, cache, 0, out, scale=0.3, **{"window": None, "softcap": None, **options})
+        make.plan_step(plan).attend(q, cache, 0, out, AttentionRules(0.3, **options))
         return out
 
 

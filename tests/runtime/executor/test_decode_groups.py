@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from sglang_lite.runtime.executor.cpu_inputs import build_cpu_inputs
+from sglang_lite.runtime.kernels.attention_metadata import AttentionRules
 from sglang_lite.runtime.kernels.kv_cache import KVCache
 from sglang_lite.runtime.kernels.reference.attention import attention
 from sglang_lite.runtime.kv_cache.slot_table import SlotTable
@@ -50,7 +51,8 @@ def test_rows_see_together_what_they_see_alone(lengths, dtype, kept, limit, opti
     k, v = (torch.randn(KV_HEADS, slots, DIM).to(kept) for _ in range(2))
     q = torch.randn(len(lengths), HEADS, DIM).to(dtype)
     seen, expected = (
-        attention(q, KVCache((k,), (v,)), 0, inputs.plan, scale=0.25, **options).float() for inputs in (together, alone)
+        attention(q, KVCache((k,), (v,)), 0, inputs.plan, AttentionRules(0.25, **options)).float()
+        for inputs in (together, alone)
     )
     assert (seen - expected).norm(dim=(1, 2)).le(limit * expected.norm(dim=(1, 2))).all()
 
@@ -85,7 +87,9 @@ def test_rows_of_few_new_tokens_are_computed_like_decoding_rows(lengths, new, pa
     alone, _ = planned(lengths, page_size, new, one_by_one=True)
     k, v = (torch.randn(KV_HEADS, slots, DIM) for _ in range(2))
     q = torch.randn(int(new.sum()), HEADS, DIM)
-    seen, expected = (attention(q, KVCache((k,), (v,)), 0, each.plan, scale=0.25) for each in (together, alone))
+    seen, expected = (
+        attention(q, KVCache((k,), (v,)), 0, each.plan, AttentionRules(0.25)) for each in (together, alone)
+    )
     assert (seen - expected).norm(dim=(1, 2)).le(1e-5 * expected.norm(dim=(1, 2))).all()
     by_itself = {int(row.end - row.start) for row in together.plan.extends}
     assert by_itself <= {1, 600}  # a long row

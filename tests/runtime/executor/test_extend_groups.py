@@ -8,7 +8,7 @@ import sglang_lite as sgl
 from sglang_lite.protocol import SamplingParams
 from sglang_lite.runtime.executor import cpu_runner
 from sglang_lite.runtime.executor.cpu_inputs import build_cpu_inputs
-from sglang_lite.runtime.kernels.attention_metadata import AttentionPlan, ExtendGroup, ExtendRow
+from sglang_lite.runtime.kernels.attention_metadata import AttentionPlan, AttentionRules, ExtendGroup, ExtendRow
 from sglang_lite.runtime.kernels.kv_cache import KVCache, KVScales
 from sglang_lite.runtime.kernels.reference.attention import attention
 from sglang_lite.runtime.kv_cache.slot_table import SlotTable
@@ -43,7 +43,7 @@ def test_rows_see_together_what_they_see_alone(dtype, limit, options):
     q = torch.randn(tokens, HEADS, DIM).to(torch.bfloat16 if dtype.itemsize == 1 else dtype)
     group = ExtendGroup.of((rows[0], *rows[2:]), SHARED)  # the other is no part of it
     together, alone = (
-        attention(q, cache, 0, AttentionPlan(torch.zeros(0), (), rows, groups), scale=0.25, **options).float()
+        attention(q, cache, 0, AttentionPlan(torch.zeros(0), (), rows, groups), AttentionRules(0.25, **options)).float()
         for groups in ((group,), ())
     )
     assert (together - alone).norm() <= limit * alone.norm()
@@ -64,8 +64,8 @@ def test_a_long_row_sees_what_it_sees_in_single_precision(monkeypatch, new, leng
     plan = AttentionPlan(torch.zeros(0), (), (ExtendRow(0, new, at),))
     k, v = (torch.randn(kv_heads, 2000, DIM).bfloat16() for _ in range(2))
     q = torch.randn(new, HEADS, DIM).bfloat16()
-    seen = attention(q, KVCache((k,), (v,)), 0, plan, scale=0.25).float()
-    expected = attention(q.float(), KVCache((k.float(),), (v.float(),)), 0, plan, scale=0.25)
+    seen = attention(q, KVCache((k,), (v,)), 0, plan, AttentionRules(0.25)).float()
+    expected = attention(q.float(), KVCache((k.float(),), (v.float(),)), 0, plan, AttentionRules(0.25))
     assert (seen - expected).norm(dim=(1, 2)).le(1e-2 * expected.norm(dim=(1, 2))).all()
 
 
@@ -111,7 +111,7 @@ def test_decoding_rows_that_share_enough_are_a_group_and_see_what_they_see_alone
     q = torch.randn(len(lengths), HEADS, DIM)
     for window in (None, 40):
         seen, expected = (
-            attention(q, KVCache((k,), (v,)), 0, plan, scale=0.25, window=window) for plan in (found, alone)
+            attention(q, KVCache((k,), (v,)), 0, plan, AttentionRules(0.25, window=window)) for plan in (found, alone)
         )
         assert (seen - expected).norm() <= 1e-5 * expected.norm()
 

@@ -3,7 +3,7 @@
 import torch
 
 from sglang_lite.runtime.executor import prefix_groups
-from sglang_lite.runtime.kernels.attention_metadata import SharedPrefixes
+from sglang_lite.runtime.kernels.attention_metadata import AttentionRules, SharedPrefixes
 from sglang_lite.runtime.kernels.reference.decode_attention import split_work
 from tests.runtime.kernels.test_kernels import DEVICE, Rows, normal
 
@@ -24,6 +24,6 @@ def prefixes_on_hopper(run):
     plan = rows.plan(3, [0, 1, 2], [n - 1 for n in lengths], shared=prefixes)
     work = rows.work(plan)
     split_work(plan.positions, plan.slots, plan.shared, work.items, work.rows, min_tokens=16)
-    run(normal(3, 4, 128, dtype=torch.bfloat16), rows.cache, 0, plan, work, scale=0.1)
+    run(normal(3, 4, 128, dtype=torch.bfloat16), rows.cache, 0, plan, work, AttentionRules(0.1))
     partials = work.partials  # as exact as products are
     return [partials.prefix_acc.to(torch.bfloat16), partials.prefix_ml.to(torch.bfloat16)]

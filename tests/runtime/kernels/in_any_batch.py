@@ -4,7 +4,7 @@ from functools import partial
 
 import torch
 
-from sglang_lite.runtime.kernels.attention_metadata import SharedPrefixes
+from sglang_lite.runtime.kernels.attention_metadata import AttentionRules, SharedPrefixes
 from sglang_lite.runtime.kernels.invariant_attention import InvariantWork
 from sglang_lite.runtime.kernels.kv_cache import KVCache, KVScales
 from sglang_lite.runtime.kernels.reference.invariant_attention import plan_pieces
@@ -82,7 +82,7 @@ def in_any_company(run):
         work, out = in_pieces(plan), torch.zeros(len(each.slots), 4, 16, device=DEVICE)
         if each.decoding:
             plan_pieces(each, work)
-        run(normal(len(each.slots), 4, 16), cache, 0, each, work, out, scale=0.3, **options)
+        run(normal(len(each.slots), 4, 16), cache, 0, each, work, out, AttentionRules(0.3, **options))
         results += [out, work.counters]
     return results
 

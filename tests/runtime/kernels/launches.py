@@ -7,7 +7,13 @@ import torch
 
 from sglang_lite.runtime.kernels.activation import gated, gated_fp8, ungated, ungated_fp8
 from sglang_lite.runtime.kernels.all_reduce import Peers, gather_ranks, memory_shape, sum_ranks
-from sglang_lite.runtime.kernels.attention_metadata import DecodeWork, DevicePlan, Partials, SharedPrefixes
+from sglang_lite.runtime.kernels.attention_metadata import (
+    AttentionRules,
+    DecodeWork,
+    DevicePlan,
+    Partials,
+    SharedPrefixes,
+)
 from sglang_lite.runtime.kernels.blocks import BlockCopy
 from sglang_lite.runtime.kernels.decode_attention import decode_attention, split_work
 from sglang_lite.runtime.kernels.device_properties import DeviceProperties, properties_of
@@ -106,7 +112,7 @@ class Attention:
         plan, work = self.plan(rows, rows, shared=shared), self.work(rows)
         split_work(plan.positions, plan.slots, plan.shared, work.items, work.rows, min_tokens=64)
         decode_attention(
-            self.q(rows), self.cache, 0, plan, work, self.out(rows), scale=0.1, softcap=softcap, window=window
+            self.q(rows), self.cache, 0, plan, work, self.out(rows), AttentionRules(0.1, softcap=softcap, window=window)
         )
 
     def rope_decode(self, rows: int, *, softcap: float | None = None, window: int | None = None) -> None:
@@ -114,18 +120,23 @@ class Attention:
         rope_attention(
             empty(rows, (self.heads + 2 * KV_HEADS) * self.dim, dtype=self.compute), *norms, 1e-5,
             (empty(64, self.dim), empty(64, self.dim)), self.cache, 0, self.out(rows), plan=self.plan(rows, rows),
-            work=self.work(rows), scale=0.1, softcap=softcap, window=window,
+            work=self.work(rows), rules=AttentionRules(0.1, softcap=softcap, window=window),
         )  # fmt: skip
 
     def prefix(self, softcap: float | None = None) -> None:
         prefix_attention(
-            self.q(8), self.cache, 0, self.plan(8, 8, shared=True), self.work(8), scale=0.1, softcap=softcap
+            self.q(8), self.cache, 0, self.plan(8, 8, shared=True), self.work(8), AttentionRules(0.1, softcap=softcap)
         )
 
     def prefill(self, block: int, *, softcap: float | None = None, window: int | None = None) -> None:
         plan = self.plan(3 * block, 0, block=block)
         prefill_attention(
-            self.q(3 * block), self.cache, 0, plan, self.out(3 * block), scale=0.1, softcap=softcap, window=window
+            self.q(3 * block),
+            self.cache,
+            0,
+            plan,
+            self.out(3 * block),
+            AttentionRules(0.1, softcap=softcap, window=window),
         )
 
     def invariant(self, rows: int, block: int = 0) -> None:
@@ -138,7 +149,7 @@ class Attention:
         if rows:
             plan_pieces(plan, work)
         out = self.out(len(plan.ids))
-        invariant_attention(self.q(len(plan.ids)), self.cache, 0, plan, work, out, scale=0.1)
+        invariant_attention(self.q(len(plan.ids)), self.cache, 0, plan, work, out, AttentionRules(0.1))
 
     def store(self) -> None:
         qkv = empty(8, (self.heads + 2 * KV_HEADS) * self.dim, dtype=self.compute)

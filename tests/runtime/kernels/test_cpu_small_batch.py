@@ -6,7 +6,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from sglang_lite.runtime.kernels.attention_metadata import AttentionPlan, DecodeGroup, DecodeRows, ExtendRow
+from sglang_lite.runtime.kernels.attention_metadata import (
+    AttentionPlan,
+    AttentionRules,
+    DecodeGroup,
+    DecodeRows,
+    ExtendRow,
+)
 from sglang_lite.runtime.kernels.cpu_library import cpu_library, warn_without_compiler
 from sglang_lite.runtime.kernels.cpu_small_batch import FORMATS, SOURCE, ReadSlots, SmallBatchOps
 from sglang_lite.runtime.kernels.cpu_small_batch_step import SOURCE as STEP
@@ -121,7 +127,7 @@ def test_attend(library, formats, plan, window):
     activations, kept = formats
     k, v = (torch.randn(KV_HEADS, SLOTS, DIM).to(kept) for _ in range(2))
     q = torch.randn(len(plan.store_at), HEADS + 2, DIM).to(activations)[:, :HEADS]
-    expected = attention(q, KVCache((k,), (v,)), 0, plan, scale=0.3, window=window)
+    expected = attention(q, KVCache((k,), (v,)), 0, plan, AttentionRules(0.3, window=window))
     found = SmallBatchOps(library, *formats).attend(q, k, v, ReadSlots.of(plan), window, 0.3)
     assert found.dtype == activations
     assert (found.float() - expected.float()).norm() <= 1e-2 * expected.float().norm()

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from sglang_lite.runtime.kernels.attention_metadata import AttentionRules
 from sglang_lite.runtime.kernels.embed import add_features, embed
 from sglang_lite.runtime.kernels.prefill_attention import prefill_attention
 from tests.runtime.kernels import needs_kernels
@@ -23,7 +24,7 @@ def test_tokens_of_an_image_see_all_of_it(window):
     plan = replace(rows.plan(0, [1] * count, [*range(start, start + count)], blocks, 16), limits=limits)
     q = normal(count, 4, 16)
     out = torch.full((count, 4, 16), float("nan"), device=DEVICE)
-    prefill_attention(q, rows.cache, 0, plan, out, scale=0.3, window=window)
+    prefill_attention(q, rows.cache, 0, plan, out, AttentionRules(0.3, window=window))
     for token, limit in enumerate(limits.tolist()):  # one by one, over what it sees
         first = 0 if window is None else max(start + token - window + 1, 0)
         at = rows.read_at(1, limit)[first:]

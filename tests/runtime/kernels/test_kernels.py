@@ -10,6 +10,7 @@ from sglang_lite.runtime.kernels import sampling as sampling_kernel
 from sglang_lite.runtime.kernels.activation import gated, gated_fp8
 from sglang_lite.runtime.kernels.attention_metadata import (
     AttentionPlan,
+    AttentionRules,
     DecodeWork,
     DevicePlan,
     ExtendRow,
@@ -116,7 +117,7 @@ class Rows:
         """`rows`: (first token in the batch, count, slot, end of the sequence)."""
         extends = tuple(ExtendRow(f, f + c, self.read_at(s, e)) for f, c, s, e in rows)
         with sdpa_kernel(SDPBackend.MATH):
-            return attention(q, self.cache, 0, AttentionPlan(torch.zeros(0), (), extends), **options)
+            return attention(q, self.cache, 0, AttentionPlan(torch.zeros(0), (), extends), AttentionRules(**options))
 
 
 def in_eight_bits(rows, q, *, scaled):
@@ -164,7 +165,7 @@ def test_decoding_reads_every_row_once(lengths, heads, dim, options):
     work = rows.work(plan)
     for _ in range(2):  # the counters are left as they were found
         out.fill_(float("nan"))
-        decode_attention(q, rows.cache, 0, plan, work, out, scale=0.3, **options)
+        decode_attention(q, rows.cache, 0, plan, work, out, AttentionRules(0.3, **options))
         close(out, rows.twin(q, [(i, 1, i, n) for i, n in enumerate(lengths)], scale=0.3, **options))
 
 
@@ -228,8 +229,8 @@ def test_a_prefix_is_read_once_for_all_that_share_it(scaled):
     out = torch.full((6, 4, 16), float("nan"), device=DEVICE)
     work = rows.work(plan)
     for softcap in (None, 4.0):
-        prefix_attention(q, cache, 0, plan, work, scale=0.3, softcap=softcap)
-        decode_attention(q, cache, 0, plan, work, out, scale=0.3, softcap=softcap)
+        prefix_attention(q, cache, 0, plan, work, AttentionRules(0.3, softcap=softcap))
+        decode_attention(q, cache, 0, plan, work, out, AttentionRules(0.3, softcap=softcap))
         expected = rows.twin(asked, [(i, 1, i, n) for i, n in enumerate(lengths)], scale=0.3, softcap=softcap)
         (close if scaled is None else close_by_head)(out, expected)
 
@@ -247,7 +248,7 @@ def test_prefill_attends_to_the_pages_before_it(start, count, heads, options):
     plan = rows.plan(0, [1] * 2 + [0] * count, [7, 8, *range(start, start + count)], blocks, size)
     q = normal(2 + count, heads[0] + 4, 24)[:, : heads[0]]
     out = torch.full((2 + count, heads[0], 24), float("nan"), device=DEVICE)
-    prefill_attention(q, rows.cache, 0, plan, out, scale=0.3, **options)
+    prefill_attention(q, rows.cache, 0, plan, out, AttentionRules(0.3, **options))
     close(out, rows.twin(q, [(0, 2, 1, 9), (2, count, 0, start + count)], scale=0.3, **options))
 
 
@@ -355,10 +356,10 @@ def test_attention_over_keys_and_values_in_eight_bits(count, scaled):
     q, out = normal(count, 4, 16), torch.empty((count, 4, 16), device=DEVICE)
     eight, asked = in_eight_bits(rows, q, scaled=scaled)
     plan = rows.plan(count, list(range(count)), [n - 1 for n in lengths])
-    decode_attention(q, eight, 0, plan, rows.work(plan), out, scale=0.3)
+    decode_attention(q, eight, 0, plan, rows.work(plan), out, AttentionRules(0.3))
     close_by_head(out, rows.twin(asked, [(i, 1, i, n) for i, n in enumerate(lengths)], scale=0.3))
     blocks = [(0, 3, 0, 87)]
-    prefill_attention(q[:3], eight, 0, rows.plan(0, [0] * 3, [87, 88, 89], blocks, 16), out, scale=0.3)
+    prefill_attention(q[:3], eight, 0, rows.plan(0, [0] * 3, [87, 88, 89], blocks, 16), out, AttentionRules(0.3))
     close_by_head(out[:3], rows.twin(asked[:3], [(0, 3, 0, 90)], scale=0.3))
 
 

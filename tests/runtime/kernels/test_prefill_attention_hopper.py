@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from sglang_lite.runtime.kernels.attention_metadata import AttentionRules
 from tests.runtime.kernels import needs_hopper
 from tests.runtime.kernels.test_kernels import DEVICE, Rows, close, normal
 
@@ -33,5 +34,5 @@ def test_prefill_attends_to_the_pages_before_it(start, count, heads, dim, dtype)
         side[:, ~there] = float("nan")  # pages of others, and what is behind the end of a page
     assert hopper.supports(q, rows.cache, plan)
     out = torch.full((2 + count, heads[0], dim), float("nan"), device=DEVICE, dtype=dtype)
-    hopper.prefill_attention_hopper(q, rows.cache, 0, plan, out, scale=0.1)
+    hopper.prefill_attention_hopper(q, rows.cache, 0, plan, out, AttentionRules(0.1))
     close(out, expected, dtype)

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from sglang_lite.runtime.executor import prefix_groups
-from sglang_lite.runtime.kernels.attention_metadata import SharedPrefixes
+from sglang_lite.runtime.kernels.attention_metadata import AttentionRules, SharedPrefixes
 from sglang_lite.runtime.kernels.decode_attention import decode_attention
 from sglang_lite.runtime.kernels.prefix_attention import hopper_prefix_module, prefix_attention
 from tests.runtime.kernels import needs_hopper
@@ -65,6 +65,6 @@ def test_prefixes_are_read_once_for_all_rows_that_share_them(monkeypatch, groups
     work = rows.work(plan)
     assert hopper_prefix_module(hopper.properties_of(DEVICE), dim, dtype, dtype, PAGE, None)
     out = torch.full((count, heads[0], dim), float("nan"), device=DEVICE, dtype=dtype)
-    prefix_attention(q, rows.cache, 0, plan, work, scale=0.1)
-    decode_attention(q, rows.cache, 0, plan, work, out, scale=0.1)
+    prefix_attention(q, rows.cache, 0, plan, work, AttentionRules(0.1))
+    decode_attention(q, rows.cache, 0, plan, work, out, AttentionRules(0.1))
     close(out, expected, dtype)

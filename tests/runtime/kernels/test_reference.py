@@ -12,7 +12,7 @@ import torch
 
 from sglang_lite.runtime import kernels
 from sglang_lite.runtime.executor import prefix_groups
-from sglang_lite.runtime.kernels.attention_metadata import SharedPrefixes
+from sglang_lite.runtime.kernels.attention_metadata import AttentionRules, SharedPrefixes
 from sglang_lite.runtime.kernels.fp8_rows import Fp8Rows, Scales
 from sglang_lite.runtime.kernels.kv_cache import KVCache, KVScales
 from sglang_lite.runtime.kernels.reference.decode_attention import split_work
@@ -217,7 +217,7 @@ def prefixes(run):
     results = []
     for softcap in (None, 4.0):
         work = worked(rows, plan)
-        run(q, rows.cache, 0, plan, work, scale=0.3, softcap=softcap)
+        run(q, rows.cache, 0, plan, work, AttentionRules(0.3, softcap=softcap))
         results += [work.partials.prefix_acc, work.partials.prefix_ml]
     return results
 
@@ -227,12 +227,12 @@ def decoded(run):
     by = torch.tensor([4.0, 0.5], device=DEVICE)
     scaled = KVCache(rows.cache.k, rows.cache.v, KVScales((by,), (by,)))
     work = worked(rows, plan)
-    prefix_attention(q, rows.cache, 0, plan, work, scale=0.3)
+    prefix_attention(q, rows.cache, 0, plan, work, AttentionRules(0.3))
     alone = rows.plan(3, [0, 1, 2], plan.positions.tolist())
     out = [torch.zeros(3, 4, 16, device=DEVICE) for _ in range(3)]
-    run(q, rows.cache, 0, plan, work, out[0], scale=0.3)
-    run(q, scaled, 0, alone, worked(rows, alone), out[1], scale=0.3, window=75)
-    run(q, rows.cache, 0, alone, worked(rows, alone), out[2], scale=0.3, softcap=4.0)
+    run(q, rows.cache, 0, plan, work, out[0], AttentionRules(0.3))
+    run(q, scaled, 0, alone, worked(rows, alone), out[1], AttentionRules(0.3, window=75))
+    run(q, rows.cache, 0, alone, worked(rows, alone), out[2], AttentionRules(0.3, softcap=4.0))
     return out
 
 
@@ -251,7 +251,7 @@ def turned_and_decoded(run):
         out, tables = torch.zeros(3, 4, 16, device=DEVICE), (normal(150, 8), normal(150, 8))
         run(
             normal(3, 8 * 16), *norms, 1e-5, tables, cache, 0, out, plan=plan, work=worked(rows, plan), scales=factors,
-            scale=0.3, **options,
+            rules=AttentionRules(0.3, **options),
         )  # fmt: skip
         results.append((out, cache.k, cache.v))
     return results
@@ -265,7 +265,7 @@ def prefilled(run):
     q, results = normal(22, 4, 16), []
     for options in ({}, {"window": 7}, {"softcap": 4.0}):
         out = torch.zeros(22, 4, 16, device=DEVICE)
-        run(q, cache, 0, plan, out, scale=0.3, **options)
+        run(q, cache, 0, plan, out, AttentionRules(0.3, **options))
         results.append(out)
     return results
 
@@ -275,7 +275,7 @@ def prefilled_on_hopper(run):
     blocks = [(0, 128, 0, 100), (128, 72, 0, 228), (200, 40, 1, 100)]
     plan = rows.plan(0, [0] * 200 + [1] * 40, [*range(100, 300), *range(100, 140)], blocks, 128)
     out = torch.zeros(240, 4, 128, device=DEVICE, dtype=torch.bfloat16)
-    run(normal(240, 4, 128, dtype=torch.bfloat16), rows.cache, 0, plan, out, scale=0.1)
+    run(normal(240, 4, 128, dtype=torch.bfloat16), rows.cache, 0, plan, out, AttentionRules(0.1))
     return out
 
 

@@ -8,7 +8,7 @@ import torch
 from sglang_lite.runtime.attention import triton as attention_by_triton
 from sglang_lite.runtime.attention.base import AttentionRequirements
 from sglang_lite.runtime.attention.triton import TritonAttention
-from sglang_lite.runtime.kernels.attention_metadata import RotaryPositions
+from sglang_lite.runtime.kernels.attention_metadata import AttentionRules, RotaryPositions
 from sglang_lite.runtime.kernels.decode_attention import decode_attention
 from sglang_lite.runtime.kernels.fp8_rows import Scales
 from sglang_lite.runtime.kernels.kv_cache import KVCache, KVScales
@@ -54,10 +54,21 @@ def test_rope_store_and_decode_attention_are_one(lengths, heads, dim, rope_dim, 
     out, expected = (torch.full((count, heads[0], dim), float("nan"), device=DEVICE) for _ in range(2))
     for _ in range(2):  # the counters are left as they were found
         rope_attention(
-            qkv, q_norm, k_norm, 1e-5, tables, cache, 0, out, plan=plan, work=work, scales=scales, scale=0.3, **options
+            qkv,
+            q_norm,
+            k_norm,
+            1e-5,
+            tables,
+            cache,
+            0,
+            out,
+            plan=plan,
+            work=work,
+            scales=scales,
+            rules=AttentionRules(0.3, **options),
         )
     q = rope_store(qkv, q_norm, k_norm, 1e-5, tables, plan, other, 0, scales)
-    decode_attention(q, other, 0, plan, rows.work(plan), expected, scale=0.3, **options)
+    decode_attention(q, other, 0, plan, rows.work(plan), expected, AttentionRules(0.3, **options))
     near = torch.bfloat16 if eight else torch.float32
     close(out, expected, near)
     close(cache.k[0].float(), other.k[0].float(), near)
@@ -81,7 +92,9 @@ def test_three_positions_rotate_as_their_elements_of_the_tables_would():
     threefold = replace(plan, rotary=RotaryPositions(at, axes))
     out, expected = (torch.empty((count, heads[0], dim), device=DEVICE) for _ in range(2))
     for each, to, cache, rope in ((threefold, out, caches[0], tables), (plan, expected, caches[1], own)):
-        rope_attention(qkv, None, None, 1e-5, rope, cache, 0, to, plan=each, work=rows.work(plan), scale=0.3)
+        rope_attention(
+            qkv, None, None, 1e-5, rope, cache, 0, to, plan=each, work=rows.work(plan), rules=AttentionRules(0.3)
+        )
     close(out, expected)
     stored = rope_store(qkv.clone(), None, None, 1e-5, tables, threefold, caches[2], 0)
     close(stored, rope_store(qkv.clone(), None, None, 1e-5, own, plan, caches[3], 0))
@@ -109,10 +122,8 @@ def test_one_row_of_8_bits_is_taken_from_its_product(monkeypatch, length):
     step = TritonAttention(requirements).plan_step(plan)
     assert step.from_product is not None
     for _ in range(2):
-        step.from_product(
-            qkv, None, None, 1e-5, tables, cache, 0, out, scales=None, scale=0.3, window=None, softcap=None
-        )
+        step.from_product(qkv, None, None, 1e-5, tables, cache, 0, out, scales=None, rules=AttentionRules(0.3))
     q = rope_store(qkv, None, None, 1e-5, tables, plan, other, 0)
-    decode_attention(q, other, 0, plan, rows.work(plan), expected, scale=0.3)
+    decode_attention(q, other, 0, plan, rows.work(plan), expected, AttentionRules(0.3))
     close(out.float(), expected.float(), torch.float16)
     assert torch.equal(cache.k[0].float(), other.k[0].float())

@@ -7,49 +7,19 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from sglang_lite.runtime.kernels.attention_metadata import AttentionPlan, DecodeRows, ExtendGroup, ExtendRow
+from sglang_lite.runtime.kernels.attention_metadata import (
+    AttentionPlan,
+    AttentionRules,
+    DecodeRows,
+    ExtendGroup,
+    ExtendRow,
+)
 from sglang_lite.runtime.kernels.kv_cache import KVCache, gather, indexable, scale_by_kv_head
 
 _MAX_GROUPED_QUERIES = 8  # most new tokens of a row for which the heads of a group are one product
 _MIN_PRODUCT_PAIRS = 1 << 16  # pairs of a new token and a position from which on plain products are used, if faster
 _MAX_PRODUCT_ROWS = 384  # most rows of a plain product: tokens times the heads of a group
 _MAX_PRODUCT_SCORES = 1 << 22  # most scores of a plain product, so that they fit the processor's caches
-
-
-@dataclass(frozen=True, slots=True)
-class AttentionRules:
-    """Rules by which a layer's attention weighs positions. Attributes are the arguments of `attention` with these
-    names."""
-
-    scale: float
-    window: int | None = None
-    softcap: float | None = None
-    sinks: torch.Tensor | None = None
-    causal: bool = True
-
-    @property
-    def plain(self) -> bool:
-        """True if each token sees all tokens before it, with unmodified scores."""
-        return self.causal and self.window is None and self.softcap is None and self.sinks is None
-
-    def softmax(self, scores: torch.Tensor, masked: torch.Tensor | None, heads: tuple[int, ...]) -> torch.Tensor:
-        """Returns the weights of scaled scores [kv_heads, …, positions].
-
-        Args:
-            scores: scaled scores; overwritten.
-            masked: mask, True for positions that a token doesn't see; None if it sees all.
-            heads: shape of the scores, with 1 for all dimensions that are not heads.
-        """
-        if self.softcap is not None or self.sinks is not None:
-            scores = scores.float()
-        if self.softcap is not None:
-            scores = torch.tanh(scores / self.softcap) * self.softcap
-        if masked is not None:
-            scores = scores.masked_fill_(masked, float("-inf"))
-        if self.sinks is None:
-            return scores.softmax(-1)
-        sinks = self.sinks.view(heads).expand(*scores.shape[:-1], 1)
-        return torch.cat((scores, sinks), -1).softmax(-1)[..., :-1]
 
 
 def store_kv(
@@ -69,18 +39,7 @@ def store_kv(
     return q
 
 
-def attention(
-    q: torch.Tensor,
-    cache: KVCache,
-    layer: int,
-    plan: AttentionPlan,
-    *,
-    scale: float,
-    window: int | None = None,
-    softcap: float | None = None,
-    sinks: torch.Tensor | None = None,
-    causal: bool = True,
-) -> torch.Tensor:
+def attention(q: torch.Tensor, cache: KVCache, layer: int, plan: AttentionPlan, rules: AttentionRules) -> torch.Tensor:
     """Attention of new tokens over their sequences.
 
     Args:
@@ -88,18 +47,12 @@ def attention(
         cache: KV cache, with the keys and values of the new tokens.
         layer: index of the layer.
         plan: plan of the step.
-        scale: factor of the scores.
-        window: if given, each token sees only the last `window` positions, itself included.
-        softcap: if given, scores become softcap * tanh(scores / softcap).
-        sinks: float32 [heads], an additional score of each head whose weight goes to no value; or None.
-        causal: whether each token sees only itself and the tokens before it. Otherwise sequences must be complete in
-            the batch, and each token sees all of its sequence, within `window` in both directions.
+        rules: rules of the layer.
 
     Returns:
         [T, heads, size of a value].
     """
     k, v = cache.k[layer], cache.v[layer]
-    rules = AttentionRules(scale, window, softcap, sinks, causal)
     if len(plan.extends) == 1 and plan.extends[0].end - plan.extends[0].start == len(q):
         out = attend_rows(q, k, v, plan.extends[0], rules)
     else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from sglang_lite.runtime.kernels.attention_metadata import DecodeWork, DevicePlan, SharedPrefixes
+from sglang_lite.runtime.kernels.attention_metadata import AttentionRules, DecodeWork, DevicePlan, SharedPrefixes
 from sglang_lite.runtime.kernels.kv_cache import KVCache, scale_by_kv_head
 from sglang_lite.runtime.kernels.reference.page_table import token_slots
 from sglang_lite.runtime.kernels.reference.prefix_attention import prefix_partials
@@ -48,21 +48,18 @@ def decode_attention(
     plan: DevicePlan,
     work: DecodeWork,
     out: torch.Tensor,
-    *,
-    scale: float,
-    window: int | None = None,
-    softcap: float | None = None,
+    rules: AttentionRules,
 ) -> None:
     k, v = cache.k[layer], cache.v[layer]
     for row in range(plan.decoding):
         first, count = work.rows[row].tolist()
         parts: list[PartialAttention] = []
         for _, start, end, slot in work.items[first : first + count].tolist():
-            if window is not None:
-                start = max(start, int(plan.positions[row]) + 1 - window)
+            if rules.window is not None:
+                start = max(start, int(plan.positions[row]) + 1 - rules.window)
             if start < end:
                 at = token_slots(plan, slot, torch.arange(start, end, device=q.device))
-                parts.append(attend_tokens(q[row], k, v, at, scale=scale, softcap=softcap))
+                parts.append(attend_tokens(q[row], k, v, at, rules))
         if plan.shared is not None:
             max_chunks = plan.shared.max_chunks
             pieces = range(row * max_chunks, row * max_chunks + int(plan.shared.chunks[row]))

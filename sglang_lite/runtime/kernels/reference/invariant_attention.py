@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from sglang_lite.runtime.kernels.attention_metadata import DevicePlan
+from sglang_lite.runtime.kernels.attention_metadata import AttentionRules, DevicePlan
 from sglang_lite.runtime.kernels.invariant_attention import InvariantWork, piece_borders
 from sglang_lite.runtime.kernels.kv_cache import KVCache, scale_by_kv_head
 from sglang_lite.runtime.kernels.reference.page_table import token_slots
@@ -34,15 +34,12 @@ def invariant_attention(
     plan: DevicePlan,
     work: InvariantWork,
     out: torch.Tensor,
-    *,
-    scale: float,
-    window: int | None = None,
-    softcap: float | None = None,
+    rules: AttentionRules,
 ) -> None:
     for row in range(plan.decoding):
         end = int(plan.positions[row]) + 1
-        seen = torch.arange(0 if window is None else max(end - window, 0), end, device=q.device)
+        seen = torch.arange(0 if rules.window is None else max(end - rules.window, 0), end, device=q.device)
         at = token_slots(plan, int(plan.slots[row]), seen)
-        result = merged([attend_tokens(q[row], cache.k[layer], cache.v[layer], at, scale=scale, softcap=softcap)])
+        result = merged([attend_tokens(q[row], cache.k[layer], cache.v[layer], at, rules)])
         out[row] = result if cache.scales is None else scale_by_kv_head(result[None], cache.scales.v[layer])[0]
-    prefill_attention(q, cache, layer, plan, out, scale=scale, window=window, softcap=softcap)
+    prefill_attention(q, cache, layer, plan, out, rules)

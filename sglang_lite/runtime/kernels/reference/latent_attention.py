@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from sglang_lite.runtime.kernels.attention_metadata import DecodeWork, DevicePlan, ExtendRow
+from sglang_lite.runtime.kernels.attention_metadata import AttentionRules, DecodeWork, DevicePlan, ExtendRow
 from sglang_lite.runtime.kernels.kv_cache import KVCache, apply_latent_scales
-from sglang_lite.runtime.kernels.reference.attention import AttentionRules, attend_rows
+from sglang_lite.runtime.kernels.reference.attention import attend_rows
 from sglang_lite.runtime.kernels.reference.page_table import token_slots
 from sglang_lite.runtime.kernels.reference.prefix_attention import prefix_partials
 from sglang_lite.runtime.kernels.reference.softmax import PartialAttention, attend_tokens, merged
@@ -27,7 +27,7 @@ def latent_decode(
     for row in range(plan.decoding):
         first, count = work.rows[row].tolist()
         parts = [
-            attend_tokens(q[row], plane, plane, _slots(plan, slot, start, end), scale=scale, softcap=None)
+            attend_tokens(q[row], plane, plane, _slots(plan, slot, start, end), AttentionRules(scale))
             for _, start, end, slot in work.items[first : first + count].tolist()
         ]
         if plan.shared is not None:
@@ -43,7 +43,7 @@ def latent_prefix(
     q, plane, _ = _unscaled(q, cache, layer, rank)
     for first, count, slot, start, end, chunk in plan.shared.items.tolist():
         for row in plan.shared.order[first : first + count].tolist():
-            acc, *ml = attend_tokens(q[row], plane, plane, _slots(plan, slot, start, end), scale=scale, softcap=None)
+            acc, *ml = attend_tokens(q[row], plane, plane, _slots(plan, slot, start, end), AttentionRules(scale))
             buffer = prefix_partials(work.partials, row * plan.shared.max_chunks + chunk, q.shape[1])
             for target, value in zip(buffer, (acc[:, :rank], *ml)):
                 target.copy_(value)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from sglang_lite.runtime.kernels.attention_metadata import DevicePlan, ExtendRow
+from sglang_lite.runtime.kernels.attention_metadata import AttentionRules, DevicePlan, ExtendRow
 from sglang_lite.runtime.kernels.kv_cache import KVCache, scale_by_kv_head
-from sglang_lite.runtime.kernels.reference.attention import AttentionRules, attend_rows
+from sglang_lite.runtime.kernels.reference.attention import attend_rows
 from sglang_lite.runtime.kernels.reference.page_table import token_slots
 
 
@@ -16,10 +16,7 @@ def prefill_attention(
     layer: int,
     plan: DevicePlan,
     out: torch.Tensor,
-    *,
-    scale: float,
-    window: int | None = None,
-    softcap: float | None = None,
+    rules: AttentionRules,
 ) -> None:
     k, v = cache.k[layer], cache.v[layer]
     for first, count, slot, position in plan.blocks.tolist():
@@ -28,5 +25,5 @@ def prefill_attention(
         behind = 0 if limits is None else int(limits.max()) - position - count
         slots = token_slots(plan, slot, torch.arange(position + count + behind, device=q.device))
         row = ExtendRow(0, count, slots, limits, behind)
-        result = attend_rows(q[tokens], k, v, row, AttentionRules(scale, window, softcap))
+        result = attend_rows(q[tokens], k, v, row, rules)
         out[tokens] = result if cache.scales is None else scale_by_kv_head(result, cache.scales.v[layer])

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from sglang_lite.runtime.kernels.attention_metadata import DevicePlan, ExtendRow
-from sglang_lite.runtime.kernels.reference.attention import AttentionRules, attend_rows
+from sglang_lite.runtime.kernels.attention_metadata import AttentionRules, DevicePlan, ExtendRow
+from sglang_lite.runtime.kernels.reference.attention import attend_rows
 
 
 def uncached_attention_hopper(

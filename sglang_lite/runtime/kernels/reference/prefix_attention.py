@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from sglang_lite.runtime.kernels.attention_metadata import DecodeWork, DevicePlan, Partials
+from sglang_lite.runtime.kernels.attention_metadata import AttentionRules, DecodeWork, DevicePlan, Partials
 from sglang_lite.runtime.kernels.kv_cache import KVCache
 from sglang_lite.runtime.kernels.reference.page_table import token_slots
 from sglang_lite.runtime.kernels.reference.softmax import PartialAttention, attend_tokens
@@ -16,16 +16,14 @@ def prefix_attention(
     layer: int,
     plan: DevicePlan,
     work: DecodeWork,
-    *,
-    scale: float,
-    softcap: float | None = None,
+    rules: AttentionRules,
 ) -> None:
     assert plan.shared is not None
     k, v = cache.k[layer], cache.v[layer]
     for first, count, slot, start, end, chunk in plan.shared.items.tolist():
         at = token_slots(plan, slot, torch.arange(start, end, device=q.device))
         for row in plan.shared.order[first : first + count].tolist():
-            part = attend_tokens(q[row], k, v, at, scale=scale, softcap=softcap)
+            part = attend_tokens(q[row], k, v, at, rules)
             buffer = prefix_partials(work.partials, row * plan.shared.max_chunks + chunk, q.shape[1])
             for target, value in zip(buffer, part):
                 target.copy_(value)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from sglang_lite.runtime.kernels.attention_metadata import DecodeWork, DevicePlan
+from sglang_lite.runtime.kernels.attention_metadata import AttentionRules, DecodeWork, DevicePlan
 from sglang_lite.runtime.kernels.fp8_rows import Scales
 from sglang_lite.runtime.kernels.kv_cache import KVCache
 from sglang_lite.runtime.kernels.reference.decode_attention import decode_attention
@@ -24,10 +24,8 @@ def rope_attention(
     plan: DevicePlan,
     work: DecodeWork,
     scales: Scales | None = None,
-    scale: float,
-    window: int | None = None,
-    softcap: float | None = None,
+    rules: AttentionRules,
 ) -> None:
-    plan = plan.in_layer(window)
+    plan = plan.in_layer(rules.window)
     q = rope_store(qkv.clone(), q_norm, k_norm, eps, rope, plan, cache, layer, scales)
-    decode_attention(q, cache, layer, plan, work, out, scale=scale, window=window, softcap=softcap)
+    decode_attention(q, cache, layer, plan, work, out, rules)

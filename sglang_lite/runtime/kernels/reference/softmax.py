@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import torch
 
+from sglang_lite.runtime.kernels.attention_metadata import AttentionRules
 from sglang_lite.runtime.kernels.kv_cache import gather
 
 
@@ -26,7 +27,7 @@ class PartialAttention(NamedTuple):
 
 
 def attend_tokens(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, at: torch.Tensor, *, scale: float, softcap: float | None
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, at: torch.Tensor, rules: AttentionRules
 ) -> PartialAttention:
     """Attention of one token over others, all of which it sees.
 
@@ -34,12 +35,12 @@ def attend_tokens(
         q: query [heads, head_dim].
         k, v: keys and values of a layer [kv_heads, slots, head_dim].
         at: int64 [N], token slots of the other tokens.
-        scale, softcap: as for `reference.attention.attention`.
+        rules: rules of the layer; a window and sinks have no part in this.
     """
     keys, values = (gather(x, at, torch.float32).repeat_interleave(len(q) // len(k), 0) for x in (k, v))
-    scores = torch.einsum("hd, hnd -> hn", q.float(), keys) * scale
-    if softcap is not None:
-        scores = torch.tanh(scores / softcap) * softcap
+    scores = torch.einsum("hd, hnd -> hn", q.float(), keys) * rules.scale
+    if rules.softcap is not None:
+        scores = torch.tanh(scores / rules.softcap) * rules.softcap
     scores = scores / math.log(2)
     highest = scores.amax(1)
     weights = torch.exp2(scores - highest.unsqueeze(1))

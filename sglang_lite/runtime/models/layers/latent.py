@@ -18,9 +18,9 @@ from dataclasses import dataclass, replace
 import torch
 import torch.nn.functional as F
 
-from sglang_lite.runtime.kernels.attention_metadata import AttentionPlan, ExtendRow
+from sglang_lite.runtime.kernels.attention_metadata import AttentionPlan, AttentionRules, ExtendRow
 from sglang_lite.runtime.kernels.kv_cache import KVCache, apply_latent_scales, indexable
-from sglang_lite.runtime.kernels.reference.attention import AttentionRules, attend_rows, attention
+from sglang_lite.runtime.kernels.reference.attention import attend_rows, attention
 from sglang_lite.runtime.models.layers.linear import Linear
 from sglang_lite.runtime.models.layers.rope import rotate
 from sglang_lite.runtime.models.spec import LatentSpec
@@ -118,7 +118,7 @@ def latent_attention(
         q = product.new_empty((len(product), spec.heads, spec.key_size))
         absorbed = torch.cat((matrices.keys(q_nope[at]), q_rope[at]), 2)
         q[at] = absorbed if scales is None else apply_latent_scales(absorbed, scales, spec.rank)
-        seen = attention(q, cache, layer, _without_expanded(spec, plan), scale=spec.scale)
+        seen = attention(q, cache, layer, _without_expanded(spec, plan), AttentionRules(spec.scale))
         out[at] = matrices.values(seen[at][..., : spec.rank])
     for row in expanded:
         q = torch.cat((q_nope[row.start : row.end], q_rope[row.start : row.end]), 2)
