@@ -32,20 +32,8 @@ from sglang_lite.protocol import (
     Selection,
     SglError,
 )
-from sglang_lite.runtime.calls import (
-    CompileGrammar,
-    EngineCall,
-    ExportPrefix,
-    FlushCache,
-    ImportPrefix,
-    LoadLoraAdapter,
-    Loras,
-    R,
-    StartProfile,
-    Stats,
-    StopProfile,
-    UnloadLoraAdapter,
-)
+from sglang_lite.runtime import calls
+from sglang_lite.runtime.calls import EngineCall, R
 from sglang_lite.runtime.config import EngineConfig, takes_fields
 from sglang_lite.runtime.core.submission import (
     GenerateRequest,
@@ -245,7 +233,7 @@ class Engine:
             EngineClosedError: the engine is closed.
         """
         try:
-            compiled: CompiledGrammar = self.core.ask(CompileGrammar(constraint)).result()
+            compiled: CompiledGrammar = self.core.ask(calls.CompileGrammar(constraint)).result()
         except SglError as error:  # may be raised for several callers
             raise copy(error) from error
         return compiled
@@ -410,7 +398,7 @@ class Engine:
         Raises:
             ParameterError: a profile is running already, or the folder can't be written.
         """
-        self.answer(StartProfile(os.path.abspath(output_dir), with_stack, record_shapes))
+        self.answer(calls.StartProfile(os.path.abspath(output_dir), with_stack, record_shapes))
 
     def stop_profile(self) -> str:
         """Ends the profile, and returns the path of its trace, which chrome://tracing and Perfetto show; with several
@@ -419,7 +407,7 @@ class Engine:
         Raises:
             ParameterError: no profile is running.
         """
-        return self.answer(StopProfile())
+        return self.answer(calls.StopProfile())
 
     def load_lora_adapter(self, lora_name: str, lora_path: str | os.PathLike[str], *, pinned: bool = False) -> None:
         """Reads an adapter (LoRA) from a folder of peft's. Requests can then name it as `lora_path`.
@@ -436,7 +424,7 @@ class Engine:
         """
         check_kind("lora_name", lora_name, str)
         check_kind("pinned", pinned, bool)
-        self.answer(LoadLoraAdapter(lora_name, os.path.abspath(os.path.expanduser(lora_path)), pinned))
+        self.answer(calls.LoadLoraAdapter(lora_name, os.path.abspath(os.path.expanduser(lora_path)), pinned))
 
     def unload_lora_adapter(self, lora_name: str) -> None:
         """Forgets an adapter. Requests that have named it end as they would; the call waits for them.
@@ -446,16 +434,16 @@ class Engine:
             EngineClosedError: the engine is closed.
         """
         check_kind("lora_name", lora_name, str)
-        self.answer(UnloadLoraAdapter(lora_name))
+        self.answer(calls.UnloadLoraAdapter(lora_name))
 
     def loras(self) -> list[dict[str, Any]]:  # texts, booleans and a whole number
         """Adapters that requests can name: lora_name, lora_path, pinned, rank (None while it is not in memory), and
         whether it is resident on the device."""
-        return self.answer(Loras())
+        return self.answer(calls.Loras())
 
     def flush_cache(self) -> int:
         """Drops every cached prefix that no request is using; returns the number of tokens that were freed."""
-        return self.answer(FlushCache())
+        return self.answer(calls.FlushCache())
 
     def export_prefix(
         self, prompt: Prompt | str | Sequence[int], path: str | os.PathLike[str], *, namespace: str = ""
@@ -479,7 +467,7 @@ class Engine:
         check_kind("prompt", prompt, str, Prompt, list, tuple)
         check_kind("namespace", namespace, str)
         text, ids = (prompt, ()) if isinstance(prompt, str | Prompt) else ("", tuple(prompt))
-        return self.answer(ExportPrefix(text, ids, os.path.abspath(path), namespace))
+        return self.answer(calls.ExportPrefix(text, ids, os.path.abspath(path), namespace))
 
     def import_prefix(self, path: str | os.PathLike[str], *, trust_cache: bool = False, namespace: str = "") -> int:
         """Reads a file of `export_prefix` into the host's part of the cache, where requests that begin with its prompt
@@ -507,7 +495,7 @@ class Engine:
                 hint="Set trust_cache=True for a file that you know.",
             )
         check_kind("namespace", namespace, str)
-        return self.answer(ImportPrefix(os.path.abspath(path), namespace))
+        return self.answer(calls.ImportPrefix(os.path.abspath(path), namespace))
 
     def stats(self) -> dict[str, Any]:  # counts are int, seconds float
         """Counts, taken between two steps: requests waiting and running; tokens cached and free; tokens of
@@ -518,7 +506,7 @@ class Engine:
         number of rows that were postponed by a step because their masks took too long. With `tp_size` above 1, `ranks`
         lists the rank and process id of each. With several replicas, counts are sums and times the largest ones;
         `replicas` has those of each, with its number as `dp_rank`."""
-        return self.answer(Stats())
+        return self.answer(calls.Stats())
 
     def answer(self, call: EngineCall[R]) -> R:
         """Waits for the answer to a call of the table (runtime/calls.py)."""

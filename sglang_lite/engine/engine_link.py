@@ -17,27 +17,9 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from sglang_lite.engine import spawned_process, switch_interval
+from sglang_lite.engine import frames, spawned_process, switch_interval
 from sglang_lite.engine.engine_process import EngineProcess
-from sglang_lite.engine.frames import (
-    Abort,
-    AskReply,
-    Close,
-    DropBranch,
-    ExpectPause,
-    Extend,
-    Judge,
-    Log,
-    Prefixes,
-    Progress,
-    Ready,
-    Report,
-    RequestEvent,
-    StartFailed,
-    Submitted,
-    frame,
-    reports,
-)
+from sglang_lite.engine.frames import frame, reports
 from sglang_lite.engine.open_submissions import OpenSubmission, OpenSubmissions
 from sglang_lite.engine.signs_of_life import LOOK_S
 from sglang_lite.protocol import EngineClosedError
@@ -54,7 +36,7 @@ RESTART_WINDOW_S = 300.0
 _SPENT = f" {MAX_RESTARTS} restarts in five minutes are spent. Find the cause, then make a new engine: sgl.Engine(…)."
 
 
-Watch: TypeAlias = Callable[[Ready | Prefixes | None], object]
+Watch: TypeAlias = Callable[[frames.Ready | frames.Prefixes | None], object]
 
 
 def ignored(_: object) -> None:
@@ -132,7 +114,7 @@ class EngineLink:
     def begin(
         self,
         number: int,
-        request: Submitted,
+        request: frames.Submitted,
         entry: OpenSubmission,
         counted: Callable[[], Callable[[Any], None]],  # sinks of each kind of submission have their own events
     ) -> None:
@@ -151,7 +133,7 @@ class EngineLink:
             else:
                 _send_to(self._process, data)
 
-    def send(self, number: int, message: Extend | Judge | DropBranch | ExpectPause | Close | Abort) -> None:
+    def send(self, number: int, message: frames.Later) -> None:
         """Sends a message of an open submission, unless that has ended. Sends nothing from a forked copy."""
         if self._gate.is_copy:
             return
@@ -162,7 +144,7 @@ class EngineLink:
                 entry.unsent = b""
 
     def abort(self, number: int) -> None:
-        self.send(number, Abort())
+        self.send(number, frames.Abort())
 
     def ask(self, call: Any) -> Future[Any]:  # any of `Asked`; each has its own type of answer
         number = self.new_number()
@@ -204,25 +186,25 @@ class EngineLink:
         if threading.current_thread() is self.submissions.reader:  # and not a later one, of a restarted process
             switch_interval.restore()
 
-    def _handle(self, message: Report, process: EngineProcess) -> None:
+    def _handle(self, message: frames.Report, process: EngineProcess) -> None:
         match message:
-            case RequestEvent():
+            case frames.RequestEvent():
                 self.submissions.deliver(message)
-            case AskReply():
+            case frames.AskReply():
                 self.submissions.answer(message)
-            case Log():
+            case frames.Log():
                 with contextlib.suppress(Exception):  # the caller's logging handlers may raise
                     logging.getLogger(message.logger).log(message.level, "%s", message.line)
-            case Progress():
+            case frames.Progress():
                 process.bar = startup_messages.move_bar(
                     process.bar, message.done, message.total, self._config.log_level
                 )
-            case Ready():
+            case frames.Ready():
                 self._watch(message)
                 process.ready.set_result(message)
-            case Prefixes():
+            case frames.Prefixes():
                 self._watch(message)
-            case StartFailed():
+            case frames.StartFailed():
                 process.failure = as_error(message.failure)
                 process.child.connection.close()
 

@@ -19,29 +19,7 @@ import msgspec
 from sglang_lite.errors import BackendError, Location, ParameterError, SglError
 from sglang_lite.program.nodes import Node, Path, Verdict
 from sglang_lite.protocol import Constraint, Delta, Generation, SamplingParams, Selection
-from sglang_lite.runtime.calls import (
-    CheckWeights,
-    CompileGrammar,
-    ContinueGeneration,
-    ExportPrefix,
-    FlushCache,
-    ImportPrefix,
-    JoinGroup,
-    LeaveGroup,
-    LoadLoraAdapter,
-    Loras,
-    PauseGeneration,
-    ReadWeights,
-    ReceiveWeights,
-    ReleaseMemory,
-    ResumeMemory,
-    StartProfile,
-    Stats,
-    StopProfile,
-    UnloadLoraAdapter,
-    UpdateTensors,
-    UpdateWeights,
-)
+from sglang_lite.runtime import calls
 from sglang_lite.runtime.config import Capacity
 from sglang_lite.runtime.core.submission import OpenRequest, ProgramRequest, SelectRequest
 from sglang_lite.runtime.tokens.image_span import MediaItem
@@ -127,32 +105,33 @@ class Abort(_Message, frozen=True, tag="abort"):
     """Request to abort a submission."""
 
 
+Later: TypeAlias = Extend | Judge | DropBranch | ExpectPause | Close | Abort  # about a submission that is open
 Submitted: TypeAlias = Submit | SelectRequest | ProgramRequest | OpenRequest
 Asked: TypeAlias = (
     Encode
-    | CompileGrammar
-    | UpdateWeights
-    | UpdateTensors
-    | JoinGroup
-    | ReceiveWeights
-    | LeaveGroup
-    | ReadWeights
-    | CheckWeights
-    | PauseGeneration
-    | ContinueGeneration
-    | ReleaseMemory
-    | ResumeMemory
-    | FlushCache
-    | LoadLoraAdapter
-    | UnloadLoraAdapter
-    | Loras
-    | ExportPrefix
-    | ImportPrefix
-    | Stats
-    | StartProfile
-    | StopProfile
+    | calls.CompileGrammar
+    | calls.UpdateWeights
+    | calls.UpdateTensors
+    | calls.JoinGroup
+    | calls.ReceiveWeights
+    | calls.LeaveGroup
+    | calls.ReadWeights
+    | calls.CheckWeights
+    | calls.PauseGeneration
+    | calls.ContinueGeneration
+    | calls.ReleaseMemory
+    | calls.ResumeMemory
+    | calls.FlushCache
+    | calls.LoadLoraAdapter
+    | calls.UnloadLoraAdapter
+    | calls.Loras
+    | calls.ExportPrefix
+    | calls.ImportPrefix
+    | calls.Stats
+    | calls.StartProfile
+    | calls.StopProfile
 )
-Request: TypeAlias = Start | Submitted | Extend | Judge | DropBranch | ExpectPause | Close | Abort | Asked
+Request: TypeAlias = Start | Submitted | Later | Asked
 Command: TypeAlias = tuple[int, Request]
 
 

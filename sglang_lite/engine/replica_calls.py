@@ -13,32 +13,8 @@ from msgspec.structs import replace
 from sglang_lite.engine.core_client import CoreClient
 from sglang_lite.engine.futures import ended_within, gathered, then
 from sglang_lite.protocol import EngineClosedError, ModelError, SglError
-from sglang_lite.runtime.calls import (
-    MEMORY_TAGS,
-    CheckWeights,
-    CompileGrammar,
-    ContinueGeneration,
-    EngineCall,
-    FlushCache,
-    ImportPrefix,
-    JoinGroup,
-    LeaveGroup,
-    LoadLoraAdapter,
-    Loras,
-    PauseGeneration,
-    R,
-    ReadWeights,
-    ReceiveWeights,
-    ReleaseMemory,
-    ResumeMemory,
-    StartProfile,
-    Stats,
-    StopProfile,
-    UnloadLoraAdapter,
-    UpdateTensors,
-    UpdateWeights,
-    WriteTensors,
-)
+from sglang_lite.runtime import calls
+from sglang_lite.runtime.calls import EngineCall, R
 
 _WRITTEN = "it has the weights of its checkpoint, and can't have those that the others are given. Start a new engine."
 _WITHOUT_GRAPHS = ("kv_cache", "weights")  # graphs that are given back with all return with the last of these
@@ -75,7 +51,7 @@ class ReplicaCalls:
         """Tells a process that replaces another one what that had been told."""
         if self._written or self._groups:
             raise ModelError(_WRITTEN)
-        return gathered([client.ask_process(call) for call in (*self._repeated, Stats())])
+        return gathered([client.ask_process(call) for call in (*self._repeated, calls.Stats())])
 
     def close(self) -> None:
         """Ends the thread of updates, when it has ended its last one."""
@@ -100,24 +76,24 @@ class ReplicaCalls:
         """Keeps what another process must be told again, and forgets what is over."""
         with self._lock:
             match call:
-                case LoadLoraAdapter() | PauseGeneration() | ReleaseMemory():
+                case calls.LoadLoraAdapter() | calls.PauseGeneration() | calls.ReleaseMemory():
                     self._repeated = [*self._repeated, call]
-                case UnloadLoraAdapter(name):
-                    self._forget(lambda each: isinstance(each, LoadLoraAdapter) and each.name == name)
-                case ContinueGeneration():
-                    self._forget(lambda each: isinstance(each, PauseGeneration))
-                case ResumeMemory(tags):
-                    resumed = set(tags or MEMORY_TAGS)
-                    released = [each for each in self._repeated if isinstance(each, ReleaseMemory)]
-                    self._forget(lambda each: isinstance(each, ReleaseMemory))
+                case calls.UnloadLoraAdapter(name):
+                    self._forget(lambda each: isinstance(each, calls.LoadLoraAdapter) and each.name == name)
+                case calls.ContinueGeneration():
+                    self._forget(lambda each: isinstance(each, calls.PauseGeneration))
+                case calls.ResumeMemory(tags):
+                    resumed = set(tags or calls.MEMORY_TAGS)
+                    released = [each for each in self._repeated if isinstance(each, calls.ReleaseMemory)]
+                    self._forget(lambda each: isinstance(each, calls.ReleaseMemory))
                     for each in released:
                         if left := tuple(sorted(set(each.tags or _WITHOUT_GRAPHS) - resumed)):
-                            self._repeated = [*self._repeated, ReleaseMemory(left, each.keep)]
+                            self._repeated = [*self._repeated, calls.ReleaseMemory(left, each.keep)]
 
     def _forget(self, over: Callable[[EngineCall[Any]], bool]) -> None:
         self._repeated = [call for call in self._repeated if not over(call)]
 
-    def _stats(self, call: Stats) -> Future[dict[str, Any]]:
+    def _stats(self, call: calls.Stats) -> Future[dict[str, Any]]:
         """Counts of all, and of each replica that answers now; one that is stopped is left out."""
         ranks = [rank for rank, client in enumerate(self._clients) if client.is_up and client.responds]
         answers = {rank: _asked(self._clients[rank], call) for rank in ranks or range(len(self._clients))}
@@ -133,7 +109,7 @@ class ReplicaCalls:
 
         return then(ended_within([*answers.values()], STATS_S), combined)
 
-    def _compile(self, call: CompileGrammar) -> Future[Any]:
+    def _compile(self, call: calls.CompileGrammar) -> Future[Any]:
         first, *others = self.there()
         compiled = first.ask(call)  # in this process, too
         return then(gathered([compiled, *(client.ask_process(call) for client in others)]), lambda answers: answers[0])
@@ -145,13 +121,13 @@ class ReplicaCalls:
 
     # ----------------------------------------------------------------------------------------- all or none
 
-    def _load_lora(self, call: LoadLoraAdapter) -> Future[None]:
+    def _load_lora(self, call: calls.LoadLoraAdapter) -> Future[None]:
         def undo(client: CoreClient) -> None:
-            client.ask(UnloadLoraAdapter(call.name)).result()
+            client.ask(calls.UnloadLoraAdapter(call.name)).result()
 
         return self._updates.submit(self._all_or_none, call, undo)
 
-    def _update_weights(self, call: UpdateWeights) -> Future[str]:
+    def _update_weights(self, call: calls.UpdateWeights) -> Future[str]:
         def update() -> str:
             name: str = self._all_or_none(call, self._go_back)
             self._path = os.path.abspath(call.path) if os.path.exists(call.path) else call.path
@@ -160,7 +136,7 @@ class ReplicaCalls:
 
         return self._updates.submit(update)
 
-    def _update_tensors(self, call: UpdateTensors) -> Future[str]:
+    def _update_tensors(self, call: calls.UpdateTensors) -> Future[str]:
         def update() -> str:
             version: str = self._all_or_none(call, self._go_back)
             self._written = True
@@ -168,7 +144,7 @@ class ReplicaCalls:
 
         return self._updates.submit(update)
 
-    def _receive(self, call: ReceiveWeights) -> Future[str]:
+    def _receive(self, call: calls.ReceiveWeights) -> Future[str]:
         def update() -> str:
             version: str = self._all_or_none(call, self._go_back, together=True)
             self._written = True
@@ -176,23 +152,23 @@ class ReplicaCalls:
 
         return self._updates.submit(update)
 
-    def _join(self, call: JoinGroup) -> Future[None]:
+    def _join(self, call: calls.JoinGroup) -> Future[None]:
         """Joins with all replicas, whose ranks follow one another."""
         for client in self._clients:
             client.gate.check_open()
         joins = [client.ask(replace(call, rank=call.rank + rank)) for rank, client in enumerate(self._clients)]
         return then(gathered(joins), lambda _: self._groups.add(call.name))
 
-    def _leave(self, call: LeaveGroup) -> Future[None]:
+    def _leave(self, call: calls.LeaveGroup) -> Future[None]:
         left = gathered([_asked(client, call) for client in self.there()])
         return then(left, lambda _: self._groups.discard(call.name))
 
-    def _write_tensors(self, call: WriteTensors) -> Future[str]:
+    def _write_tensors(self, call: calls.WriteTensors) -> Future[str]:
         """Hands tensors over in shared memory, once for all."""
         from sglang_lite.runtime.models.weights.given import shared_file  # needs torch
 
         file = shared_file(call.tensors)
-        answer = self._update_tensors(UpdateTensors(str(file), call.last, call.version))
+        answer = self._update_tensors(calls.UpdateTensors(str(file), call.last, call.version))
         answer.add_done_callback(lambda _: file.unlink())
         return answer
 
@@ -223,22 +199,22 @@ class ReplicaCalls:
         try:
             if self._written:
                 raise ModelError("has weights that another replica could not take, and can't go back.")
-            client.ask(UpdateWeights(self._path, self._version)).result()
+            client.ask(calls.UpdateWeights(self._path, self._version)).result()
         except SglError as error:
             client.disconnect()
             client.gate.reason = f"the replica was ended: {error}"
 
     answers: ClassVar[Mapping[type[EngineCall[Any]], Callable[..., Future[Any]]]] = {
-        CompileGrammar: _compile,
-        Stats: _stats,
-        ReadWeights: _of_one,
-        LoadLoraAdapter: _load_lora,
-        UpdateWeights: _update_weights,
-        UpdateTensors: _update_tensors,
-        ReceiveWeights: _receive,
-        JoinGroup: _join,
-        LeaveGroup: _leave,
-        WriteTensors: _write_tensors,
+        calls.CompileGrammar: _compile,
+        calls.Stats: _stats,
+        calls.ReadWeights: _of_one,
+        calls.LoadLoraAdapter: _load_lora,
+        calls.UpdateWeights: _update_weights,
+        calls.UpdateTensors: _update_tensors,
+        calls.ReceiveWeights: _receive,
+        calls.JoinGroup: _join,
+        calls.LeaveGroup: _leave,
+        calls.WriteTensors: _write_tensors,
     }
 
 
@@ -292,15 +268,15 @@ def _nothing(_: Sequence[object]) -> None:
 
 # Answer to a call that all replicas are asked, made of theirs.
 COMBINED: Mapping[type[EngineCall[Any]], Callable[[list[Any]], Any]] = {
-    CheckWeights: _agreed,
-    PauseGeneration: sum,
-    ContinueGeneration: _nothing,
-    ReleaseMemory: _nothing,
-    ResumeMemory: _nothing,
-    UnloadLoraAdapter: _nothing,
-    Loras: _loras,
-    FlushCache: sum,
-    ImportPrefix: min,
-    StartProfile: _nothing,
-    StopProfile: lambda paths: os.path.dirname(paths[0]),
+    calls.CheckWeights: _agreed,
+    calls.PauseGeneration: sum,
+    calls.ContinueGeneration: _nothing,
+    calls.ReleaseMemory: _nothing,
+    calls.ResumeMemory: _nothing,
+    calls.UnloadLoraAdapter: _nothing,
+    calls.Loras: _loras,
+    calls.FlushCache: sum,
+    calls.ImportPrefix: min,
+    calls.StartProfile: _nothing,
+    calls.StopProfile: lambda paths: os.path.dirname(paths[0]),
 }

@@ -8,20 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from sglang_lite.errors import shown
 from sglang_lite.protocol import ParameterError
-from sglang_lite.runtime.calls import (
-    CheckWeights,
-    ContinueGeneration,
-    JoinGroup,
-    LeaveGroup,
-    PauseGeneration,
-    ReadWeights,
-    ReceiveWeights,
-    ReleaseMemory,
-    ResumeMemory,
-    UpdateTensors,
-    UpdateWeights,
-    WriteTensors,
-)
+from sglang_lite.runtime import calls
 from sglang_lite.runtime.core.submission import check_kind
 
 if TYPE_CHECKING:
@@ -49,7 +36,7 @@ def update_from_disk(
         ModelError: the checkpoint can't be read, has another architecture, or numbers that are not finite; the engine
             continues with the old weights.
     """
-    engine.answer(UpdateWeights(path, weight_version, load_format))
+    engine.answer(calls.UpdateWeights(path, weight_version, load_format))
 
 
 def update_from_tensors(
@@ -83,7 +70,7 @@ def update_from_tensors(
     from sglang_lite.runtime.models.weights.given import by_name, unpacked  # needs torch
 
     tensors = by_name(unpacked(named_tensors) if load_format else named_tensors)
-    engine.answer(WriteTensors(tensors, flush_cache, weight_version))
+    engine.answer(calls.WriteTensors(tensors, flush_cache, weight_version))
 
 
 def update_from_bytes(
@@ -95,7 +82,7 @@ def update_from_bytes(
     with tempfile.NamedTemporaryFile(suffix=".safetensors", dir=memory_folder()) as file:
         file.write(data)
         file.flush()
-        engine.answer(UpdateTensors(file.name, flush_cache, weight_version))
+        engine.answer(calls.UpdateTensors(file.name, flush_cache, weight_version))
 
 
 def init_update_group(
@@ -128,7 +115,7 @@ def init_update_group(
         ("world_size", world_size, int), ("group_name", group_name, str), ("backend", backend, str),
     ):  # fmt: skip
         check_kind(name, value, kind)
-    engine.answer(JoinGroup(master_address, master_port, rank_offset, world_size, group_name, backend))
+    engine.answer(calls.JoinGroup(master_address, master_port, rank_offset, world_size, group_name, backend))
 
 
 def update_from_group(
@@ -170,13 +157,13 @@ def update_from_group(
         if not all(isinstance(size, int) and abs(size) < 1 << 63 for size in shape):
             raise ParameterError("shapes", f"{shown(list(shape))} is no shape.")
     lists = tuple(names), tuple(map(str, dtypes)), tuple(map(tuple, shapes))
-    engine.answer(ReceiveWeights(group_name, *lists, load_format is not None, flush_cache, weight_version))
+    engine.answer(calls.ReceiveWeights(group_name, *lists, load_format is not None, flush_cache, weight_version))
 
 
 def destroy_update_group(engine: Engine, group_name: str = "weight_update_group") -> None:
     """Leaves a group. Raises ParameterError if there is none of this name."""
     check_kind("group_name", group_name, str)
-    engine.answer(LeaveGroup(group_name))
+    engine.answer(calls.LeaveGroup(group_name))
 
 
 def release_memory_occupation(engine: Engine, tags: Sequence[str] | None = None) -> None:
@@ -191,7 +178,7 @@ def release_memory_occupation(engine: Engine, tags: Sequence[str] | None = None)
         CapabilityError: a tag's memory is given back already, the engine is on a GPU and was started without
             `enable_memory_saver`, or transformers' code runs its model.
     """
-    engine.answer(ReleaseMemory(_tags(tags), keep=True))
+    engine.answer(calls.ReleaseMemory(_tags(tags), keep=True))
 
 
 def resume_memory_occupation(engine: Engine, tags: Sequence[str] | None = None) -> None:
@@ -205,7 +192,7 @@ def resume_memory_occupation(engine: Engine, tags: Sequence[str] | None = None) 
         CapabilityError: a tag's memory is not given back.
         ModelError: weights that were not kept can't be read.
     """
-    engine.answer(ResumeMemory(_tags(tags)))
+    engine.answer(calls.ResumeMemory(_tags(tags)))
 
 
 def sleep(engine: Engine, level: int = 1) -> None:
@@ -221,12 +208,12 @@ def sleep(engine: Engine, level: int = 1) -> None:
     """
     if level not in (1, 2) or isinstance(level, bool):
         raise ParameterError("level", f"{shown(level)} is neither 1 nor 2.")
-    engine.answer(ReleaseMemory(("kv_cache", "weights"), keep=level == 1))
+    engine.answer(calls.ReleaseMemory(("kv_cache", "weights"), keep=level == 1))
 
 
 def wake(engine: Engine) -> None:
     """Takes all memory again, and continues. Raises as `resume_memory_occupation`."""
-    engine.answer(ResumeMemory(()))
+    engine.answer(calls.ResumeMemory(()))
 
 
 def is_sleeping(engine: Engine) -> bool:
@@ -256,7 +243,7 @@ def read_weights(engine: Engine, name: str, truncate_size: int = 100) -> list[An
     check_kind("truncate_size", truncate_size, int)
     if truncate_size < 1:
         raise ParameterError("truncate_size", f"{truncate_size} is not above 0.")
-    return engine.answer(ReadWeights(name, truncate_size))
+    return engine.answer(calls.ReadWeights(name, truncate_size))
 
 
 def check_weights(engine: Engine, action: str = "checksum") -> dict[str, Any]:  # JSON
@@ -269,7 +256,7 @@ def check_weights(engine: Engine, action: str = "checksum") -> dict[str, Any]:  
         ParameterError: the action is unknown, or no snapshot was made.
     """
     check_kind("action", action, str)
-    return engine.answer(CheckWeights(action))
+    return engine.answer(calls.CheckWeights(action))
 
 
 def pause_generation(engine: Engine, mode: str = "abort") -> int:
@@ -286,9 +273,9 @@ def pause_generation(engine: Engine, mode: str = "abort") -> int:
         ParameterError: the mode is unknown.
     """
     check_kind("mode", mode, str)
-    return engine.answer(PauseGeneration(mode))
+    return engine.answer(calls.PauseGeneration(mode))
 
 
 def continue_generation(engine: Engine) -> None:
     """Ends a pause. Does nothing if there is none."""
-    engine.answer(ContinueGeneration())
+    engine.answer(calls.ContinueGeneration())
