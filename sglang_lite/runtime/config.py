@@ -8,7 +8,8 @@ import os
 import re
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, fields
-from typing import Any, Concatenate, Literal, ParamSpec, TypeAlias, get_args, get_type_hints
+from types import NoneType
+from typing import Any, Concatenate, Literal, ParamSpec, TypeAlias, get_args, get_origin, get_type_hints
 
 from sglang_lite.protocol import ParameterError
 from sglang_lite.protocol.anything import UserValue
@@ -290,9 +291,9 @@ class EngineConfig:
                 _check_int(name, value, 0 if name in ("compile_processes", "seed") else 1)
                 if value > most:
                     raise ParameterError(name, f"{shown(value)} is more than {most:,}.")
-        for name in _TEXTS:
+        for name, optional in _TEXTS.items():
             value = getattr(self, name)
-            if not isinstance(value, str) and (value is not None or name in ("model", "weight_version")):
+            if not isinstance(value, str) and not (optional and value is None):
                 raise ParameterError(name, f"{shown(value)} is no text.")
         _check_template(self.chat_template)
         if not isinstance(self.device, str) or not re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device):
@@ -319,24 +320,7 @@ class EngineConfig:
                     )
         if isinstance(self.log_level, str):
             object.__setattr__(self, "log_level", self.log_level.lower())
-        for name, allowed in (
-            ("model_impl", ("auto", "native", "transformers")),
-            ("load_format", get_args(LoadFormat)),
-            ("dtype", ("auto", "float32", "bfloat16", "float16", "int8")),
-            ("jump_forward", ("safe", "off")),
-            ("quantization", (None, *get_args(QuantizationName))),
-            ("kv_dtype", ("auto", "fp8")),
-            ("policy", ("lpm", "fcfs", "priority")),
-            ("constraint_backend", get_args(ConstraintBackend)),
-            ("attention_backend", get_args(AttentionBackendName)),
-            ("eviction", ("lru", "lfu", "fifo", "slru")),
-            ("hicache_write_policy", get_args(WritePolicy)),
-            ("hicache_storage_backend", (None, "file")),
-            ("lora_eviction_policy", ("lru", "fifo")),
-            ("log_level", (None, "debug", "info", "warning", "error", "critical")),
-            ("explain_cache_misses", (None, True, False)),
-            *((name, (True, False)) for name in _SWITCHES),
-        ):
+        for name, allowed in _CHOICES.items():
             if getattr(self, name) not in allowed:
                 raise ParameterError(name, f"{getattr(self, name)!r} is not one of {', '.join(map(str, allowed))}.")
         _check_tiers(self)
@@ -409,18 +393,25 @@ class EngineConfig:
         return EngineConfig(**values)
 
 
-_SWITCHES = (
-    "skip_tokenizer_init", "special_tokens_in_roles", "prefix_cache", "enable_hierarchical_cache", "overlap",
-    "enable_memory_saver", "enable_weights_cpu_backup",
-    "deterministic", "original_logprobs", "cuda_graphs", "in_process", "restart", "enable_lora",
-    "disable_custom_all_reduce",
-)  # fmt: skip
+def _choices(hint: Any) -> tuple[UserValue, ...]:  # any type
+    """Values of a boolean or a Literal, which may be None, too; () for other types."""
+    if hint is bool:
+        return True, False
+    if get_origin(hint) is Literal:
+        return get_args(hint)
+    parts = get_args(hint)
+    found = _choices(parts[0]) if len(parts) == 2 and parts[1] is NoneType else ()
+    return (None, *found) if found else ()
 
 
-_TEXTS = (
-    "model", "revision", "chat_template", "served_model_name", "weight_version", "quantization_param_path",
-    "model_checksum",
-)  # fmt: skip
+_HINTS: dict[str, Any] = get_type_hints(EngineConfig)
+_CHOICES = {name: allowed for name, hint in _HINTS.items() if (allowed := _choices(hint))}
+# Texts, and whether they may be None; the three others have checks of their own.
+_TEXTS = {
+    name: hint is not str
+    for name, hint in _HINTS.items()
+    if hint in (str, str | None) and name not in ("device", "speculation", "hicache_storage_dir")
+}
 # Settings that have only their defaults with several ranks.
 _OF_ONE_RANK = (
     "in_process",
@@ -526,9 +517,6 @@ def _check_replicas(config: EngineConfig) -> None:
         _check_int(name, getattr(config, name), least)
         if getattr(config, name) > _MAX_REPLICAS:
             raise ParameterError(name, f"{getattr(config, name):,} is more than {_MAX_REPLICAS:,}.")
-    if config.load_balance_method not in get_args(LoadBalance):
-        names = ", ".join(get_args(LoadBalance))
-        raise ParameterError("load_balance_method", f"{config.load_balance_method!r} is not one of {names}.")
     _, _, number = config.device.partition(":")
     processes = config.dp_size * config.tp_size
     if number and processes > 1:
