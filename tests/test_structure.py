@@ -431,7 +431,6 @@ def test_one_thing_has_one_name():
 
 # Records that are lists of fields and do nothing: the reason why they are long.
 MANY_FIELDS = {
-    "ChatRequest": "the fields of OpenAI's protocol",
     "EngineConfig": "the settings of an engine",
     "ResolvedParams": "the sampling parameters",
     "SamplingParams": "the sampling parameters",

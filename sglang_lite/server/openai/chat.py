@@ -27,18 +27,13 @@ from sglang_lite.server.conversation.sample_reader import (
 from sglang_lite.server.endpoint import HttpRequest, Route, answer, read, with_priorities
 from sglang_lite.server.errors import content_of
 from sglang_lite.server.http.sse import DONE, EventStream, event
-from sglang_lite.server.openai.chat_request import CHAT, ChatRequest, CustomTool, StreamOptions, conversation_of
+from sglang_lite.server.openai.chat_request import CHAT, ChatRequest, ChatStreamOptions, CustomTool, conversation_of
 from sglang_lite.server.parameters import sampling, streams
 from sglang_lite.server.reader import RequestReader
 from sglang_lite.server.service import Service
 from sglang_lite.text.chat_format import RenderedConversation
 
-_NAMES = {
-    **{name: name for name in (
-        "temperature", "top_p", "n", "stop", "max_tokens", "presence_penalty", "frequency_penalty", "logit_bias", "seed"
-    )},
-    "max_completion_tokens": "max_tokens",
-}  # fmt: skip
+_NAMES = {"max_completion_tokens": "max_tokens"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +161,7 @@ async def _stream(
 ) -> AsyncGenerator[bytes, None]:
     """Yields the chunks of a stream."""
     body, head = parsed.body, parsed.head("chat.completion.chunk")
-    options = body.stream_options or StreamOptions()
+    options = body.stream_options or ChatStreamOptions()
     if options.include_usage:
         head["usage"] = None
     samples: dict[int, SampleReader] = {}

@@ -7,8 +7,7 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
-from sglang_lite.constraints import structural_tag
-from sglang_lite.protocol import Ebnf, ParameterError, Regex
+from sglang_lite.protocol import ParameterError
 from sglang_lite.protocol.anything import Json
 from sglang_lite.server.conversation.images import Part, RequestImages, joined, unread_part
 from sglang_lite.server.conversation.tools import (
@@ -22,8 +21,7 @@ from sglang_lite.server.conversation.tools import (
 )
 from sglang_lite.server.fields import CHAT_NEUTRAL, CHAT_REFUSED, Fields
 from sglang_lite.server.http.body import convert
-from sglang_lite.server.parameters import constraints
-from sglang_lite.server.parameters.routing import RoutedFields
+from sglang_lite.server.parameters.completion_fields import CompletionFields, StreamOptions
 from sglang_lite.text.chat_format import Conversation, Tool
 
 
@@ -162,48 +160,28 @@ class AllowedTools(msgspec.Struct, kw_only=True, tag_field="type", tag="allowed_
     allowed_tools: Allowed
 
 
-class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    include_usage: bool = False
+class ChatStreamOptions(StreamOptions, kw_only=True, forbid_unknown_fields=True):
     continuous_usage_stats: bool = False
-    include_obfuscation: bool = False  # ignored: padding of events hides their sizes from eavesdroppers
 
 
-class ChatRequest(RoutedFields, kw_only=True):
+class ChatRequest(CompletionFields, kw_only=True):
     """Request for a chat completion."""
 
     messages: list[Message]
-    model: str | None = None
     tools: list[FunctionTool | CustomTool] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
-    response_format: dict[str, Any] | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    n: int | None = None
-    stop: str | list[str] | None = None
-    max_tokens: int | None = None
     max_completion_tokens: int | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    seed: int | None = None
-    stream_options: StreamOptions | None = None
+    stream_options: ChatStreamOptions | None = None
     reasoning_effort: str | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
-    regex: str | None = None
-    ebnf: str | None = None
-    structural_tag: str | None = None
-    structured_outputs: dict[str, Any] | None = None
     continue_final_message: bool | None = None
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     separate_reasoning: bool | None = None
     stream_reasoning: bool | None = None
-    rid: str | None = None
-    priority: int | None = None
-    cache_salt: str | None = None
 
 
 Choice: TypeAlias = Literal["auto", "required", "named", "shown", "none"]
@@ -226,13 +204,7 @@ def conversation_of(body: ChatRequest, unused: list[str], images: RequestImages)
         ConstraintError: a constraint of the answer can't be enforced.
     """
     messages = template_messages(body.messages, images)
-    constraint = constraints.single_constraint(
-        response_format=constraints.response_format(body.response_format),
-        regex=None if body.regex is None else Regex(body.regex),
-        ebnf=None if body.ebnf is None else Ebnf(body.ebnf),
-        structural_tag=None if body.structural_tag is None else structural_tag.parse(body.structural_tag),
-        structured_outputs=constraints.structured_outputs(body.structured_outputs),
-    )
+    constraint = body.constraint()
     choice: Choice
     choice, allowed = _choice(body.tool_choice, has_tools=bool(body.tools))
     custom = _forced(body.tools or (), allowed) if choice in ("required", "named") else None

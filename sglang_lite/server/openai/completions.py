@@ -8,19 +8,14 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import msgspec
 from starlette.responses import Response
 
-from sglang_lite.constraints import structural_tag
 from sglang_lite.constraints.schema import json_schema
 from sglang_lite.protocol import (
-    Constraint,
     Delta,
-    Ebnf,
     Generation,
     ParameterError,
     Prompt,
-    Regex,
     SglError,
     TokenLogprob,
     Usage,
@@ -34,53 +29,25 @@ from sglang_lite.server.endpoint import HttpRequest, Route, answer, read, with_p
 from sglang_lite.server.errors import content_of
 from sglang_lite.server.fields import COMPLETIONS_NEUTRAL, COMPLETIONS_REFUSED, Fields
 from sglang_lite.server.http.sse import DONE, EventStream, event
-from sglang_lite.server.parameters import constraints, sampling, streams
-from sglang_lite.server.parameters.routing import RoutedFields
+from sglang_lite.server.parameters import sampling, streams
+from sglang_lite.server.parameters.completion_fields import CompletionFields, StreamOptions
 from sglang_lite.server.programs import program
 from sglang_lite.server.reader import RequestReader
 from sglang_lite.server.service import Service
 
 
-class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Options of a stream."""
-
-    include_usage: bool = False
-    include_obfuscation: bool = False  # ignored: padding of events hides their sizes from eavesdroppers
-
-
-class CompletionRequest(RoutedFields, kw_only=True):
+class CompletionRequest(CompletionFields, kw_only=True):
     """Request for completions of one text or several."""
 
     prompt: str | list[str | int | list[int]]
-    model: str | None = None
     echo: bool | None = None
     logprobs: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    n: int | None = None
-    stop: str | list[str] | None = None
-    max_tokens: int | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
-    seed: int | None = None
     stream_options: StreamOptions | None = None
-    response_format: dict[str, Any] | None = None
     json_schema: str | None = None
-    regex: str | None = None
-    ebnf: str | None = None
-    structural_tag: str | None = None
-    structured_outputs: dict[str, Any] | None = None
-    rid: str | None = None
-    priority: int | None = None
-    cache_salt: str | None = None
     program: dict[str, Any] | None = None
 
 
 COMPLETIONS = Fields(CompletionRequest, COMPLETIONS_NEUTRAL, COMPLETIONS_REFUSED)
-_NAMES = {name: name for name in (
-    "temperature", "top_p", "n", "stop", "max_tokens", "presence_penalty", "frequency_penalty", "logit_bias", "seed"
-)}  # fmt: skip
 _MAX_TOKENS = 16  # OpenAI's default
 
 
@@ -156,11 +123,12 @@ def _requests(reader: RequestReader, body: CompletionRequest) -> list[GenerateRe
         )
     scored = body.logprobs is not None
     params = sampling.read(
-        body, _NAMES, max_tokens=_MAX_TOKENS, return_logprob=scored, top_logprobs_num=body.logprobs or 0,
+        body, max_tokens=_MAX_TOKENS, return_logprob=scored, top_logprobs_num=body.logprobs or 0,
         return_text_in_logprobs=scored, logprob_start_len=0 if scored and body.echo else -1,
         return_prompt_token_ids=body.asks_for_ids,
     )  # fmt: skip
-    constraint = _constraint(body)
+    schema = None if body.json_schema is None else json_schema(body.json_schema)
+    constraint = body.constraint(json_schema=schema)
     return [
         GenerateRequest(
             reader.prompt(prompt), params, constraint, stream=bool(body.stream), namespace=body.cache_salt or "",
@@ -180,17 +148,6 @@ def _prompts(given: str | Sequence[str | int | list[int]]) -> Sequence[str | Seq
     if not given or (ids and prompts):
         raise ParameterError("prompt", "mixes token ids and prompts. Give only one kind." if given else "is empty.")
     return prompts or [ids]
-
-
-def _constraint(body: CompletionRequest) -> Constraint | None:
-    return constraints.single_constraint(
-        response_format=constraints.response_format(body.response_format),
-        json_schema=None if body.json_schema is None else json_schema(body.json_schema),
-        regex=None if body.regex is None else Regex(body.regex),
-        ebnf=None if body.ebnf is None else Ebnf(body.ebnf),
-        structural_tag=None if body.structural_tag is None else structural_tag.parse(body.structural_tag),
-        structured_outputs=constraints.structured_outputs(body.structured_outputs),
-    )
 
 
 @dataclass(frozen=True, slots=True)

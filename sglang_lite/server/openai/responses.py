@@ -44,11 +44,7 @@ from sglang_lite.server.service import Service
 from sglang_lite.text.chat_format import RenderedConversation
 
 T = TypeVar("T")
-_NAMES = {
-    "max_output_tokens": "max_tokens", **{name: name for name in (
-        "temperature", "top_p", "presence_penalty", "frequency_penalty", "stop", "seed"
-    )},
-}  # fmt: skip
+_NAMES = {"max_output_tokens": "max_tokens"}
 
 
 async def create(service: Service, call: HttpRequest) -> Response:

@@ -89,7 +89,7 @@ class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     include_obfuscation: bool = False  # ignored: padding of events hides their sizes from eavesdroppers
 
 
-class ResponsesRequest(sampling.SglangSampling, kw_only=True):
+class ResponsesRequest(sampling.OpenAiSampling, kw_only=True):
     """Request to create a response."""
 
     input: str | list[dict[str, Any]] | None = None
@@ -105,13 +105,7 @@ class ResponsesRequest(sampling.SglangSampling, kw_only=True):
     text: TextConfig | None = None
     reasoning: Reasoning | None = None
     max_output_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
     top_logprobs: int | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    stop: str | list[str] | None = None
-    seed: int | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     priority: int | None = None

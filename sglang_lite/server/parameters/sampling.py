@@ -28,20 +28,40 @@ class SglangSampling(msgspec.Struct, kw_only=True, omit_defaults=True):
     speculation: bool | None = None
 
 
-_SGLANG = {name: name for name in SglangSampling.__struct_fields__} | {"no_stop_trim": "include_stop"}
+class OpenAiSampling(SglangSampling, kw_only=True, omit_defaults=True):
+    """Sampling parameters that all of OpenAI's protocols have."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    stop: str | list[str] | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    seed: int | None = None
 
 
-def read(request: msgspec.Struct, names: Mapping[str, str], **values: Json) -> SamplingParams:
+class CompletionSampling(OpenAiSampling, kw_only=True, omit_defaults=True):
+    """Sampling parameters of OpenAI's completions, of chats and of texts."""
+
+    n: int | None = None
+    max_tokens: int | None = None
+    logit_bias: dict[str, float] | None = None
+
+
+_SAMPLING = {name: name for name in CompletionSampling.__struct_fields__} | {"no_stop_trim": "include_stop"}
+
+
+def read(request: msgspec.Struct, names: Mapping[str, str] | None = None, **values: Json) -> SamplingParams:
     """Sampling parameters of a request.
 
     Args:
-        names: this package's names of parameters by the protocol's; those of SglangSampling are added.
+        names: this package's names of parameters by the protocol's, beside those of a SglangSampling.
         values: defaults by this package's names, for parameters that the request lacks.
 
     Raises:
         ParameterError: a value isn't supported; the error has the protocol's name of the parameter.
     """
-    known = {**names, **(_SGLANG if isinstance(request, SglangSampling) else {})}
+    own = request.__struct_fields__ if isinstance(request, SglangSampling) else ()
+    known = {**{name: _SAMPLING[name] for name in own if name in _SAMPLING}, **(names or {})}
     table = {name: _TABLE[ours] for name, ours in known.items()}
     written = {name: value for name in table if (value := getattr(request, name)) is not None}
     taken: dict[str, str] = {}

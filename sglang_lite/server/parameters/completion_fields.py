@@ -1,0 +1,98 @@
+"""Fields that OpenAI's completions of chats and of texts share, with those that SGLang and vLLM add."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from sglang_lite.constraints import structural_tag
+from sglang_lite.protocol import Constraint, Ebnf, Generation, ParameterError, Regex
+from sglang_lite.protocol.anything import Json
+from sglang_lite.runtime.core.submission import GenerateRequest
+from sglang_lite.server.parameters import constraints
+from sglang_lite.server.parameters.sampling import CompletionSampling
+from sglang_lite.server.sglang.answer import SampleAnswer
+from sglang_lite.server.sglang.request import replica_rank
+
+if TYPE_CHECKING:
+    from sglang_lite.server.service import Service
+
+
+class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Options of a stream."""
+
+    include_usage: bool = False
+    include_obfuscation: bool = False  # ignored: padding of events hides their sizes from eavesdroppers
+
+
+class CompletionFields(CompletionSampling, kw_only=True, omit_defaults=True):
+    """Fields of a request for completions.
+
+    Those that ask for token ids are vLLM's (`return_token_ids`) and SGLang's; those that name a replica are SGLang's
+    present one and its older one.
+    """
+
+    model: str | None = None
+    stream: bool | None = None
+    response_format: dict[str, Any] | None = None
+    regex: str | None = None
+    ebnf: str | None = None
+    structural_tag: str | None = None
+    structured_outputs: dict[str, Any] | None = None
+    rid: str | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
+    return_token_ids: bool | None = None
+    return_prompt_token_ids: bool | None = None
+    return_meta_info: bool | None = None
+    routed_dp_rank: int | None = None
+    data_parallel_rank: int | None = None
+
+    @property
+    def replica(self) -> int | None:
+        """Number of the replica, if one is named. Raises ParameterError if two are."""
+        return replica_rank(self.routed_dp_rank, self.data_parallel_rank)
+
+    def constraint(self, **more: Constraint | None) -> Constraint | None:
+        """Only constraint of the answer, or None.
+
+        Args:
+            more: constraints of further fields, by their names.
+
+        Raises:
+            ParameterError: there are two, or one is malformed.
+            ConstraintError: it can't be enforced.
+        """
+        return constraints.single_constraint(
+            response_format=constraints.response_format(self.response_format),
+            **more,
+            regex=None if self.regex is None else Regex(self.regex),
+            ebnf=None if self.ebnf is None else Ebnf(self.ebnf),
+            structural_tag=None if self.structural_tag is None else structural_tag.parse(self.structural_tag),
+            structured_outputs=constraints.structured_outputs(self.structured_outputs),
+        )
+
+    @property
+    def asks_for_ids(self) -> bool:
+        """True if any ids are asked for. Raises ParameterError for a stream, whose chunks have none."""
+        for name in ("return_token_ids", "return_prompt_token_ids", "return_meta_info"):
+            if getattr(self, name):
+                if self.stream:
+                    raise ParameterError(name, "has no place in a stream.", hint="Set stream: false.")
+                return True
+        return False
+
+    def ids_of(self, service: Service, request: GenerateRequest, generation: Generation) -> dict[str, Json]:
+        """Fields of a choice: those that were asked for."""
+        found: dict[str, Json] = {}
+        if self.return_token_ids or self.return_prompt_token_ids:
+            found["prompt_token_ids"] = list(generation.prompt_ids)
+        if self.return_token_ids:
+            found["token_ids"] = list(generation.token_ids)
+        if self.return_meta_info:
+            decode = service.engine.tokenizer.decode
+            version = service.engine.config.weight_version
+            answer = SampleAnswer(request, generation.prompt_ids, None, decode, weight_version=version)
+            found["meta_info"] = answer.add_event(generation)["meta_info"]
+        return found
