@@ -22,11 +22,9 @@ from types import ModuleType
 
 import pytest
 import yaml
-from transformers import BertModel
 
 import sglang_lite as sgl
 from sglang_lite.cli import main
-from tests.runtime.embedding.tiny import saved
 from tests.runtime.media.seeing import CHAT, save_seeing
 
 ROOT = Path(__file__).parents[2]
@@ -109,22 +107,18 @@ def flags_there_are(command: str) -> None:
 @pytest.fixture
 def reader(documented, provider, tmp_path, monkeypatch):
     """What a reader has: an empty folder, the default engine, keys. `sgl.Engine()` is the engine that all pages share, and
-    the hub's models that read texts and images are random ones."""
+    the hub's model that reads images is a random one."""
     real = sgl.Engine
 
-    def encoder():
-        saved(BertModel, tmp_path / "encoder", hidden_size=384, num_attention_heads=12)
-        return real(tmp_path / "encoder")
-
     def seeing():
-        save_seeing("smolvlm", tmp_path / "seeing", CHAT)
-        return real(tmp_path / "seeing")
+        save_seeing("smolvlm", tmp_path / "smolvlm-random", CHAT)
+        return real("smolvlm-random")
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("webbrowser.open", lambda url: True)
     monkeypatch.setattr(documented, "close", lambda: None)
     shared = {
-        "smollm2-135m": lambda: documented, "sentence-transformers/all-MiniLM-L6-v2": encoder,
+        "smollm2-135m": lambda: documented, "all-minilm-l6-v2": lambda: real("all-minilm-l6-v2"),
         "HuggingFaceTB/SmolVLM-256M-Instruct": seeing,
     }  # fmt: skip
 
@@ -137,8 +131,8 @@ def reader(documented, provider, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_a_page_prints_what_it_shows(page, reader, address, monkeypatch):
-    module = ModuleType(page.stem)
-    monkeypatch.setitem(sys.modules, page.stem, module)  # where saved values find their classes
+    module = ModuleType(f"page_{page.stem}")  # not `typing`
+    monkeypatch.setitem(sys.modules, module.__name__, module)  # where saved values find their classes
     for block in blocks(page):
         where = f"{page}:{block.line}"
         text = re.sub(r"http://(localhost|127\.0\.0\.1):(8000|30000)", address, block.text)
@@ -166,6 +160,12 @@ def test_a_page_prints_what_it_shows(page, reader, address, monkeypatch):
         if block.note == "trace":
             TRACES.mkdir(parents=True, exist_ok=True)
             eval(block.about, vars(module)).trace().save(TRACES / f"{page.stem}.html")
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda page: page.name)
+def test_a_page_with_a_program_shows_a_trace_of_it(page):
+    found = list(blocks(page))
+    assert any(block.note == "trace" for block in found) or not any(block.language == "python" for block in found)
 
 
 def test_the_tests_of_the_page_on_testing_pass(tmp_path, monkeypatch):

@@ -49,8 +49,10 @@ def test_mypy_checks_them_strictly():
 
 def test_mypy_says_what_the_page_shows(tmp_path):
     page = (ROOT / "docs" / "typing.md").read_text()
-    program, said = re.search(r"```python\n(.*?)```.*?```text\n(.*?)```", page, re.DOTALL).groups()
-    (tmp_path / "app.py").write_text(program)
+    first, wrong, said = re.search(
+        r"```python.*?\n(.*?)```.*?```python\n(.*?)```.*?```text\n(.*?)```", page, re.DOTALL
+    ).groups()
+    (tmp_path / "app.py").write_text(first + wrong)
     settings = ["--config-file", str(ROOT / "pyproject.toml"), "--cache-dir", str(ROOT / ".mypy_cache")]
     call = [sys.executable, "-m", "mypy", *settings, "app.py"]
     environment = {**os.environ, "MYPYPATH": str(ROOT)}
