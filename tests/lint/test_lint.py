@@ -59,6 +59,7 @@ def test_text_that_changes_with_every_run_is_not_counted_as_shared(lint, tmp_pat
     assert report["sharing"]["ends_at"]["line"] == 5
 
 
+@pytest.mark.sampled(4)  # each is traced in a process of its own, too
 @pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.stem)
 def test_the_examples_are_accused_of_nothing(file, lint):
     status, report = lint(file)

@@ -144,7 +144,7 @@ def off():
     return found, answers, engine.loop.steps
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("kind", ["right", "wrong", "random", "changing"])
 @pytest.mark.parametrize(("tokens", "page", "chunk", "retract", "jump", "running"), [
     (8, 1, 7, 0, "safe", 4), (4, 4, 64, 3, "safe", 3), (1, 16, 100_000, 2, "safe", 8), (16, 1, 64, 5, "off", 8),

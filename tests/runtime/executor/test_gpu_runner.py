@@ -23,6 +23,7 @@ from sglang_lite.runtime.executor import prefix_groups as shared
 from sglang_lite.runtime.executor.cuda_graphs import CudaGraphs, graph_sizes
 from sglang_lite.runtime.executor.gpu_draws import GpuPendingTokens
 from sglang_lite.runtime.models.gpu_decoder import GpuDecoder
+from tests.counts import some
 from tests.runtime.kernels import BACKENDS, PACKAGES, needs_kernels, skip_without
 from tests.runtime.models.tiny import VOCAB, randomise, save
 from tests.runtime.scripted import FreeDrafts
@@ -297,7 +298,7 @@ def test_log_probabilities_penalties_and_biases(device, on_cpu):
 def test_scores_of_tokens_are_those_of_the_cpu(device, on_cpu):
     """Alone and beside others, of the model as it is: penalties and log-probabilities don't change them."""
     engine = device(page_size=4, max_running=4)
-    asked = prompts(3)
+    asked = prompts(some(1, 3))
     for params in (
         greedy(confidence=True, max_tokens=6),
         greedy(confidence=True, return_logprob=True, repetition_penalty=1.3, logit_bias=((7, 2.0),), max_tokens=6),
@@ -394,7 +395,7 @@ class Half:
         pass
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("device", ["triton"], indirect=True)
 @pytest.mark.parametrize(("more", "constraint"), [
     ({"temperature": 0.9, "seed": 5}, None), ({"temperature": 0.9, "seed": 5}, Regex("[abc]defg[ij]k[a-z]*")),
@@ -487,11 +488,11 @@ def test_eight_bits_stay_near(device, settings):
     with sgl.Engine(model=device.folder, dtype="bfloat16", max_total_tokens=8000, **DEVICE, in_process=True) as exact:
         expected = answers(exact, asked, params)
     engine = device(dtype="bfloat16", max_total_tokens=8000, **settings)
-    for some in (asked[:1], asked[:7], asked):
+    for part in (asked[:1], asked[:7], asked):
         engine.flush_cache()
         gaps = [
             abs(a.logprob - b.logprob)
-            for ours, theirs in zip(answers(engine, some, params), expected)
+            for ours, theirs in zip(answers(engine, part, params), expected)
             for a, b in zip(ours.prompt_logprobs, theirs.prompt_logprobs)
         ]
         assert sum(gaps) / len(gaps) < 0.3

@@ -74,6 +74,7 @@ def llava(saved: dict[str, tuple[Path, Any]]) -> Iterator[sgl.Engine]:
         yield engine
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("sizes"), [[(50, 40)], [(32, 32), (90, 30)], [(20, 70), (33, 31), (64, 65)]], ids=["one", "two", "three"]
 )
@@ -99,6 +100,7 @@ def _transparent(mode: str) -> bytes:
     return encoded(picture, "PNG", transparency=corner)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("mode", ["RGBA", "LA", "P", "L", "RGB"])
 def test_what_is_transparent_is_white_as_for_transformers(seeing: Seeing, mode: str) -> None:
     image = _transparent(mode)
@@ -107,6 +109,7 @@ def test_what_is_transparent_is_white_as_for_transformers(seeing: Seeing, mode: 
     )
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("chunk", [7, 64])
 @pytest.mark.parametrize("family", ["idefics3", "qwen2_5_vl", "qwen3_vl", "gemma3"])
 def test_chunks_and_cache_hits_inside_an_image_change_nothing(saved: Any, family: str, chunk: int) -> None:
@@ -198,6 +201,7 @@ def test_answers_about_an_image_obey_their_constraint(llava: sgl.Engine) -> None
     assert all(len(each.result().text) == 3 and each.result().text.isdigit() for each in pending)
 
 
+@pytest.mark.sampled(3)
 def test_programs_fork_and_select_over_an_image(seeing: Seeing) -> None:
     images = [png(50, 40), png(40, 50, seed=1)]
 
@@ -224,6 +228,7 @@ def test_programs_fork_and_select_over_an_image(seeing: Seeing) -> None:
     assert state["chosen"] in ("ij", "kl")
 
 
+@pytest.mark.sampled(3)
 def test_choices_are_scored_behind_an_image(seeing: Seeing) -> None:
     image, found = png(50, 40), Future[Any]()
     seeing.engine.submit_select(seen("ab", image, "cd"), ["ij", "kl"], sink=found.set_result)
@@ -235,6 +240,7 @@ def test_choices_are_scored_behind_an_image(seeing: Seeing) -> None:
         assert scored.logprobs == pytest.approx(each, abs=1e-4)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("family", "count"), [("llava", 7), ("qwen2_vl", 7), ("gemma3", 12)])
 def test_requests_that_are_retracted_read_their_images_again(saved: Any, family: str, count: int) -> None:
     folder, _ = saved[family]
@@ -327,6 +333,7 @@ def test_grids_are_those_of_transformers_for_all_sizes(saved: Any, family: str) 
         assert made == [1, *(2 * side for side in grid)], (width, height)
 
 
+@pytest.mark.sampled(3)
 def test_an_image_of_any_size_has_as_many_features_as_placeholders(seeing: Seeing) -> None:
     sizes = [(17, 1), (1, 40), (48, 1), (5, 190), (31, 33), (40, 17), (17, 41), (64, 64), (100, 77), (200, 300)]
     prompts = [seen("ab", png(*size), "c") for size in sizes]

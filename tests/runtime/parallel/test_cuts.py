@@ -38,7 +38,7 @@ def test_ranks_give_the_logits_of_one_process(name, tp, tmp_path):
     compare(folder_of(name, tmp_path / "model"), tp, tmp_path / "meeting")
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("tp", [2, 3, 5])
 @pytest.mark.parametrize("name", ["smollm2", "qwen2-moe", "youtu"])
 def test_on_a_cpu_heads_feed_forwards_and_tokens_need_not_divide(name, tp, tmp_path):
