@@ -8,7 +8,7 @@ import logging
 import secrets
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -27,19 +27,28 @@ from sglang_lite.server.errors import MethodError, NotFoundError, Protocol
 from sglang_lite.server.http.sockets import bound
 from sglang_lite.server.http_server import HttpServer
 from sglang_lite.server.json_log import JsonFormatter
+from sglang_lite.server.request_spans import exported
 from sglang_lite.server.routes import ROUTES
 from sglang_lite.server.service import Service
 from sglang_lite.server.settings import ServerSettings, warn_if_exposed
 from sglang_lite.server.sglang import server_args
 
+if TYPE_CHECKING:
+    from opentelemetry.trace import Tracer
 
-def application(engine: Engine, settings: ServerSettings, token: str = "") -> Starlette:
-    """ASGI application that serves an engine. `token` is that of the playground's page; with "", there is no page."""
+
+def application(engine: Engine, settings: ServerSettings, token: str = "", tracer: Tracer | None = None) -> Starlette:
+    """ASGI application that serves an engine.
+
+    Args:
+        token: token of the playground's page; with "", there is no page.
+        tracer: tracer for spans of requests; None for no spans.
+    """
     gate = AccessControl(settings, token)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        app.state.service = service = Service(engine, settings)
+        app.state.service = service = Service(engine, settings, tracer)
         await service.start()
         yield
         await service.stop()
@@ -136,14 +145,19 @@ def serve(
         for handler in logging.getLogger().handlers:
             handler.setFormatter(JsonFormatter())
     warn_if_exposed(settings)
-    with Engine(**server_args.engine_settings(engine_settings)) as engine, contextlib.closing(listening):
+    host, port = listening.getsockname()[:2]
+    with contextlib.ExitStack() as stack:
+        tracer = None
+        if settings.enable_trace:
+            tracer = stack.enter_context(exported(settings.otlp_traces_endpoint, f"{host}:{port}"))
+        engine = stack.enter_context(Engine(**server_args.engine_settings(engine_settings)))
+        stack.enter_context(contextlib.closing(listening))
         token = secrets.token_urlsafe(16) if settings.has_playground else ""
-        server = HttpServer(application(engine, settings, token), settings)
+        server = HttpServer(application(engine, settings, token, tracer), settings)
         with contextlib.suppress(SglError):  # the first conversation reports the error
             engine.chat_template()  # imports the template engine
         gc.collect()
         gc.freeze()  # loaded objects stay alive: a collector's pass over them takes as long as a hundred requests
-        host, port = listening.getsockname()[:2]
         listening.listen(2048)
         announce(f"Serving {settings.served_model_name or engine.model_name} at {settings.scheme}://{host}:{port}")
         if token:

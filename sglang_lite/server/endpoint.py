@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hmac
 import ipaddress
 import logging
@@ -216,10 +217,12 @@ class Endpoint:
         started, request = time.perf_counter(), Request(scope, receive)
         request_id = request_id_of(request)
         status = 0
+        told: dict[str, str | int] = {"sglang_lite.request_id": request_id}  # of the request's span
 
         def count(status: int) -> None:
             metrics, key = self._service().metrics, request.scope.get(_KEY, "")
             metrics.responded(self._route.path, request.method, status, key)
+            told["http.response.status_code"] = status
 
         async def send_with_id(message: Any) -> None:
             nonlocal status
@@ -231,17 +234,23 @@ class Endpoint:
                     message["headers"].append((b"connection", b"close"))
             await send(message)
 
+        path, spans = self._route.path, self._service().spans
+        polls = self._route.access == "open"
         try:
-            await self._answer(request, request_id, send_with_id)
+            with (
+                contextlib.nullcontext()
+                if spans is None or polls
+                else spans.request(request.method, path, request.headers, told)
+            ):
+                await self._answer(request, request_id, send_with_id)
         finally:
-            took, path = time.perf_counter() - started, self._route.path
-            polls = self._route.access == "open" and status < 400
-            level = logging.DEBUG if polls else logging.INFO
-            told = {
+            took = time.perf_counter() - started
+            level = logging.DEBUG if polls and status < 400 else logging.INFO
+            line = {
                 "method": request.method, "route": path, "status": status or _CLIENT_LEFT,
                 "ms": round(took * 1000, 1), "request_id": request_id,
             }  # fmt: skip
-            logger.log(level, "%s %s %d %.1f ms %s", *told.values(), extra={"request": told})
+            logger.log(level, "%s %s %d %.1f ms %s", *line.values(), extra={"request": line})
             if not status:
                 count(_CLIENT_LEFT)
             self._service().metrics.took(path, took)

@@ -8,10 +8,10 @@ import hashlib
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -25,9 +25,13 @@ from sglang_lite.server.errors import NotFoundError
 from sglang_lite.server.reader import ModelFacts, RequestReader
 from sglang_lite.server.reader_pool import ReaderPool
 from sglang_lite.server.request_metrics import RequestMetrics
+from sglang_lite.server.request_spans import RequestSpans
 from sglang_lite.server.responses_store import ResponseStore
 from sglang_lite.server.sessions import Sessions
 from sglang_lite.server.settings import ServerSettings
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Tracer
 
 T = TypeVar("T")
 logger = logging.getLogger("sglang_lite.server")
@@ -41,6 +45,7 @@ class Service:
     Args:
         engine: engine that runs the requests.
         settings: settings of the server.
+        tracer: tracer for spans of requests; None for no spans.
 
     Attributes:
         async_engine: asynchronous form of the engine, on the event loop that created the service.
@@ -52,9 +57,9 @@ class Service:
         shutting_down: True once the server ends: requests that are open may continue, and no other is accepted.
     """
 
-    def __init__(self, engine: Engine, settings: ServerSettings) -> None:
-        self.engine, self.settings = engine, settings
-        self.async_engine = AsyncEngine(engine, lambda events: self.metrics.answered(events))
+    def __init__(self, engine: Engine, settings: ServerSettings, tracer: Tracer | None = None) -> None:
+        self.engine, self.settings, self._tracer = engine, settings, tracer
+        self.async_engine = AsyncEngine(engine, self._answered)
         self.stored = ResponseStore(settings.max_stored_responses, int(settings.max_stored_mb * 2**20))
         self.started = time.time()
         self.programs: dict[str, Any] = {}
@@ -65,6 +70,11 @@ class Service:
         self._last_reply = 0.0  # time of the latest reply from the engine
         self._first_token_at = 0.0  # 0.0 until the engine has generated a token
         self._tasks: set[asyncio.Task[None]] = set()
+
+    def _answered(self, events: Sequence[object]) -> None:
+        self.metrics.answered(events)
+        if self.spans is not None:
+            self.spans.answered(events)
 
     @property
     def model_name(self) -> str:
@@ -116,6 +126,11 @@ class Service:
     def metrics(self) -> RequestMetrics:
         """Counts of what was answered."""
         return RequestMetrics(self.model_name, self.settings.metrics_names)
+
+    @cached_property
+    def spans(self) -> RequestSpans | None:
+        """Spans of requests, if there are any."""
+        return None if self._tracer is None else RequestSpans(self._tracer, self.model_name)
 
     @cached_property
     def reader(self) -> RequestReader:

@@ -71,6 +71,8 @@ class ServerSettings:
         ssl_certfile: file of the certificate for HTTPS, with those that signed it; None for HTTP.
         ssl_keyfile: file of its private key; None if the certificate's file has it.
         ssl_keyfile_password: password of the private key, if it has one.
+        enable_trace: whether to send a span of each request and generation to a collector of OpenTelemetry.
+        otlp_traces_endpoint: address of the collector, for OTLP over gRPC.
         metrics_names: whose names the counts of requests, tokens and times have in `/metrics`.
     """
 
@@ -111,6 +113,8 @@ class ServerSettings:
     ssl_certfile: str | None = None
     ssl_keyfile: str | None = None
     ssl_keyfile_password: str | None = None
+    enable_trace: bool = False
+    otlp_traces_endpoint: str = "localhost:4317"
     metrics_names: Literal["sglang", "vllm"] = "sglang"
 
     def __post_init__(self) -> None:

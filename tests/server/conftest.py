@@ -29,9 +29,9 @@ SETTINGS = dict(dtype="float32", max_running=8, max_total_tokens=16384, threads=
 class Running:
     """A server that listens on a thread of its own."""
 
-    def __init__(self, engine, token="", **settings):
+    def __init__(self, engine, token="", tracer=None, **settings):
         told = ServerSettings(**settings)
-        self._server = HttpServer(application(engine, told, token), told)
+        self._server = HttpServer(application(engine, told, token, tracer), told)
         # However slow this machine is, no connection is closed that a client would use again.
         self._server.config.timeout_keep_alive = 600
         self._thread = threading.Thread(target=asyncio.run, args=(self._serve(),))

@@ -22,7 +22,7 @@ class _Broken:
     """Service that nothing can be asked of."""
 
     settings = ServerSettings()
-    shutting_down = False
+    shutting_down, spans = False, None
     metrics = RequestMetrics("")
 
     def check_accepts(self):

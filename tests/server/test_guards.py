@@ -86,7 +86,14 @@ def test_names_are_free_for_a_server_that_others_reach_unless_some_are_given():
     ):
         app = application(NO_ENGINE, ServerSettings(**settings))
         app.state.service = type(
-            "Service", (), {"settings": ServerSettings(), "shutting_down": False, "metrics": RequestMetrics("")}
+            "Service",
+            (),
+            {
+                "settings": ServerSettings(),
+                "shutting_down": False,
+                "spans": None,
+                "metrics": RequestMetrics(""),
+            },
         )
         assert asked(app, "GET", "/ping", [(b"host", b"pod-7.cluster.local")])[0] == expected, settings
 
@@ -156,7 +163,14 @@ def test_a_server_for_other_machines_has_an_administrator_by_key_alone():
 
     app = application(NO_ENGINE, ServerSettings(host="0.0.0.0"))
     app.state.service = type(
-        "Service", (), {"settings": ServerSettings(), "shutting_down": False, "metrics": RequestMetrics("")}
+        "Service",
+        (),
+        {
+            "settings": ServerSettings(),
+            "shutting_down": False,
+            "spans": None,
+            "metrics": RequestMetrics(""),
+        },
     )
     assert [asked(app, "POST", path)[0] for path in OWNERS] == [403] * len(OWNERS)
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sglang_lite.lang.runs.trace import Trace
 from sglang_lite.protocol import CapabilityError, Generation, Selection, TraceNode
+from sglang_lite.protocol.span_attributes import result_attributes
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
@@ -105,15 +106,4 @@ def _request(trace: Trace, result: Generation | Selection | None) -> dict[str, A
     }
     if result is None:
         return attributes
-    usage = result.usage
-    attributes |= {
-        "gen_ai.usage.input_tokens": usage.prompt_tokens,
-        "gen_ai.usage.cache_read.input_tokens": usage.cached_tokens,
-        "gen_ai.usage.output_tokens": usage.completion_tokens,
-        "sglang_lite.forced_tokens": usage.forced_tokens,
-        "sglang_lite.queue_s": usage.queue_s,
-        "sglang_lite.first_token_s": usage.first_token_s,
-    }
-    if isinstance(result, Generation):
-        attributes["gen_ai.response.finish_reasons"] = [result.finish_reason]
-    return attributes
+    return attributes | result_attributes(result)

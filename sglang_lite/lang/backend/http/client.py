@@ -11,6 +11,7 @@ import contextlib
 import json
 import math
 import random
+import sys
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping
 from typing import Any, Final
@@ -50,6 +51,18 @@ class LostConnectionError(BackendError):
     again."""
 
     retryable = True
+
+
+def trace_headers() -> dict[str, str]:
+    """Headers that name the current OpenTelemetry span to a server; none without a span, or if this process doesn't use
+    OpenTelemetry."""
+    if "opentelemetry.trace" not in sys.modules:
+        return {}
+    from opentelemetry.propagate import inject
+
+    headers: dict[str, str] = {}
+    inject(headers)
+    return headers
 
 
 class Retries:
@@ -203,7 +216,7 @@ class ServerClient:
         while True:
             try:
                 with self._translating_errors():
-                    response = await self._client().post(path, json=body)
+                    response = await self._client().post(path, json=body, headers=trace_headers())
                 if response.status_code >= 400:
                     raise self._response_error(response.status_code, response.content, response.headers)
                 return self._json(response.content)
@@ -211,20 +224,25 @@ class ServerClient:
                 await retries.pause(error)
 
     async def stream_events(
-        self, path: str, body: object, began: Callable[[Mapping[str, str]], object] | None = None
+        self,
+        path: str,
+        body: object,
+        began: Callable[[Mapping[str, str]], object] | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> AsyncGenerator[str, None]:
         """Yields the data of each server-sent event, up to the event `[DONE]`. Closing the generator early closes the
         connection.
 
         Args:
             began: callback for the response headers, before the first event.
+            headers: further headers of the request; None for those of the current span.
 
         Raises:
             LostConnectionError: the stream broke off.
             SglError: the server reports an error.
         """
         reader = EventReader()
-        async with contextlib.aclosing(self.stream_bytes(path, body, began)) as pieces:
+        async with contextlib.aclosing(self.stream_bytes(path, body, began, headers)) as pieces:
             async for piece in pieces:
                 for data in reader.feed(piece):
                     if data == _DONE:
@@ -233,17 +251,22 @@ class ServerClient:
         raise self.broken_off()
 
     async def stream_bytes(
-        self, path: str, body: object, began: Callable[[Mapping[str, str]], object] | None = None
+        self,
+        path: str,
+        body: object,
+        began: Callable[[Mapping[str, str]], object] | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> AsyncGenerator[bytes, None]:
-        """Yields the bytes of an answer as they arrive. Closing the generator early closes the connection. `began` is a
-        callback for the response headers.
+        """Yields the bytes of an answer as they arrive. Closing the generator early closes the connection. `began` and
+        `headers` are as of `stream_events`.
 
         Raises:
             LostConnectionError: the stream broke off.
             SglError: the server reports an error.
         """
+        headers = trace_headers() if headers is None else headers
         with self._translating_errors():
-            async with self._client().stream("POST", path, json=body) as response:
+            async with self._client().stream("POST", path, json=body, headers=headers) as response:
                 if response.status_code >= 400:
                     raise self._response_error(response.status_code, await response.aread(), response.headers)
                 if began is not None:

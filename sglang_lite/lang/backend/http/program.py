@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from sglang_lite import wire
-from sglang_lite.lang.backend.http.client import RETRYABLE_ERRORS, Retries, ServerClient
+from sglang_lite.lang.backend.http.client import RETRYABLE_ERRORS, Retries, ServerClient, trace_headers
 from sglang_lite.lang.concurrency.loop import current_deadline, executor
 from sglang_lite.program.nodes import Fork, Gen, Node, Path, Program, Rollback, Select, Verdict
 from sglang_lite.protocol import (
@@ -62,6 +62,7 @@ class RemoteProgram:
         self._over = False
         self._count = 0  # number of items that were put into `_unsent`
         self._retries = Retries(server)
+        self._headers = trace_headers()  # of this thread's span: the tasks that send them have a context of their own
         self._task: asyncio.Task[None] | None = None
         self._connection: asyncio.Task[None] | None = None
         self._lost: BackendError | None = None  # reason why the current connection was given up
@@ -180,7 +181,7 @@ class RemoteProgram:
             body["close"] = True
         if self._priority:
             body["priority"] = self._priority
-        datas = self._server.stream_events("/program", body, self._began if grows else None)
+        datas = self._server.stream_events("/program", body, self._began if grows else None, self._headers)
         async with contextlib.aclosing(self._delivered.news_in(self._server, datas, self._retries)) as events:
             async for event in events:
                 if isinstance(event, Played):

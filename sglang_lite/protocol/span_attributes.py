@@ -1,0 +1,24 @@
+"""Attributes of a result in OpenTelemetry spans, by the semantic conventions for generative AI where those have a name.
+None has a text: texts may be private, and a collector may belong to someone else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sglang_lite.protocol.results import Generation, Selection
+
+
+def result_attributes(result: Generation | Selection) -> dict[str, str | int | float | Sequence[str]]:
+    """Numbers of tokens, times and the finish reason of a result, as a span has them."""
+    usage = result.usage
+    attributes: dict[str, str | int | float | Sequence[str]] = {
+        "gen_ai.usage.input_tokens": usage.prompt_tokens,
+        "gen_ai.usage.cache_read.input_tokens": usage.cached_tokens,
+        "gen_ai.usage.output_tokens": usage.completion_tokens,
+        "sglang_lite.forced_tokens": usage.forced_tokens,
+        "sglang_lite.queue_s": usage.queue_s,
+        "sglang_lite.first_token_s": usage.first_token_s,
+    }
+    if isinstance(result, Generation):
+        attributes["gen_ai.response.finish_reasons"] = [result.finish_reason]
+    return attributes

@@ -1,0 +1,145 @@
+"""OpenTelemetry spans of a server: one for each HTTP request, below its caller's (`traceparent`), and in it one for
+each generation and selection. They have no texts."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from sglang_lite.protocol import CapabilityError, Generation, Played, Selection
+from sglang_lite.protocol.span_attributes import result_attributes
+from sglang_lite.version import __version__
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import ReadableSpan
+    from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+    from opentelemetry.trace import Tracer
+
+logger = logging.getLogger("sglang_lite.server")
+_EXPORT_S = 5  # longest time of an export with its repetitions
+_CHATS = ("/v1/chat/completions", "/v1/messages", "/v1/responses", "/api/chat", "/invocations")
+
+
+class RequestSpans:
+    """Spans of a server's requests. All methods are called on the event loop.
+
+    Args:
+        tracer: tracer that makes the spans.
+        model: name of the model.
+    """
+
+    def __init__(self, tracer: Tracer, model: str) -> None:
+        self._tracer, self._model = tracer, model
+
+    @contextlib.contextmanager
+    def request(
+        self, method: str, route: str, headers: Mapping[str, str], told: Mapping[str, str | int]
+    ) -> Iterator[None]:
+        """Span of an HTTP request, and context in which `answered` finds it.
+
+        Args:
+            told: attributes that are known at its end; read then.
+        """
+        from opentelemetry.propagate import extract
+        from opentelemetry.trace import SpanKind, StatusCode
+
+        attributes = {"http.request.method": method, "http.route": route}
+        with self._tracer.start_as_current_span(
+            f"{method} {route}", extract(headers), SpanKind.SERVER, attributes, record_exception=False
+        ) as span:
+            try:
+                yield
+            finally:
+                span.set_attributes(told)
+                if int(told.get("http.response.status_code", 0)) >= 500:
+                    span.set_status(StatusCode.ERROR)
+
+    def answered(self, events: Iterable[object]) -> None:
+        """Makes a span of each event of the engine that ends a generation or a selection, in that of the request whose
+        coroutine takes them. Other events make none."""
+        from opentelemetry.trace import SpanKind, get_current_span
+
+        above: Any = get_current_span()
+        if not above.is_recording():  # the server's own first token, or a request that isn't sampled
+            return
+        route, now = above.attributes, time.time_ns()
+        operation = "chat" if route.get("http.route") in _CHATS else "text_completion"
+        for event in events:
+            node, result = _result_of(event)
+            if not isinstance(result, Generation | Selection):
+                continue
+            span = self._tracer.start_span(
+                f"{operation} {self._model}", kind=SpanKind.INTERNAL, start_time=now - int(result.usage.total_s * 1e9),
+                attributes={
+                    "gen_ai.operation.name": operation, "gen_ai.provider.name": "sglang_lite",
+                    "gen_ai.request.model": self._model, **node, **result_attributes(result),
+                },
+            )  # fmt: skip
+            span.end(now)
+
+
+def _result_of(event: object) -> tuple[dict[str, Any], object]:
+    """Result in an event, and attributes of its node, if it is a program's."""
+    if isinstance(event, tuple):  # an event with its place
+        event = event[1]
+    if not isinstance(event, Played):
+        return {}, event
+    name = {} if event.name is None else {"sglang_lite.node": event.name}
+    return {"sglang_lite.path": list(event.path), **name}, event.event
+
+
+@contextlib.contextmanager
+def exported(endpoint: str, instance: str) -> Iterator[Tracer]:
+    """Context with a tracer whose spans a thread sends to a collector, in OTLP over gRPC. A collector that doesn't
+    answer costs the spans and one line of the log.
+
+    Args:
+        endpoint: "host:port" of the collector.
+        instance: name of this server among those of the service.
+
+    Raises:
+        CapabilityError: OpenTelemetry's SDK or its exporter is not installed.
+    """
+    try:
+        from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+    except ModuleNotFoundError as error:
+        raise CapabilityError(
+            "enable_trace needs OpenTelemetry.", hint="pip install 'sglang-lite[tracing]'", parameter="enable_trace"
+        ) from error
+    for name in ("opentelemetry.exporter", "opentelemetry.sdk"):  # each attempt would be a line
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    names = {"service.name": "sglang_lite", "service.version": __version__, "service.instance.id": instance}
+    provider = TracerProvider(resource=Resource.create(names), shutdown_on_exit=False)
+    sender: Any = _ToldOnce(OTLPSpanExporter(endpoint, insecure=True, timeout=_EXPORT_S), endpoint)
+    provider.add_span_processor(BatchSpanProcessor(sender))
+    try:
+        yield provider.get_tracer("sglang_lite", __version__)
+    finally:
+        provider.shutdown()
+
+
+class _ToldOnce:
+    """Exporter that logs when exports begin to fail. No subclass of the SDK's, which is imported late."""
+
+    def __init__(self, exporter: SpanExporter, endpoint: str) -> None:
+        self._exporter, self._endpoint, self._failing = exporter, endpoint, False
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        result = self._exporter.export(spans)
+        failed = result.name != "SUCCESS"
+        if failed and not self._failing:
+            logger.warning("Spans are dropped: the collector at %s does not answer.", self._endpoint)
+        self._failing = failed
+        return result
+
+    def shutdown(self) -> None:
+        self._exporter.shutdown()
+
+    def force_flush(self, timeout_millis: int = 30_000) -> bool:
+        return self._exporter.force_flush(timeout_millis)
