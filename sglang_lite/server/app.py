@@ -18,7 +18,7 @@ from starlette.routing import Route as StarletteRoute
 from starlette.types import Receive, Scope, Send
 
 from sglang_lite.engine.engine import Engine
-from sglang_lite.protocol import BackendError, SglError
+from sglang_lite.protocol import BackendError, CapabilityError, SglError
 from sglang_lite.protocol.anything import UserValue
 from sglang_lite.server import playground
 from sglang_lite.server.absent import absent_error
@@ -32,6 +32,8 @@ from sglang_lite.server.routes import ROUTES
 from sglang_lite.server.service import Service
 from sglang_lite.server.settings import ServerSettings, warn_if_exposed
 from sglang_lite.server.sglang import server_args
+
+logger = logging.getLogger("sglang_lite.server")
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
@@ -50,7 +52,8 @@ def application(engine: Engine, settings: ServerSettings, token: str = "", trace
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         app.state.service = service = Service(engine, settings, tracer)
         await service.start()
-        yield
+        async with _grpc(service, gate):
+            yield
         await service.stop()
 
     def service() -> Service:
@@ -66,6 +69,25 @@ def application(engine: Engine, settings: ServerSettings, token: str = "", trace
     )
     app.state.gate = gate
     return app
+
+
+@contextlib.asynccontextmanager
+async def _grpc(service: Service, gate: AccessControl) -> AsyncIterator[None]:
+    """Context in which SGLang's gRPC service runs, if the settings ask for it."""
+    if service.settings.grpc_port is None:
+        yield
+        return
+    try:
+        from sglang_lite.server.grpc_service import serve_grpc
+    except ModuleNotFoundError as error:
+        hint = "pip install 'sglang-lite[grpc]'"
+        raise CapabilityError("grpc_port needs gRPC.", parameter="grpc_port", hint=hint) from error
+    server, service.grpc_port = await serve_grpc(service, gate, service.settings.grpc_port)
+    logger.info("Serving gRPC at %s:%d", service.settings.host, service.grpc_port)
+    try:
+        yield
+    finally:
+        await server.stop(None)
 
 
 class _Application(Starlette):

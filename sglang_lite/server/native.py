@@ -345,7 +345,7 @@ async def loads(service: Service, _: HttpRequest) -> Response:
             "num_used_tokens": stats["total_tokens"] - stats["free_tokens"],
             "max_running_requests": service.engine.core.capacity.sizes.max_running,
         }
-        for stats in await _each_stats(service)
+        for stats in await each_stats(service)
     ]
     return answer({"version": __version__, "dp_rank_count": service.engine.config.dp_size, "loads": found})
 
@@ -361,12 +361,12 @@ async def get_load(service: Service, _: HttpRequest) -> Response:
                 # Tokens of requests alone.
                 "num_tokens": stats["total_tokens"] - stats["free_tokens"] - stats["cached_tokens"],
             }
-            for stats in await _each_stats(service)
+            for stats in await each_stats(service)
         ]
     )
 
 
-async def _each_stats(service: Service) -> list[dict[str, Any]]:
+async def each_stats(service: Service) -> list[dict[str, Any]]:  # as of `Engine.stats`
     """Counts of each replica of the engine, with its number."""
     stats = await service.call_engine(service.engine.stats)
     each: list[dict[str, Any]] = stats.get("replicas", [{"dp_rank": 0, **stats}])

@@ -54,6 +54,7 @@ class Service:
         sessions: open sessions of the native protocol.
         programs: open programs by id; their type is private to programs/program.py.
         reader_pool: processes that read large bodies.
+        grpc_port: port of the gRPC service; 0 without one.
         shutting_down: True once the server ends: requests that are open may continue, and no other is accepted.
     """
 
@@ -65,6 +66,7 @@ class Service:
         self.programs: dict[str, Any] = {}
         self.sessions = Sessions(partial(self.async_engine.abort, key=None))
         self.reader_pool = ReaderPool(settings.body_processes, partial(ModelFacts.of, engine, settings))
+        self.grpc_port = 0
         self.shutting_down = False
         self.asleep = False  # whether the engine had given memory back when it was asked last
         self._last_reply = 0.0  # time of the latest reply from the engine

@@ -24,6 +24,8 @@ class ServerSettings:
     Attributes:
         host: address to listen on; with the default, only this machine can connect.
         port: port to listen on; 0 takes a free one.
+        grpc_port: port of SGLang's gRPC service, by which gateways speak with servers; 0 takes a free one; None for no
+            such service.
         served_model_name: name of the model in answers and requests; None for the engine's.
         api_key: key that requests must have, except for health, metrics and the OpenAPI document; several may be
             given. None requires no key.
@@ -78,6 +80,7 @@ class ServerSettings:
 
     host: str = "127.0.0.1"
     port: int = 30000
+    grpc_port: int | None = None
     served_model_name: str | None = None
     api_key: tuple[str, ...] = ()
     playground: bool | None = None
@@ -120,6 +123,10 @@ class ServerSettings:
     def __post_init__(self) -> None:
         if not 0 <= self.port < 65536:
             raise ParameterError("port", f"{self.port} is not between 0 and 65535.")
+        if self.grpc_port is not None and not 0 <= self.grpc_port < 65536:
+            raise ParameterError("grpc_port", f"{self.grpc_port} is not between 0 and 65535.")
+        if self.grpc_port is not None and self.ssl_certfile is not None:
+            raise ParameterError("grpc_port", "and ssl_certfile are both given, but gRPC is spoken without TLS.")
         for name in (
             "max_body_mb", "max_depth", "body_timeout_s", "max_head_kb", "max_header_lines", "head_timeout_s",
             "max_connections", "max_connections_per_client", "max_open", "max_open_per_key", "program_max_tokens",

@@ -31,7 +31,8 @@ class Running:
 
     def __init__(self, engine, token="", tracer=None, **settings):
         told = ServerSettings(**settings)
-        self._server = HttpServer(application(engine, told, token, tracer), told)
+        self._app = application(engine, told, token, tracer)
+        self._server = HttpServer(self._app, told)
         # However slow this machine is, no connection is closed that a client would use again.
         self._server.config.timeout_keep_alive = 600
         self._thread = threading.Thread(target=asyncio.run, args=(self._serve(),))
@@ -49,6 +50,10 @@ class Running:
         self._listening.set()
         await self._server.main_loop()
         await self._server.shutdown()
+
+    @property
+    def service(self):
+        return self._app.state.service
 
     def terminate(self):
         """Tells the server what a signal tells it."""
