@@ -39,6 +39,11 @@ class Message(Record, frozen=True):
     role: str
     content: tuple[str | Image, ...]
 
+    @property
+    def text(self) -> str:
+        """Text of the turn, without its images."""
+        return "".join([part for part in self.content if isinstance(part, str)])
+
 
 class PromptTools(Record, frozen=True):
     """Tools that a model is shown, because its answer may call them.

@@ -33,7 +33,7 @@ def text_outside(prompt: Prompt, template: TurnTemplate | None) -> str:
         prefix, suffix = map(_squeezed, template.get_prefix_and_suffix(message.role, roles))
         if not rest.startswith(prefix):
             return rest.partition(prefix)[0]
-        end = _squeezed("".join(part for part in message.content if isinstance(part, str))) + suffix
+        end = _squeezed(message.text) + suffix
         at = rest.find(end, len(prefix))
         if at > len(prefix) and message.role != "assistant":
             return rest[len(prefix) : at]
@@ -52,8 +52,7 @@ def rerender(prompt: Prompt, template: TurnTemplate | None, written_by: TurnTemp
     spans, before = [Span(text_outside(prompt, written_by))], list[dict[str, str]]()
     for message in prompt.messages:
         prefix, suffix = template.get_prefix_and_suffix(message.role, before)
-        content = "".join(part for part in message.content if isinstance(part, str))
-        spans += [Span(prefix), Span(content, special=False), Span(suffix)]
+        spans += [Span(prefix), Span(message.text, special=False), Span(suffix)]
         before.append({"role": message.role, "content": ""})
     if prompt.role is not None:
         prefix, _ = template.get_prefix_and_suffix(prompt.role, before)
@@ -146,10 +145,7 @@ def _text_before(prompt: Prompt, template: TurnTemplate) -> str:
 
 
 def _texts(turns: Sequence[Message]) -> list[Mapping[str, Any]]:
-    return [
-        {"role": turn.role, "content": "".join(part for part in turn.content if isinstance(part, str))}
-        for turn in turns
-    ]
+    return [{"role": turn.role, "content": turn.text} for turn in turns]
 
 
 def _messages(turns: Sequence[Message], family: str, schemas: Mapping[str, JsonSchema]) -> list[Mapping[str, Any]]:

@@ -19,7 +19,7 @@ import math
 import threading
 from bisect import bisect
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
@@ -41,12 +41,11 @@ from sglang_lite.lang.execution.operations import (
     ScopeOp,
     SelectOp,
 )
-from sglang_lite.lang.execution.transcript import Piece
+from sglang_lite.lang.execution.transcript import Piece, spans_of
 from sglang_lite.program.nodes import Gen, Join, Mark, Node, Path, Pause, Rollback, Select, Text, Verdict, is_judged
 from sglang_lite.protocol import (
     Delta,
     Generation,
-    Image,
     Location,
     ParameterError,
     Played,
@@ -55,7 +54,6 @@ from sglang_lite.protocol import (
     RequestAbortedError,
     Selection,
     SglError,
-    Span,
 )
 from sglang_lite.protocol.anything import UserValue
 
@@ -372,7 +370,7 @@ class PushedBranch:
         old = self.program
         pushed = PushedBranch(PushedProgram(old.backend, stream=old.stream, priority=old.priority, asks=old.asks))
         pushed.add(MarkOp(BranchMark(), back=False), ())
-        for span in _spans(pieces):
+        for span in spans_of(pieces):
             pushed.add(Text(span.text, span.ids, span.special), ())
         return pushed
 
@@ -499,7 +497,7 @@ class PushedBranch:
 
     def _judge(self, op: Op, pieces: Sequence[Piece], again: Gen | Select | None = None) -> None:
         judged = self.judged[id(op)]
-        verdict = Verdict(tuple(_spans(pieces[judged.known :])), again)
+        verdict = Verdict(tuple(spans_of(pieces[judged.known :])), again)
         self.program.outbox.append((self, (judged.place, verdict)))
         judged.known = len(pieces)
 
@@ -514,12 +512,3 @@ def expect_pause(branch: PushedBranch | None, seconds: float, where: Location | 
         raise ParameterError("expect_pause", f"{seconds!r:.60} is no number of seconds.", where=where)
     if branch is not None:
         branch.program.expect_pause(branch, seconds)
-
-
-def _spans(pieces: Sequence[Piece]) -> Iterator[Span]:
-    """Yields text as a program gets it."""
-    for piece in pieces:
-        if isinstance(piece, str):
-            yield Span(piece)
-        elif not isinstance(piece, Image):
-            yield from (piece,) if isinstance(piece, Span) else piece.spans

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -209,7 +209,7 @@ class Transcript:
 
     def text(self, start: int = 0) -> str:
         """Text from the piece with index `start` on, without images."""
-        return "".join([p if isinstance(p, str) else p.text for p in self.pieces[start:] if not isinstance(p, Image)])
+        return text_of(self.pieces[start:])
 
     def prompt(self, *, same_model: bool = True) -> Prompt:
         """Prompt that a backend continues.
@@ -232,22 +232,34 @@ class Transcript:
             if count and message.role == "user":
                 found.append((length, count))
                 length = 0
-            length += sum(len(part) for part in message.content if isinstance(part, str))
+            length += len(message.text)
         before = [count for _, count in sorted(found, reverse=True)]
         return tuple(dict.fromkeys(count for count in (*reversed(self.forks), *before) if count))
 
     def _spans(self, same_model: bool) -> tuple[Span, ...]:
-        for piece in self.pieces[self._cached_pieces :]:
-            if isinstance(piece, str):
-                self._span_cache.append(Span(piece))
-            elif not isinstance(piece, Image):
-                self._span_cache += (piece,) if isinstance(piece, Span) else piece.spans
+        self._span_cache += spans_of(self.pieces[self._cached_pieces :])
         self._cached_pieces = len(self.pieces)
         if same_model:
             return tuple(self._span_cache)
         return tuple([
             s if is_placeholder(s) else Span(s.text, special=s.special and s.ids is None) for s in self._span_cache
         ])  # fmt: skip
+
+
+def text_of(pieces: Sequence[Piece]) -> str:
+    """Text of pieces, without images."""
+    return "".join(
+        [piece if isinstance(piece, str) else piece.text for piece in pieces if not isinstance(piece, Image)]
+    )
+
+
+def spans_of(pieces: Sequence[Piece]) -> Iterator[Span]:
+    """Yields the text of pieces, without images, as a prompt or a program has it."""
+    for piece in pieces:
+        if isinstance(piece, str):
+            yield Span(piece)
+        elif not isinstance(piece, Image):
+            yield from (piece,) if isinstance(piece, Span) else piece.spans
 
 
 def _content(pieces: Sequence[Piece]) -> tuple[str | Image, ...]:

@@ -15,6 +15,7 @@ from sglang_lite.lang.execution.base_player import BasePlayer
 from sglang_lite.lang.execution.kept import Question
 from sglang_lite.lang.execution.operations import AnswerOp, ForkOp, GenOp, JoinOp, MarkOp, Op, ScopeOp, SelectOp
 from sglang_lite.lang.execution.run import BoundCall
+from sglang_lite.lang.execution.transcript import text_of
 from sglang_lite.lang.expressions import MULTI_SEPARATOR
 from sglang_lite.lang.runs.trace import Trace
 from sglang_lite.markup import cut
@@ -228,7 +229,7 @@ class _Reader:
     def _join(self, op: JoinOp) -> None:
         pieces = [piece for each in op.added if each.done and each.error() is None for piece in each.result()]
         images = [piece for piece in pieces if isinstance(piece, Image)]
-        text = "".join(p if isinstance(p, str) else p.text for p in pieces if not isinstance(p, Image))
+        text = text_of(pieces)
         ends = [each.ended for child in op.children for each in child.played if isinstance(each, AnswerOp)]
         has_texts = op.added and not self._run.account.replayed
         end = max([self._now, *(at - self._started for at in ends)]) if has_texts else self._now

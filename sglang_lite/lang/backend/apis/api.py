@@ -229,7 +229,7 @@ _MARK = {"type": "ephemeral"}
 
 def marks(prompt: Prompt) -> tuple[int, ...]:
     """Numbers of messages in the prefixes that are worth caching: at most four, in ascending order."""
-    lengths = list(accumulate((_length(message) for message in prompt.messages), initial=0))
+    lengths = list(accumulate((len(message.text) for message in prompt.messages), initial=0))
     long = [count for count in prompt.shared if count < len(lengths) and lengths[count] >= MIN_PREFIX_CHARS]
     return tuple(sorted(long[:_MAX_MARKS]))
 
@@ -237,7 +237,7 @@ def marks(prompt: Prompt) -> tuple[int, ...]:
 def cache_key(prompt: Prompt) -> str | None:
     """Key of prompts that begin alike: a digest of the shortest shared prefix. None if the prompt is too short or
     shares no prefix."""
-    if not prompt.shared or sum(map(_length, prompt.messages)) < MIN_PREFIX_CHARS:
+    if not prompt.shared or sum(len(message.text) for message in prompt.messages) < MIN_PREFIX_CHARS:
         return None
     begin = prompt.messages[: min(prompt.shared)]
     turns = repr([(message.role, message.content) for message in begin])
@@ -266,10 +266,6 @@ def with_marks(request: Mapping[str, Json], prompt: Prompt) -> dict[str, Json]:
 def _marked(content: Any) -> list[dict[str, Any]]:
     blocks = [{"type": "text", "text": content}] if isinstance(content, str) else list(content)
     return [*blocks[:-1], {**blocks[-1], "cache_control": _MARK}]
-
-
-def _length(message: Message) -> int:
-    return sum(len(part) for part in message.content if isinstance(part, str))
 
 
 _MAX_TURNS = 4096  # stored turns
