@@ -27,6 +27,7 @@ from sglang_lite.lang.batches.batch import (
     pool_of,
 )
 from sglang_lite.lang.body_run import BodyRun, start_thread
+from sglang_lite.lang.checks import check_whole
 from sglang_lite.lang.concurrency.loop import in_event_loop
 from sglang_lite.lang.execution.kept import Kept
 from sglang_lite.lang.execution.reading import finished
@@ -92,8 +93,10 @@ class SglFunction(BaseProgram[R], Generic[P, R]):
         parameters = _parameters_of(func, self.name)
         self._of_instances = parameters[0].name == "self"
         self.func = func
+        if num_api_spec_tokens is not None:
+            check_whole("num_api_spec_tokens", num_api_spec_tokens, 1, user_location())
         self.num_api_spec_tokens = num_api_spec_tokens
-        self.api_drafts = ApiDrafts(_checked_tokens(num_api_spec_tokens))
+        self.api_drafts = ApiDrafts(num_api_spec_tokens)
         self.bind_arguments = dict(bind_arguments or {})
         in_order = [p for p in parameters[1:] if p.kind in _POSITIONAL]
         self.arg_names = [p.name for p in in_order]
@@ -359,7 +362,7 @@ class SglFunction(BaseProgram[R], Generic[P, R]):
         return call.state
 
     def __reduce__(self) -> tuple[object, ...]:
-        return pickled(self, SglFunction)
+        return _pickled(self)
 
     def __repr__(self) -> str:
         return f"SglFunction({cut(f'{self.name}{_with_bound(self)}', 280)})"
@@ -526,20 +529,8 @@ def _parameters_of(func: Callable[..., Any], name: str) -> list[inspect.Paramete
     return parameters
 
 
-def _checked_tokens(tokens: int | None) -> int | None:
-    if tokens is None or (isinstance(tokens, int) and not isinstance(tokens, bool) and tokens > 0):
-        return tokens
-    raise ParameterError(
-        "num_api_spec_tokens", f"{tokens!r:.60} is not a number of tokens above 0.", hint="Give one, or None.",
-        where=user_location(),
-    )  # fmt: skip
-
-
-def pickled(program: SglFunction, kind: type[SglFunction]) -> tuple[object, ...]:
-    """Value of a program's `__reduce__`.
-
-    Args:
-        kind: class of programs.
+def _pickled(program: SglFunction) -> tuple[object, ...]:
+    """Value of a program's `__reduce__`: its name, as of a function, or that of a method with its instance.
 
     Raises:
         ProgramError: the program can't be found by its name, so another process could not load it.
@@ -552,17 +543,17 @@ def pickled(program: SglFunction, kind: type[SglFunction]) -> tuple[object, ...]
         found = import_by_name(name)
     except (ImportError, AttributeError):
         found = None
-    if found is not func and not (isinstance(found, kind) and found.func is func):
+    if found is not func and not (isinstance(found, SglFunction) and found.func is func):
         raise ProgramError(
             f"the program {program.name!r} can't be pickled: its module has no program of this name.",
             hint="Define it at the top of a module, or as a method of a class there.",
         )
-    return _of_module, (name, kind, program.bind_arguments)
+    return _of_module, (name, program.bind_arguments)
 
 
-def _of_module(name: str, kind: type[SglFunction], bound: dict[str, Any]) -> SglFunction:
+def _of_module(name: str, bound: dict[str, Any]) -> SglFunction:
     found = import_by_name(name)
-    program = found if isinstance(found, kind) else kind(found)
+    program = found if isinstance(found, SglFunction) else SglFunction(found)
     return program.bind(**bound) if bound else program
 
 
