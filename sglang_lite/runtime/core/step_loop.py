@@ -132,8 +132,7 @@ class StepLoop:
         self.clock, self._device_time = StepClock(), DeviceTime(scheduler.pauses.record_duration)
         self._watch = TokenWatch(scheduler.store.table, eos_ids, vocab_size, stream_interval_s=stream_interval_s)
         self._reader = TokenReader(scheduler, self._watch, self.clock, jump=jump)
-        fail = partial(self._end, state=State.FAILED)
-        self._ends = RequestEnds(scheduler, self._reader, self.postponed, encoding, self.receive, fail)
+        self._ends = RequestEnds(self, self._reader, partial(self._end, state=State.FAILED))
         draws = 1 if scheduler.drafts is None else 1 + scheduler.drafts.drafting.most
         words = runner.allocate_masks(len(scheduler.store.table.length) * draws, -(-vocab_size // 32))
         self.encoding = encoding
@@ -401,23 +400,16 @@ def _close(scheduler: Scheduler) -> None:
 
 
 class RequestEnds:
-    """Ender of requests, on the loop's thread.
+    """Ender of a loop's requests, on its thread.
 
     Args:
-        scheduler: its queues have the requests.
+        loop: loop that runs the requests.
         reader: prepares the next ones.
-        postponed: work that waits until the device computes.
-        encoding: requests that wait for features of their images; None if there are none.
-        receive: function that starts a request outside of a slot.
         fail: function that ends a request with an error.
     """
 
-    def __init__(
-        self, scheduler: Scheduler, reader: TokenReader, postponed: Postponed, encoding: Encoding | None,
-        receive: Callable[[Request], None], fail: Callable[[Request, SglError], None],
-    ) -> None:  # fmt: skip
-        self._scheduler, self._reader, self._postponed, self._encoding = scheduler, reader, postponed, encoding
-        self._receive, self._fail = receive, fail
+    def __init__(self, loop: StepLoop, reader: TokenReader, fail: Callable[[Request, SglError], None]) -> None:
+        self._loop, self._scheduler, self._reader, self._fail = loop, loop.scheduler, reader, fail
 
     def finish(self, request: Request, finish: Finish) -> None:
         """Ends a request with its result, or starts the next request of its program in its slot."""
@@ -430,7 +422,7 @@ class RequestEnds:
         table = self._scheduler.store.table
         request.tokens = table.tokens[request.slot, : table.known[request.slot]].copy()
         report = partial(self._report, request, finish)
-        begun = request.follow.begin(request.tokens, finish, partial(self._postponed.add, report))
+        begun = request.follow.begin(request.tokens, finish, partial(self._loop.postponed.add, report))
         if begun is not None:
             self._keep_images(begun)
             self._scheduler.continue_in_slot(request, begun, appended=True)
@@ -441,7 +433,7 @@ class RequestEnds:
             return
         if following.media is not None and not self._keep_images(following):
             self._scheduler.finish(request, State.FINISHED)
-            self._receive(following)
+            self._loop.receive(following)
             return
         try:
             self._reader.prepare(following)
@@ -453,7 +445,7 @@ class RequestEnds:
 
     def _keep_images(self, request: Request) -> bool:
         """Keeps the features of a request that continues in a slot. Returns False if some are not there."""
-        return request.media is None or (self._encoding is not None and self._encoding.keep(request))
+        return request.media is None or (self._loop.encoding is not None and self._loop.encoding.keep(request))
 
     def _report(self, request: Request, finish: Finish) -> Request | None:
         """Sends the result of a request, and continues its program. Returns the request that follows in its slot, if
