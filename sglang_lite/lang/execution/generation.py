@@ -1,4 +1,4 @@
-"""Playing of generations: the source of the answer, its value, and the text that it adds."""
+"""Playing of generations: the source of the answer, its value, the text that it adds, and its streams."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Attempts at an answer: their number, their time limits, and the caller's check of the value."""
+"""Attempts at an answer: their number, their time limits, the caller's check of the value, and the prompt of an attempt
+that shows the model its refused answer: `gen(repair=True)`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Graph of a program, made from its traces. Its checks are in graph_checks.py."""
+"""Graph of a program, made from its traces, and the lines that none of them reached. Its checks are in
+graph_checks.py."""
 
 from __future__ import annotations
 

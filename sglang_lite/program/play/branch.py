@@ -1,4 +1,5 @@
-"""A branch of a program that is being played: its queue, and what its rules remember. player.py plays it."""
+"""A branch of a program that is being played: its queue, what its rules remember, and the effects that its
+driver performs. player.py plays it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading of drawn tokens: which the host has to look at, and what they end."""
+"""Reading of drawn tokens: which the host has to look at, what they end, and which draws behind drafts count."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Interface to one API of a provider: its requests and its answers. Independent of connections and of the SDK's
+"""Interface to one API of a provider: its requests and its answers; and what several need, the items that a provider
+expects back, and the places of a prompt that its cache is told of. Independent of connections and of the SDK's
 errors."""
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """Several generations in one turn, on a backend that is asked generation by generation: answers that one call has
-brought for other generations than its own (see turn_plan.py)."""
+brought for other generations than its own (see turn_plan.py), and the reading of them out of its text."""
 
 from __future__ import annotations
 
