@@ -72,8 +72,7 @@ from sglang_lite.runtime.requests.resolved_params import LogitProcessor
 from sglang_lite.wire.failure import Failure, as_error
 
 if TYPE_CHECKING:
-    from sglang_lite.runtime.core.embedding_core import EmbeddingCore
-    from sglang_lite.runtime.core.embedding_loop import EmbeddingLoop
+    from sglang_lite.runtime.core.embedding_core import EmbeddingCore, EmbeddingLoop
     from sglang_lite.runtime.core.engine_core import EngineCore
     from sglang_lite.runtime.core.engine_program import EngineProgram
     from sglang_lite.runtime.core.step_loop import StepLoop

@@ -55,9 +55,8 @@ from sglang_lite.runtime.core.adapters import make_adapters, no_adapter, no_adap
 from sglang_lite.runtime.core.cache_tiers import make_tiers, page_names
 from sglang_lite.runtime.core.capacity import capacity_of
 from sglang_lite.runtime.core.choice_scoring import ChoiceScoring
-from sglang_lite.runtime.core.constant_texts import ConstantTexts
 from sglang_lite.runtime.core.encoding import Encoding
-from sglang_lite.runtime.core.engine_context import EngineContext
+from sglang_lite.runtime.core.engine_context import ConstantTexts, EngineContext
 from sglang_lite.runtime.core.engine_program import EngineProgram
 from sglang_lite.runtime.core.gate import CLOSED
 from sglang_lite.runtime.core.open_requests import OpenRequests, Ticket

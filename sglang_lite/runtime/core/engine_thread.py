@@ -11,8 +11,7 @@ from concurrent.futures import Future
 
 from sglang_lite.protocol import EngineClosedError
 from sglang_lite.runtime.config import EngineConfig
-from sglang_lite.runtime.core.embedding_core import EmbeddingCore
-from sglang_lite.runtime.core.embedding_loop import EmbeddingLoop
+from sglang_lite.runtime.core.embedding_core import EmbeddingCore, EmbeddingLoop
 from sglang_lite.runtime.core.engine_core import EngineCore
 from sglang_lite.runtime.core.step_loop import StepLoop
 from sglang_lite.runtime.embedding.load import LoadedEncoder

@@ -11,7 +11,7 @@ import sglang_lite.runtime.core.generation_job as module
 from sglang_lite.program.nodes import Gen, Program, Text
 from sglang_lite.protocol import Delta, Generation, Played, ProgramResult, SamplingParams, Span
 from sglang_lite.runtime.calls import Stats
-from sglang_lite.runtime.core.postponed import Postponed
+from sglang_lite.runtime.core.step_loop import Postponed
 from tests.runtime.core.test_engine_program import _Inline, by_path, call_by_call, greedy, random_segments, same
 from tests.runtime.scripted import SteppedEngine
 

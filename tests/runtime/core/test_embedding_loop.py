@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from sglang_lite.protocol import EngineClosedError
-from sglang_lite.runtime.core.embedding_loop import EmbeddingLoop
+from sglang_lite.runtime.core.embedding_core import EmbeddingLoop
 from sglang_lite.runtime.embedding.request import EncodeRequest
 
 
