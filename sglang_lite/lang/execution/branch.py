@@ -59,7 +59,6 @@ from sglang_lite.program.nodes import (
     JoinMode,
     ScopeBegin,
     ScopeEnd,
-    Select,
     Text,
     TurnBegin,
     TurnEnd,
@@ -212,21 +211,32 @@ class Branch:
         self.player.put(Text(text, ids, special and self.blocks.role is None, where=where))
 
     def _select(self, own: SglSelect, where: Location | None) -> SelectOp:
-        check_select(own, self.run, self.backend, self.blocks, where)
-        self.blocks.matcher = None
+        run, blocks = self.run, self.blocks
+        adapter = run.settings.params.lora_path if isinstance(own.node.lora_path, Unset) else own.node.lora_path
+        if own.multi:
+            blocks.refuse_in_grammar("select(multi=True) can't be part of a grammar.", "Select one by one.", where)
+        check_adapter(self.backend, own, adapter, where)
+        texts = example_choices(own.choices, multi=own.multi)
+        choices = Choices(texts) if isinstance(texts, tuple) else None  # a symbol, in a trace
+        self.backend.check(own, Demands("select", constraint=choices, scores=not only_picks(own)), where)
+        blocks.matcher = None
         path = self.next_node()
         variable = self._declare(own.node.name, path, where)
-        node = select_node(own, self.run, self.blocks, path, where)
-        return SelectOp(node, own, variable, in_body=self.run.body_open)
+        judged = own.multi or run.settings.retries or run.kept is not None
+        node = msgspec.structs.replace(
+            own.node, method=None if judged else own.node.method, seed=run.seed_of(path), special=blocks.role is None,
+            lora_path=adapter, where=where,
+        )  # fmt: skip
+        return SelectOp(node, own, variable, in_body=run.body_open)
 
     def _gen(self, own: SglGen, where: Location | None) -> GenOp:
         options = own.options
         backend = self.backend if options is None or options.backend is None else options.backend
         if own.tools is not None:
-            own = with_tools_of(own, own.tools, backend)
-        shows_tools, later = own.tools is not None and self.blocks.role == "assistant", self.player.later is not None
+            own = _with_tools(own, own.tools, backend)
+        shows_tools = own.tools is not None and self.blocks.role == "assistant"
         path = self.next_node()
-        node = gen_node(own, self.run, backend, self.blocks, path, where, shows_tools=shows_tools, later=later)
+        node = _gen_node(self, own, backend, path, where, shows_tools=shows_tools)
         kind = None if own.value_type is None else own.value_type.annotation
         thoughts = None
         if options is not None and options.reasoning is not None:
@@ -409,40 +419,7 @@ def raised_at(error: BaseException) -> Location | None:
     return found
 
 
-def check_select(own: SglSelect, run: Run, backend: Backend, blocks: OpenBlocks, where: Location | None) -> None:
-    """Checks a selection.
-
-    Raises:
-        ProgramError: it picks several choices inside a grammar.
-        CapabilityError: the backend can't do it.
-    """
-    if own.multi:
-        blocks.refuse_in_grammar("select(multi=True) can't be part of a grammar.", "Select one by one.", where)
-    check_adapter(backend, own, _adapter(own, run), where)
-    texts = example_choices(own.choices, multi=own.multi)
-    choices = Choices(texts) if isinstance(texts, tuple) else None  # a symbol, in a trace
-    backend.check(own, Demands("select", constraint=choices, scores=not only_picks(own)), where)
-
-
-def select_node(own: SglSelect, run: Run, blocks: OpenBlocks, path: str, where: Location | None) -> Select:
-    """Node of a selection.
-
-    Args:
-        path: path of the node in the program's tree.
-    """
-    judged = own.multi or run.settings.retries or run.kept is not None
-    return msgspec.structs.replace(
-        own.node, method=None if judged else own.node.method, seed=run.seed_of(path), special=blocks.role is None,
-        lora_path=_adapter(own, run), where=where,
-    )  # fmt: skip
-
-
-def _adapter(own: SglSelect, run: Run) -> tuple[str, ...] | Unset:
-    """Adapter of a selection: its own, or that of the run."""
-    return run.settings.params.lora_path if isinstance(own.node.lora_path, Unset) else own.node.lora_path
-
-
-def with_tools_of(own: SglGen, tools: Toolbox, backend: Backend) -> SglGen:
+def _with_tools(own: SglGen, tools: Toolbox, backend: Backend) -> SglGen:
     """Generation that calls tools as the backend's model writes calls."""
     if (family := backend.tool_family()) is None:
         return own
@@ -451,22 +428,21 @@ def with_tools_of(own: SglGen, tools: Toolbox, backend: Backend) -> SglGen:
     return msgspec.structs.replace(own, node=node, value_type=spelled)
 
 
-def gen_node(
-    own: SglGen, run: Run, backend: Backend, blocks: OpenBlocks, path: str, where: Location | None, *,
-    shows_tools: bool, later: bool,
-) -> Gen:  # fmt: skip
+def _gen_node(
+    branch: Branch, own: SglGen, backend: Backend, path: str, where: Location | None, *, shows_tools: bool
+) -> Gen:
     """Node of a generation.
 
     Args:
         backend: backend that answers it.
         path: path of the node in the program's tree.
         shows_tools: whether its prompt shows its tools.
-        later: whether its text is read while it grows, after the end of the body.
 
     Raises:
         ProgramError: it is to be repaired inside a grammar.
         CapabilityError: the backend can't do it.
     """
+    run, blocks, later = branch.run, branch.blocks, branch.player.later is not None
     options, constraint, stops = own.options, own.node.constraint, tuple[str, ...]()
     reasoning = None if options is None else options.reasoning
     kinds = backend.capabilities.constraints
