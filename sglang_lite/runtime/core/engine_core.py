@@ -78,7 +78,7 @@ from sglang_lite.runtime.drafting.registry import make_drafting
 from sglang_lite.runtime.embedding.request import not_an_encoder_error
 from sglang_lite.runtime.embedding.spec import EncoderSpec
 from sglang_lite.runtime.executor import make_runner
-from sglang_lite.runtime.executor.ranks import LEADS
+from sglang_lite.runtime.executor.ranks import LeadRunner
 from sglang_lite.runtime.kv_cache.eviction_policy import EVICTION
 from sglang_lite.runtime.kv_cache.prefix_cache import PrefixCache
 from sglang_lite.runtime.kv_cache.prefix_hash import digested_every
@@ -295,7 +295,7 @@ class EngineCore:
             CapabilityError: the call is for a model that embeds or classifies texts, or one that is not cut over ranks.
         """
         self.gate.check_open()
-        if type(call) in _OF_ONE_RANK and isinstance(self.runner, LEADS):
+        if type(call) in _OF_ONE_RANK and isinstance(self.runner, LeadRunner):
             raise CapabilityError(f"{call.__struct_config__.tag}: is not here with tp_size above 1.", hint=_ONE_RANK)
         if type(call) not in self._answers:
             raise not_an_encoder_error(self.model_name)
@@ -382,7 +382,7 @@ class EngineCore:
                 **({} if store.tiers is None else store.tiers.stats()),
                 **({} if store.windows is None else store.windows.stats()),
                 **({} if self.adapters is None else self.adapters.stats()),
-                **({"ranks": self.runner.links.states()} if isinstance(self.runner, LEADS) else {}),
+                **({"ranks": self.runner.links.states()} if isinstance(self.runner, LeadRunner) else {}),
                 **self.open_requests.counts(),
                 "grammars_compiled": self.compiler.cache.misses,
                 "grammars_cached": self.compiler.cache.hits,

@@ -26,6 +26,7 @@ from sglang_lite.runtime.core.token_reader import TokenReader
 from sglang_lite.runtime.core.token_watch import TokenWatch
 from sglang_lite.runtime.executor import memory_shortage
 from sglang_lite.runtime.executor.model_runner import LaunchedForward, ModelRunner, PendingTokens
+from sglang_lite.runtime.executor.sampler import Draws
 from sglang_lite.runtime.executor.step_record import StepWriter
 from sglang_lite.runtime.requests.output_builder import Finish
 from sglang_lite.runtime.requests.request import Request, State
@@ -312,7 +313,8 @@ class StepLoop:
         batch, rows, table = step.batch, masked.rows, self.scheduler.store.table
         slots, special = batch.slots[rows], adjustments(batch, masked, table, self._eos_ids)
         behind = batch.drafted[rows] - masked.offsets if batch.drafts else None
-        pending = self.runner.sample(step.forward, rows, special, masked.masks, table.scored[slots], behind)
+        draws = Draws(rows, special, masked.masks, table.scored[slots], behind)
+        pending = self.runner.sample(step.forward, draws)
         self.scheduler.count_draws(slots[masked.offsets == 0] if batch.drafts else slots)
         self._in_flight = _InFlight(step, masked, pending)
 

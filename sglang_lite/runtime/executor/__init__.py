@@ -15,7 +15,7 @@ from sglang_lite.runtime.drafting.drafting import Drafting
 from sglang_lite.runtime.executor.cpu_runner import CpuRunner
 from sglang_lite.runtime.executor.gpu_adapters import GpuAdapters
 from sglang_lite.runtime.executor.model_runner import ModelRunner
-from sglang_lite.runtime.executor.ranks import GpuLeadRunner, LeadRunner, RankLinks, begin
+from sglang_lite.runtime.executor.ranks import CpuLeadRunner, GpuLeadRunner, RankLinks, begin
 from sglang_lite.runtime.executor.step_record import SlotPages
 from sglang_lite.runtime.models.lora.cpu_step import CpuAdapters
 from sglang_lite.runtime.models.model import Model, is_fused
@@ -60,7 +60,7 @@ def make_runner(
             original_logprobs=config.original_logprobs,
             cores_contended=cores_contended if has_all and not config.deterministic else None, adapters=adapters,
         )  # fmt: skip
-        return runner if links is None else LeadRunner(runner, links)
+        return runner if links is None else CpuLeadRunner(runner, links)
     from sglang_lite.runtime.executor.cuda_graphs import graph_sizes  # needs Triton
     from sglang_lite.runtime.executor.gpu_runner import GpuRunner
 

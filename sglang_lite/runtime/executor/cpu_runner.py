@@ -12,10 +12,9 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from sglang_lite.runtime.executor.cpu_inputs import build_cpu_inputs, drawn_ids
-from sglang_lite.runtime.executor.logit_adjustments import DrawAdjustments
 from sglang_lite.runtime.executor.page_memory import CpuPageMemory
 from sglang_lite.runtime.executor.prompt_logprobs import PromptLogprobs, score
-from sglang_lite.runtime.executor.sampler import Masks, Sampled, SamplingTable, sample
+from sglang_lite.runtime.executor.sampler import Draws, Sampled, SamplingTable, sample
 from sglang_lite.runtime.executor.step_record import SlotPages, StepRecord
 from sglang_lite.runtime.kernels.arena import Arena
 from sglang_lite.runtime.kernels.kv_cache import KVCache
@@ -128,26 +127,19 @@ class CpuRunner:
         """Allocates int32 [rows, words] for the token masks of a step."""
         return np.empty((rows, words), dtype=np.int32)
 
-    def sample(
-        self,
-        forward: CpuForward,
-        rows: NDArray[np.int64],
-        adjustments: dict[int, DrawAdjustments],
-        masks: Masks | None = None,
-        scored: NDArray[np.bool_] | None = None,
-        behind: Ints | None = None,
-    ) -> Sampled:
-        """Draws the next tokens of some rows, from a forward that has computed their hidden states; arguments as for
-        `ModelRunner.sample`."""
+    def sample(self, forward: CpuForward, draws: Draws) -> Sampled:
+        """Draws the next tokens of some rows, from a forward that has computed their hidden states."""
+        rows, behind = draws.rows, draws.behind
         if not len(rows):
             return Sampled((), {})
+        assert draws.adjustments is not None
         record = forward.record
         slots = record.slots[rows]
         positions = record.ends[rows] if behind is None else record.ends[rows] - behind
         with torch.inference_mode(), self._team(record):
             sampled = sample(
-                self.logits(forward, rows, behind), self._sampling, slots, positions, adjustments, masks, scored,
-                original_logprobs=self._original_logprobs,
+                self.logits(forward, rows, behind), self._sampling, slots, positions, draws.adjustments, draws.masks,
+                draws.scored, original_logprobs=self._original_logprobs,
             )  # fmt: skip
         self._last_tokens[slots] = sampled.tokens
         return sampled

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 
@@ -9,13 +10,12 @@ import torch
 
 from sglang_lite.protocol import ModelError, SglError
 from sglang_lite.runtime.executor.cuda_graphs import CapturedGraph, CudaGraphs
-from sglang_lite.runtime.executor.device_masks import DeviceMasks
 from sglang_lite.runtime.executor.gpu_slots import GpuSlots
 from sglang_lite.runtime.executor.logit_adjustments import DrawAdjustments, adjust_logits
 from sglang_lite.runtime.executor.sampler import Masks, Sampled, draw_logprobs, log_softmax, token_logprob
 from sglang_lite.runtime.executor.staging import Staging
 from sglang_lite.runtime.kernels import sampling as draws
-from sglang_lite.runtime.kernels.sampling import draw, draw_part, pick_winner, token_scores
+from sglang_lite.runtime.kernels.sampling import TokenMasks, draw, draw_part, pick_winner, token_scores
 from sglang_lite.runtime.kernels.sizes import cdiv
 from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.models.gpu_ranks import LogitParts
@@ -114,16 +114,16 @@ class GpuDraws:
             return
 
         def draw_rows(masked: bool) -> torch.Tensor:
-            masks, mask_rows = self._masks.of(rows) if masked else (None, None)
+            masks = self._masks.of(rows) if masked else None
             if parts is not None and not self._alike:
                 at = plan.slots[:rows], plan.positions[:rows]
-                self._draw_parts(parts, graph.logits, *at, self._tokens[:rows], masks, mask_rows, softcap)
+                self._draw_parts(parts, graph.logits, *at, self._tokens[:rows], masks, softcap)
                 return self._tokens
             whole = graph.logits if parts is None else parts.whole(graph.logits)
             logits, cap = _adjustable(whole, softcap) if self._alike else (whole, softcap)
             draw(
                 logits, plan.slots[:rows], plan.positions[:rows], self._slots.sampling, self._slots.last_tokens,
-                self._tokens[:rows], masks=masks, mask_rows=mask_rows, softcap=cap,
+                self._tokens[:rows], masks=masks, softcap=cap,
             )  # fmt: skip
             return self._tokens
 
@@ -185,21 +185,21 @@ class GpuDraws:
             errors = adjust_logits(logits, adjustments)
         where = self._staging.send_all(slots, positions - 1)
         tokens = self._staging.host_buffer(len(slots))
-        device_masks = mask_rows = None
+        device_masks = None
         if masks is not None:
             self._masks.send(masks, len(slots))
-            device_masks, mask_rows = self._masks.of(len(slots))
+            device_masks = self._masks.of(len(slots))
         if not self._original_logprobs:
             for i in reported:
                 if masks is not None and device_masks is not None and masks.rows[i] >= 0:
-                    _forbid(logits[i], device_masks[masks.rows[i]].to(logits.device))
+                    _forbid(logits[i], device_masks.words[masks.rows[i]].to(logits.device))
                 logprobs[i] = draw_logprobs(logits[i], adjustments[i].params)
         if parts is not None:
-            self._draw_parts(parts, logits, where[0], where[1], tokens, device_masks, mask_rows, softcap)
+            self._draw_parts(parts, logits, where[0], where[1], tokens, device_masks, softcap)
         else:
             draw(
                 logits, where[0], where[1], self._slots.sampling, self._slots.last_tokens, tokens,
-                masks=device_masks, mask_rows=mask_rows, softcap=softcap,
+                masks=device_masks, softcap=softcap,
             )  # fmt: skip
         scores = self._scores(raw, tokens, masks, raw_softcap) if scored else None
         if self._parts is not None and adjustments:
@@ -226,12 +226,12 @@ class GpuDraws:
 
     def _draw_parts(
         self, parts: LogitParts, logits: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor,
-        tokens: torch.Tensor, masks: torch.Tensor | None, mask_rows: torch.Tensor | None, softcap: float | None,
+        tokens: torch.Tensor, masks: TokenMasks | None, softcap: float | None,
     ) -> None:  # fmt: skip
         """Launches draws of rows without filters: each rank's winners, of which all ranks pick the same ones."""
         found = draw_part(
             logits, slots, positions, self._slots.sampling, parts.first, parts.blocks,
-            masks=None if masks is None else parts.words(masks), mask_rows=mask_rows, softcap=softcap,
+            masks=masks and TokenMasks(parts.words(masks.words), masks.rows), softcap=softcap,
         )  # fmt: skip
         winners = parts.ranks.stack(found)
         pick_winner(winners, parts.blocks, slots, self._slots.sampling, self._slots.last_tokens, tokens)
@@ -243,8 +243,8 @@ class GpuDraws:
         float32 [2, R], as in `Sampled`."""
         rows = len(tokens)
         scores = self._staging.host_buffer(2 * rows).view(torch.float32).view(2, rows)
-        device_masks, mask_rows = (None, None) if masks is None else self._masks.of(rows)
-        token_scores(logits, tokens, scores, masks=device_masks, mask_rows=mask_rows, softcap=softcap)
+        device_masks = None if masks is None else self._masks.of(rows)
+        token_scores(logits, tokens, scores, masks=device_masks, softcap=softcap)
         return scores
 
     def warm_up(
@@ -254,8 +254,8 @@ class GpuDraws:
         tokens, parts = torch.zeros(1, dtype=torch.int32, device=self._device), self._parts
         if parts is not None:
             ones = torch.full((1, cdiv(sum(parts.sizes), 32)), -1, dtype=torch.int32, device=self._device)
-            for mask, which in ((None, None), (ones, torch.zeros_like(tokens))):
-                self._draw_parts(parts, logits, slots, positions, tokens, mask, which, softcap)
+            for mask in (None, TokenMasks(ones, torch.zeros_like(tokens))):
+                self._draw_parts(parts, logits, slots, positions, tokens, mask, softcap)
             for rows in (4, 2, 1):  # whose parts are exchanged by kernels of their own
                 whole = parts.whole(logits.expand(rows, -1))
             logits = whole
@@ -263,13 +263,13 @@ class GpuDraws:
         scores = torch.zeros((2, 1), device=self._device)
         # The forms that `draw` has: logits as computed, and float32 logits with the softcap applied.
         for one, cap in ((logits, softcap), (logits.float(), None)):
-            for mask, which in ((None, None), (masks, torch.zeros_like(tokens))):
+            for mask in (None, TokenMasks(masks, torch.zeros_like(tokens))):
                 draw(
                     one, slots, positions, self._slots.sampling, self._slots.last_tokens, tokens,
-                    masks=mask, mask_rows=which, softcap=cap,
+                    masks=mask, softcap=cap,
                 )  # fmt: skip
                 if one is logits:  # tokens are scored by the logits as computed
-                    token_scores(one, tokens, scores, masks=mask, mask_rows=which, softcap=cap)
+                    token_scores(one, tokens, scores, masks=mask, softcap=cap)
 
 
 def _adjustable(logits: torch.Tensor, softcap: float | None) -> tuple[torch.Tensor, None]:
@@ -283,3 +283,55 @@ def _forbid(logits: torch.Tensor, words: torch.Tensor) -> None:
     does."""
     bits = (words.unsqueeze(1) >> torch.arange(32, device=words.device)) & 1
     logits.masked_fill_(bits.view(-1)[: len(logits)] == 0, float("-inf"))
+
+
+_MAX_ROWS_READ_FROM_HOST = 4  # most rows whose draws read masks from host memory, as starting a copy takes longer
+
+
+class DeviceMasks:
+    """Token masks, sent on a separate stream while the forward before the draws runs. For few rows they stay on the
+    host, where kernels read them.
+
+    Only one step's masks exist at a time: new ones may be written only after the tokens of the step have been read.
+
+    Args:
+        device: device to send masks to.
+        rows: maximum number of masks, and of rows of a step.
+        words: int32 words of a mask.
+
+    Attributes:
+        words: int32 [rows, words], memory for the caller to write masks to.
+    """
+
+    def __init__(self, device: torch.device, rows: int, words: int) -> None:
+        cuda = device.type == "cuda"
+        self._host = torch.empty((rows, words), dtype=torch.int32, pin_memory=cuda)
+        self._host_rows = torch.full((rows,), -1, dtype=torch.int32, pin_memory=cuda)
+        self._masks = torch.empty((rows, words), dtype=torch.int32, device=device)
+        self._rows = torch.full((rows,), -1, dtype=torch.int32, device=device)
+        self._stream = torch.cuda.Stream(device) if cuda else None  # type: ignore[no-untyped-call] # torch leaves it untyped
+        self.words: Ints = self._host.numpy()
+        self._which: Ints = self._host_rows.numpy()
+
+    def of(self, rows: int) -> TokenMasks:
+        """Returns all masks, for a step of `rows` rows."""
+        if rows <= _MAX_ROWS_READ_FROM_HOST:
+            return TokenMasks(self._host, self._host_rows[:rows])
+        return TokenMasks(self._masks, self._rows[:rows])
+
+    def send(self, masks: Masks, rows: int) -> None:
+        """Starts sending masks, the first ones of `words`; kernels launched afterwards see them.
+
+        Args:
+            masks: number of masks, and the mask of each row.
+            rows: number of rows that draw; those beyond `masks.rows` have no mask.
+        """
+        count, real = len(masks.words), len(masks.rows)
+        self._which[:real], self._which[real:rows] = masks.rows, -1
+        if rows <= _MAX_ROWS_READ_FROM_HOST:
+            return
+        with nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
+            self._masks[:count].copy_(self._host[:count], non_blocking=True)
+            self._rows[:rows].copy_(self._host_rows[:rows], non_blocking=True)
+        if self._stream is not None:
+            torch.cuda.current_stream(self._masks.device).wait_stream(self._stream)

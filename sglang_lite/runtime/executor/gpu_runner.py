@@ -13,7 +13,6 @@ from itertools import cycle
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from sglang_lite.protocol import SamplingParams
 from sglang_lite.runtime.attention.base import AttentionRequirements, ModelAttention
@@ -33,10 +32,7 @@ from sglang_lite.runtime.executor.prefix_groups import (
     SharedPrefixArrays,
 )
 from sglang_lite.runtime.executor.prompt_logprobs import FIRST_ROWS, PromptLogprobs, TokensToScore, score, score_rows
-from sglang_lite.runtime.executor.sampler import (
-    Masks,
-    Sampled,
-)
+from sglang_lite.runtime.executor.sampler import Draws, Masks, Sampled
 from sglang_lite.runtime.executor.staging import Staging, make_event
 from sglang_lite.runtime.executor.step_record import SAMPLING, SlotPages, StepRecord
 from sglang_lite.runtime.kernels.arena import Arena
@@ -233,31 +229,23 @@ class GpuRunner:
         return mark
 
     @torch.inference_mode()
-    def sample(
-        self,
-        forward: GpuForward,
-        rows: NDArray[np.int64],
-        adjustments: dict[int, DrawAdjustments] | None,
-        masks: Masks | None = None,
-        scored: NDArray[np.bool_] | None = None,
-        behind: Ints | None = None,
-    ) -> GpuPendingTokens | Sampled:
-        """Launches the draws of the next tokens of some rows. Arguments as for `ModelRunner.sample`; `adjustments` is
-        None if rank 0 has some, which draws then."""
+    def sample(self, forward: GpuForward, draws: Draws) -> GpuPendingTokens | Sampled:
+        """Launches the draws of the next tokens of some rows."""
+        rows, adjustments, masks = draws.rows, draws.adjustments, draws.masks
         if not len(rows):
             return Sampled((), {})
         record, graph = forward.record, forward.graph
         waiting = None if masks is None or forward.done is None else (forward.done, self._record_event())
-        softcap, back = self._model.logit_softcap, np.int32(0) if behind is None else behind
+        softcap, back = self._model.logit_softcap, np.int32(0) if draws.behind is None else draws.behind
         positions, last = record.ends[rows] - back, forward.last[rows] - back
         if adjustments is None:
             return self._draws.draw_as_rank_0(self._logits_of(forward, last), record.slots[rows])
-        scores, alike = scored is not None and bool(scored.any()), len(rows) == len(record.slots) and not adjustments
+        alike = len(rows) == len(record.slots) and not adjustments
         if graph is not None and alike and self._draws.can_replay(graph, record.slots):
-            return self._draws.replay(graph, positions, masks, softcap, waiting, scored=scores)
+            return self._draws.replay(graph, positions, masks, softcap, waiting, scored=draws.reports)
         return self._draws.draw(
             self._logits_of(forward, last), record.slots[rows], positions, adjustments, masks, softcap, waiting,
-            scored=scores,
+            scored=draws.reports,
         )  # fmt: skip
 
     def _logits_of(self, forward: GpuForward, at: Ints) -> torch.Tensor:
@@ -323,8 +311,8 @@ class GpuRunner:
         masks.words.fill(-1)  # masks that allow every token
         for start in (0, count - 1):
             forward = self.forward(_one_row(slots, start, count))
-            self.sample(forward, row, {}).read()
-            self.sample(forward, row, adjustments, masks, np.ones(1, dtype=bool)).read()
+            self.sample(forward, Draws(row)).read()
+            self.sample(forward, Draws(row, adjustments, masks, np.ones(1, dtype=bool))).read()
         prompt = _one_row(slots, 0, count)
         inputs = build_gpu_inputs(prompt, self._max_decoded_tokens, max_token_reads=0, queries_per_read=1)
         rows = [TokensToScore(1, tokens, self._run(self._plan(inputs, None)))]

@@ -7,13 +7,11 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from sglang_lite.runtime.executor.logit_adjustments import DrawAdjustments
 from sglang_lite.runtime.executor.prompt_logprobs import PromptLogprobs
-from sglang_lite.runtime.executor.sampler import Masks, Sampled
+from sglang_lite.runtime.executor.sampler import Draws, Sampled
 from sglang_lite.runtime.executor.step_record import StepRecord
 from sglang_lite.runtime.kernels.arena import Arena
 from sglang_lite.runtime.kv_cache.host_tier import PageMemory
-from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.models.model import Model
 
 
@@ -60,26 +58,8 @@ class ModelRunner(Protocol):
         again only after the step's tokens have been read."""
         ...
 
-    def sample(
-        self,
-        forward: Any,  # value that this runner's `forward` returned
-        rows: NDArray[np.int64],
-        adjustments: dict[int, DrawAdjustments],
-        masks: Masks | None = None,
-        scored: NDArray[np.bool_] | None = None,
-        behind: Ints | None = None,
-    ) -> PendingTokens:
-        """Launches the draws of the next tokens of some rows.
-
-        Args:
-            forward: forward that computes the rows' logits.
-            rows: indices [R] of rows of the step; several draws of a row follow drafts.
-            adjustments: adjustments of draws that the sampling table doesn't cover, by index into `rows`.
-            masks: token masks of the rows that have a grammar; None if no row has one.
-            scored: True for rows [R] whose scores are to be reported, as in `Sampled`; None for no row.
-            behind: number [R] of the row's tokens that come behind the one whose logits are drawn from; None for none
-                of any row.
-        """
+    def sample(self, forward: Any, draws: Draws) -> PendingTokens:  # the value that this runner's `forward` returned
+        """Launches draws from the logits of a forward."""
         ...
 
     def page_memory(self, slots: int) -> PageMemory:

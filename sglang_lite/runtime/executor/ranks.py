@@ -7,17 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, TypeAlias, TypeVar, cast
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from sglang_lite.runtime.config import Capacity
 from sglang_lite.runtime.executor.cpu_runner import CpuForward, CpuRunner
-from sglang_lite.runtime.executor.logit_adjustments import DrawAdjustments
 from sglang_lite.runtime.executor.model_runner import ModelRunner
-from sglang_lite.runtime.executor.sampler import Masks, Sampled
+from sglang_lite.runtime.executor.sampler import Draws, Masks, Sampled
 from sglang_lite.runtime.executor.step_record import StepRecord, array_as_data, array_of_data
 from sglang_lite.runtime.kernels.arena import Arena
 from sglang_lite.runtime.kv_cache.pages import Ints
@@ -29,6 +27,7 @@ if TYPE_CHECKING:
     from sglang_lite.runtime.executor.gpu_runner import GpuForward, GpuRunner
 
 _T = TypeVar("_T")
+_Runner = TypeVar("_Runner", bound=ModelRunner)
 
 
 class Begin(msgspec.Struct, frozen=True, tag="begin"):
@@ -125,8 +124,8 @@ class RankLinks(Protocol):
         ...
 
 
-class LeadRunner:
-    """Runner of rank 0 on a CPU, a `ModelRunner`: tells each step to the other ranks before it computes its part.
+class LeadRunner(Generic[_Runner]):
+    """Runner of rank 0, a `ModelRunner`: tells each step to the other ranks before it computes its part.
 
     Args:
         runner: runner of this rank's part of the model.
@@ -136,115 +135,76 @@ class LeadRunner:
         links: as the argument.
     """
 
-    cache_memory: Arena | None = None  # engines with ranks don't sleep
+    cache_memory: Arena | None = None  # engines with ranks don't sleep, and keep their weights
 
-    def __init__(self, runner: CpuRunner, links: RankLinks) -> None:
+    def __init__(self, runner: _Runner, links: RankLinks) -> None:
         self._runner, self.links = runner, links
-        self.allocate_masks = runner.allocate_masks
 
     @property
     def model(self) -> Model:
         return self._runner.model
 
-    def forward(self, record: StepRecord) -> CpuForward:
-        record = self._runner.with_drawn(record)
-        return _together(self.links, Forward(record), partial(self._runner.forward, record))
-
-    def sample(
-        self,
-        forward: CpuForward,
-        rows: NDArray[np.int64],
-        adjustments: dict[int, DrawAdjustments],
-        masks: Masks | None = None,
-        scored: NDArray[np.bool_] | None = None,
-        behind: Ints | None = None,
-    ) -> Sampled:
-        draw = partial(self._runner.sample, forward, rows, adjustments, masks, scored, behind)
-        if not len(rows):
-            return draw()
-        return _together(
-            self.links, Draw(rows.astype(np.int32), None if behind is None else behind.astype(np.int32)), draw
-        )
+    def together(self, message: RankMessage, compute: Callable[[], _T]) -> _T:
+        """Result of what rank 0 computes while the other ranks compute what a message tells them."""
+        try:
+            self.links.send(_encoder.encode(message))
+            return compute()
+        except Exception as error:  # of any kind: the ranks are not in the same place any more
+            self.links.fail(error)
 
     def page_memory(self, slots: int) -> NoReturn:
         raise AssertionError("pages of several ranks have no copies in the host's memory")
 
     def drop_graphs(self) -> None:
-        """Does nothing: a CPU has no graphs."""
+        """Does nothing."""
 
     def capture_graphs(self) -> None:
-        """Does nothing: a CPU has no graphs."""
+        """Does nothing."""
 
     def close(self) -> None:
         self.links.close()
         self._runner.close()
 
 
-class GpuLeadRunner:
-    """`LeadRunner` on a GPU. The tokens that are drawn are on all GPUs, so ids of -1 stay.
+class CpuLeadRunner(LeadRunner[CpuRunner]):
+    """Runner of rank 0 on a CPU."""
 
-    Args:
-        runner: runner of this rank's part of the model.
-        links: links to the other ranks.
-    """
+    def forward(self, record: StepRecord) -> CpuForward:
+        record = self._runner.with_drawn(record)
+        return self.together(Forward(record), partial(self._runner.forward, record))
 
-    cache_memory: Arena | None = None  # engines with ranks don't sleep
-
-    def __init__(self, runner: GpuRunner, links: RankLinks) -> None:
-        self._runner, self.links = runner, links
-
-    @property
-    def model(self) -> Model:
-        return self._runner.model
-
-    def forward(self, record: StepRecord) -> GpuForward:
-        return _together(self.links, Forward(record), partial(self._runner.forward, record))
-
-    def sample(
-        self,
-        forward: GpuForward,
-        rows: NDArray[np.int64],
-        adjustments: dict[int, DrawAdjustments],
-        masks: Masks | None = None,
-        scored: NDArray[np.bool_] | None = None,
-        behind: Ints | None = None,
-    ) -> GpuPendingTokens | Sampled:
-        draw = partial(self._runner.sample, forward, rows, adjustments, masks, scored, behind)
-        if not len(rows):
+    def sample(self, forward: CpuForward, draws: Draws) -> Sampled:
+        draw = partial(self._runner.sample, forward, draws)
+        if not len(draws.rows):
             return draw()
-        message = DrawParts(
-            rows.astype(np.int32), None if behind is None else behind.astype(np.int32), bool(adjustments),
-            scored is not None and bool(scored.any()), None if masks is None else masks.words,
-            None if masks is None else masks.rows,
-        )  # fmt: skip
-        return _together(self.links, message, draw)
+        return self.together(Draw(draws.rows.astype(np.int32), _of_message(draws.behind)), draw)
 
     def allocate_masks(self, rows: int, words: int) -> Ints:
-        return _together(self.links, AllocateMasks(rows, words), partial(self._runner.allocate_masks, rows, words))
-
-    def page_memory(self, slots: int) -> NoReturn:
-        raise AssertionError("pages of several ranks have no copies in the host's memory")
-
-    def drop_graphs(self) -> NoReturn:
-        raise AssertionError("engines with ranks keep their weights")
-
-    capture_graphs = drop_graphs
-
-    def close(self) -> None:
-        self.links.close()
-        self._runner.close()
+        return self._runner.allocate_masks(rows, words)
 
 
-LEADS = LeadRunner, GpuLeadRunner  # runners of engines with ranks
+class GpuLeadRunner(LeadRunner["GpuRunner"]):
+    """Runner of rank 0 on a GPU. The tokens that are drawn are on all GPUs, so ids of -1 stay."""
+
+    def forward(self, record: StepRecord) -> GpuForward:
+        return self.together(Forward(record), partial(self._runner.forward, record))
+
+    def sample(self, forward: GpuForward, draws: Draws) -> GpuPendingTokens | Sampled:
+        draw, masks = partial(self._runner.sample, forward, draws), draws.masks
+        if not len(draws.rows):
+            return draw()
+        message = DrawParts(
+            draws.rows.astype(np.int32), _of_message(draws.behind), bool(draws.adjustments), draws.reports,
+            None if masks is None else masks.words, None if masks is None else masks.rows,
+        )  # fmt: skip
+        return self.together(message, draw)
+
+    def allocate_masks(self, rows: int, words: int) -> Ints:
+        return self.together(AllocateMasks(rows, words), partial(self._runner.allocate_masks, rows, words))
 
 
-def _together(links: RankLinks, message: RankMessage, compute: Callable[[], _T]) -> _T:
-    """Result of what rank 0 computes while the other ranks compute what a message tells them."""
-    try:
-        links.send(_encoder.encode(message))
-        return compute()
-    except Exception as error:  # of any kind: the ranks are not in the same place any more
-        links.fail(error)
+def _of_message(behind: Ints | None) -> Ints | None:
+    return None if behind is None else behind.astype(np.int32)
 
 
 def begin(links: RankLinks, capacity: Capacity) -> None:
@@ -296,5 +256,5 @@ def _drawn(
         words[: len(message.words)] = message.words
         masks = Masks(words[: len(message.words)], message.mask_rows)
     scored = np.ones(len(rows), dtype=bool) if message.scored else None
-    drawn = runner.sample(forward, rows, None if message.adjusted else {}, masks, scored, message.behind)
+    drawn = runner.sample(forward, Draws(rows, None if message.adjusted else {}, masks, scored, message.behind))
     return masked if masks is None or message.adjusted else cast("GpuPendingTokens", drawn)

@@ -64,6 +64,32 @@ class Masks:
 
 
 @dataclass(frozen=True, slots=True)
+class Draws:
+    """Draws of the next tokens of some rows of a step; several draws of a row follow drafts.
+
+    Attributes:
+        rows: indices [R] of rows of the step.
+        adjustments: adjustments of draws that the sampling table doesn't cover, by index into `rows`; None on other
+            ranks than 0 if that has some, which draws then.
+        masks: token masks of the rows that have a grammar; None if no row has one.
+        scored: True for rows [R] whose scores are to be reported, as in `Sampled`; None for no row.
+        behind: number [R] of the row's tokens that come behind the one whose logits are drawn from; None for none of
+            any row.
+    """
+
+    rows: NDArray[np.int64]
+    adjustments: dict[int, DrawAdjustments] | None = field(default_factory=dict)
+    masks: Masks | None = None
+    scored: NDArray[np.bool_] | None = None
+    behind: Ints | None = None
+
+    @property
+    def reports(self) -> bool:
+        """True if the scores of a row are to be reported."""
+        return self.scored is not None and bool(self.scored.any())
+
+
+@dataclass(frozen=True, slots=True)
 class Sampled:
     """Drawn tokens of some rows.
 

@@ -9,6 +9,7 @@ depends only on its own row.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import triton
@@ -19,6 +20,18 @@ from sglang_lite.runtime.kernels.sizes import cdiv, power_of_2
 
 BLOCK = 4096  # logits that a program of the first pass reads
 NOT_FINITE, NOTHING_ALLOWED = -1, -2  # codes stored instead of a token
+
+
+class TokenMasks(NamedTuple):
+    """Masks of the tokens that rows may draw, in memory that kernels can read.
+
+    Attributes:
+        words: int32 [masks, words], a bit for each allowed token.
+        rows: int32 [R], index of each row's mask, -1 for none.
+    """
+
+    words: torch.Tensor
+    rows: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,8 +242,7 @@ def draw(
     last_tokens: torch.Tensor,
     tokens: torch.Tensor,
     *,
-    masks: torch.Tensor | None = None,
-    mask_rows: torch.Tensor | None = None,
+    masks: TokenMasks | None = None,
     softcap: float | None = None,
 ) -> None:
     """Draws one token for each row.
@@ -242,8 +254,7 @@ def draw(
         last_tokens: int32 [slots] (written), last drawn token of each slot; 0 if there was no valid one. Of several
             draws of a slot, behind drafts, any one's.
         tokens: int32 [R] (written), the token, NOT_FINITE or NOTHING_ALLOWED.
-        masks: int32 [masks, words], a bit for each allowed token.
-        mask_rows: int32 [R], index of each row's mask, -1 for none.
+        masks: masks of the rows, or None.
         softcap: if given, logits become softcap * tanh(logits / softcap).
 
     Filters are those of `executor.sampler`: keeps the k largest logits, those with at most `top_p` of the mass before
@@ -252,14 +263,13 @@ def draw(
     """
     rows, size = logits.shape
     blocks = cdiv(size, BLOCK)
-    found = draw_part(logits, slots, positions, sampling, 0, blocks, masks=masks, mask_rows=mask_rows, softcap=softcap)
-    has_masks = masks is not None and mask_rows is not None
-    masks = tokens if masks is None else masks
+    found = draw_part(logits, slots, positions, sampling, 0, blocks, masks=masks, softcap=softcap)
+    words, mask_rows = masks or (tokens, None)
     _pick[(rows,)](
         logits, logits.stride(0), slots, positions, sampling.temperature, sampling.seed, sampling.top_k,
-        sampling.top_p, sampling.min_p, masks, mask_rows, masks.stride(0) if has_masks else 0, size, softcap or 0.0,
+        sampling.top_p, sampling.min_p, words, mask_rows, words.stride(0) if masks else 0, size, softcap or 0.0,
         *_columns(found), blocks, blocks, 0, last_tokens, tokens,
-        SOFTCAP=softcap is not None, MASKS=has_masks, WHOLE=True, BLOCK=BLOCK, BLOCKS=power_of_2(blocks),
+        SOFTCAP=softcap is not None, MASKS=masks is not None, WHOLE=True, BLOCK=BLOCK, BLOCKS=power_of_2(blocks),
         FAST=_is_gpu(logits), num_warps=16,
     )  # fmt: skip
 
@@ -272,8 +282,7 @@ def draw_part(
     first: int,
     blocks: int,
     *,
-    masks: torch.Tensor | None = None,
-    mask_rows: torch.Tensor | None = None,
+    masks: TokenMasks | None = None,
     softcap: float | None = None,
 ) -> torch.Tensor:
     """Returns the winners among the tokens of a part of the vocabulary, for `pick_winner`: float32 [4, N], whose rows
@@ -284,17 +293,16 @@ def draw_part(
         slots, positions, sampling, softcap: as for `draw`.
         first: number of blocks before this part.
         blocks: number of blocks of the largest part.
-        masks, mask_rows: as for `draw`, with the words of these tokens alone.
+        masks: as for `draw`, with the words of these tokens alone.
     """
     rows, size = logits.shape
     capacity = -(-rows * blocks // 4) * 4  # aligned, so that Triton compiles one version for all numbers of rows
     found = torch.empty((4, capacity), dtype=torch.float32, device=logits.device)
-    has_masks = masks is not None and mask_rows is not None
-    masks = slots if masks is None else masks
+    words, mask_rows = masks or (slots, None)
     _scan[(rows, blocks)](
-        logits, logits.stride(0), slots, positions, sampling.temperature, sampling.seed, masks, mask_rows,
-        masks.stride(0) if has_masks else 0, size, softcap or 0.0, *_columns(found), blocks, first,
-        SOFTCAP=softcap is not None, MASKS=has_masks, BLOCK=BLOCK, FAST=_is_gpu(logits), num_warps=4,
+        logits, logits.stride(0), slots, positions, sampling.temperature, sampling.seed, words, mask_rows,
+        words.stride(0) if masks else 0, size, softcap or 0.0, *_columns(found), blocks, first,
+        SOFTCAP=softcap is not None, MASKS=masks is not None, BLOCK=BLOCK, FAST=_is_gpu(logits), num_warps=4,
     )  # fmt: skip
     return found
 
@@ -379,8 +387,7 @@ def token_scores(
     tokens: torch.Tensor,
     scores: torch.Tensor,
     *,
-    masks: torch.Tensor | None = None,
-    mask_rows: torch.Tensor | None = None,
+    masks: TokenMasks | None = None,
     softcap: float | None = None,
 ) -> None:
     """Scores the tokens that `draw` has drawn, before adjustments of the logits.
@@ -390,13 +397,12 @@ def token_scores(
         tokens: int32 [R], as `draw` has written them.
         scores: float32 [2, R] (written), log-probability of each row's token, and of all tokens that its mask allows:
             0 without a mask.
-        masks, mask_rows, softcap: as for `draw`.
+        masks, softcap: as for `draw`.
     """
     rows, size = logits.shape
-    has_masks = masks is not None and mask_rows is not None
-    masks = tokens if masks is None else masks
+    words, mask_rows = masks or (tokens, None)
     _score[(rows,)](
-        logits, logits.stride(0), tokens, masks, mask_rows, masks.shape[1] if has_masks else 0, size,
+        logits, logits.stride(0), tokens, words, mask_rows, words.shape[1] if masks else 0, size,
         softcap or 0.0, scores, rows,
-        SOFTCAP=softcap is not None, MASKS=has_masks, BLOCK=BLOCK, num_warps=16,
+        SOFTCAP=softcap is not None, MASKS=masks is not None, BLOCK=BLOCK, num_warps=16,
     )  # fmt: skip

@@ -291,9 +291,9 @@ def test_rows_in_the_same_state_share_a_mask(monkeypatch):
 
     sample, sent = engine.loop.runner.sample, []
 
-    def watched(forward, rows, adjustments, masks=None, scored=None, behind=None):
-        sent.append((masks.words.tolist(), masks.rows.tolist()))
-        return sample(forward, rows, adjustments, masks, scored, behind)
+    def watched(forward, draws):
+        sent.append((draws.masks.words.tolist(), draws.masks.rows.tolist()))
+        return sample(forward, draws)
 
     monkeypatch.setattr(engine.loop.runner, "sample", watched)
     started = [engine.start([3, 4 + i], greedy(max_tokens=6, ignore_eos=True)) for i in range(5)]

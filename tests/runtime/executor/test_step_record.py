@@ -1,6 +1,7 @@
 """Records of steps have all that a runner needs: executed again elsewhere, they give the same tokens."""
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -24,10 +25,11 @@ class Watched:
         self.scored.append({row: each.read() for row, each in forward.scored.items()})
         return forward
 
-    def sample(self, forward, rows, adjustments, masks=None, scored=None, behind=None):
+    def sample(self, forward, draws):
+        masks = draws.masks
         kept = None if masks is None else type(masks)(masks.words.copy(), masks.rows.copy())
-        drawn = self.runner.sample(forward, rows, adjustments, masks, scored, behind)
-        self.draws.append((rows, adjustments, kept, behind, drawn.read().tokens))
+        drawn = self.runner.sample(forward, draws)
+        self.draws.append((replace(draws, masks=kept, scored=None), drawn.read().tokens))
         return drawn
 
 
@@ -57,8 +59,8 @@ def test_records_from_a_file_give_the_same_tokens_on_a_fresh_runner(tmp_path, pa
     save_records(tmp_path / "steps", watched.records)
     records = load_records(tmp_path / "steps")
     again = Watched(make_runner(loaded().model, engine.core.capacity, engine.core.config))
-    for record, (rows, adjustments, masks, behind, tokens) in zip(records, watched.draws, strict=True):
-        assert again.sample(again.forward(record), rows, adjustments, masks, None, behind).tokens == tokens
+    for record, (draws, tokens) in zip(records, watched.draws, strict=True):
+        assert again.sample(again.forward(record), draws).tokens == tokens
     assert again.scored == watched.scored
     assert any(watched.scored)
 

@@ -43,7 +43,15 @@ from sglang_lite.runtime.kernels.prefix_attention import prefix_attention
 from sglang_lite.runtime.kernels.rope_attention import rope_attention
 from sglang_lite.runtime.kernels.rope_store import rope_store
 from sglang_lite.runtime.kernels.rotate import rotate
-from sglang_lite.runtime.kernels.sampling import BLOCK, DeviceSampling, draw, draw_part, pick_winner, token_scores
+from sglang_lite.runtime.kernels.sampling import (
+    BLOCK,
+    DeviceSampling,
+    TokenMasks,
+    draw,
+    draw_part,
+    pick_winner,
+    token_scores,
+)
 from sglang_lite.runtime.kernels.tiled import can_tile, linear_split_k, linear_tiled
 
 DEVICE = torch.device("meta")
@@ -305,12 +313,12 @@ def around(dtype: torch.dtype) -> None:
     update_pages(plan.page_table, ints(4), ints(4))
     logits, rows, masks = empty(8, 152_064, dtype=dtype), ints(8), ints(8, 152_064 // 32)
     sampling = DeviceSampling.allocate(9, DEVICE)
-    draw(logits, rows, rows, sampling, plan.last_tokens, rows, masks=masks, mask_rows=rows, softcap=30.0)
+    draw(logits, rows, rows, sampling, plan.last_tokens, rows, masks=TokenMasks(masks, rows), softcap=30.0)
     part = draw_part(
-        logits[:, : 4 * BLOCK], rows, rows, sampling, 4, 4, masks=masks[:, BLOCK // 8 :], mask_rows=rows, softcap=30.0
+        logits[:, : 4 * BLOCK], rows, rows, sampling, 4, 4, masks=TokenMasks(masks[:, BLOCK // 8 :], rows), softcap=30.0
     )
     pick_winner(part.expand(4, *part.shape), 4, rows, sampling, plan.last_tokens, rows)
-    token_scores(logits, rows, empty(2, 8), masks=masks, mask_rows=rows, softcap=30.0)
+    token_scores(logits, rows, empty(2, 8), masks=TokenMasks(masks, rows), softcap=30.0)
 
 
 def latents(dtype: torch.dtype, cached: torch.dtype | None = None) -> None:

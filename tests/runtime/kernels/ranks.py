@@ -5,6 +5,7 @@ import torch
 
 from sglang_lite.runtime.kernels.all_reduce import Peers, chunk_of, memory_shape
 from sglang_lite.runtime.kernels.reference.all_reduce import send
+from sglang_lite.runtime.kernels.sampling import TokenMasks
 from tests.runtime.kernels.test_kernels import DEVICE, normal, sampling
 
 COUNTS = 2, 3
@@ -77,7 +78,7 @@ def raced(run):
     logits[1, 5], logits[2, :4096] = float("inf"), float("-inf")
     masks = torch.randint(-(2**31), 2**31, (2, -(-4200 // 32)), device=DEVICE).int()
     results = []
-    for options in ({}, {"softcap": 20.0, "masks": masks, "mask_rows": _ints(1, -1, 0)}):
+    for options in ({}, {"softcap": 20.0, "masks": TokenMasks(masks, _ints(1, -1, 0))}):
         found = run(logits, _ints(0, 1, 2), _ints(4, 5, 6), table, 3, 3, **options)[:, :9]
         results += [found[::2].nan_to_num(99), found[1::2].contiguous().view(torch.int32)]
     return results

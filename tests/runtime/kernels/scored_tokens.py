@@ -5,6 +5,7 @@ from functools import partial
 
 import torch
 
+from sglang_lite.runtime.kernels.sampling import TokenMasks
 from tests.runtime.kernels.test_kernels import DEVICE, normal
 
 
@@ -18,7 +19,7 @@ def scored(run: Callable[..., None]) -> list[torch.Tensor]:
     masks = torch.zeros((2, -(-size // 32)), dtype=torch.int32, device=DEVICE)
     masks[0, :100], masks[1, 0] = torch.randint(-(2**31), 2**31, (100,)).int(), 1 << 5
     results = []
-    for options in ({}, {"softcap": 20.0}, {"masks": masks, "mask_rows": ints([0, -1, 0, 1])}):
+    for options in ({}, {"softcap": 20.0}, {"masks": TokenMasks(masks, ints([0, -1, 0, 1]))}):
         scores = torch.full((2, count), 9.0, device=DEVICE)
         run(logits, ints([0, 8100, 60, 5]), scores, **options)
         results.append(scores)

@@ -34,6 +34,7 @@ from sglang_lite.runtime.kernels.sampling import (
     NOT_FINITE,
     NOTHING_ALLOWED,
     DeviceSampling,
+    TokenMasks,
     draw,
     draw_part,
     pick_winner,
@@ -468,15 +469,13 @@ def test_draws_by_parts_of_the_vocabulary_are_those_of_whole_logits(block, ranks
     table = sampling(rows, temperature=[0.0, 0.7, 1.0, 1.3, 1.0, 1.0, 0.0, 0.2], seed=[*range(7), 2**40 + 3])
     slots = torch.arange(rows, dtype=torch.int32, device=DEVICE)
     blocks = -(-6 // ranks)
-    for softcap, of in ((None, None), (20.0, mask_rows)):
-        whole = drawn(logits, table, softcap=softcap, masks=masks, mask_rows=of)
+    for softcap, of in ((None, None), (20.0, TokenMasks(masks, mask_rows))):
+        whole = drawn(logits, table, softcap=softcap, masks=of)
         found = []
         for first in range(0, ranks * blocks, blocks):
             part = logits[:, first * block : (first + blocks) * block]
-            words = masks[:, first * block // 32 :]
-            found.append(
-                draw_part(part, slots, slots, table, first, blocks, masks=words, mask_rows=of, softcap=softcap)
-            )
+            words = of and TokenMasks(masks[:, first * block // 32 :], of.rows)
+            found.append(draw_part(part, slots, slots, table, first, blocks, masks=words, softcap=softcap))
         last, tokens = (torch.full((rows,), -9, dtype=torch.int32, device=DEVICE) for _ in range(2))
         pick_winner(torch.stack(found), blocks, slots, table, last, tokens)
         assert tokens.tolist() == whole.tolist()
@@ -498,7 +497,7 @@ def test_masks_and_broken_rows():
     masks = torch.zeros((1, 3), dtype=torch.int32, device=DEVICE)
     masks[0, 2] = 1 << 3  # token 67
     rows = torch.tensor([0, -1, -1, -1, -1], dtype=torch.int32, device=DEVICE)
-    tokens = drawn(logits, sampling(5), masks=masks, mask_rows=rows).tolist()
+    tokens = drawn(logits, sampling(5), masks=TokenMasks(masks, rows)).tolist()
     assert tokens == [67, NOT_FINITE, NOTHING_ALLOWED, NOT_FINITE, int(logits[4].argmax())]
 
 

@@ -20,6 +20,7 @@ from sglang_lite.runtime.kernels.reference.experts_order import experts_order
 from sglang_lite.runtime.kernels.reference.fp8 import quantise_rows
 from sglang_lite.runtime.kernels.reference.latent_attention import latent_prefix
 from sglang_lite.runtime.kernels.reference.prefix_attention import prefix_attention
+from sglang_lite.runtime.kernels.sampling import TokenMasks
 from tests.runtime.kernels import adapters, in_any_batch, needs_hopper, needs_kernels, packed_matrices, ranks
 from tests.runtime.kernels.block_copies import blocks_copied
 from tests.runtime.kernels.embeddings import CASES as EMBEDDINGS
@@ -430,7 +431,7 @@ def drawn(run):
         "seed": [0, 1, 2, 2**40 + 3, -5, 6, 7, 8],
     }
     table, masks = sampling(count, **parameters), torch.randint(-(2**31), 2**31, (2, -(-size // 32)), device=DEVICE)
-    masked = {"masks": masks.int(), "mask_rows": numbers(0, 1, -1, 0, 1, 0, -1, -1)}
+    masked = {"masks": TokenMasks(masks.int(), numbers(0, 1, -1, 0, 1, 0, -1, -1))}
     results = []
     for options in ({}, {"softcap": 20.0, **masked}):
         last, tokens = numbers(*[-9] * count), numbers(*[-9] * count)

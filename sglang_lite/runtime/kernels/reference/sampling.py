@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from sglang_lite.runtime.kernels.sampling import BLOCK, NOT_FINITE, NOTHING_ALLOWED, DeviceSampling
+from sglang_lite.runtime.kernels.sampling import BLOCK, NOT_FINITE, NOTHING_ALLOWED, DeviceSampling, TokenMasks
 
 
 def draw(
@@ -17,12 +17,11 @@ def draw(
     last_tokens: torch.Tensor,
     tokens: torch.Tensor,
     *,
-    masks: torch.Tensor | None = None,
-    mask_rows: torch.Tensor | None = None,
+    masks: TokenMasks | None = None,
     softcap: float | None = None,
 ) -> None:
     for row, slot in enumerate(slots.tolist()):
-        x = _masked(_capped(logits[row], softcap), row, masks, mask_rows)
+        x = _masked(_capped(logits[row], softcap), row, masks)
         tokens[row] = _draw(x, int(positions[row]), sampling, slot)
         last_tokens[slot] = max(int(tokens[row]), 0)
 
@@ -35,15 +34,14 @@ def draw_part(
     first: int,
     blocks: int,
     *,
-    masks: torch.Tensor | None = None,
-    mask_rows: torch.Tensor | None = None,
+    masks: TokenMasks | None = None,
     softcap: float | None = None,
 ) -> torch.Tensor:
     rows, space = len(logits), blocks * BLOCK
     found = torch.empty((4, -(-rows * blocks // 4) * 4), device=logits.device)
     best, token, highest, bad = found[:, : rows * blocks].view(4, rows, blocks)
     for row, slot in enumerate(slots.tolist()):
-        x = _masked(_capped(logits[row], softcap), row, masks, mask_rows)
+        x = _masked(_capped(logits[row], softcap), row, masks)
         x = torch.nn.functional.pad(x, (0, space - len(x)), value=-math.inf)
         temperature, scores = float(sampling.temperature[slot]), x
         if temperature > 0:
@@ -75,13 +73,12 @@ def token_scores(
     tokens: torch.Tensor,
     scores: torch.Tensor,
     *,
-    masks: torch.Tensor | None = None,
-    mask_rows: torch.Tensor | None = None,
+    masks: TokenMasks | None = None,
     softcap: float | None = None,
 ) -> None:
     for row, token in enumerate(tokens.tolist()):
         x = _capped(logits[row], softcap)
-        allowed = _masked(x, row, masks, mask_rows)
+        allowed = _masked(x, row, masks)
         scores[0, row] = x[max(token, 0)] - x.logsumexp(0)
         scores[1, row] = allowed.logsumexp(0) - x.logsumexp(0)
 
@@ -91,11 +88,11 @@ def _capped(logits: torch.Tensor, softcap: float | None) -> torch.Tensor:
     return x if softcap is None else softcap * torch.tanh(x / softcap)
 
 
-def _masked(x: torch.Tensor, row: int, masks: torch.Tensor | None, mask_rows: torch.Tensor | None) -> torch.Tensor:
-    if masks is None or mask_rows is None or mask_rows[row] < 0:
+def _masked(x: torch.Tensor, row: int, masks: TokenMasks | None) -> torch.Tensor:
+    if masks is None or masks.rows[row] < 0:
         return x
     token = torch.arange(len(x), device=x.device)
-    allowed = masks[mask_rows[row]][token // 32] >> (token % 32) & 1
+    allowed = masks.words[masks.rows[row]][token // 32] >> (token % 32) & 1
     return x.masked_fill(allowed == 0, -math.inf)
 
 
