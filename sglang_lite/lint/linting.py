@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
+import textwrap
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -9,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from sglang_lite.lang import api
 from sglang_lite.lang.backend.base import Backend
 from sglang_lite.lang.backend.rendering import shows_tools
 from sglang_lite.lang.function import SglFunction
@@ -16,7 +20,6 @@ from sglang_lite.lang.symbolic.graph import Graph, changed
 from sglang_lite.lang.symbolic.graph_checks import Finding
 from sglang_lite.lang.symbolic.recorder import is_limit
 from sglang_lite.lang.tracer import explored
-from sglang_lite.lint.dropped import dropped
 from sglang_lite.lint.files import fitting, load, one_line, programs_in, rows_in
 from sglang_lite.lint.report import LintReport, Prices
 from sglang_lite.lint.second_trace import Template, backend_with, traced_later
@@ -185,3 +188,33 @@ def _low(shared: Sharing | None, fail_under: float | None) -> list[Finding]:
     where: Location | None = node.where if node is not None else None
     message = f"{shared.tree.shared:.1%} of the prompt tokens come from the cache; {fail_under:g} % are wanted."
     return [Finding("low-sharing", message, where, "Move what all rows share before what they don't.")]
+
+
+_MADE = (
+    "assistant", "gen", "gen_int", "gen_string", "image", "select", "separate_reasoning", "system", "user", "video",
+)  # fmt: skip
+
+
+def dropped(program: SglFunction) -> Iterator[Finding]:
+    """Yields a finding for each statement of the body that only makes an expression."""
+    try:
+        lines, first = inspect.getsourcelines(program.func)
+        body = ast.parse(textwrap.dedent("".join(lines)))
+    except (OSError, SyntaxError):  # no source: the function was made by `exec`, or is a lambda in a call
+        return
+    file = program.func.__code__.co_filename
+    for statement in ast.walk(body):
+        if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
+            name = ast.unparse(statement.value.func)
+            if _named(name, program.func.__globals__) in [getattr(api, made) for made in _MADE]:
+                where = Location.named(file, first + statement.lineno - 1, program.func.__qualname__)
+                yield Finding("not-added", f"{name}(…) is added to nothing.", where, f"Write s += {name}(…).")
+
+
+def _named(name: str, scope: dict[str, object]) -> object:
+    """Object that a dotted name has in a module, or None."""
+    first, *rest = name.split(".")
+    found = scope.get(first)
+    for part in rest:
+        found = getattr(found, part, None)
+    return found

@@ -14,7 +14,7 @@ from sglang_lite.protocol import SamplingParams
 from sglang_lite.runtime.kernels.attention_metadata import AttentionPlan, DecodeGroup, DecodeRows, ExtendRow
 from sglang_lite.runtime.loading.model_files import read_spec
 from sglang_lite.runtime.models import transformers_model
-from sglang_lite.runtime.models.in_float64 import InFloat64
+from sglang_lite.runtime.models.transformers_model import InFloat64
 from tests.runtime.models.fallback_refused import NOT_MADE, REFUSED, of_this_version
 from tests.runtime.models.tiny import save
 from tests.runtime.models.zoo import KINDS, tiny
