@@ -93,17 +93,11 @@ _GATEWAY = "A gateway adds it for its own logs."
 # Fields that SGLang's gateways add to every request.
 GATEWAY_NEUTRAL = {"log_metrics": _GATEWAY, "no_logs": _GATEWAY}
 GATEWAY_REFUSED: dict[str, tuple[object, ...]] = {
-    "background": (False,),
-    "return_bytes": (False,),
-    "return_entropy": (False,),
-    "return_hidden_states": (False,),
-    "return_routed_experts": (False,),
-    "lora_path": (),
-    "session_params": (),
-    "bootstrap_host": (),
-    "bootstrap_port": (),
-    "bootstrap_room": (),
-}
+    **dict.fromkeys((
+        "background", "return_bytes", "return_entropy", "return_hidden_states", "return_routed_experts",
+    ), (False,)),
+    **dict.fromkeys(("lora_path", "session_params", "bootstrap_host", "bootstrap_port", "bootstrap_room"), ()),
+}  # fmt: skip
 
 _OPENAI_NEUTRAL = {
     "user": _NAMES,
@@ -124,18 +118,15 @@ CHAT_NEUTRAL = {
 }
 CHAT_REFUSED: dict[str, tuple[object, ...]] = {
     **GATEWAY_REFUSED,
-    "audio": (),
+    **dict.fromkeys((
+        "audio", "moderation", "web_search_options", "custom_logit_processor", "custom_params", "input_ids",
+    ), ()),
     "modalities": (["text"], []),
-    "moderation": (),
-    "web_search_options": (),
     "functions": ([],),
     "function_call": ("none",),
-    "custom_logit_processor": (),
-    "custom_params": (),
-    "input_ids": (),
     "use_beam_search": (False,),
     "length_penalty": (1.0, 1),
-}
+}  # fmt: skip
 
 DECISIONS_NEUTRAL = {
     **GATEWAY_NEUTRAL,
@@ -162,17 +153,14 @@ POOLING_NEUTRAL = {
     "cache_salt": "Embedding models have no prefix cache.",
 }
 POOLING_REFUSED: dict[str, tuple[object, ...]] = {
-    "add_special_tokens": (),
-    "chat_template": (),
+    **dict.fromkeys(("add_special_tokens", "chat_template", "truncate_prompt_tokens", "truncation_side"), ()),
     "continue_final_message": (False,),
     "embed_dtype": ("float32",),
     "endianness": ("native", "little"),
     "media_io_kwargs": ({},),
     "mm_processor_kwargs": ({},),
     "padding": ("do_not_pad",),
-    "truncate_prompt_tokens": (),
-    "truncation_side": (),
-}
+}  # fmt: skip
 
 NATIVE_NEUTRAL = {
     **GATEWAY_NEUTRAL,
@@ -183,22 +171,16 @@ NATIVE_NEUTRAL = {
 }
 NATIVE_REFUSED: dict[str, tuple[object, ...]] = {
     **{name: allowed for name, allowed in GATEWAY_REFUSED.items() if name not in ("session_params", "lora_path")},
-    "audio_data": ([],),
-    "video_data": ([],),
-    "modalities": ([],),
-    "mm_hashes": ([],),
-    "input_embeds": (),
-    "session_id": (),
-    "custom_logit_processor": (),
-    "require_reasoning": (False,),
-    "max_thinking_tokens": (),
-    "return_sampling_mask": (False,),
-    "return_flat_raw_top_logprobs": (False,),
-    "return_flat_raw_top_logprobs_b64": (False,),
-    "return_flat_raw_output_top_logprobs": (False,),
-    "sampling_logprobs_mode": (),
-    "kv_hints": (),
-}
+    **dict.fromkeys(("audio_data", "video_data", "modalities", "mm_hashes"), ([],)),
+    **dict.fromkeys((
+        "input_embeds", "session_id", "custom_logit_processor", "max_thinking_tokens", "sampling_logprobs_mode",
+        "kv_hints",
+    ), ()),
+    **dict.fromkeys((
+        "require_reasoning", "return_sampling_mask", "return_flat_raw_top_logprobs",
+        "return_flat_raw_top_logprobs_b64", "return_flat_raw_output_top_logprobs",
+    ), (False,)),
+}  # fmt: skip
 
 RESPONSES_NEUTRAL = {
     **_OPENAI_NEUTRAL,
@@ -209,15 +191,11 @@ RESPONSES_NEUTRAL = {
 }
 RESPONSES_REFUSED: dict[str, tuple[object, ...]] = {
     **GATEWAY_REFUSED,
-    "data_parallel_rank": (),
+    **dict.fromkeys(("data_parallel_rank", "background_options", "conversation", "moderation", "prompt"), ()),
     "access_programs": ({"cyber": "standard"},),
-    "background_options": (),
     "context_management": ([],),
-    "conversation": (),
-    "moderation": (),
-    "prompt": (),
     "truncation": ("disabled",),
-}
+}  # fmt: skip
 INPUT_TOKENS_REFUSED: dict[str, tuple[object, ...]] = {
     "conversation": (),
     "personality": (),
@@ -228,17 +206,12 @@ BILLING_HEADER = "x-anthropic-billing-header"  # first words of a line that some
 
 MESSAGES_NEUTRAL = {
     BILLING_HEADER: "The line changes with every request, so it is left out of the prompt.",
-    "billing_policy": _ORDER,
+    **dict.fromkeys(("billing_policy", "fallback_credit_token", "service_tier", "speed"), _ORDER),
     "cache_control": _CACHE,
     "diagnostics": "It requests a report about the cache, which doesn't affect the answer.",
-    "fallback_credit_token": _ORDER,
     "inference_geo": "The server computes the answer where it runs.",
-    "metadata": _NAMES,
-    "service_tier": _ORDER,
-    "speed": _ORDER,
-    "user_profile_id": _NAMES,
-    "workspace_id": _NAMES,
-}
+    **dict.fromkeys(("metadata", "user_profile_id", "workspace_id"), _NAMES),
+}  # fmt: skip
 MESSAGES_REFUSED: dict[str, tuple[object, ...]] = {
     "compaction": (),
     "container": (),
@@ -266,12 +239,9 @@ OLLAMA_OPTIONS_REFUSED: dict[str, tuple[object, ...]] = {
 }
 
 PROFILE_REFUSED: dict[str, tuple[object, ...]] = {
-    "start_step": (),
-    "num_steps": (),
+    **dict.fromkeys(("start_step", "num_steps", "profile_id", "profile_prefix"), ()),
     "activities": (["CPU", "GPU"], ["GPU", "CPU"], []),
     "profile_by_stage": (False,),
     "profile_stages": ([],),
-    "profile_id": (),
-    "profile_prefix": (),
     "merge_profiles": (False,),
-}
+}  # fmt: skip
