@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from typing import Any, ClassVar
 
 from sglang_lite.protocol import Constraint, JsonSchema, Lark, Regex
 from sglang_lite.protocol.anything import Json
@@ -21,8 +22,24 @@ _KINDS = {
 }  # fmt: skip
 
 
-class OpenAiErrors:
-    """Error responses that all of OpenAI's APIs share."""
+class OpenAiApi:
+    """Refusals and error responses, which all of OpenAI's APIs share.
+
+    Attributes:
+        params: name of the SDK's types of requests in `openai.types`, without "Streaming" or "NonStreaming".
+        refused: refusal of a request that fits these types, or None.
+    """
+
+    params: ClassVar[str]
+    refused: ClassVar[Callable[[Mapping[str, Json]], Fail | None]]
+
+    def refusal(self, body: Mapping[str, Json], *, compatible: bool) -> Fail | None:
+        if compatible:
+            return None
+        module, _, name = self.params.rpartition(".")
+        kinds = import_module(f"openai.types.{module}")
+        kind = getattr(kinds, f"{name}{'Streaming' if body.get('stream') else 'NonStreaming'}")
+        return refusals.of_openai(problem(kind, body)) or type(self).refused(body)
 
     def error(self, fail: Fail, number: int) -> Json:
         from openai.types import ErrorObject
@@ -37,8 +54,10 @@ class OpenAiErrors:
         return self.error(fail, number)
 
 
-class Chat(OpenAiErrors):
+class Chat(OpenAiApi):
     """API of `/chat/completions`."""
+
+    params, refused = "chat.completion_create_params.CompletionCreateParams", refusals.of_chat
 
     def read(self, body: Mapping[str, Json]) -> RequestSummary:
         tool, custom, constraint = _forced(body)
@@ -52,17 +71,6 @@ class Chat(OpenAiErrors):
             body.get("max_completion_tokens", body.get("max_tokens")), stops_of(body.get("stop")), constraint, tool,
             custom, (body.get("top_logprobs") or 0) if body.get("logprobs") else None,
         )  # fmt: skip
-
-    def refusal(self, body: Mapping[str, Json], *, compatible: bool) -> Fail | None:
-        from openai.types.chat.completion_create_params import (
-            CompletionCreateParamsNonStreaming,
-            CompletionCreateParamsStreaming,
-        )
-
-        if compatible:
-            return None
-        kind: Any = CompletionCreateParamsStreaming if body.get("stream") else CompletionCreateParamsNonStreaming
-        return refusals.of_openai(problem(kind, body)) or refusals.of_chat(body)
 
     def response(self, answers: Sequence[RenderedAnswer], request: RequestSummary, number: int) -> Json:
         from openai.types.chat import ChatCompletion, ChatCompletionMessage
@@ -118,25 +126,16 @@ class Chat(OpenAiErrors):
         return [*found, "[DONE]"]
 
 
-class Completions(OpenAiErrors):
+class Completions(OpenAiApi):
     """API of `/completions`."""
+
+    params, refused = "completion_create_params.CompletionCreateParams", refusals.too_many_stops
 
     def read(self, body: Mapping[str, Json]) -> RequestSummary:
         return RequestSummary(
             body["model"], "\n".join(texts(body.get("prompt"))), bool(body.get("stream")), body.get("n") or 1,
             body.get("max_tokens", 16), stops_of(body.get("stop")), logprobs=body.get("logprobs"),
         )  # fmt: skip
-
-    def refusal(self, body: Mapping[str, Json], *, compatible: bool) -> Fail | None:
-        from openai.types.completion_create_params import (
-            CompletionCreateParamsNonStreaming,
-            CompletionCreateParamsStreaming,
-        )
-
-        if compatible:
-            return None
-        kind: Any = CompletionCreateParamsStreaming if body.get("stream") else CompletionCreateParamsNonStreaming
-        return refusals.of_openai(problem(kind, body)) or refusals.too_many_stops(body)
 
     def response(self, answers: Sequence[RenderedAnswer], request: RequestSummary, number: int) -> Json:
         return _completion(

@@ -11,14 +11,16 @@ from sglang_lite.protocol import Constraint, JsonSchema
 from sglang_lite.protocol.anything import Json
 from sglang_lite.testing import refusals
 from sglang_lite.testing.answers import Fail, RenderedAnswer, RequestSummary
-from sglang_lite.testing.api import problem, texts
-from sglang_lite.testing.openai_chat import OpenAiErrors, grammar_of
+from sglang_lite.testing.api import texts
+from sglang_lite.testing.openai_chat import OpenAiApi, grammar_of
 
 _INCOMPLETE = {"length": "max_output_tokens", "filter": "content_filter"}
 
 
-class Responses(OpenAiErrors):
+class Responses(OpenAiApi):
     """API of `/responses`."""
+
+    params, refused = "responses.response_create_params.ResponseCreateParams", refusals.of_responses
 
     def read(self, body: Mapping[str, Json]) -> RequestSummary:
         tool, custom, constraint = _forced(body)
@@ -30,17 +32,6 @@ class Responses(OpenAiErrors):
             body["model"], prompt, bool(body.get("stream")), 1, body.get("max_output_tokens"), (), constraint, tool,
             custom,
         )  # fmt: skip
-
-    def refusal(self, body: Mapping[str, Json], *, compatible: bool) -> Fail | None:
-        from openai.types.responses.response_create_params import (
-            ResponseCreateParamsNonStreaming,
-            ResponseCreateParamsStreaming,
-        )
-
-        if compatible:
-            return None
-        kind: Any = ResponseCreateParamsStreaming if body.get("stream") else ResponseCreateParamsNonStreaming
-        return refusals.of_openai(problem(kind, body)) or refusals.of_responses(body)
 
     def response(self, answers: Sequence[RenderedAnswer], request: RequestSummary, number: int) -> Json:
         return _response(answers[0], request, number, _items(answers[0], number))

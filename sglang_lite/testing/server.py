@@ -30,7 +30,7 @@ from sglang_lite.testing.answers import (
 from sglang_lite.testing.anthropic import Messages, token_count
 from sglang_lite.testing.api import ScriptedApi
 from sglang_lite.testing.http import Drop, Events, Hold, HttpAnswer, LocalServer, Reply, Request
-from sglang_lite.testing.openai_chat import Chat, Completions, OpenAiErrors
+from sglang_lite.testing.openai_chat import Chat, Completions, OpenAiApi
 from sglang_lite.testing.openai_responses import Responses
 
 _APIS: Final[dict[str, ScriptedApi]] = {  # by path suffix; the first match counts
@@ -175,12 +175,12 @@ class ServerForTests(LocalServer):
         name = path.rpartition("/models")[2].removeprefix("/")
         if name and self._models is not None and name not in names:
             return _error_reply(api, Fail(404, f"The model `{name}` does not exist.", code="model_not_found"), number)
-        make = _openai_model if isinstance(api, OpenAiErrors) else _anthropic_model
+        make = _openai_model if isinstance(api, OpenAiApi) else _anthropic_model
         if name:
             return Reply(make(name))
         data = [make(each).to_dict(mode="json") for each in names]
         pages = {"has_more": False, "first_id": names[0] if names else None, "last_id": names[-1] if names else None}
-        return Reply({"object": "list", "data": data} if isinstance(api, OpenAiErrors) else {"data": data, **pages})
+        return Reply({"object": "list", "data": data} if isinstance(api, OpenAiApi) else {"data": data, **pages})
 
 
 def _with_changes(sent: HttpAnswer, **how: Any) -> HttpAnswer:
