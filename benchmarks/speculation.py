@@ -32,9 +32,9 @@ import numpy as np
 import sglang_lite as sgl
 from sglang_lite.constraints.schema import json_schema
 from sglang_lite.protocol import Constraint, Generation, SamplingParams
+from sglang_lite.runtime.drafting.drafting import StepCost
 from sglang_lite.runtime.drafting.guess import Guess, Guesser
 from sglang_lite.runtime.drafting.registry import DRAFTERS
-from sglang_lite.runtime.drafting.step_cost import StepCost
 from sglang_lite.runtime.requests.output_builder import DraftProgress
 
 FIELDS = {

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import json
 import logging
 import secrets
 import socket
+import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +28,6 @@ from sglang_lite.server.endpoint import AccessControl, Endpoint, refusal, reques
 from sglang_lite.server.errors import MethodError, NotFoundError, Protocol
 from sglang_lite.server.http.sockets import bound
 from sglang_lite.server.http_server import HttpServer
-from sglang_lite.server.json_log import JsonFormatter
 from sglang_lite.server.request_spans import exported
 from sglang_lite.server.routes import ROUTES
 from sglang_lite.server.service import Service
@@ -186,3 +187,18 @@ def serve(
             announce(f"Playground: {settings.scheme}://{host}:{port}/?token={token}")
         server.run(sockets=[listening])
     return 0
+
+
+class JsonFormatter(logging.Formatter):
+    """Formatter of a line of JSON for each message: `time` (UTC), `level`, `logger`, `message`; of a request also
+    `method`, `route`, `status`, `ms` and `request_id`; of an exception `exception`."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        at = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        told = {
+            "time": f"{at}.{int(record.msecs):03d}Z", "level": record.levelname.lower(), "logger": record.name,
+            "message": record.getMessage(), **getattr(record, "request", {}),
+        }  # fmt: skip
+        if record.exc_info:
+            told["exception"] = self.formatException(record.exc_info)
+        return json.dumps(told)

@@ -20,10 +20,9 @@ from sglang_lite import Engine
 from sglang_lite.protocol import Delta, Generation, SamplingParams, SglError
 from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.core.engine_core import EngineCore
-from sglang_lite.runtime.drafting.drafting import TAIL
+from sglang_lite.runtime.drafting.drafting import TAIL, StepCost
 from sglang_lite.runtime.drafting.guess import Guess
 from sglang_lite.runtime.drafting.registry import DRAFTERS
-from sglang_lite.runtime.drafting.step_cost import StepCost
 from sglang_lite.runtime.kernels.kv_cache import KVCache
 from sglang_lite.runtime.kernels.reference.kv_copy import copy_kv
 from sglang_lite.runtime.kv_cache.check import check_cache

@@ -14,7 +14,7 @@ from sglang_lite.cli import main
 from sglang_lite.commands.config_file import ConfigFile
 from sglang_lite.commands.parser import CommandParser
 from sglang_lite.server import flags
-from sglang_lite.server.json_log import JsonFormatter
+from sglang_lite.server.app import JsonFormatter
 from sglang_lite.server.settings import ServerSettings
 from tests.server.conftest import serving
 

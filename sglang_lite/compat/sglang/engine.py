@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import os
+import queue
 import warnings
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeAlias, TypeVar, overload
 
-from sglang_lite.compat.sglang import offline
 from sglang_lite.compat.sglang.answers import Answer, Classification, Embedding, Generates
-from sglang_lite.compat.sglang.offline import AsyncStream, Stream
 from sglang_lite.engine import embedding, weights
 from sglang_lite.engine import engine as base
 from sglang_lite.engine.embedding import Texts
@@ -24,7 +25,12 @@ from sglang_lite.random_ids import random_id
 from sglang_lite.runtime.config import FIELDS, shows_fields, takes_fields
 from sglang_lite.server.sglang.labels import ScoreResult, read_score
 from sglang_lite.server.sglang.request import NativeRequest, read_request, without_logprobs
+from sglang_lite.server.sglang.run import NativeRun
 from sglang_lite.server.sglang.server_args import engine_settings
+
+if TYPE_CHECKING:
+    from sglang_lite.engine.core import Core
+    from sglang_lite.runtime.requests.output_builder import Event
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -179,14 +185,14 @@ class Engine(base.Engine):
             BatchError: some requests of a batch failed; the error has the results of the successful ones.
         """
         self.core.gate.check_wait("generate")
-        return offline.run(self.core, self._request(args, fields))
+        return run(self.core, self._request(args, fields))
 
     @_generates_async
     async def async_generate(self, *args: Any, **fields: Any) -> Any:  # as `generate`
         """Asynchronous form of `generate`, for asyncio; with `stream`, the awaited result is an asynchronous
         iterator."""
         self.core.gate.check_open()
-        return await offline.async_run(self.core, self._request(args, fields))
+        return await async_run(self.core, self._request(args, fields))
 
     def _request(self, args: Sequence[Any], fields: Mapping[str, Any]) -> NativeRequest:
         """Request of a call of `generate`. Warns of parameters without effect, which are no errors as SGLang ignores
@@ -236,7 +242,7 @@ class Engine(base.Engine):
         if request.labels is None:
             return self.select(request.query, request.items).scores
         calls = request.calls(self.vocab_size)
-        return request.result(calls, offline.run(self.core, NativeRequest(calls, is_list=True)))
+        return request.result(calls, run(self.core, NativeRequest(calls, is_list=True)))
 
     @_takes(read_score)
     async def async_score(self, *args: Any, **fields: Any) -> ScoreResult | tuple[ChoiceScore, ...]:  # as `score`
@@ -246,7 +252,7 @@ class Engine(base.Engine):
         if request.labels is None:
             return (await asyncio.to_thread(self.select, request.query, request.items)).scores
         calls = request.calls(self.vocab_size)
-        return request.result(calls, await offline.async_run(self.core, NativeRequest(calls, is_list=True)))
+        return request.result(calls, await async_run(self.core, NativeRequest(calls, is_list=True)))
 
     # ------------------------------------------------------------------------- embedding and classification
 
@@ -370,3 +376,83 @@ class Engine(base.Engine):
         return numbers[0] if single else numbers
 
     shutdown = base.Engine.close
+
+
+class Stream(Iterator[Answer]):
+    """Iterator of answers. Closing or dropping it aborts the requests, even before the first answer was taken."""
+
+    def __init__(self, running: NativeRun, answers: Generator[Answer, None, None]) -> None:
+        self._running, self._answers = running, answers
+
+    def __next__(self) -> Answer:
+        return next(self._answers)
+
+    def close(self) -> None:
+        """Aborts the requests."""
+        self._answers.close()
+        self._running.abort()
+
+    def __del__(self) -> None:
+        self._running.drop()
+
+
+class AsyncStream(AsyncIterator[Answer]):
+    """Asynchronous form of `Stream`."""
+
+    def __init__(self, running: NativeRun, answers: AsyncGenerator[Answer, None]) -> None:
+        self._running, self._answers = running, answers
+
+    async def __anext__(self) -> Answer:
+        return await anext(self._answers)
+
+    async def aclose(self) -> None:
+        """Aborts the requests."""
+        await self._answers.aclose()
+        self._running.abort()
+
+    def __del__(self) -> None:
+        self._running.drop()
+
+
+def run(core: Core, request: NativeRequest) -> Any:  # as `NativeRun.results`, or a Stream
+    """Runs a request. Waits for its answers, unless it asks for a stream."""
+    events: queue.SimpleQueue[tuple[int, Event] | None] = queue.SimpleQueue()
+    running = NativeRun(core, events.put, request)
+
+    def answers() -> Generator[Answer, None, None]:
+        try:
+            while running.open:
+                yield from running.add_event(events.get())
+        finally:
+            running.abort()
+
+    if request.stream:
+        return Stream(running, answers())
+    deque(answers(), maxlen=0)
+    return running.results()
+
+
+async def async_run(core: Core, request: NativeRequest) -> Any:  # as `NativeRun.results`, or an AsyncStream
+    """Asynchronous form of `run`."""
+    events: asyncio.Queue[tuple[int, Event] | None] = asyncio.Queue()
+    loop = asyncio.get_running_loop()
+
+    def post(item: tuple[int, Event] | None) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed, so nobody waits for events
+            loop.call_soon_threadsafe(events.put_nowait, item)
+
+    running = NativeRun(core, post, request)
+
+    async def answers() -> AsyncGenerator[Answer, None]:
+        try:
+            while running.open:
+                for answer in running.add_event(await events.get()):
+                    yield answer
+        finally:
+            running.abort()
+
+    if request.stream:
+        return AsyncStream(running, answers())
+    async for _ in answers():
+        pass
+    return running.results()

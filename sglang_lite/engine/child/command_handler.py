@@ -27,7 +27,6 @@ import numpy as np
 
 from sglang_lite.engine.child.outgoing import Outgoing
 from sglang_lite.engine.child.ranks import RankProcesses
-from sglang_lite.engine.child.stalls import watch_steps
 from sglang_lite.engine.connection import BrokenFrameError, Connection
 from sglang_lite.engine.frames import (
     Abort,
@@ -75,6 +74,11 @@ if TYPE_CHECKING:
     from sglang_lite.runtime.core.embedding_core import EmbeddingCore, EmbeddingLoop
     from sglang_lite.runtime.core.engine_core import EngineCore
     from sglang_lite.runtime.core.engine_program import EngineProgram
+    from sglang_lite.runtime.core.step_loop import StepLoop
+import traceback
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
     from sglang_lite.runtime.core.step_loop import StepLoop
 
 logger = logging.getLogger("sglang_lite")
@@ -414,3 +418,23 @@ def _named(processor: str) -> LogitProcessor:
     if not callable(value):
         raise ParameterError("logit_processor", f"{processor!r} is nothing that can be called.")
     return value  # type: ignore[no-any-return]  # any callable; its results are checked at each call
+
+
+def watch_steps(loop: StepLoop, timeout_s: float) -> None:
+    """Logs the stack of each step that takes longer than `timeout_s`. Never returns.
+
+    Args:
+        loop: step loop to watch, which runs on the main thread.
+        timeout_s: longest time of a step without a report, in seconds.
+    """
+    main = threading.main_thread().ident
+    assert main is not None
+    told = None
+    while True:
+        time.sleep(timeout_s / 4)
+        since = loop.stepping_since
+        if since is None or since == told or time.monotonic() - since < timeout_s:
+            continue
+        told = since
+        stack = "".join(traceback.format_stack(sys._current_frames().get(main)))  # noqa: SLF001 # Python's own way
+        logger.warning("a step of the engine has stood still for %g s. It is here:\n%s", timeout_s, stack)

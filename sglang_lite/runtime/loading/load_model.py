@@ -22,7 +22,6 @@ from sglang_lite.runtime.executor.ranks import RankLinks
 from sglang_lite.runtime.host import onednn, startup_messages
 from sglang_lite.runtime.kernels.compile_process import DRIVER, CompileProcess
 from sglang_lite.runtime.loading.checksums import check_files
-from sglang_lite.runtime.loading.deterministic import check_deterministic
 from sglang_lite.runtime.loading.model_files import ModelFiles, open_model_files
 from sglang_lite.runtime.media.placeholders import ImageFormat
 from sglang_lite.runtime.models.cuts import rank_spec
@@ -47,6 +46,7 @@ from sglang_lite.runtime.tokens.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from sglang_lite.runtime.executor.compile_ahead import BackgroundCompilation
+from sglang_lite.runtime.models.spec import AttentionSpec, ExpertsSpec
 
 logger = logging.getLogger("sglang_lite")
 
@@ -435,3 +435,34 @@ def precision(
         blocks=device.type == "cpu" and not batch_invariant and (automatic or kind == torch.bfloat16),
         keep_fp8=kind == torch.bfloat16 and not batch_invariant and computes_in_eight_bits(device),
     )  # fmt: skip
+
+
+def check_deterministic(config: EngineConfig, spec: ModelSpec, device: torch.device) -> None:
+    """Raises ParameterError if `deterministic` is set and the GPU, the model or another parameter can't have it."""
+    if not config.deterministic or device.type != "cuda":
+        return
+    if torch.cuda.get_device_capability(device)[0] != 9:
+        raise ParameterError(
+            "deterministic", "needs a CPU or a Hopper GPU (H100, H200), whose order of summation is known.",
+            hint='Use device="cpu".',
+        )  # fmt: skip
+    for name, able in (
+        ("dtype", ("auto", "bfloat16", "float16")), ("quantization", (None,)), ("kv_dtype", ("auto",)),
+        ("attention_backend", ("auto", "triton")),
+    ):  # fmt: skip
+        if (value := getattr(config, name)) not in able:
+            raise ParameterError(name, f"{value!r} does not go with deterministic on a GPU.", hint="Leave one out.")
+    for layer in spec.layers:
+        attention = layer.attention
+        if not isinstance(attention, AttentionSpec):
+            _refuse("latent attention")
+        elif attention.sinks:
+            _refuse("attention sinks")
+        if isinstance(layer.feed_forward, ExpertsSpec):
+            _refuse("a mixture of experts")
+
+
+def _refuse(what: str) -> None:
+    raise ParameterError(
+        "deterministic", f"the model has {what}, whose sums on a GPU depend on the batch.", hint='Use device="cpu".'
+    )

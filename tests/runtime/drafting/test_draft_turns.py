@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from sglang_lite.runtime.drafting.step_cost import StepCost
+from sglang_lite.runtime.drafting.drafting import StepCost
 from sglang_lite.runtime.drafting.turns import Turns
 
 

@@ -11,8 +11,8 @@ from sglang_lite.constraints.schema import json_schema
 from sglang_lite.program.nodes import Fork, Gen, Program, Text
 from sglang_lite.protocol import Lark, SamplingParams
 from sglang_lite.runtime.drafting.contexts import ContextTable
+from sglang_lite.runtime.drafting.drafting import StepCost
 from sglang_lite.runtime.drafting.prompt import PromptDrafter
-from sglang_lite.runtime.drafting.step_cost import StepCost
 from tests.runtime.scripted import FreeDrafts, SteppedEngine, ended, loaded
 from tests.runtime.structured_output.test_distribution import byte_model
 

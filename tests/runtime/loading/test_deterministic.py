@@ -6,7 +6,7 @@ import torch
 from sglang_lite.bench.shapes import SHAPES
 from sglang_lite.protocol import ParameterError
 from sglang_lite.runtime.config import EngineConfig
-from sglang_lite.runtime.loading.deterministic import check_deterministic
+from sglang_lite.runtime.loading.load_model import check_deterministic
 
 HOPPER, GPU = (9, 0), torch.device("cuda:0")
 
