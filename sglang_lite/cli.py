@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from sglang_lite.commands import evaluate, mcp_server, quantize, save, warm
-from sglang_lite.commands.parser import CommandParser, file_and_function, near
+from sglang_lite.commands.parser import CommandParser, add_file, add_model, file_and_function, near
 from sglang_lite.protocol import Constraint, Ebnf, Lark, ParameterError, Regex, SamplingParams, SglError
 from sglang_lite.version import __version__
 
@@ -210,11 +210,7 @@ def _add_chat(chat: argparse.ArgumentParser) -> None:
 
 
 def _add_run(run: argparse.ArgumentParser) -> None:
-    run.add_argument(
-        "file",
-        metavar="FILE[:FUNCTION]",
-        help="a Python file; it is imported, so all its code except the __main__ part runs",
-    )
+    add_file(run)
     run.add_argument(
         "--arg",
         action="append",
@@ -225,20 +221,14 @@ def _add_run(run: argparse.ArgumentParser) -> None:
     run.add_argument(
         "--rows", type=Path, metavar="ROWS.jsonl", help="run once for each row, a JSON object of arguments per line"
     )
-    run.add_argument("--model", help="a model, as for Engine (default: what the file has set, or the default model)")
+    add_model(run)
     run.add_argument("--seed", type=int, help="seed of the draws (default: another one each time)")
     run.set_defaults(run=_run)
 
 
 def _add_playground(playground: argparse.ArgumentParser) -> None:
-    playground.add_argument(
-        "file",
-        metavar="FILE[:FUNCTION]",
-        help="a Python file; it is imported, so all its code except the __main__ part runs",
-    )
-    playground.add_argument(
-        "--model", help="a model, as for Engine (default: what the file has set, or the default model)"
-    )
+    add_file(playground)
+    add_model(playground)
     playground.add_argument(
         "--port", type=int, default=0, help="port of the page on this machine (default: a free one)"
     )
@@ -263,11 +253,7 @@ def _add_grammar(grammar: argparse.ArgumentParser) -> None:
 
 
 def _add_lint(lint: argparse.ArgumentParser) -> None:
-    lint.add_argument(
-        "file",
-        metavar="FILE[:FUNCTION]",
-        help="a Python file; it is imported, so all its code except the __main__ part runs",
-    )
+    add_file(lint)
     lint.add_argument(
         "--data", type=Path, metavar="ROWS.jsonl", help="arguments of the program: one JSON object per line"
     )

@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from sglang_lite.commands.parser import add_file, add_model
+
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("file", metavar="FILE[:FUNCTION]", help="a Python file; it is imported, as by run")
+    add_file(parser)
     parser.add_argument(
         "data", type=Path, metavar="DATA.jsonl", help="a JSON object a line: arguments of the program, and labels"
     )
@@ -18,7 +20,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         metavar="KIND:VARIABLE=COLUMN",
         help="exact, accuracy or calibration of a variable by a column; or judge:FILE[:FUNCTION] (no default)",
     )
-    parser.add_argument("--model", help="a model, as for Engine (default: what the file has set, or the default model)")
+    add_model(parser)
     parser.add_argument("--seed", type=int, help="seed of the draws (default: another one each time)")
     parser.add_argument(
         "--out",

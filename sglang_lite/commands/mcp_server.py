@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import redirect_stdout
 from typing import TYPE_CHECKING, Any
 
-from sglang_lite.commands.parser import file_and_function
+from sglang_lite.commands.parser import add_file, add_model, file_and_function
 
 if TYPE_CHECKING:
     from mcp.server import MCPServer
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("file", metavar="FILE[:FUNCTION]", help="a Python file; it is imported, as by run")
-    parser.add_argument("--model", help="a model, as for Engine (default: what the file has set, or the default model)")
+    add_file(parser)
+    add_model(parser)
     parser.set_defaults(run=_run)
 
 

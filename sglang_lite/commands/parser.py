@@ -32,3 +32,15 @@ def file_and_function(text: str) -> tuple[Path, str | None]:
     """File and name of a program, from FILE[:FUNCTION]."""
     file, _, function = text.rpartition(":") if not text.endswith(".py") else (text, "", "")
     return Path(file or text), function or None
+
+
+def add_file(parser: argparse.ArgumentParser) -> None:
+    """Adds the argument that names a program in a file."""
+    told = "a Python file; it is imported, so all its code except the __main__ part runs"
+    parser.add_argument("file", metavar="FILE[:FUNCTION]", help=told)
+
+
+def add_model(parser: argparse.ArgumentParser) -> None:
+    """Adds the flag that names the model of such a program."""
+    told = "a model, as for Engine (default: what the file has set, or the default model)"
+    parser.add_argument("--model", help=told)
