@@ -140,10 +140,13 @@ class EngineConfig:
         hicache_write_policy: when a page is copied to the host: "write_through", when it is computed;
             "write_through_selective", when a second request begins with it; "write_back", when it is evicted.
         hicache_storage_backend: "file" also keeps the host's pages in files, each of 256 tokens of a prompt, which
-            other engines on this machine, and later ones, read. What the device alone has when the engine ends is not
-            kept. None for no files. Needs `enable_hierarchical_cache`.
-        hicache_storage_dir: folder of the files. Whoever can write there can change what a model takes for computed.
-        hicache_storage_max_gb: size of all files; the least recently used are removed beyond.
+            other engines on this machine, and later ones, read; "fsspec" keeps them behind a URL of fsspec, and other
+            names are those of classes that are registered as entry points of "sglang_lite.page_stores". What the
+            device alone has when the engine ends is not kept. None for no files. Needs `enable_hierarchical_cache`.
+        hicache_storage_dir: folder of the files, URL, or what else the class takes. Whoever can write there can change
+            what a model takes for computed.
+        hicache_storage_max_gb: size of all files of "file"; the least recently used are removed beyond. Other stores
+            have no limit here.
         overlap: whether to plan and launch a step while the one before is still running.
         jump_forward: "safe" appends text that a constraint forces as a whole, in the tokenizer's own spelling, instead
             of token by token; tokens at its end that might merge with the following text are left to the model. Not for
@@ -251,7 +254,7 @@ class EngineConfig:
     hicache_ratio: float = 2.0
     hicache_size: int = 0
     hicache_write_policy: WritePolicy = "write_through"
-    hicache_storage_backend: Literal["file"] | None = None
+    hicache_storage_backend: str | None = None
     hicache_storage_dir: str | None = None
     hicache_storage_max_gb: float = 10.0
     overlap: bool = True
@@ -546,4 +549,6 @@ def _check_tiers(config: EngineConfig) -> None:
         raise ParameterError("hicache_storage_backend", problem, hint="Add enable_hierarchical_cache=True.")
     if (config.hicache_storage_backend is None) != (folder is None) or not isinstance(folder, str | None):
         problem = f"{folder!r} does not go with hicache_storage_backend={config.hicache_storage_backend!r}."
-        raise ParameterError("hicache_storage_dir", problem, hint='Give a folder for "file", or neither.')
+        raise ParameterError(
+            "hicache_storage_dir", problem, hint='Give a folder for "file", a URL for "fsspec", or neither.'
+        )

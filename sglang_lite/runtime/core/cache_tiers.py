@@ -16,6 +16,7 @@ from sglang_lite.runtime.kv_cache.disk_tier import DiskTier
 from sglang_lite.runtime.kv_cache.host_tier import HostTier
 from sglang_lite.runtime.kv_cache.page_file import THREADS
 from sglang_lite.runtime.kv_cache.page_names import PageNames
+from sglang_lite.runtime.kv_cache.page_store import make_store
 from sglang_lite.runtime.kv_cache.prefix_cache import PrefixCache
 from sglang_lite.runtime.kv_cache.tiers import Tiers
 from sglang_lite.runtime.loading.load_model import LoadedModel
@@ -41,7 +42,7 @@ def make_tiers(
 
     Raises:
         ModelError: the host has too little memory, or can't pin it.
-        ParameterError: the folder for files can't be used.
+        ParameterError: the store of files is unknown, or can't be used.
     """
     size = capacity.sizes.page_size * max(loaded.model.token_bytes, 1)
     slots = max(
@@ -50,9 +51,10 @@ def make_tiers(
     hint = "Lower hicache_size or hicache_ratio."
     check_room({f"{slots:,} pages of the host's cache": slots * size}, torch.device("cpu"), loaded.name, hint)
     disk = None
-    if config.hicache_storage_dir is not None:
+    if config.hicache_storage_backend is not None and config.hicache_storage_dir is not None:
         executor = executor or ThreadPoolExecutor(THREADS, "sglang_lite-disk")
-        disk = DiskTier(config.hicache_storage_dir, int(config.hicache_storage_max_gb * 1e9), executor)
+        most = int(config.hicache_storage_max_gb * 1e9)
+        disk = DiskTier(make_store(config.hicache_storage_backend, config.hicache_storage_dir, most), executor)
     host = HostTier(runner.page_memory(slots))
     return Tiers(
         store,

@@ -15,7 +15,7 @@ import contextlib
 import os
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -55,7 +55,7 @@ class PageFile:
     header: bytes
     pages: int
     page_bytes: int
-    _descriptor: int
+    _fill: Callable[[memoryview, int], int]  # fills memory with what is from a place on; returns the number of bytes
     _at: int  # place of the first page
     _sums: NDArray[np.uint64]
 
@@ -79,7 +79,7 @@ class PageFile:
         """Reads pages from one of the file's on into rows that stand together."""
         first, target = part[0], rows[part[1]]
         view, at = target.data.cast("B"), self._at + first * self.page_bytes
-        if os.preadv(self._descriptor, [view], at) != len(view):
+        if self._fill(view, at) != len(view):
             raise DamagedFileError("it ends too early")
         if (_sums(target) != self._sums[first : first + len(target)]).any():
             raise DamagedFileError("its checksum is another")
@@ -94,18 +94,52 @@ def open_pages(path: str | os.PathLike[str]) -> Iterator[PageFile]:
         DamagedFileError: it is none, or its size is not what its header says.
     """
     with open(path, "rb", buffering=0) as raw:
-        start = raw.read(_START.size)
-        if len(start) < _START.size or not start.startswith(_MAGIC):
-            raise DamagedFileError("it is no file of pages of this version")
-        _, header_bytes, pages, page_bytes, checksum = _START.unpack(start)
-        size, sums_bytes = os.fstat(raw.fileno()).st_size, pages * _SUM.itemsize
-        at = _START.size + header_bytes + sums_bytes
-        if max(header_bytes, sums_bytes) > _MAX_HEADER or not page_bytes or size != at + pages * page_bytes:
-            raise DamagedFileError(f"it has {size:,} bytes, which is not what its header says")
-        header, sums = raw.read(header_bytes), raw.read(sums_bytes)
-        if zlib.crc32(sums, zlib.crc32(header)) != checksum:
-            raise DamagedFileError("the checksum of its header is another")
-        yield PageFile(header, pages, page_bytes, raw.fileno(), at, np.frombuffer(sums, _SUM))
+        descriptor = raw.fileno()
+        yield _opened(os.fstat(descriptor).st_size, lambda view, at: os.preadv(descriptor, [view], at))
+
+
+def pages_in(data: bytes) -> PageFile:
+    """Pages of a file whose bytes are in memory.
+
+    Raises:
+        DamagedFileError: as of `open_pages`.
+    """
+
+    def fill(view: memoryview, at: int) -> int:
+        part = data[at : at + len(view)]
+        view[: len(part)] = part
+        return len(part)
+
+    return _opened(len(data), fill)
+
+
+def _opened(size: int, fill: Callable[[memoryview, int], int]) -> PageFile:
+    """Pages of a file of `size` bytes, whose header is read and checked."""
+
+    def read(count: int, at: int) -> bytes:
+        found = bytearray(count)
+        return bytes(found[: fill(memoryview(found), at)])
+
+    start = read(_START.size, 0)
+    if len(start) < _START.size or not start.startswith(_MAGIC):
+        raise DamagedFileError("it is no file of pages of this version")
+    _, header_bytes, pages, page_bytes, checksum = _START.unpack(start)
+    sums_bytes = pages * _SUM.itemsize
+    at = _START.size + header_bytes + sums_bytes
+    if max(header_bytes, sums_bytes) > _MAX_HEADER or not page_bytes or size != at + pages * page_bytes:
+        raise DamagedFileError(f"it has {size:,} bytes, which is not what its header says")
+    header, sums = read(header_bytes, _START.size), read(sums_bytes, _START.size + header_bytes)
+    if zlib.crc32(sums, zlib.crc32(header)) != checksum:
+        raise DamagedFileError("the checksum of its header is another")
+    return PageFile(header, pages, page_bytes, fill, at, np.frombuffer(sums, _SUM))
+
+
+def packed(header: bytes, rows: Rows, slots: Ints) -> list[bytes | memoryview]:
+    """Contents of a file of pages, in parts; see `write_pages`."""
+    parts = [rows[part] for _, part in _parts(slots, max(_AT_ONCE // rows.shape[1], 1))]
+    sums = b"".join(_sums(part).tobytes() for part in parts)
+    start = _START.pack(_MAGIC, len(header), len(slots), rows.shape[1], zlib.crc32(sums, zlib.crc32(header)))
+    return [start + header + sums, *(part.data.cast("B") for part in parts)]
 
 
 def write_pages(path: Path, header: bytes, rows: Rows, slots: Ints) -> int:
@@ -119,15 +153,12 @@ def write_pages(path: Path, header: bytes, rows: Rows, slots: Ints) -> int:
     Raises:
         OSError: it can't be written; nothing is left of it.
     """
-    parts = [rows[part] for _, part in _parts(slots, max(_AT_ONCE // rows.shape[1], 1))]
-    sums = b"".join(_sums(part).tobytes() for part in parts)
-    start = _START.pack(_MAGIC, len(header), len(slots), rows.shape[1], zlib.crc32(sums, zlib.crc32(header)))
+    parts = packed(header, rows, slots)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}{TEMPORARY}")
     try:
         with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            file.write(start + header + sums)
             for part in parts:
-                file.write(part.data.cast("B"))
+                file.write(part)
             size = file.tell()
         os.replace(temporary, path)
     except BaseException:

@@ -15,6 +15,7 @@ import sglang_lite as sgl
 from sglang_lite.protocol import Generation, SamplingParams
 from sglang_lite.runtime.kv_cache.disk_tier import DiskTier
 from sglang_lite.runtime.kv_cache.page_file import DamagedFileError, open_pages, write_pages
+from sglang_lite.runtime.kv_cache.page_store import Folder
 from tests.children import send
 from tests.counts import some
 from tests.runtime.scripted import VOCAB, Inline, SteppedEngine, answer, ended, loaded
@@ -170,7 +171,7 @@ def test_a_folder_that_vanishes_is_not_used_any_more(tmp_path, caplog):
 def test_the_least_recently_used_files_go_first(tmp_path):
     rows = np.zeros((256, 1000), np.uint8)
     slots = np.arange(256, dtype=np.int32)
-    disk = DiskTier(tmp_path, 1_000_000, Inline())
+    disk = DiskTier(Folder(tmp_path, 1_000_000), Inline())
     names = [bytes([i] * 16) for i in range(5)]
     for i, name in enumerate(names):
         disk.write(name, rows, slots).result()
@@ -190,14 +191,20 @@ def test_the_least_recently_used_files_go_first(tmp_path):
         {"hicache_storage_backend": "nixl"},
         {"hicache_storage_max_gb": 0},
         {"enable_hierarchical_cache": False},
+        {"hicache_storage_backend": 3},
     ],
 )
 def test_wrong_settings_are_refused(tmp_path, wrong):
-    """The name that is not known first, whatever it lacks."""
     with pytest.raises(sgl.ParameterError, match="hicache_storage"):
         engine(tmp_path, **wrong)
-    with pytest.raises(sgl.ParameterError, match="hicache_storage_backend: 'mooncake' is not one of None, file"):
-        sgl.EngineConfig(enable_hierarchical_cache=True, hicache_storage_backend="mooncake")  # type: ignore[arg-type] # wrong on purpose
+    with pytest.raises(
+        sgl.ParameterError, match=r"hicache_storage_backend: no store is called 'mooncake'.* file, fsspec"
+    ):
+        engine(tmp_path, hicache_storage_backend="mooncake")
+    with pytest.raises(
+        sgl.ParameterError, match=r"hicache_storage_dir: 'fsspec' can't use 'nowhere://a': Protocol not"
+    ):
+        engine("nowhere://a", hicache_storage_backend="fsspec")
 
 
 class Late(Executor):

@@ -1,0 +1,213 @@
+"""Stores of files of pages: a folder of this machine, or any store of bytes by name, such as those of fsspec."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from sglang_lite.protocol import ParameterError
+from sglang_lite.runtime.kv_cache.page_file import TEMPORARY, PageFile, Rows, open_pages, packed, pages_in, write_pages
+from sglang_lite.runtime.kv_cache.pages import Ints
+
+GROUP: Final = "sglang_lite.page_stores"  # of the entry points that register a class
+_SUFFIX: Final = ".kv"
+_KEPT: Final = 0.9  # share of the limit that is kept when it is reached
+_ABANDONED_S: Final = 3600  # a temporary file that is so old has no writer any more
+
+
+class ByteStore(Protocol):
+    """Store of bytes by name, which several threads use at once. An entry point of the group "sglang_lite.page_stores"
+    registers a class; an engine makes it with its `hicache_storage_dir`. An error of any method but a missing name is
+    taken for one of the whole store."""
+
+    def has(self, name: str) -> bool:
+        """Returns True if the store has a name."""
+        ...
+
+    def get(self, name: str) -> bytes:
+        """Bytes of a name.
+
+        Raises:
+            FileNotFoundError: the store has no such name.
+        """
+        ...
+
+    def put(self, name: str, data: bytes) -> None:
+        """Stores bytes, so that readers see all of them or nothing."""
+        ...
+
+
+class PageStore(Protocol):
+    """Store of files of pages, by the name of their last page."""
+
+    def has(self, name: bytes) -> bool:
+        """Returns True if there is such a file."""
+        ...
+
+    def open(self, name: bytes) -> contextlib.AbstractContextManager[PageFile]:
+        """Opens a file.
+
+        Raises:
+            FileNotFoundError: there is none.
+            DamagedFileError: it is no file of pages.
+        """
+        ...
+
+    def write(self, name: bytes, rows: Rows, slots: Ints) -> None:
+        """Writes pages."""
+        ...
+
+    def remove(self, name: bytes) -> None:
+        """Removes a file that is damaged, if the store can."""
+        ...
+
+
+class Folder:
+    """Folder of files, which engines of one machine may share without locks: both write the same bytes, and the last
+    one's rename counts.
+
+    Args:
+        folder: the folder; made if it doesn't exist.
+        max_bytes: size of all files; the least recently used are removed beyond.
+
+    Raises:
+        ParameterError: the folder can't be made or written.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], max_bytes: int) -> None:
+        self._folder, self._max_bytes = Path(folder).expanduser(), max_bytes
+        self._lock = threading.Lock()  # of the size
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            for path in self._folder.glob(f".*{TEMPORARY}"):
+                if time.time() - path.stat().st_mtime > _ABANDONED_S:
+                    path.unlink(missing_ok=True)
+            probe = self._folder / f".{os.getpid()}{TEMPORARY}"
+            probe.touch(mode=0o600)
+            probe.unlink()
+            self._size = sum(size for _, size, _ in self._files())
+        except OSError as error:
+            raise ParameterError(
+                "hicache_storage_dir", f"the folder can't be used: {error}", hint="Name a folder that you may write to."
+            ) from error
+
+    def has(self, name: bytes) -> bool:
+        return self._path(name).exists()
+
+    @contextmanager
+    def open(self, name: bytes) -> Iterator[PageFile]:
+        path = self._path(name)
+        with open_pages(path) as file:
+            yield file
+        os.utime(path)
+
+    def write(self, name: bytes, rows: Rows, slots: Ints) -> None:
+        size = write_pages(self._path(name), name, rows, slots)
+        with self._lock:
+            self._size += size
+            if self._size > self._max_bytes:
+                self._shrink()
+
+    def remove(self, name: bytes) -> None:
+        with contextlib.suppress(OSError):
+            self._path(name).unlink()
+
+    def _path(self, name: bytes) -> Path:
+        return self._folder / (name.hex() + _SUFFIX)
+
+    def _files(self) -> list[tuple[float, int, Path]]:
+        """Time of the last use, size and path of each file."""
+        found = []
+        for path in self._folder.glob(f"*{_SUFFIX}"):
+            with contextlib.suppress(FileNotFoundError):
+                status = path.stat()
+                found.append((status.st_mtime, status.st_size, path))
+        return found
+
+    def _shrink(self) -> None:
+        """Removes the least recently used files."""
+        files = sorted(self._files())
+        self._size = sum(size for _, size, _ in files)
+        for _, size, path in files:
+            if self._size <= _KEPT * self._max_bytes:
+                break
+            path.unlink(missing_ok=True)
+            self._size -= size
+
+
+class Blobs:
+    """Files of pages in a store of bytes. What is damaged stays there, and is written over."""
+
+    def __init__(self, store: ByteStore) -> None:
+        self._store = store
+        self._damaged: set[bytes] = set()
+
+    def has(self, name: bytes) -> bool:
+        return name not in self._damaged and self._store.has(name.hex() + _SUFFIX)
+
+    @contextmanager
+    def open(self, name: bytes) -> Iterator[PageFile]:
+        yield pages_in(self._store.get(name.hex() + _SUFFIX))
+
+    def write(self, name: bytes, rows: Rows, slots: Ints) -> None:
+        self._store.put(name.hex() + _SUFFIX, b"".join(packed(name, rows, slots)))
+        self._damaged.discard(name)
+
+    def remove(self, name: bytes) -> None:
+        self._damaged.add(name)
+
+
+class FsspecStore:
+    """Store of bytes behind a URL of fsspec, such as "s3://bucket/prefixes"; its package is the user's to install.
+
+    Args:
+        url: URL of a folder.
+    """
+
+    def __init__(self, url: str) -> None:
+        import fsspec  # takes 40 ms
+
+        system, self._folder = fsspec.core.url_to_fs(url)
+        self._system: Any = system
+        system.makedirs(self._folder, exist_ok=True)
+
+    def has(self, name: str) -> bool:
+        self._system.invalidate_cache()  # of what others have written
+        return bool(self._system.exists(f"{self._folder}/{name}"))
+
+    def get(self, name: str) -> bytes:
+        return bytes(self._system.cat_file(f"{self._folder}/{name}"))
+
+    def put(self, name: str, data: bytes) -> None:
+        self._system.pipe_file(f"{self._folder}/{name}", data)
+
+
+def make_store(backend: str, place: str, max_bytes: int) -> PageStore:
+    """Makes the store that a config names.
+
+    Args:
+        backend: "file", "fsspec", or the name of a registered class.
+        place: folder, URL, or what else the class takes.
+        max_bytes: size of all files of a folder.
+
+    Raises:
+        ParameterError: no class has the name, or it can't use the place.
+    """
+    if backend == "file":
+        return Folder(place, max_bytes)
+    registered = {each.name: each for each in entry_points(group=GROUP)}
+    if backend != "fsspec" and backend not in registered:
+        known = ", ".join(["file", "fsspec", *sorted(registered)])
+        hint = f'Name one of {known}, or register a class as an entry point of "{GROUP}".'
+        raise ParameterError("hicache_storage_backend", f"no store is called {backend!r:.80}.", hint=hint)
+    try:
+        return Blobs(FsspecStore(place) if backend == "fsspec" else registered[backend].load()(place))
+    except Exception as error:  # of anybody's code
+        raise ParameterError("hicache_storage_dir", f"{backend!r} can't use {place!r:.200}: {error}") from error
