@@ -224,9 +224,10 @@ class Admission:
 
     def _window_pages(self) -> int:
         """Number of window pages beyond those that running requests and a step need, if there are any."""
-        windows, table, slots = self._store.windows, self._store.table, slots_of(self._queues.running())
+        windows, table = self._store.windows, self._store.table
         if windows is None:
             return 0
+        slots = slots_of(self._queues.running())
         ends = table.length[slots] + self._reserve.growth(table.length[slots], table.limit[slots])
         needed = np.minimum(-(-ends // self._store.page_size), windows.kept).sum()
         return windows.pool.total - windows.chunk - int(needed)

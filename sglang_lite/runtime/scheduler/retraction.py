@@ -7,6 +7,7 @@ A prefix goes into the radix tree, and the output so far is part of what is comp
 from __future__ import annotations
 
 from collections.abc import Iterable
+from operator import attrgetter
 
 import numpy as np
 
@@ -70,13 +71,13 @@ class Retraction:
             table.pages[short, table.page_count[short]] = pages
             table.page_count[short] += 1
             return decoding
-        decoding.sort(key=_order)
-        wanting = set(short.tolist())
-        return [
-            r
-            for r in decoding
-            if r.state is State.DECODING and (r.slot not in wanting or self.make_room(r, int(table.length[r.slot])))
-        ]
+        wanting, waits = set(short.tolist()), set[int]()
+        for request in sorted((r for r in decoding if r.slot in wanting), key=_order):
+            if request.state is not State.DECODING:
+                continue  # retracted to make room for one before it
+            if waits or not self.make_room(request, int(table.length[request.slot])):
+                waits.add(request.id)  # and so do all after it, as nothing is left to be freed for them
+        return [r for r in decoding if r.state is State.DECODING and r.id not in waits]
 
     def make_room(self, request: Request, end: int) -> bool:
         """Reserves pages for the first `end` tokens of a running request. Returns False if it has to wait."""
@@ -107,4 +108,7 @@ def _order(request: Request) -> tuple[tuple[int, float], int]:
 
 def slots_of(requests: Iterable[Request]) -> Ints:
     """Slots of running requests, int32 [R]."""
-    return np.array([r.slot for r in requests], dtype=np.int32)
+    return np.fromiter(map(_SLOT, requests), dtype=np.int32)
+
+
+_SLOT = attrgetter("handle.slot")
