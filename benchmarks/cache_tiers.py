@@ -8,7 +8,7 @@ computed, found on the device, on the host (after other prompts have taken its p
 files (after `flush_cache`, which empties the host); medians of `--repeat` prompts after one that warms up. "session":
 `export_prefix` of one engine, then `import_prefix` and the first token of another. "none": the workload W1, which has
 nothing to reuse, with tokens divided by `--less`, in an engine without tiers and one with, by turns. "chats": `--chats`
-of ten turns, which pause as people do, in a third of the memory that they need: as requests without tiers, as requests
+of ten turns with pauses in between, in a third of the memory that they need: as requests without tiers, as requests
 with tiers (so that pages go in the order of their last use), and as open programs with tiers. Weights are random.
 """
 
@@ -184,8 +184,8 @@ def no_reuse(loaded: LoadedModel, less: int, repeat: int) -> None:
     )
 
 
-def chats(loaded: LoadedModel, count: int, scale: float) -> None:
-    turns = [chat(number, scale) for number in range(count)]
+def chats(loaded: LoadedModel, count: int, scale: float, pause: float) -> None:
+    turns = [chat(number, scale, pause) for number in range(count)]
     size = working_set(turns) // 3
     base = 0.0
     for name, as_program, tiers in (
@@ -204,15 +204,16 @@ def chats(loaded: LoadedModel, count: int, scale: float) -> None:
             )  # fmt: skip
 
 
-def chat(number: int, scale: float) -> tuple[AgentTurn, ...]:
-    """Ten turns of some 80 tokens that are read and 16 that are written, with pauses of a second in the middle."""
+def chat(number: int, scale: float, pause: float) -> tuple[AgentTurn, ...]:
+    """Ten turns of some 80 tokens that are read and 16 that are written, times `scale`, and some `pause` seconds in
+    between."""
     draw = random.Random(number)
 
     def about(middle: float) -> float:
         return middle * min(draw.lognormvariate(0, 0.5), 3.0)
 
     reads, writes = (lambda middle=middle: max(round(scale * about(middle)), 1) for middle in (80, 16))
-    return tuple(AgentTurn(reads(), writes(), about(scale)) for _ in range(10))
+    return tuple(AgentTurn(reads(), writes(), about(pause)) for _ in range(10))
 
 
 PARTS = ("rates", "first", "session", "none", "chats")
@@ -227,7 +228,8 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--less", type=int, default=1)
     parser.add_argument("--chats", type=int, default=256)
-    parser.add_argument("--scale", type=float, default=1.0, help="factor of the tokens and pauses of chats")
+    parser.add_argument("--scale", type=float, default=1.0, help="factor of the tokens of chats")
+    parser.add_argument("--pause", type=float, default=0.2, help="seconds between the turns of a chat")
     options = parser.parse_args()
     print(describe(), torch.cuda.get_device_name() if torch.cuda.is_available() else "")
     if torch.cuda.is_available() and "rates" in options.parts:
@@ -240,7 +242,7 @@ def main() -> None:
     if "none" in options.parts:
         no_reuse(loaded, options.less, options.repeat)
     if "chats" in options.parts:
-        chats(loaded, options.chats, options.scale)
+        chats(loaded, options.chats, options.scale, options.pause)
 
 
 if __name__ == "__main__":

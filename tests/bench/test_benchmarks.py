@@ -51,6 +51,8 @@ SMALL = {
         "6",
         "--scale",
         "0.03",
+        "--pause",
+        "0.01",
     ],
     "appending.py": ["--shape", "small", "--rows", "4", "--tokens", "32", "--repeat", "1"],
     "host_step.py": ["--rows", "4", "--steps", "2"],

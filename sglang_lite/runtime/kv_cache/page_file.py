@@ -6,7 +6,7 @@ A file is written under a temporary name and renamed, so readers see all of it o
 files may write what a model will take for computed.
 
 A page's checksum is the sum of its words, each times an odd number of its place, modulo 2^64: it differs for sure if
-one word does, and takes a fifth of the time of a CRC. It is taken while a page is still in the processor's cache.
+one word does, and takes a fifth of the time of a CRC.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ _START: Final = struct.Struct("<8sIQQI")  # magic, bytes of the header, pages, b
 _MAGIC: Final = b"sglkv\x00\x00\x02"
 _SUM: Final = np.dtype("<u8")  # checksum of a page
 _MAX_HEADER: Final = 1 << 28
-_AT_ONCE: Final = 1 << 21  # bytes that are read before their checksums are taken, unless a page is larger
+# Bytes that are read before their checksums are taken, unless a page is larger. With fewer, threads wait for one
+# another: each call that leaves the interpreter's lock has to get it back.
+_AT_ONCE: Final = 1 << 24
 THREADS: Final = min(16, os.cpu_count() or 1)  # that read and check as fast as memory can be written
 TEMPORARY: Final = ".tmp"
 
