@@ -325,12 +325,14 @@ class Pauses:
         self._too_long = [each for each in self._too_long if self._pauses.get(each.branch) is each and each.locked]
         away = self if kept else [each for each in self._too_long if each.due <= now]
         away = [each for each in away if each.locked and each.branch.awaits_caller]
-        if not away:
-            return False
-        last = max(away, key=lambda each: each.remaining_s(now))
-        if kept and self._store.tiers is not None and last.lock.node is not None:
-            self._store.tiers.reused(last.lock.node)  # soon, so the selective policy copies it
-        return self._shrink(last, pages, for_good=not kept)
+        enough = self.pages_given_up + pages
+        for last in sorted(away, key=lambda each: -each.remaining_s(now)):
+            if self.pages_given_up >= enough:
+                break
+            if kept and self._store.tiers is not None and last.lock.node is not None:
+                self._store.tiers.reused(last.lock.node)  # soon, so the selective policy copies it
+            self._shrink(last, enough - self.pages_given_up, for_good=not kept)
+        return bool(away)
 
     def give_up_last(self, pages: int, after: tuple[int, float] | None = None) -> bool:
         """Gives up pages of the program that came last.
