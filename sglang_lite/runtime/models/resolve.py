@@ -304,6 +304,15 @@ def hub_headers(model: str, revision: str | None) -> SafetensorsRepoMetadata | N
         return None
 
 
+def _said(error: Exception) -> str:
+    """Returns in one line what the hub's library says: a status with its meaning, or the error of a connection. The
+    advice that it adds is in the hint."""
+    from huggingface_hub.errors import HfHubHTTPError
+
+    lines = [line.strip() for line in str(error).removeprefix("Got: ").splitlines() if line.strip()]
+    return " ".join(lines[: 2 if isinstance(error, HfHubHTTPError) else 1])
+
+
 def _from_hub(model: str, revision: str | None, *, weights: bool) -> Path:
     from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
@@ -319,7 +328,7 @@ def _from_hub(model: str, revision: str | None, *, weights: bool) -> Path:
             folder = Path(snapshot_download(model, revision=revision, local_files_only=True))
         except LocalEntryNotFoundError:
             raise DownloadError(
-                f"{model}: no folder here, not in the Hugging Face cache, and the hub did not give it: {error}",
+                f"{model}: no folder here, not in the Hugging Face cache, and the hub did not give it: {_said(error)}",
                 hint=f"Check the name or path, and the network{_proxies()}; set HF_TOKEN for a gated model, HF_HOME "
                 "for another cache folder; unset HF_HUB_OFFLINE to allow downloads; or give the path of a folder "
                 "that has the model.",

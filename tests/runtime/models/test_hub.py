@@ -40,8 +40,19 @@ def test_a_model_that_the_hub_does_not_have_is_one_line(cache, capsys):
     assert main(["models", "pull", "owner/none"]) == 1
     said = capsys.readouterr().err
     assert said.startswith(
-        "sglang-lite: owner/none: no folder here, not in the Hugging Face cache, and the hub did not give it"
+        "sglang-lite: owner/none: no folder here, not in the Hugging Face cache, and the hub did not give it: 404 "
     )
+    assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", [["models", "qwen3-0.6b"], ["models", "pull", "qwen3-0.6b"]], ids=len)
+def test_a_hub_that_can_not_be_reached_is_one_line(command, cache, capsys, monkeypatch):
+    ask("http://127.0.0.1:9", cache, monkeypatch)
+    assert main(command) == 1
+    said = capsys.readouterr().err
+    assert "the hub did not give it: ConnectError: " in said or "the hub did not give it: [Errno 111]" in said
+    assert "Check the name or path, and the network" in said
+    assert said.count("\n") == 1
 
 
 def test_an_alias_is_described_from_its_headers(cache, capsys):
