@@ -60,13 +60,17 @@ def told(*cards: DeviceProperties, spec: ModelSpec = SPEC, tp: int = 1) -> list[
     return found
 
 
+def others() -> list[list[tuple[str, str]]]:
+    """Those of layers that are unlike, on both GPUs, and those of a rank."""
+    return [*told(H200, A10, spec=UNLIKE), *told(H200, spec=replace(SPEC, vocab_size=5000), tp=2)]
+
+
 @pytest.fixture
 def pool():
-    """A process whose Triton compiles: this one's interprets."""
+    """Two processes whose Triton compiles: this one's interprets."""
     kept = os.environ.pop("TRITON_INTERPRET", None)
     with ProcessPoolExecutor(1, mp_context=get_context("spawn"), max_tasks_per_child=1) as pool:
-        futures = [pool.submit(told, H200), pool.submit(told, H200, A10, spec=UNLIKE)]
-        futures.append(pool.submit(told, H200, spec=replace(SPEC, vocab_size=5000), tp=2))
+        futures = [pool.submit(told, H200), pool.submit(others)]
         found = [variants for future in futures for variants in future.result()]
         if kept is not None:
             os.environ["TRITON_INTERPRET"] = kept

@@ -1,6 +1,7 @@
-"""Triton's interpreter in half of its time, with the same results.
+"""Triton's interpreter in a part of its time, with the same results.
 
-It spends nearly all of it on making records of types, again and again the same ones: here they are kept.
+It spends nearly all of it on making records of types, and on asking them what they are, again and again the same ones: here
+they, and the answers, are kept.
 """
 
 from __future__ import annotations
@@ -11,22 +12,27 @@ from types import SimpleNamespace
 from typing import Any
 
 import triton.language as tl
+from triton.language import core
 from triton.runtime import interpreter
 
 _patch_lang = interpreter._patch_lang
 _block_init, _tensor_init = tl.block_type.__init__, tl.tensor.__init__
 _np_dtype = interpreter._get_np_dtype
 _semantic = type(interpreter.interpreter_semantic)
-_broadcast = _semantic.broadcast_impl_value
+_broadcast, _cast = _semantic.broadcast_impl_value, _semantic.cast
+_computed = _semantic.computation_type_impl
+_PLAIN = {tl.tensor, tl.dtype, tl.block_type, tl.pointer_type, int, float, bool, str, type(None)}
+_unwrap, _equal = core._unwrap_if_constexpr, tl.dtype.__eq__
 _blocks: dict[tuple[Any, ...], tl.block_type] = {}
 _np_dtypes: dict[str, Any] = {}
+_computation_types: dict[tuple[Any, ...], tl.dtype] = {}
 
 
 def _patch_once(fn):
     """Replacement for the interpreter's patch of `tl`, which it looks for in all of `tl` at each call of a function in
     a kernel, too: half of its time."""
-    seen = [module for module in fn.__globals__.values() if module is tl or module is tl.core]
-    if any(tl.core.is_builtin(module.load) for module in seen):
+    seen = [module for module in fn.__globals__.values() if module is tl or module is core]
+    if any(core.is_builtin(module.load) for module in seen):
         return _patch_lang(fn)
     return SimpleNamespace(restore=lambda: None)  # the kernel's call restores what it has patched
 
@@ -36,7 +42,7 @@ def _block(self, element_ty, shape):
     if type(self) is not tl.block_type:
         _block_init(self, element_ty, shape)
         return
-    key = (str(element_ty), *(getattr(size, "value", size) for size in shape))
+    key = (element_ty.name, *[size if type(size) is int else getattr(size, "value", size) for size in shape])
     if key not in _blocks:
         _block_init(self, element_ty, shape)
         _blocks[key] = self
@@ -61,6 +67,29 @@ def _broadcast_unequal(self, lhs, rhs):
     return _broadcast(self, lhs, rhs)
 
 
+def _unwrap_by_type(o):
+    """Replacement for `_unwrap_if_constexpr`, which is mostly asked for what holds no constant."""
+    return o if type(o) in _PLAIN else _unwrap(o)
+
+
+def _same(self, other):
+    """Replacement for `dtype.__eq__`: most types are compared with themselves."""
+    return self is other or _equal(self, other)
+
+
+def _cast_other(self, input, dst_ty, fp_downcast_rounding=None):
+    """Replacement for `cast`, mostly to the type that a tensor has."""
+    return input if input.type.scalar is dst_ty.scalar else _cast(self, input, dst_ty, fp_downcast_rounding)
+
+
+def _known_computation_type(self, *of):
+    """Replacement for `computation_type_impl`, which asks types for their kinds."""
+    key = tuple([each if type(each) is bool else each.name for each in of])
+    if key not in _computation_types:
+        _computation_types[key] = _computed(self, *of)
+    return _computation_types[key]
+
+
 def _known_np_dtype(kind):
     """Replacement for `_get_np_dtype`, which writes its table anew at each call."""
     name = kind.scalar.name
@@ -76,6 +105,10 @@ def install() -> None:
     tl.block_type.__init__ = _block
     tl.tensor.__init__ = _tensor
     _semantic.broadcast_impl_value = _broadcast_unequal
+    _semantic.computation_type_impl = _known_computation_type
+    _semantic.cast = _cast_other
+    core._unwrap_if_constexpr = _unwrap_by_type
+    tl.dtype.__eq__ = _same
     checked = os.environ.get("SGLANG_LITE_CASES") == "all"
     builder = interpreter.interpreter_builder
     builder.options = dataclasses.replace(builder.options, sanitize_overflow=checked)

@@ -146,6 +146,7 @@ def test_other_constraints(engine, name):
     check_all_complete(engine, [OTHERS[name]] * 4)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("order", ["schema", "any"])
 @pytest.mark.parametrize("name", RULES)
 def test_rules_that_no_grammar_can_express(engine, name, order):
@@ -185,6 +186,7 @@ def test_a_full_context_closes_as_well(engine):
     assert is_valid(constraint, answer.text)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("tokens", ["bytes", "the default model's"])
 def test_where_the_free_answer_fits_no_token_changes(engine, small_engine, tokens):
     """Not even in a limit of its own length, but for rules that no grammar expresses, which need a token more (1 of 500

@@ -29,7 +29,7 @@ from tests.constraints.test_generation import byte_alphabet
 from tests.counts import some
 from tests.runtime.scripted import FreeDrafts, ScriptedModel, hashes
 
-DRAWS = 4000
+DRAWS = some(2000, 4000)
 EOS = 256  # after a token for each byte
 LEAST = 1e-3  # p of the chi-square test
 PROMPT = "x"
@@ -200,6 +200,7 @@ def test_the_test_itself():
     assert p_value(collections.Counter(draws), off, DRAWS) < LEAST
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("closing", ["far away", "at each token"])
 @pytest.mark.parametrize("number", random.Random(0).sample(range(30), some(1, 30)))
 def test_texts_are_drawn_from_the_masked_distribution(engine, number, closing):

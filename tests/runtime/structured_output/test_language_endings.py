@@ -48,6 +48,7 @@ def brute_force(states, most):
     return fewest
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", LANGUAGES)
 def test_completions_have_the_fewest_tokens(name):
     language = language_of(LANGUAGES[name])

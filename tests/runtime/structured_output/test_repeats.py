@@ -83,6 +83,7 @@ def excess(value, most, exempt=NEVER_COUNTED):
     return sum(max(0, run - most) for run in runs) + sum(excess(each, most, exempt) for each in value)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("most", [3, 5])
 @pytest.mark.parametrize("name", LISTS)
 def test_no_item_comes_more_often_in_a_row(engine, name, most):
@@ -132,6 +133,7 @@ def test_a_list_that_may_end_ends_in_place_of_its_only_item(engine):
         assert each.meta["repeats"] == {"refused": 1, "repeated": 0}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", LISTS)
 def test_a_value_still_closes_in_a_small_budget(engine, name):
     schema = LISTS[name]
