@@ -31,7 +31,7 @@ _FEATURES: dict[tuple[str, ...], tuple[str, str]] = {  # paths: the feature, and
         "/add_external_corpus", "/remove_external_corpus", "/list_external_corpora",
     ): ("A corpus for drafts", "Drafts come from the prompt and earlier answers: --speculation auto."),
     (
-        "/set_internal_state", "/set_trace_level", "/configure_logging", "/freeze_gc", "/slow_down",
+        "/set_internal_state", "/set_trace_level", "/freeze_gc", "/slow_down",
     ): ("Changing settings while the server runs", "Start it with other settings."),
 }  # fmt: skip
 ABSENT = {path: feature for paths, feature in _FEATURES.items() for path in paths}

@@ -9,22 +9,23 @@ import logging
 import secrets
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route as StarletteRoute
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from sglang_lite.engine.engine import Engine
 from sglang_lite.protocol import BackendError, CapabilityError, SglError
 from sglang_lite.protocol.anything import UserValue
 from sglang_lite.server import playground
 from sglang_lite.server.absent import absent_error
-from sglang_lite.server.endpoint import AccessControl, Endpoint, refusal, request_id_of
+from sglang_lite.server.endpoint import UNUSED, AccessControl, Endpoint, refusal, request_id_of
 from sglang_lite.server.errors import MethodError, NotFoundError, Protocol
 from sglang_lite.server.http.sockets import bound
 from sglang_lite.server.http_server import HttpServer
@@ -64,6 +65,7 @@ def application(engine: Engine, settings: ServerSettings, token: str = "", trace
     endpoints = [(route, Endpoint(route, service, gate)) for route in (*ROUTES, *(playground.ROUTES if token else ()))]
     app = _Application(
         {(method, route.path): endpoint for route, endpoint in endpoints for method in route.methods},
+        settings.allowed_origin,
         routes=[StarletteRoute(route.path, endpoint, methods=list(route.methods)) for route, endpoint in endpoints],
         lifespan=lifespan,
         exception_handlers={HTTPException: _http_error},
@@ -97,14 +99,24 @@ class _Application(Starlette):
 
     Args:
         endpoints: endpoints by method and path.
+        origins: web pages that browsers may let read answers.
         settings: arguments of Starlette's application.
     """
 
-    def __init__(self, endpoints: Mapping[tuple[str, str], Endpoint], **settings: Any) -> None:
+    def __init__(self, endpoints: Mapping[tuple[str, str], Endpoint], origins: Sequence[str], **settings: Any) -> None:
         super().__init__(**settings)
         self._endpoints = endpoints
+        self._outer: ASGIApp = self._answer
+        if origins:
+            shown = ["x-request-id", "retry-after", UNUSED]
+            self._outer = CORSMiddleware(
+                self._answer, allow_origins=origins, allow_methods=["*"], allow_headers=["*"], expose_headers=shown
+            )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._outer(scope, receive, send)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         endpoint = self._endpoints.get((scope["method"], scope["path"])) if scope["type"] == "http" else None
         if endpoint is None:
             await super().__call__(scope, receive, send)

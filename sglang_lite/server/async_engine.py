@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Iterator, Sequence
 from contextvars import ContextVar
@@ -54,6 +55,7 @@ class Abortable(Protocol):
 
 
 A = TypeVar("A", bound=Abortable)
+S = TypeVar("S", bound=Submission | OpenRequest)
 key_in_use: ContextVar[str] = ContextVar("key_in_use", default="")  # API key of the HTTP request that is handled
 
 
@@ -76,10 +78,13 @@ class AsyncEngine:
     Args:
         engine: engine that runs the requests.
         observe: function that is called with all events of the engine.
+        apart: whether requests of different API keys never share cached prefixes.
     """
 
-    def __init__(self, engine: Engine, observe: Callable[[Sequence[object]], object] | None = None) -> None:
-        self.engine = engine
+    def __init__(
+        self, engine: Engine, observe: Callable[[Sequence[object]], object] | None = None, *, apart: bool = False
+    ) -> None:
+        self.engine, self._apart = engine, apart
         self._relay = _Relay(observe)
         self._open: dict[Abortable, Owned] = {}
 
@@ -154,6 +159,7 @@ class AsyncEngine:
             if item is None:  # there is room for more requests
                 self._relay.flush()
 
+        request = replace(request, calls=[self._salted(call) for call in request.calls])
         start = partial(NativeRun, self.engine.core, post, request, self._relay.flush)
         running = await _submitted(start, sum(_length(call.prompt) for call in request.calls))
         with self._ends(running, [call.rid for call in request.calls], lambda: running.open):
@@ -208,15 +214,26 @@ class AsyncEngine:
             begin: function that receives the open program; the program may be extended until it has ended.
         """
         events: _EventQueue[ProgramEvent] = _EventQueue(self._relay)
-        with self._ends(self.engine.core.open_program(request, events.put, self._relay.flush)) as program:
+        opened = self.engine.core.open_program(self._salted(request), events.put, self._relay.flush)
+        with self._ends(opened) as program:
             begin(program)
             async with contextlib.aclosing(self._played(events, program, timeout_s, opened=True)) as played:
                 async for batch in played:
                     yield batch
 
     async def _submit(self, request: Submission, events: _EventQueue[Any]) -> Ticket:
-        submit = partial(self.engine.core.submit, request, events.put, self._relay.flush)
+        submit = partial(self.engine.core.submit, self._salted(request), events.put, self._relay.flush)
         return await _submitted(submit, _length(request.prompt))
+
+    def _salted(self, request: S) -> S:
+        """Request in the namespace of its API key, if each has its own."""
+        key = key_in_use.get()
+        if not self._apart or not key:
+            return request
+        namespace = f"{hashlib.sha256(key.encode()).hexdigest()} {request.namespace}"
+        change: Any = replace if isinstance(request, GenerateRequest) else msgspec.structs.replace
+        salted: S = change(request, namespace=namespace)
+        return salted
 
     async def _played(
         self, events: _EventQueue[ProgramEvent], submitted: Abortable, timeout_s: float | None, *, opened: bool = False

@@ -337,6 +337,7 @@ class AccessControl:
         self._keys, self._admin, self._is_local = settings.api_key, settings.admin_api_key, settings.is_local
         self._most, self._most_per_key = settings.max_open, settings.max_open_per_key
         self._hosts = {"localhost", *map(str.lower, settings.allowed_host)}
+        self._origins = frozenset(settings.allowed_origin)
         self._checks_host = settings.is_local or bool(settings.allowed_host)
         self.open: Counter[str] = Counter()
 
@@ -385,10 +386,11 @@ class AccessControl:
                 "the request names folders of the server's machine, so only its administrator may send it.",
                 hint="Start the server with --admin-api-key, and send that key.",
             )
-        if not taken and any(name in request.headers for name in (_OF_PAGES if route.acts else _OF_PAGES[:1])):
+        of_page = any(name in request.headers for name in (_OF_PAGES if route.acts else _OF_PAGES[:1]))
+        if not taken and of_page and request.headers.get("origin") not in self._origins:
             raise ForbiddenError(  # otherwise, any page open in a browser on this machine could
                 "requests from web pages need a key.",
-                hint="Start the server with --api-key, or send the request from a program.",
+                hint="Start the server with --api-key or --allowed-origin, or send the request from a program.",
             )
         return valid[0] if valid else ""
 

@@ -238,6 +238,14 @@ OLLAMA_OPTIONS_REFUSED: dict[str, tuple[object, ...]] = {
     "typical_p": (1.0, 1),
 }
 
+LOGGING_REFUSED: dict[str, tuple[object, ...]] = {
+    "log_requests": (True,),
+    "log_requests_level": (0,),
+    "log_requests_format": ("text",),
+    "dump_requests_folder": ("",),
+    "dump_requests_threshold": (),
+    "crash_dump_folder": ("",),
+}
 PROFILE_REFUSED: dict[str, tuple[object, ...]] = {
     **dict.fromkeys(("start_step", "num_steps", "profile_id", "profile_prefix"), ()),
     "activities": (["CPU", "GPU"], ["GPU", "CPU"], []),

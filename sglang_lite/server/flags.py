@@ -6,7 +6,7 @@ import argparse
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import MISSING, Field, fields
 from functools import partial
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
@@ -52,7 +52,9 @@ def add(parser: argparse.ArgumentParser) -> None:
                 how["type"] = partial(_own_value, (*names_of(each.name), each.name)[0])
             if (how.get("type") and "choices" not in how) or how.get("action") == "append":
                 how["metavar"] = each.name.upper()
-            group.add_argument(*names, dest=_dest(kind, each.name), default=None, help=texts[each.name], **how)
+            group.add_argument(
+                *names, dest=_dest(kind, each.name), default=None, help=f"{texts[each.name]}{_default(each)}", **how
+            )
     group = parser.add_argument_group("files with keys, which a command line would show to all users of this machine")
     for name in _KEYS:
         variable = _variable(name)
@@ -154,6 +156,14 @@ def _own_value(name: str, value: str) -> UserValue:
         return own_value(name, value)
     except ParameterError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _default(setting: Field[Any]) -> str:
+    """Default of a setting, as the end of its help; "" if it is none, or the text says what happens then."""
+    value = setting.default
+    if value in (None, "", (), MISSING) or value is False:
+        return ""
+    return f" Default: {'on' if value is True else value}.".replace("%", "%%")
 
 
 def _dest(kind: type, name: str) -> str:

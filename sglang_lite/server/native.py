@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import tempfile
 from collections.abc import AsyncGenerator, Callable, Iterable
 from dataclasses import asdict, replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from starlette.responses import Response
@@ -26,7 +27,7 @@ from sglang_lite.runtime.core.submission import GenerateRequest
 from sglang_lite.server.async_engine import with_first_event
 from sglang_lite.server.endpoint import Handler, HttpRequest, Route, answer, read, read_record, with_priorities
 from sglang_lite.server.errors import content_of
-from sglang_lite.server.fields import NATIVE_NEUTRAL, NATIVE_REFUSED, PROFILE_REFUSED, Fields
+from sglang_lite.server.fields import LOGGING_REFUSED, NATIVE_NEUTRAL, NATIVE_REFUSED, PROFILE_REFUSED, Fields
 from sglang_lite.server.http.body import convert
 from sglang_lite.server.http.sse import DONE, EventStream, event
 from sglang_lite.server.reader import RequestReader
@@ -112,6 +113,12 @@ class ParseFunctionCallRequest(msgspec.Struct, kw_only=True, forbid_unknown_fiel
     tool_call_parser: str
 
 
+class ConfigureLoggingRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Request to log other messages from now on."""
+
+    log_level: Literal["debug", "info", "warning", "error"]
+
+
 class ProfileRequest(msgspec.Struct, kw_only=True):
     """Settings of a profile: folder of its trace, and its contents."""
 
@@ -123,6 +130,7 @@ class ProfileRequest(msgspec.Struct, kw_only=True):
 LONGEST_S = 3600.0  # for loading weights, or writing a profile
 _CONSTRAINT: Any = Constraint  # a union is not a type
 GENERATE = Fields(GenerateBody, NATIVE_NEUTRAL, NATIVE_REFUSED)
+CONFIGURE_LOGGING = Fields(ConfigureLoggingRequest, {}, LOGGING_REFUSED)
 PROFILE = Fields(ProfileRequest, {}, PROFILE_REFUSED)
 TOKENIZE = Fields(TokenizeRequest, {}, {})
 DETOKENIZE = Fields(DetokenizeRequest, {}, {})
@@ -436,6 +444,13 @@ def _read_by(function: Callable[[RequestReader, HttpRequest], tuple[str | None, 
     return handle
 
 
+async def configure_logging(service: Service, call: HttpRequest) -> Response:
+    """Changes the lowest level of logged messages."""
+    level = (await read_record(service, call, CONFIGURE_LOGGING)).log_level
+    logging.getLogger().setLevel(level.upper())
+    return answer({"log_level": level})
+
+
 async def open_session(service: Service, call: HttpRequest) -> Response:
     """Opens a session, whose requests continue each other."""
     return answer(service.sessions.open(call.key, await read_record(service, call, OPEN_SESSION)))
@@ -487,6 +502,7 @@ ROUTES = (
         acts=True,
     ),
     Route("/abort_request", abort_request, "End a request, or all", fields=ABORT, media_type=""),
+    Route("/configure_logging", configure_logging, "Log other messages", fields=CONFIGURE_LOGGING, access="admin"),
     Route("/open_session", open_session, "Open a session", fields=OPEN_SESSION),
     Route("/close_session", close_session, "Close a session", fields=CLOSE_SESSION, media_type=""),
     *(Route(path, _read_by(tokenize), "Token ids of text", fields=TOKENIZE) for path in ("/tokenize", "/v1/tokenize")),

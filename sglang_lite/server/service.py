@@ -60,7 +60,7 @@ class Service:
 
     def __init__(self, engine: Engine, settings: ServerSettings, tracer: Tracer | None = None) -> None:
         self.engine, self.settings, self._tracer = engine, settings, tracer
-        self.async_engine = AsyncEngine(engine, self._answered)
+        self.async_engine = AsyncEngine(engine, self._answered, apart=settings.cache_salt_by_key)
         self.stored = ResponseStore(settings.max_stored_responses, int(settings.max_stored_mb * 2**20))
         self.started = time.time()
         self.programs: dict[str, Any] = {}

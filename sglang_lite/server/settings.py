@@ -35,6 +35,10 @@ class ServerSettings:
             profiles. Without it, weights and profiles are changed only from this machine, while no key is required.
         allowed_host: name by which clients may address the server, besides "localhost" and IP addresses; several may
             be given. Other names are refused if only this machine can connect, or if a name is given.
+        allowed_origin: origin of web pages that may use the server without a key, and read its answers, as
+            "https://chat.lan"; several may be given.
+        cache_salt_by_key: whether requests of different API keys never share cached prefixes, whose times would tell
+            one what another has asked.
         tool_call_parser: format in which the model writes tool calls, by SGLang's name; None finds it in the model's
             chat template.
         reasoning_parser: format in which the model writes reasoning, by SGLang's name; None finds it in the model's
@@ -86,6 +90,8 @@ class ServerSettings:
     playground: bool | None = None
     admin_api_key: str | None = None
     allowed_host: tuple[str, ...] = ()
+    allowed_origin: tuple[str, ...] = ()
+    cache_salt_by_key: bool = False
     tool_call_parser: str | None = None
     reasoning_parser: str | None = None
     unknown_fields: Literal["refuse", "report"] = "refuse"
@@ -150,6 +156,15 @@ class ServerSettings:
                 raise ParameterError(
                     "allowed_host", f"{name[:200]!r} is not a host name.", hint="Write box.lan, without a port."
                 )
+        for name in self.allowed_origin:
+            if not re.fullmatch(r"https?://[a-z0-9.-]+(:[0-9]+)?", name):
+                raise ParameterError(
+                    "allowed_origin",
+                    f"{name[:200]!r} is not an origin.",
+                    hint="Write https://chat.lan:8080, in lower case.",
+                )
+        if self.cache_salt_by_key and not self.api_key:
+            raise ParameterError("cache_salt_by_key", "there are no keys.", hint="Give --api-key, or leave it out.")
         if self.playground and not self.is_local:
             raise ParameterError(
                 "playground", f"others can connect to {self.host}.", hint="Leave --playground or --host out."

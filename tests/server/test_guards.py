@@ -1,6 +1,7 @@
 """Who may use a server: no web page, nobody under another name, and tenants only what is theirs."""
 
 import argparse
+import re
 
 import httpx2
 import pytest
@@ -53,6 +54,29 @@ def test_generating_for_health_needs_a_key(engine):
         assert status(url, "GET", "/health_generate", x_api_key="key") == 200
 
 
+def test_a_page_of_an_allowed_origin_may_use_the_server_and_read_its_answers(engine):
+    mine, other = "https://chat.lan:8080", "https://other.lan"
+    body = {"text": "a", "sampling_params": {"max_new_tokens": 1}}
+    asks = {"access-control-request-method": "POST", "access-control-request-headers": "content-type, x-api-key"}
+    with serving(engine, allowed_origin=(mine,)) as url, httpx2.Client(base_url=url, timeout=60) as client:
+        before = client.options("/generate", headers={"origin": mine, **asks})
+        answer = client.post("/generate", json=body, headers={"origin": mine})
+        refused = client.post("/generate", json=body, headers={"origin": other})
+        assert client.options("/generate", headers={"origin": other, **asks}).status_code == 400
+        assert client.post("/generate", json=body).status_code == 200
+    assert (before.status_code, before.headers["access-control-allow-origin"]) == (200, mine)
+    assert "x-api-key" in before.headers["access-control-allow-headers"]
+    assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (200, mine)
+    assert "x-request-id" in answer.headers["access-control-expose-headers"]
+    assert (refused.status_code, "access-control-allow-origin" in refused.headers) == (403, False)
+
+
+@pytest.mark.parametrize("origin", ["*", "chat.lan", "https://chat.lan/", "https://CHAT.lan", "null"])
+def test_what_is_no_origin_is_refused_at_the_start(origin):
+    with pytest.raises(sgl.ParameterError, match="is not an origin"):
+        ServerSettings(allowed_origin=(origin,))
+
+
 # ---------------------------------------------------------------------------------------------------- names
 
 
@@ -103,9 +127,13 @@ def test_a_name_with_a_port_is_no_name():
         ServerSettings(allowed_host=("box.lan:80",))
 
 
-def test_a_gateway_that_checks_no_names_is_given_none():
-    with pytest.raises(sgl.SglError, match="allowed_host: a gateway"):
-        Gateway(ServerSettings(allowed_host=("box.lan",)), ReplicaSettings(replicas=1, gateway="auto"), "127.0.0.1", 1)
+@pytest.mark.parametrize(
+    "setting", [{"allowed_host": ("box.lan",)}, {"allowed_origin": ("https://chat.lan",)}, {"grpc_port": 0}]
+)
+def test_a_gateway_refuses_what_it_does_not_check_or_share(setting):
+    (name,) = setting
+    with pytest.raises(sgl.SglError, match=f"{name}: "):
+        Gateway(ServerSettings(**setting), ReplicaSettings(replicas=1, gateway="auto"), "127.0.0.1", 1)
 
 
 # --------------------------------------------------------------------------------------------- administrators
@@ -221,3 +249,29 @@ def test_what_has_no_key_is_refused_and_no_error_shows_one(monkeypatch, tmp_path
     monkeypatch.setenv("SGLANG_LITE_API_KEY", "")
     with pytest.raises(sgl.ParameterError, match="api_key: the variable SGLANG_LITE_API_KEY has no key"):
         read()
+
+
+# --------------------------------------------------------------------------------------------- a key's own prefixes
+
+
+@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize(("path", "body"), [
+    ("/generate", {"text": "a text of its own", "sampling_params": {"max_new_tokens": 1}}),
+    ("/v1/completions", {"model": "", "prompt": "a text of its own", "max_tokens": 1}),
+    ("/program", {"version": 1, "prompt": "a text of its own", "program": {"nodes": [
+        {"kind": "Gen", "name": "a", "params": {"max_tokens": 1}}]}}),
+])  # fmt: skip
+def test_a_key_reuses_its_own_prefixes_and_with_a_salt_no_others(engine, path, body, apart):
+    def cached(key):
+        answer = client.post(path, json=body, headers={"x-api-key": key})
+        return max(map(int, re.findall(r'"cached_tokens":(\d+)', answer.text)), default=0)
+
+    settings = dict(api_key=("one", "two"), cache_salt_by_key=apart)
+    with serving(engine, **settings) as url, httpx2.Client(base_url=url, timeout=60) as client:
+        engine.flush_cache()
+        assert [cached(key) > 0 for key in ("one", "one", "two", "two")] == [False, True, not apart, True]
+
+
+def test_a_salt_by_key_needs_keys():
+    with pytest.raises(sgl.ParameterError, match="there are no keys"):
+        ServerSettings(cache_salt_by_key=True)

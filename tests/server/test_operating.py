@@ -121,3 +121,24 @@ def test_an_exception_in_the_log_is_one_line_of_json():
     assert "\n" not in line
     assert "two lines" in json.loads(line)["exception"]
     assert json.loads(line)["message"] == "failed: x"
+
+
+def test_the_level_of_the_log_changes_while_the_server_runs(engine, monkeypatch):
+    root = logging.getLogger()
+    monkeypatch.setattr(root, "level", root.level)  # and back
+    with serving(engine, api_key=("key",), admin_api_key="admin") as url, httpx2.Client(base_url=url) as client:
+        body = {"log_level": "debug"}
+        assert client.post("/configure_logging", json=body, headers={"x-api-key": "key"}).status_code == 401
+        answer = client.post("/configure_logging", json=body, headers={"x-api-key": "admin"})
+        assert (answer.json(), root.level) == (body, logging.DEBUG)
+        wrong = client.post("/configure_logging", json={"log_level": "loud"}, headers={"x-api-key": "admin"})
+        assert (wrong.status_code, root.level) == (400, logging.DEBUG)
+        root.setLevel(logging.WARNING)
+
+
+def test_help_tells_the_defaults(capsys):
+    with pytest.raises(SystemExit):
+        main(["serve", "--help"])
+    told = " ".join(capsys.readouterr().out.split())
+    assert "port to listen on; 0 takes a free one. Default: 30000." in told
+    assert "Default: None" not in told

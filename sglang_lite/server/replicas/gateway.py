@@ -62,10 +62,13 @@ class Gateway:
     """
 
     def __init__(self, settings: ServerSettings, replicas: ReplicaSettings, host: str, port: int) -> None:
-        if settings.allowed_host:
-            raise ParameterError(
-                "allowed_host", "a gateway doesn't check names.", hint="Set --api-key, or serve without replicas."
-            )
+        for name, problem in (
+            ("allowed_host", "a gateway doesn't check names."),
+            ("allowed_origin", "a gateway doesn't check pages."),
+            ("grpc_port", "the servers behind a gateway would all have this port."),
+        ):
+            if getattr(settings, name) not in ((), None):
+                raise ParameterError(name, problem, hint="Leave it out, or serve without replicas.")
         self.package = package_of(replicas.gateway)
         if len(settings.api_key) > 1:
             raise ParameterError(
