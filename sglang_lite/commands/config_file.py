@@ -34,7 +34,7 @@ class ConfigFile(argparse.Action):
         for name, value in given.items():
             found = _parsed(parser, name, value)
             for dest, each in vars(found).items():
-                if each is None:
+                if each is None or each == parser.get_default(dest):  # which no flag has set: the command itself
                     continue
                 if dest in told:
                     parser.error(f"--config: {name} and {told[dest]} are one setting. Give one of them")

@@ -182,11 +182,11 @@ def serve(
     warn_if_exposed(settings)
     host, port = listening.getsockname()[:2]
     with contextlib.ExitStack() as stack:
+        stack.enter_context(contextlib.closing(listening))
         tracer = None
         if settings.enable_trace:
             tracer = stack.enter_context(exported(settings.otlp_traces_endpoint, f"{host}:{port}"))
         engine = stack.enter_context(Engine(**server_args.engine_settings(engine_settings)))
-        stack.enter_context(contextlib.closing(listening))
         token = secrets.token_urlsafe(16) if settings.has_playground else ""
         server = HttpServer(application(engine, settings, token, tracer), settings)
         with contextlib.suppress(SglError):  # the first conversation reports the error

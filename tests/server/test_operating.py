@@ -76,6 +76,12 @@ def test_a_missing_file_is_told_by_the_command(capsys):
     assert "--config: /none.yaml can't be read" in capsys.readouterr().err
 
 
+def test_the_command_reads_a_file_of_several_flags(tmp_path, capsys):
+    (tmp_path / "server.yaml").write_text("model_path: /none/there\nport: 0\nlog_level: error\n")
+    assert main(["serve", "--config", str(tmp_path / "server.yaml")]) == 1
+    assert "/none/there" in capsys.readouterr().err
+
+
 def test_https(engine):
     with serving(engine, ssl_certfile=PEM, ssl_keyfile=KEY) as url:
         address = url.replace("http:", "https:")
