@@ -15,6 +15,7 @@ import torch
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 SMALL = {
     "attacks.py": ["--seconds", "0.2", "--attacks", "idle"],
+    "adapters.py": ["--help"],  # it writes an adapter of the default model
     "adjusted_rows.py": ["--shape", "small", "--rows", "2", "--prompt", "4", "--new", "2", "--repeat", "1"],
     "calibration.py": ["--texts", "1"],
     "closing.py": ["--generations", "20", "--schemas", "16"],

@@ -57,6 +57,42 @@ class StepLayer(ctypes.Structure):
         return cls(*matrices, *(None if norm is None else norm.data_ptr() for norm in norms), window or 0, table, scale)
 
 
+PRODUCTS = ("qkv", "output", "gate_up", "down")  # that adapters may change
+
+
+class AdapterDelta(ctypes.Structure):
+    """C structure of an adapter's part in a product: A [parts, rank, inputs] and B [rank, outputs], contiguous, in the
+    data type of activations; all zero if it has none."""
+
+    _fields_ = [("a", _POINTER), ("b", _POINTER), ("rank", _LONG)]
+
+
+class _Adapters(ctypes.Structure):
+    _fields_ = [
+        ("deltas", ctypes.POINTER(AdapterDelta)),
+        *((name, _POINTER) for name in ("tokens", "starts")),
+        *((name, _INT) for name in ("count", "rank")),
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class StepAdapters:
+    """LoRA adapters of a step's tokens.
+
+    Attributes:
+        deltas: for each layer and each of PRODUCTS the adapters' parts. The owner must keep the memory that they point
+            to alive.
+        tokens: int32, tokens of the first adapter, then those of the second, and so on; those without one are left out.
+        starts: int32 [adapters + 1], first of each adapter's tokens in `tokens`, and the end.
+        rank: the largest rank.
+    """
+
+    deltas: ctypes.Array[AdapterDelta]
+    tokens: torch.Tensor
+    starts: torch.Tensor
+    rank: int
+
+
 class _Step(ctypes.Structure):
     _fields_ = [
         ("layers", ctypes.POINTER(StepLayer)),
@@ -65,6 +101,7 @@ class _Step(ctypes.Structure):
         *((name, _POINTER * 2) for name in ("store_at", "reads", "firsts")),
         ("slots", _LONG * 2),
         *((name, _POINTER) for name in ("lengths", "x", "last_norm", "out")),
+        ("adapters", ctypes.POINTER(_Adapters)),
         *((name, _INT) for name in ("count", "tokens", "hidden", "queries", "kv", "size", "gates", "longest")),
         ("eps", _FLOAT),
     ]
@@ -123,6 +160,7 @@ class ThreadedSmallBatchOps:
         store_at: Sequence[torch.Tensor],
         reads: Sequence[ReadSlots],
         cache: KVCache,
+        adapters: StepAdapters | None = None,
     ) -> torch.Tensor:
         """Returns the hidden states [T, hidden_size] after the last norm.
 
@@ -133,17 +171,24 @@ class ThreadedSmallBatchOps:
             store_at: int64 [T], token slot of each token, in layers without a window and in those with one.
             reads: token slots that each token reads, likewise.
             cache: KV cache (written).
+            adapters: adapters of the tokens, or None if none has one.
         """
         out = torch.empty_like(x)
         kv, _, size = cache.k[0].shape
         kinds = cache.windowed
         slots = [cache.k[kinds.index(kind) if kind in kinds else 0].shape[1] for kind in (False, True)]
+        lora = None
+        if adapters is not None:
+            lora = ctypes.pointer(_Adapters(
+                adapters.deltas, adapters.tokens.data_ptr(), adapters.starts.data_ptr(), len(adapters.starts) - 1,
+                adapters.rank,
+            ))  # fmt: skip
         step = _Step(
             model.layers, _addresses(cache.k), _addresses(cache.v), _addresses([cos for cos, _ in ropes]),
             _addresses([sin for _, sin in ropes]), (_INT * len(ropes))(*(cos.shape[-1] for cos, _ in ropes)),
             _both(store_at), _both([each.addresses for each in reads]), _both([each.firsts for each in reads]),
             (_LONG * 2)(*slots), reads[0].lengths.data_ptr(), x.data_ptr(), model.norm.data_ptr(), out.data_ptr(),
-            len(model.layers), *x.shape, model.heads, kv, size, model.gates, reads[0].longest, model.eps,
+            lora, len(model.layers), *x.shape, model.heads, kv, size, model.gates, reads[0].longest, model.eps,
         )  # fmt: skip
         self._step(step, torch.get_num_threads())
         return out

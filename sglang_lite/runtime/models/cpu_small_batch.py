@@ -70,8 +70,6 @@ class SmallBatchStep:
         tokens = len(plan.store_at)
         if plan.both_ways:
             return False
-        if plan.lora is not None:
-            return tokens <= self._max_tokens and not plan.groups
         if tokens > self._max_in_one_call or not plan.groups:
             return tokens <= max(self._max_tokens, self._max_in_one_call) and not plan.groups
         repeated = sum((len(group.rows) - 1) * group.length for group in plan.groups)
@@ -90,9 +88,10 @@ class SmallBatchStep:
         """
         ops, every, added = self._ops, ReadSlots.of(plan), None
         windowed = every if plan.windowed is None else ReadSlots.of(plan.windowed)
-        if self._threaded and self._in_one_call and len(x) <= self._max_in_one_call and plan.lora is None:
+        if self._threaded and self._in_one_call and len(x) <= self._max_in_one_call:
             store_at = plan.store_at, plan.in_layer(1).store_at
-            return self._threaded.run(self._in_one_call, x, ropes, store_at, (every, windowed), cache)
+            adapters = None if plan.lora is None else plan.lora.compiled
+            return self._threaded.run(self._in_one_call, x, ropes, store_at, (every, windowed), cache, adapters)
         tokens = int(every.lengths.sum())
         for i, layer in enumerate(self._layers):
             mlp, spec = layer.feed_forward, layer.spec.attention

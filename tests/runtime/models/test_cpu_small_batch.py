@@ -1,7 +1,9 @@
 """Few tokens on a CPU have the hidden states of torch's operators, whichever way they are computed."""
 
 import shutil
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -10,10 +12,12 @@ from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.kernels.attention_metadata import AttentionPlan, ExtendGroup, ExtendRow
 from sglang_lite.runtime.kernels.block_product import is_supported
 from sglang_lite.runtime.kernels.cpu_small_batch import SmallBatchOps
-from sglang_lite.runtime.kernels.cpu_small_batch_step import ThreadedSmallBatchOps
+from sglang_lite.runtime.kernels.cpu_small_batch_step import PRODUCTS, ThreadedSmallBatchOps
 from sglang_lite.runtime.loading.load_model import load_model
 from sglang_lite.runtime.models import cpu_small_batch, decoder
 from sglang_lite.runtime.models.layers import linear, linear_builder
+from sglang_lite.runtime.models.lora.adapter import Adapter, ProductDelta, product_shapes
+from sglang_lite.runtime.models.lora.cpu_step import AdapterSet, CpuLoraStep
 from sglang_lite.runtime.models.weights.blocks import Blocks
 from tests.runtime.models.tiny import VOCAB, randomise, save
 from tests.runtime.models.zoo import tiny
@@ -46,8 +50,9 @@ def steps(monkeypatch):
     return sizes
 
 
-def hidden(folder, dtype, slots, **settings):
-    """Of eight tokens in one step, and of four in one each."""
+def hidden(folder, dtype, slots, adapters=(), **settings):
+    """Of eight tokens in one step, and of four in one each; token i has the adapter i % (adapters + 1), the last of which
+    is none."""
     model = load_model(EngineConfig(str(folder), device="cpu", dtype=dtype, **settings), folder, iter).model
     cache = model.allocate_cache(SLOTS)
     ids = torch.arange(12) * 7 % VOCAB
@@ -57,8 +62,28 @@ def hidden(folder, dtype, slots, **settings):
             read_at = slice(slots.start, slots.start + end) if isinstance(slots, slice) else slots[:end]
             store_at = torch.arange(SLOTS)[slots][start:end]
             plan = AttentionPlan(store_at, (), (ExtendRow(0, end - start, read_at),))
+            if adapters:
+                of_token = np.arange(start, end) % (len(adapters) + 1)
+                made = AdapterSet([random_adapter(model, *each) for each in adapters])
+                plan = replace(plan, lora=CpuLoraStep(made, np.where(of_token < len(adapters), of_token, -1)))
             found.append(model.forward(ids[start:end], torch.arange(start, end), plan, cache).float())
     return torch.cat(found)
+
+
+def random_adapter(model, rank, *products):
+    """An adapter of these products, all with the same numbers for the same arguments."""
+    torch.manual_seed(rank)
+    layers = []
+    for layer in product_shapes(model.spec):
+        deltas = {}
+        for name, shape in layer.items():
+            a = torch.randn(len(shape.outputs), rank, shape.inputs) / shape.inputs**0.5
+            b = torch.randn(rank, sum(shape.outputs)) / rank**0.5
+            if name in products:
+                a, b = (each.to(model.precision.compute) for each in (a, b))
+                deltas[name] = ProductDelta(a, b, shape.outputs)
+        layers.append(deltas)
+    return Adapter(str(rank), rank, rank, tuple(layers), "")
 
 
 @pytest.mark.sampled(2)
@@ -175,6 +200,27 @@ def test_with_blocks_all_layers_are_one_call(folders_of_blocks, blocks, calls, m
     monkeypatch.setattr(decoder, "small_batch_step", lambda *_: None)
     expected = hidden(folders_of_blocks[kind], dtype, slots)
     assert (found - expected).norm() <= limit * expected.norm()
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.skipif(not is_supported(), reason="products with blocks need AVX2")
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize(("dtype", "limit"), [("float32", 1e-3), ("bfloat16", 4e-2)])
+@pytest.mark.parametrize("kind", IN_BLOCKS)
+def test_so_they_are_with_adapters(folders_of_blocks, blocks, calls, monkeypatch, kind, dtype, limit, threads):
+    adapters = (8, "qkv", "down"), (24, *PRODUCTS), (16, "output", "gate_up")
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        found = hidden(folders_of_blocks[kind], dtype, slice(0, SLOTS), adapters)
+    finally:
+        torch.set_num_threads(before)
+    assert calls == [8, 1, 1, 1, 1]
+    monkeypatch.setattr(decoder, "small_batch_step", lambda *_: None)
+    expected = hidden(folders_of_blocks[kind], dtype, slice(0, SLOTS), adapters)
+    assert (found - expected).norm() <= limit * expected.norm()
+    without = hidden(folders_of_blocks[kind], dtype, slice(0, SLOTS))
+    assert (expected - without).norm() > 5 * limit * expected.norm()
 
 
 def branches(folder):

@@ -1,14 +1,18 @@
-"""Adapters of a step on a CPU: two products over all of them, of which a token keeps its own adapter's numbers."""
+"""Adapters of a step on a CPU: in a compiled step of few tokens the products of each adapter's own, else two products
+over all of them, of which a token keeps its own adapter's numbers."""
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from sglang_lite.runtime.kernels.cpu_small_batch_step import PRODUCTS, AdapterDelta, StepAdapters
 from sglang_lite.runtime.models.lora.adapter import Adapter, ProductDelta
 
 _KEPT = 4  # sets of adapters that are kept side by side
@@ -27,26 +31,70 @@ class JoinedDelta:
     b: tuple[torch.Tensor, ...]
 
 
-@dataclass(frozen=True, slots=True)
+class AdapterSet:
+    """Adapters that run together, in the forms that steps take, each of which is made when a step first needs it.
+
+    Args:
+        adapters: the adapters.
+    """
+
+    def __init__(self, adapters: Sequence[Adapter]) -> None:
+        self.adapters = adapters
+
+    @cached_property
+    def layers(self) -> tuple[Mapping[str, JoinedDelta], ...]:
+        """Parts of the adapters side by side, in each layer and by product."""
+        return joined(self.adapters)
+
+    @cached_property
+    def deltas(self) -> ctypes.Array[AdapterDelta]:
+        """Parts of the adapters as `StepAdapters` has them."""
+        found = [
+            AdapterDelta() if (delta := layer.get(product)) is None
+            else AdapterDelta(delta.a.data_ptr(), delta.b.data_ptr(), adapter.rank)
+            for layers in zip(*(adapter.layers for adapter in self.adapters))
+            for product in PRODUCTS
+            for adapter, layer in zip(self.adapters, layers)
+        ]  # fmt: skip
+        return (AdapterDelta * len(found))(*found)
+
+
+@dataclass(frozen=True)
 class CpuLoraStep:
     """Adapters of a step's tokens.
 
     Attributes:
-        layers: adapters of the step in each layer, by product.
-        kept: for each number of parts, [T, parts * ranks], 1 for the ranks of a token's own adapter and 0 for others.
+        adapters: the adapters of the step.
+        of_token: index of each token's adapter among them, -1 if it has none.
     """
 
-    layers: tuple[Mapping[str, JoinedDelta], ...]
-    kept: Mapping[int, torch.Tensor]
+    adapters: AdapterSet
+    of_token: NDArray[np.int64]
 
     def layer(self, index: int) -> LayerAdapters:
         """The step's adapters in one layer."""
-        return LayerAdapters(self.layers[index], self.kept)
+        return LayerAdapters(self.adapters.layers[index], self.kept)
+
+    @cached_property
+    def kept(self) -> Mapping[int, torch.Tensor]:
+        """For each number of parts, [T, parts * ranks], 1 for the ranks of a token's own adapter and 0 for others."""
+        ranks = [adapter.rank for adapter in self.adapters.adapters]
+        dtype = next(delta.a.dtype for layer in self.adapters.adapters[0].layers for delta in layer.values())
+        own = torch.from_numpy(self.of_token[:, None] == np.repeat(np.arange(len(ranks)), ranks)).to(dtype)
+        return {parts: own.repeat(1, parts) for parts in (1, 2, 3)}
+
+    @property
+    def compiled(self) -> StepAdapters:
+        """The adapters as a compiled step takes them."""
+        order = np.argsort(self.of_token, kind="stable").astype(np.int32)
+        starts = np.searchsorted(self.of_token[order], np.arange(len(self.adapters.adapters) + 1)).astype(np.int32)
+        rank = max(adapter.rank for adapter in self.adapters.adapters)
+        return StepAdapters(self.adapters.deltas, torch.from_numpy(order), torch.from_numpy(starts), rank)
 
 
 @dataclass(frozen=True, slots=True)
 class LayerAdapters:
-    """Adapters of a step's tokens in one layer; attributes as of CpuLoraStep."""
+    """Adapters of a step's tokens in one layer: those of AdapterSet, and `kept` of CpuLoraStep."""
 
     products: Mapping[str, JoinedDelta]
     kept: Mapping[int, torch.Tensor]
@@ -102,8 +150,7 @@ class CpuAdapters:
     def __init__(self, slots: int, sequences: int) -> None:
         self._adapters: list[Adapter | None] = [None] * slots
         self._of_slot: NDArray[np.int32] = np.full(sequences, -1, dtype=np.int32)
-        # By generations: adapters of the last steps, side by side.
-        self._joined: dict[tuple[int, ...], tuple[Mapping[str, JoinedDelta], ...]] = {}
+        self._sets: dict[tuple[int, ...], AdapterSet] = {}  # adapters of the last steps, by generations
 
     def pack(self, adapter: Adapter) -> Adapter:
         """Returns the adapter as it is."""
@@ -130,11 +177,10 @@ class CpuAdapters:
         if not adapters:
             return None
         generations = tuple(adapter.generation for adapter in adapters)
-        if generations not in self._joined:
-            while len(self._joined) >= _KEPT:
-                del self._joined[next(iter(self._joined))]
-            self._joined[generations] = joined(adapters)
-        ranks = np.array([adapter.rank for adapter in adapters])
-        dtype = next(delta.a.dtype for layer in adapters[0].layers for delta in layer.values())
-        own = torch.from_numpy(of_token[:, None] == np.repeat(np.array(numbers), ranks)).to(dtype)
-        return CpuLoraStep(self._joined[generations], {parts: own.repeat(1, parts) for parts in (1, 2, 3)})
+        if generations not in self._sets:
+            while len(self._sets) >= _KEPT:
+                del self._sets[next(iter(self._sets))]
+            self._sets[generations] = AdapterSet(adapters)
+        return CpuLoraStep(
+            self._sets[generations], np.where(of_token < 0, -1, np.searchsorted(np.array(numbers), of_token))
+        )
