@@ -15,7 +15,7 @@ SHOWN := | awk '/^ *Downloading .*MB\)/{print "  fetching " $$2; fflush()} /^Ins
 WORKERS ?= 2
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
-.PHONY: demo test docs fast changed check unit coverage test-long test-gpu test-ranks format clean
+.PHONY: demo test docs fast changed check unit coverage test-clients test-long test-gpu test-ranks format clean
 
 demo: $(VENV)/.core
 	@$(BIN)/python examples/quickstart.py
@@ -51,6 +51,14 @@ unit: $(VENV)/.dev $(VENV)/.model
 # Of the language, by its own tests: measuring takes as long as they do, so `make test` does not.
 coverage: $(VENV)/.dev $(VENV)/.model
 	$(PYTEST) tests/lang tests/test_protocol.py tests/test_wire.py --cov=sglang_lite.errors --cov=sglang_lite.wire --cov=sglang_lite.protocol --cov=sglang_lite.lang --cov-report=term:skip-covered --cov-fail-under=90
+
+# With the libraries that sglang_lite.integrations runs engines for, in an environment of their own: their plugins of
+# pytest would change other tests.
+CLIENTS := build/clients
+test-clients: $(VENV)/.model
+	$(PYTHON) -m venv $(CLIENTS)
+	$(CLIENTS)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[clients]'
+	$(CLIENTS)/bin/python -m pytest -o asyncio_mode=auto -o asyncio_default_fixture_loop_scope=function tests/integrations
 
 # What is random or repeated, many times more: hours.
 LONG := ADAPTERS=2000 CASES=all ENGINES=100 EXAMPLES=500 FUZZ=10000 HOSTILE_FILES=10000 KILLS=50 LEAVING=500 MASKBENCH=full OPENAPI=300 ORACLE=5000 PROGRAMS=3000 QUOTES=2000 RANDOM_GRAMMARS=1000 RANDOM_SCHEMAS=1000 RAY_ROWS=500 READINGS=5000 REQUESTS=500 RERUNS=2000 RUNS=100 SAMPLES=2000 SLEEPS=1500 SOAK=20000 STREAMS=200 TYPE_SAMPLES=60 WIRE_FUZZ=10000 WIRE_RECORDS=1000

@@ -305,11 +305,9 @@ class SchemaTool:
     def __init__(
         self, name: str, description: str, schema: Mapping[str, Json], call: Callable[[dict[str, Json]], UserValue]
     ) -> None:
-        own = {key: value for key, value in schema.items() if key != "$schema"}
+        own = closed({key: value for key, value in schema.items() if key != "$schema"})
         if own.get("type", "object") != "object":
             raise ParameterError("tools", f"{name}: its schema is not that of an object.")
-        if own.keys().isdisjoint(_ALLOW_MORE) and {*own.get("required", ())} <= {*own.get("properties", ())}:
-            own["additionalProperties"] = False
         self.__name__, self.__doc__ = name, description
         self.schema: Mapping[str, Json] = {"$id": f"tool:{name}", **own, "type": "object"}
         self._call = call
@@ -343,6 +341,13 @@ class SchemaTool:
         properties, required = self.schema.get("properties", {}), self.schema.get("required", [])
         shown = [f"{name}{'' if name in required else '?'}: {_type(each)}" for name, each in properties.items()]
         return f"({', '.join(shown)})"
+
+
+def closed(schema: Mapping[str, Json]) -> dict[str, Json]:
+    """Schema of a tool's arguments without members that it does not name, unless it says which are allowed."""
+    if schema.keys().isdisjoint(_ALLOW_MORE) and {*schema.get("required", ())} <= {*schema.get("properties", ())}:
+        return {**schema, "additionalProperties": False}
+    return dict(schema)
 
 
 def _type(schema: Json) -> str:

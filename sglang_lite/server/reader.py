@@ -118,6 +118,17 @@ class RequestReader:
         self._template, self.settings = template, settings
         self._all_special, self.tokenises, self.images = all_special, tokenises, images
 
+    @classmethod
+    def of(cls, engine: Engine, settings: ServerSettings) -> RequestReader:
+        """Reader of requests in the process of an engine's handle, where prompts are tokenised when they are
+        submitted."""
+        return cls(
+            engine.tokenizer, engine.core.encoder, engine.chat_template, settings, engine.model_name,
+            engine.context_length, engine.vocab_size, engine.core.capacity.longest,
+            all_special=engine.config.special_tokens_in_roles, tokenises=False,
+            images=engine.core.builder.images if engine.reads_images else None,
+        )  # fmt: skip
+
     @cached_property
     def chat_format(self) -> ChatFormat:
         """Format of the model's conversations. Raises TemplateError if the chat template is invalid."""

@@ -137,13 +137,7 @@ class Service:
     @cached_property
     def reader(self) -> RequestReader:
         """Reader of requests in this process."""
-        engine = self.engine
-        return RequestReader(
-            engine.tokenizer, engine.core.encoder, engine.chat_template, self.settings, engine.model_name,
-            engine.context_length, engine.vocab_size, engine.core.capacity.longest,
-            all_special=engine.config.special_tokens_in_roles, tokenises=False,
-            images=engine.core.builder.images if engine.reads_images else None,
-        )  # fmt: skip
+        return RequestReader.of(self.engine, self.settings)
 
     async def tokens(self, text: str) -> int:
         """Number of tokens of a text."""

@@ -5,16 +5,18 @@ from __future__ import annotations
 
 import asyncio
 import re
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
-from starlette.requests import Request
 
 from sglang_lite.protocol import ParameterError, WireError
 from sglang_lite.protocol.anything import Json
 from sglang_lite.server.errors import SlowRequestError, TooLargeError
 from sglang_lite.wire.limits import Limits
 from sglang_lite.wire.scan import scan_json
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
 
 T = TypeVar("T")
 _PLACE = re.compile(r" - at `(?:key in )?\$\.?(.*?)`$")

@@ -5,21 +5,15 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from starlette.responses import Response
 
 from sglang_lite.protocol import Delta, Generation, ParameterError, SglError, TokenLogprob, Usage
-from sglang_lite.protocol.anything import Json
 from sglang_lite.random_ids import random_id
-from sglang_lite.runtime.core.submission import GenerateRequest
 from sglang_lite.server.async_engine import with_first_event
-from sglang_lite.server.conversation.images import RequestImages
 from sglang_lite.server.conversation.sample_reader import (
-    CallDelta,
-    PartialToolCall,
-    SampleDelta,
     SampleReader,
     entries_of,
     logprobs_of,
@@ -27,37 +21,21 @@ from sglang_lite.server.conversation.sample_reader import (
 from sglang_lite.server.endpoint import HttpRequest, Route, answer, read, with_priorities
 from sglang_lite.server.errors import content_of
 from sglang_lite.server.http.sse import DONE, EventStream, event
-from sglang_lite.server.openai.chat_request import CHAT, ChatRequest, ChatStreamOptions, CustomTool, conversation_of
-from sglang_lite.server.parameters import sampling, streams
+from sglang_lite.server.openai.chat_answer import delta_of, message_of, usage_of
+from sglang_lite.server.openai.chat_request import CHAT, ChatStreamOptions, RenderedChat, render_chat
+from sglang_lite.server.parameters import streams
 from sglang_lite.server.reader import RequestReader
 from sglang_lite.server.service import Service
-from sglang_lite.text.chat_format import RenderedConversation
-
-_NAMES = {"max_completion_tokens": "max_tokens"}
 
 
 @dataclass(frozen=True, slots=True)
-class _ParsedChat:
-    """Request, parsed and rendered.
+class _Answered:
+    """Request, rendered, and the facts that all parts of its answer have."""
 
-    Attributes:
-        rendered: rendered conversation of the request.
-        forced_custom_tool: name of the custom tool whose input is the whole text, or None.
-        custom_tools: names of all custom tools.
-    """
-
-    body: ChatRequest
-    rendered: RenderedConversation
+    chat: RenderedChat
     id: str
     created: int
     model: str
-    forced_custom_tool: str | None
-    custom_tools: frozenset[str]
-
-    def sample(self) -> SampleReader:
-        """New reader for a sample."""
-        separate, stream_reasoning = self.body.separate_reasoning is not False, self.body.stream_reasoning is not False
-        return SampleReader(self.rendered, self.custom_tools, self.forced_custom_tool, separate, stream_reasoning)
 
     def head(self, kind: str) -> dict[str, Any]:
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
@@ -65,27 +43,15 @@ class _ParsedChat:
 
 async def complete(service: Service, call: HttpRequest) -> Response:
     """Handler of POST /v1/chat/completions."""
-    body, rendered, custom, custom_tools = await read(service, call, _read)
+    chat = await read(service, call, _read)
+    body = chat.body
     service.adapter_of(body.model)  # refused here
     streams.check_options(body)
     if body.stream_options is not None and body.stream_options.continuous_usage_stats:
         raise ParameterError("stream_options.continuous_usage_stats", "is not supported.", hint="Use include_usage.")
-    if not body.logprobs and body.top_logprobs:
-        raise ParameterError("top_logprobs", "needs logprobs: true.")
-    params = sampling.read(
-        body, _NAMES, max_tokens=service.engine.context_length, return_logprob=bool(body.logprobs),
-        top_logprobs_num=body.top_logprobs or 0, return_text_in_logprobs=bool(body.logprobs),
-        return_prompt_token_ids=body.asks_for_ids,
-    )  # fmt: skip
-    request = GenerateRequest(
-        rendered.prompt, params, rendered.constraint, stream=bool(body.stream), namespace=body.cache_salt or "",
-        priority=body.priority or 0, rid=body.rid,
-        routed_dp_rank=body.replica,
-    )  # fmt: skip
+    request = chat.request(service.engine.context_length)
     [request] = with_priorities(service, call, [service.adapted(body.model, request)])
-    parsed = _ParsedChat(
-        body, rendered, f"chatcmpl-{random_id()}", int(time.time()), service.name_of(body.model), custom, custom_tools
-    )
+    parsed = _Answered(chat, f"chatcmpl-{random_id()}", int(time.time()), service.name_of(body.model))
     if body.stream:
         events = await with_first_event(service.async_engine.generate(request))
         return EventStream(_stream(service, parsed, events), events)
@@ -99,68 +65,28 @@ async def complete(service: Service, call: HttpRequest) -> Response:
     return answer({**parsed.head("chat.completion"), **prompt, "choices": choices, "usage": usage})
 
 
-def _read(
-    reader: RequestReader, call: HttpRequest
-) -> tuple[ChatRequest, RenderedConversation, str | None, frozenset[str]]:
-    """Request without messages and tools, rendered conversation, the custom tool that is forced (or None), and the
-    names of all custom tools."""
-    body = call.read(CHAT)
-    images = RequestImages(accepted=reader.images is not None)
-    conversation, custom = conversation_of(body, call.unused, images)
-    custom_tools = frozenset(tool.custom.name for tool in body.tools or () if isinstance(tool, CustomTool))
-    body.messages, body.tools = [], None
-    return body, reader.render(conversation, call.unused), custom, custom_tools
+def _read(reader: RequestReader, call: HttpRequest) -> RenderedChat:
+    return render_chat(reader, call.read(CHAT), call.unused)
 
 
-def _choice_of(service: Service, parsed: _ParsedChat, generation: Generation) -> dict[str, Any]:
-    sample = parsed.sample()
+def _choice_of(service: Service, parsed: _Answered, generation: Generation) -> dict[str, Any]:
+    sample = parsed.chat.sample()
     new = sample.read(generation)
-    message: dict[str, Any] = {"role": "assistant", "content": new.content}
-    if new.reasoning:
-        message["reasoning_content"] = new.reasoning
-    if sample.calls:
-        message["content"] = message["content"] or None
-        message["tool_calls"] = [_as_call(call) for call in sample.calls]
+    message = message_of(new.content, new.reasoning, sample.calls)
     return {
         "index": generation.index,
         "message": {**message, "refusal": None},
-        "logprobs": _logprobs(service, logprobs_of(generation)) if parsed.body.logprobs else None,
+        "logprobs": _logprobs(service, logprobs_of(generation)) if parsed.chat.body.logprobs else None,
         "finish_reason": sample.finish(generation),
         "matched_stop": generation.matched,
     }
 
 
-def _as_call(call: PartialToolCall) -> dict[str, Any]:
-    """Call in the form of the protocol, as far as it has arrived."""
-    if call.custom:
-        return {"id": call.id, "type": "custom", "custom": {"name": call.name, "input": call.arguments}}
-    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-
-
-def _delta(new: SampleDelta) -> dict[str, Any]:
-    """Delta with new new of a sample."""
-    delta: dict[str, Any] = {}
-    if new.reasoning:
-        delta["reasoning_content"] = new.reasoning
-    if new.content:
-        delta["content"] = new.content
-    if new.calls:
-        delta["tool_calls"] = [_call_delta(part) for part in new.calls]
-    return delta
-
-
-def _call_delta(part: CallDelta) -> dict[str, Any]:
-    call, new = part.call, part.arguments
-    if part.begins:
-        return {"index": call.index, **_as_call(replace(call, arguments=new))}
-    return {"index": call.index, **({"custom": {"input": new}} if call.custom else {"function": {"arguments": new}})}
-
-
 async def _stream(
-    service: Service, parsed: _ParsedChat, events: AsyncGenerator[list[Delta | Generation], None]
+    service: Service, parsed: _Answered, events: AsyncGenerator[list[Delta | Generation], None]
 ) -> AsyncGenerator[bytes, None]:
     """Yields the chunks of a stream."""
-    body, head = parsed.body, parsed.head("chat.completion.chunk")
+    body, head = parsed.chat.body, parsed.head("chat.completion.chunk")
     options = body.stream_options or ChatStreamOptions()
     if options.include_usage:
         head["usage"] = None
@@ -178,10 +104,10 @@ async def _stream(
                 parts: list[bytes] = []
                 for each in batch:
                     if each.index not in samples:
-                        samples[each.index] = parsed.sample()
+                        samples[each.index] = parsed.chat.sample()
                         parts.append(chunk(each.index, {"role": "assistant", "content": ""}))
                     sample = samples[each.index]
-                    new = _delta(sample.read(each))
+                    new = delta_of(sample.read(each))
                     if isinstance(each, Delta):
                         logprobs = _logprobs(service, each.logprobs) if body.logprobs else None
                         if new or (logprobs and logprobs["content"]):
@@ -200,18 +126,6 @@ async def _stream(
     except SglError as error:
         end = event(content_of(error, "openai"))
     yield end + DONE
-
-
-def usage_of(usages: Sequence[Usage], reasoning: int) -> dict[str, Json]:
-    """Token counts of an answer, whose samples share their prompt."""
-    prompt, completion = usages[0].prompt_tokens, sum(usage.completion_tokens for usage in usages)
-    return {
-        "prompt_tokens": prompt,
-        "completion_tokens": completion,
-        "total_tokens": prompt + completion,
-        "prompt_tokens_details": {"cached_tokens": usages[0].cached_tokens, **usages[0].image_counts},
-        "completion_tokens_details": {"reasoning_tokens": reasoning},
-    }
 
 
 def _logprobs(service: Service, entries: Sequence[TokenLogprob]) -> dict[str, Any]:

@@ -1,15 +1,19 @@
-"""Requests of OpenAI's chat completions: converts messages, tools and formats to a conversation."""
+"""Requests of OpenAI's chat completions: converts messages, tools and formats to a conversation, and that to a request
+of the engine. A server reads them from bodies; `sglang_lite.integrations` makes them of other libraries' calls."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 import msgspec
 
 from sglang_lite.protocol import ParameterError
 from sglang_lite.protocol.anything import Json
+from sglang_lite.runtime.core.submission import GenerateRequest
 from sglang_lite.server.conversation.images import Part, RequestImages, joined, unread_part
+from sglang_lite.server.conversation.sample_reader import SampleReader
 from sglang_lite.server.conversation.tools import (
     INPUT,
     GrammarText,
@@ -21,8 +25,10 @@ from sglang_lite.server.conversation.tools import (
 )
 from sglang_lite.server.fields import CHAT_NEUTRAL, CHAT_REFUSED, Fields
 from sglang_lite.server.http.body import convert
+from sglang_lite.server.parameters import sampling
 from sglang_lite.server.parameters.completion_fields import CompletionFields, StreamOptions
-from sglang_lite.text.chat_format import Conversation, Tool
+from sglang_lite.server.reader import RequestReader
+from sglang_lite.text.chat_format import Conversation, RenderedConversation, Tool
 
 
 class _Part(msgspec.Struct, kw_only=True, tag_field="type", forbid_unknown_fields=True):
@@ -186,6 +192,61 @@ class ChatRequest(CompletionFields, kw_only=True):
 
 Choice: TypeAlias = Literal["auto", "required", "named", "shown", "none"]
 CHAT = Fields(ChatRequest, CHAT_NEUTRAL, CHAT_REFUSED)
+_NAMES = {"max_completion_tokens": "max_tokens"}
+
+
+@dataclass(frozen=True, slots=True)
+class RenderedChat:
+    """Request of a chat, with its messages and tools as a prompt.
+
+    Attributes:
+        body: the request without its messages and tools.
+        rendered: its conversation.
+        forced_custom_tool: name of the custom tool whose input is the whole text, or None.
+        custom_tools: names of all custom tools.
+    """
+
+    body: ChatRequest
+    rendered: RenderedConversation
+    forced_custom_tool: str | None
+    custom_tools: frozenset[str]
+
+    def request(self, context_length: int) -> GenerateRequest:
+        """Request of an engine, whose answer has at most `context_length` tokens unless this one says otherwise.
+
+        Raises:
+            ParameterError: a parameter isn't supported, or needs another one.
+        """
+        body = self.body
+        if not body.logprobs and body.top_logprobs:
+            raise ParameterError("top_logprobs", "needs logprobs: true.")
+        params = sampling.read(
+            body, _NAMES, max_tokens=context_length, return_logprob=bool(body.logprobs),
+            top_logprobs_num=body.top_logprobs or 0, return_text_in_logprobs=bool(body.logprobs),
+            return_prompt_token_ids=body.asks_for_ids,
+        )  # fmt: skip
+        return GenerateRequest(
+            self.rendered.prompt, params, self.rendered.constraint, stream=bool(body.stream),
+            namespace=body.cache_salt or "", priority=body.priority or 0, rid=body.rid, routed_dp_rank=body.replica,
+        )  # fmt: skip
+
+    def sample(self) -> SampleReader:
+        """New reader for a sample."""
+        separate, stream_reasoning = self.body.separate_reasoning is not False, self.body.stream_reasoning is not False
+        return SampleReader(self.rendered, self.custom_tools, self.forced_custom_tool, separate, stream_reasoning)
+
+
+def render_chat(reader: RequestReader, body: ChatRequest, unused: list[str]) -> RenderedChat:
+    """Request with its conversation rendered. Appends the names of fields without effect to `unused`.
+
+    Raises:
+        SglError: as `conversation_of` and `ChatFormat.render`.
+    """
+    images = RequestImages(accepted=reader.images is not None)
+    conversation, custom = conversation_of(body, unused, images)
+    custom_tools = frozenset(tool.custom.name for tool in body.tools or () if isinstance(tool, CustomTool))
+    body.messages, body.tools = [], None
+    return RenderedChat(body, reader.render(conversation, unused), custom, custom_tools)
 
 
 # ------------------------------------------------------------------------------------------------------ conversion

@@ -1,0 +1,185 @@
+"""Conversations with an engine of this process, in the fields of OpenAI's chat completions: the form that other
+libraries know, read by the code that reads it for a server."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+import warnings
+from collections.abc import AsyncGenerator, Awaitable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Literal, TypeAlias, TypeVar
+
+from sglang_lite.engine.engine import Engine
+from sglang_lite.lang.concurrency.loop import executor, running_mailbox
+from sglang_lite.lang.tools import closed
+from sglang_lite.protocol import Delta, Generation, ParameterError, RequestTimeoutError, SglError, Usage
+from sglang_lite.protocol.anything import Json
+from sglang_lite.runtime.core.submission import GenerateRequest
+from sglang_lite.server.conversation.sample_reader import (
+    PartialToolCall,
+    SampleDelta,
+    SampleReader,
+    entries_of,
+    logprobs_of,
+)
+from sglang_lite.server.openai.chat_answer import message_of, usage_of
+from sglang_lite.server.openai.chat_request import CHAT, FunctionTool, RenderedChat, render_chat
+from sglang_lite.server.reader import RequestReader
+from sglang_lite.server.settings import ServerSettings
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class ChatAnswer:
+    """Answer to a conversation, which ends a stream.
+
+    Attributes:
+        text: text of the answer, without reasoning and calls.
+        reasoning: reasoning that the model wrote before; "" for none.
+        calls: calls of tools, with arguments as JSON.
+        finish: why the answer ends.
+        usage: numbers of tokens, and times.
+        reasoning_tokens: number of tokens of the reasoning.
+        logprobs: log-probabilities of the answer's tokens in OpenAI's form, if the request asks for them.
+    """
+
+    text: str
+    reasoning: str
+    calls: Sequence[PartialToolCall]
+    finish: Literal["stop", "length", "abort", "tool_calls"]
+    usage: Usage
+    reasoning_tokens: int
+    logprobs: Sequence[Json] | None
+
+    def as_completion(self, model: str) -> dict[str, Json]:
+        """Answer as a chat completion of OpenAI's."""
+        message = message_of(self.text, self.reasoning, self.calls)
+        logprobs = None if self.logprobs is None else {"content": self.logprobs}
+        choice = {"index": 0, "message": message, "finish_reason": self.finish, "logprobs": logprobs}
+        usage = usage_of([self.usage], self.reasoning_tokens)
+        return {"object": "chat.completion", "model": model, "choices": [choice], "usage": usage}
+
+
+ChatEvent: TypeAlias = SampleDelta | ChatAnswer
+
+
+class EngineChat:
+    """Conversations with an engine.
+
+    Methods take the fields of a chat completion (docs/server.md: `messages`, `tools`, `response_format` …) and
+    `timeout`, the seconds after which the answer is given up. Arguments of tools that their schemas don't name are
+    refused, unless a schema says which more are allowed. `answer` and `stream` wait in the
+    thread that calls them; their forms with `_async` belong to the event loop that calls them. All raise
+
+    - ParameterError for a field that is unknown, not supported or invalid, and CapabilityError for what the model can't
+      read; fields and names that the model's chat template does not show are told in a UserWarning;
+    - RequestTimeoutError after the timeout;
+    - what `Engine.submit` raises, but that requests wait for room instead of OverloadedError.
+
+    Args:
+        engine: the engine, which stays open.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine, self._reader = engine, RequestReader.of(engine, ServerSettings())
+
+    def answer(self, **fields: Json) -> ChatAnswer:
+        """Answer to a conversation."""
+        self.engine.core.gate.check_wait("chat")
+        return _on_executor(self.answer_async(**fields))
+
+    async def answer_async(self, **fields: Json) -> ChatAnswer:
+        """Answer to a conversation."""
+        async with contextlib.aclosing(self.stream_async(**fields, stream=False)) as events:
+            async for event in events:
+                if isinstance(event, ChatAnswer):
+                    return event
+        raise AssertionError("a stream ends with its answer")
+
+    def stream(self, **fields: Json) -> Iterator[ChatEvent]:
+        """Yields an answer's parts as they arrive, then the answer. Closing the iterator aborts the request."""
+        self.engine.core.gate.check_wait("chat")
+        events = self.stream_async(**fields)
+        try:
+            while (event := _on_executor(anext(events, None))) is not None:
+                yield event
+        finally:
+            _on_executor(events.aclose())
+
+    async def stream_async(
+        self, *, timeout: float | None = None, stream: bool = True, **fields: Json
+    ) -> AsyncGenerator[ChatEvent, None]:
+        """Yields an answer's parts as they arrive (unless `stream` is False), then the answer."""
+        chat = self._rendered({**fields, "stream": stream})
+        request, sample = replace(chat.request(self.engine.context_length), timeout=timeout), chat.sample()
+        text = ""
+        async with contextlib.aclosing(_events(self.engine, request, timeout)) as events:
+            async for event in events:
+                new = sample.read(event)
+                text += new.content
+                if stream and new:
+                    yield new
+                if isinstance(event, Generation):
+                    yield self._answer(chat, sample, text, event)
+
+    def _answer(self, chat: RenderedChat, sample: SampleReader, text: str, generation: Generation) -> ChatAnswer:
+        tokenizer = self.engine.tokenizer
+        logprobs = entries_of(tokenizer.token_bytes, logprobs_of(generation)) if chat.body.logprobs else None
+        reasoning = len(tokenizer.encode(sample.reasoning, first=False))
+        finish = sample.finish(generation)
+        return ChatAnswer(text, sample.reasoning, sample.calls, finish, generation.usage, reasoning, logprobs)
+
+    def _rendered(self, fields: dict[str, Json]) -> RenderedChat:
+        unused: list[str] = []
+        body = CHAT.read(fields)
+        for tool in body.tools or ():
+            if isinstance(tool, FunctionTool) and tool.function.parameters is not None:
+                tool.function.parameters = closed(tool.function.parameters)
+        chat = render_chat(self._reader, body, unused)
+        if chat.body.n not in (None, 1):
+            raise ParameterError("n", f"{chat.body.n} is not 1.", hint="Ask several times: equal prompts are shared.")
+        if unused:
+            warnings.warn(f"the model's chat template doesn't show {', '.join(unused)}.", stacklevel=4)
+        return chat
+
+
+def _on_executor(asked: Awaitable[T]) -> T:
+    """Result of what is awaited on the executor loop."""
+
+    async def wait() -> T:
+        return await asked
+
+    running = asyncio.run_coroutine_threadsafe(wait(), executor().loop)
+    try:
+        return running.result()
+    except BaseException:
+        running.cancel()
+        raise
+
+
+async def _events(
+    engine: Engine, request: GenerateRequest, timeout: float | None
+) -> AsyncGenerator[Delta | Generation, None]:
+    """Yields the events of a request, which waits for room in the engine."""
+    deadline = None if timeout is None else time.monotonic() + timeout
+    mailbox, events = running_mailbox(), asyncio.Queue[Delta | Generation | SglError]()
+    sink = partial(mailbox.enqueue, events.put_nowait)
+    ticket = await engine.submit_when_room(partial(engine.core.submit, request, sink, mailbox.wake), 1)
+    try:
+        while True:
+            left = None if deadline is None else deadline - time.monotonic()
+            try:
+                event = await asyncio.wait_for(events.get(), left)
+            except TimeoutError:
+                raise RequestTimeoutError(f"the answer took more than {timeout:g} seconds.") from None
+            if isinstance(event, SglError):
+                raise event
+            yield event
+            if isinstance(event, Generation):
+                return
+    finally:
+        ticket.abort()

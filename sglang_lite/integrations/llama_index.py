@@ -1,0 +1,198 @@
+"""LlamaIndex: an LLM that calls functions. Needs the package llama-index-core."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+
+from llama_index.core.base.llms.generic_utils import (
+    achat_to_completion_decorator,
+    astream_chat_to_completion_decorator,
+    chat_to_completion_decorator,
+    stream_chat_to_completion_decorator,
+)
+from llama_index.core.base.llms.types import (
+    ChatMessage,
+    ChatResponse,
+    ChatResponseAsyncGen,
+    ChatResponseGen,
+    CompletionResponse,
+    CompletionResponseAsyncGen,
+    CompletionResponseGen,
+    ContentBlock,
+    ImageBlock,
+    LLMMetadata,
+    TextBlock,
+    ThinkingBlock,
+    ToolCallBlock,
+)
+from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
+from llama_index.core.llms.function_calling import FunctionCallingLLM
+from llama_index.core.llms.llm import ToolSelection
+from llama_index.core.tools import BaseTool
+from pydantic import ConfigDict, Field
+
+from sglang_lite.engine.engine import Engine
+from sglang_lite.integrations.chat import ChatAnswer, ChatEvent, EngineChat
+from sglang_lite.protocol import CapabilityError
+from sglang_lite.protocol.anything import Json
+
+
+class SglangLite(FunctionCallingLLM):
+    """LLM of LlamaIndex that an engine of this process runs. Tool calls and structured predictions fit their schemas.
+
+    Args:
+        engine: the engine, which stays open.
+        max_tokens: most tokens of an answer; None for all that fit.
+        fields: further fields of each chat completion, such as `temperature`; docs/server.md lists them. A call's own
+            keywords take precedence.
+    """
+
+    model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid", ignored_types=(cached_property,))
+    engine: Engine = Field(exclude=True, repr=False)
+    max_tokens: int | None = None
+    fields: dict[str, Json] = Field(default_factory=dict)
+
+    @classmethod
+    def class_name(cls) -> str:
+        return "SglangLite"
+
+    @cached_property
+    def asked(self) -> EngineChat:
+        """Conversations with the engine."""
+        return EngineChat(self.engine)
+
+    @property
+    def metadata(self) -> LLMMetadata:
+        return LLMMetadata(
+            context_window=self.engine.context_length, num_output=self.max_tokens or -1, is_chat_model=True,
+            is_function_calling_model=True, model_name=self.engine.model_name,
+        )  # fmt: skip
+
+    def _fields(self, messages: Sequence[ChatMessage], given: dict[str, Json]) -> dict[str, Json]:
+        written = [_message(message) for message in messages]
+        return {"max_tokens": self.max_tokens, **self.fields, **given, "messages": written}
+
+    @llm_chat_callback()
+    def chat(self, messages: Sequence[ChatMessage], **kwargs: Json) -> ChatResponse:
+        return _response(self.asked.answer(**self._fields(messages, kwargs)))
+
+    @llm_chat_callback()
+    async def achat(self, messages: Sequence[ChatMessage], **kwargs: Json) -> ChatResponse:
+        return _response(await self.asked.answer_async(**self._fields(messages, kwargs)))
+
+    @llm_chat_callback()
+    def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Json) -> ChatResponseGen:
+        def responses() -> ChatResponseGen:
+            text = ""
+            for event in self.asked.stream(**self._fields(messages, kwargs)):
+                text += "" if isinstance(event, ChatAnswer) else event.content
+                yield _partial(event, text)
+
+        return responses()
+
+    @llm_chat_callback()
+    async def astream_chat(self, messages: Sequence[ChatMessage], **kwargs: Json) -> ChatResponseAsyncGen:
+        async def responses() -> ChatResponseAsyncGen:
+            text = ""
+            async for event in self.asked.stream_async(**self._fields(messages, kwargs)):
+                text += "" if isinstance(event, ChatAnswer) else event.content
+                yield _partial(event, text)
+
+        return responses()
+
+    @llm_completion_callback()
+    def complete(self, prompt: str, formatted: bool = False, **kwargs: Json) -> CompletionResponse:
+        found: CompletionResponse = chat_to_completion_decorator(self.chat)(prompt, **kwargs)
+        return found
+
+    @llm_completion_callback()
+    async def acomplete(self, prompt: str, formatted: bool = False, **kwargs: Json) -> CompletionResponse:
+        found: CompletionResponse = await achat_to_completion_decorator(self.achat)(prompt, **kwargs)
+        return found
+
+    @llm_completion_callback()
+    def stream_complete(self, prompt: str, formatted: bool = False, **kwargs: Json) -> CompletionResponseGen:
+        return stream_chat_to_completion_decorator(self.stream_chat)(prompt, **kwargs)
+
+    @llm_completion_callback()
+    async def astream_complete(
+        self, prompt: str, formatted: bool = False, **kwargs: Json
+    ) -> CompletionResponseAsyncGen:
+        return await astream_chat_to_completion_decorator(self.astream_chat)(prompt, **kwargs)
+
+    # ------------------------------------------------------------------------------------------------- tools
+
+    def _prepare_chat_with_tools(
+        self, tools: Sequence[BaseTool], user_msg: str | ChatMessage | None = None,
+        chat_history: list[ChatMessage] | None = None, verbose: bool = False, allow_parallel_tool_calls: bool = False,
+        tool_required: bool = False, tool_choice: str | dict[str, Json] | None = None, **kwargs: Json,
+    ) -> dict[str, Json]:  # fmt: skip
+        asked = [] if user_msg is None else [ChatMessage(user_msg) if isinstance(user_msg, str) else user_msg]
+        return {
+            "messages": [*(chat_history or ()), *asked],
+            "tools": [tool.metadata.to_openai_tool(skip_length_check=True) for tool in tools] or None,
+            "tool_choice": tool_choice or ("required" if tool_required else None),
+            "parallel_tool_calls": allow_parallel_tool_calls,
+            **kwargs,
+        }
+
+    def get_tool_calls_from_response(
+        self, response: ChatResponse, error_on_no_tool_call: bool = True, **kwargs: Json
+    ) -> list[ToolSelection]:
+        calls = [block for block in response.message.blocks if isinstance(block, ToolCallBlock)]
+        if not calls and error_on_no_tool_call:
+            raise ValueError(f"the model called no tool: {response.message.content!r:.200}")
+        return [
+            ToolSelection(tool_id=c.tool_call_id or "", tool_name=c.tool_name, tool_kwargs=c.tool_kwargs) for c in calls
+        ]
+
+
+def _message(message: ChatMessage) -> dict[str, Json]:
+    """Message of a chat completion."""
+    calls = [block for block in message.blocks if isinstance(block, ToolCallBlock)]
+    written: dict[str, Json] = {"role": message.role.value, "content": [*_parts(message)]}
+    if all(part["type"] == "text" for part in written["content"]):
+        written["content"] = "\n".join(part["text"] for part in written["content"])
+    if calls:
+        written["tool_calls"] = [
+            {"id": call.tool_call_id, "type": "function", "function": {
+                "name": call.tool_name, "arguments": call.tool_kwargs}} for call in calls
+        ]  # fmt: skip
+    if "tool_call_id" in message.additional_kwargs:
+        written["tool_call_id"] = message.additional_kwargs["tool_call_id"]
+    return written
+
+
+def _parts(message: ChatMessage) -> Iterator[dict[str, Json]]:
+    for block in message.blocks:
+        if isinstance(block, TextBlock):
+            yield {"type": "text", "text": block.text}
+        elif isinstance(block, ImageBlock):
+            data = block.resolve_image(as_base64=True).read().decode()
+            url = f"data:{block.image_mimetype or 'image/png'};base64,{data}"
+            yield {"type": "image_url", "image_url": {"url": url}}
+        elif not isinstance(block, ToolCallBlock | ThinkingBlock):  # earlier reasoning is not shown again
+            raise CapabilityError(f"a message's {block.block_type} can't be read.", hint="Send texts and images.")
+
+
+def _response(answer: ChatAnswer) -> ChatResponse:
+    thought: list[ContentBlock] = [ThinkingBlock(content=answer.reasoning)] if answer.reasoning else []
+    blocks: list[ContentBlock] = [*thought, TextBlock(text=answer.text)]
+    for call in answer.calls:
+        whole = answer.finish == "tool_calls"
+        kwargs = json.loads(call.arguments) if whole else call.arguments
+        blocks.append(ToolCallBlock(tool_call_id=call.id, tool_name=call.name, tool_kwargs=kwargs))
+    completion = answer.as_completion("")
+    return ChatResponse(
+        message=ChatMessage(role="assistant", blocks=blocks), raw=completion, additional_kwargs=completion["usage"]
+    )
+
+
+def _partial(event: ChatEvent, text: str) -> ChatResponse:
+    """Response of a stream: all text so far, and what is new; the last one has the calls."""
+    if isinstance(event, ChatAnswer):
+        return _response(event).model_copy(update={"delta": ""})
+    new = {"thinking_delta": event.reasoning} if event.reasoning else {}
+    return ChatResponse(message=ChatMessage(role="assistant", content=text), delta=event.content, additional_kwargs=new)

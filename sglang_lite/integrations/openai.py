@@ -1,0 +1,103 @@
+"""Client of the package openai whose requests an engine of this process answers: no server, no port. For libraries that
+take such a client. Needs the package openai."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import Any
+
+import httpx2
+from openai import AsyncOpenAI
+
+from sglang_lite.engine.engine import Engine
+from sglang_lite.integrations.chat import ChatAnswer, ChatEvent, EngineChat
+from sglang_lite.protocol import SglError
+from sglang_lite.protocol.anything import Json
+from sglang_lite.random_ids import random_id
+from sglang_lite.server.errors import NotFoundError, content_of, status_of
+from sglang_lite.server.openai.chat_answer import delta_of
+
+BASE_URL = "http://engine/v1"  # nothing is sent there
+
+
+def async_client(engine: Engine) -> AsyncOpenAI:
+    """Client whose chat completions the engine answers. Other calls raise openai.NotFoundError; faults in a request
+    raise what they would with a server.
+
+    Args:
+        engine: the engine, which stays open.
+    """
+    transport = EngineTransport(engine)
+    client = httpx2.AsyncClient(transport=transport)
+    return AsyncOpenAI(base_url=BASE_URL, api_key="none is sent", http_client=client, max_retries=0)
+
+
+class EngineTransport(httpx2.AsyncBaseTransport):
+    """Transport of httpx2 that answers chat completions.
+
+    Args:
+        engine: the engine, which stays open.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._chat = EngineChat(engine)
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        try:
+            if request.url.path != "/v1/chat/completions":
+                raise NotFoundError(f"{request.url.path} is not a route of an engine.", hint="Serve the model.")
+            fields = json.loads(await request.aread())
+            model, timeout = fields.pop("model", ""), request.extensions.get("timeout", {}).get("read")
+            asks_for_usage = (fields.pop("stream_options", None) or {}).get("include_usage")
+            if not fields.pop("stream", False):
+                answer = await self._chat.answer_async(**fields, timeout=timeout)
+                head = {"id": f"chatcmpl-{random_id()}", "created": int(time.time())}
+                return httpx2.Response(200, json={**head, **answer.as_completion(model)})
+            events = self._chat.stream_async(**fields, timeout=timeout)
+            first = await anext(events)  # or the error of an invalid request
+            stream = _Chunks(first, events, model, usage=bool(asks_for_usage))
+            return httpx2.Response(200, headers={"content-type": "text/event-stream"}, stream=stream)
+        except SglError as error:
+            return httpx2.Response(status_of(error).status, json=content_of(error, "openai"))
+
+
+class _Chunks(httpx2.AsyncByteStream):
+    """Stream of a chat completion, as server-sent events."""
+
+    def __init__(self, first: ChatEvent, events: AsyncGenerator[ChatEvent, None], model: str, *, usage: bool) -> None:
+        self._first, self._events, self._usage = first, events, usage
+        self._head = {"id": f"chatcmpl-{random_id()}", "object": "chat.completion.chunk",
+                      "created": int(time.time()), "model": model}  # fmt: skip
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        try:
+            for each in self._chunks(self._first):
+                yield _event(each)
+            async for event in self._events:
+                for each in self._chunks(event):
+                    yield _event(each)
+        except SglError as error:
+            yield _event(content_of(error, "openai"))
+        yield b"data: [DONE]\n\n"
+
+    async def aclose(self) -> None:
+        with contextlib.suppress(RuntimeError):  # it is read right now, and ends with its reader
+            await self._events.aclose()
+
+    def _chunks(self, event: ChatEvent) -> list[dict[str, Any]]:  # JSON
+        if not isinstance(event, ChatAnswer):
+            return [self._chunk(delta_of(event))]
+        chunks = [self._chunk({}, event.finish)]
+        if self._usage:
+            chunks.append({**self._head, "choices": [], "usage": event.as_completion("")["usage"]})
+        return chunks
+
+    def _chunk(self, delta: dict[str, Json], finish: str | None = None) -> dict[str, Any]:
+        return {**self._head, "choices": [{"index": 0, "delta": delta, "finish_reason": finish}]}
+
+
+def _event(data: dict[str, Json]) -> bytes:
+    return f"data: {json.dumps(data)}\n\n".encode()

@@ -1,0 +1,37 @@
+"""Pydantic AI: a model. Needs the package pydantic-ai-slim[openai], whose reader and writer of chat completions it
+uses."""
+
+from __future__ import annotations
+
+from pydantic_ai.models.openai import OpenAIChatModel
+from pydantic_ai.profiles.openai import OpenAIModelProfile
+from pydantic_ai.providers.openai import OpenAIProvider
+from pydantic_ai.settings import ModelSettings
+
+from sglang_lite.engine.engine import Engine
+from sglang_lite.integrations.openai import async_client
+
+# Output types become constraints, also beside tools.
+_PROFILE = OpenAIModelProfile(
+    supports_json_schema_output=True,
+    supports_json_object_output=True,
+    default_structured_output_mode="native",
+    openai_supports_strict_tool_definition=True,
+)
+
+
+class SglangLiteModel(OpenAIChatModel):
+    """Model of Pydantic AI that an engine of this process runs.
+
+    Args:
+        engine: the engine, which stays open.
+        settings: settings of calls that the agent sets none for.
+    """
+
+    def __init__(self, engine: Engine, *, settings: ModelSettings | None = None) -> None:
+        provider = OpenAIProvider(openai_client=async_client(engine))
+        super().__init__(engine.model_name, provider=provider, profile=_PROFILE, settings=settings)
+
+    @property
+    def system(self) -> str:
+        return "sglang_lite"

@@ -1,0 +1,59 @@
+"""Answers of OpenAI's chat completions as JSON: messages, deltas of streams, usage."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from sglang_lite.protocol import Usage
+from sglang_lite.protocol.anything import Json
+from sglang_lite.server.conversation.sample_reader import CallDelta, PartialToolCall, SampleDelta
+
+
+def message_of(text: str, reasoning: str, calls: Sequence[PartialToolCall]) -> dict[str, Json]:
+    """Message of the assistant."""
+    message: dict[str, Json] = {"role": "assistant", "content": text}
+    if reasoning:
+        message["reasoning_content"] = reasoning
+    if calls:
+        message["content"] = text or None
+        message["tool_calls"] = [_as_call(call) for call in calls]
+    return {**message, "refusal": None}
+
+
+def _as_call(call: PartialToolCall) -> dict[str, Json]:
+    """Call in the form of the protocol, as far as it has arrived."""
+    if call.custom:
+        return {"id": call.id, "type": "custom", "custom": {"name": call.name, "input": call.arguments}}
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+
+
+def delta_of(new: SampleDelta) -> dict[str, Json]:
+    """News of a sample, as the delta of a chunk."""
+    delta: dict[str, Json] = {}
+    if new.reasoning:
+        delta["reasoning_content"] = new.reasoning
+    if new.content:
+        delta["content"] = new.content
+    if new.calls:
+        delta["tool_calls"] = [_call_delta(part) for part in new.calls]
+    return delta
+
+
+def _call_delta(part: CallDelta) -> dict[str, Json]:
+    call, new = part.call, part.arguments
+    if part.begins:
+        return {"index": call.index, **_as_call(replace(call, arguments=new))}
+    return {"index": call.index, **({"custom": {"input": new}} if call.custom else {"function": {"arguments": new}})}
+
+
+def usage_of(usages: Sequence[Usage], reasoning: int) -> dict[str, Json]:
+    """Token counts of an answer, whose samples share their prompt."""
+    prompt, completion = usages[0].prompt_tokens, sum(usage.completion_tokens for usage in usages)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": usages[0].cached_tokens, **usages[0].image_counts},
+        "completion_tokens_details": {"reasoning_tokens": reasoning},
+    }

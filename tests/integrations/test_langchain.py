@@ -1,0 +1,86 @@
+"""LangChain's own standard tests, and what they leave out."""
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("langchain_tests", reason="langchain-tests is not installed: `make test-clients` installs it")
+
+from langchain_core.messages import AIMessageChunk
+from langchain_tests.integration_tests import ChatModelIntegrationTests
+from langchain_tests.unit_tests import ChatModelUnitTests
+
+import sglang_lite as sgl
+from sglang_lite.integrations.langchain import ChatSglangLite, runnable
+
+ENGINE: Any = None  # set by the fixture: the suites' properties take no fixtures
+pytestmark = pytest.mark.filterwarnings("default")  # LangChain's own
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _engine(request, engine):
+    request.module.ENGINE = engine
+
+
+class _Given:
+    """What both suites need. An engine has no key, and nothing that a second attempt would change."""
+
+    chat_model_class = ChatSglangLite
+    model_override_value = None
+    supports_model_override = False
+
+    @property
+    def chat_model_params(self):
+        one_call = {"parallel_tool_calls": False}  # which a model of this size would repeat
+        return {"engine": ENGINE, "max_tokens": 100, "temperature": 0, "fields": one_call}
+
+    @property
+    def standard_chat_model_params(self):
+        return {}
+
+
+class TestUnit(_Given, ChatModelUnitTests):
+    @property
+    def chat_model_params(self):
+        return {"engine": ENGINE}
+
+
+class TestIntegration(_Given, ChatModelIntegrationTests):
+    supports_json_mode = True
+    has_structured_output = True
+
+    @pytest.mark.xfail(reason="a model of 135M parameters answers without the tool, which nothing forces it to call")
+    def test_agent_loop(self, model):
+        super().test_agent_loop(model)
+
+
+def test_calls_are_streamed_with_their_names(engine):
+    def add(a: int, b: int) -> int:
+        """Adds two numbers."""
+        return a + b
+
+    model = ChatSglangLite(engine=engine, temperature=0, max_tokens=60, fields={"parallel_tool_calls": False})
+    whole = sum(model.bind_tools([add], tool_choice="add").stream("Add 3 and 4."), start=AIMessageChunk(""))
+    assert [(call["name"], call["args"]) for call in whole.tool_calls] == [("add", {"a": 3, "b": 4})]
+
+
+def test_unknown_fields_are_refused(engine):
+    model = ChatSglangLite(engine=engine)
+    with pytest.raises(sgl.ParameterError, match="temprature"):
+        model.invoke("Hello", temprature=0)
+    with pytest.raises(ValueError, match="max_retries"):
+        ChatSglangLite(engine=engine, max_retries=2)
+
+
+def test_a_program_is_a_runnable(engine):
+    @sgl.function
+    def capital(s, country):
+        s += f"The capital of {country} is" + sgl.gen("city", max_tokens=1, temperature=0)
+        return s["city"].strip()
+
+    sgl.set_default_backend(engine)
+    try:
+        chain = runnable(capital) | str.upper
+        assert chain.batch([{"country": "France"}, {"country": "Italy"}]) == ["PARIS", "ROME"]
+    finally:
+        sgl.set_default_backend(None)
