@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Set
 from typing import TYPE_CHECKING, NoReturn, ParamSpec, TypeVar
 
 from sglang_lite.errors import shown
@@ -160,8 +160,9 @@ def nearest_name(unknown: str, known: Collection[str]) -> str:
 
 def name_meant(unknown: str, known: Collection[str]) -> str:
     """Hint with the parameter that an unknown argument name probably means, or else with the known names."""
+    listed = sorted(known) if isinstance(known, Set) else [*known]
     return nearest_name(unknown, known) or (
-        f"Its parameters: {', '.join([*known][:_LISTED])}{', …' if len(known) > _LISTED else '.'}"
+        f"Its parameters: {', '.join(listed[:_LISTED])}{', …' if len(known) > _LISTED else '.'}"
     )
 
 

@@ -9,12 +9,14 @@ from sglang_lite.protocol.anything import UserValue
 from sglang_lite.protocol.sampling import check_known
 
 
-def check_whole(name: str, value: UserValue, least: int | None = None, where: Location | None = None) -> None:
+def check_whole(
+    name: str, value: UserValue, least: int | None = None, where: Location | None = None, hint: str = ""
+) -> None:
     """Raises ParameterError if a value is not a whole number, or is less than `least`; TraceError if it is a symbol."""
     check_known(name, value)
     if isinstance(value, bool) or not isinstance(value, int) or (least is not None and value < least):
         limit = "" if least is None else f" of at least {least}"
-        raise ParameterError(name, f"{value!r:.60} is not a whole number{limit}.", where=where)
+        raise ParameterError(name, f"{value!r:.60} is not a whole number{limit}.", where=where, hint=hint)
 
 
 def check_positive(name: str, value: UserValue, unit: str = "") -> None:

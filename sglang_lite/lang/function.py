@@ -94,7 +94,7 @@ class SglFunction(BaseProgram[R], Generic[P, R]):
         self._of_instances = parameters[0].name == "self"
         self.func = func
         if num_api_spec_tokens is not None:
-            check_whole("num_api_spec_tokens", num_api_spec_tokens, 1, user_location())
+            check_whole("num_api_spec_tokens", num_api_spec_tokens, 1, user_location(), hint="Give one, or None.")
         self.num_api_spec_tokens = num_api_spec_tokens
         self.api_drafts = ApiDrafts(num_api_spec_tokens)
         self.bind_arguments = dict(bind_arguments or {})

@@ -547,7 +547,8 @@ def _check_tiers(config: EngineConfig) -> None:
     if config.hicache_storage_backend is not None and config.enable_hierarchical_cache is not True:
         problem = "files are written from the host's memory."
         raise ParameterError("hicache_storage_backend", problem, hint="Add enable_hierarchical_cache=True.")
-    if (config.hicache_storage_backend is None) != (folder is None) or not isinstance(folder, str | None):
+    goes_with = folder is None if config.hicache_storage_backend is None else isinstance(folder, str) and folder != ""
+    if not goes_with:
         problem = f"{folder!r} does not go with hicache_storage_backend={config.hicache_storage_backend!r}."
         raise ParameterError(
             "hicache_storage_dir", problem, hint='Give a folder for "file", a URL for "fsspec", or neither.'

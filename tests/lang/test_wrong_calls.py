@@ -378,7 +378,7 @@ def test_a_flag_is_no_schema(given):
         sgl.gen("a", json_schema=given)
 
 
-@pytest.mark.parametrize("given", [False, {"type": "object"}])
+@pytest.mark.parametrize("given", [False, {"type": "object"}, "", " ", "\ud800"])
 def test_what_is_no_type_is_told_where_schemas_go(given):
     with pytest.raises(sgl.ConstraintError, match=r"is no type. Give a schema as json_schema=…, or a type"):
         sgl.gen("a", type=given)

@@ -55,7 +55,8 @@ def value_type(annotation: object) -> ValueType:
     Raises:
         ConstraintError: the type has no JSON schema.
     """
-    if isinstance(annotation, Mapping | bool):
+    unreadable = isinstance(annotation, str) and not (annotation.strip() and annotation.isprintable())
+    if unreadable or isinstance(annotation, Mapping | bool):
         hint = "Give a schema as json_schema=…, or a type: a pydantic model, int, list[str] …"
         raise ConstraintError(f"type: {annotation!r:.60} is no type.", hint=hint)
     today = datetime.date.today()

@@ -1,7 +1,7 @@
 """Parser of grammars in Lark's syntax. Every derivation counts; nothing is read greedily.
 
 Terminals match their regular expressions, which are in the project's one dialect (regex.py); names in upper case are
-terminals, which can't be recursive. `%ignore` allows its text after every terminal. Templates (templates.py) are
+terminals, which can't be recursive. `%ignore` allows its text after every terminal. Templates are
 expanded to a rule for each use, `%extend` adds an alternative to a rule, `%override` replaces it. Supported additions
 of llguidance: `{m,n}`, `&` and `~` between terminals, `%json {…}`, `%regex {…}` (substrings of a text), special tokens
 that grammars may use as text, and the attributes `lazy` and `suffix` (the shortest texts of a rule). Other attributes,

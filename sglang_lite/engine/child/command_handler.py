@@ -14,6 +14,7 @@ import socket
 import sys
 import threading
 import time
+import traceback
 from array import array
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
@@ -74,11 +75,6 @@ if TYPE_CHECKING:
     from sglang_lite.runtime.core.embedding_core import EmbeddingCore, EmbeddingLoop
     from sglang_lite.runtime.core.engine_core import EngineCore
     from sglang_lite.runtime.core.engine_program import EngineProgram
-    from sglang_lite.runtime.core.step_loop import StepLoop
-import traceback
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
     from sglang_lite.runtime.core.step_loop import StepLoop
 
 logger = logging.getLogger("sglang_lite")

@@ -179,8 +179,6 @@ class Run:
 
     def planner(self, backend: Backend) -> Planner | None:
         """Planner of the main branch's calls on a backend, or None if each node is asked for by itself."""
-        if type(backend).planner is Backend.planner:  # most plan nothing
-            return None
         drafts = None if self.called is None else self.called.program.api_drafts
         shares = self.settings.seed is None and not self.budgets
         return backend.planner(RunFacts.of(self.settings.params, drafts, shares=shares))

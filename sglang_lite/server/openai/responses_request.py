@@ -85,7 +85,7 @@ class TextConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     verbosity: Literal["low", "medium", "high"] | None = None
 
 
-class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class ResponseStreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     include_obfuscation: bool = False  # ignored: padding of events hides their sizes from eavesdroppers
 
 
@@ -107,7 +107,7 @@ class ResponsesRequest(sampling.OpenAiSampling, kw_only=True):
     max_output_tokens: int | None = None
     top_logprobs: int | None = None
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
+    stream_options: ResponseStreamOptions | None = None
     priority: int | None = None
     cache_salt: str | None = None
 

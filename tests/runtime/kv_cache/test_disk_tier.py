@@ -187,6 +187,7 @@ def test_the_least_recently_used_files_go_first(tmp_path):
     "wrong",
     [
         {"hicache_storage_dir": None},
+        {"hicache_storage_dir": ""},
         {"hicache_storage_backend": None},
         {"hicache_storage_backend": "nixl"},
         {"hicache_storage_max_gb": 0},
