@@ -50,6 +50,7 @@ from sglang_lite.protocol import (
 from sglang_lite.runtime.calls import (
     CompileGrammar,
     EngineCall,
+    NameWeights,
     R,
     ReceiveWeights,
     UpdateTensors,
@@ -249,12 +250,13 @@ class CoreClient:
         answer.add_done_callback(lambda _: file.unlink())
         return answer
 
-    def _update_tensors(self, call: UpdateTensors | ReceiveWeights) -> Future[str]:
-        def updated(version: str) -> str:
+    def _update_tensors(self, call: UpdateTensors | ReceiveWeights | NameWeights) -> Future[str]:
+        def named(version: str) -> str:
             self.config = replace(self.config, weight_version=version)
+            self._link.note_weights(self.config)
             return version
 
-        return then(self._link.ask(call), updated)
+        return then(self._link.ask(call), named)
 
     def _update_weights(self, call: UpdateWeights) -> Future[str]:
         path = call.path
@@ -278,6 +280,7 @@ class CoreClient:
         UpdateTensors: _update_tensors,
         ReceiveWeights: _update_tensors,
         WriteTensors: _write_tensors,
+        NameWeights: _update_tensors,
     }
 
     # --------------------------------------------------------------------------------- state of the engine

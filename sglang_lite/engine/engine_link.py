@@ -81,9 +81,13 @@ class EngineLink:
         ready = self._process.ready
         return ready.done() and ready.exception() is None
 
-    def note_weights(self, config: EngineConfig, path: Path) -> None:
-        """Notes settings and folder of the weights that are loaded now, for a process that replaces this one."""
-        self._config, self._path = config, path
+    def note_weights(self, config: EngineConfig, path: Path | None = None) -> None:
+        """Notes settings and folder of the weights that are loaded now, for a process that replaces this one.
+
+        Args:
+            path: the folder; None if it is the same.
+        """
+        self._config, self._path = config, path or self._path
 
     def close(self, patience_s: float | None = None) -> None:
         """Ends the process. In a forked copy, only closes the gate: the process belongs to the original.

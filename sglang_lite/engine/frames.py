@@ -117,6 +117,7 @@ Asked: TypeAlias = (
     | calls.LeaveGroup
     | calls.ReadWeights
     | calls.CheckWeights
+    | calls.NameWeights
     | calls.PauseGeneration
     | calls.ContinueGeneration
     | calls.ReleaseMemory

@@ -136,21 +136,23 @@ class ReplicaCalls:
 
         return self._updates.submit(update)
 
-    def _update_tensors(self, call: calls.UpdateTensors) -> Future[str]:
+    def _update_tensors(self, call: calls.UpdateTensors | calls.ReceiveWeights) -> Future[str]:
         def update() -> str:
-            version: str = self._all_or_none(call, self._go_back)
+            together = isinstance(call, calls.ReceiveWeights)
+            version: str = self._all_or_none(call, self._go_back, together=together)
             self._written = True
             return version
 
         return self._updates.submit(update)
 
-    def _receive(self, call: calls.ReceiveWeights) -> Future[str]:
-        def update() -> str:
-            version: str = self._all_or_none(call, self._go_back, together=True)
-            self._written = True
+    def _name_weights(self, call: calls.NameWeights) -> Future[str]:
+        def name() -> str:
+            before = self.there()[0].config.weight_version
+            version: str = self._all_or_none(call, lambda client: client.ask(calls.NameWeights(before)).result())
+            self._version = version
             return version
 
-        return self._updates.submit(update)
+        return self._updates.submit(name)
 
     def _join(self, call: calls.JoinGroup) -> Future[None]:
         """Joins with all replicas, whose ranks follow one another."""
@@ -211,7 +213,8 @@ class ReplicaCalls:
         calls.LoadLoraAdapter: _load_lora,
         calls.UpdateWeights: _update_weights,
         calls.UpdateTensors: _update_tensors,
-        calls.ReceiveWeights: _receive,
+        calls.ReceiveWeights: _update_tensors,
+        calls.NameWeights: _name_weights,
         calls.JoinGroup: _join,
         calls.LeaveGroup: _leave,
         calls.WriteTensors: _write_tensors,

@@ -85,6 +85,18 @@ def update_from_bytes(
         engine.answer(calls.UpdateTensors(file.name, flush_cache, weight_version))
 
 
+def update_weight_version(engine: Engine, new_version: str) -> None:
+    """Gives the weights another name, which all later results have; nothing else changes.
+
+    Prefixes that have left the device may be computed again, as pages in the host's memory and in files have the name.
+
+    Raises:
+        ParameterError: the name isn't a string.
+    """
+    check_kind("new_version", new_version, str)
+    engine.answer(calls.NameWeights(new_version))
+
+
 def init_update_group(
     engine: Engine,
     master_address: str,

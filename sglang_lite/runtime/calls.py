@@ -49,6 +49,12 @@ class WriteTensors(EngineCall[str], frozen=True, tag="update_weights_here"):
     version: str | None
 
 
+class NameWeights(EngineCall[str], frozen=True, tag="update_weight_version"):
+    """Gives the weights another name, which is the answer."""
+
+    version: str
+
+
 class JoinGroup(EngineCall[None], frozen=True, tag="init_weights_update_group"):
     """Answered when all processes of the group are there."""
 

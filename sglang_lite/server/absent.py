@@ -9,7 +9,6 @@ _FEATURES: dict[tuple[str, ...], tuple[str, str]] = {  # paths: the feature, and
         "/update_weights_from_ipc", "/begin_weight_update", "/end_weight_update",
         "/init_weights_send_group_for_remote_instance", "/send_weights_to_remote_instance",
         "/remote_instance_transfer_engine_info", "/get_remote_instance_transfer_engine_info",
-        "/update_weight_version",
     ): (
         "Weights that come so",
         "Use /update_weights_from_distributed, /update_weights_from_tensor or /update_weights_from_disk.",

@@ -36,6 +36,13 @@ class UpdateFromTensorRequest(msgspec.Struct, kw_only=True, forbid_unknown_field
     weight_version: str | None = None
 
 
+class NameWeightsRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Request to give the weights another name."""
+
+    new_version: str
+    abort_all_requests: bool = True
+
+
 class InitGroupRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Request to join a group in which weights are sent."""
 
@@ -93,6 +100,7 @@ class MemoryRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 MEMORY = Fields(MemoryRequest, {}, {})
 FROM_DISK = Fields(UpdateFromDiskRequest, {}, {})
 FROM_TENSOR = Fields(UpdateFromTensorRequest, {}, {})
+NAME = Fields(NameWeightsRequest, {}, {})
 INIT_GROUP = Fields(InitGroupRequest, {}, {})
 FROM_GROUP = Fields(UpdateFromGroupRequest, {}, {})
 DESTROY_GROUP = Fields(DestroyGroupRequest, {}, {})
@@ -129,6 +137,16 @@ async def update_from_tensor(service: Service, call: HttpRequest) -> Response:
         flush_cache=body.flush_cache, weight_version=body.weight_version,
     )  # fmt: skip
     return await _success(service, update, "The weights are replaced.")
+
+
+async def update_version(service: Service, call: HttpRequest) -> Response:
+    """Gives the weights another name. Aborts all requests first, unless it is told not to."""
+    body = await read_record(service, call, NAME)
+    if body.abort_all_requests:
+        service.async_engine.abort_all(None)
+    await service.call_engine(partial(weights.update_weight_version, service.engine, body.new_version))
+    message = f"The weights are named {body.new_version}."
+    return answer({"success": True, "message": message, "new_version": body.new_version})
 
 
 def _bytes_of(text: str) -> bytes:
@@ -252,6 +270,7 @@ ROUTES = (
     Route("/is_sleeping", is_sleeping, "Does it sleep?", ("GET",)),
     Route("/update_weights_from_disk", update_from_disk, "Replace the weights", fields=FROM_DISK, access="owner"),
     Route("/update_weights_from_tensor", update_from_tensor, "Replace weights", fields=FROM_TENSOR, access="owner"),
+    Route("/update_weight_version", update_version, "Name the weights", fields=NAME, access="owner"),
     Route("/init_weights_update_group", init_group, "Join a sender of weights", fields=INIT_GROUP, access="owner"),
     Route("/update_weights_from_distributed", update_from_group, "Receive weights", fields=FROM_GROUP, access="owner"),
     Route("/destroy_weights_update_group", destroy_group, "Leave it", fields=DESTROY_GROUP, access="owner"),

@@ -22,6 +22,7 @@ from sglang_lite.runtime.calls import (
     LeaveGroup,
     LoadLoraAdapter,
     Loras,
+    NameWeights,
     PauseGeneration,
     ReadWeights,
     ReceiveWeights,
@@ -167,6 +168,20 @@ def test_an_update_that_fails_at_one_is_taken_back_at_the_others(failure):
     ]
     replicas[1].answers[UpdateWeights] = "m"
     assert updates.ask(UpdateWeights("b", "w")).result() == "m"
+
+
+def test_a_name_that_one_could_not_take_is_taken_back_at_the_others():
+    replicas = [Replica({NameWeights: "w"}), Replica({NameWeights: ModelError("no"), UpdateWeights: "m"})]
+    names = calls_of(*replicas)
+    with pytest.raises(ModelError, match="no"):
+        names.ask(NameWeights("w")).result()
+    assert [replica.asked[1:] for replica in replicas] == [[NameWeights("v")], []]
+    replicas[1].answers[NameWeights] = "w"
+    assert names.ask(NameWeights("w")).result() == "w"
+    replicas[1].answers[UpdateWeights] = ModelError("no memory")
+    with pytest.raises(ModelError, match="no memory"):
+        names.ask(UpdateWeights("b", "x")).result()
+    assert replicas[0].asked[-1] == UpdateWeights("/first", "w")
 
 
 def test_tensors_that_one_could_not_take_end_those_that_have_them_for_good():

@@ -167,6 +167,8 @@ def test_calls_reach_both(two, own, folders):
     before = two.get_weights_by_name("model.norm.weight", 3)
     two.update_weights(folders[1], weight_version="second")
     assert (two.config.model, two.config.weight_version) == (folders[1], "second")
+    two.update_weight_version("third")
+    assert two.config.weight_version == two.get_model_info()["weight_version"] == "third"
     seconds = {tuple(two.generate("ab", {"max_new_tokens": 6, "temperature": 0}, routed_dp_rank=rank)["output_ids"])
                for rank in (0, 1)}  # fmt: skip
     assert len(seconds) == 1

@@ -16,7 +16,7 @@ from tests.server.conftest import serving
 ACTING = [("GET", "/flush_cache"), ("HEAD", "/flush_cache"), ("POST", "/flush_cache"), ("GET", "/start_profile"),
           ("GET", "/stop_profile"), ("GET", "/health_generate")]  # fmt: skip
 OWNERS = ["/start_profile", "/stop_profile", "/update_weights_from_disk", "/update_weights_from_tensor",
-          "/get_weights_by_name", "/weights_checker", "/pause_generation", "/continue_generation", "/sleep", "/wake_up",
+          "/update_weight_version", "/get_weights_by_name", "/weights_checker", "/pause_generation", "/continue_generation", "/sleep", "/wake_up",
           "/release_memory_occupation", "/resume_memory_occupation"]  # fmt: skip
 
 

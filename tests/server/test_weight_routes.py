@@ -53,6 +53,26 @@ def test_weights_come_as_the_bytes_of_safetensors(client, folders):
     assert (compared.json()["success"], len(compared.json()["changed"])) == (False, len(tensors))
 
 
+def test_weights_get_another_name_alone(client):
+    before, _ = ids(client)
+    named = client.post("/update_weight_version", json={"new_version": "step 7", "abort_all_requests": False})
+    assert (named.status_code, named.json()["success"], named.json()["new_version"]) == (200, True, "step 7")
+    assert ids(client) == (before, "step 7")
+    assert client.get("/model_info").json()["weight_version"] == "step 7"
+    for body in ({}, {"new_version": 7}):
+        assert client.post("/update_weight_version", json=body).status_code == 400
+    assert ids(client) == (before, "step 7")
+
+
+def test_requests_end_before_the_weights_get_another_name(client):
+    body = {"text": "abc", "stream": True, "sampling_params": {"max_new_tokens": 400, "ignore_eos": True}}
+    with client.stream("POST", "/generate", json=body) as answer:
+        lines = answer.iter_lines()
+        next(lines)
+        assert client.post("/update_weight_version", json={"new_version": "aborted"}).status_code == 200
+        assert '"abort"' in "".join(lines)
+
+
 @pytest.mark.parametrize(
     ("body", "why"),
     [

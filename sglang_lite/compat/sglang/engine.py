@@ -131,6 +131,7 @@ class Engine(base.Engine):
 
     init_weights_update_group = weights.init_update_group
     update_weights_from_distributed = weights.update_from_group
+    update_weight_version = weights.update_weight_version
     destroy_weights_update_group = weights.destroy_update_group
     get_weights_by_name, check_weights = weights.read_weights, weights.check_weights
     sleep, wake, is_sleeping = weights.sleep, weights.wake, weights.is_sleeping

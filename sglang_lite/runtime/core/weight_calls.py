@@ -19,6 +19,7 @@ from sglang_lite.runtime.calls import (
     EngineCall,
     JoinGroup,
     LeaveGroup,
+    NameWeights,
     PauseGeneration,
     ReadWeights,
     ReceiveWeights,
@@ -163,7 +164,7 @@ def _listed(tags: set[str]) -> str:
 _TIMEOUT_S = 300  # of a process of a group
 CALLS = (
     UpdateWeights, UpdateTensors, WriteTensors, JoinGroup, ReceiveWeights, LeaveGroup, ReadWeights, CheckWeights,
-    PauseGeneration, ContinueGeneration, ReleaseMemory, ResumeMemory,
+    NameWeights, PauseGeneration, ContinueGeneration, ReleaseMemory, ResumeMemory,
 )  # fmt: skip
 
 
@@ -231,6 +232,8 @@ class WeightCalls:
                 return self._updates.read(call.name, call.rows)
             case CheckWeights():
                 return self._updates.check(call.action)
+            case NameWeights():
+                return self._name(call.version)
             case PauseGeneration():
                 return self._updates.pause(call.mode)
             case ContinueGeneration():
@@ -251,8 +254,12 @@ class WeightCalls:
         tensors = call.tensors if isinstance(call, WriteTensors) else Path(call.file)
         opener = tensors_opener(tensors, self._updates.model, self._path)
         self._updates.write(opener, call.version, whole=False, last=call.last)
-        self._change(replace(self._config, weight_version=self._version.version), None)
-        return self._version.version
+        return self._name(self._version.version)
+
+    def _name(self, version: str) -> str:
+        self._version.version = version
+        self._change(replace(self._config, weight_version=version), None)
+        return version
 
     def _receive(self, call: ReceiveWeights) -> str:
         """Receives tensors on this thread, while requests continue, and writes them on the loop's."""
