@@ -53,8 +53,9 @@ async def _prints_elsewhere(_: MCPServer) -> AsyncIterator[None]:
 def server_of(
     name: str, programs: dict[str, SglFunction], backend: BackendLike | None, lifespan: Lifespan | None = None
 ) -> MCPServer:
-    """MCP server whose tools are programs. A tool's arguments are those of the program, by its annotations; its result
-    is the variables of a run as JSON, and `return` for the value that the body has returned.
+    """MCP server whose tools are programs. A tool's arguments are those of the program that `bind` has not given, by
+    its annotations; its result is the variables of a run as JSON, and `return` for the value that the body has
+    returned.
 
     Args:
         name: name of the server.
@@ -95,7 +96,7 @@ def _tool(program: SglFunction, backend: BackendLike | None) -> Any:
     parameters = [
         each if each.annotation is not each.empty else each.replace(annotation=Any)
         for each in own
-        if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
+        if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD) and each.name not in program.bind_arguments
     ]
     run.__signature__ = written.replace(parameters=parameters, return_annotation=str)  # type: ignore[attr-defined] # a function's
     return run

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -97,6 +98,8 @@ def _plain(value: UserValue) -> Any:
         return value.model_dump(mode="json")
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return _plain({each.name: getattr(value, each.name) for each in dataclasses.fields(value)})
+    if isinstance(value, enum.Enum):
+        return _plain(value.value)
     if isinstance(value, Mapping):
         return {str(name): _plain(each) for name, each in value.items()}
     if isinstance(value, list | tuple | set | frozenset):

@@ -8,19 +8,17 @@ import json
 import os
 import shlex
 import threading
+import warnings
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from functools import partial
-from typing import TYPE_CHECKING, Final, Self, overload
+from typing import Final, Self, overload
 
 from sglang_lite.lang.tools import SchemaTool
 from sglang_lite.protocol import ParameterError, ToolError
 from sglang_lite.protocol.anything import Foreign, Json
-
-if TYPE_CHECKING:
-    from mcp import Client
 
 MAX_RESULT: Final = 1 << 20  # characters of a result; a prompt holds far less
 _MAX_PAGES: Final = 100  # of a server's list of tools
@@ -43,15 +41,16 @@ def mcp(
         timeout: maximum seconds that connecting, and each call, may take.
 
     Returns:
-        A sequence of tools. It stays connected until it is closed, left as a context manager, or no longer used.
+        A sequence of tools; without `tools`, those whose schema can't be used are left out, with a warning. It stays
+        connected until it is closed, left as a context manager, or no longer used.
 
     Raises:
-        ParameterError: the package `mcp` is not installed, there is no such command or tool, or a tool's schema can't
-            be used.
+        ParameterError: the package `mcp` is not installed, there is no such command or tool, or the schema of a
+            tool of `tools` can't be used.
         ToolError: the server can't be reached, does not answer in time, or fails.
     """
     try:
-        from mcp import Client, StdioServerParameters
+        from mcp import StdioServerParameters
     except ModuleNotFoundError as error:
         raise ParameterError("server", "MCP needs the mcp package.", hint="pip install 'sglang-lite[mcp]'") from error
     if not timeout > 0:
@@ -66,9 +65,9 @@ def mcp(
         server = StdioServerParameters(command=server[0], args=[*server[1:]], env=dict(env) if env else None)
     elif env is not None:
         raise ParameterError("env", "only a command has environment variables.")
-    connection = _Connection(Client(server), name, timeout)
+    connection = _Connection(server, name, timeout)
     try:
-        return McpTools(connection, _chosen(connection.listed, tools, name))
+        return McpTools(connection, tools)
     except BaseException:
         connection.close()
         raise
@@ -77,12 +76,19 @@ def mcp(
 class McpTools(Sequence[SchemaTool]):
     """Tools of an MCP server, in a fixed order; made by `sgl.mcp`."""
 
-    def __init__(self, connection: _Connection, tools: Sequence[Foreign]) -> None:
+    def __init__(self, connection: _Connection, names: Sequence[str] | None) -> None:
         self._lease = lease = _Lease(connection)
-        self._tools = [
-            SchemaTool(each.name, each.description or "", each.input_schema, partial(lease.call, each.name))
-            for each in tools
-        ]
+        self._tools, left_out = [], dict(connection.left_out)
+        for each in _chosen(connection, names):
+            try:
+                call = partial(lease.call, each.name)
+                self._tools.append(SchemaTool(each.name, each.description or "", each.input_schema, call))
+            except ParameterError as error:
+                if names is not None:
+                    raise
+                left_out[each.name] = error.message.partition(f"{each.name}: ")[2]
+        for name, why in left_out.items() if names is None else ():
+            warnings.warn(f"{connection.server}: the tool {name} is left out: {why}", stacklevel=3)
 
     @overload
     def __getitem__(self, index: int) -> SchemaTool: ...
@@ -125,17 +131,26 @@ class _Connection:
     """Connection to a server, on an event loop in a thread of its own.
 
     Args:
-        client: the SDK's client, which is not connected yet.
-        server: address or command, for messages.
+        server: what the SDK's client connects to.
+        name: address or command, for messages.
         timeout: maximum seconds that connecting, and a call, may take.
 
     Attributes:
-        server: the argument of this name.
+        server: its name.
         listed: tools of the server, as the SDK describes them.
+        left_out: by name, why the SDK refuses a tool.
     """
 
-    def __init__(self, client: Client, server: str, timeout: float) -> None:
-        self.server, self._client, self._timeout = server, client, timeout
+    def __init__(self, server: Foreign, name: str, timeout: float) -> None:
+        from mcp import Client, StdioServerParameters, stdio_client
+        from mcp.client.streamable_http import streamable_http_client
+
+        if isinstance(server, str):
+            server = self._checked(streamable_http_client(server))
+        elif isinstance(server, StdioServerParameters):
+            server = self._checked(stdio_client(server))
+        self.server, self._client, self._timeout = name, Client(server), timeout
+        self.left_out: dict[str, str] = {}
         self._loop, self._closed, self._process = asyncio.new_event_loop(), False, os.getpid()
         connected: Future[list[Foreign]] = Future()
         self._serving = self._loop.create_task(self._serve(connected))
@@ -145,11 +160,11 @@ class _Connection:
             self.listed = connected.result(timeout)
         except FutureTimeoutError:
             self._disconnect()
-            raise ToolError(f"the MCP server {server} did not answer within {timeout:g} s.") from None
+            raise ToolError(f"the MCP server {name} did not answer within {timeout:g} s.") from None
         except OSError as error:  # there is no such command
-            raise ParameterError("server", f"{server} can't be started: {error.strerror or error}.") from error
+            raise ParameterError("server", f"{name} can't be started: {error.strerror or error}.") from error
         except Exception as error:
-            raise ToolError(f"the MCP server {server} can't be used: {_told(error)}.") from error
+            raise ToolError(f"the MCP server {name} can't be used: {_told(error)}.") from error
 
     def _run(self, connected: Future[list[Foreign]]) -> None:
         try:
@@ -175,6 +190,32 @@ class _Connection:
                     break
             connected.set_result(listed)
             await asyncio.Event().wait()  # until it is cancelled
+
+    @contextlib.asynccontextmanager
+    async def _checked(self, transport: Foreign) -> AsyncIterator[tuple[_Reading, Foreign]]:
+        async with transport as (reading, writing):
+            yield _Reading(reading, self._without_refused), writing
+
+    def _without_refused(self, message: Foreign) -> None:
+        """Takes the tools that the SDK refuses out of a list of tools, since it refuses the whole list for one."""
+        result = getattr(getattr(message, "message", None), "result", None)
+        if isinstance(result, dict) and isinstance(result.get("tools"), list):
+            result["tools"] = [tool for tool in result["tools"] if self._accepts(tool, result)]
+
+    def _accepts(self, tool: Json, result: dict[str, Json]) -> bool:
+        from mcp_types.methods import parse_server_result
+        from pydantic import ValidationError
+
+        try:
+            parse_server_result("tools/list", self._client.protocol_version, {**result, "tools": [tool]})
+        except ValidationError as error:
+            wrong = [each for each in error.errors() if "tools" in each["loc"]]
+            if wrong:
+                name = str(tool.get("name", "(no name)")) if isinstance(tool, dict) else "(no name)"
+                place = ".".join(map(str, wrong[0]["loc"][2:]))
+                self.left_out[name] = f"its schema can't be used: {place}: {wrong[0]['msg']}"
+            return not wrong
+        return True
 
     def call(self, name: str, arguments: dict[str, Json]) -> Json:
         """Calls a tool. Returns the result's structured content, or else its text; of a tool that has failed, why: the
@@ -216,13 +257,41 @@ class _Connection:
             self._loop.call_soon_threadsafe(self._serving.cancel)
 
 
-def _chosen(listed: Sequence[Foreign], names: Sequence[str] | None, server: str) -> list[Foreign]:
-    by_name = {each.name: each for each in listed}
+class _Reading:
+    """Stream of messages of the SDK, each of which is looked at first."""
+
+    def __init__(self, stream: Foreign, look: Callable[[Foreign], None]) -> None:
+        self._stream, self._look = stream, look
+
+    def __getattr__(self, name: str) -> Foreign:
+        return getattr(self._stream, name)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Foreign:
+        message = await self._stream.__anext__()
+        self._look(message)
+        return message
+
+    async def __aenter__(self) -> Self:
+        await self._stream.__aenter__()
+        return self
+
+    async def __aexit__(self, *error: Foreign) -> bool | None:
+        return bool(await self._stream.__aexit__(*error))
+
+
+def _chosen(connection: _Connection, names: Sequence[str] | None) -> list[Foreign]:
+    by_name = {each.name: each for each in connection.listed}
     if names is None:
         return [*by_name.values()]
-    if missing := [name for name in names if name not in by_name]:
-        known = ", ".join(by_name) or "none"
-        raise ParameterError("tools", f"{server} has no tool {missing[0]!r}; it has: {known}.")
+    for name in names:
+        if name in connection.left_out:
+            raise ParameterError("tools", f"{name}: {connection.left_out[name]}")
+        if name not in by_name:
+            known = ", ".join(by_name) or "none"
+            raise ParameterError("tools", f"{connection.server} has no tool {name!r}; it has: {known}.")
     return [by_name[name] for name in names]
 
 

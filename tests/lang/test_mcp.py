@@ -1,6 +1,7 @@
 """Tools of MCP servers in programs, and programs as tools of one."""
 
 import asyncio
+import enum
 import gc
 import json
 import sys
@@ -217,3 +218,40 @@ def test_the_command_serves_programs_to_the_official_client(tmp_path, caplog):
     answer = asyncio.run(ask())
     assert json.loads(answer.content[0].text) == {"answer": "yes"}
     assert not caplog.records  # the client tells of lines that are no messages, such as what a body prints
+
+
+class Colour(enum.Enum):
+    RED = "red"
+
+
+@pytest.mark.parametrize("old", [False, True])
+def test_the_official_client_lists_and_calls_bound_programs_with_enums(old):
+    @sgl.function
+    def paints(s, kind: str, colour: Colour, often: int = 1):
+        return [kind, colour] * often
+
+    made = server_of("programs", {"paints": paints.bind(kind="wall")}, sgl.ScriptedBackend({}))
+
+    async def ask():
+        async with Client(made, mode="legacy" if old else "auto") as client:
+            (tool,) = (await client.list_tools()).tools
+            return tool.input_schema, await client.call_tool("paints", {"colour": "red", "often": 2})
+
+    schema, answer = asyncio.run(ask())
+    assert [*schema["properties"]] == ["colour", "often"]
+    assert schema["required"] == ["colour"]
+    assert json.loads(answer.content[0].text) == {"return": ["wall", "red"] * 2}
+
+
+def test_a_tool_with_a_schema_that_can_not_be_used_is_left_out():
+    command = [sys.executable, str(Path(__file__).with_name("mcp_odd_server.py"))]
+    with pytest.warns(UserWarning, match="is left out") as told, sgl.mcp(command) as (good,):
+        assert good(x=3) == "3"
+    said = "".join(str(each.message) for each in told)
+    assert "the tool refused is left out: its schema can't be used: inputSchema.type: " in said
+    assert "the tool unheld is left out: its schema can't be used: " in said
+    for name in ("refused", "unheld"):
+        with pytest.raises(sgl.ParameterError, match=f"{name}: its schema can't be used"):
+            sgl.mcp(command, tools=[name])
+    with pytest.raises(sgl.ParameterError, match="has no tool 'other'"):
+        sgl.mcp(command, tools=["other"])
