@@ -358,7 +358,7 @@ def test_no_object_reaches_into_another():
 # Public names of classes that stand in more than one module: the reason. Torch twins of kernels may share any name.
 SHARED_NAMES = {
     **dict.fromkeys(
-        ("Allowed", "AssistantMessage", "CustomTool", "FunctionTool", "InputImage", "OutputText", "StreamOptions",
+        ("Allowed", "AssistantMessage", "CustomTool", "FunctionTool", "InputImage", "OutputText",
          "SystemMessage", "UserMessage"),
         "providers' protocols name them",
     ),
