@@ -129,6 +129,7 @@ class AnswerReader:
 
     Attributes:
         open: True while a call has begun and has not ended.
+        ended: number of calls that have ended.
     """
 
     def __init__(self, family: str | None, reasoning: str | None, schemas: Mapping[str, JsonSchema]) -> None:
@@ -140,6 +141,10 @@ class AnswerReader:
     @property
     def open(self) -> bool:
         return self._tools is not None and self._tools.open
+
+    @property
+    def ended(self) -> int:
+        return 0 if self._tools is None else self._tools.ended
 
     def push(self, text: str) -> Pieces:
         """Parses the next text, and returns the pieces that are complete."""

@@ -197,6 +197,7 @@ class ToolParser:
 
     Attributes:
         open: True if a call has begun and not ended.
+        ended: number of calls that have ended.
 
     Raises:
         ParameterError: the family or model type is unknown.
@@ -214,7 +215,7 @@ class ToolParser:
         self._pending = ""
         self._read = self._text
         self._inside = False  # between the format's `opening` and `closing`
-        self._count = 0
+        self.ended = 0
         self._scan: JsonArguments | TaggedArguments = JsonArguments()
         self._content: list[str] = []
         self._calls: list[CallPiece] = []
@@ -236,7 +237,7 @@ class ToolParser:
         while self._format.marks and not cut and self._pending.startswith(self._format.marks):
             self._consume(next(len(mark) for mark in self._format.marks if self._pending.startswith(mark)))
         pending, self._pending = self._pending, ""
-        if cut or (self._count and pending.strip() in ("", self._format.separator.strip())):
+        if cut or (self.ended and pending.strip() in ("", self._format.separator.strip())):
             pending = ""
         return Pieces(pieces.reasoning, pieces.content + pending, pieces.calls)
 
@@ -281,21 +282,21 @@ class ToolParser:
         name = head["name"]
         tags = self._format.arguments
         self._scan = JsonArguments() if tags is None else TaggedArguments(tags, self._tools.get(name))
-        self._calls.append(CallPiece(self._count, name, ""))
+        self._calls.append(CallPiece(self.ended, name, ""))
         return self._switch_to(self._arguments, inside=bool(self._format.opening))
 
     def _arguments(self) -> bool:
         length, json_text = self._scan.push(self._pending)
         self._consume(length)
         if json_text:
-            self._calls.append(CallPiece(self._count, "", json_text))
+            self._calls.append(CallPiece(self.ended, "", json_text))
         return self._scan.done and self._switch_to(self._end, inside=self._inside)
 
     def _end(self) -> bool:
         end = pattern(self._format.end, blanks=self._format.any_blanks).match(self._pending, partial=True)
         if end and end.partial:
             return False
-        self._count += 1
+        self.ended += 1
         if end is None:  # impossible under the format's constraint
             return self._switch_to(self._text, inside=False)
         self._consume(end.end())

@@ -135,6 +135,11 @@ class SampleReader:
         """True while a call has begun and has not ended."""
         return self._reader.open
 
+    @property
+    def ended(self) -> int:
+        """Number of calls that have ended, which are the first of `calls`."""
+        return self._reader.ended
+
     def _parts(self, pieces: Pieces, *, ended: bool) -> SampleDelta:
         self.reasoning += pieces.reasoning
         self._reasoning += pieces.reasoning

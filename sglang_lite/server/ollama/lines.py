@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 from starlette.responses import Response
 
-from sglang_lite.protocol import Delta, Generation, SglError, TokenLogprob
+from sglang_lite.protocol import BackendError, Delta, Generation, SglError, TokenLogprob
 from sglang_lite.runtime.core.submission import GenerateRequest
 from sglang_lite.server.async_engine import with_first_event
 from sglang_lite.server.conversation.sample_reader import PartialToolCall, SampleReader, entries_of, logprobs_of
@@ -29,6 +29,7 @@ from sglang_lite.server.ollama.ollama_request import (
 )
 from sglang_lite.server.reader import RequestReader
 from sglang_lite.server.service import Service
+from sglang_lite.wire.json_lines import one_line
 
 
 class JsonLines(EventStream):
@@ -50,7 +51,7 @@ class _Sample:
         """New content, reasoning, calls that have ended, and log-probabilities, with an event."""
         sent = self.reader.logprobs
         new = self.reader.read(each)
-        ended = len(self.reader.calls) - self.reader.cut
+        ended = self.reader.ended
         calls, self.calls = self.reader.calls[self.calls : ended], ended
         message: dict[str, Any] = {
             "content": new.content, "thinking": new.reasoning, "tool_calls": [_call(call) for call in calls],
@@ -83,7 +84,10 @@ def _line(
 
 
 def _call(call: PartialToolCall) -> dict[str, Any]:
-    arguments = msgspec.json.decode(call.arguments or "{}")
+    try:
+        arguments = msgspec.json.decode(call.arguments or "{}")
+    except msgspec.DecodeError as error:
+        raise BackendError(f"the model's call of {call.name} can't be read: {error}.") from error
     return {"id": call.id, "function": {"index": call.index, "name": call.name, "arguments": arguments}}
 
 
@@ -133,6 +137,10 @@ def _answers(function: Callable[[RequestReader, HttpRequest], Read]) -> Callable
     return handle
 
 
+def _encoded(line: object) -> bytes:
+    return one_line(msgspec.json.encode(line)) + b"\n"
+
+
 async def _stream(
     sample: _Sample, events: AsyncGenerator[list[Delta | Generation], None]
 ) -> AsyncGenerator[bytes, None]:
@@ -140,9 +148,9 @@ async def _stream(
         async with contextlib.aclosing(events):
             async for batch in events:
                 lines = [line for each in batch for line in sample.lines(each)]
-                yield b"".join(msgspec.json.encode(line) + b"\n" for line in lines)
+                yield b"".join(map(_encoded, lines))
     except SglError as error:
-        yield msgspec.json.encode(content_of(error, "ollama")) + b"\n"
+        yield _encoded(content_of(error, "ollama"))
 
 
 ROUTES = (

@@ -136,7 +136,7 @@ def read_chat(reader: RequestReader, call: HttpRequest) -> Read:
     images = RequestImages(accepted=reader.images is not None)
     messages = [_template_message(each, f"messages[{i}]", images) for i, each in enumerate(body.messages)]
     tools = [
-        Tool(each.name, each.description, each.parameters or {"type": "object", "properties": {}}, each.strict is True)
+        Tool(each.name, each.description, _schema(each.parameters), each.strict is True)
         for each in (tool.function for tool in body.tools or ())
     ]
     body.messages = []
@@ -179,6 +179,20 @@ def _rendered(
         continue_final=messages[-1]["role"] == "assistant" and not messages[-1].get("tool_calls"),
     )  # fmt: skip
     return reader.render(conversation, call.unused)
+
+
+def _schema(parameters: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Schema of a tool's arguments. Ollama's client writes the types of a union as one text, "integer, string"."""
+    found: dict[str, Any] = dict(parameters or {"type": "object", "properties": {}})
+    if isinstance(found.get("properties"), dict):
+        found["properties"] = {name: _with_types(each) for name, each in found["properties"].items()}
+    return found
+
+
+def _with_types(schema: object) -> object:
+    if isinstance(schema, dict) and isinstance(schema.get("type"), str) and ", " in schema["type"]:
+        return {**schema, "type": schema["type"].split(", ")}
+    return schema
 
 
 def _template_message(message: OllamaMessage, where: str, images: RequestImages) -> dict[str, Any]:

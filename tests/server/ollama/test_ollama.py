@@ -140,6 +140,47 @@ def test_calls_of_tools_are_told_whole(engine, name, stream):
     assert parts[-1].done_reason == "stop"
 
 
+@pytest.mark.parametrize("end", "\x85\u2028\u2029")
+def test_a_line_end_of_unicode_ends_no_line(engine, name, end):
+    with serving(Scripted(engine, [f"one{end}two"])) as url, ollama.Client(url) as client:
+        chat = [part.message.content for part in client.chat(name, USER, stream=True)]
+        assert "".join(chat) == f"one{end}two"
+        assert "".join(part.response for part in client.generate(name, "a", stream=True)) == f"one{end}two"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("cut", ['{"na', '{"name": "weather", "arguments": {"ci'])
+def test_a_whole_call_before_one_that_a_limit_cuts_is_told(engine, name, stream, cut):
+    said = [f'<tool_call>\n{{"name": "weather", "arguments": {{"city": "Rome"}}}}\n</tool_call>\n<tool_call>\n{cut}']
+    with serving(Scripted(engine, said, finish="length")) as url, ollama.Client(url) as client:
+        found = client.chat(name, USER, tools=[weather], stream=stream)
+        parts = list(found) if stream else [found]
+    (call,) = [call for part in parts for call in part.message.tool_calls or ()]
+    assert (call.function.arguments, parts[-1].done_reason) == ({"city": "Rome"}, "length")
+
+
+def test_a_union_of_types_is_a_list_of_them(engine, name):
+    def pick(one: int | str, other: float):
+        """Picks."""
+
+    scripted = Scripted(engine, ["a"], template="{{ tools | tojson }}")
+    with serving(scripted) as url, ollama.Client(url) as client:
+        client.chat(name, USER, tools=[pick])
+    ((prompt, *_),) = scripted.asked[-1:]
+    (tool,) = json.loads(prompt.text)
+    types = {name: each["type"] for name, each in tool["function"]["parameters"]["properties"].items()}
+    assert (sorted(types["one"]), types["other"]) == (["integer", "string"], "number")
+
+
+@pytest.mark.parametrize("arguments", ['{"n": 1e400}', '{"n": "\\ud800"}'])
+def test_a_call_that_cant_be_read_is_an_error_in_a_stream_too(engine, name, arguments):
+    said = [f'<tool_call>\n{{"name": "weather", "arguments": {arguments}}}\n</tool_call>']
+    with serving(Scripted(engine, said)) as url, ollama.Client(url) as client:
+        for stream in (False, True):
+            with pytest.raises(ollama.ResponseError, match="the model's call of weather can't be read"):
+                list(client.chat(name, USER, tools=[weather], stream=stream))
+
+
 def test_a_call_that_a_limit_cuts_is_no_call(engine, name):
     said = ['<tool_call>\n{"name": "weather", "arguments": {"ci']
     with serving(Scripted(engine, said, finish="length")) as url, ollama.Client(url) as client:
