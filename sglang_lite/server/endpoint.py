@@ -237,12 +237,17 @@ class Endpoint:
         path, spans = self._route.path, self._service().spans
         polls = self._route.access == "open"
         try:
+            attributes = {"http.request.method": request.method, "http.route": path}
             with (
                 contextlib.nullcontext()
                 if spans is None or polls
-                else spans.request(request.method, path, request.headers, told)
+                else spans.request(f"{request.method} {path}", attributes, request.headers, told)
             ):
-                await self._answer(request, request_id, send_with_id)
+                try:
+                    await self._answer(request, request_id, send_with_id)
+                finally:
+                    if not status:
+                        count(_CLIENT_LEFT)
         finally:
             took = time.perf_counter() - started
             level = logging.DEBUG if polls and status < 400 else logging.INFO
@@ -251,8 +256,6 @@ class Endpoint:
                 "ms": round(took * 1000, 1), "request_id": request_id,
             }  # fmt: skip
             logger.log(level, "%s %s %d %.1f ms %s", *line.values(), extra={"request": line})
-            if not status:
-                count(_CLIENT_LEFT)
             self._service().metrics.took(path, took)
 
     async def _answer(self, request: Request, request_id: str, send: Send) -> None:

@@ -26,6 +26,7 @@ from starlette.requests import Request
 
 from sglang_lite.engine import embedding
 from sglang_lite.protocol import BackendError, Delta, Generation, ParameterError, SglError, TokenLogprob, Usage
+from sglang_lite.random_ids import random_id
 from sglang_lite.runtime.models.resolve import resolve_served
 from sglang_lite.server import native
 from sglang_lite.server.async_engine import key_in_use
@@ -47,6 +48,7 @@ _FILES = (  # of a tokenizer
     "tokenizer.json", "tokenizer_config.json", "config.json", "generation_config.json", "special_tokens_map.json",
     "vocab.json", "merges.txt", "tokenizer.model", "preprocessor_config.json", "processor_config.json",
 )  # fmt: skip
+_NAME = pb.DESCRIPTOR.services_by_name["SglangScheduler"].full_name
 _OF_KEY = Route("gRPC", native.generate, "Any call", protocol="native")
 _OF_ADMIN = Route("gRPC", native.flush_cache, "Calls that change the server", access="admin")
 
@@ -82,32 +84,56 @@ class _Servicer(services.SglangSchedulerServicer):  # type: ignore[misc]  # gene
 
     @contextlib.asynccontextmanager
     async def _answering(
-        self, call: str, context: grpc.aio.ServicerContext, route: Route = _OF_KEY, *, counts: bool = False
-    ) -> AsyncIterator[None]:
-        """Context of a call that checks its key and the limits, and ends it with a status if it fails."""
+        self, call: str, context: grpc.aio.ServicerContext, route: Route = _OF_KEY, *, request_id: str = "",
+        counts: bool = False,
+    ) -> AsyncIterator[None]:  # fmt: skip
+        """Context of a call that checks its key and the limits, logs a line, and ends it with a status if it fails."""
         headers = {name.lower(): value for name, value in context.invocation_metadata() if isinstance(value, str)}
         encoded = [(name.encode(), value.encode("latin-1", "replace")) for name, value in headers.items()]
-        try:
-            key = self._gate.key_of(Request({"type": "http", "headers": encoded, "query_string": b""}), route)
-            with contextlib.ExitStack() as stack:
-                stack.enter_context(self._gate.count_open(key, counts))
-                if self._service.spans is not None and counts:
-                    stack.enter_context(self._service.spans.request("gRPC", f"/{call}", headers, {}))
-                if counts:
-                    self._service.check_accepts()
-                key_in_use.set(key)
-                yield
-        except SglError as error:
-            await context.abort(_CODES.get(status_of(error).status, grpc.StatusCode.INTERNAL), str(error))
-        except (grpc.aio.AbortError, asyncio.CancelledError, GeneratorExit):
-            raise
-        except Exception:  # a bug of this package: the client gets a status, and the server continues
-            logger.exception("the gRPC call %s failed", call)
-            await context.abort(grpc.StatusCode.INTERNAL, "the server failed. See its log.")
+        started, request_id, key, status, text = time.perf_counter(), request_id or random_id(), "", 200, ""
+        told: dict[str, str | int] = {"sglang_lite.request_id": request_id}
+        with self._span(call, headers, told) if counts else contextlib.nullcontext():
+            try:
+                key = self._gate.key_of(Request({"type": "http", "headers": encoded, "query_string": b""}), route)
+                with self._gate.count_open(key, counts):
+                    if counts:
+                        self._service.check_accepts()
+                    key_in_use.set(key)
+                    yield
+            except SglError as error:
+                status, text = status_of(error).status, str(error)
+            except (grpc.aio.AbortError, asyncio.CancelledError, GeneratorExit):
+                status = 499
+                raise
+            except Exception:  # a bug of this package: the client gets a status, and the server continues
+                logger.exception("the gRPC call %s failed", call)
+                status, text = 500, "the server failed. See its log."
+            finally:
+                code = grpc.StatusCode.OK if status == 200 else _CODES.get(status, grpc.StatusCode.INTERNAL)
+                told["rpc.grpc.status_code"] = code.value[0]
+                self._log(call, request_id, status, key, time.perf_counter() - started)
+        if text:
+            await context.abort(code, text)
+
+    def _span(
+        self, call: str, headers: dict[str, str], told: dict[str, str | int]
+    ) -> contextlib.AbstractContextManager[None]:
+        if self._service.spans is None:
+            return contextlib.nullcontext()
+        attributes = {"rpc.system": "grpc", "rpc.service": _NAME, "rpc.method": call}
+        return self._service.spans.request(f"{_NAME}/{call}", attributes, headers, told)
+
+    def _log(self, call: str, request_id: str, status: int, key: str, took: float) -> None:
+        """Logs and counts a call as an HTTP request, with the status that it would have there."""
+        ms = round(took * 1000, 1)
+        line = {"method": "gRPC", "route": f"/{call}", "status": status, "ms": ms, "request_id": request_id}
+        logger.info("%s %s %d %.1f ms %s", *line.values(), extra={"request": line})
+        self._service.metrics.responded(f"/{call}", "gRPC", status, key)
+        self._service.metrics.took(f"/{call}", took)
 
     async def Generate(self, request: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802  # of the protocol
         """Continues token ids."""
-        async with self._answering("Generate", context, counts=True):
+        async with self._answering("Generate", context, request_id=request.request_id, counts=True):
             wanted = _generate_request(request)
             wanted = self._service.adapted(request.lora_id, wanted)
             events = self._service.async_engine.generate(wanted)
@@ -120,7 +146,7 @@ class _Servicer(services.SglangSchedulerServicer):  # type: ignore[misc]  # gene
 
     async def Embed(self, request: Any, context: Any) -> Any:  # noqa: N802
         """Embedding of token ids."""
-        async with self._answering("Embed", context, counts=True):
+        async with self._answering("Embed", context, request_id=request.request_id, counts=True):
             _refuse(request, "mm_inputs", "is_cross_encoder", "token_type_ids")
             texts = [list(request.tokenized.input_ids)]
             compute = partial(embedding.embeddings, self._service.engine, texts, field="tokenized")

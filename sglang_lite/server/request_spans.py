@@ -1,4 +1,4 @@
-"""OpenTelemetry spans of a server: one for each HTTP request, below its caller's (`traceparent`), and in it one for
+"""OpenTelemetry spans of a server: one for each request, below its caller's (`traceparent`), and in it one for
 each generation and selection. They have no texts."""
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("sglang_lite.server")
 _EXPORT_S = 5  # longest time of an export with its repetitions
+_GRPC_FAULTS = (2, 4, 12, 13, 14, 15)  # codes that are the server's fault, by the conventions
 _CHATS = ("/v1/chat/completions", "/v1/messages", "/v1/responses", "/api/chat", "/invocations")
 
 
@@ -36,9 +37,9 @@ class RequestSpans:
 
     @contextlib.contextmanager
     def request(
-        self, method: str, route: str, headers: Mapping[str, str], told: Mapping[str, str | int]
+        self, name: str, attributes: Mapping[str, str], headers: Mapping[str, str], told: Mapping[str, str | int]
     ) -> Iterator[None]:
-        """Span of an HTTP request, and context in which `answered` finds it.
+        """Span of a request, and context in which `answered` finds it.
 
         Args:
             told: attributes that are known at its end; read then.
@@ -46,15 +47,15 @@ class RequestSpans:
         from opentelemetry.propagate import extract
         from opentelemetry.trace import SpanKind, StatusCode
 
-        attributes = {"http.request.method": method, "http.route": route}
         with self._tracer.start_as_current_span(
-            f"{method} {route}", extract(headers), SpanKind.SERVER, attributes, record_exception=False
+            name, extract(headers), SpanKind.SERVER, attributes, record_exception=False, set_status_on_exception=False
         ) as span:
             try:
                 yield
             finally:
                 span.set_attributes(told)
-                if int(told.get("http.response.status_code", 0)) >= 500:
+                faulty = int(told.get("http.response.status_code", 0)) >= 500
+                if faulty or told.get("rpc.grpc.status_code") in _GRPC_FAULTS:
                     span.set_status(StatusCode.ERROR)
 
     def answered(self, events: Iterable[object]) -> None:

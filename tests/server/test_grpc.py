@@ -12,6 +12,10 @@ import zipfile
 import grpc
 import httpx2
 import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import SpanKind, StatusCode
 from smg_grpc_proto import sglang_scheduler_pb2 as pb
 from smg_grpc_proto import sglang_scheduler_pb2_grpc as services
 from smg_grpc_proto.generated import common_pb2 as common
@@ -135,6 +139,32 @@ def test_a_mistake_is_a_status(client, more, code, told):
     with pytest.raises(grpc.RpcError) as refused:
         client.generate(**more)
     assert (refused.value.code().name, told in refused.value.details()) == (code, True)
+
+
+def test_a_call_is_a_line_of_the_log_a_count_and_a_span_without_text(engine, caplog):
+    exporter, provider = InMemorySpanExporter(), TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    with caplog.at_level("INFO"), Client(engine, tracer=provider.get_tracer("test")) as client:
+        client.whole()
+        with pytest.raises(grpc.RpcError):
+            client.generate(sampling={"regex": "SECRET("})
+        counts = httpx2.get(f"{client.running.url}/metrics").text
+    lines = [record.request for record in caplog.records if getattr(record, "request", {}).get("method") == "gRPC"]
+    assert [(line["route"], line["status"], line["request_id"]) for line in lines] == [
+        ("/Generate", 200, "mine"), ("/Generate", 400, "mine")
+    ]  # fmt: skip
+    assert 'method="gRPC",route="/Generate",status="400"' in counts
+    good, refused = [span for span in exporter.get_finished_spans() if span.kind is SpanKind.SERVER]
+    service = "sglang.grpc.scheduler.SglangScheduler"
+    assert good.name == f"{service}/Generate"
+    common = {
+        "rpc.system": "grpc", "rpc.service": service, "rpc.method": "Generate", "sglang_lite.request_id": "mine",
+    }  # fmt: skip
+    assert (good.attributes, refused.attributes) == (
+        {**common, "rpc.grpc.status_code": 0}, {**common, "rpc.grpc.status_code": 3}
+    )  # fmt: skip
+    assert refused.status.status_code is StatusCode.UNSET
+    assert "SECRET" not in refused.to_json()
 
 
 def test_a_call_that_is_cancelled_ends_its_request_and_abort_ends_another(engine):

@@ -96,6 +96,14 @@ def test_an_error_is_a_status_and_polls_are_no_spans(url, finished):
     assert request.status.status_code is StatusCode.UNSET
 
 
+def test_a_request_whose_client_leaves_is_499(url, finished):
+    body = {"text": "a", "sampling_params": {"max_new_tokens": 1900, "ignore_eos": True}, "stream": False}
+    with pytest.raises(httpx2.ReadTimeout):
+        httpx2.post(f"{url}/generate", json=body, timeout=0.2)
+    (request,) = finished()
+    assert request.attributes["http.response.status_code"] == 499
+
+
 @sgl.function
 def program(s):
     s += "a"
