@@ -25,11 +25,15 @@ class ConfigFile(argparse.Action):
 
         assert isinstance(parser, CommandParser)
         try:
-            given = yaml.safe_load(Path(str(values)).read_text())
+            text = Path(str(values)).read_text()
+            given, node = yaml.safe_load(text), yaml.compose(text, yaml.SafeLoader)
         except (OSError, ValueError, yaml.YAMLError) as error:
             parser.error(f"--config: {values} can't be read: {' '.join(str(error).split())}")
         if not isinstance(given, dict) or not all(isinstance(name, str) for name in given):
             parser.error(f"--config: {values} has no flags. Write lines like `port: 30000`")
+        names = [key.value for key, _ in node.value]
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            parser.error(f"--config: {twice} is given twice")
         told: dict[str, str] = {}
         for name, value in given.items():
             found = _parsed(parser, name, value)
