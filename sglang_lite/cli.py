@@ -81,7 +81,7 @@ _GROUPS = {
         ),
         _Command(
             "serve",
-            "serve a model over HTTP: SGLang's, OpenAI's and Anthropic's protocols",
+            "serve a model over HTTP: SGLang's, OpenAI's, Anthropic's and Ollama's protocols",
             "sglang-lite serve --model-path Qwen/Qwen3-0.6B --port 30000",
         ),
         _Command(

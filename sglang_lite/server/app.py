@@ -80,17 +80,26 @@ async def _grpc(service: Service, gate: AccessControl) -> AsyncIterator[None]:
     if service.settings.grpc_port is None:
         yield
         return
-    try:
-        from sglang_lite.server.grpc_service import serve_grpc
-    except ModuleNotFoundError as error:
-        hint = "pip install 'sglang-lite[grpc]'"
-        raise CapabilityError("grpc_port needs gRPC.", parameter="grpc_port", hint=hint) from error
+    from sglang_lite.server.grpc_service import serve_grpc
+
     server, service.grpc_port = await serve_grpc(service, gate, service.settings.grpc_port)
     logger.info("Serving gRPC at %s:%d", service.settings.host, service.grpc_port)
     try:
         yield
     finally:
         await server.stop(None)
+
+
+def _check_grpc(settings: ServerSettings) -> None:
+    """Raises an error, before a model is loaded, if the settings ask for gRPC and it can't be served."""
+    if settings.grpc_port is None:
+        return
+    try:
+        from sglang_lite.server import grpc_service  # noqa: F401
+    except ModuleNotFoundError as error:
+        hint = "pip install 'sglang-lite[grpc]'"
+        raise CapabilityError("grpc_port needs gRPC.", parameter="grpc_port", hint=hint) from error
+    bound(settings.host, settings.grpc_port, "--grpc-port").close()
 
 
 class _Application(Starlette):
@@ -183,6 +192,7 @@ def serve(
     host, port = listening.getsockname()[:2]
     with contextlib.ExitStack() as stack:
         stack.enter_context(contextlib.closing(listening))
+        _check_grpc(settings)
         tracer = None
         if settings.enable_trace:
             tracer = stack.enter_context(exported(settings.otlp_traces_endpoint, f"{host}:{port}"))

@@ -131,6 +131,8 @@ class ServerSettings:
             raise ParameterError("port", f"{self.port} is not between 0 and 65535.")
         if self.grpc_port is not None and not 0 <= self.grpc_port < 65536:
             raise ParameterError("grpc_port", f"{self.grpc_port} is not between 0 and 65535.")
+        if self.grpc_port and self.grpc_port == self.port:
+            raise ParameterError("grpc_port", f"{self.grpc_port} is that of HTTP, too.")
         if self.grpc_port is not None and self.ssl_certfile is not None:
             raise ParameterError("grpc_port", "and ssl_certfile are both given, but gRPC is spoken without TLS.")
         for name in (

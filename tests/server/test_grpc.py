@@ -23,6 +23,7 @@ from tokenizers import Tokenizer
 from transformers import BertModel
 
 import sglang_lite as sgl
+from sglang_lite.server.app import serve
 from sglang_lite.server.settings import ServerSettings
 from tests.runtime.embedding.tiny import saved
 from tests.server.conftest import SETTINGS, TEMPLATE, Running
@@ -237,11 +238,24 @@ def test_embeddings(tmp_path):
 
 @pytest.mark.parametrize(("settings", "problem"), [
     ({"grpc_port": 70000}, "not between 0 and 65535"),
+    ({"grpc_port": 1, "port": 1}, "1 is that of HTTP, too"),
     ({"grpc_port": 1, "ssl_certfile": "a.pem"}, "spoken without TLS"),
 ])  # fmt: skip
 def test_a_port_that_cant_be_is_refused_at_the_start(settings, problem):
     with pytest.raises(sgl.ParameterError, match=problem):
         ServerSettings(**settings)
+
+
+def test_what_gRPC_lacks_is_told_before_a_model_is_loaded(monkeypatch):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(sgl.BackendError, match="--grpc-port"):
+            serve(ServerSettings(port=0, grpc_port=taken.getsockname()[1]), {"model": "/none/there"})
+    monkeypatch.setitem(sys.modules, "sglang_lite.server.grpc_service", None)
+    monkeypatch.delattr("sglang_lite.server.grpc_service", raising=False)
+    with pytest.raises(sgl.CapabilityError, match=r"sglang-lite\[grpc\]"):
+        serve(ServerSettings(port=0, grpc_port=0), {"model": "/none/there"})
 
 
 def test_smg_sends_the_requests_of_its_clients_to_two_workers(folder, tmp_path):

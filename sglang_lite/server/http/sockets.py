@@ -7,8 +7,11 @@ import socket
 from sglang_lite.protocol import BackendError
 
 
-def bound(host: str, port: int) -> socket.socket:
+def bound(host: str, port: int, flag: str = "--port") -> socket.socket:
     """Socket bound to an address. Created before a model is loaded, so that a port in use is an error at once.
+
+    Args:
+        flag: flag that gives the port.
 
     Raises:
         BackendError: the address is in use, or doesn't belong to this machine.
@@ -20,6 +23,6 @@ def bound(host: str, port: int) -> socket.socket:
     except OSError as error:
         found.close()
         raise BackendError(
-            f"can't listen on port {port} of {host}: {error}.", hint="Choose another port with --port."
+            f"can't listen on port {port} of {host}: {error}.", hint=f"Choose another port with {flag}."
         ) from error
     return found
