@@ -38,8 +38,9 @@ ABSENT = {path: feature for paths, feature in _FEATURES.items() for path in path
 
 def absent_error(path: str) -> NotServedError | None:
     """Error for a path of SGLang's or Ollama's that this server doesn't have; None for any other path."""
-    if path.rstrip("/") not in ABSENT:
+    known = "/api/blobs" if path.startswith("/api/blobs/") else path.rstrip("/")
+    if known not in ABSENT:
         return None
-    feature, instead = ABSENT[path.rstrip("/")]
+    feature, instead = ABSENT[known]
     whose = "Ollama" if path.startswith("/api/") else "SGLang"
     return NotServedError(f"{path} is {whose}'s. {feature}: this server doesn't have that.", hint=instead)

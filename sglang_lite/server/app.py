@@ -119,8 +119,9 @@ class _Application(Starlette):
         if origins:
             shown = ["x-request-id", "retry-after", UNUSED]
             self._outer = CORSMiddleware(
-                self._answer, allow_origins=origins, allow_methods=["*"], allow_headers=["*"], expose_headers=shown
-            )
+                self._answer, allow_origins=origins, allow_methods=["*"], allow_headers=["*"], expose_headers=shown,
+                allow_private_network=True,
+            )  # fmt: skip
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._outer(scope, receive, send)

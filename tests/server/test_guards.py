@@ -57,7 +57,10 @@ def test_generating_for_health_needs_a_key(engine):
 def test_a_page_of_an_allowed_origin_may_use_the_server_and_read_its_answers(engine):
     mine, other = "https://chat.lan:8080", "https://other.lan"
     body = {"text": "a", "sampling_params": {"max_new_tokens": 1}}
-    asks = {"access-control-request-method": "POST", "access-control-request-headers": "content-type, x-api-key"}
+    asks = {
+        "access-control-request-method": "POST", "access-control-request-headers": "content-type, x-api-key",
+        "access-control-request-private-network": "true",
+    }  # fmt: skip
     with serving(engine, allowed_origin=(mine,)) as url, httpx2.Client(base_url=url, timeout=60) as client:
         before = client.options("/generate", headers={"origin": mine, **asks})
         answer = client.post("/generate", json=body, headers={"origin": mine})
@@ -65,6 +68,7 @@ def test_a_page_of_an_allowed_origin_may_use_the_server_and_read_its_answers(eng
         assert client.options("/generate", headers={"origin": other, **asks}).status_code == 400
         assert client.post("/generate", json=body).status_code == 200
     assert (before.status_code, before.headers["access-control-allow-origin"]) == (200, mine)
+    assert before.headers["access-control-allow-private-network"] == "true"
     assert "x-api-key" in before.headers["access-control-allow-headers"]
     assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (200, mine)
     assert "x-request-id" in answer.headers["access-control-expose-headers"]

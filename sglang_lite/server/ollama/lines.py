@@ -123,12 +123,12 @@ def _answers(function: Callable[[RequestReader, HttpRequest], Read]) -> Callable
 
     async def handle(service: Service, call: HttpRequest) -> Response:
         body, rendered, params = await read(service, call, function)
-        name = served_name(service, body.model)
+        name, streams = served_name(service, body.model), body.stream is not False
         if rendered is None:  # without a prompt, which loads a model in Ollama
             return answer({**_line(service, body, {}), "done": True, "done_reason": "load"})
-        request = GenerateRequest(rendered.prompt, params, rendered.constraint, stream=body.stream)
+        request = GenerateRequest(rendered.prompt, params, rendered.constraint, stream=streams)
         request, sample = service.adapted(name, request), _Sample(service, body, SampleReader(rendered))
-        if body.stream:
+        if streams:
             events = await with_first_event(service.async_engine.generate(request))
             return JsonLines(_stream(sample, events), events)
         (generation,) = await service.async_engine.results(request)

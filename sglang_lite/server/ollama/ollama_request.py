@@ -46,7 +46,7 @@ class OllamaOptions(msgspec.Struct, kw_only=True):
 
 
 class _Answered(OllamaRequest, kw_only=True):
-    stream: bool = True
+    stream: bool | None = True
     format: str | dict[str, Any] | None = None
     think: bool | str | None = None
     logprobs: bool | None = None
@@ -100,17 +100,17 @@ class OllamaTool(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 class OllamaChat(_Answered, kw_only=True):
     """Ollama's request to answer a conversation."""
 
-    messages: list[OllamaMessage] = []
+    messages: list[OllamaMessage] | None = None
     tools: list[OllamaTool] | None = None
 
 
 class OllamaGenerate(_Answered, kw_only=True):
     """Ollama's request to answer a prompt, or with `raw` to continue it."""
 
-    prompt: str = ""
+    prompt: str | None = None
     system: str | None = None
     images: list[str] | None = None
-    raw: bool = False
+    raw: bool | None = None
 
 
 _OF_GENERATE: Mapping[str, tuple[object, ...]] = {
@@ -134,19 +134,23 @@ def read_chat(reader: RequestReader, call: HttpRequest) -> Read:
     """Request without its messages, the rendered conversation (None without messages) and the sampling parameters."""
     body = call.read(CHAT)
     images = RequestImages(accepted=reader.images is not None)
-    messages = [_template_message(each, f"messages[{i}]", images) for i, each in enumerate(body.messages)]
+    messages = [_template_message(each, f"messages[{i}]", images) for i, each in enumerate(body.messages or ())]
     tools = [
         Tool(each.name, each.description, _schema(each.parameters), each.strict is True)
         for each in (tool.function for tool in body.tools or ())
     ]
-    body.messages = []
+    body.messages = None
     return body, _rendered(reader, call, body, messages, images, tools), _params(reader, call, body)
 
 
 def read_generate(reader: RequestReader, call: HttpRequest) -> Read:
     """Request without its prompt, the rendered conversation (None without a prompt) and the sampling parameters."""
     body = call.read(GENERATE)
-    params, text, images = _params(reader, call, body), body.prompt, RequestImages(accepted=reader.images is not None)
+    params, text, images = (
+        _params(reader, call, body),
+        body.prompt or "",
+        RequestImages(accepted=reader.images is not None),
+    )
     if body.raw:
         for name in ("system", "images", "think"):
             if getattr(body, name):
@@ -160,7 +164,7 @@ def read_generate(reader: RequestReader, call: HttpRequest) -> Read:
         if body.system and messages:
             messages.insert(0, {"role": "system", "content": body.system})
         rendered = _rendered(reader, call, body, messages, images)
-    body.prompt, body.images = "", None
+    body.prompt, body.images = None, None
     return body, rendered, params
 
 
@@ -244,7 +248,13 @@ def read_options(body: OllamaRequest, call: HttpRequest) -> OllamaOptions:
     Raises:
         ParameterError: an option is unknown or refused, or a value has the wrong type.
     """
-    options = OPTIONS.read(body.options or {}, call.unused if call.reports else None)
+    unknown: list[str] | None = [] if call.reports else None
+    try:
+        options = OPTIONS.read(body.options or {}, unknown)
+    except ParameterError as error:
+        message = error.message.removeprefix(f"{error.parameter}: ")
+        raise ParameterError(f"options.{error.parameter}", message, hint=error.hint) from None
+    call.unused.extend(f"options.{name}" for name in unknown or ())
     if body.keep_alive is not None:
         call.unused.append("keep_alive")
     call.unused.extend(f"options.{name}" for name in _WITHOUT_EFFECT if getattr(options, name) is not None)

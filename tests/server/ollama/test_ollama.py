@@ -214,6 +214,13 @@ def test_without_a_prompt_it_is_loaded(client, name, ask):
     assert (found.done, found.done_reason) == (True, "load")
 
 
+def test_null_is_a_field_that_is_not_given(http, name):
+    for path, body in (("chat", {"messages": None}), ("generate", {"prompt": None, "raw": None, "stream": False})):
+        assert http.post(f"/api/{path}", json={"model": name, **body}).json()["done_reason"] == "load"
+    body = {"model": name, "prompt": "a", "stream": None, "options": {"num_predict": 1}}
+    assert http.post("/api/generate", json=body).headers["content-type"] == "application/x-ndjson"
+
+
 @pytest.mark.parametrize(("path", "body", "status", "told"), [
     ("chat", {"model": "other"}, 404, "'other' is not served"),
     ("chat", {}, 400, "model: is missing"),
@@ -221,7 +228,9 @@ def test_without_a_prompt_it_is_loaded(client, name, ask):
     ("chat", {"mesages": []}, 400, "Did you mean messages?"),
     ("chat", {"messages": USER, "format": "xml"}, 400, "neither json nor a JSON Schema"),
     ("chat", {"messages": USER, "format": {"type": "nothing"}}, 400, "type"),
+    ("chat", {"messages": USER, "options": {"temprature": 1}}, 400, "options.temprature: is not a field"),
     ("chat", {"messages": USER, "options": {"temprature": 1}}, 400, "Did you mean temperature?"),
+    ("chat", {"messages": USER, "options": {"num_predict": "a"}}, 400, "options.num_predict: expected"),
     ("chat", {"messages": USER, "options": {"mirostat": 2}}, 400, "mirostat: is not supported"),
     ("chat", {"messages": USER, "options": {"temperature": -1}}, 400, "temperature"),
     ("chat", {"messages": USER, "top_logprobs": 1}, 400, "needs logprobs"),
@@ -230,7 +239,7 @@ def test_without_a_prompt_it_is_loaded(client, name, ask):
     ("generate", {"prompt": "a", "raw": True, "system": "b"}, 400, "system: can't be combined with raw"),
     ("embed", {"input": "a"}, 400, "generates text"),
     ("show", {}, 400, "model: is missing"), ("show", {"name": "other"}, 404, "'other' is not served"),
-    ("pull", {"name": "x"}, 501, "Ollama's"),
+    ("pull", {"name": "x"}, 501, "Ollama's"), ("blobs/sha256:0", {}, 501, "Ollama's"),
 ])  # fmt: skip
 def test_an_error_is_one_text(http, name, path, body, status, told):
     body = body if path in ("show", "pull") or not body else {"model": name, **body}
