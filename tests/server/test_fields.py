@@ -48,7 +48,7 @@ PARTS = [
     (responses.CustomTool, openai_responses.CustomToolParam),
     (responses.TextConfig, openai_responses.ResponseTextConfigParam),
     (responses.Reasoning, openai.shared_params.Reasoning),
-    (responses.StreamOptions, openai_responses.response_create_params.StreamOptions),
+    (responses.ResponseStreamOptions, openai_responses.response_create_params.StreamOptions),
     (responses.Allowed, openai_responses.ToolChoiceAllowedParam),
     (responses.Named, openai_responses.ToolChoiceFunctionParam),
     (responses_items.MessageItem, openai_responses.EasyInputMessageParam),
