@@ -107,7 +107,7 @@ class DiskTier:
         except DamagedFileError as error:
             logger.warning("%s.kv is removed from the cache: %s.", name.hex(), error)
             self._store.remove(name)
-        except OSError:  # another engine has removed it
+        except FileNotFoundError:  # another engine has removed it
             pass
         except Exception as error:  # of anybody's store
             self.stop(error)

@@ -28,7 +28,7 @@ class Shelf:
         self.kept[name] = data
     def call(self, method):
         if method in self.fails:
-            raise RuntimeError("the shelf is down")
+            raise ConnectionError("the shelf is down")  # an OSError
 """
 
 
