@@ -348,6 +348,11 @@ def test_every_altered_byte_and_every_two_pages_that_change_places_are_found(tmp
     changed = [data[:at] + bytes([data[at] ^ 16]) + data[at + 1 :] for at in range(len(data))]
     pages = [data[at : at + size] for at in range(first, len(data), size)]
     changed.append(data[:first] + b"".join([pages[1], pages[0], *pages[2:]]))
+    if size == 24:  # the top bits of two words, which are signs of bfloat16
+        signs = bytearray(data)
+        signs[first + 7] ^= 128
+        signs[first + 15] ^= 128
+        changed.append(bytes(signs))
     for each in changed:
         path.write_bytes(each)
         with pytest.raises(DamagedFileError), open_pages(path) as file:
