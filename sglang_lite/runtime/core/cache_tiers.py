@@ -52,9 +52,10 @@ def make_tiers(
     check_room({f"{slots:,} pages of the host's cache": slots * size}, torch.device("cpu"), loaded.name, hint)
     disk = None
     if config.hicache_storage_backend is not None and config.hicache_storage_dir is not None:
+        writer = executor or ThreadPoolExecutor(THREADS, "sglang_lite-write")
         executor = executor or ThreadPoolExecutor(THREADS, "sglang_lite-disk")
         most = int(config.hicache_storage_max_gb * 1e9)
-        disk = DiskTier(make_store(config.hicache_storage_backend, config.hicache_storage_dir, most), executor)
+        disk = DiskTier(make_store(config.hicache_storage_backend, config.hicache_storage_dir, most), executor, writer)
     host = HostTier(runner.page_memory(slots))
     return Tiers(
         store,

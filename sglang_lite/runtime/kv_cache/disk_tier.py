@@ -27,16 +27,17 @@ class DiskTier:
 
     Args:
         store: store of the files.
-        executor: runs what reads and writes.
+        executor: runs what looks for files and reads them.
+        writer: runs what writes, so that no request waits behind a write; None for `executor`.
 
     Attributes:
-        executor: the argument.
+        executor, writer: the arguments.
         off: True after an error of the store; nothing is read or written any more.
         known: names of the files that were there when they were last looked at, of the newest 65,536.
     """
 
-    def __init__(self, store: PageStore, executor: Executor) -> None:
-        self._store, self.executor = store, executor
+    def __init__(self, store: PageStore, executor: Executor, writer: Executor | None = None) -> None:
+        self._store, self.executor, self.writer = store, executor, writer or executor
         self.off = False
         self.known: dict[bytes, None] = {}
         self._lock = threading.Lock()  # of `known`
@@ -59,11 +60,12 @@ class DiskTier:
 
     def write(self, name: bytes, rows: Rows, slots: Ints) -> Future[None]:
         """Writes a file, unless it exists."""
-        return self.executor.submit(self._write, name, rows, slots)
+        return self.writer.submit(self._write, name, rows, slots)
 
     def close(self) -> None:
         """Waits for what is being written, unless the store is not used any more."""
-        self.executor.shutdown(wait=not self.off, cancel_futures=self.off)
+        for executor in (self.executor, self.writer):
+            executor.shutdown(wait=not self.off, cancel_futures=self.off)
 
     def stop(self, reason: object) -> None:
         """Uses the store no more, and says why, once."""

@@ -168,6 +168,16 @@ def test_a_folder_that_vanishes_is_not_used_any_more(tmp_path, caplog):
     running.check_empty()
 
 
+def test_no_look_for_files_waits_for_a_write(tmp_path):
+    late = Late(random.Random(1))
+    disk = DiskTier(Folder(tmp_path, 1_000_000), Inline(), late)
+    written = disk.write(b"a", np.zeros((1, 8), np.uint8), np.zeros(1, np.int32))
+    assert disk.find([b"a"]).result() == 0
+    disk.close()
+    assert written.done()
+    assert [path.name for path in tmp_path.iterdir()] == ["61.kv"]
+
+
 def test_the_least_recently_used_files_go_first(tmp_path):
     rows = np.zeros((256, 1000), np.uint8)
     slots = np.arange(256, dtype=np.int32)
@@ -266,7 +276,7 @@ def test_whatever_threads_and_copies_do_answers_are_right(tmp_path, policy):
             hicache_storage_max_gb=rng.choice([1e-5, 1]), hicache_ratio=rng.choice([0.5, 2]),
         )  # fmt: skip
         tiers = running.store.tiers
-        threads = tiers.disk.executor = Late(rng)
+        threads = tiers.disk.executor = tiers.disk.writer = Late(rng)
         requests = []
         for _ in range(some(12, 60)):
             ids = [*rng.choice(stems)[: rng.randrange(200, 600)], rng.randrange(1, VOCAB)]
