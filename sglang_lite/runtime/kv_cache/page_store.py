@@ -169,11 +169,16 @@ class FsspecStore:
 
     Args:
         url: URL of a folder.
+
+    Raises:
+        ValueError: it is none, or one of this machine's files, where readers would see half of what is written.
     """
 
     def __init__(self, url: str) -> None:
         import fsspec  # takes 40 ms
 
+        if not url.partition("://")[1] or url.startswith(("file:", "local:")):
+            raise ValueError('it is no URL of another store; "file" takes folders.')  # and writes files whole
         system, self._folder = fsspec.core.url_to_fs(url)
         self._system: Any = system
         system.makedirs(self._folder, exist_ok=True)
