@@ -13,6 +13,7 @@ from functools import partial
 from typing import Literal, TypeAlias, TypeVar
 
 from sglang_lite.engine.engine import Engine
+from sglang_lite.lang.checks import check_limits
 from sglang_lite.lang.concurrency.loop import executor, running_mailbox
 from sglang_lite.lang.tools import closed
 from sglang_lite.protocol import Delta, Generation, ParameterError, RequestTimeoutError, SglError, Usage
@@ -94,7 +95,7 @@ class EngineChat:
 
     async def answer_async(self, **fields: Json) -> ChatAnswer:
         """Answer to a conversation."""
-        async with contextlib.aclosing(self.stream_async(**fields, stream=False)) as events:
+        async with contextlib.aclosing(self._stream(fields, parts=False)) as events:
             async for event in events:
                 if isinstance(event, ChatAnswer):
                     return event
@@ -110,18 +111,27 @@ class EngineChat:
         finally:
             _on_executor(events.aclose())
 
-    async def stream_async(
-        self, *, timeout: float | None = None, stream: bool = True, **fields: Json
-    ) -> AsyncGenerator[ChatEvent, None]:
-        """Yields an answer's parts as they arrive (unless `stream` is False), then the answer."""
-        chat = self._rendered({**fields, "stream": stream})
+    def stream_async(self, **fields: Json) -> AsyncGenerator[ChatEvent, None]:
+        """Yields an answer's parts as they arrive, then the answer."""
+        return self._stream(fields, parts=True)
+
+    async def _stream(self, fields: dict[str, Json], *, parts: bool) -> AsyncGenerator[ChatEvent, None]:
+        """Yields the parts as they arrive, if they are wanted, then the answer."""
+        timeout = fields.get("timeout")
+        check_limits(timeout, None)
+        if "stream" in fields:
+            raise ParameterError("stream", "is not a field here.", hint="Call the method that streams.")
+        if (model := fields.get("model", self.engine.model_name)) != self.engine.model_name:
+            raise ParameterError("model", f"{model!r:.60} is not the engine's, {self.engine.model_name!r}.")
+        asked = {name: value for name, value in fields.items() if name != "timeout"}
+        chat = self._rendered({**asked, "stream": parts})
         request, sample = replace(chat.request(self.engine.context_length), timeout=timeout), chat.sample()
         text = ""
         async with contextlib.aclosing(_events(self.engine, request, timeout)) as events:
             async for event in events:
                 new = sample.read(event)
                 text += new.content
-                if stream and new:
+                if parts and new:
                     yield new
                 if isinstance(event, Generation):
                     yield self._answer(chat, sample, text, event)
@@ -164,18 +174,21 @@ def _on_executor(asked: Awaitable[T]) -> T:
 async def _events(
     engine: Engine, request: GenerateRequest, timeout: float | None
 ) -> AsyncGenerator[Delta | Generation, None]:
-    """Yields the events of a request, which waits for room in the engine."""
+    """Yields the events of a request, which waits for room in the engine; the timeout counts that wait."""
     deadline = None if timeout is None else time.monotonic() + timeout
+
+    async def in_time(awaited: Awaitable[T]) -> T:
+        try:
+            return await asyncio.wait_for(awaited, None if deadline is None else deadline - time.monotonic())
+        except TimeoutError:
+            raise RequestTimeoutError(f"the answer took more than {timeout:g} seconds.") from None
+
     mailbox, events = running_mailbox(), asyncio.Queue[Delta | Generation | SglError]()
     sink = partial(mailbox.enqueue, events.put_nowait)
-    ticket = await engine.submit_when_room(partial(engine.core.submit, request, sink, mailbox.wake), 1)
+    ticket = await in_time(engine.submit_when_room(partial(engine.core.submit, request, sink, mailbox.wake), 1))
     try:
         while True:
-            left = None if deadline is None else deadline - time.monotonic()
-            try:
-                event = await asyncio.wait_for(events.get(), left)
-            except TimeoutError:
-                raise RequestTimeoutError(f"the answer took more than {timeout:g} seconds.") from None
+            event = await in_time(events.get())
             if isinstance(event, SglError):
                 raise event
             yield event
