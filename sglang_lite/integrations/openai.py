@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from typing import Any
 
 import httpx2
@@ -14,6 +14,7 @@ from openai import AsyncOpenAI
 
 from sglang_lite.engine.engine import Engine
 from sglang_lite.integrations.chat import ChatAnswer, ChatEvent, EngineChat
+from sglang_lite.lang.checks import check_flags
 from sglang_lite.protocol import SglError
 from sglang_lite.protocol.anything import Json
 from sglang_lite.random_ids import random_id
@@ -51,14 +52,16 @@ class EngineTransport(httpx2.AsyncBaseTransport):
                 raise NotFoundError(f"{request.url.path} is not a route of an engine.", hint="Serve the model.")
             fields = json.loads(await request.aread())
             model, timeout = fields.pop("model", ""), request.extensions.get("timeout", {}).get("read")
-            asks_for_usage = (fields.pop("stream_options", None) or {}).get("include_usage")
-            if not fields.pop("stream", False):
+            streams = fields.pop("stream", False)
+            check_flags(stream=streams)
+            if not streams:
                 answer = await self._chat.answer_async(**fields, timeout=timeout)
                 head = {"id": f"chatcmpl-{random_id()}", "created": int(time.time())}
                 return httpx2.Response(200, json={**head, **answer.as_completion(model)})
             events = self._chat.stream_async(**fields, timeout=timeout)
             first = await anext(events)  # or the error of an invalid request
-            stream = _Chunks(first, events, model, usage=bool(asks_for_usage))
+            usage = (fields.get("stream_options") or {}).get("include_usage")
+            stream = _Chunks(first, events, model, usage=bool(usage))
             return httpx2.Response(200, headers={"content-type": "text/event-stream"}, stream=stream)
         except SglError as error:
             return httpx2.Response(status_of(error).status, json=content_of(error, "openai"))
@@ -74,6 +77,7 @@ class _Chunks(httpx2.AsyncByteStream):
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         try:
+            yield _event(self._chunk({"role": "assistant", "content": ""}))
             for each in self._chunks(self._first):
                 yield _event(each)
             async for event in self._events:
@@ -90,13 +94,16 @@ class _Chunks(httpx2.AsyncByteStream):
     def _chunks(self, event: ChatEvent) -> list[dict[str, Any]]:  # JSON
         if not isinstance(event, ChatAnswer):
             return [self._chunk(delta_of(event))]
-        chunks = [self._chunk({}, event.finish)]
+        chunks = [self._chunk({}, event.finish, event.logprobs)]
         if self._usage:
             chunks.append({**self._head, "choices": [], "usage": event.as_completion("")["usage"]})
         return chunks
 
-    def _chunk(self, delta: dict[str, Json], finish: str | None = None) -> dict[str, Any]:
-        return {**self._head, "choices": [{"index": 0, "delta": delta, "finish_reason": finish}]}
+    def _chunk(
+        self, delta: dict[str, Json], finish: str | None = None, logprobs: Sequence[Json] | None = None
+    ) -> dict[str, Any]:
+        told = None if logprobs is None else {"content": logprobs}
+        return {**self._head, "choices": [{"index": 0, "delta": delta, "finish_reason": finish, "logprobs": told}]}
 
 
 def _event(data: dict[str, Json]) -> bytes:

@@ -60,3 +60,24 @@ def test_a_refusal_says_why(model):
 def test_other_routes_are_not_found(engine):
     with pytest.raises(openai.NotFoundError, match="is not a route of an engine"):
         asyncio.run(async_client(engine).embeddings.create(model="m", input="x"))
+
+
+def test_a_stream_has_its_role_and_logprobs(engine):
+    async def chunks():
+        asked = [{"role": "user", "content": "Hi"}]
+        client = async_client(engine).chat.completions
+        stream = await client.create(
+            model="m", messages=asked, max_tokens=2, stream=True, logprobs=True, stream_options={"include_usage": True}
+        )
+        found = [chunk async for chunk in stream]
+        with pytest.raises(openai.BadRequestError, match="stream_options"):
+            await client.create(model="m", messages=asked, stream=True, stream_options="x")
+        with pytest.raises(openai.BadRequestError, match="stream"):
+            await client.create(model="m", messages=asked, extra_body={"stream": "x"})
+        return found
+
+    found = asyncio.run(chunks())
+    choices = [choice for chunk in found for choice in chunk.choices]
+    assert choices[0].delta.role == "assistant"
+    logprobs = [entry for choice in choices if choice.logprobs for entry in choice.logprobs.content]
+    assert len(logprobs) == found[-1].usage.completion_tokens > 0
