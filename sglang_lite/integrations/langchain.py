@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from functools import cached_property
+from operator import itemgetter
 from typing import Any
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
@@ -17,15 +18,18 @@ from langchain_core.messages import (
 )
 from langchain_core.messages.ai import UsageMetadata
 from langchain_core.messages.tool import tool_call_chunk
+from langchain_core.output_parsers import JsonOutputParser, PydanticOutputParser
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
-from langchain_core.runnables import Runnable, RunnableLambda
+from langchain_core.runnables import Runnable, RunnableLambda, RunnableMap, RunnablePassthrough
 from langchain_core.tools import BaseTool
-from langchain_core.utils.function_calling import convert_to_openai_tool
+from langchain_core.utils.function_calling import convert_to_json_schema, convert_to_openai_tool
+from langchain_core.utils.pydantic import is_basemodel_subclass
 from pydantic import ConfigDict, Field
 
 from sglang_lite.engine.engine import Engine
 from sglang_lite.integrations.chat import ChatAnswer, ChatEvent, EngineChat
 from sglang_lite.lang.function import SglFunction
+from sglang_lite.protocol import ParameterError
 from sglang_lite.protocol.anything import Json, UserValue
 from sglang_lite.server.conversation.sample_reader import CallDelta
 
@@ -116,6 +120,36 @@ class ChatSglangLite(BaseChatModel):
             tool_choice = "required" if tool_choice else None
         choice = named.get(tool_choice, tool_choice) if isinstance(tool_choice, str) else tool_choice
         return self.bind(tools=shown, tool_choice="required" if choice == "any" else choice, **kwargs)
+
+    def with_structured_output(
+        self, schema: dict[str, Json] | type, *, include_raw: bool = False, method: str = "function_calling",
+        strict: bool | None = None, **kwargs: Json,
+    ) -> Runnable[LanguageModelInput, Any]:  # fmt: skip
+        """Runnable whose output is a value of a schema, by `method`: a call of a tool ("function_calling"), an answer
+        that fits the schema ("json_schema"), or JSON whose form the prompt asks for ("json_mode").
+        Calls and answers fit the schema also without `strict`.
+
+        Raises:
+            ParameterError: `method` is none of these.
+        """
+        if method == "function_calling":
+            return super().with_structured_output(schema, include_raw=include_raw, strict=strict, **kwargs)
+        if method not in ("json_schema", "json_mode"):
+            raise ParameterError("method", f"{method!r:.60} is not function_calling, json_schema or json_mode.")
+        form: dict[str, Json] = {"type": "json_object"}
+        if method == "json_schema":
+            form = {"type": "json_schema", "json_schema": {"name": "answer", "schema": convert_to_json_schema(schema)}}
+        typed = isinstance(schema, type) and is_basemodel_subclass(schema)
+        parser: Any = PydanticOutputParser(pydantic_object=schema) if typed else JsonOutputParser()
+        model = self.bind(response_format=form, **kwargs)
+        if not include_raw:
+            return model | parser
+        parsed = RunnablePassthrough.assign(parsed=itemgetter("raw") | parser, parsing_error=lambda _: None)
+        failed = RunnablePassthrough.assign(parsed=lambda _: None)
+        return RunnableMap(raw=model) | parsed.with_fallbacks([failed], exception_key="parsing_error")
+
+    def get_token_ids(self, text: str) -> list[int]:
+        return self.engine.tokenizer.encode(text, first=False)
 
 
 def runnable(program: SglFunction) -> Runnable[dict[str, Json], UserValue]:

@@ -9,6 +9,7 @@ pytest.importorskip("langchain_tests", reason="langchain-tests is not installed:
 from langchain_core.messages import AIMessageChunk
 from langchain_tests.integration_tests import ChatModelIntegrationTests
 from langchain_tests.unit_tests import ChatModelUnitTests
+from pydantic import BaseModel
 
 import sglang_lite as sgl
 from sglang_lite.integrations.langchain import ChatSglangLite, runnable
@@ -84,3 +85,26 @@ def test_a_program_is_a_runnable(engine):
         assert chain.batch([{"country": "France"}, {"country": "Italy"}]) == ["PARIS", "ROME"]
     finally:
         sgl.set_default_backend(None)
+
+
+class Person(BaseModel):
+    """A person."""
+
+    name: str
+    age: int
+
+
+@pytest.mark.parametrize("method", ["json_schema", "function_calling"])
+def test_outputs_are_structured_by_the_method_named(engine, method):
+    model = ChatSglangLite(engine=engine, temperature=0, max_tokens=60, fields={"parallel_tool_calls": False})
+    found = model.with_structured_output(Person, method=method, include_raw=True).invoke("Maria is 34. As JSON:")
+    assert isinstance(found["parsed"], Person)
+    assert bool(found["raw"].tool_calls) == (method == "function_calling")
+    with pytest.raises(sgl.ParameterError, match="nonsense"):
+        model.with_structured_output(Person, method="nonsense")
+
+
+def test_tokens_are_the_engines(engine):
+    assert ChatSglangLite(engine=engine).get_token_ids("Hello there") == engine.tokenizer.encode(
+        "Hello there", first=False
+    )
