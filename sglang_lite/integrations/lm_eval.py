@@ -109,12 +109,20 @@ class SglangLiteLM(TemplateLM):
         self, requests: Sequence[_Pair], disable_tqdm: bool = False, **_: object
     ) -> list[tuple[float, bool]]:
         groups: dict[tuple[int, ...], list[int]] = {}  # indices of requests by all their tokens but the last one
+        found: dict[int, tuple[float, bool]] = {}
         for index, (_texts, context, continuation) in enumerate(requests):
+            if len(continuation) > self.max_length:
+                raise ParameterError(
+                    f"requests[{index}]",
+                    f"its continuation has {len(continuation)} tokens, more than the context of {self.max_length}.",
+                )
+            if not continuation:
+                found[index] = 0.0, True
+                continue
             tokens = (context + continuation)[-(self.max_length + 1) :]
             groups.setdefault(tuple(tokens[:-1]), []).append(index)
-        found: dict[int, tuple[float, bool]] = {}
         prompts = sorted(groups)  # equal beginnings are neighbours
-        with tqdm(total=len(requests), disable=disable_tqdm, desc="Scoring") as shown:
+        with tqdm(total=len(requests) - len(found), disable=disable_tqdm, desc="Scoring") as shown:
             for start in range(0, len(prompts), _CHUNK):
                 chunk = prompts[start : start + _CHUNK]
                 members = [groups[prompt] for prompt in chunk]
@@ -175,7 +183,12 @@ class SglangLiteLM(TemplateLM):
     def _asked(self, context: str, options: dict[str, Any]) -> tuple[list[int], dict[str, Any]]:
         """Prompt and sampling parameters of a request."""
         given: dict[str, Any] = dict(normalize_gen_kwargs(options, self.max_gen_toks))
-        tokens, most = maybe_truncate(self.tok_encode(context), given["max_gen_toks"], self.max_length)
+        if (wanted := given["max_gen_toks"]) >= self.max_length:
+            raise ParameterError(
+                "max_gen_toks", f"{wanted} leaves no room for a prompt: the context is {self.max_length}.",
+                hint="Give less, or a longer context_length.",
+            )  # fmt: skip
+        tokens, most = maybe_truncate(self.tok_encode(context), wanted, self.max_length)
         drawn = {"temperature": 1.0 if given["do_sample"] else 0.0}
         params = {_NAMES.get(name, name): value for name, value in given.items() if name != "do_sample"}
         return tokens, {**drawn, **params, "max_new_tokens": most}

@@ -156,3 +156,13 @@ def test_the_command_knows_the_model(tmp_path, model_file):
                "dtype=float32", "--tasks", "one_sum", "--include_path", str(tmp_path)]  # fmt: skip
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert "|one_sum|" in done.stdout, done.stdout + done.stderr
+
+
+def test_requests_that_fit_no_context(engine, monkeypatch):
+    model = SglangLiteLM(engine)
+    assert model.loglikelihood(asked("loglikelihood", ("Hello there", "")), disable_tqdm=True) == [(0.0, True)]
+    monkeypatch.setattr(SglangLiteLM, "max_length", 8)
+    with pytest.raises(sgl.ParameterError, match=r"requests\[1\].* 9 tokens.* 8"):
+        model.loglikelihood(asked("loglikelihood", ("Hi", " you"), ("Hi", " a" * 9)), disable_tqdm=True)
+    with pytest.raises(sgl.ParameterError, match="max_gen_toks"):
+        model.generate_until(asked("generate_until", ("Hi", {"until": [], "max_gen_toks": 8})), disable_tqdm=True)
