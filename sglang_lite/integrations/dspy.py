@@ -31,7 +31,14 @@ from dspy.lm15 import TimeoutError as LateError
 
 from sglang_lite.engine.engine import Engine
 from sglang_lite.integrations.chat import ChatAnswer, ChatEvent, EngineChat
-from sglang_lite.protocol import CapabilityError, ConstraintError, ParameterError, RequestTimeoutError, SglError
+from sglang_lite.protocol import (
+    CapabilityError,
+    ConstraintError,
+    EngineClosedError,
+    ParameterError,
+    RequestTimeoutError,
+    SglError,
+)
 from sglang_lite.protocol.anything import Json
 
 
@@ -109,7 +116,8 @@ def _told() -> Iterator[None]:
         yield
     except SglError as error:
         kinds = {RequestTimeoutError: LateError, CapabilityError: UnsupportedFeatureError,
-                 ParameterError: InvalidRequestError, ConstraintError: InvalidRequestError}  # fmt: skip
+                 ParameterError: InvalidRequestError, ConstraintError: InvalidRequestError,
+                 EngineClosedError: InvalidRequestError}  # fmt: skip
         kind = next((theirs for ours, theirs in kinds.items() if isinstance(error, ours)), ServerError)
         raise kind(str(error)) from error
 

@@ -63,3 +63,16 @@ def test_errors_are_dspys(engine):
     with pytest.raises(InvalidRequestError, match="nothing") as caught:
         DspyEngine(EngineChat(engine)).complete(request)
     assert isinstance(caught.value.__cause__, sgl.SglError)
+
+
+def test_a_closed_engine_is_not_asked_again(engine, monkeypatch):
+    asked = []
+
+    def answer(_self, **_fields):
+        asked.append(1)
+        raise sgl.EngineClosedError("the engine is closed.")
+
+    monkeypatch.setattr(EngineChat, "answer", answer)
+    with pytest.raises(Exception, match="the engine is closed"):
+        lm(engine, cache=False)("Hi")
+    assert asked == [1]
