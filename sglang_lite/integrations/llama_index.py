@@ -130,6 +130,9 @@ class SglangLite(FunctionCallingLLM):
         tool_required: bool = False, tool_choice: str | dict[str, Json] | None = None, **kwargs: Json,
     ) -> dict[str, Json]:  # fmt: skip
         asked = [] if user_msg is None else [ChatMessage(user_msg) if isinstance(user_msg, str) else user_msg]
+        names = [tool.metadata.get_name() for tool in tools]
+        if tool_choice in names:
+            tool_choice = {"type": "function", "function": {"name": tool_choice}}
         return {
             "messages": [*(chat_history or ()), *asked],
             "tools": [tool.metadata.to_openai_tool(skip_length_check=True) for tool in tools] or None,

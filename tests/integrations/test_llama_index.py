@@ -61,3 +61,8 @@ def test_all_ways_of_asking_agree(llm):
 def test_unknown_fields_are_refused(llm):
     with pytest.raises(sgl.ParameterError, match="temprature"):
         llm.complete("Hi", temprature=0)
+
+
+def test_a_tool_is_chosen_by_its_name(llm):
+    answer = llm.chat_with_tools([FunctionTool.from_defaults(add)], "Add 3 and 4.", tool_choice="add")
+    assert [call.tool_name for call in llm.get_tool_calls_from_response(answer)] == ["add"]
