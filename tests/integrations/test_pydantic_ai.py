@@ -1,6 +1,7 @@
 """Agents of Pydantic AI on an engine, and clients of the package openai without a server."""
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -65,7 +66,7 @@ def test_other_routes_are_not_found(engine):
 def test_a_stream_has_its_role_and_logprobs(engine):
     async def chunks():
         asked = [{"role": "user", "content": "Hi"}]
-        client = async_client(engine).chat.completions
+        client: Any = async_client(engine).chat.completions  # wrong arguments are on purpose
         stream = await client.create(
             model="m", messages=asked, max_tokens=2, stream=True, logprobs=True, stream_options={"include_usage": True}
         )
