@@ -12,8 +12,6 @@ from itertools import accumulate, compress, pairwise
 from operator import attrgetter
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
-from msgspec import Struct
-
 from sglang_lite.constraints.formal import charsets
 from sglang_lite.constraints.formal.charsets import Ranges
 from sglang_lite.protocol import ConstraintError
@@ -66,21 +64,15 @@ class _CachedFacts:
                 facts = Facts(hash((CharSet, each.ranges)), False, 140 + 70 * len(each.ranges))
             else:
                 below = children(each)
-                missing, refers, size = [], False, 140
-                for child in below:
-                    if isinstance(child, _CachedFacts):
-                        known = getattr(child, "facts", None)
-                        if known is None:
-                            missing.append(child)
-                            continue
-                    else:
-                        known = child
-                    refers = refers or known.refers
-                    size += 8 + known.size
+                missing = [child for child in below if isinstance(child, _CachedFacts) and not hasattr(child, "facts")]
                 if missing:
                     stack += missing
                     continue
                 own = (each.node, each.least, each.most) if isinstance(each, Repeat) else below
+                refers, size = False, 140
+                for child in below:
+                    refers = refers or child.refers
+                    size += 8 + child.size
                 facts = Facts(hash((type(each), own)), refers, size)
             object.__setattr__(each, "facts", facts)
             stack.pop()
@@ -95,7 +87,8 @@ class CharSet(_CachedFacts):
     __hash__ = _CachedFacts.__hash__
 
 
-class LiteralText(Struct, frozen=True):  # like Ref there are many: a Struct is made, hashed and compared faster
+@dataclass(frozen=True, slots=True)
+class LiteralText:
     """Exactly `text`, which is not empty."""
 
     text: str
@@ -197,7 +190,8 @@ class Complement(_CachedFacts):
     __hash__ = _CachedFacts.__hash__
 
 
-class Ref(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Ref:
     """Reference to the rule called `name`."""
 
     name: str
@@ -234,11 +228,6 @@ class Language:
     start: str
     rules: Mapping[str, Node]
     sealed: frozenset[str] = frozenset()
-
-    @property
-    def size(self) -> int:
-        """Approximate memory in bytes."""
-        return sum([120 + len(name) + body.size for name, body in self.rules.items()])
 
 
 def literal(text: str) -> Node:

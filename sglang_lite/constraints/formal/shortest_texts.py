@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import lru_cache
 from itertools import islice
-from operator import itemgetter
 from typing import NamedTuple, TypeAlias
 
 from sglang_lite.constraints.formal.automaton import accepts, automaton
@@ -20,7 +18,6 @@ from sglang_lite.constraints.formal.nodes import (
     Node,
     Ref,
     Repeat,
-    Substring,
     references,
 )
 from sglang_lite.constraints.formal.shortest_search import UNKNOWN, searched
@@ -29,75 +26,31 @@ from sglang_lite.protocol import ConstraintError
 
 _PLAIN = [(ord(first), ord(last)) for first, last in ("az", "09", "AZ")]
 _SOME = 4  # characters of a set to choose from
-_TRIED = 50  # characters of a source that are tried
 _LONGEST = 100_000  # characters of a text that is written out
-_REGULAR = 32  # characters of a rest that only states of an intersection or complement could tell
 
 _Parts: TypeAlias = "str | tuple[_Parts, ...]"
 
 
-class LongestRest(NamedTuple):
-    """Rest that a text may still need, wherever it stands.
-
-    Attributes:
-        length: about the most characters of a shortest completion; if rules nest, of each level. Rests of intersections
-            and complements are guessed.
-        nests: whether rules contain themselves, so that each level that a text opens may add as much.
-    """
-
-    length: float
-    nests: bool
-
-
 class _Found(NamedTuple):
-    """Facts about the texts of a node.
-
-    Attributes:
-        length: least number of characters; infinite if there is no text, or none was found.
-        rest: most characters of a shortest completion of a text that has begun.
-        forced: least number of literal characters in a text; of a rule 1, wherever it is referred to.
-        most_forced: the most of a part; of a rule 1.
-        parts: a shortest text, which may be long: its parts, which other texts share.
-    """
+    """Text that may be long: its length, and its parts, which other texts share."""
 
     length: float
-    rest: float
-    forced: int
-    most_forced: int
     parts: _Parts = ""
 
-    @property
-    def text(self) -> str | None:
-        """The text, or None if none was found, or it has more than 100,000 characters."""
-        return _written(self.parts) if self.length <= _LONGEST else None
 
-    def referred_to(self) -> _Found:
-        return _Found(self.length, self.rest, 1, 1, self.parts)
-
-    def with_rest(self, rest: float) -> _Found:
-        return _Found(self.length, rest, 1, 1, self.parts)
-
-
-_NOT_FOUND = _Found(UNKNOWN, 0, 1, 1)
+_NOT_FOUND = _Found(UNKNOWN)
 
 
 class ShortestTexts:
     """Shortest texts of the rules of a language.
 
     Args:
-        rules: bodies of the rules by name, the start first.
-
-    Attributes:
-        longest_forced: characters of the longest text that the language may force, that is, leave no choice about, at
-            most.
-        longest_rest: longest of the shortest completions from all places of the first rule's texts.
+        rules: bodies of the rules by name.
     """
 
     def __init__(self, rules: Mapping[str, Node]) -> None:
         self._found = dict.fromkeys(rules, _NOT_FOUND)
-        self.longest_forced = 0
-        nests = self._solve(rules)
-        self.longest_rest = LongestRest(self._found[next(iter(rules))].rest, nests)
+        self._solve(rules)
 
     @property
     def lengths(self) -> dict[str, float]:
@@ -106,119 +59,60 @@ class ShortestTexts:
 
     def text(self, name: str) -> str | None:
         """Shortest text of a rule, or None if there is none, none was found, or it has more than 100,000 characters."""
-        return self._found[name].text
+        found = self._found[name]
+        return _written(found.parts) if found.length <= _LONGEST else None
 
-    def _solve(self, rules: Mapping[str, Node]) -> bool:
+    def _solve(self, rules: Mapping[str, Node]) -> None:
         """Finds the texts: the least fixed point, from above. One round finds it for all rules whose references are
-        found before them, and is enough without recursion. Returns True if there is recursion."""
-        found = self._found
+        found before them, and is enough without recursion."""
         used = {name: references(body) & rules.keys() for name, body in rules.items()}
-        order = _used_first(used)
-        done = set[str]()
-        nested = list[str]()
-        for name in order:
-            own = _of(rules[name], found)
-            found[name] = own.referred_to()
-            self.longest_forced = max(self.longest_forced, own.most_forced)
-            if not used[name] <= done:
-                nested.append(name)
-            done.add(name)
-        if not nested:
-            return False
         users: dict[str, list[str]] = {name: [] for name in rules}
+        order = _used_first(used)
+        number = {name: i for i, name in enumerate(order)}
         for name in order:
+            self._found[name] = self._of(rules[name])
             for each in used[name]:
                 users[each].append(name)
-        changed = nested
+        changed = [name for name in order if any(number[each] >= number[name] for each in used[name])]
         while changed:
-            now = {name: _of(rules[name], found).referred_to() for name in changed}
-            shorter = {name: new for name, new in now.items() if new.length < found[name].length}
-            found |= shorter
+            now = {name: self._of(rules[name]) for name in changed}
+            shorter = {name: found for name, found in now.items() if found.length < self._found[name].length}
+            self._found |= shorter
             changed = list(dict.fromkeys(user for name in shorter for user in users[name]))
-        # A rest is infinite if it was looked for before the lengths of the rules that it has in it.
-        again = [name for name in order if found[name].rest == UNKNOWN]
-        found |= {name: found[name].with_rest(0) for name in again}
-        for name in again:
-            found[name] = found[name].with_rest(_of(rules[name], found).rest)
-        return True
 
-
-def _of(node: Node, rules: Mapping[str, _Found]) -> _Found:
-    """Facts about a node, by those about the rules; without rules, of a part of a regular node."""
-    if isinstance(node, LiteralText):
-        length = len(node.text)
-        return _Found(length, length, length, length, node.text)
-    if isinstance(node, Ref):
-        return rules.get(node.name, _NOT_FOUND)
-    return _of_regular(node) if rules and not node.refers else _of_parts(node, rules)
-
-
-@memoized  # many places of a schema, and many schemas, have the same strings and numbers
-def _of_regular(node: Node) -> _Found:
-    return _of_parts(node, {})
-
-
-def _of_concat(parts: list[_Found]) -> _Found:
-    length, rest, forced, most_forced = 0.0, 0.0, 0, 0
-    for least, begun, literal, most, _ in reversed(parts):
-        if begun + length > rest:
-            rest = begun + length
-        length += least
-        forced += literal
-        if most > most_forced:
-            most_forced = most
-    return _Found(length, rest, forced, max(forced, most_forced), tuple([part.parts for part in parts]))
-
-
-def _of_parts(node: Node, rules: Mapping[str, _Found]) -> _Found:
-    match node:
-        case Concat(parts):
-            return _of_concat([_of(part, rules) for part in parts])
-        case CharSet(ranges):
-            single = int(len(ranges) == 1 and ranges[0][0] == ranges[0][1])
-            return _Found(1, 1, single, single, preferred(ranges)[0]) if ranges else _NOT_FOUND
-        case Alternation(options):
-            return _of_alternation([_of(option, rules) for option in options])
-        case Repeat(inner, least, _):
-            return _of_repeat(_of(inner, rules), least)
-        case Intersection(parts):
-            each = [_of(part, rules) for part in parts if not isinstance(part, Complement)]
-            rest = sum(one.rest for one in each) + _REGULAR * (1 + len(parts) - len(each))
-            forced = max((one.forced for one in each), default=0)
-            return _by_search(node, rest, forced, max((one.most_forced for one in each), default=0))
-        case Complement():
-            return _by_search(node, _REGULAR, 0, 0)
-    return _Found(0, _REGULAR, 0, 0)  # of a substring
-
-
-def _of_alternation(options: list[_Found]) -> _Found:
-    shortest = min(options, key=itemgetter(0))
-    rest, forced = max([each.rest for each in options]), min([each.forced for each in options])
-    return _Found(shortest.length, rest, forced, max([each.most_forced for each in options]), shortest.parts)
-
-
-def _of_repeat(each: _Found, least: int) -> _Found:
-    length = each.length * least if least else 0
-    rest = each.rest + each.length * (least - 1) if least > 1 else each.rest
-    parts: _Parts = (each.parts,) * least if length <= _LONGEST else ""
-    return _Found(length, rest, each.forced * least, max(each.forced * least, each.most_forced), parts)
-
-
-def _by_search(node: Intersection | Complement, rest: float, forced: int, most_forced: int) -> _Found:
-    text = _found_by_search(node)
-    return _Found(UNKNOWN if text is None else len(text), rest, forced, most_forced, text or "")
+    def _of(self, node: Node) -> _Found:
+        """Shortest text of a node, by what is known of the rules."""
+        match node:
+            case LiteralText(text):
+                return _Found(len(text), text)
+            case CharSet(ranges):
+                return _Found(1, preferred(ranges)[0]) if ranges else _NOT_FOUND
+            case Ref(name):
+                return self._found.get(name, _NOT_FOUND)
+            case Concat(parts):
+                found = [self._of(part) for part in parts]
+                return _Found(sum([each.length for each in found]), tuple([each.parts for each in found]))
+            case Alternation(options):
+                return min(map(self._of, options), key=lambda each: each.length, default=_NOT_FOUND)
+            case Repeat(_, 0, _):
+                return _Found(0)
+            case Repeat(inner, least, _):
+                one = self._of(inner)
+                return _Found(least * one.length, (one.parts,) * least if least * one.length <= _LONGEST else "")
+            case Intersection() | Complement():
+                found_text = _of_regular(node)
+                return _NOT_FOUND if found_text is None else _Found(len(found_text), found_text)
+        return _Found(0)  # of a substring
 
 
 @memoized
-def _found_by_search(node: Intersection | Complement) -> str | None:
+def _of_regular(node: Intersection | Complement) -> str | None:
     """Shortest text of an intersection or complement, or None if none was found within the limit of work."""
     if isinstance(node, Intersection):  # often the shortest text of one part is in all
-        found = {part: _of_regular(part) for part in node.parts if not isinstance(part, Complement)}
-        longest = max(found, key=lambda part: found[part].length, default=None)
-        text = None if longest is None else found[longest].text
+        found = {part: ShortestTexts({"": part}) for part in node.parts if not isinstance(part, Complement)}
+        longest = max(found, key=lambda part: found[part].lengths[""], default=None)
+        text = None if longest is None else found[longest].text("")
         if text is not None and all(part is longest or _is_in(part, text) for part in node.parts):
-            return text
-        if (text := _copied(node)) is not None:
             return text
     try:
         at = automaton(node)
@@ -228,25 +122,10 @@ def _found_by_search(node: Intersection | Complement) -> str | None:
     return None if path is None else "".join(preferred(at.class_characters(symbol).ranges)[0] for symbol in path)
 
 
-def _copied(node: Intersection) -> str | None:
-    """Shortest text of an intersection in which at most a character is copied from a source, or None if none is found.
-    A search would go through all of the source."""
-    for part in node.parts:
-        match part:
-            case Concat((LiteralText(before), Substring(text, cuts), LiteralText(after))):
-                pieces = (text[i] for i in range(len(text)) if cuts[i] and cuts[i + 1])
-                for piece in ("", *islice(pieces, _TRIED)):
-                    found = f"{before}{piece}{after}"
-                    if all(other is part or _is_in(other, found) for other in node.parts):
-                        return found
-    return None
-
-
 def _is_in(node: Node, text: str) -> bool:
     return not accepts(node.node, text) if isinstance(node, Complement) else accepts(node, text)
 
 
-@lru_cache(maxsize=1024)
 def preferred(ranges: Ranges) -> str:
     """Some characters of a set: plain ones if it has any."""
     plain = (
@@ -269,16 +148,15 @@ def _written(parts: _Parts) -> str:
 
 def _used_first(used: Mapping[str, set[str]]) -> list[str]:
     """Names in an order in which each comes behind those that it uses, as far as there is one."""
-    order: list[str] = []
+    order: dict[str, None] = {}
     opened = set[str]()
-    for start in used:
-        stack = [] if start in opened else [start]
-        while stack:
-            name = stack[-1]
-            if name not in opened:
-                opened.add(name)
-                stack += used[name] - opened
-            else:
-                stack.pop()
-                order.append(name)
-    return list(dict.fromkeys(order))
+    stack = [(name, False) for name in used]
+    while stack:
+        name, is_done = stack.pop()
+        if is_done:
+            order[name] = None
+        elif name not in opened:
+            opened.add(name)
+            stack.append((name, True))
+            stack += [(each, False) for each in used[name]]
+    return list(order)
