@@ -89,7 +89,7 @@ def main() -> None:
             for program in (one, fork):
                 for _ in range(3):
                     read(program, engine)
-                for thread, calls in sorted(calls_by_thread(lambda: read(program, engine)).items()):  # noqa: B023
+                for thread, calls in sorted(calls_by_thread(lambda: read(program, engine)).items()):  # noqa: B023 # called here
                     entered = [(module, [*group]) for module, group in groupby(calls, lambda call: call[0])]
                     modules = len({module for module, _ in entered})
                     print(f"{program.name:8}{thread:24}{modules:8}{len(entered) - 1:9}{len(calls):7}")

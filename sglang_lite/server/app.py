@@ -95,7 +95,7 @@ def _check_grpc(settings: ServerSettings) -> None:
     if settings.grpc_port is None:
         return
     try:
-        from sglang_lite.server import grpc_service  # noqa: F401
+        from sglang_lite.server import grpc_service  # noqa: F401 # is the package there?
     except ModuleNotFoundError as error:
         hint = "pip install 'sglang-lite[grpc]'"
         raise CapabilityError("grpc_port needs gRPC.", parameter="grpc_port", hint=hint) from error

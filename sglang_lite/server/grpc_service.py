@@ -144,7 +144,7 @@ class _Servicer(services.SglangSchedulerServicer):  # type: ignore[misc]  # gene
                         for answer in _answers(request, each, sent):
                             yield answer
 
-    async def Embed(self, request: Any, context: Any) -> Any:  # noqa: N802
+    async def Embed(self, request: Any, context: Any) -> Any:  # noqa: N802  # of the protocol
         """Embedding of token ids."""
         async with self._answering("Embed", context, request_id=request.request_id, counts=True):
             _refuse(request, "mm_inputs", "is_cross_encoder", "token_type_ids")
@@ -153,7 +153,7 @@ class _Servicer(services.SglangSchedulerServicer):  # type: ignore[misc]  # gene
             (row, *_), tokens = await self._service.call_engine(compute, at_most_s=_LONGEST_S)
             return pb.EmbedResponse(embedding=row.tolist(), embedding_dim=len(row), prompt_tokens=sum(tokens))
 
-    async def HealthCheck(self, _: Any, __: Any) -> Any:  # noqa: N802
+    async def HealthCheck(self, _: Any, __: Any) -> Any:  # noqa: N802  # of the protocol
         """Health: the engine has generated its first token, and responds."""
         try:
             self._service.check_ready()
@@ -161,13 +161,13 @@ class _Servicer(services.SglangSchedulerServicer):  # type: ignore[misc]  # gene
             return pb.HealthCheckResponse(healthy=False, message=str(error))
         return pb.HealthCheckResponse(healthy=True, message="")
 
-    async def Abort(self, request: Any, context: Any) -> Any:  # noqa: N802
+    async def Abort(self, request: Any, context: Any) -> Any:  # noqa: N802  # of the protocol
         """Ends a request."""
         async with self._answering("Abort", context):
             self._service.async_engine.abort(request.request_id, key_in_use.get() or None)
             return pb.AbortResponse(success=True)
 
-    async def GetModelInfo(self, _: Any, context: Any) -> Any:  # noqa: N802
+    async def GetModelInfo(self, _: Any, context: Any) -> Any:  # noqa: N802  # of the protocol
         """Description of the model."""
         async with self._answering("GetModelInfo", context):
             engine, tokenizer = self._service.engine, self._service.engine.tokenizer
@@ -189,7 +189,7 @@ class _Servicer(services.SglangSchedulerServicer):  # type: ignore[misc]  # gene
                 max_req_input_len=engine.core.capacity.longest - 1,
             )
 
-    async def GetServerInfo(self, _: Any, context: Any) -> Any:  # noqa: N802
+    async def GetServerInfo(self, _: Any, context: Any) -> Any:  # noqa: N802  # of the protocol
         """Settings and counts."""
         async with self._answering("GetServerInfo", context):
             info: Any = await self._service.call_engine(self._service.engine.get_server_info)
@@ -203,7 +203,7 @@ class _Servicer(services.SglangSchedulerServicer):  # type: ignore[misc]  # gene
             found.start_time.FromSeconds(int(self._service.started))
             return found
 
-    async def GetLoads(self, request: Any, context: Any) -> Any:  # noqa: N802
+    async def GetLoads(self, request: Any, context: Any) -> Any:  # noqa: N802  # of the protocol
         """Load of each replica of the engine."""
         async with self._answering("GetLoads", context):
             each = await native.each_stats(self._service)
@@ -217,13 +217,13 @@ class _Servicer(services.SglangSchedulerServicer):  # type: ignore[misc]  # gene
             )  # fmt: skip
             return pb.GetLoadsResponse(version=__version__, dp_rank_count=len(each), loads=loads, aggregate=whole)
 
-    async def FlushCache(self, _: Any, context: Any) -> Any:  # noqa: N802
+    async def FlushCache(self, _: Any, context: Any) -> Any:  # noqa: N802  # of the protocol
         """Drops cached prefixes that are not in use."""
         async with self._answering("FlushCache", context, _OF_ADMIN):
             freed = await self._service.call_engine(self._service.engine.flush_cache)
             return common.FlushCacheResponse(success=True, message=f"Cache flushed: {freed} tokens.")
 
-    async def GetTokenizer(self, _: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802
+    async def GetTokenizer(self, _: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802  # of the protocol
         """The tokenizer's files, as a ZIP archive in pieces."""
         async with self._answering("GetTokenizer", context):
             data, digest = await asyncio.to_thread(lambda: self._archive)
