@@ -26,7 +26,6 @@ from sglang_lite.runtime.models.spec import (
     RopeSpec,
 )
 from sglang_lite.runtime.models.weights.dummy import DummySource
-from sglang_lite.runtime.models.weights.rounding import Rounding
 from sglang_lite.runtime.tokens.tokenizer import Tokenizer
 
 
@@ -104,7 +103,7 @@ def hf_config(name: str) -> dict[str, object]:
 
 
 def load_shape(
-    name: str, *, fp8: bool = False, model_impl: str = "native", rounding: Rounding | None = None,
+    name: str, *, fp8: bool = False, model_impl: str = "native", quantization: str | None = None,
     deterministic: bool = False,
 ) -> LoadedModel:  # fmt: skip
     """Model of a shape on the first GPU, or on the CPU if no GPU is available, with a tokenizer whose tokens are
@@ -113,7 +112,7 @@ def load_shape(
     Args:
         fp8: whether weights, keys and values, but not latents, have 8 bits; bfloat16 if not.
         model_impl: "native", or "transformers" for the code of that package instead of ours.
-        rounding: how the layers' matrices are quantised, as of `Precision`.
+        quantization: as of `EngineConfig`.
         deterministic: as of `EngineConfig`, which the engine must be given, too.
     """
     if model_impl == "transformers":
@@ -126,7 +125,8 @@ def load_shape(
         from sglang_lite.runtime.models.gpu_decoder import GpuDecoder  # needs Triton
 
         device, kind = torch.device("cuda:0"), GpuDecoder
-    formats = precision("auto", device, fp8=fp8, kv_fp8=kv_fp8, rounding=rounding, batch_invariant=deterministic)
+    quantization = "fp8" if fp8 else quantization
+    formats = precision("auto", device, quantization=quantization, kv_fp8=kv_fp8, batch_invariant=deterministic)
     if device.type == "cuda":
         from sglang_lite.runtime.executor.compile_ahead import start_compiling
 

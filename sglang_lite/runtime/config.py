@@ -97,8 +97,8 @@ class EngineConfig:
             many rows, less exact); "auto" is bfloat16 if the device computes in it, else float32.
         quantization: "fp8" quantises the layers' matrices to 8-bit floating point while loading (e4m3; one scale per
             output, one per row of activations); the head and the embedding are not quantised. Needs a GPU of compute
-            capability 8.9 (Ada, Hopper) or newer. "int4" and "nf4", and on CPUs "int8", round them to so many bits, in
-            groups of inputs. None keeps the checkpoint's format: layer matrices stored in 8-bit floating point (fp8,
+            capability 8.9 (Ada, Hopper) or newer. "int8" does the same with integers on any GPU. "int4" and "nf4",
+            and on CPUs "int8", round them to so many bits, in groups of inputs. None keeps the checkpoint's format: layer matrices stored in 8-bit floating point (fp8,
             fbgemm_fp8, modelopt, compressed-tensors) keep their 8 bits on such a GPU if `dtype` is bfloat16, exactly
             except for block scales, which become one scale per output; on other devices they are dequantised while
             loading. Packed matrices keep their bits where a kernel multiplies them (docs/models.md). A checkpoint's own

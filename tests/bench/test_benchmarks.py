@@ -32,7 +32,7 @@ SMALL = {
     "loading.py": ["--shape", "small", "--repeat", "1"],
     "sleep.py": ["--shape", "small", "--repeat", "0"],
     "first_token.py": ["--help"],  # it needs a GPU
-    "four_bits.py": ["--shape", "small", "--rows", "1", "--prompt", "4"],
+    "few_bits.py": ["--shape", "small", "--rows", "1", "--prompt", "4"],
     "fresh_text.py": ["--rows", "2", "--trials", "1"],
     "deterministic_gpu.py": ["--help"],  # it needs a GPU
     "gpu_floor.py": ["--help"],  # it needs a GPU

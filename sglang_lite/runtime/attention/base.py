@@ -28,7 +28,7 @@ from typing import Protocol
 import torch
 
 from sglang_lite.runtime.kernels.attention_metadata import AttentionRules, DevicePlan
-from sglang_lite.runtime.kernels.fp8_rows import Scales
+from sglang_lite.runtime.kernels.eight_bit_rows import Scales
 from sglang_lite.runtime.kernels.kv_cache import KVCache
 
 

@@ -6,8 +6,8 @@ import torch
 import triton
 import triton.language as tl
 
-from sglang_lite.runtime.kernels.fp8 import store_fp8
-from sglang_lite.runtime.kernels.fp8_rows import Fp8Rows, Scales
+from sglang_lite.runtime.kernels.eight_bit_rows import EightBitRows, Scales
+from sglang_lite.runtime.kernels.eight_bits import store_eight
 from sglang_lite.runtime.kernels.launcher import cached_launch
 from sglang_lite.runtime.kernels.pdl import pdl_options, start_next, wait
 from sglang_lite.runtime.kernels.sizes import cdiv, power_of_2
@@ -67,7 +67,7 @@ def _activate(
         # Rounded before the product, as two separate operations would.
         value = value.to(x.dtype.element_ty).to(tl.float32) * up
     if EIGHT:
-        store_fp8(value, row, at, size, out, out_scales)
+        store_eight(value, row, at, size, out, out_scales)
     else:
         tl.store(out + row * size + at, value.to(out.dtype.element_ty), mask=inside)
 
@@ -83,9 +83,9 @@ def gated(gate_up: torch.Tensor, activation: str, scales: Scales | None = None) 
     return _launch(gate_up, gate_up.shape[1] // 2, activation, scales)
 
 
-def gated_fp8(gate_up: torch.Tensor, activation: str, scales: Scales | None) -> Fp8Rows:
-    """Returns the result of `gated` in 8 bits; a program computes a whole row."""
-    return _launch_fp8(gate_up, gate_up.shape[1] // 2, activation, scales)
+def gated_eight(gate_up: torch.Tensor, activation: str, scales: Scales | None, kind: torch.dtype) -> EightBitRows:
+    """Returns the result of `gated` in an 8-bit type; a program computes a whole row."""
+    return _launch_eight(gate_up, gate_up.shape[1] // 2, activation, scales, kind)
 
 
 def ungated(up: torch.Tensor, activation: str, scales: Scales | None = None) -> torch.Tensor:
@@ -99,9 +99,9 @@ def ungated(up: torch.Tensor, activation: str, scales: Scales | None = None) -> 
     return _launch(up, up.shape[1], activation, scales)
 
 
-def ungated_fp8(up: torch.Tensor, activation: str, scales: Scales | None) -> Fp8Rows:
-    """Returns the result of `ungated` in 8 bits; a program computes a whole row."""
-    return _launch_fp8(up, up.shape[1], activation, scales)
+def ungated_eight(up: torch.Tensor, activation: str, scales: Scales | None, kind: torch.dtype) -> EightBitRows:
+    """Returns the result of `ungated` in an 8-bit type; a program computes a whole row."""
+    return _launch_eight(up, up.shape[1], activation, scales, kind)
 
 
 def _launch(x: torch.Tensor, size: int, activation: str, scales: Scales | None) -> torch.Tensor:
@@ -116,8 +116,10 @@ def _launch(x: torch.Tensor, size: int, activation: str, scales: Scales | None) 
     return out
 
 
-def _launch_fp8(x: torch.Tensor, size: int, activation: str, scales: Scales | None) -> Fp8Rows:
-    eight = Fp8Rows.empty(x, size)
+def _launch_eight(
+    x: torch.Tensor, size: int, activation: str, scales: Scales | None, kind: torch.dtype
+) -> EightBitRows:
+    eight = EightBitRows.empty(x, size, kind)
     block = power_of_2(size)
     _activate[(len(x), 1)](
         x, scales and scales.rows, scales and scales.columns, eight.values, eight.scales, size,

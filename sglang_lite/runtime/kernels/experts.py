@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 import torch
 
+from sglang_lite.runtime.kernels.eight_bit_rows import FLOAT8, EightBitRows
+from sglang_lite.runtime.kernels.eight_bits import quantise_rows
 from sglang_lite.runtime.kernels.experts_few import experts_down_few, experts_gate_up_few
 from sglang_lite.runtime.kernels.experts_order import experts_order
 from sglang_lite.runtime.kernels.experts_tiled import (
@@ -18,8 +20,6 @@ from sglang_lite.runtime.kernels.experts_tiled import (
     experts_gate_up,
     experts_sum,
 )
-from sglang_lite.runtime.kernels.fp8 import quantise_rows
-from sglang_lite.runtime.kernels.fp8_rows import Fp8Rows
 
 MAX_PAIRWISE_TOKENS = 8  # most tokens that are computed pair by pair
 MAX_PAIRWISE_TOKENS_8_BIT = 4  # the same for 8-bit weights
@@ -56,7 +56,7 @@ def apply_experts(
     alpha: float = 1.0,
     limit: float = 0.0,
     base: torch.Tensor | None = None,
-    quantised: Fp8Rows | None = None,
+    quantised: EightBitRows | None = None,
     parts: bool = False,
 ) -> torch.Tensor:
     """Returns the layer's output [T, H]. Only launches kernels, with grids that depend only on T, so a CUDA graph can
@@ -85,11 +85,11 @@ def apply_experts(
         return experts_down_few(hidden, own.down, ids, weights, scales=own.down_scales, bias=own.down_bias, base=base)
     blocks = experts_order(ids, len(own.gate_up), block_rows(len(x), top, len(own.gate_up)))
     hidden = experts_gate_up(
-        (quantised or quantise_rows(x)) if eight else x, own.gate_up, blocks, top, activation,
+        (quantised or quantise_rows(x, FLOAT8)) if eight else x, own.gate_up, blocks, top, activation,
         scales=own.gate_up_scales, bias=own.gate_up_bias, alpha=alpha, limit=limit,
     )  # fmt: skip
     y = experts_down(
-        quantise_rows(hidden) if eight else hidden, own.down, blocks, weights,
+        quantise_rows(hidden, FLOAT8) if eight else hidden, own.down, blocks, weights,
         scales=own.down_scales, bias=own.down_bias, base=base,
     )  # fmt: skip
     return y if parts else experts_sum(y)

@@ -23,8 +23,8 @@ import triton.language as tl
 from sglang_lite.runtime.kernels.activation import gated_pair
 from sglang_lite.runtime.kernels.descriptors import tensor_descriptor
 from sglang_lite.runtime.kernels.device_properties import DeviceProperties, properties_of
+from sglang_lite.runtime.kernels.eight_bit_rows import EightBitRows
 from sglang_lite.runtime.kernels.experts_order import ExpertBlocks
-from sglang_lite.runtime.kernels.fp8_rows import Fp8Rows
 from sglang_lite.runtime.kernels.launch_config import tile_stages
 from sglang_lite.runtime.kernels.launcher import cached_launch
 from sglang_lite.runtime.kernels.pdl import pdl_options, start_next, wait
@@ -168,7 +168,7 @@ def block_rows(tokens: int, top: int, experts: int) -> int:
 
 
 def experts_gate_up(
-    x: torch.Tensor | Fp8Rows,
+    x: torch.Tensor | EightBitRows,
     weight: torch.Tensor,
     blocks: ExpertBlocks,
     top: int,
@@ -211,7 +211,7 @@ def experts_gate_up(
 
 
 def experts_down(
-    hidden: torch.Tensor | Fp8Rows,
+    hidden: torch.Tensor | EightBitRows,
     weight: torch.Tensor,
     blocks: ExpertBlocks,
     weights: torch.Tensor,
@@ -263,9 +263,9 @@ def experts_sum(y: torch.Tensor) -> torch.Tensor:
     return out
 
 
-def _parts(x: torch.Tensor | Fp8Rows) -> tuple[int, torch.Tensor, torch.Tensor | None, torch.dtype]:
+def _parts(x: torch.Tensor | EightBitRows) -> tuple[int, torch.Tensor, torch.Tensor | None, torch.dtype]:
     """Returns the number of rows, their values and scales, and the data type of products."""
-    if isinstance(x, Fp8Rows):
+    if isinstance(x, EightBitRows):
         return x.rows, x.values, x.scales, torch.bfloat16
     return len(x), x, None, x.dtype
 

@@ -14,8 +14,8 @@ import triton
 import triton.language as tl
 
 from sglang_lite.runtime.kernels.all_reduce import CHANNELS, Peers, exchange_warps, summed
-from sglang_lite.runtime.kernels.fp8 import store_fp8
-from sglang_lite.runtime.kernels.fp8_rows import Fp8Rows, Scales
+from sglang_lite.runtime.kernels.eight_bit_rows import EightBitRows, Scales
+from sglang_lite.runtime.kernels.eight_bits import store_eight
 from sglang_lite.runtime.kernels.launcher import cached_launch
 from sglang_lite.runtime.kernels.pdl import pdl_options, start_next, wait
 from sglang_lite.runtime.kernels.sizes import power_of_2
@@ -59,7 +59,7 @@ def _add_norm(
     if CENTRED:
         value += bias
     if EIGHT:
-        store_fp8(value, row, at, size, eight, eight_scales)
+        store_eight(value, row, at, size, eight, eight_scales)
     if WIDE:
         tl.store(out + row * size + at, value.to(out.dtype.element_ty), mask=inside)
 
@@ -97,24 +97,25 @@ def add_norm(
     return out
 
 
-def norm_fp8(x: torch.Tensor, weight: torch.Tensor, eps: float) -> Fp8Rows:
-    """Returns the `norm` of x in 8 bits."""
-    eight = Fp8Rows.empty(x, x.shape[1])
+def norm_eight(x: torch.Tensor, weight: torch.Tensor, eps: float, kind: torch.dtype) -> EightBitRows:
+    """Returns the `norm` of x in an 8-bit type."""
+    eight = EightBitRows.empty(x, x.shape[1], kind)
     _launch(x, None, weight, eps, None, None, eight=eight)
     return eight
 
 
-def add_norm_fp8(
+def add_norm_eight(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, scales: Scales | None,
-    ranks: Peers | None = None, *, unquantised: bool = False,
-) -> Fp8Rows:  # fmt: skip
-    """Returns the `add_norm` of x in 8 bits.
+    kind: torch.dtype, ranks: Peers | None = None, *, unquantised: bool = False,
+) -> EightBitRows:  # fmt: skip
+    """Returns the `add_norm` of x in an 8-bit type.
 
     Args:
         x, residual, weight, eps, scales, ranks: as for `add_norm`.
+        kind: the type.
         unquantised: whether to return the rows before quantisation, too.
     """
-    eight = Fp8Rows.empty(residual, residual.shape[1], unquantised=unquantised)
+    eight = EightBitRows.empty(residual, residual.shape[1], kind, unquantised=unquantised)
     _launch(x, residual, weight, eps, scales, ranks, out=eight.unquantised, eight=eight)
     return eight
 
@@ -128,7 +129,7 @@ def _launch(
     ranks: Peers | None,
     *,
     out: torch.Tensor | None = None,
-    eight: Fp8Rows | None = None,
+    eight: EightBitRows | None = None,
 ) -> None:
     rows, size = x.shape[-2:]
     block = power_of_2(size)

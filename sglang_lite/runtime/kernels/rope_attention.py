@@ -14,8 +14,8 @@ import triton.language as tl
 from sglang_lite.runtime.kernels.attention_metadata import AttentionRules, DecodeWork, DevicePlan
 from sglang_lite.runtime.kernels.decode_attention import merge_options, store_or_merge
 from sglang_lite.runtime.kernels.device_properties import properties_of
+from sglang_lite.runtime.kernels.eight_bit_rows import Scales
 from sglang_lite.runtime.kernels.few_queries import add_few, attend_few, clamped_page_of, columns, load_few
-from sglang_lite.runtime.kernels.fp8_rows import Scales
 from sglang_lite.runtime.kernels.kv_cache import KVCache
 from sglang_lite.runtime.kernels.launch_config import attention_launch, padded_head_size
 from sglang_lite.runtime.kernels.launcher import cached_launch

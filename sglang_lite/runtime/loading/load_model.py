@@ -38,7 +38,7 @@ from sglang_lite.runtime.models.weights.formats import check_gguf, files_read, o
 from sglang_lite.runtime.models.weights.gguf import GgufSource
 from sglang_lite.runtime.models.weights.quantization_config import read_quantisation
 from sglang_lite.runtime.models.weights.remote import is_address
-from sglang_lite.runtime.models.weights.rounding import ROUNDINGS, Rounding
+from sglang_lite.runtime.models.weights.rounding import ROUNDINGS
 from sglang_lite.runtime.models.weights.source import WeightSource
 from sglang_lite.runtime.parallel.collectives import ONE_PROCESS, Collectives
 from sglang_lite.runtime.parallel.layout import Parallel
@@ -150,9 +150,8 @@ def load_model(
         kind = GpuDecoder
         torch.cuda.set_device(device)  # for this thread, which launches the kernels that quantise weights
     formats = precision(
-        config.dtype, device, batch_invariant=config.deterministic, fp8=config.quantization == "fp8",
-        kv_fp8=config.kv_dtype == "fp8", packed=config.quantization is not None,
-        rounding=next((to for to in ROUNDINGS if to == config.quantization), None),
+        config.dtype, device, batch_invariant=config.deterministic, quantization=config.quantization,
+        kv_fp8=config.kv_dtype == "fp8",
     )  # fmt: skip
     part = rank_spec(spec, ranks.parallel, even=kind.fused)
     ranks = _on_device(ranks, config, device, spec.hidden_size * formats.compute.itemsize)
@@ -384,10 +383,8 @@ def precision(
     device: torch.device,
     *,
     batch_invariant: bool = False,
-    fp8: bool = False,
+    quantization: str | None = None,
     kv_fp8: bool = False,
-    packed: bool = False,
-    rounding: Rounding | None = None,
 ) -> Precision:
     """Numeric formats for a `dtype` on a device.
 
@@ -395,13 +392,13 @@ def precision(
         dtype: field `dtype` of an EngineConfig.
         device: device of the model.
         batch_invariant: whether every row must be computed the same way in every batch.
-        fp8: whether matrices are quantised to 8-bit floating point.
+        quantization: field `quantization` of an EngineConfig.
         kv_fp8: whether keys and values are stored in 8-bit floating point.
-        packed, rounding: as of Precision.
 
     Raises:
         ParameterError: the device can't compute in the format.
     """
+    fp8, rounding = quantization == "fp8", next((to for to in ROUNDINGS if to == quantization), None)
     for wanted, name in ((fp8, "quantization"), (kv_fp8, "kv_dtype")):
         if wanted and not computes_in_eight_bits(device):
             raise ParameterError(
@@ -413,10 +410,8 @@ def precision(
             "quantization", f"{rounding!r} goes with 16 bits, not with dtype {dtype}.", hint="Leave one out."
         )
     if device.type == "cuda":
-        if rounding == "int8":
-            raise ParameterError("quantization", "int8 is for CPUs.", hint='Use "fp8" or "int4".')
         if dtype == "int8":
-            raise ParameterError("dtype", "int8 is for CPUs.", hint="Use bfloat16.")
+            raise ParameterError("dtype", "int8 is for CPUs.", hint='Use quantization="int8".')
         dtype = "bfloat16" if dtype == "auto" else dtype
     automatic = dtype == "auto"
     if automatic:
@@ -428,10 +423,11 @@ def precision(
     kind = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[dtype]
     if fp8 and kind != torch.bfloat16:
         raise ParameterError("quantization", f"fp8 goes with dtype bfloat16, not {dtype}.")
+    few_bits = quantization is not None and device.type == "cuda" and kind.itemsize == 2
+    int8 = few_bits and quantization in ("int8", "w8a8_int8")
     return Precision(
         kind, kind, torch.float8_e4m3fn if kv_fp8 else kind, batch_invariant=batch_invariant, fp8=fp8,
-        packed=packed and device.type == "cuda" and kind.itemsize == 2,
-        rounding=rounding,
+        packed=few_bits, int8=int8, rounding=None if int8 else rounding,
         blocks=device.type == "cpu" and not batch_invariant and (automatic or kind == torch.bfloat16),
         keep_fp8=kind == torch.bfloat16 and not batch_invariant and computes_in_eight_bits(device),
     )  # fmt: skip

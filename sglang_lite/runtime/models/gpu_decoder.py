@@ -10,13 +10,13 @@ from sglang_lite.protocol import ModelError, ParameterError
 from sglang_lite.runtime.attention.base import StepAttention
 from sglang_lite.runtime.kernels.all_reduce import Peers
 from sglang_lite.runtime.kernels.attention_metadata import AttentionRules, DevicePlan
+from sglang_lite.runtime.kernels.eight_bit_rows import EightBitRows, Scales
 from sglang_lite.runtime.kernels.embed import add_features, embed
-from sglang_lite.runtime.kernels.fp8_rows import Fp8Rows, Scales
 from sglang_lite.runtime.kernels.kv_cache import KVCache
 from sglang_lite.runtime.kernels.latent_attention import PAIRS_PER_PROGRAM
 from sglang_lite.runtime.kernels.latent_store import latent_store
 from sglang_lite.runtime.kernels.lora import lora_rows
-from sglang_lite.runtime.kernels.norm import add_norm, add_norm_fp8, norm, norm_fp8
+from sglang_lite.runtime.kernels.norm import add_norm, add_norm_eight, norm, norm_eight
 from sglang_lite.runtime.kernels.rope_store import rope_store
 from sglang_lite.runtime.kernels.sampling import BLOCK
 from sglang_lite.runtime.models.decoder import Decoder
@@ -137,15 +137,16 @@ class GpuDecoder(Decoder):
         if self.features is not None and 0 < index < self.features.shape[1] // self.spec.hidden_size:
             add_features(plan, self.features, index, residual)
 
-    def _in_8_bits(self, layer: Layer) -> tuple[bool, bool]:
-        """Returns, for a layer's attention and its feed-forward, True if they take their input rows in 8 bits."""
+    def _in_8_bits(self, layer: Layer) -> tuple[torch.dtype | None, torch.dtype | None]:
+        """Returns, for a layer's attention and its feed-forward, the 8-bit type that they take their input rows in, or
+        None."""
         fed = layer.feed_forward
-        first = matrix(layer.qkv).takes_fp8 and self._norms_in_kernel(layer.spec.attention)
+        first = matrix(layer.qkv).eight_bits if self._norms_in_kernel(layer.spec.attention) else None
         if isinstance(fed, GpuExperts):
-            second = fed.takes_fp8 and not layer.spec.parallel
+            second = None if layer.spec.parallel else fed.eight_bits
         else:
-            second = isinstance(fed, FeedForward) and matrix(fed.gate_up).takes_fp8
-        both = first and second
+            second = matrix(fed.gate_up).eight_bits if isinstance(fed, FeedForward) else None
+        both = first if first == second else None
         return (both, both) if layer.spec.parallel == "one norm" else (first, second)
 
     def _norms_in_kernel(self, spec: AttentionSpec | LatentSpec) -> bool:
@@ -156,8 +157,8 @@ class GpuDecoder(Decoder):
 
     def _in_norm(
         self, weight: torch.Tensor | None, x: torch.Tensor | None, residual: torch.Tensor, scales: Scales | None,
-        peers: Peers | None, *, eight: bool, unquantised: bool = False,
-    ) -> torch.Tensor | Fp8Rows:  # fmt: skip
+        peers: Peers | None, *, eight: torch.dtype | None, unquantised: bool = False,
+    ) -> torch.Tensor | EightBitRows:  # fmt: skip
         """Input of a matrix product: the residual, after x has been added to it, normalised if a weight is given.
 
         Args:
@@ -166,17 +167,17 @@ class GpuDecoder(Decoder):
             residual: residual, updated in place.
             scales: factors that x has yet to be multiplied with, or None.
             peers: memory through which the ranks' x are summed, or None if that has been done.
-            eight: whether to return 8-bit rows; ignored for a single row, which gains nothing.
+            eight: 8-bit type of the rows to return, or None; ignored for a single row, which gains nothing.
             unquantised: whether to keep the 16-bit rows, too.
         """
-        eight, eps = eight and len(residual) > 1, self.spec.rms_eps
+        eight, eps = eight if len(residual) > 1 else None, self.spec.rms_eps
         if weight is None:
             assert scales is None, "what comes out has been normalised"
             return residual if x is None else residual.add_(x)
         if x is None:
-            return (norm_fp8 if eight else norm)(residual, weight, eps)
-        if eight:
-            return add_norm_fp8(x, residual, weight, eps, scales, peers, unquantised=unquantised)
+            return norm(residual, weight, eps) if eight is None else norm_eight(residual, weight, eps, eight)
+        if eight is not None:
+            return add_norm_eight(x, residual, weight, eps, scales, eight, peers, unquantised=unquantised)
         return add_norm(x, residual, weight, eps, scales, peers)
 
     def _out(
@@ -189,7 +190,7 @@ class GpuDecoder(Decoder):
         return self._added(layer, x), scales
 
     def _last(
-        self, linear: Linear, rows: torch.Tensor | Fp8Rows, peers: Peers | None
+        self, linear: Linear, rows: torch.Tensor | EightBitRows, peers: Peers | None
     ) -> tuple[torch.Tensor, Scales | None]:
         """Last product of a block, and its pending scales; in parts if an `add_norm` follows, which also sums the
         ranks' products if it has `peers`."""
@@ -200,7 +201,7 @@ class GpuDecoder(Decoder):
             x = (x * scales.rows[: len(x)].unsqueeze(1) * scales.columns).to(x.dtype)
         return self.gpu_ranks.sum(x), None
 
-    def _qkv(self, layer: Layer, rows: torch.Tensor | Fp8Rows) -> tuple[torch.Tensor, Scales | None]:
+    def _qkv(self, layer: Layer, rows: torch.Tensor | EightBitRows) -> tuple[torch.Tensor, Scales | None]:
         """First product of a layer's attention, with norms that the attention kernels lack; and its pending scales."""
         product, spec = matrix(layer.qkv), layer.spec.attention
         if self._norms_in_kernel(spec):
@@ -217,7 +218,7 @@ class GpuDecoder(Decoder):
         return qkv if spec.clip is None else qkv.clamp_(-spec.clip, spec.clip), None
 
     def _feed_forward(
-        self, layer: Layer, rows: torch.Tensor | Fp8Rows, peers: Peers | None, *, several: bool
+        self, layer: Layer, rows: torch.Tensor | EightBitRows, peers: Peers | None, *, several: bool
     ) -> tuple[torch.Tensor, Scales | None]:
         """Output of a layer's feed-forward, and its pending scales.
 
@@ -234,7 +235,7 @@ class GpuDecoder(Decoder):
         gate_up, down = matrix(fed.gate_up), matrix(fed.down)
         plain = isinstance(fed.spec, DenseSpec) and not fed.spec.gated
         activate = gate_up.ungated if plain else gate_up.gated
-        return self._last(down, activate(rows, fed.spec.activation, eight=down.takes_fp8 and several), peers)
+        return self._last(down, activate(rows, fed.spec.activation, eight=down.eight_bits if several else None), peers)
 
     def _run_one(self, x: torch.Tensor, plan: DevicePlan, cache: KVCache, attention: StepAttention) -> torch.Tensor:
         """Hidden state of a single token [1, hidden_size]; norms and activations are fused into adjacent products."""

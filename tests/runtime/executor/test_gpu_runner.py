@@ -479,7 +479,14 @@ def test_logits_that_are_no_numbers_fail_their_request_alone(device, monkeypatch
 
 @pytest.mark.skipif(not GPU, reason="needs a GPU")
 @pytest.mark.parametrize(
-    "settings", [{"kv_dtype": "fp8"}, {"quantization": "fp8"}, {"quantization": "fp8", "kv_dtype": "fp8"}], ids=str
+    "settings",
+    [
+        {"kv_dtype": "fp8"},
+        {"quantization": "fp8"},
+        {"quantization": "int8"},
+        {"quantization": "fp8", "kv_dtype": "fp8"},
+    ],
+    ids=str,
 )
 def test_eight_bits_stay_near(device, settings):
     """Log-probabilities of the same tokens, alone, in few rows and in many."""

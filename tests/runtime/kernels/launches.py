@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from sglang_lite.runtime.kernels.activation import gated, gated_fp8, ungated, ungated_fp8
+from sglang_lite.runtime.kernels.activation import gated, gated_eight, ungated, ungated_eight
 from sglang_lite.runtime.kernels.all_reduce import Peers, gather_ranks, memory_shape, sum_ranks
 from sglang_lite.runtime.kernels.attention_metadata import (
     AttentionRules,
@@ -17,13 +17,14 @@ from sglang_lite.runtime.kernels.attention_metadata import (
 from sglang_lite.runtime.kernels.blocks import BlockCopy
 from sglang_lite.runtime.kernels.decode_attention import decode_attention, split_work
 from sglang_lite.runtime.kernels.device_properties import DeviceProperties, properties_of
+from sglang_lite.runtime.kernels.eight_bit_rows import EightBitRows, Scales
+from sglang_lite.runtime.kernels.eight_bits import quantise_rows
 from sglang_lite.runtime.kernels.embed import add_features, embed
 from sglang_lite.runtime.kernels.experts import ExpertMatrices, apply_experts
 from sglang_lite.runtime.kernels.experts_route import experts_route
-from sglang_lite.runtime.kernels.fp8 import quantise_rows
-from sglang_lite.runtime.kernels.fp8_rows import Scales
 from sglang_lite.runtime.kernels.gemv import SmallBatchLinear, linear_single_row
 from sglang_lite.runtime.kernels.hopper import hopper_kernels
+from sglang_lite.runtime.kernels.int8_product import int8_linear, int8_parts, int8_parts_of
 from sglang_lite.runtime.kernels.invariant_attention import InvariantWork, invariant_attention, plan_pieces
 from sglang_lite.runtime.kernels.invariant_product import invariant_linear, invariant_parts
 from sglang_lite.runtime.kernels.kv_cache import KVCache, KVScales
@@ -33,7 +34,7 @@ from sglang_lite.runtime.kernels.latent_attention import latent_decode, latent_p
 from sglang_lite.runtime.kernels.latent_store import latent_store
 from sglang_lite.runtime.kernels.lora import lora_add, lora_gated, lora_rows
 from sglang_lite.runtime.kernels.lora_weights import LoraStep, LoraWeights
-from sglang_lite.runtime.kernels.norm import add_norm, add_norm_fp8, norm, norm_fp8
+from sglang_lite.runtime.kernels.norm import add_norm, add_norm_eight, norm, norm_eight
 from sglang_lite.runtime.kernels.packed_products import add_parts, decoded, max_rows, packed_rows
 from sglang_lite.runtime.kernels.packed_row import packed_row
 from sglang_lite.runtime.kernels.packed_weight import packed_weight
@@ -234,10 +235,28 @@ def products_fp8(dtype: torch.dtype) -> None:
     linear_single_row(
         x[:1], weight, None, scales=empty(28_672), residual=x[:1], norm=empty(4096, dtype=dtype), gate="silu"
     )
-    quantise_rows(x)
-    norm_fp8(x, empty(4096, dtype=dtype), 1e-5)
-    add_norm_fp8(x, x, empty(4096, dtype=dtype), 1e-5, None)
-    gated_fp8(empty(8, 28_672, dtype=dtype), "silu", None)
+    quantise_rows(x, FLOAT8)
+    norm_eight(x, empty(4096, dtype=dtype), 1e-5, FLOAT8)
+    add_norm_eight(x, x, empty(4096, dtype=dtype), 1e-5, None, FLOAT8)
+    gated_eight(empty(8, 28_672, dtype=dtype), "silu", None, FLOAT8)
+
+
+def products_int8(dtype: torch.dtype) -> None:
+    """Products of 8-bit integers, and the launches around them."""
+    for outputs, inputs in ((2048, 1024), (28_672, 4096), (4096, 14_336)):
+        weight, scales, x = empty(outputs, inputs, dtype=torch.int8), empty(outputs), empty(1, inputs, dtype=dtype)
+        linear_single_row(
+            x, weight, None, scales=scales, residual=x, norm=empty(inputs, dtype=dtype), eps=1e-5, gate="silu"
+        )
+        for rows in (2, 64, 128, 2048):
+            int8_linear(EightBitRows.empty(empty(rows, 1), inputs, torch.int8), weight, scales, None, dtype)
+        if (parts := int8_parts_of(weight)) > 1:
+            int8_parts(EightBitRows.empty(empty(64, 1), inputs, torch.int8), weight, scales, parts)
+    x = empty(8, 4096, dtype=dtype)
+    quantise_rows(x, torch.int8)
+    norm_eight(x, empty(4096, dtype=dtype), 1e-5, torch.int8)
+    add_norm_eight(x, x, empty(4096, dtype=dtype), 1e-5, None, torch.int8)
+    gated_eight(empty(8, 28_672, dtype=dtype), "silu", None, torch.int8)
 
 
 def packed_products(dtype: torch.dtype) -> None:
@@ -279,9 +298,9 @@ def layer_norms(dtype: torch.dtype) -> None:
 def layer_norms_fp8(dtype: torch.dtype) -> None:
     """`layer_norms` around products of 8-bit weights."""
     x, weight = empty(8, 4096, dtype=dtype), empty(2, 4096, dtype=dtype)
-    norm_fp8(x, weight, 1e-5)
-    add_norm_fp8(x, x, weight, 1e-5, Scales(empty(8), empty(4096)))
-    ungated_fp8(empty(8, 16_384, dtype=dtype), "relu2", Scales(empty(8), empty(16_384)))
+    norm_eight(x, weight, 1e-5, FLOAT8)
+    add_norm_eight(x, x, weight, 1e-5, Scales(empty(8), empty(4096)), FLOAT8)
+    ungated_eight(empty(8, 16_384, dtype=dtype), "relu2", Scales(empty(8), empty(16_384)), FLOAT8)
 
 
 def experts(dtype: torch.dtype, weights: torch.dtype | None = None) -> None:
@@ -377,6 +396,7 @@ OTHERS: dict[str, Callable[[torch.dtype], None]] = {
     "products": products,
     "products invariant": invariant_products,
     "products fp8": products_fp8,
+    "products int8": products_int8,
     "products packed": packed_products,
     "layer norms": layer_norms,
     "layer norms fp8": layer_norms_fp8,
@@ -434,7 +454,7 @@ def cases() -> list[Case]:
                 eight = name == "bfloat16" and properties.capability >= (8, 9)
                 found += [
                     Case(properties, 0, name, kernel) for kernel in OTHERS
-                    if ("fp8" not in kernel or eight) and (kernel != "products packed" or name != "float32")
+                    if ("fp8" not in kernel or eight) and (kernel not in ("products packed", "products int8") or name != "float32")
                     and ("invariant" not in kernel or (properties.capability == (9, 0) and name != "float32"))
                 ]  # fmt: skip
     return found

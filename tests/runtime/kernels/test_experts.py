@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from sglang_lite.runtime.kernels import experts as experts_module
+from sglang_lite.runtime.kernels.eight_bits import quantise_rows
 from sglang_lite.runtime.kernels.experts import ExpertMatrices, apply_experts
 from sglang_lite.runtime.kernels.experts_order import experts_order
 from sglang_lite.runtime.kernels.experts_route import experts_route
 from sglang_lite.runtime.kernels.experts_tiled import block_rows
-from sglang_lite.runtime.kernels.fp8 import quantise_rows
 from sglang_lite.runtime.kernels.reference import experts_route as route_twin
 from tests.runtime.kernels import needs_kernels
 from tests.runtime.kernels.test_kernels import DEVICE, GPU, close, normal
@@ -175,7 +175,9 @@ def test_weights_in_eight_bits_have_a_scale_for_each_block(tokens):
     expected = plain(x, ids, weights, full, "silu")
     limit = 0.05 if GPU else 0.15  # the interpreter rounds some numbers by twice as much
     assert (out.double() - expected).norm() <= limit * expected.norm()  # tokens are in 8 bits, too
-    assert torch.equal(out, apply_experts(x, ids, weights, own, "silu", quantised=quantise_rows(x)))
+    assert torch.equal(
+        out, apply_experts(x, ids, weights, own, "silu", quantised=quantise_rows(x, torch.float8_e4m3fn))
+    )
 
 
 def test_parts_of_the_output_add_up_to_it():

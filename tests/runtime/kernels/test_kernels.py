@@ -7,7 +7,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from sglang_lite.runtime.executor.prefix_groups import MAX_CHUNKS, split_shared_prefixes
 from sglang_lite.runtime.kernels import sampling as sampling_kernel
-from sglang_lite.runtime.kernels.activation import gated, gated_fp8
+from sglang_lite.runtime.kernels.activation import gated, gated_eight
 from sglang_lite.runtime.kernels.attention_metadata import (
     AttentionPlan,
     AttentionRules,
@@ -18,12 +18,12 @@ from sglang_lite.runtime.kernels.attention_metadata import (
     SharedPrefixes,
 )
 from sglang_lite.runtime.kernels.decode_attention import decode_attention, split_work
+from sglang_lite.runtime.kernels.eight_bit_rows import FLOAT8, Scales
+from sglang_lite.runtime.kernels.eight_bits import quantise_rows
 from sglang_lite.runtime.kernels.embed import embed
-from sglang_lite.runtime.kernels.fp8 import quantise_rows
-from sglang_lite.runtime.kernels.fp8_rows import Scales
 from sglang_lite.runtime.kernels.kv_cache import KVCache, KVScales, scale_by_kv_head
 from sglang_lite.runtime.kernels.kv_copy import KVCopy
-from sglang_lite.runtime.kernels.norm import add_norm, add_norm_fp8, norm, norm_fp8
+from sglang_lite.runtime.kernels.norm import add_norm, add_norm_eight, norm, norm_eight
 from sglang_lite.runtime.kernels.page_table import update_pages
 from sglang_lite.runtime.kernels.prefill_attention import prefill_attention
 from sglang_lite.runtime.kernels.prefix_attention import prefix_attention
@@ -300,7 +300,8 @@ def test_norms(size, dtype):
     close(residual, total, dtype)  # the interpreter cuts off where it should round
 
 
-def test_scales_of_a_product_are_applied_by_its_reader():
+@pytest.mark.parametrize("kind", [FLOAT8, torch.int8])
+def test_scales_of_a_product_are_applied_by_its_reader(kind):
     def scaled(columns):
         y, scales = normal(3, columns), Scales(torch.rand(3, device=DEVICE), torch.rand(columns, device=DEVICE))
         return y, scales, y * scales.rows.unsqueeze(1) * scales.columns
@@ -315,12 +316,12 @@ def test_scales_of_a_product_are_applied_by_its_reader():
     close(gated(y, "silu", scales), gated(product, "silu"))
     total = residual.clone()
     for eight, plain in (
-        (norm_fp8(y := normal(3, 64), weight, 1e-5), norm(y, weight, 1e-5)),
-        (add_norm_fp8(y, residual, weight, 1e-5, None), add_norm(y, total, weight, 1e-5)),
-        (gated_fp8(y, "silu", None), gated(y, "silu")),
+        (norm_eight(y := normal(3, 64), weight, 1e-5, kind), norm(y, weight, 1e-5)),
+        (add_norm_eight(y, residual, weight, 1e-5, None, kind), add_norm(y, total, weight, 1e-5)),
+        (gated_eight(y, "silu", None, kind), gated(y, "silu")),
     ):
         assert eight.rows == 3
-        twin = quantise_rows(plain)
+        twin = quantise_rows(plain, kind)
         close(eight.scales[:3], twin.scales[:3])
         back, exact = (e.values[:3].float() * e.scales[:3].unsqueeze(1) for e in (eight, twin))
         assert (back - exact).norm() <= 0.01 * exact.norm()  # a value may round the other way

@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from sglang_lite.runtime.kernels.fp8 import quantise_rows
+from sglang_lite.runtime.kernels.eight_bits import quantise_rows
 from sglang_lite.runtime.kernels.gemv import SmallBatchLinear, linear_single_row
+from sglang_lite.runtime.kernels.int8_product import int8_linear
 from sglang_lite.runtime.kernels.tiled import can_tile, linear_tiled
 from tests.runtime.kernels import needs_kernels
 from tests.runtime.kernels.test_kernels import DEVICE, GPU, apply_activation, close, normal
@@ -71,7 +72,7 @@ def test_a_row_meets_large_matrices(monkeypatch, kind, inputs, gate):
     x, residual, norm, weight = normal(1, inputs), normal(1, inputs), normal(inputs), normal(70, inputs) * 0.03
     scales = None
     if kind == "eight bits":
-        eight = quantise_rows(weight)
+        eight = quantise_rows(weight, torch.float8_e4m3fn)
         weight, scales = eight.values, eight.scales
     full = weight.double() * (1.0 if scales is None else scales.double().unsqueeze(1))
     for add, by in ((None, None), (residual, norm)):
@@ -84,9 +85,21 @@ def test_a_row_meets_large_matrices(monkeypatch, kind, inputs, gate):
 
 def test_products_with_weights_in_eight_bits():
     x, full = normal(1, 256), normal(96, 256)
-    eight = quantise_rows(full)
+    eight = quantise_rows(full, torch.float8_e4m3fn)
     weight, scales = eight.values, eight.scales
     assert ((weight.float() * scales.unsqueeze(1) - full).abs() <= full.abs().amax(1, keepdim=True) / 7).all()
     expected = torch.nn.functional.linear(x.double(), weight.double() * scales.double().unsqueeze(1))
     close(linear_single_row(x, weight, None, scales=scales)[0], expected)
     close(linear_single_row(x, weight, None, scales=scales, gate="silu")[0], apply_activation(expected, "silu"))
+
+
+@pytest.mark.parametrize(("rows", "inputs"), [(2, 272), (65, 144), (130, 128)] + [(257, 4096), (2000, 512)] * GPU)
+def test_products_of_integers(rows, inputs):
+    x, full, bias = normal(rows, inputs), normal(200, inputs), normal(200)
+    eight, own = quantise_rows(x, torch.int8), quantise_rows(full, torch.int8)
+    values, scales = eight.values[:rows].double(), eight.scales[:rows, None].double()
+    assert ((values * scales - x).abs() <= 0.501 * scales).all()
+    weight = own.values.double() * own.scales[:, None].double()
+    y = int8_linear(eight, own.values, own.scales, bias, torch.float32)
+    close(y, (values * scales) @ weight.T + bias.double())
+    close(linear_single_row(x[:1], own.values, None, scales=own.scales)[0], x[:1].double() @ weight.T)

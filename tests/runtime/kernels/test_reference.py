@@ -13,11 +13,11 @@ import torch
 from sglang_lite.runtime import kernels
 from sglang_lite.runtime.executor import prefix_groups
 from sglang_lite.runtime.kernels.attention_metadata import AttentionRules, SharedPrefixes
-from sglang_lite.runtime.kernels.fp8_rows import Fp8Rows, Scales
+from sglang_lite.runtime.kernels.eight_bit_rows import FLOAT8, EightBitRows, Scales
 from sglang_lite.runtime.kernels.kv_cache import KVCache, KVScales
 from sglang_lite.runtime.kernels.reference.decode_attention import split_work
+from sglang_lite.runtime.kernels.reference.eight_bits import quantise_rows
 from sglang_lite.runtime.kernels.reference.experts_order import experts_order
-from sglang_lite.runtime.kernels.reference.fp8 import quantise_rows
 from sglang_lite.runtime.kernels.reference.latent_attention import latent_prefix
 from sglang_lite.runtime.kernels.reference.prefix_attention import prefix_attention
 from sglang_lite.runtime.kernels.sampling import TokenMasks
@@ -73,6 +73,7 @@ def numbers(*values):
 # Each case runs a kernel, or its twin, on the same random numbers, and gives what it returned or wrote.
 
 
+EIGHT_BITS = FLOAT8, torch.int8
 NORMS = (40,), (2, 40)  # weights: of an RMS norm, of a layer norm
 
 
@@ -80,13 +81,13 @@ def norm(run):
     return [run(normal(3, 40) + 1, normal(*w), 1e-5, by) for w in NORMS for by in (None, scales(3, 40))]
 
 
-def norm_fp8(run):
-    return [run(normal(3, 40) + 1, normal(*weight), 1e-5) for weight in NORMS]
+def norm_eight(run):
+    return [run(normal(3, 40) + 1, normal(*weight), 1e-5, kind) for weight in NORMS for kind in EIGHT_BITS]
 
 
-def add_norm(run):
+def add_norm(run, *kind):
     return [
-        (run(x, residual, normal(*weight), 1e-5, factors), residual)
+        (run(x, residual, normal(*weight), 1e-5, factors, *kind), residual)
         for weight in NORMS
         for factors in (None, scales(3, 40))
         for residual in (normal(3, 40),)
@@ -94,21 +95,47 @@ def add_norm(run):
     ]
 
 
-def add_norm_fp8(run):
-    return [*add_norm(run), *add_norm(partial(run, unquantised=True))]
+def add_norm_eight(run):
+    return [*add_norm(run, FLOAT8), *add_norm(partial(run, unquantised=True), torch.int8)]
 
 
-def gated(run):
-    return [run(normal(3, 2 * 40), kind, by) for kind in ("silu", "gelu", "gelu_tanh") for by in (None, scales(3, 80))]
+def gated(run, *eight):
+    return [
+        run(normal(3, 2 * 40), kind, by, *eight)
+        for kind in ("silu", "gelu", "gelu_tanh")
+        for by in (None, scales(3, 80))
+    ]
 
 
-def ungated(run):
+def gated_eight(run):
+    return [*gated(run, FLOAT8), *gated(run, torch.int8)]
+
+
+def ungated(run, *eight):
     kinds = ("silu", "gelu", "gelu_tanh", "relu2")
-    return [run(normal(3, 40), kind, by) for kind in kinds for by in (None, scales(3, 40))]
+    return [run(normal(3, 40), kind, by, *eight) for kind in kinds for by in (None, scales(3, 40))]
+
+
+def ungated_eight(run):
+    return [*ungated(run, FLOAT8), *ungated(run, torch.int8)]
 
 
 def quantised(run):
-    return run(normal(3, 40))
+    return [run(normal(3, 40), kind) for kind in EIGHT_BITS]
+
+
+def int8_numbers(*size):
+    return torch.randint(-127, 128, size, dtype=torch.int8, device=DEVICE)
+
+
+def integers(run):
+    x, weight, by = quantise_rows(normal(3, 272), torch.int8), int8_numbers(70, 272), torch.rand(70, device=DEVICE)
+    return [run(x, weight, by, bias, torch.float32) for bias in (None, normal(70))]
+
+
+def integers_in_parts(run):
+    x, weight = quantise_rows(normal(3, 512), torch.int8), int8_numbers(70, 512)
+    return [run(x, weight, torch.rand(70, device=DEVICE), parts) for parts in (2, 4)]
 
 
 def one_row(run):
@@ -116,7 +143,7 @@ def one_row(run):
     eight = {"scales": torch.rand(60, device=DEVICE)}
     return [
         run(x, weight, None),
-        run(x, weight.to(torch.float8_e4m3fn), bias, **eight),
+        *(run(x, weight.to(kind), bias, **eight) for kind in EIGHT_BITS),
         run(x, weight, bias, residual=normal(1, 48), norm=norm, eps=1e-5, gate="silu"),
     ]
 
@@ -508,7 +535,7 @@ def gated_by_tiles(run):
     for gate_up, _, by, _, bias, _ in by_experts():
         x = normal(5, gate_up.shape[2])
         rows = run(
-            x if by is None else quantise_rows(x),
+            x if by is None else quantise_rows(x, FLOAT8),
             gate_up,
             blocks,
             2,
@@ -527,7 +554,7 @@ def down_by_tiles(run):
     for _, down, _, by, _, bias in by_experts():
         hidden = normal(len(blocks.pairs), down.shape[2])
         weights = torch.rand(5, 2, device=DEVICE)
-        hidden = hidden if by is None else quantise_rows(hidden)
+        hidden = hidden if by is None else quantise_rows(hidden, FLOAT8)
         results.append(run(hidden, down, blocks, weights, scales=by, bias=bias))
         results.append(run(hidden, down, blocks, weights, scales=by, bias=bias, base=normal(5, down.shape[1])))
     return results
@@ -538,10 +565,10 @@ def summed(run):
 
 
 CASES = packed_matrices.CASES | in_any_batch.CASES | adapters.CASES | EMBEDDINGS | ranks.CASES | {
-    "norm": ranks.also(norm), "norm_fp8": norm_fp8, "add_norm": ranks.also(add_norm, added=True), "add_norm_fp8": add_norm_fp8,
-    "gated": gated, "gated_fp8": gated, "ungated": ungated, "ungated_fp8": ungated,
+    "norm": ranks.also(norm), "norm_eight": norm_eight, "add_norm": ranks.also(add_norm, added=True), "add_norm_eight": add_norm_eight,
+    "gated": gated, "gated_eight": gated_eight, "ungated": ungated, "ungated_eight": ungated_eight,
     "quantise_rows": quantised, "linear_single_row": one_row, "SmallBatchLinear": few_rows,
-    "linear_tiled": tiled, "linear_split_k": tiled_in_parts, "update_pages": page_table, "KVCopy": copied, "BlockCopy": blocks_copied, "rope_store": stored,
+    "int8_linear": integers, "int8_parts": integers_in_parts, "linear_tiled": tiled, "linear_split_k": tiled_in_parts, "update_pages": page_table, "KVCopy": copied, "BlockCopy": blocks_copied, "rope_store": stored,
     "rotate": rotated, "kv_store": kv_stored,
     "split_work": split, "prefix_attention": prefixes, "decode_attention": decoded, "prefill_attention": prefilled,
     "rope_attention": turned_and_decoded, "prefix_attention_hopper": prefixes_on_hopper,
@@ -558,7 +585,7 @@ def tensors(result):
     """All tensors of a result; rows in 8 bits as what they stand for."""
     if isinstance(result, torch.Tensor):
         return [result]
-    if isinstance(result, Fp8Rows):
+    if isinstance(result, EightBitRows):
         scales = result.scales[: result.rows]
         wide = [] if result.unquantised is None else [result.unquantised]
         return [scales, result.values[: result.rows].float() * scales.unsqueeze(1), *wide]
@@ -574,7 +601,7 @@ def test_a_kernel_gives_what_its_twin_gives(name):
     for function in kernel_and_twin(name):
         torch.manual_seed(0)
         results.append(tensors(CASES[name](function)))
-    fp8 = "fp8" in name or name == "quantise_rows"
+    fp8 = "eight" in name or name == "quantise_rows"
     for own, twins in zip(*results, strict=True):
         assert own.dtype == twins.dtype
         if not own.is_floating_point():
@@ -589,7 +616,7 @@ def test_a_kernel_gives_what_its_twin_gives(name):
 
 def test_the_twin_of_rows_in_eight_bits_rounds_to_the_nearest():
     x = normal(5, 64)
-    eight = quantise_rows(x)
+    eight = quantise_rows(x, FLOAT8)
     steps = 2.0 ** (torch.floor(torch.log2((x / eight.scales[:5].unsqueeze(1)).abs())).clamp_min(-6) - 3)
     errors = x - eight.values[:5].float() * eight.scales[:5].unsqueeze(1)
     assert (errors.abs() <= 0.501 * steps * eight.scales[:5].unsqueeze(1)).all()

@@ -10,7 +10,7 @@ from sglang_lite.runtime.attention.base import AttentionRequirements
 from sglang_lite.runtime.attention.triton import TritonAttention
 from sglang_lite.runtime.kernels.attention_metadata import AttentionRules, RotaryPositions
 from sglang_lite.runtime.kernels.decode_attention import decode_attention
-from sglang_lite.runtime.kernels.fp8_rows import Scales
+from sglang_lite.runtime.kernels.eight_bit_rows import Scales
 from sglang_lite.runtime.kernels.kv_cache import KVCache, KVScales
 from sglang_lite.runtime.kernels.rope_attention import rope_attention
 from sglang_lite.runtime.kernels.rope_store import rope_store

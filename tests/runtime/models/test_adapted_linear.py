@@ -15,7 +15,8 @@ from sglang_lite.runtime.kernels.lora_weights import RANKS
 from sglang_lite.runtime.kernels.reference.lora import lora_add
 from sglang_lite.runtime.models.gpu_decoder import GpuDecoder
 from sglang_lite.runtime.models.layers.adapted_linear import AdaptedLinear
-from sglang_lite.runtime.models.layers.gpu_linear import Fp8Linear, matrix
+from sglang_lite.runtime.models.layers.eight_bit_linear import Fp8Linear
+from sglang_lite.runtime.models.layers.gpu_linear import matrix
 from sglang_lite.runtime.models.layers.linear_builder import LinearBuilder
 from sglang_lite.runtime.models.precision import Precision
 from sglang_lite.runtime.models.spec import AttentionSpec, DenseSpec, RopeSpec
@@ -113,12 +114,13 @@ def test_a_row_is_computed_as_by_the_merged_model(name, rows):
 
 
 @pytest.mark.parametrize("rows", [1, 3, 70])
-@pytest.mark.parametrize("kind", ["packed", "fp8"])
+@pytest.mark.parametrize("kind", ["packed", "int8", "fp8"])
 def test_quantised_weights_have_adapters_in_sixteen_bits(kind, rows):
     if kind == "fp8" and (DEVICE.type == "cpu" or torch.cuda.get_device_capability() < (8, 9)):
         pytest.skip("needs a GPU with 8-bit products")
-    half = torch.float16 if kind == "packed" else torch.bfloat16
-    precision = Precision(half, half, half, fp8=kind == "fp8", rounding="int4" if kind == "packed" else None)
+    half = torch.bfloat16 if kind == "fp8" else torch.float16
+    rounding = "int4" if kind == "packed" else None
+    precision = Precision(half, half, half, int8=kind == "int8", fp8=kind == "fp8", rounding=rounding)
     torch.manual_seed(0)
     weight, bias = (torch.randn(shape, device=DEVICE) / 16 for shape in ((160, 256), (160,)))
     own = matrix(LinearBuilder(precision, DEVICE, fused=True).make([weight], bias))
@@ -129,11 +131,11 @@ def test_quantised_weights_have_adapters_in_sixteen_bits(kind, rows):
     linear, x = AdaptedLinear(own, weights, sorted_rows), torch.randn(rows, 256, device=DEVICE).to(half)
     base = own(x)
     expected = lora_add(x, weights, sorted_rows, base.float())
-    assert not linear.takes_fp8
+    assert not linear.eight_bits
     close(linear(x), expected, half)
     summed, _ = linear.parts(x)
     close(summed if summed.dim() == 2 else summed.sum(0), expected, half)
     close(linear.into(x, torch.empty_like(base)), expected, half)
     gate, up = expected.to(half).float().chunk(2, 1)
-    close(linear.gated(x, "silu", eight=False), torch.nn.functional.silu(gate) * up, half)
+    close(linear.gated(x, "silu", eight=None), torch.nn.functional.silu(gate) * up, half)
     np.testing.assert_array_equal(linear.unscaled(x)[0].isfinite().cpu(), True)

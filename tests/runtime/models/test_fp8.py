@@ -15,7 +15,8 @@ from sglang_lite.runtime.loading import load_model as load
 from sglang_lite.runtime.loading.load_model import load_model
 from sglang_lite.runtime.models.gpu_decoder import GpuDecoder
 from sglang_lite.runtime.models.layers import linear
-from sglang_lite.runtime.models.layers.gpu_linear import Fp8Linear, GpuLinear
+from sglang_lite.runtime.models.layers.eight_bit_linear import Fp8Linear
+from sglang_lite.runtime.models.layers.gpu_linear import GpuLinear
 from sglang_lite.runtime.models.precision import Precision
 from sglang_lite.runtime.models.read_config import spec_from_config
 from sglang_lite.runtime.models.weights.folder import open_folder

@@ -5,24 +5,24 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from sglang_lite.runtime.kernels.fp8_rows import Fp8Rows, Scales
-from sglang_lite.runtime.kernels.reference.fp8 import quantise_rows, scaled
+from sglang_lite.runtime.kernels.eight_bit_rows import EightBitRows, Scales
+from sglang_lite.runtime.kernels.reference.eight_bits import quantise_rows, scaled
 
 
 def gated(gate_up: torch.Tensor, activation: str, scales: Scales | None = None) -> torch.Tensor:
     return _gated(gate_up, activation, scales).to(gate_up.dtype)
 
 
-def gated_fp8(gate_up: torch.Tensor, activation: str, scales: Scales | None) -> Fp8Rows:
-    return quantise_rows(_gated(gate_up, activation, scales))
+def gated_eight(gate_up: torch.Tensor, activation: str, scales: Scales | None, kind: torch.dtype) -> EightBitRows:
+    return quantise_rows(_gated(gate_up, activation, scales), kind)
 
 
 def ungated(up: torch.Tensor, activation: str, scales: Scales | None = None) -> torch.Tensor:
     return apply_activation(scaled(up, scales), activation).to(up.dtype)
 
 
-def ungated_fp8(up: torch.Tensor, activation: str, scales: Scales | None) -> Fp8Rows:
-    return quantise_rows(apply_activation(scaled(up, scales), activation))
+def ungated_eight(up: torch.Tensor, activation: str, scales: Scales | None, kind: torch.dtype) -> EightBitRows:
+    return quantise_rows(apply_activation(scaled(up, scales), activation), kind)
 
 
 def _gated(gate_up: torch.Tensor, activation: str, scales: Scales | None) -> torch.Tensor:

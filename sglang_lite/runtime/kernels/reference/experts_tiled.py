@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import torch
 
+from sglang_lite.runtime.kernels.eight_bit_rows import EightBitRows
 from sglang_lite.runtime.kernels.experts_order import ExpertBlocks
-from sglang_lite.runtime.kernels.fp8_rows import Fp8Rows
 from sglang_lite.runtime.kernels.reference.activation import gated_pair
 from sglang_lite.runtime.kernels.reference.experts_few import decoded
 
 
 def experts_gate_up(
-    x: torch.Tensor | Fp8Rows,
+    x: torch.Tensor | EightBitRows,
     weight: torch.Tensor,
     blocks: ExpertBlocks,
     top: int,
@@ -34,7 +34,7 @@ def experts_gate_up(
 
 
 def experts_down(
-    hidden: torch.Tensor | Fp8Rows,
+    hidden: torch.Tensor | EightBitRows,
     weight: torch.Tensor,
     blocks: ExpertBlocks,
     weights: torch.Tensor,
@@ -60,9 +60,9 @@ def experts_sum(y: torch.Tensor) -> torch.Tensor:
     return y.float().sum(0).to(y.dtype)
 
 
-def _decoded_rows(x: torch.Tensor | Fp8Rows) -> tuple[torch.Tensor, torch.dtype]:
+def _decoded_rows(x: torch.Tensor | EightBitRows) -> tuple[torch.Tensor, torch.dtype]:
     """Returns x in float32, and the data type of its products."""
-    if isinstance(x, Fp8Rows):
+    if isinstance(x, EightBitRows):
         return x.values[: x.rows].float() * x.scales[: x.rows].unsqueeze(-1), torch.bfloat16
     return x.float(), x.dtype
 

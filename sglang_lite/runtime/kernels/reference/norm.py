@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 
 from sglang_lite.runtime.kernels.all_reduce import Peers
-from sglang_lite.runtime.kernels.fp8_rows import Fp8Rows, Scales
+from sglang_lite.runtime.kernels.eight_bit_rows import EightBitRows, Scales
 from sglang_lite.runtime.kernels.reference.all_reduce import exchange
-from sglang_lite.runtime.kernels.reference.fp8 import quantise_rows, scaled
+from sglang_lite.runtime.kernels.reference.eight_bits import quantise_rows, scaled
 
 
 def norm(
@@ -27,17 +27,17 @@ def add_norm(
     return _normalised(residual.float(), weight, eps).to(residual.dtype)
 
 
-def norm_fp8(x: torch.Tensor, weight: torch.Tensor, eps: float) -> Fp8Rows:
-    return quantise_rows(_normalised(x.float(), weight, eps))
+def norm_eight(x: torch.Tensor, weight: torch.Tensor, eps: float, kind: torch.dtype) -> EightBitRows:
+    return quantise_rows(_normalised(x.float(), weight, eps), kind)
 
 
-def add_norm_fp8(
+def add_norm_eight(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, scales: Scales | None,
-    ranks: Peers | None = None, *, unquantised: bool = False,
-) -> Fp8Rows:  # fmt: skip
+    kind: torch.dtype, ranks: Peers | None = None, *, unquantised: bool = False,
+) -> EightBitRows:  # fmt: skip
     _add(x, residual, weight, scales, ranks)
     normed = _normalised(residual.float(), weight, eps)
-    return replace(quantise_rows(normed), unquantised=normed.to(residual.dtype) if unquantised else None)
+    return replace(quantise_rows(normed, kind), unquantised=normed.to(residual.dtype) if unquantised else None)
 
 
 def _add(

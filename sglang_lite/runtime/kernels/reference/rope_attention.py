@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from sglang_lite.runtime.kernels.attention_metadata import AttentionRules, DecodeWork, DevicePlan
-from sglang_lite.runtime.kernels.fp8_rows import Scales
+from sglang_lite.runtime.kernels.eight_bit_rows import Scales
 from sglang_lite.runtime.kernels.kv_cache import KVCache
 from sglang_lite.runtime.kernels.reference.decode_attention import decode_attention
 from sglang_lite.runtime.kernels.reference.rope_store import rope_store

@@ -6,10 +6,10 @@ import torch
 import torch.nn.functional as F
 
 from sglang_lite.runtime.kernels.attention_metadata import DevicePlan
-from sglang_lite.runtime.kernels.fp8_rows import Scales
+from sglang_lite.runtime.kernels.eight_bit_rows import Scales
 from sglang_lite.runtime.kernels.kv_cache import KVCache
 from sglang_lite.runtime.kernels.reference.attention import store_kv
-from sglang_lite.runtime.kernels.reference.fp8 import scaled
+from sglang_lite.runtime.kernels.reference.eight_bits import scaled
 from sglang_lite.runtime.kernels.reference.page_table import token_slots
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from sglang_lite.runtime.kernels.fp8_rows import Fp8Rows, Scales
+from sglang_lite.runtime.kernels.eight_bit_rows import EightBitRows, Scales
 from sglang_lite.runtime.kernels.lora import LoraRows, lora_add, lora_gated
 from sglang_lite.runtime.kernels.lora_weights import LoraWeights
 from sglang_lite.runtime.models.layers.experts import FeedForward
@@ -34,21 +34,23 @@ class AdaptedLinear(GpuLinear):
     def into(self, x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         return lora_add(x, self._weights, self._rows, self._linear.into(x, out))
 
-    def unscaled(self, x: torch.Tensor | Fp8Rows) -> tuple[torch.Tensor, Scales | None]:
+    def unscaled(self, x: torch.Tensor | EightBitRows) -> tuple[torch.Tensor, Scales | None]:
         assert isinstance(x, torch.Tensor)
         return self(x), None
 
-    def parts(self, x: torch.Tensor | Fp8Rows) -> tuple[torch.Tensor, Scales | None]:
-        if self._linear.takes_fp8:
+    def parts(self, x: torch.Tensor | EightBitRows) -> tuple[torch.Tensor, Scales | None]:
+        if self._linear.eight_bits:
             return self.unscaled(x)
         assert isinstance(x, torch.Tensor)
         y, _ = self._linear.parts(x)
         lora_add(x, self._weights, self._rows, y if y.dim() == 2 else y[0])
         return y, None
 
-    def gated(self, x: torch.Tensor | Fp8Rows, activation: str, *, eight: bool) -> torch.Tensor | Fp8Rows:
+    def gated(
+        self, x: torch.Tensor | EightBitRows, activation: str, *, eight: torch.dtype | None
+    ) -> torch.Tensor | EightBitRows:
         assert isinstance(x, torch.Tensor)
-        assert not eight, "the next product is adapted, too"
+        assert eight is None, "the next product is adapted, too"
         return lora_gated(x, self._weights, self._rows, self._linear(x), activation)
 
 

@@ -48,9 +48,9 @@ class ExpertStacker:
             if not self._stay_wide:
                 self._stay_wide = True
                 logger.warning("experts of %d by %d stay in 16 bits: no multiples of %d.", *parts[0].shape, BLOCK)
-        if p.rounding is not None and not self._stay_wide:
+        if (p.int8 or p.rounding is not None) and not self._stay_wide:
             self._stay_wide = True
-            logger.warning("experts stay in 16 bits: a GPU has no kernel for them in %s.", p.rounding)
+            logger.warning("experts stay in 16 bits: a GPU has no kernel for them in %s.", p.rounding or "int8")
         return ExpertMatrices(self._stacked(gate_up), self._stacked(down), gate_up_bias, down_bias)
 
     def _stacked(self, experts: list[list[Weight]]) -> torch.Tensor:

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
+from sglang_lite.runtime.kernels.eight_bit_rows import FLOAT8, EightBitRows
 from sglang_lite.runtime.kernels.experts import ExpertMatrices, apply_experts
 from sglang_lite.runtime.kernels.experts_route import experts_route
-from sglang_lite.runtime.kernels.fp8_rows import Fp8Rows
 from sglang_lite.runtime.models.layers.experts import FeedForward
 from sglang_lite.runtime.models.layers.gpu_linear import matrix
 from sglang_lite.runtime.models.layers.linear import Linear
@@ -33,18 +33,18 @@ class GpuExperts:
     shared_gate: Linear | None
 
     @property
-    def takes_fp8(self) -> bool:
-        """True if 8-bit input rows are of use; the router needs the 16-bit rows, too."""
-        return self.matrices.gate_up_scales is not None
+    def eight_bits(self) -> torch.dtype | None:
+        """Type of the 8-bit input rows that are of use, or None; the router needs the 16-bit rows, too."""
+        return None if self.matrices.gate_up_scales is None else FLOAT8
 
-    def __call__(self, rows: torch.Tensor | Fp8Rows, *, parts: bool = False) -> torch.Tensor:
+    def __call__(self, rows: torch.Tensor | EightBitRows, *, parts: bool = False) -> torch.Tensor:
         """Returns the layer's output [T, H].
 
         Args:
             rows: input rows; 8-bit rows must include the 16-bit ones.
             parts: whether the output may be split into parts [P, T, H] whose sum it is.
         """
-        x, eight = (rows.unquantised, rows) if isinstance(rows, Fp8Rows) else (rows, None)
+        x, eight = (rows.unquantised, rows) if isinstance(rows, EightBitRows) else (rows, None)
         assert x is not None, "the router takes them so"
         spec, base = self.spec, None
         logits, _ = matrix(self.router).parts(x)
@@ -53,7 +53,7 @@ class GpuExperts:
             kept_groups=spec.kept_groups, group_top=spec.group_top, normalise=spec.normalise, scale=spec.scale,
         )  # fmt: skip
         if self.shared is not None:
-            gated = matrix(self.shared.gate_up).gated(x, spec.activation, eight=False)
+            gated = matrix(self.shared.gate_up).gated(x, spec.activation, eight=None)
             assert isinstance(gated, torch.Tensor)
             base = self.shared.down(gated)
             if self.shared_gate is not None:

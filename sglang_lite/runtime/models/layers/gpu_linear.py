@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 import torch.nn.functional as F
 
 from sglang_lite.runtime.kernels import tiled
-from sglang_lite.runtime.kernels.activation import gated, gated_fp8, ungated, ungated_fp8
-from sglang_lite.runtime.kernels.fp8 import quantise_rows
-from sglang_lite.runtime.kernels.fp8_rows import Fp8Rows, Scales
+from sglang_lite.runtime.kernels.activation import gated, gated_eight, ungated, ungated_eight
+from sglang_lite.runtime.kernels.eight_bit_rows import EightBitRows, Scales
 from sglang_lite.runtime.kernels.gemv import MAX_ROWS, SPLIT_OUTPUTS, SmallBatchLinear, linear_single_row
-from sglang_lite.runtime.models.layers.linear import Linear, stacked_rows, stacked_shape
-from sglang_lite.runtime.models.weights.fp8 import ScaledRows
-from sglang_lite.runtime.models.weights.source import Weight
+from sglang_lite.runtime.models.layers.linear import Linear
 
 
 class GpuLinear:
@@ -37,9 +32,9 @@ class GpuLinear:
         self._parts = tiled.split_k_of(weight) if self._tiled and bias is None else 1
 
     @property
-    def takes_fp8(self) -> bool:
-        """True if the layer takes input rows in 8 bits."""
-        return False
+    def eight_bits(self) -> torch.dtype | None:
+        """8-bit type of the input rows that the layer takes beside 16-bit ones, or None."""
+        return None
 
     @property
     def fuses_one(self) -> bool:
@@ -59,40 +54,44 @@ class GpuLinear:
         """Writes the product into `out` and returns it; products of many rows need no copy."""
         if len(x) in self._tiled:
             return tiled.linear_tiled(x, self.weight, self.bias, out=out)
-        if len(x) <= MAX_ROWS or self.takes_fp8:
+        if len(x) <= MAX_ROWS or self.eight_bits is not None:
             return out.copy_(self(x))
         if self.bias is None:
             return torch.mm(x, self.weight.t(), out=out)
         return torch.addmm(self.bias, x, self.weight.t(), out=out)
 
-    def unscaled(self, x: torch.Tensor | Fp8Rows) -> tuple[torch.Tensor, Scales | None]:
+    def unscaled(self, x: torch.Tensor | EightBitRows) -> tuple[torch.Tensor, Scales | None]:
         """Returns the product, and the scales that it has yet to be multiplied with, or None."""
         assert isinstance(x, torch.Tensor)
         return self(x), None
 
-    def parts(self, x: torch.Tensor | Fp8Rows) -> tuple[torch.Tensor, Scales | None]:
+    def parts(self, x: torch.Tensor | EightBitRows) -> tuple[torch.Tensor, Scales | None]:
         """`unscaled` for a following `add_norm`: if faster, returns parts [P, M, N] whose sum is the product."""
         if isinstance(x, torch.Tensor) and len(x) in self._tiled and self._parts > 1:
             return tiled.linear_split_k(x, self.weight, self._parts), None
         return self.unscaled(x)
 
-    def gated(self, x: torch.Tensor | Fp8Rows, activation: str, *, eight: bool) -> torch.Tensor | Fp8Rows:
+    def gated(
+        self, x: torch.Tensor | EightBitRows, activation: str, *, eight: torch.dtype | None
+    ) -> torch.Tensor | EightBitRows:
         """Returns act(gate) * up, if this matrix stacks gates and ups, gates first.
 
         Args:
             x: input rows.
             activation: "silu", "gelu" or "gelu_tanh".
-            eight: whether to return 8-bit rows.
+            eight: 8-bit type of the rows to return, or None.
         """
-        if isinstance(x, torch.Tensor) and len(x) in self._tiled and not eight:
+        if isinstance(x, torch.Tensor) and len(x) in self._tiled and eight is None:
             return tiled.linear_tiled(x, self.weight, self.bias, activation)
         y, scales = self.unscaled(x)
-        return (gated_fp8 if eight else gated)(y, activation, scales)
+        return gated(y, activation, scales) if eight is None else gated_eight(y, activation, scales, eight)
 
-    def ungated(self, x: torch.Tensor | Fp8Rows, activation: str, *, eight: bool) -> torch.Tensor | Fp8Rows:
+    def ungated(
+        self, x: torch.Tensor | EightBitRows, activation: str, *, eight: torch.dtype | None
+    ) -> torch.Tensor | EightBitRows:
         """Returns act(up). Takes the arguments of `gated`; the activation may also be "relu2"."""
         y, scales = self.unscaled(x)
-        return (ungated_fp8 if eight else ungated)(y, activation, scales)
+        return ungated(y, activation, scales) if eight is None else ungated_eight(y, activation, scales, eight)
 
     def one(
         self, x: torch.Tensor, *, residual: torch.Tensor | None, norm: torch.Tensor, eps: float, gate: str = ""
@@ -102,81 +101,6 @@ class GpuLinear:
         The arguments are those of `kernels.gemv.linear_single_row`.
         """
         return linear_single_row(x, self.weight, self.bias, residual=residual, norm=norm, eps=eps, gate=gate)
-
-
-class Fp8Linear(GpuLinear):
-    """Linear layer with weights in 8-bit floating point and one scale per output.
-
-    Several rows are multiplied in 8 bits, each with a scale found at run time. A single row is multiplied as it is, as
-    its time is that of reading the weights.
-
-    The reader of a product applies the scales: for less than a few hundred rows, cuBLAS takes up to twice as long to
-    apply them as for the product itself.
-
-    8-bit matrices of a checkpoint are kept if their scales are per row or per matrix. Matrices with block scales are
-    quantised again, which changes an element by up to 1/16 (3 bits after the leading one are kept).
-
-    Args:
-        parts: matrices [N_i, K] to be stacked along N; N and K are multiples of 16.
-        bias: bias [N], or None.
-        few: kernel for products of a few rows.
-        device: device of the weights.
-    """
-
-    def __init__(
-        self, parts: Sequence[Weight], bias: torch.Tensor | None, few: SmallBatchLinear, device: torch.device
-    ) -> None:
-        weight = torch.empty(stacked_shape(parts), dtype=torch.float8_e4m3fn, device=device)
-        super().__init__(weight, bias, few)
-        self._one = torch.ones((), device=device)
-        self.scales = torch.empty(len(weight), dtype=torch.float32, device=device)
-        at = 0
-        for part in parts:
-            end = at + part.shape[0]
-            if isinstance(part, ScaledRows) and part.row_scales is not None:
-                weight[at:end], self.scales[at:end] = part.read(0, part.shape[0]), part.row_scales
-            else:
-                for start, rows in stacked_rows([part]):
-                    here = slice(at + start, at + start + len(rows))
-                    eight = quantise_rows(rows.to(device))
-                    weight[here], self.scales[here] = eight.values[: len(rows)], eight.scales[: len(rows)]
-            at = end
-
-    @property
-    def takes_fp8(self) -> bool:
-        return True
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        if len(x) == 1:
-            return linear_single_row(x, self.weight, self.bias, scales=self.scales)[0]
-        y, scales = self._product(quantise_rows(x))
-        return self._scaled(y, scales)
-
-    def _scaled(self, y: torch.Tensor, scales: Scales) -> torch.Tensor:
-        y = (y * scales.rows[: len(y)].unsqueeze(1) * scales.columns).to(y.dtype)
-        return y if self.bias is None else y.add_(self.bias)
-
-    def unscaled(self, x: torch.Tensor | Fp8Rows) -> tuple[torch.Tensor, Scales | None]:
-        if isinstance(x, torch.Tensor):
-            if len(x) == 1:
-                return self(x), None
-            x = quantise_rows(x)
-        y, scales = self._product(x)
-        return (y, scales) if self.bias is None else (self._scaled(y, scales), None)
-
-    def _product(self, x: Fp8Rows) -> tuple[torch.Tensor, Scales]:
-        y = torch._scaled_mm(  # noqa: SLF001 # torch has no other name for it
-            x.values, self.weight.t(), scale_a=self._one, scale_b=self._one, out_dtype=torch.bfloat16,
-            use_fast_accum=True,
-        )  # fmt: skip
-        return y[: x.rows], Scales(x.scales, self.scales)
-
-    def one(
-        self, x: torch.Tensor, *, residual: torch.Tensor | None, norm: torch.Tensor, eps: float, gate: str = ""
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        return linear_single_row(
-            x, self.weight, self.bias, scales=self.scales, residual=residual, norm=norm, eps=eps, gate=gate
-        )
 
 
 def matrix(linear: Linear) -> GpuLinear:

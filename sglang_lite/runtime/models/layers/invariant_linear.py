@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from sglang_lite.protocol import ModelError
-from sglang_lite.runtime.kernels.fp8_rows import Fp8Rows, Scales
+from sglang_lite.runtime.kernels.eight_bit_rows import EightBitRows, Scales
 from sglang_lite.runtime.kernels.invariant_product import invariant_linear, invariant_parts
 from sglang_lite.runtime.kernels.tiled import can_tile
 from sglang_lite.runtime.models.layers.gpu_linear import GpuLinear
@@ -40,10 +40,12 @@ class InvariantLinear(GpuLinear):
     def into(self, x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         return invariant_linear(x, self.weight, self.bias, out=out)
 
-    def parts(self, x: torch.Tensor | Fp8Rows) -> tuple[torch.Tensor, Scales | None]:
+    def parts(self, x: torch.Tensor | EightBitRows) -> tuple[torch.Tensor, Scales | None]:
         assert isinstance(x, torch.Tensor)
         return self(x) if self.bias is not None else invariant_parts(x, self.weight), None
 
-    def gated(self, x: torch.Tensor | Fp8Rows, activation: str, *, eight: bool) -> torch.Tensor | Fp8Rows:
+    def gated(
+        self, x: torch.Tensor | EightBitRows, activation: str, *, eight: torch.dtype | None
+    ) -> torch.Tensor | EightBitRows:
         assert isinstance(x, torch.Tensor)
         return invariant_linear(x, self.weight, self.bias, activation)

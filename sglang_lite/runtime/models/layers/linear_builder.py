@@ -51,16 +51,20 @@ class LinearBuilder:
             parts = [self._rounded(part, p.rounding) for part in parts]
         if self._fused:
             from sglang_lite.runtime.kernels.gemv import SmallBatchLinear  # needs Triton
-            from sglang_lite.runtime.models.layers.gpu_linear import Fp8Linear, GpuLinear
+            from sglang_lite.runtime.models.layers.eight_bit_linear import Fp8Linear, Int8Linear
+            from sglang_lite.runtime.models.layers.gpu_linear import GpuLinear
             from sglang_lite.runtime.models.layers.invariant_linear import InvariantLinear
             from sglang_lite.runtime.models.layers.packed_linear import packed_linear
 
             self._few = self._few or SmallBatchLinear(self._device)
             bias = None if bias is None else bias.to(self._device, p.weights)
             outputs, inputs = stacked_shape(parts)
-            eight_bits = p.fp8 or (p.keep_fp8 and all(isinstance(part, ScaledRows) for part in parts))
-            if eight_bits and quantise and not (outputs % 16 or inputs % 16):
-                return Fp8Linear(parts, bias, self._few, self._device)
+            fp8 = p.fp8 or (p.keep_fp8 and all(isinstance(part, ScaledRows) for part in parts))
+            if quantise and not (outputs % 16 or inputs % 16):
+                if p.int8:
+                    return Int8Linear(parts, bias, self._few, self._device, p.compute)
+                if fp8:
+                    return Fp8Linear(parts, bias, self._few, self._device)
             if (p.packed or p.rounding) and (packed := packed_linear(parts, bias, self._device)) is not None:
                 return packed
             self._tell_decoded(parts)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 
-from sglang_lite.runtime.kernels.fp8_rows import Fp8Rows, Scales
+from sglang_lite.runtime.kernels.eight_bit_rows import EightBitRows, Scales
 from sglang_lite.runtime.kernels.packed_products import add_parts, decoded, max_rows, packed_rows, parts_of
 from sglang_lite.runtime.kernels.packed_row import packed_row
 from sglang_lite.runtime.kernels.packed_weight import PackedWeight, can_pack, in_few_bits, packed_weight
@@ -42,11 +42,11 @@ class PackedLinear(GpuLinear):
     def into(self, x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         return out.copy_(self(x))
 
-    def unscaled(self, x: torch.Tensor | Fp8Rows) -> tuple[torch.Tensor, Scales | None]:
+    def unscaled(self, x: torch.Tensor | EightBitRows) -> tuple[torch.Tensor, Scales | None]:
         assert isinstance(x, torch.Tensor)
         return self(x), None
 
-    def parts(self, x: torch.Tensor | Fp8Rows) -> tuple[torch.Tensor, Scales | None]:
+    def parts(self, x: torch.Tensor | EightBitRows) -> tuple[torch.Tensor, Scales | None]:
         assert isinstance(x, torch.Tensor)
         x = self._ordered(x)
         if len(x) == 1 and self._single:
@@ -56,8 +56,10 @@ class PackedLinear(GpuLinear):
         parts = parts_of(self.packed, len(x)) if self.bias is None else 1
         return packed_rows(x, self.packed, self.bias, parts=parts), None
 
-    def gated(self, x: torch.Tensor | Fp8Rows, activation: str, *, eight: bool) -> torch.Tensor | Fp8Rows:
-        if isinstance(x, torch.Tensor) and len(x) <= max_rows(x.device, x.dtype) and not eight:
+    def gated(
+        self, x: torch.Tensor | EightBitRows, activation: str, *, eight: torch.dtype | None
+    ) -> torch.Tensor | EightBitRows:
+        if isinstance(x, torch.Tensor) and len(x) <= max_rows(x.device, x.dtype) and eight is None:
             return packed_rows(self._ordered(x), self.packed, self.bias, activation)
         return super().gated(x, activation, eight=eight)
 

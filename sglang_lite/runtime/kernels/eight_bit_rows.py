@@ -1,4 +1,4 @@
-"""Rows and scales of matrix products in 8-bit floating point, for GPU and CPU kernels."""
+"""Rows and scales of matrix products in 8 bits, for GPU and CPU kernels."""
 
 from __future__ import annotations
 
@@ -6,15 +6,17 @@ from dataclasses import dataclass
 
 import torch
 
+FLOAT8 = torch.float8_e4m3fn
+LARGEST = {FLOAT8: 448.0, torch.int8: 127.0}  # largest number of each 8-bit type
 _MIN_ROWS = 16  # minimum number of rows of an 8-bit product
 
 
 @dataclass(frozen=True, slots=True)
-class Fp8Rows:
+class EightBitRows:
     """Rows [M, K] in 8 bits.
 
     Attributes:
-        values: e4m3 [max(M, 16), K]; rows beyond M are undefined.
+        values: e4m3 or int8 [max(M, 16), K]; rows beyond M are undefined.
         scales: float32 [max(M, 16)]; a row is approximately its values times its scale.
         rows: number of rows, M.
         unquantised: [M, K], the rows before quantisation; None if not kept.
@@ -26,12 +28,13 @@ class Fp8Rows:
     unquantised: torch.Tensor | None = None
 
     @staticmethod
-    def empty(x: torch.Tensor, columns: int, *, unquantised: bool = False) -> Fp8Rows:
-        """Returns uninitialised rows, as many as x has; with `unquantised`, also in the data type of x."""
+    def empty(x: torch.Tensor, columns: int, kind: torch.dtype, *, unquantised: bool = False) -> EightBitRows:
+        """Returns uninitialised rows of an 8-bit type, as many as x has; with `unquantised`, also in the data type of
+        x."""
         rows = max(len(x), _MIN_ROWS)
-        values = torch.empty((rows, columns), dtype=torch.float8_e4m3fn, device=x.device)
+        values = torch.empty((rows, columns), dtype=kind, device=x.device)
         scales = torch.empty(rows, dtype=torch.float32, device=x.device)
-        return Fp8Rows(values, scales, len(x), x.new_empty((len(x), columns)) if unquantised else None)
+        return EightBitRows(values, scales, len(x), x.new_empty((len(x), columns)) if unquantised else None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Time of a decode step with weights in 4 bits, beside 16: `python benchmarks/four_bits.py --shape llama-3.1-8b`.
+"""Time of a decode step with weights in 4 and 8 bits, beside 16: `python benchmarks/few_bits.py --shape llama-3.1-8b`.
 
 Rows of random tokens generate twice, 16 and 80 tokens; the difference is 64 steps. A format at a time, as their weights
 may not fit together.
@@ -17,7 +17,7 @@ import torch
 from sglang_lite import Engine
 from sglang_lite.bench.shapes import SHAPES, load_shape
 
-FORMATS = ("bfloat16", "int4", "nf4")
+FORMATS = ("bfloat16", "int4", "nf4", "int8", "fp8")
 
 
 def step_ms(engine: Engine, rows: int, prompt: int, vocabulary: int) -> float:
@@ -43,7 +43,7 @@ def main() -> None:
     options = parser.parse_args()
     print(f"{options.shape}, {options.prompt} tokens before; ms a step", flush=True)
     for name in options.formats:
-        with Engine.of(load_shape(options.shape, rounding=None if name == "bfloat16" else name)) as engine:
+        with Engine.of(load_shape(options.shape, quantization=None if name == "bfloat16" else name)) as engine:
             used = torch.cuda.memory_allocated() / 1e9 if torch.cuda.is_available() else float("nan")
             times = [step_ms(engine, rows, options.prompt, SHAPES[options.shape].vocab_size) for rows in options.rows]
             cells = "  ".join(f"{rows}: {each:.3f}" for rows, each in zip(options.rows, times))

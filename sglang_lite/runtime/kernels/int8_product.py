@@ -1,0 +1,126 @@
+"""Products of rows and a weight matrix that are both 8-bit integers, with a scale for each row and each output.
+
+    y[m, n] = row_scales[m] * scales[n] * (x[m, :] . w[n, :]) + bias[n]
+
+Sums are 32-bit integers, so they are exact, and no order of summation changes a bit. Weights are the left operand, as
+few rows fill the right one better. Weights are read once for up to 256 rows; beyond that, tiles of rows that share a
+tile of weights run side by side. Moves N K + M K bytes and 2 M N.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from sglang_lite.runtime.kernels.descriptors import tensor_descriptor
+from sglang_lite.runtime.kernels.device_properties import properties_of
+from sglang_lite.runtime.kernels.eight_bit_rows import EightBitRows
+from sglang_lite.runtime.kernels.launch_config import tile_stages
+from sglang_lite.runtime.kernels.launcher import cached_launch
+from sglang_lite.runtime.kernels.pdl import pdl_options, start_next, wait
+from sglang_lite.runtime.kernels.sizes import cdiv, power_of_2
+
+MAX_SPLIT_ROWS = 64  # most rows of a product whose sums are split
+_BLOCK_K = 128
+_TOGETHER: tl.constexpr = tl.constexpr(8)  # tiles of rows whose programs are adjacent for one tile of outputs
+
+
+@cached_launch
+@triton.jit(do_not_specialize=["M"])
+def _product(
+    x, row_scales, w, scales, bias, y, M, N, K,
+    BIAS: tl.constexpr, PARTS: tl.constexpr, EARLY: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    if EARLY:
+        start_next(PDL)
+    wait(PDL)
+    tiles = tl.cdiv(N, BLOCK_N)
+    group = tl.program_id(0) // (_TOGETHER * tiles)
+    inside = tl.program_id(0) % (_TOGETHER * tiles)
+    size = tl.minimum(tl.cdiv(M, BLOCK_M) - group * _TOGETHER, _TOGETHER)
+    row, first = (group * _TOGETHER + inside % size) * BLOCK_M, inside // size * BLOCK_N
+    m, n = row + tl.arange(0, BLOCK_M), first + tl.arange(0, BLOCK_N)
+    begin, end = 0, K
+    if PARTS > 1:
+        begin = tl.program_id(1) * (K // PARTS)
+        end = begin + K // PARTS
+        y += tl.program_id(1) * M * N
+    acc = tl.zeros((BLOCK_N, BLOCK_M), tl.int32)
+    for k in range(begin, end, BLOCK_K):
+        acc = tl.dot(w.load([first, k]), x.load([row, k]).T, acc, out_dtype=tl.int32)
+    if not EARLY:
+        start_next(PDL)  # not earlier, as not all programs fit the GPU at once
+    by_row, by_output = tl.load(row_scales + m, mask=m < M, other=0.0), tl.load(scales + n, mask=n < N, other=0.0)
+    out = acc.to(tl.float32) * by_output[:, None] * by_row[None, :]
+    if BIAS:
+        out += tl.load(bias + n, mask=n < N, other=0.0).to(tl.float32)[:, None]
+    inner = (m < M)[None, :] & (n < N)[:, None]
+    tl.store(y + m.to(tl.int64)[None, :] * N + n[:, None], out.to(y.dtype.element_ty), mask=inner)
+
+
+def int8_linear(
+    x: EightBitRows, weight: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype
+) -> torch.Tensor:
+    """Returns x [M, K] times weight [N, K] transposed, with their scales, plus bias [N], as [M, N].
+
+    Args:
+        x: rows of int8.
+        weight: int8 [N, K]; K is a multiple of 16.
+        scales: float32 [N].
+        bias: [N], or None.
+        dtype: data type of the result.
+    """
+    y = torch.empty((x.rows, len(weight)), dtype=dtype, device=weight.device)
+    _launch(x, weight, scales, bias, y, parts=1)
+    return y
+
+
+def int8_parts(x: EightBitRows, weight: torch.Tensor, scales: torch.Tensor, parts: int) -> torch.Tensor:
+    """Returns `int8_linear` without a bias as partial sums float32 [parts, M, N], which the caller must add up.
+
+    Args:
+        x: up to MAX_SPLIT_ROWS rows.
+        weight, scales: as of `int8_linear`.
+        parts: number of parts, more than one, as `int8_parts_of` has it.
+    """
+    y = torch.empty((parts, x.rows, len(weight)), dtype=torch.float32, device=weight.device)
+    _launch(x, weight, scales, None, y, parts=parts)
+    return y
+
+
+def int8_parts_of(weight: torch.Tensor) -> int:
+    """Number of parts that the sums of few rows with a matrix should be split into: as many as there are idle
+    multiprocessors for, at most four."""
+    outputs, inputs = weight.shape
+    most = properties_of(weight.device).multiprocessors // cdiv(outputs, 64)
+    return next((n for n in (4, 2) if n <= most and inputs % (n * _BLOCK_K) == 0), 1)
+
+
+def _launch(
+    x: EightBitRows, weight: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None, y: torch.Tensor, *,
+    parts: int,
+) -> None:  # fmt: skip
+    outputs, inputs = weight.shape
+    properties = properties_of(weight.device)
+    block_m, block_n, warps = _tile(x.rows, outputs, properties.multiprocessors)
+    programs = cdiv(outputs, block_n) * cdiv(x.rows, block_m)
+    _product[(programs, parts)](
+        tensor_descriptor(x.values, inputs, (block_m, _BLOCK_K)), x.scales,
+        tensor_descriptor(weight, inputs, (block_n, _BLOCK_K)), scales,
+        bias, y, x.rows, outputs, inputs,
+        BIAS=bias is not None, PARTS=parts,
+        EARLY=x.rows <= MAX_SPLIT_ROWS and programs * parts <= properties.multiprocessors,
+        BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=_BLOCK_K,
+        num_warps=warps, num_stages=tile_stages(properties, block_m, block_n, _BLOCK_K, 1, 6),
+        **pdl_options(weight.device),
+    )  # fmt: skip
+
+
+def _tile(rows: int, outputs: int, multiprocessors: int) -> tuple[int, int, int]:
+    """Rows and outputs of a tile, and warps of a program: the largest tile that leaves no multiprocessor idle."""
+    if rows <= MAX_SPLIT_ROWS:
+        return max(16, power_of_2(rows)), 64, 4
+    large = cdiv(rows, 256) * cdiv(outputs, 128)
+    return (256, 128, 8) if rows > 128 and large >= multiprocessors else (128, 64, 4)

@@ -1,0 +1,157 @@
+"""Linear layers with 8-bit weights on a GPU: floating point (e4m3) or integers, with one scale per output.
+
+Several rows are multiplied in 8 bits, each with a scale found at run time. A single row is multiplied as it is, as its
+time is that of reading the weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from sglang_lite.runtime.kernels.eight_bit_rows import FLOAT8, EightBitRows, Scales
+from sglang_lite.runtime.kernels.eight_bits import quantise_rows
+from sglang_lite.runtime.kernels.gemv import SmallBatchLinear, linear_single_row
+from sglang_lite.runtime.kernels.int8_product import MAX_SPLIT_ROWS, int8_linear, int8_parts, int8_parts_of
+from sglang_lite.runtime.models.layers.gpu_linear import GpuLinear
+from sglang_lite.runtime.models.layers.linear import stacked_rows, stacked_shape
+from sglang_lite.runtime.models.weights.blocks import Blocks, Format
+from sglang_lite.runtime.models.weights.fp8 import ScaledRows
+from sglang_lite.runtime.models.weights.source import Weight
+
+
+class EightBitLinear(GpuLinear):
+    """Linear layer with weights of an 8-bit type.
+
+    Matrices of a checkpoint that are stored in that type, with a scale per row or one for all, are kept. Others are
+    quantised, also those with block scales, which changes an e4m3 by up to 1/16 (3 bits after the leading one).
+
+    Args:
+        kind: the type.
+        parts: matrices [N_i, K] to be stacked along N; N and K are multiples of 16.
+        bias: bias [N], or None.
+        few: kernel for products of a few rows.
+        device: device of the weights.
+    """
+
+    def __init__(
+        self,
+        kind: torch.dtype,
+        parts: Sequence[Weight],
+        bias: torch.Tensor | None,
+        few: SmallBatchLinear,
+        device: torch.device,
+    ) -> None:
+        weight = torch.empty(stacked_shape(parts), dtype=kind, device=device)
+        super().__init__(weight, bias, few)
+        self.scales = torch.empty(len(weight), dtype=torch.float32, device=device)
+        at = 0
+        for part in parts:
+            end = at + part.shape[0]
+            if (stored := _stored(part, kind)) is not None:
+                weight[at:end], self.scales[at:end] = stored
+            else:
+                for start, rows in stacked_rows([part]):
+                    here = slice(at + start, at + start + len(rows))
+                    eight = quantise_rows(rows.to(device), kind)
+                    weight[here], self.scales[here] = eight.values[: len(rows)], eight.scales[: len(rows)]
+            at = end
+
+    @property
+    def eight_bits(self) -> torch.dtype:
+        return self.weight.dtype
+
+    def _rows(self, x: torch.Tensor | EightBitRows) -> EightBitRows:
+        return quantise_rows(x, self.weight.dtype) if isinstance(x, torch.Tensor) else x
+
+    def one(
+        self, x: torch.Tensor, *, residual: torch.Tensor | None, norm: torch.Tensor, eps: float, gate: str = ""
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return linear_single_row(
+            x, self.weight, self.bias, scales=self.scales, residual=residual, norm=norm, eps=eps, gate=gate
+        )
+
+
+class Fp8Linear(EightBitLinear):
+    """Linear layer with weights in e4m3, by cuBLAS.
+
+    The reader of a product applies the scales: for less than a few hundred rows, cuBLAS takes up to twice as long to
+    apply them as for the product itself.
+
+    Args:
+        parts, bias, few, device: as of EightBitLinear.
+    """
+
+    def __init__(
+        self, parts: Sequence[Weight], bias: torch.Tensor | None, few: SmallBatchLinear, device: torch.device
+    ) -> None:
+        super().__init__(FLOAT8, parts, bias, few, device)
+        self._one = torch.ones((), device=device)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        if len(x) == 1:
+            return linear_single_row(x, self.weight, self.bias, scales=self.scales)[0]
+        return self._scaled(*self._product(self._rows(x)))
+
+    def unscaled(self, x: torch.Tensor | EightBitRows) -> tuple[torch.Tensor, Scales | None]:
+        if isinstance(x, torch.Tensor) and len(x) == 1:
+            return self(x), None
+        y, scales = self._product(self._rows(x))
+        return (y, scales) if self.bias is None else (self._scaled(y, scales), None)
+
+    def _scaled(self, y: torch.Tensor, scales: Scales) -> torch.Tensor:
+        y = (y * scales.rows[: len(y)].unsqueeze(1) * scales.columns).to(y.dtype)
+        return y if self.bias is None else y.add_(self.bias)
+
+    def _product(self, x: EightBitRows) -> tuple[torch.Tensor, Scales]:
+        y = torch._scaled_mm(  # noqa: SLF001 # torch has no other name for it
+            x.values, self.weight.t(), scale_a=self._one, scale_b=self._one, out_dtype=torch.bfloat16,
+            use_fast_accum=True,
+        )  # fmt: skip
+        return y[: x.rows], Scales(x.scales, self.scales)
+
+
+class Int8Linear(EightBitLinear):
+    """Linear layer with weights in 8-bit integers.
+
+    Args:
+        parts, bias, few, device: as of EightBitLinear.
+        dtype: data type of products.
+    """
+
+    def __init__(
+        self,
+        parts: Sequence[Weight],
+        bias: torch.Tensor | None,
+        few: SmallBatchLinear,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
+        super().__init__(torch.int8, parts, bias, few, device)
+        self._dtype = dtype
+        self._split = int8_parts_of(self.weight) if bias is None else 1
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return self.unscaled(x)[0]
+
+    def unscaled(self, x: torch.Tensor | EightBitRows) -> tuple[torch.Tensor, Scales | None]:
+        if isinstance(x, torch.Tensor) and len(x) == 1:
+            return linear_single_row(x, self.weight, self.bias, scales=self.scales)[0], None
+        return int8_linear(self._rows(x), self.weight, self.scales, self.bias, self._dtype), None
+
+    def parts(self, x: torch.Tensor | EightBitRows) -> tuple[torch.Tensor, Scales | None]:
+        count = len(x) if isinstance(x, torch.Tensor) else x.rows
+        if self._split == 1 or not 1 < count <= MAX_SPLIT_ROWS:
+            return self.unscaled(x)
+        return int8_parts(self._rows(x), self.weight, self.scales, self._split), None
+
+
+def _stored(part: Weight, kind: torch.dtype) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Numbers and scales of the rows of a matrix that a checkpoint stores in an 8-bit type, or None."""
+    if kind == FLOAT8 and isinstance(part, ScaledRows) and part.row_scales is not None:
+        return part.read(0, part.shape[0]), part.row_scales
+    if kind == torch.int8 and isinstance(part, Blocks) and part.order is None:
+        columns = part.shape[1]
+        return (part.q, part.scale[:, 0]) if part.format == Format(8, columns, minimum=False) else None
+    return None
