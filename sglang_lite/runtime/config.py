@@ -97,13 +97,14 @@ class EngineConfig:
             many rows, less exact); "auto" is bfloat16 if the device computes in it, else float32.
         quantization: "fp8" quantises the layers' matrices to 8-bit floating point while loading (e4m3; one scale per
             output, one per row of activations); the head and the embedding are not quantised. Needs a GPU of compute
-            capability 8.9 (Ada, Hopper) or newer. "int8" does the same with integers on any GPU. "int4" and "nf4",
-            and on CPUs "int8", round them to so many bits, in groups of inputs. None keeps the checkpoint's format: layer matrices stored in 8-bit floating point (fp8,
-            fbgemm_fp8, modelopt, compressed-tensors) keep their 8 bits on such a GPU if `dtype` is bfloat16, exactly
-            except for block scales, which become one scale per output; on other devices they are dequantised while
-            loading. Packed matrices keep their bits where a kernel multiplies them (docs/models.md). A checkpoint's own
-            format ("gptq", "awq", "awq_marlin", "gptq_marlin", "compressed-tensors", "bitsandbytes", "mxfp4",
-            "modelopt_fp8", "modelopt_fp4", "w8a8_int8", "w8a8_fp8", "torchao") may be named; another is refused.
+            capability 8.9 (Ada, Hopper) or newer. "int8" does the same with integers on any GPU, but not with experts.
+            "int4" and "nf4", and on CPUs "int8", round them to so many bits, in groups of inputs. None keeps the
+            checkpoint's format: layer matrices stored in 8-bit floating point (fp8, fbgemm_fp8, modelopt,
+            compressed-tensors) keep their 8 bits on such a GPU if `dtype` is bfloat16, exactly except for block scales,
+            which become one scale per output; on other devices they are dequantised while loading. Packed matrices keep
+            their bits where a kernel multiplies them (docs/models.md). A checkpoint's own format ("gptq", "awq",
+            "awq_marlin", "gptq_marlin", "compressed-tensors", "bitsandbytes", "mxfp4", "modelopt_fp8", "modelopt_fp4",
+            "w8a8_int8", "w8a8_fp8", "torchao") may be named; another is refused.
         kv_dtype: "fp8" stores keys and values in 8-bit floating point (e4m3), on a GPU as for `quantization`; "auto" is
             `dtype`. The values of each KV head are divided by a power of two: the checkpoint's scale rounded up, or, if
             it has none, one found while loading by running the model on a few hundred fixed tokens.

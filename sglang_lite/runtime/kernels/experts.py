@@ -13,6 +13,7 @@ from sglang_lite.runtime.kernels.eight_bit_rows import FLOAT8, EightBitRows
 from sglang_lite.runtime.kernels.eight_bits import quantise_rows
 from sglang_lite.runtime.kernels.experts_few import experts_down_few, experts_gate_up_few
 from sglang_lite.runtime.kernels.experts_order import experts_order
+from sglang_lite.runtime.kernels.experts_packed import MAX_BLOCK, packed_down, packed_gate_up
 from sglang_lite.runtime.kernels.experts_tiled import (
     block_rows,
     can_tile_experts,
@@ -20,6 +21,7 @@ from sglang_lite.runtime.kernels.experts_tiled import (
     experts_gate_up,
     experts_sum,
 )
+from sglang_lite.runtime.kernels.packed_weight import PackedWeight
 
 MAX_PAIRWISE_TOKENS = 8  # most tokens that are computed pair by pair
 MAX_PAIRWISE_TOKENS_8_BIT = 4  # the same for 8-bit weights
@@ -30,16 +32,16 @@ class ExpertMatrices:
     """Weights of a layer's experts, contiguous. E experts, hidden size H, intermediate size I.
 
     Attributes:
-        gate_up: [E, 2 I, H], gates first.
-        down: [E, H, I].
+        gate_up: [E, 2 I, H], gates first; in 4 bits [E * 2 I, H].
+        down: [E, H, I]; in 4 bits, as gate_up then is, too, [E * H, I].
         gate_up_bias: [E, 2 I] or None.
         down_bias: [E, H] or None.
         gate_up_scales: float32 [E, 2 I / 128, H / 128] for 8-bit weights (e4m3), else None.
         down_scales: float32 [E, H / 128, I / 128] for 8-bit weights, else None.
     """
 
-    gate_up: torch.Tensor
-    down: torch.Tensor
+    gate_up: torch.Tensor | PackedWeight
+    down: torch.Tensor | PackedWeight
     gate_up_bias: torch.Tensor | None = None
     down_bias: torch.Tensor | None = None
     gate_up_scales: torch.Tensor | None = None
@@ -74,6 +76,10 @@ def apply_experts(
             up.
     """
     own, top = matrices, ids.shape[1]
+    if isinstance(own.gate_up, PackedWeight):
+        y = _packed(x, ids, weights, own, activation, alpha, limit, base)
+        return y if parts else experts_sum(y)
+    assert isinstance(own.down, torch.Tensor), "in 4 bits are both or none"
     eight = own.gate_up_scales is not None
     if len(x) <= (MAX_PAIRWISE_TOKENS_8_BIT if eight else MAX_PAIRWISE_TOKENS) or not (
         can_tile_experts(own.gate_up) and can_tile_experts(own.down)
@@ -93,3 +99,24 @@ def apply_experts(
         scales=own.down_scales, bias=own.down_bias, base=base,
     )  # fmt: skip
     return y if parts else experts_sum(y)
+
+
+def _packed(
+    x: torch.Tensor,
+    ids: torch.Tensor,
+    weights: torch.Tensor,
+    own: ExpertMatrices,
+    activation: str,
+    alpha: float,
+    limit: float,
+    base: torch.Tensor | None,
+) -> torch.Tensor:
+    """Parts [top, T, H] of the output by matrices in 4 bits; arguments of `apply_experts`."""
+    assert isinstance(own.gate_up, PackedWeight)
+    assert isinstance(own.down, PackedWeight)
+    top, experts = ids.shape[1], own.gate_up.shape[0] // (2 * own.down.inputs)
+    blocks = experts_order(ids, experts, min(block_rows(len(x), top, experts), MAX_BLOCK))
+    hidden = packed_gate_up(
+        x, own.gate_up, experts, blocks, top, activation, bias=own.gate_up_bias, alpha=alpha, limit=limit
+    )
+    return packed_down(hidden, own.down, experts, blocks, weights, bias=own.down_bias, base=base)

@@ -34,7 +34,7 @@ _TOGETHER: tl.constexpr = tl.constexpr(8)  # blocks whose programs are adjacent 
 
 
 @triton.jit
-def _place(blocks, TILES: tl.constexpr):
+def expert_tile(blocks, TILES: tl.constexpr):
     """Returns the block and the tile of outputs of this program."""
     program = tl.program_id(0)
     group = program // (_TOGETHER * TILES)
@@ -60,7 +60,7 @@ def _gate_up(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     wait(PDL)
-    block, tile = _place(blocks, (N + BLOCK_N - 1) // BLOCK_N)
+    block, tile = expert_tile(blocks, (N + BLOCK_N - 1) // BLOCK_N)
     expert = tl.load(block_experts + block)
     first = tile * BLOCK_N
     m = tl.arange(0, BLOCK_M)
@@ -113,7 +113,7 @@ def _down(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     wait(PDL)
-    block, tile = _place(blocks, (N + BLOCK_N - 1) // BLOCK_N)
+    block, tile = expert_tile(blocks, (N + BLOCK_N - 1) // BLOCK_N)
     expert = tl.load(block_experts + block)
     if expert >= 0:
         first = tile * BLOCK_N

@@ -23,7 +23,7 @@ from sglang_lite.runtime.kernels.sizes import cdiv, power_of_2
 _FEW = 64  # most rows of which a program has all
 _MANY = 256  # most rows that are multiplied so at all; above, decoding the matrix and cuBLAS are faster
 _OUTPUTS, _OUTPUTS_MANY = 64, 256  # of a program
-_SCRATCH = 1 << 15  # bytes of shared memory in which code books' numbers change their layout
+SCRATCH = 1 << 15  # bytes of shared memory in which code books' numbers change their layout
 
 
 @triton.constexpr_function
@@ -84,6 +84,51 @@ def scales_of(word, ZERO: tl.constexpr, HALF: tl.constexpr):
         return word
 
 
+@triton.jit
+def packed_sums(
+    rows, valid, words, scales, table, n, stride, K, BLOCKS, first, every,
+    KIND: tl.constexpr, ZERO: tl.constexpr, HALF: tl.constexpr, SLICE: tl.constexpr, GROUP: tl.constexpr,
+    TOGETHER: tl.constexpr, SPAN: tl.constexpr, SCALED: tl.constexpr, WHOLE: tl.constexpr, DTYPE: tl.constexpr,
+):  # fmt: skip
+    """Products [N, M] of rows with rows n [N] of a packed matrix, as float32.
+
+    Args:
+        rows: pointers [M] to the first input of each row, in DTYPE.
+        valid: whether there is such a row [M].
+        stride: rows of the matrix.
+        first, every: first step of a block's columns, and how many steps further the next one is.
+    """
+    place = words + n.to(tl.int64)[:, None] * (BLOCKS * (SLICE // 2)) + tl.arange(0, SPAN // 2)[None, :]
+    STEPS: tl.constexpr = SLICE // SPAN  # of a block
+    acc = tl.zeros((n.shape[0], rows.shape[0]), tl.float32)
+    for step in range(first, BLOCKS * STEPS, every):
+        packed = tl.load(place + step * (SPAN // 2))
+        block = step // STEPS
+        k = step % STEPS * SPAN + tl.arange(0, SPAN)
+        for slice in tl.static_range(0, 4, TOGETHER):  # slices of a group
+            # 32 bits, as Triton fetches no less ahead.
+            word = tl.load(scales + (block * 4 + slice) * SLICE // GROUP * stride + n)
+            scale = scales_of(word, ZERO, HALF) / _factor(KIND, DTYPE)
+            sums = acc
+            if not SCALED:
+                sums = tl.zeros((n.shape[0], rows.shape[0]), tl.float32)
+            for j in tl.static_range(slice, slice + TOGETHER):
+                at = (block * 4 + j) * SLICE + k
+                mask = valid[None, :]
+                if not WHOLE:
+                    mask &= (at < K)[:, None]
+                inputs = tl.load(rows[None, :] + at[:, None], mask=mask, other=0.0)
+                numbers = _numbers(packed, word, table, j, KIND, ZERO, DTYPE)
+                if SCALED:
+                    numbers *= scale.to(numbers.dtype)[:, None]
+                sums = tl.dot(numbers, inputs, sums, input_precision="ieee")
+            if SCALED:
+                acc = sums
+            else:
+                acc += sums * scale[:, None]
+    return acc
+
+
 @cached_launch
 @triton.jit(do_not_specialize=["M", "BLOCKS"])
 def _packed_rows(
@@ -105,34 +150,10 @@ def _packed_rows(
         n += row // OUTPUTS * N  # gates, then as many ups
         stride = 2 * N
     m = tl.program_id(2) * BLOCK_M + tl.arange(0, BLOCK_M)
-    place = words + n.to(tl.int64)[:, None] * (BLOCKS * (SLICE // 2)) + tl.arange(0, SPAN // 2)[None, :]
-    STEPS: tl.constexpr = SLICE // SPAN  # of a block
-    acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
-    for step in range(tl.program_id(1), BLOCKS * STEPS, tl.num_programs(1)):
-        packed = tl.load(place + step * (SPAN // 2))
-        block = step // STEPS
-        k = step % STEPS * SPAN + tl.arange(0, SPAN)
-        for first in tl.static_range(0, 4, TOGETHER):  # slices of a group
-            # 32 bits, as Triton fetches no less ahead.
-            word = tl.load(scales + (block * 4 + first) * SLICE // GROUP * stride + n)
-            scale = scales_of(word, ZERO, HALF) / _factor(KIND, x.dtype.element_ty)
-            sums = acc
-            if not SCALED:
-                sums = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
-            for j in tl.static_range(first, first + TOGETHER):
-                at = (block * 4 + j) * SLICE + k
-                mask = (m < M)[None, :]
-                if not WHOLE:
-                    mask &= (at < K)[:, None]
-                rows = tl.load(x + m[None, :] * K + at[:, None], mask=mask, other=0.0)
-                numbers = _numbers(packed, word, table, j, KIND, ZERO, x.dtype.element_ty)
-                if SCALED:
-                    numbers *= scale.to(numbers.dtype)[:, None]
-                sums = tl.dot(numbers, rows, sums, input_precision="ieee")
-            if SCALED:
-                acc = sums
-            else:
-                acc += sums * scale[:, None]
+    acc = packed_sums(
+        x + m * K, m < M, words, scales, table, n, stride, K, BLOCKS, tl.program_id(1), tl.num_programs(1),
+        KIND, ZERO, HALF, SLICE, GROUP, TOGETHER, SPAN, SCALED, WHOLE, x.dtype.element_ty,
+    )  # fmt: skip
     if not EARLY:
         start_next(PDL)  # not earlier, as not all programs fit the GPU at once
     if BIAS:
@@ -214,7 +235,7 @@ def packed_rows(
         **constants_of(weight), TOGETHER=math.gcd(weight.group // weight.slice, SLICES), SPAN=span, SCALED=many,
         WHOLE=inputs % (SLICES * weight.slice) == 0, BIAS=bias is not None, GATE=gate,
         EARLY=math.prod(grid) <= properties.multiprocessors, BLOCK_M=block_m, BLOCK_N=block_n, num_warps=warps,
-        num_stages=max(1, min(3, (properties.shared_memory - _SCRATCH) // stage)), **pdl_options(x.device),
+        num_stages=max(1, min(3, (properties.shared_memory - SCRATCH) // stage)), **pdl_options(x.device),
     )  # fmt: skip
     return y
 

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 import torch
 
 from sglang_lite.protocol import ModelError
+from sglang_lite.runtime.kernels.packed_weight import PackedWeight
 from sglang_lite.runtime.models.decoder import Decoder
 from sglang_lite.runtime.models.layers.experts import Experts, FeedForward
 from sglang_lite.runtime.models.layers.linear import (
@@ -266,10 +267,9 @@ def _product(layer: Layer, role: str, expert: int | None) -> _Product:
     prefix = f"{prefix}_" if prefix else ""
     if expert is not None and not isinstance(fed, Experts | FeedForward):
         m = fed.matrices
-        eight = m.gate_up_scales is not None
         if kind == "down":
-            return _Matrix(None if eight else m.down[expert], m.down_bias, expert), (role,), None
-        both = _Matrix(None if eight else m.gate_up[expert], m.gate_up_bias, expert)
+            return _Matrix(m.down, m.down_bias, expert), (role,), None
+        both = _Matrix(m.gate_up, m.gate_up_bias, expert)
         return both, (f"{prefix}gate", f"{prefix}up"), None
     if expert is not None:
         assert isinstance(fed, Experts)
@@ -289,12 +289,13 @@ class _Matrix:
     """Matrix of one expert among the stacked ones of a GPU.
 
     Attributes:
-        weight: [outputs, inputs]; None if it is in 8 bits.
+        weight: [outputs, inputs]; None if it is in fewer bits than 16.
         bias: [outputs], or None.
     """
 
-    def __init__(self, weight: torch.Tensor | None, biases: torch.Tensor | None, expert: int) -> None:
-        self.weight, self.bias = weight, None if biases is None else biases[expert]
+    def __init__(self, weights: torch.Tensor | PackedWeight, biases: torch.Tensor | None, expert: int) -> None:
+        self.weight = weights[expert] if isinstance(weights, torch.Tensor) and weights.itemsize > 1 else None
+        self.bias = None if biases is None else biases[expert]
 
 
 def _plain(linear: Linear | _Matrix) -> Any:  # linear layer inside others

@@ -3,18 +3,25 @@
 import torch
 
 from sglang_lite.runtime.kernels.packed_weight import packed_weight
+from sglang_lite.runtime.kernels.reference.experts_order import experts_order
 from tests.runtime.kernels.test_kernels import DEVICE, normal
+
+EXPERT_IDS = torch.tensor([[1, 4], [4, 0], [1, 3], [4, 1], [3, 1]], dtype=torch.int32, device=DEVICE)
 
 
 def packed_matrices():
     """With one zero everywhere, with a zero a group, and of a code book."""
     for outputs, inputs, group, kind in ((130, 640, 64, "integers"), (40, 96, 32, "zeros"), (33, 80, 16, "e2m1")):
-        numbers = torch.randint(0, 16, (outputs, inputs), dtype=torch.uint8, device=DEVICE)
-        by = torch.rand(outputs, inputs // group, device=DEVICE).div(64).half()
-        zeros = torch.randint(0, 17, by.shape, dtype=torch.uint8, device=DEVICE) if kind == "zeros" else None
-        yield packed_weight(
-            numbers, by, zeros=zeros, zero=8 if kind == "integers" else 0, kind="e2m1" if kind == "e2m1" else "integers"
-        )
+        yield _packed(outputs, inputs, group, kind)
+
+
+def _packed(outputs, inputs, group, kind):
+    numbers = torch.randint(0, 16, (outputs, inputs), dtype=torch.uint8, device=DEVICE)
+    by = torch.rand(outputs, inputs // group, device=DEVICE).div(64).half()
+    zeros = torch.randint(0, 17, by.shape, dtype=torch.uint8, device=DEVICE) if kind == "zeros" else None
+    return packed_weight(
+        numbers, by, zeros=zeros, zero=8 if kind == "integers" else 0, kind="e2m1" if kind == "e2m1" else "integers"
+    )
 
 
 def packed_decoded(run):
@@ -49,7 +56,40 @@ def packed_one(run):
     return results
 
 
+def packed_stacks():
+    """Matrices of five experts as (gates and ups, downs, biases), with groups and inputs of several kinds."""
+    for inputs, width, group, kind in ((96, 80, 16, "e2m1"), (128, 64, 32, "zeros"), (80, 96, 16, "integers")):
+        biases = (normal(5, 2 * width), normal(5, inputs)) if kind == "e2m1" else (None, None)
+        yield _packed(5 * 2 * width, inputs, group, kind), _packed(5 * inputs, width, group, kind), biases
+
+
+def of_pairs(rows, blocks):
+    """Rows that have a pair."""
+    used = int((blocks.experts >= 0).sum()) * blocks.size
+    return rows[:used][blocks.pairs[:used] < EXPERT_IDS.numel()]
+
+
+def packed_gated(run):
+    blocks, results = experts_order(EXPERT_IDS, 5, 16), []
+    for gate_up, _, (bias, _) in packed_stacks():
+        for kind in ("silu", "clamped"):
+            rows = run(normal(5, gate_up.inputs), gate_up, 5, blocks, 2, kind, bias=bias, alpha=1.7, limit=1.0)
+            results.append(of_pairs(rows, blocks))
+    return results
+
+
+def packed_downs(run):
+    blocks, results = experts_order(EXPERT_IDS, 5, 16), []
+    for _, down, (_, bias) in packed_stacks():
+        weights, hidden = torch.rand(5, 2, device=DEVICE), normal(len(blocks.pairs), down.inputs)
+        for base in (None, normal(5, down.shape[0] // 5)):
+            results.append(run(hidden, down, 5, blocks, weights, bias=bias, base=base))
+    return results
+
+
 CASES = {
+    "packed_gate_up": packed_gated,
+    "packed_down": packed_downs,
     "decoded": packed_decoded,
     "packed_rows": packed_few,
     "add_parts": packed_added,

@@ -4,7 +4,6 @@ import importlib
 import inspect
 import re
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ import torch
 from sglang_lite.runtime import kernels
 from sglang_lite.runtime.executor import prefix_groups
 from sglang_lite.runtime.kernels.attention_metadata import AttentionRules, SharedPrefixes
-from sglang_lite.runtime.kernels.eight_bit_rows import FLOAT8, EightBitRows, Scales
+from sglang_lite.runtime.kernels.eight_bit_rows import FLOAT8, EightBitRows
 from sglang_lite.runtime.kernels.kv_cache import KVCache, KVScales
 from sglang_lite.runtime.kernels.reference.decode_attention import split_work
 from sglang_lite.runtime.kernels.reference.eight_bits import quantise_rows
@@ -21,14 +20,25 @@ from sglang_lite.runtime.kernels.reference.experts_order import experts_order
 from sglang_lite.runtime.kernels.reference.latent_attention import latent_prefix
 from sglang_lite.runtime.kernels.reference.prefix_attention import prefix_attention
 from sglang_lite.runtime.kernels.sampling import TokenMasks
-from tests.runtime.kernels import adapters, in_any_batch, needs_hopper, needs_kernels, packed_matrices, ranks
+from tests.runtime.kernels import (
+    adapters,
+    in_any_batch,
+    needs_hopper,
+    needs_kernels,
+    packed_matrices,
+    ranks,
+    whole_rows,
+)
 from tests.runtime.kernels.block_copies import blocks_copied
 from tests.runtime.kernels.embeddings import CASES as EMBEDDINGS
 from tests.runtime.kernels.hopper_prefixes import prefixes_on_hopper
 from tests.runtime.kernels.latents import LATENT_SCALES, Latents
+from tests.runtime.kernels.packed_matrices import of_pairs
 from tests.runtime.kernels.public_launches import public_launches
 from tests.runtime.kernels.scored_tokens import scored
 from tests.runtime.kernels.test_kernels import DEVICE, PAGE, Rows, normal, sampling
+from tests.runtime.kernels.whole_rows import EIGHT_BITS
+from tests.runtime.kernels.whole_rows import scales as by_rows
 
 FOUND = public_launches()
 
@@ -62,80 +72,11 @@ def test_a_kernel_and_its_twin_have_the_same_parameters(name):
     assert own == (twins[: len(own)] if name.endswith("hopper") else twins)  # Hopper's may lack the last options
 
 
-def scales(rows, columns):
-    return Scales(torch.rand(rows, device=DEVICE), torch.rand(columns, device=DEVICE))
-
-
 def numbers(*values):
     return torch.tensor(values, dtype=torch.int32, device=DEVICE)
 
 
 # Each case runs a kernel, or its twin, on the same random numbers, and gives what it returned or wrote.
-
-
-EIGHT_BITS = FLOAT8, torch.int8
-NORMS = (40,), (2, 40)  # weights: of an RMS norm, of a layer norm
-
-
-def norm(run):
-    return [run(normal(3, 40) + 1, normal(*w), 1e-5, by) for w in NORMS for by in (None, scales(3, 40))]
-
-
-def norm_eight(run):
-    return [run(normal(3, 40) + 1, normal(*weight), 1e-5, kind) for weight in NORMS for kind in EIGHT_BITS]
-
-
-def add_norm(run, *kind):
-    return [
-        (run(x, residual, normal(*weight), 1e-5, factors, *kind), residual)
-        for weight in NORMS
-        for factors in (None, scales(3, 40))
-        for residual in (normal(3, 40),)
-        for x in (normal(3, 40) + 1, normal(4, 3, 40))
-    ]
-
-
-def add_norm_eight(run):
-    return [*add_norm(run, FLOAT8), *add_norm(partial(run, unquantised=True), torch.int8)]
-
-
-def gated(run, *eight):
-    return [
-        run(normal(3, 2 * 40), kind, by, *eight)
-        for kind in ("silu", "gelu", "gelu_tanh")
-        for by in (None, scales(3, 80))
-    ]
-
-
-def gated_eight(run):
-    return [*gated(run, FLOAT8), *gated(run, torch.int8)]
-
-
-def ungated(run, *eight):
-    kinds = ("silu", "gelu", "gelu_tanh", "relu2")
-    return [run(normal(3, 40), kind, by, *eight) for kind in kinds for by in (None, scales(3, 40))]
-
-
-def ungated_eight(run):
-    return [*ungated(run, FLOAT8), *ungated(run, torch.int8)]
-
-
-def quantised(run):
-    return [run(normal(3, 40), kind) for kind in EIGHT_BITS]
-
-
-def int8_numbers(*size):
-    return torch.randint(-127, 128, size, dtype=torch.int8, device=DEVICE)
-
-
-def integers(run):
-    x, weight, by = quantise_rows(normal(3, 272), torch.int8), int8_numbers(70, 272), torch.rand(70, device=DEVICE)
-    return [run(x, weight, by, bias, torch.float32) for bias in (None, normal(70))]
-
-
-def integers_in_parts(run):
-    x, weight = quantise_rows(normal(3, 512), torch.int8), int8_numbers(70, 512)
-    return [run(x, weight, torch.rand(70, device=DEVICE), parts) for parts in (2, 4)]
 
 
 def one_row(run):
@@ -182,7 +123,7 @@ def copied(run):
 
 def stored(run):
     results = []
-    for norms, factors in (((None, None), None), ((normal(16), normal(16)), scales(2, 8 * 16))):
+    for norms, factors in (((None, None), None), ((normal(16), normal(16)), by_rows(2, 8 * 16))):
         rows = Rows([9, 30])
         by = torch.tensor([4.0, 0.5], device=DEVICE)
         cache = KVCache(rows.cache.k, rows.cache.v, None if factors is None else KVScales((by,), (1 / by,)))
@@ -269,7 +210,7 @@ def turned_and_decoded(run):
     results = []
     for options, norms, factors in (
         ({}, (None, None), None),
-        ({"window": 75}, (normal(16), normal(16)), scales(3, 8 * 16)),
+        ({"window": 75}, (normal(16), normal(16)), by_rows(3, 8 * 16)),
         ({"softcap": 4.0}, (normal(16), normal(16)), None),
     ):
         rows = Rows([150, 90, 1])
@@ -524,12 +465,6 @@ def summed_few(run):
     ]
 
 
-def of_pairs(rows, blocks):
-    """Rows that have a pair."""
-    used = int((blocks.experts >= 0).sum()) * blocks.size
-    return rows[:used][blocks.pairs[:used] < 10]
-
-
 def gated_by_tiles(run):
     blocks, results = experts_order(numbers(*EXPERT_IDS), 5, 16), []
     for gate_up, _, by, _, bias, _ in by_experts():
@@ -564,11 +499,9 @@ def summed(run):
     return run(normal(2, 3, 70)), run(normal(3, 2, 70, dtype=torch.float16))
 
 
-CASES = packed_matrices.CASES | in_any_batch.CASES | adapters.CASES | EMBEDDINGS | ranks.CASES | {
-    "norm": ranks.also(norm), "norm_eight": norm_eight, "add_norm": ranks.also(add_norm, added=True), "add_norm_eight": add_norm_eight,
-    "gated": gated, "gated_eight": gated_eight, "ungated": ungated, "ungated_eight": ungated_eight,
-    "quantise_rows": quantised, "linear_single_row": one_row, "SmallBatchLinear": few_rows,
-    "int8_linear": integers, "int8_parts": integers_in_parts, "linear_tiled": tiled, "linear_split_k": tiled_in_parts, "update_pages": page_table, "KVCopy": copied, "BlockCopy": blocks_copied, "rope_store": stored,
+CASES = packed_matrices.CASES | whole_rows.CASES | in_any_batch.CASES | adapters.CASES | EMBEDDINGS | ranks.CASES | {
+    "linear_single_row": one_row, "SmallBatchLinear": few_rows,
+    "linear_tiled": tiled, "linear_split_k": tiled_in_parts, "update_pages": page_table, "KVCopy": copied, "BlockCopy": blocks_copied, "rope_store": stored,
     "rotate": rotated, "kv_store": kv_stored,
     "split_work": split, "prefix_attention": prefixes, "decode_attention": decoded, "prefill_attention": prefilled,
     "rope_attention": turned_and_decoded, "prefix_attention_hopper": prefixes_on_hopper,

@@ -119,8 +119,9 @@ def test_quantised_weights_have_adapters_in_sixteen_bits(kind, rows):
     if kind == "fp8" and (DEVICE.type == "cpu" or torch.cuda.get_device_capability() < (8, 9)):
         pytest.skip("needs a GPU with 8-bit products")
     half = torch.bfloat16 if kind == "fp8" else torch.float16
-    rounding = "int4" if kind == "packed" else None
-    precision = Precision(half, half, half, int8=kind == "int8", fp8=kind == "fp8", rounding=rounding)
+    precision = Precision(
+        half, half, half, int8=kind == "int8", fp8=kind == "fp8", rounding="int4" if kind == "packed" else None
+    )
     torch.manual_seed(0)
     weight, bias = (torch.randn(shape, device=DEVICE) / 16 for shape in ((160, 256), (160,)))
     own = matrix(LinearBuilder(precision, DEVICE, fused=True).make([weight], bias))

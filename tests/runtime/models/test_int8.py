@@ -5,7 +5,7 @@ import torch
 
 from sglang_lite.protocol import ParameterError
 from sglang_lite.runtime.loading.load_model import precision
-from sglang_lite.runtime.models.layers.eight_bit_linear import Int8Linear
+from sglang_lite.runtime.models.layers.eight_bit_linear import GpuInt8Linear
 from sglang_lite.runtime.models.layers.linear_builder import LinearBuilder
 from sglang_lite.runtime.models.precision import Precision
 from sglang_lite.runtime.models.weights.compressed_tensors import int_quantized
@@ -18,7 +18,7 @@ HALF = torch.float16
 
 def made(*parts, bias=None):
     linear = LinearBuilder(Precision(HALF, HALF, HALF, int8=True), DEVICE, fused=True).make([*parts], bias)
-    assert isinstance(linear, Int8Linear)
+    assert isinstance(linear, GpuInt8Linear)
     return linear
 
 
@@ -68,7 +68,9 @@ def test_products_are_those_of_rounded_rows_and_weights(rows, biased):
 
 @pytest.mark.parametrize(("device", "quantization"), [("cuda", "int8"), ("cuda", "w8a8_int8"), ("cpu", "int8")])
 def test_a_gpu_multiplies_integers_and_a_cpu_rounds_to_blocks(monkeypatch, device, quantization):
-    monkeypatch.setattr("sglang_lite.runtime.loading.load_model.computes_in_eight_bits", lambda _: False)  # looks for one
+    monkeypatch.setattr(
+        "sglang_lite.runtime.loading.load_model.computes_in_eight_bits", lambda _: False
+    )  # looks for one
     formats = precision("bfloat16", torch.device(device), quantization=quantization)
     assert (formats.int8, formats.rounding) == ((True, None) if device == "cuda" else (False, "int8"))
 

@@ -12,6 +12,9 @@ from transformers import GptOssConfig, GptOssForCausalLM, Qwen3Config, Qwen3ForC
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 import sglang_lite as sgl
+from sglang_lite.runtime.kernels.experts import ExpertMatrices, apply_experts
+from sglang_lite.runtime.kernels.packed_products import decoded
+from sglang_lite.runtime.kernels.packed_weight import PackedWeight
 from sglang_lite.runtime.loading.description import describe
 from sglang_lite.runtime.models.gpu_decoder import GpuDecoder
 from sglang_lite.runtime.models.layers.expert_stacker import ExpertStacker
@@ -22,6 +25,7 @@ from sglang_lite.runtime.models.layers.packed_linear import PackedLinear
 from sglang_lite.runtime.models.precision import Precision
 from sglang_lite.runtime.models.read_config import spec_from_config
 from sglang_lite.runtime.models.weights.folder import open_folder
+from sglang_lite.runtime.models.weights.fp4 import Mxfp4Experts
 from sglang_lite.runtime.models.weights.quantization_config import declared_matrices, read_quantisation
 from sglang_lite.runtime.models.weights.rounding import NF4, ROUNDINGS, rounded
 from tests.runtime.kernels import needs_kernels
@@ -364,6 +368,51 @@ def test_widths_that_no_group_divides_are_not_rounded(tmp_path):
     save(randomise(Qwen3ForCausalLM(config)), tmp_path)
     with pytest.raises(sgl.ModelError, match="a matrix with 48 inputs can't be quantised: no multiple of 32"):
         engine(tmp_path, quantization="int4", dtype="auto")
+
+
+def mxfp4_experts(experts, outputs, inputs):
+    numbers = torch.randint(0, 256, (experts, outputs, inputs // 32, 16), dtype=torch.uint8)
+    stack = Mxfp4Experts(numbers, torch.randint(118, 122, numbers.shape[:3], dtype=torch.uint8))
+    return [[stack.matrix(expert, slice(first, None, 2)) for first in (0, 1)] for expert in range(experts)]
+
+
+def rounded_experts(experts, outputs, inputs):
+    return [[torch.randn(outputs // 2, inputs) / 8 for _ in range(2)] for _ in range(experts)]
+
+
+@needs_kernels
+@pytest.mark.parametrize("tokens", [1, 40])
+@pytest.mark.parametrize(
+    ("made", "formats"),
+    [
+        (mxfp4_experts, {"packed": True}),
+        (rounded_experts, {"rounding": "nf4"}),
+        (rounded_experts, {"rounding": "int4"}),
+    ],
+)
+def test_a_gpu_keeps_experts_in_four_bits(made, formats, tokens):
+    """And computes what it does with the decoded matrices."""
+    torch.manual_seed(0)
+    gate_up, down = made(5, 2 * 96, 64), made(5, 64, 96)
+    half = Precision(torch.float16, torch.float16, torch.float16, **formats)
+    own = ExpertStacker(half, DEVICE).matrices(gate_up, down, None, None)
+    assert isinstance(own.gate_up, PackedWeight)
+    assert isinstance(own.down, PackedWeight)
+    gates, downs = (decoded(each, torch.float16).view(5, -1, each.inputs) for each in (own.gate_up, own.down))
+    wide = ExpertMatrices(gates, downs)
+    if "packed" in formats:
+        plain = ExpertStacker(replace(half, packed=False), DEVICE).matrices(gate_up, down, None, None)
+        assert isinstance(plain.gate_up, torch.Tensor)
+        assert isinstance(plain.down, torch.Tensor)
+        assert torch.equal(gates, plain.gate_up)
+        assert torch.equal(downs, plain.down)
+    x = torch.randn(tokens, 64, device=DEVICE).half()
+    ids, weights = (
+        torch.randint(0, 5, (tokens, 2), dtype=torch.int32, device=DEVICE),
+        torch.rand(tokens, 2, device=DEVICE),
+    )
+    found, expected = (apply_experts(x, ids, weights, each, "silu").double() for each in (own, wide))
+    assert (found - expected).norm() < 5e-3 * expected.norm()
 
 
 @needs_kernels

@@ -112,7 +112,7 @@ class Fp8Linear(EightBitLinear):
         return y[: x.rows], Scales(x.scales, self.scales)
 
 
-class Int8Linear(EightBitLinear):
+class GpuInt8Linear(EightBitLinear):
     """Linear layer with weights in 8-bit integers.
 
     Args:

@@ -7,9 +7,12 @@ import logging
 import torch
 
 from sglang_lite.runtime.kernels.experts import ExpertMatrices
+from sglang_lite.runtime.kernels.packed_weight import PackedWeight
 from sglang_lite.runtime.models.layers.linear import stacked_rows, stacked_shape
+from sglang_lite.runtime.models.layers.packed_linear import packed_experts
 from sglang_lite.runtime.models.precision import Precision
 from sglang_lite.runtime.models.weights.fp8 import BLOCK, ScaledRows, block_quantised
+from sglang_lite.runtime.models.weights.rounding import can_round, rounded_part
 from sglang_lite.runtime.models.weights.source import Weight
 
 logger = logging.getLogger("sglang_lite")
@@ -48,10 +51,19 @@ class ExpertStacker:
             if not self._stay_wide:
                 self._stay_wide = True
                 logger.warning("experts of %d by %d stay in 16 bits: no multiples of %d.", *parts[0].shape, BLOCK)
+        if (packed := self._packed(gate_up)) is not None and (packed_down := self._packed(down)) is not None:
+            return ExpertMatrices(packed, packed_down, gate_up_bias, down_bias)
         if (p.int8 or p.rounding is not None) and not self._stay_wide:
             self._stay_wide = True
             logger.warning("experts stay in 16 bits: a GPU has no kernel for them in %s.", p.rounding or "int8")
         return ExpertMatrices(self._stacked(gate_up), self._stacked(down), gate_up_bias, down_bias)
+
+    def _packed(self, experts: list[list[Weight]]) -> PackedWeight | None:
+        """Matrices of all experts in 4 bits, or None if they have more, or are to have."""
+        p = self._precision
+        if p.rounding is not None and all(can_round(part.shape[1]) for part in experts[0]):
+            experts = [[rounded_part(part, p.rounding, self._device) for part in parts] for parts in experts]
+        return packed_experts(experts, self._device) if p.packed or p.rounding is not None else None
 
     def _stacked(self, experts: list[list[Weight]]) -> torch.Tensor:
         """Matrices [experts, outputs, inputs] of all experts; each expert's parts are stacked along their outputs."""

@@ -24,7 +24,7 @@ from sglang_lite.runtime.models.layers.linear import (
 from sglang_lite.runtime.models.precision import Precision
 from sglang_lite.runtime.models.weights.blocks import Blocks
 from sglang_lite.runtime.models.weights.fp8 import ScaledRows
-from sglang_lite.runtime.models.weights.rounding import Rounding, group_of, rounded
+from sglang_lite.runtime.models.weights.rounding import rounded_part
 from sglang_lite.runtime.models.weights.source import Weight
 
 logger = logging.getLogger("sglang_lite")
@@ -48,10 +48,10 @@ class LinearBuilder:
     def make(self, parts: list[Weight], bias: torch.Tensor | None, *, quantise: bool = True) -> Linear:
         p = self._precision
         if quantise and p.rounding is not None:
-            parts = [self._rounded(part, p.rounding) for part in parts]
+            parts = [rounded_part(part, p.rounding, self._device) for part in parts]
         if self._fused:
             from sglang_lite.runtime.kernels.gemv import SmallBatchLinear  # needs Triton
-            from sglang_lite.runtime.models.layers.eight_bit_linear import Fp8Linear, Int8Linear
+            from sglang_lite.runtime.models.layers.eight_bit_linear import Fp8Linear, GpuInt8Linear
             from sglang_lite.runtime.models.layers.gpu_linear import GpuLinear
             from sglang_lite.runtime.models.layers.invariant_linear import InvariantLinear
             from sglang_lite.runtime.models.layers.packed_linear import packed_linear
@@ -62,7 +62,7 @@ class LinearBuilder:
             fp8 = p.fp8 or (p.keep_fp8 and all(isinstance(part, ScaledRows) for part in parts))
             if quantise and not (outputs % 16 or inputs % 16):
                 if p.int8:
-                    return Int8Linear(parts, bias, self._few, self._device, p.compute)
+                    return GpuInt8Linear(parts, bias, self._few, self._device, p.compute)
                 if fp8:
                     return Fp8Linear(parts, bias, self._few, self._device)
             if (p.packed or p.rounding) and (packed := packed_linear(parts, bias, self._device)) is not None:
@@ -89,13 +89,6 @@ class LinearBuilder:
         if not self._told and any(isinstance(part, Blocks) for part in parts):
             self._told = True
             logger.info("quantised matrices are decoded while they are loaded (docs/models.md, Formats of weights).")
-
-    def _rounded(self, part: Weight, to: Rounding) -> Weight:
-        """Matrix in few bits, computed on the device, unless it is stored so."""
-        if isinstance(part, Blocks | ScaledRows):
-            return part
-        rows = part if isinstance(part, torch.Tensor) else part.decode(0, part.shape[0])
-        return rounded(rows.to(self._device), to, group_of(part.shape[1], self._device))
 
     def _batch_invariant(self, linear: Linear, outputs: int, inputs: int) -> Linear:
         """Returns the linear layer, or with `batch_invariant` a row-by-row version if its results depend on the number

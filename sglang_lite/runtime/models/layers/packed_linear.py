@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -75,23 +76,33 @@ class PackedLinear(GpuLinear):
 def packed_linear(parts: Sequence[Weight], bias: torch.Tensor | None, device: torch.device) -> PackedLinear | None:
     """Linear layer over matrices [N_i, K] stacked along N that stays in 4 bits, or None if one of them doesn't allow
     it."""
-    blocks = [part for part in parts if isinstance(part, Blocks)]
-    alike = {(part.format, order_of(part)) for part in blocks}
-    if len(blocks) < len(parts) or len(alike) > 1:
+    first = parts[0]
+    if (packed := packed_matrix(parts, device)) is None or not isinstance(first, Blocks):
         return None
-    first = blocks[0]
+    return PackedLinear(packed, bias, None if first.order is None else first.order.to(device))
+
+
+def packed_experts(experts: Sequence[Sequence[Weight]], device: torch.device) -> PackedWeight | None:
+    """Matrices of all experts, each stacked as for `packed_linear`, in one matrix, or None if they don't allow it."""
+    found = [packed_matrix(parts, device) for parts in experts]
+    matrices = [matrix for matrix in found if matrix is not None]
+    ordered = any(isinstance(part, Blocks) and part.order is not None for parts in experts for part in parts)
+    alike = {(each.half, each.zero, each.kind, each.slice, each.group) for each in matrices}
+    if ordered or len(matrices) < len(experts) or len(alike) > 1:
+        return None
+    words, scales = torch.cat([each.words for each in matrices]), torch.cat([each.scales for each in matrices], 1)
+    return replace(matrices[0], words=words, scales=scales)
+
+
+def packed_matrix(parts: Sequence[Weight], device: torch.device) -> PackedWeight | None:
+    """Matrices [N_i, K] of one format stacked along N, or None if they are of several or none of 4 bits, a minimum is
+    no multiple of its scale, or scales beside minima need more than 16 bits."""
+    blocks = [part for part in parts if isinstance(part, Blocks)]
+    if len(blocks) < len(parts) or len({(part.format, order_of(part)) for part in blocks}) > 1:
+        return None
+    first, zero, zeros = blocks[0], 0, None
     if first.format.bits != 4 or not can_pack(first.shape[1], first.format.group):
         return None
-    packed = _packed(blocks, device)
-    return (
-        None if packed is None else PackedLinear(packed, bias, None if first.order is None else first.order.to(device))
-    )
-
-
-def _packed(blocks: Sequence[Blocks], device: torch.device) -> PackedWeight | None:
-    """Matrices of one format stacked, or None if a minimum is no multiple of its scale, or scales beside minima need
-    more than 16 bits."""
-    first, zero, zeros = blocks[0], 0, None
     scale = torch.cat([part.scale for part in blocks])
     if first.minimum is not None:
         minima = torch.cat([part.minimum for part in blocks if part.minimum is not None])

@@ -8,6 +8,8 @@ import torch
 
 from sglang_lite.protocol import ModelError
 from sglang_lite.runtime.models.weights.blocks import Blocks
+from sglang_lite.runtime.models.weights.fp8 import ScaledRows
+from sglang_lite.runtime.models.weights.source import Weight
 
 Rounding: TypeAlias = Literal["int4", "int8", "nf4"]
 ROUNDINGS: tuple[Rounding, ...] = get_args(Rounding)
@@ -37,6 +39,14 @@ def rounded(weight: torch.Tensor, to: Rounding, group: int) -> Blocks:
     )  # fmt: skip
 
 
+def rounded_part(part: Weight, to: Rounding, device: torch.device) -> Weight:
+    """Matrix in few bits, computed on a device, unless it is stored so."""
+    if isinstance(part, Blocks | ScaledRows):
+        return part
+    rows = part if isinstance(part, torch.Tensor) else part.decode(0, part.shape[0])
+    return rounded(rows.to(device), to, group_of(part.shape[1], device))
+
+
 def _rounded(weight: torch.Tensor, to: Rounding, group: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """Numbers, scales and minima of `Blocks`."""
     blocks = weight.float().view(len(weight), -1, group)
@@ -58,6 +68,11 @@ def _rounded(weight: torch.Tensor, to: Rounding, group: int) -> tuple[torch.Tens
     return numbers.view(weight.shape), scale, -zero * scale
 
 
+def can_round(columns: int) -> bool:
+    """True if a matrix with so many columns can be rounded in blocks."""
+    return columns % _NARROWEST == 0
+
+
 def group_of(columns: int, device: torch.device) -> int:
     """Columns of a block of a matrix: as few as possible on a CPU, where that costs nothing, and as many as divide a
     row on a GPU.
@@ -65,7 +80,7 @@ def group_of(columns: int, device: torch.device) -> int:
     Raises:
         ModelError: no size divides a row.
     """
-    if columns % _NARROWEST:
+    if not can_round(columns):
         raise ModelError(
             f"a matrix with {columns} inputs can't be quantised: no multiple of {_NARROWEST}.",
             hint="Leave quantization out.",

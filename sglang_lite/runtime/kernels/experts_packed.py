@@ -1,0 +1,183 @@
+"""Products of tokens with the 4-bit matrices of their experts, which are decoded in registers.
+
+    hidden[r] = act(gate[e] x[t]) * (up[e] x[t])        e = expert of row r's block, t = its token
+    out[j, t] = weights[t, j] * (down[e] hidden[r])     j = index of e among the token's experts
+
+The rows of a block are those of `experts_order`. A block's programs read the expert's matrix once, N * K / 2 bytes and
+its scales; what they decode are operands of the tensor cores where they lie (packed_products.py).
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+
+from sglang_lite.runtime.kernels.activation import gated_pair
+from sglang_lite.runtime.kernels.device_properties import properties_of
+from sglang_lite.runtime.kernels.experts_order import ExpertBlocks
+from sglang_lite.runtime.kernels.experts_tiled import expert_tile
+from sglang_lite.runtime.kernels.launcher import cached_launch
+from sglang_lite.runtime.kernels.packed_products import SCRATCH, blocks_of, constants_of, packed_sums
+from sglang_lite.runtime.kernels.packed_weight import SLICES, PackedWeight
+from sglang_lite.runtime.kernels.pdl import pdl_options, start_next, wait
+from sglang_lite.runtime.kernels.sizes import cdiv
+
+MAX_BLOCK = 64  # most rows of a block
+_OUTPUTS = 64  # rows of a matrix that a program multiplies
+
+
+@cached_launch
+@triton.jit(do_not_specialize=["blocks", "count", "BLOCKS"])
+def _gate_up(
+    x, words, scales, table, bias, pairs, block_experts, out, blocks, count, rows, BLOCKS, alpha, limit,
+    TOP: tl.constexpr, K: tl.constexpr, N: tl.constexpr,
+    KIND: tl.constexpr, ZERO: tl.constexpr, HALF: tl.constexpr, SLICE: tl.constexpr, GROUP: tl.constexpr,
+    TOGETHER: tl.constexpr, WHOLE: tl.constexpr, BIAS: tl.constexpr, ACTIVATION: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    wait(PDL)
+    OUTPUTS: tl.constexpr = BLOCK_N // 2
+    block, tile = expert_tile(blocks, (N + OUTPUTS - 1) // OUTPUTS)
+    expert = tl.load(block_experts + block)
+    if expert >= 0:
+        m, row = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N)
+        pair = tl.load(pairs + block * BLOCK_M + m)
+        valid = pair < count
+        token = tl.where(valid, pair // TOP, 0).to(tl.int64)
+        # Gates, then as many ups; without masks, as what is too much is not stored.
+        n = expert * (2 * N) + row // OUTPUTS * N + tl.minimum(tile * OUTPUTS + row % OUTPUTS, N - 1)
+        acc = packed_sums(
+            x + token * K, valid, words, scales, table, n, rows, K, BLOCKS, 0, 1,
+            KIND, ZERO, HALF, SLICE, GROUP, TOGETHER, SLICE, False, WHOLE, x.dtype.element_ty,
+        )  # fmt: skip
+        start_next(PDL)  # not earlier, as not all programs fit the GPU at once
+        if BIAS:
+            acc += tl.load(bias + n).to(tl.float32)[:, None]
+        gate, up = tl.split(tl.permute(tl.reshape(acc, (2, OUTPUTS, BLOCK_M)), (1, 2, 0)))
+        result = gated_pair(gate, up, alpha, limit, ACTIVATION)
+        outputs = tile * OUTPUTS + tl.arange(0, OUTPUTS)
+        place = out + (block * BLOCK_M + m).to(tl.int64)[None, :] * N + outputs[:, None]
+        tl.store(place, result.to(out.dtype.element_ty), mask=(outputs < N)[:, None])
+
+
+@cached_launch
+@triton.jit(do_not_specialize=["blocks", "count", "BLOCKS"])
+def _down(
+    hidden, words, scales, table, bias, weights, base, pairs, block_experts, out, blocks, count, rows, BLOCKS,
+    TOP: tl.constexpr, K: tl.constexpr, N: tl.constexpr,
+    KIND: tl.constexpr, ZERO: tl.constexpr, HALF: tl.constexpr, SLICE: tl.constexpr, GROUP: tl.constexpr,
+    TOGETHER: tl.constexpr, WHOLE: tl.constexpr, BIAS: tl.constexpr, BASE: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    wait(PDL)
+    block, tile = expert_tile(blocks, (N + BLOCK_N - 1) // BLOCK_N)
+    expert = tl.load(block_experts + block)
+    if expert >= 0:
+        m = block * BLOCK_M + tl.arange(0, BLOCK_M)
+        outputs = tile * BLOCK_N + tl.arange(0, BLOCK_N)
+        pair = tl.load(pairs + m)
+        valid = pair < count
+        n = expert * N + tl.minimum(outputs, N - 1)
+        acc = packed_sums(
+            hidden + m.to(tl.int64) * K, valid, words, scales, table, n, rows, K, BLOCKS, 0, 1,
+            KIND, ZERO, HALF, SLICE, GROUP, TOGETHER, SLICE, False, WHOLE, hidden.dtype.element_ty,
+        )  # fmt: skip
+        start_next(PDL)
+        if BIAS:
+            acc += tl.load(bias + n).to(tl.float32)[:, None]
+        acc *= tl.load(weights + pair, mask=valid, other=0.0)[None, :]
+        token, part = (pair // TOP).to(tl.int64)[None, :], pair % TOP
+        here = valid[None, :] & (outputs < N)[:, None]
+        if BASE:
+            mask = here & (part == 0)[None, :]
+            acc += tl.load(base + token * N + outputs[:, None], mask=mask, other=0.0).to(tl.float32)
+        place = out + (part[None, :] * (count // TOP) + token) * N + outputs[:, None]
+        tl.store(place, acc.to(out.dtype.element_ty), mask=here)
+
+
+def packed_gate_up(
+    x: torch.Tensor,
+    weight: PackedWeight,
+    experts: int,
+    blocks: ExpertBlocks,
+    top: int,
+    activation: str,
+    *,
+    bias: torch.Tensor | None = None,
+    alpha: float = 1.0,
+    limit: float = 0.0,
+) -> torch.Tensor:
+    """Returns act(gate) * up for the rows of the blocks.
+
+    Args:
+        x: [T, K], contiguous.
+        weight: [E * 2 N, K], of each expert the gates first.
+        experts: number of experts, E.
+        blocks: pairs of the tokens, by expert, in blocks of at most MAX_BLOCK.
+        top: experts of a token.
+        activation: "silu", "gelu", "gelu_tanh" or "clamped".
+        bias: [E, 2 N] or None.
+        alpha, limit: parameters of "clamped".
+
+    Returns:
+        [blocks * size, N]. Rows without a pair are undefined.
+    """
+    outputs = len(weight.words) // (2 * experts)
+    out = x.new_empty((len(blocks.pairs), outputs))
+    count = len(blocks.experts)
+    _gate_up[(count * cdiv(outputs, _OUTPUTS // 2),)](
+        x, weight.words, weight.scales, weight.table, bias, blocks.pairs, blocks.experts, out,
+        count, len(x) * top, len(weight.words), blocks_of(weight), alpha, limit,
+        TOP=top, K=weight.inputs, N=outputs, BIAS=bias is not None, ACTIVATION=activation, **_launch(weight, x, blocks),
+    )  # fmt: skip
+    return out
+
+
+def packed_down(
+    hidden: torch.Tensor,
+    weight: PackedWeight,
+    experts: int,
+    blocks: ExpertBlocks,
+    weights: torch.Tensor,
+    *,
+    bias: torch.Tensor | None = None,
+    base: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Returns the weighted outputs of the experts for the blocks' hidden states, which the caller must add up.
+
+    Args:
+        hidden: [blocks * size, K], contiguous.
+        weight: [E * N, K].
+        experts: number of experts, E.
+        blocks: pairs of the tokens, by expert, in blocks of at most MAX_BLOCK.
+        weights: float32 [T, top], contiguous.
+        bias: [E, N] or None.
+        base: [T, N], contiguous, added to the output of each token's first expert, or None.
+
+    Returns:
+        [top, T, N].
+    """
+    outputs, count = len(weight.words) // experts, len(blocks.experts)
+    out = hidden.new_empty((weights.shape[1], len(weights), outputs))
+    _down[(count * cdiv(outputs, _OUTPUTS),)](
+        hidden, weight.words, weight.scales, weight.table, bias, weights, base, blocks.pairs, blocks.experts, out,
+        count, weights.numel(), len(weight.words), blocks_of(weight),
+        TOP=weights.shape[1], K=weight.inputs, N=outputs, BIAS=bias is not None, BASE=base is not None,
+        **_launch(weight, hidden, blocks),
+    )  # fmt: skip
+    return out
+
+
+def _launch(weight: PackedWeight, x: torch.Tensor, blocks: ExpertBlocks) -> dict[str, object]:
+    """Constants and options that both kernels have."""
+    assert blocks.size <= MAX_BLOCK
+    stage = weight.slice * (_OUTPUTS * 2 + SLICES * blocks.size * x.element_size())  # bytes of words, and of rows
+    return {
+        **constants_of(weight), "TOGETHER": math.gcd(weight.group // weight.slice, SLICES),
+        "WHOLE": weight.inputs % (SLICES * weight.slice) == 0, "BLOCK_M": blocks.size, "BLOCK_N": _OUTPUTS,
+        "num_warps": 4, "num_stages": max(1, min(3, (properties_of(x.device).shared_memory - SCRATCH) // stage)),
+        **pdl_options(x.device),
+    }  # fmt: skip

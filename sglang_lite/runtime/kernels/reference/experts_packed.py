@@ -1,0 +1,43 @@
+"""Torch twin of `kernels.experts_packed`: matrices are decoded, and multiplied as others are."""
+
+from __future__ import annotations
+
+import torch
+
+from sglang_lite.runtime.kernels.experts_order import ExpertBlocks
+from sglang_lite.runtime.kernels.packed_weight import PackedWeight
+from sglang_lite.runtime.kernels.reference.experts_tiled import experts_down, experts_gate_up
+from sglang_lite.runtime.kernels.reference.packed_products import decoded
+
+
+def packed_gate_up(
+    x: torch.Tensor,
+    weight: PackedWeight,
+    experts: int,
+    blocks: ExpertBlocks,
+    top: int,
+    activation: str,
+    *,
+    bias: torch.Tensor | None = None,
+    alpha: float = 1.0,
+    limit: float = 0.0,
+) -> torch.Tensor:
+    wide = _stacked(weight, experts, x.dtype)
+    return experts_gate_up(x, wide, blocks, top, activation, bias=bias, alpha=alpha, limit=limit)
+
+
+def packed_down(
+    hidden: torch.Tensor,
+    weight: PackedWeight,
+    experts: int,
+    blocks: ExpertBlocks,
+    weights: torch.Tensor,
+    *,
+    bias: torch.Tensor | None = None,
+    base: torch.Tensor | None = None,
+) -> torch.Tensor:
+    return experts_down(hidden, _stacked(weight, experts, hidden.dtype), blocks, weights, bias=bias, base=base)
+
+
+def _stacked(weight: PackedWeight, experts: int, dtype: torch.dtype) -> torch.Tensor:
+    return decoded(weight, dtype).view(experts, -1, weight.inputs)
