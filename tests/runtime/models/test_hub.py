@@ -33,7 +33,7 @@ def test_a_model_is_pulled_and_then_used_without_the_hub(name, number, cache, fo
     with sgl.Engine(name, in_process=True, dtype="float32") as engine:
         assert engine.generate("abc", {"max_new_tokens": 4, "ignore_eos": True})["meta_info"]["completion_tokens"] == 4
     main(["models"])
-    assert ("qwen3-0.6b           1.2 GB *" in capsys.readouterr().out) == (name == "qwen3-0.6b")
+    assert ("qwen3-0.6b           1.2 GB *  + 0.9 GB" in capsys.readouterr().out) == (name == "qwen3-0.6b")
 
 
 def test_a_model_that_the_hub_does_not_have_is_one_line(cache, capsys):

