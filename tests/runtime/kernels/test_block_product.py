@@ -5,6 +5,7 @@ import torch
 
 from sglang_lite.runtime.kernels.block_product import SOURCE, BlockProduct, decode, fits, is_supported
 from sglang_lite.runtime.kernels.cpu_library import cpu_library
+from sglang_lite.runtime.models.resolve import cache_folder
 from sglang_lite.runtime.models.weights.blocks import Blocks, Format
 
 OUTPUTS, INPUTS = 48, 160
@@ -12,10 +13,10 @@ LIMITS = {torch.float32: 1e-4, torch.bfloat16: 4e-3}  # of the error, as a part 
 
 
 @pytest.fixture(scope="module")
-def library(tmp_path_factory):
+def library():
     if not is_supported():
         pytest.skip("the processor lacks AVX2")
-    found = cpu_library(SOURCE, tmp_path_factory.mktemp("compiled"))
+    found = cpu_library(SOURCE, cache_folder() / "compiled")  # where engines find theirs
     if found is None:
         pytest.skip("no C++ compiler")
     return found

@@ -20,6 +20,7 @@ from sglang_lite.runtime.kernels.cpu_small_batch_step import ThreadedSmallBatchO
 from sglang_lite.runtime.kernels.kv_cache import KVCache
 from sglang_lite.runtime.kernels.reference.attention import attention, store_kv
 from sglang_lite.runtime.models.layers.rope import rotate
+from sglang_lite.runtime.models.resolve import cache_folder
 
 HEADS, KV_HEADS, DIM, SLOTS = 6, 2, 24, 300
 EPS = 1e-5
@@ -27,16 +28,16 @@ ANYWHERE = torch.arange(SLOTS) * 7 % SLOTS
 
 
 @pytest.fixture(scope="module")
-def library(tmp_path_factory):
-    found = cpu_library(SOURCE, tmp_path_factory.mktemp("compiled"))
+def library():
+    found = cpu_library(SOURCE, cache_folder() / "compiled")  # where engines find theirs
     if found is None:
         pytest.skip("no C++ compiler")
     return found
 
 
 @pytest.fixture(scope="module")
-def threaded(tmp_path_factory, library):
-    return cpu_library(STEP, tmp_path_factory.mktemp("threaded"))
+def threaded(library):
+    return cpu_library(STEP, cache_folder() / "compiled")
 
 
 @pytest.fixture(params=sorted(FORMATS, key=str), ids=str)
@@ -152,11 +153,14 @@ def test_threads_attend_as_one_does(library, threaded, formats, plan, window, th
 
 
 def test_a_library_is_compiled_once_and_found_again(tmp_path, library):
-    cpu_library(SOURCE, tmp_path)
-    (made,) = tmp_path.iterdir()
+    (tmp_path / "a.cpp").write_text('extern "C" int seven() { return 7; }')
+    cpu_library(tmp_path / "a.cpp", tmp_path / "compiled")
+    (made,) = (tmp_path / "compiled").iterdir()
     before = made.stat()
     cpu_library.cache_clear()
-    assert cpu_library(SOURCE, tmp_path) is not None
+    again = cpu_library(tmp_path / "a.cpp", tmp_path / "compiled")
+    assert again is not None
+    assert again.seven() == 7
     assert made.stat().st_mtime_ns == before.st_mtime_ns
 
 

@@ -21,6 +21,7 @@ from safetensors.torch import load_file, save_file
 import sglang_lite as sgl
 from sglang_lite.cli import main
 from sglang_lite.runtime.loading.save import save_sharded
+from sglang_lite.runtime.models.resolve import cache_folder
 from sglang_lite.runtime.models.weights import numpy_copy, ranges
 from tests.runtime.models.test_new_weights import engine, pair, told
 
@@ -403,9 +404,12 @@ def test_several_threads_read_the_same_weights(folder, sharded, dtype, monkeypat
 
 @pytest.fixture(autouse=True, scope="module")
 def _cache(tmp_path_factory):
-    """A cache for all tests, in which the CPU's library is compiled once."""
+    """A cache for all tests, with the libraries that are compiled on this machine."""
+    cache, compiled = tmp_path_factory.mktemp("cache"), cache_folder() / "compiled"
+    compiled.mkdir(exist_ok=True, parents=True)
+    (cache / "compiled").symlink_to(compiled)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SGLANG_LITE_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("SGLANG_LITE_CACHE", str(cache))
         yield
 
 
