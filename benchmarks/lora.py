@@ -66,6 +66,7 @@ class Steps:
             decoding=rows, singles=rows, ids=slots % 1000 + 5, positions=slots * 0 + self._context,
             copies=np.zeros((2, 0), dtype=np.int32), page_indices=np.arange(len(pages), dtype=np.int32), pages=pages,
             started=slots if first else NOTHING, sampling=np.zeros(rows if first else 0, dtype=SAMPLING),
+            adapted=slots if first else NOTHING,
             adapters=np.array(adapters, dtype=np.int32) if first else NOTHING, lora=max(adapters) >= 0,
         )  # fmt: skip
 
@@ -112,7 +113,7 @@ def filled(model: GpuDecoder, count: int, rank: int) -> GpuAdapters:
     width = pool_bytes(model.spec, 1, torch.bfloat16) // 2
     torch.manual_seed(0)
     matrices = (torch.randn((pages, width), device="cuda", dtype=torch.bfloat16) * 0.02).cpu().pin_memory()
-    one = Adapter("random", 1, rank, (), "", matrices)
+    one = Adapter("random", 1, rank, (), "", pages=matrices)
     for number in range(count):
         adapters.write(number, range(number * pages, (number + 1) * pages), one)
     return adapters

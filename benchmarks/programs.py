@@ -76,7 +76,7 @@ class Counting(SteppedEngine):
         return sum(self.computed.values()) / max(len(self.computed), 1)
 
 
-def _nothing(branch: object, tokens: object, namespace: str) -> None:
+def _nothing(branch: object, tokens: object, space: object) -> None:
     """Holds nothing."""
 
 

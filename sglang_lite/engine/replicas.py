@@ -34,8 +34,8 @@ from sglang_lite.runtime.core.submission import (
 from sglang_lite.runtime.embedding.request import EncodeRequest, not_a_generator_error
 from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.kv_cache.prefix_hash import PrefixHash, PrefixHasher, digested_every
+from sglang_lite.runtime.kv_cache.prefix_space import PrefixSpace
 from sglang_lite.runtime.requests.output_builder import Sink
-from sglang_lite.runtime.requests.request import PrefixSpace
 
 _MAX_TOKENS = 65_536  # of a prompt, whose prefixes are looked for
 _BYTES_A_TOKEN = 4  # of a choice
@@ -181,7 +181,7 @@ class Replicas:
         if not self._config.prefix_cache:
             return []
         tokens = np.asarray(ids[:_MAX_TOKENS], np.int32)
-        root = PrefixHash.of(PrefixSpace.of(namespace, None).namespace)
+        root = PrefixHash.of(PrefixSpace.of(namespace).namespace)
         found: list[int] = self._hasher.digests(root, tokens, self._every).tolist()
         return found
 

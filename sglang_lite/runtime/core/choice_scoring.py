@@ -153,7 +153,7 @@ class ChoiceScoring:
         loop, before, count = self._context.loop, self._prompt_request, len(self._choices)
         assert before is not None
         store = loop.scheduler.store
-        cached = store.tree.cached_length(before.tokens, before.namespace)
+        cached = store.tree.cached_length(*before.space.key(before.tokens))
         again = max(len(before.tokens) // store.page_size * store.page_size - cached, 1)  # for each choice
         submitted = self._requests
         self._awaited = set(range(len(submitted)))

@@ -33,6 +33,7 @@ from sglang_lite.runtime.core.prepared_node import EngineAsk, EngineBranch, Prep
 from sglang_lite.runtime.core.selection_job import SelectionJob
 from sglang_lite.runtime.core.submission import MAX_QUEUED, check_nodes, check_verdict, too_many_error
 from sglang_lite.runtime.core.token_text import OpenGrammar, TokenText
+from sglang_lite.runtime.kv_cache.prefix_space import PrefixSpace
 from sglang_lite.runtime.requests.request import Request
 from sglang_lite.runtime.requests.scheduled_branch import ScheduledBranch, ScheduledProgram
 from sglang_lite.runtime.scheduler.pauses import Pauses
@@ -49,7 +50,7 @@ class ProgramPauses:
     """
 
     def __init__(self, pauses: Pauses, priority: int, namespace: str) -> None:
-        self._pauses, self._namespace = pauses, namespace
+        self._pauses, self._space = pauses, PrefixSpace.of(namespace)
         self._program = ScheduledProgram(priority)
         self._branches: dict[Path, ScheduledBranch] = {}
 
@@ -70,7 +71,7 @@ class ProgramPauses:
         """Begins the pause of a branch that has just been forked."""
         if branch.returns and branch.text is not None:
             ids = np.array(branch.text.log.fixed, dtype=np.int32)
-            self._pauses.want(self._branch(branch), ids, self._namespace)
+            self._pauses.want(self._branch(branch), ids, self._space)
 
     def expect(self, path: Path, seconds: float) -> None:
         """Sets the expected duration of a branch's pause: of the one that has begun, or else the next."""

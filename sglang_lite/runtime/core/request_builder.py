@@ -22,10 +22,11 @@ from sglang_lite.errors import shown
 from sglang_lite.program.nodes import Fork, Gen, Node, Select
 from sglang_lite.protocol import ParameterError, Prompt, SamplingParams, Span
 from sglang_lite.runtime.kv_cache.pages import Ints
+from sglang_lite.runtime.kv_cache.prefix_space import PrefixSpace
 from sglang_lite.runtime.media.placeholders import ImageFormat, no_images_error, prompt_spans
 from sglang_lite.runtime.requests.output_builder import DrawnBy, LoadedWeights, OutputBuilder, Sink
 from sglang_lite.runtime.requests.random_uniforms import sample_seed
-from sglang_lite.runtime.requests.request import PrefixSpace, Request, Times
+from sglang_lite.runtime.requests.request import Request, Times
 from sglang_lite.runtime.requests.request_media import RequestMedia
 from sglang_lite.runtime.requests.resolved_params import ResolvedParams, resolve_params
 from sglang_lite.runtime.tokens.image_span import MediaItem
@@ -162,7 +163,7 @@ class RequestBuilder:
         """
         tokens = self.tokens(ids, params, media)
         output = self.output(output_ids, len(tokens), params)
-        space = PrefixSpace.of(namespace, self._adapter(params))
+        space = PrefixSpace.of(namespace, self._adapter(params)).invoked_in(tokens)
         start = params.logprob_start_len if params.return_logprob else -1
         ends, limit = self._ends(params), self._limit(len(tokens), params)
         scored = score_from if score_from is not None else start if start >= 0 else None
@@ -220,6 +221,7 @@ class RequestBuilder:
         if len(tokens) >= self._longest:
             return False
         request.tokens, request.prompt_len, request.times = tokens, len(tokens), Times()
+        request.space = request.space.invoked_in(tokens)
         request.limit, request.seed = self._limit(len(tokens), request.params), self._seed(request.params, 0)
         return True
 

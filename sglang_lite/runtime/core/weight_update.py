@@ -143,8 +143,8 @@ class WeightUpdates:
         self._loop.scheduler.store.tree.retire(suffix)
         for request in self._loop.scheduler.queues.running():
             assert request.handle is not None
-            request.handle.namespace += suffix
-            request.space = replace(request.space, namespace=request.namespace + suffix)
+            request.space = replace(request.space, namespace=request.space.namespace + suffix)
+            request.handle.space = request.space
 
     def _refuse(self) -> None:
         """Refuses new requests, unless a pause lets them wait for the rest of an update."""

@@ -94,7 +94,7 @@ class ContextDrafter:
     def _kind_of(self, request: Request) -> int:
         kinds = request.output.draft.kinds
         if self.name not in kinds:
-            kinds[self.name] = hash((request.namespace, self._kind(request)))
+            kinds[self.name] = hash((request.space.namespace, self._kind(request)))
         return kinds[self.name]
 
 

@@ -102,7 +102,7 @@ class CpuRunner:
         self._pages.update(record)
         self._sampling.set(record.started, record.sampling)
         if self._adapters is not None:
-            self._adapters.start(record.started, record.adapters)
+            self._adapters.change(record.adapted, record.adapters)
         with torch.inference_mode(), self._team(record):
             self._copy(record)
             inputs = build_cpu_inputs(

@@ -72,10 +72,9 @@ class GpuSlots:
 
     def update(self, record: StepRecord) -> None:
         """Takes over the changes of a record, on the host and on the device."""
-        if len(record.started):
+        if len(record.started) or len(record.adapted):
             self._sampling.set(record.started, record.sampling)
-            numbers = record.adapters if len(record.adapters) else -1
-            self._adapters[record.started] = np.where(numbers < 0, self._no_adapter, numbers)
+            self._adapters[record.adapted] = np.where(record.adapters < 0, self._no_adapter, record.adapters)
             self._staging.send(np.concatenate((_packed(self._sampling), self._adapters)), self._parameters)
         self._pages.update(record)
         if len(record.pages):

@@ -31,6 +31,7 @@ SAMPLING = np.dtype([
 ])  # fmt: skip
 
 
+_UNKNOWN = -2  # adapter slot that a device may not have
 _NO_SAMPLING: NDArray[np.void] = np.zeros(0, dtype=SAMPLING)
 _NOTHING: Ints = np.zeros(0, dtype=np.int32)
 _NO_ROTARY: Ints = np.zeros((3, 0), dtype=np.int32)
@@ -83,6 +84,9 @@ class StepRecord(msgspec.Struct, frozen=True):
         watched: True if the host looks at new tokens of a row, so that the draws may have to wait for its masks.
         window_indices, window_pages: as `page_indices` and `pages`, in the page table of the layers with a window.
         window_copies: as `copies`, in these layers.
+        adapted: int32 [A], slots whose adapter has changed.
+        adapters: int32 [A], adapter slot of each; -1 for none.
+        lora: True if a row has an adapter.
         rotary: int32 [3, T], time, row and column that rotate each token; [3, 0] if these are all its position.
         limits: int32 [T], number of tokens that each token attends to; [0] if these are the ones up to itself.
     """
@@ -107,6 +111,7 @@ class StepRecord(msgspec.Struct, frozen=True):
     window_indices: Ints = msgspec.field(default_factory=lambda: _NOTHING)
     window_pages: Ints = msgspec.field(default_factory=lambda: _NOTHING)
     window_copies: Ints = msgspec.field(default_factory=lambda: _NO_COPIES)
+    adapted: Ints = msgspec.field(default_factory=lambda: _NOTHING)
     adapters: Ints = msgspec.field(default_factory=lambda: _NOTHING)
     lora: bool = False
     rotary: Ints = msgspec.field(default_factory=lambda: _NO_ROTARY)
@@ -168,11 +173,12 @@ class StepWriter:
         self._table, self._windows = table, windows
         self._written: Ints = np.zeros_like(table.pages)  # pages as the records so far have given them
         self._windows_written = None if windows is None else np.zeros_like(table.pages)
-        self._adapters: Ints = np.full(len(table.pages), -1, dtype=np.int32)  # adapter slot of each slot
+        self._adapters: Ints = np.full(len(table.pages), -1, dtype=np.int32)  # adapter slots, likewise
 
     def forget(self) -> None:
-        """Makes the next records repeat all pages, as a record was not executed completely."""
+        """Makes the next records repeat all pages and adapters, as a record was not executed completely."""
         self._written.fill(-1)
+        self._adapters.fill(_UNKNOWN)
         if self._windows_written is not None:
             self._windows_written.fill(-1)
 
@@ -198,7 +204,10 @@ class StepWriter:
         window_indices = window_pages = _NOTHING
         if self._windows is not None and self._windows_written is not None:
             window_indices, window_pages = _changed(self._windows_written, slots, self._windows.of[now])
-        adapters = self._started_adapters(started)
+        self._adapters[[each.slot for each in started]] = _UNKNOWN
+        adapters = np.where(batch.starts < table.adapter_from[slots], -1, table.adapter[slots])
+        adapted = adapters != self._adapters[slots]
+        self._adapters[slots] = adapters
         return StepRecord(
             step=batch.step,
             slots=slots,
@@ -220,8 +229,9 @@ class StepWriter:
             window_indices=window_indices,
             window_pages=window_pages,
             window_copies=batch.window_copies,
-            adapters=adapters,
-            lora=bool((self._adapters[slots] >= 0).any()),
+            adapted=slots[adapted],
+            adapters=adapters[adapted],
+            lora=bool((adapters >= 0).any()),
             rotary=rotary,
             limits=limits,
         )
@@ -244,13 +254,6 @@ class StepWriter:
                 limits = limits if limits.size else positions + np.int32(1)
                 limits[first : first + len(seen)] = seen
         return rotary, limits
-
-    def _started_adapters(self, started: Sequence[Request]) -> Ints:
-        """Adapter slots of requests that begin; empty if none has one."""
-        slots = [each.slot for each in started]
-        adapters = [-1 if each.handle is None else each.handle.adapter_slot for each in started]
-        self._adapters[slots] = adapters
-        return np.array(adapters, dtype=np.int32) if any(each >= 0 for each in adapters) else _NOTHING
 
     def _scores(self, batch: Batch) -> Iterator[PromptScores]:
         """Prompt tokens to score that the step's hidden states predict. Rows that decode have none."""

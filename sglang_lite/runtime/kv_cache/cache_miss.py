@@ -9,6 +9,7 @@ import numpy as np
 
 from sglang_lite.protocol.trace import MissReason
 from sglang_lite.runtime.kv_cache.pages import Ints
+from sglang_lite.runtime.kv_cache.prefix_space import PrefixSpace
 from sglang_lite.runtime.kv_cache.radix import Match, RadixTree
 
 _AROUND: Final = 4  # tokens shown before the position of the miss
@@ -37,7 +38,7 @@ class Miss:
 
 
 def find_miss(
-    tree: RadixTree, prompt: Ints, usable: int, match: Match, cached: int, namespace: str,
+    tree: RadixTree, prompt: Ints, usable: int, match: Match, cached: int, space: PrefixSpace,
     *, paused: bool, reveal_others: bool,
 ) -> Miss:  # fmt: skip
     """Finds the reason why a prompt was not fully cached.
@@ -48,19 +49,19 @@ def find_miss(
         usable: number of prompt tokens that could have been cached.
         match: cached prefix of these tokens.
         cached: number of tokens that need not be computed.
-        namespace: namespace of the request.
+        space: part of the cache that the request's prefixes are in.
         paused: whether its program was paused and has given up pages meanwhile.
         reveal_others: whether the reason may reveal other namespaces and cached text.
     """
     at, before = cached, _NONE
     end = len(match.pages) * tree.page_size
-    tokens = prompt[:usable]
+    tokens = space.ids(prompt[:usable])
     rest = tokens[end:]
     other = match.tail.node if match.tail is not None else match.node.newest
     reason: MissReason = "never_seen"
     if tree.was_evicted(match.node, rest):
         reason = "paused" if paused else "evicted"
-    elif reveal_others and _elsewhere(tree, tokens, end, namespace):
+    elif reveal_others and _elsewhere(tree, tokens, end, space.namespace):
         reason = "other_namespace"
     elif other is not None and (end or match.tail is not None):
         has = other.following(_SHOWN + (match.tail.count if match.tail else 0))

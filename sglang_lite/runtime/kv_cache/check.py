@@ -79,7 +79,8 @@ def check_cache(store: PrefixCache, handles: Iterable[SlotHandle], other_locks: 
         assert len(pages) == h.owned_from, "locks another prefix than it reads"
         if prefix:
             tokens = np.concatenate([node.tokens for node in prefix])
-            assert np.array_equal(tokens, table.tokens[h.slot, : len(tokens)]), "reads a prefix of other tokens"
+            own = h.space.ids(table.tokens[h.slot, : len(tokens)])
+            assert np.array_equal(tokens, own), "reads a prefix of other tokens"
 
 
 def _check_windows(store: PrefixCache, windows: WindowPages, handles: list[SlotHandle], nodes: list[Node]) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 from sglang_lite.runtime.kv_cache.cache_miss import Miss, find_miss
 from sglang_lite.runtime.kv_cache.page_copies import PageCopy
 from sglang_lite.runtime.kv_cache.pages import Ints, PagePool
+from sglang_lite.runtime.kv_cache.prefix_space import PrefixSpace
 from sglang_lite.runtime.kv_cache.radix import Match, PrefixLock, Priority, RadixTree, Tail
 from sglang_lite.runtime.kv_cache.slot_table import SlotTable
 from sglang_lite.runtime.kv_cache.tiers import Tiers
@@ -27,15 +28,13 @@ class SlotHandle:
         slot: row of the slot table.
         lock: lock on the pages that it reads from the tree.
         owned_from: index of its first own page; the pages before belong to the tree.
-        namespace: namespace in the tree.
-        adapter_slot: adapter slot that its tokens are computed with; -1 for none.
+        space: part of the cache that its prefix is in.
     """
 
-    __slots__ = ("adapter_slot", "lock", "namespace", "owned_from", "slot")
+    __slots__ = ("lock", "owned_from", "slot", "space")
 
-    def __init__(self, slot: int, lock: PrefixLock, owned_from: int, namespace: str) -> None:
-        self.slot, self.lock, self.owned_from, self.namespace = slot, lock, owned_from, namespace
-        self.adapter_slot = -1
+    def __init__(self, slot: int, lock: PrefixLock, owned_from: int, space: PrefixSpace) -> None:
+        self.slot, self.lock, self.owned_from, self.space = slot, lock, owned_from, space
 
 
 class PrefixCache:
@@ -86,18 +85,20 @@ class PrefixCache:
         """Number of pages that could be allocated now, by eviction if needed."""
         return self.pool.free + self.tree.evictable
 
-    def match(self, tokens: Ints, namespace: str) -> Match:
+    def match(self, tokens: Ints, space: PrefixSpace) -> Match:
         """Finds the longest cached prefix that leaves at least one token to compute (its logits are needed)."""
         tokens = tokens[: len(tokens) - 1] if self.reuses else tokens[:0]
-        match = self.tree.match(tokens, namespace)
+        match = self.tree.match(*space.key(tokens))
+        if (sure := space.sure(cached := match.cached(self.page_size))) < cached:
+            match = self.tree.match(tokens[:sure], space.namespace)
         if self.windows is None:
             return match
         usable = self.windows.usable(match.pages)
         if usable < len(match.pages):
-            return self.tree.match(tokens[: usable * self.page_size], namespace)
+            return self.tree.match(*space.key(tokens[: usable * self.page_size]))
         return match if match.tail is None or self.windows.has(match.tail.page) else replace(match, tail=None)
 
-    def admit(self, tokens: Ints, match: Match, namespace: str) -> SlotHandle:
+    def admit(self, tokens: Ints, match: Match, space: PrefixSpace) -> SlotHandle:
         """Gives a request a slot that starts with its cached prefix. If the prefix ends inside a page, the cached part
         of the page is copied, if a page is available for it."""
         lock = self.tree.lock(match.node)
@@ -110,7 +111,7 @@ class PrefixCache:
         table.page_count[slot] = count
         table.length[slot] = table.known[slot] = len(tokens)
         table.computed[slot] = count * self.page_size
-        handle = SlotHandle(slot, lock, count, namespace)
+        handle = SlotHandle(slot, lock, count, space)
         if self.windows is not None:
             self.windows.begin(slot, match.pages)
         if match.tail is not None:
@@ -133,11 +134,12 @@ class PrefixCache:
         if not self.reuses:
             return Miss("disabled", 0, _NO_TOKENS, _NO_TOKENS, _NO_TOKENS)
         found = find_miss(
-            self.tree, prompt, usable, match, cached, handle.namespace, paused=paused, reveal_others=self._reveal_others
+            self.tree, prompt, usable, match, cached, handle.space, paused=paused, reveal_others=self._reveal_others
         )
-        if self.tiers is not None and (below := self.tiers.below(match, prompt[:usable])):
+        ids = handle.space.ids(prompt[:usable])
+        if self.tiers is not None and (below := self.tiers.below(match, ids)):
             return replace(found, reason=below)
-        in_tree = 0 if self.windows is None else self.tree.cached_length(prompt[:usable], handle.namespace)
+        in_tree = 0 if self.windows is None else self.tree.cached_length(ids, handle.space.namespace)
         if in_tree > len(match.pages) * self.page_size:  # without the pages of a window
             return replace(found, reason="paused" if paused else "evicted")
         return found
@@ -149,7 +151,7 @@ class PrefixCache:
         if handle.owned_from and node is not None and not node.children:  # nothing in the tree goes on from here
             return
         slot, table = handle.slot, self.table
-        match = self.match(table.tokens[slot, : table.known[slot]], handle.namespace)
+        match = self.match(table.tokens[slot, : table.known[slot]], handle.space)
         count = len(match.pages)
         if count * self.page_size <= table.computed[slot]:
             return
@@ -279,11 +281,11 @@ class PrefixCache:
         full = int(min(self.table.computed[slot], self.table.known[slot] - all_but_last)) // self.page_size
         if full <= handle.owned_from:
             return
-        tokens, pages = self.table.tokens[slot], self.table.pages[slot, :full]
-        own = slice(handle.owned_from * self.page_size, full * self.page_size)
+        tokens, pages = self.table.tokens[slot, : full * self.page_size], self.table.pages[slot, :full]
+        own, space = handle.owned_from * self.page_size, handle.space
         # Below the pages that it has locked, without following the sequence, unless the tree may have some of them.
-        if not handle.lock.grow(tokens[own], pages[handle.owned_from :]):
-            done = self.tree.insert(tokens[: full * self.page_size], pages, handle.namespace)
+        if not handle.lock.grow(space.ids(tokens[own:], own), pages[handle.owned_from :]):
+            done = self.tree.insert(space.ids(tokens), pages, space.namespace)
             if self.windows is not None:
                 self.windows.replace(slot, pages, done.pages)
             pages[:] = done.pages

@@ -161,6 +161,10 @@ class Match:
     pages: Ints
     tail: Tail | None = None
 
+    def cached(self, page_size: int) -> int:
+        """Number of its tokens."""
+        return len(self.pages) * page_size + (0 if self.tail is None else self.tail.count)
+
 
 @dataclass(frozen=True, slots=True)
 class Insertion:

@@ -23,6 +23,8 @@ class SlotTable:
         paced: uint8; tokens to look at for a stream, as `StreamPace` of runtime/requests/request.py.
         streamed: bool; True if the slot's request streams.
         rope_offset: difference between the positions that rotate text and its positions, behind images.
+        adapter: adapter slot of the slot's request; -1 if it has none.
+        adapter_from: position of its first token that the adapter computes.
         scored: bool; True if draws report what the model gave their tokens, as `TokenScores`.
         epoch: counter that changes whenever the slot's request or its last tokens change, so that earlier launches for
             it are recognised.
@@ -44,6 +46,8 @@ class SlotTable:
         self.computed: Ints = np.zeros(slots, dtype=np.int32)
         self.limit: Ints = np.zeros(slots, dtype=np.int32)
         self.rope_offset: Ints = np.zeros(slots, dtype=np.int32)
+        self.adapter: Ints = np.full(slots, -1, dtype=np.int32)
+        self.adapter_from: Ints = np.zeros(slots, dtype=np.int32)
         self.watched = np.zeros(slots, dtype=np.uint8)
         self.paced = np.zeros(slots, dtype=np.uint8)
         self.streamed = np.zeros(slots, dtype=bool)

@@ -22,6 +22,7 @@ from sglang_lite.runtime.kv_cache.host_tier import HostTier
 from sglang_lite.runtime.kv_cache.page_file import Rows
 from sglang_lite.runtime.kv_cache.page_names import PageNames
 from sglang_lite.runtime.kv_cache.pages import Ints
+from sglang_lite.runtime.kv_cache.prefix_space import PrefixSpace
 from sglang_lite.runtime.kv_cache.radix import Match, Node, PrefixLock
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ class Fetch:
     """Pages on their way to the device.
 
     Attributes:
-        tokens: int32, tokens from the beginning of the sequence to the last page.
+        tokens: int32, ids in the tree from the beginning of the sequence to the last page.
         namespace: namespace of the sequence.
         lock: lock on the pages before, which are in the tree.
         before: int32, these pages.
@@ -223,14 +224,14 @@ class Tiers:
     # ----------------------------------------------------------------------------------------------- up
 
     def fetch(
-        self, tokens: Ints, match: Match, namespace: str, token_s: float, before: Fetch | DiskRead | None
+        self, tokens: Ints, match: Match, space: PrefixSpace, token_s: float, before: Fetch | DiskRead | None
     ) -> Fetch | DiskRead | Literal["later"] | None:
         """Starts to fetch the pages behind a match.
 
         Args:
             tokens: int32, the tokens that may be cached.
             match: pages of them that are on the device.
-            namespace: namespace of the sequence.
+            space: part of the cache that the sequence is in.
             token_s: seconds to compute a token; 0 if unknown.
             before: what was fetched last for the same request, if anything.
 
@@ -239,7 +240,7 @@ class Tiers:
             and then the match may have changed. None if the lower tiers have too little, computing is faster, or the
             device has no room.
         """
-        store, size, at = self._store, self._store.page_size, len(match.pages)
+        store, size, at, tokens = self._store, self._store.page_size, len(match.pages), space.ids(tokens)
         behind = list(self.names.after(self.names.last(match.node), tokens[at * size : len(tokens) - 1]))
         found = list(takewhile(self.host.__contains__, behind))
         if self.disk is not None and not self.disk.off and not isinstance(before, DiskRead):
@@ -269,25 +270,26 @@ class Tiers:
         end = (at + len(found)) * size
         from_disk = min(before.read, len(found)) if isinstance(before, DiskRead) else 0
         copy = self.host.memory.launched
-        fetch = Fetch(tokens[:end].copy(), namespace, lock, match.pages, pages, found[0], copy, from_disk)
+        fetch = Fetch(tokens[:end].copy(), space.namespace, lock, match.pages, pages, found[0], copy, from_disk)
         self.fetching.append(fetch)
         self.fetched_pages += len(pages)
         self.settle()
         return fetch
 
-    def read_ahead(self, tokens: Ints, namespace: str, token_s: float) -> DiskRead | None:
+    def read_ahead(self, tokens: Ints, space: PrefixSpace, token_s: float) -> DiskRead | None:
         """Starts to read files with pages of a sequence that neither the device nor the host has. Returns None if there
         are none, many are being read, or computing is faster.
 
         Args:
             tokens: int32, the sequence.
+            space: part of the cache that it is in.
             token_s: seconds to compute a token; 0 if unknown.
         """
         if self.disk is None or self.disk.off or len(self._reading) >= _MAX_READING:
             return None
-        match, size = self._store.match(tokens, namespace), self._store.page_size
-        at = len(match.pages)
-        behind = list(self.names.after(self.names.last(match.node), tokens[at * size : len(tokens) - 1]))
+        match, size = self._store.match(tokens, space), self._store.page_size
+        at, ids = len(match.pages), space.ids(tokens)
+        behind = list(self.names.after(self.names.last(match.node), ids[at * size : len(ids) - 1]))
         return self._read(at, behind, sum(1 for _ in takewhile(self.host.__contains__, behind)), token_s)
 
     def _read(self, at: int, behind: Sequence[bytes], found: int, token_s: float) -> DiskRead | None:

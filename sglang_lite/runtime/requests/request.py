@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import msgspec
 import numpy as np
@@ -17,6 +17,7 @@ from sglang_lite.protocol import Generation, ModelError, TokenLogprob, Usage
 from sglang_lite.runtime.kv_cache.cache_miss import Miss
 from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.kv_cache.prefix_cache import SlotHandle
+from sglang_lite.runtime.kv_cache.prefix_space import PrefixSpace
 from sglang_lite.runtime.kv_cache.tiers import DiskRead, Fetch
 from sglang_lite.runtime.requests.output_builder import Finish, OutputBuilder, engine_failed
 from sglang_lite.runtime.requests.request_media import RequestMedia
@@ -25,9 +26,6 @@ from sglang_lite.runtime.requests.scheduled_branch import ScheduledBranch
 from sglang_lite.runtime.structured_output.base import CompiledGrammar, Matcher
 from sglang_lite.runtime.structured_output.closing import ClosingMatcher
 from sglang_lite.runtime.structured_output.repeated_items import RepeatGuard
-
-if TYPE_CHECKING:
-    from sglang_lite.runtime.models.lora.adapter import Adapter  # needs torch
 
 
 class State(enum.Enum):
@@ -114,26 +112,6 @@ class CacheUse:
             self.host_tokens = fetched - self.disk_tokens
 
 
-@dataclass(frozen=True, slots=True)
-class PrefixSpace:
-    """Part of the prefix cache: requests of one can use each other's keys and values.
-
-    Attributes:
-        namespace: its namespace in the radix tree.
-        adapter: adapter that all its tokens are computed with, or None.
-    """
-
-    namespace: str = ""
-    adapter: Adapter | None = None
-
-    @classmethod
-    def of(cls, namespace: str, adapter: Adapter | None) -> PrefixSpace:
-        """Returns the space of a caller's namespace with an adapter. No two of them have the same namespace here."""
-        if adapter is not None:
-            return cls(f"\0{adapter.digest}:{namespace}", adapter)
-        return cls(f"\0:{namespace}" if namespace.startswith("\0") else namespace)
-
-
 class Follower(Protocol):
     """Finder of the request that continues in another one's slot. All calls are made on the loop's thread."""
 
@@ -198,7 +176,7 @@ class Request:
     seed: int
     output: OutputBuilder
     processor: LogitProcessor | None = None
-    space: PrefixSpace = PrefixSpace()
+    space: PrefixSpace = field(default_factory=PrefixSpace)
     score_from: int | None = None
     state: State = State.COMPILING
     handle: SlotHandle | None = None
@@ -215,11 +193,6 @@ class Request:
     follow: Follower | None = None
     times: Times = field(default_factory=Times)
     media: RequestMedia | None = None
-
-    @property
-    def namespace(self) -> str:
-        """Namespace in the radix tree."""
-        return self.space.namespace
 
     @property
     def slot(self) -> int:

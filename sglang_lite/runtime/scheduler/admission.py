@@ -11,6 +11,7 @@ import numpy as np
 
 from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.kv_cache.prefix_cache import PrefixCache
+from sglang_lite.runtime.kv_cache.prefix_space import PrefixSpace
 from sglang_lite.runtime.kv_cache.radix import Match
 from sglang_lite.runtime.kv_cache.slot_table import SlotTable
 from sglang_lite.runtime.kv_cache.tiers import DiskRead, Fetch
@@ -89,7 +90,7 @@ class Admission:
             if request.cache.fetch is not None and not request.cache.fetch.done:
                 continue
             reusable, match, cached = _match(request, store)
-            if store.reuses and _computes(prefilling, table, reusable, cached, request.namespace):
+            if store.reuses and _computes(prefilling, table, reusable, cached, request.space):
                 continue
             needed = self._pages(request) - len(match.pages)
             if request.branch is not None and request.branch not in programs:
@@ -106,11 +107,11 @@ class Admission:
                 self._to_fetch += needed * (fetch == "later")
                 continue
             if fetch is not None:
-                match = store.match(reusable, request.namespace)
+                match = store.match(reusable, request.space)
             self._admissions += 1
             request.admission = self._admissions
-            request.handle = store.admit(tokens, match, request.namespace)
-            request.handle.adapter_slot = adapter_slot
+            request.handle = store.admit(tokens, match, request.space)
+            table.adapter[request.slot] = adapter_slot
             request.times.started = request.times.started or time.perf_counter()
             if request.cache.tokens < 0:
                 request.cache.admitted(min(int(table.computed[request.slot]), request.prompt_len), store.page_size)
@@ -134,7 +135,7 @@ class Admission:
         tiers, cache = self._store.tiers, request.cache
         if tiers is None or len(reusable) <= len(match.pages) * self._store.page_size + 1:
             return None
-        fetch = tiers.fetch(reusable, match, request.namespace, self._pauses.token_s, cache.fetch)
+        fetch = tiers.fetch(reusable, match, request.space, self._pauses.token_s, cache.fetch)
         if isinstance(fetch, Fetch | DiskRead):
             cache.fetch = fetch
         return fetch
@@ -247,6 +248,7 @@ class Admission:
         table.paced[slot] = StreamPace.FIRST_TOKEN if request.paced else StreamPace.NONE
         table.streamed[slot] = request.output.stream
         table.scored[slot] = request.scored
+        table.adapter_from[slot] = request.space.start
         table.rope_offset[slot] = 0 if request.media is None else request.media.rope_offset
         self._queues.prefill(request)
         self._started.append(request)
@@ -263,21 +265,18 @@ class Admission:
 def _match(request: Request, store: PrefixCache) -> tuple[Ints, Match, int]:
     """Tokens of a request whose cached pages it may use, their match, and its number of tokens."""
     tokens = request.tokens if request.score_from is None else request.tokens[: max(request.score_from, 1)]
-    match = store.match(tokens, request.namespace)
-    cached = _cached(match, store)
+    match = store.match(tokens, request.space)
+    cached = match.cached(store.page_size)
     if request.media is not None and (sure := request.media.sure(cached)) < cached:
         tokens = tokens[:sure]
-        match = store.match(tokens, request.namespace)
-        cached = _cached(match, store)
+        match = store.match(tokens, request.space)
+        cached = match.cached(store.page_size)
     return tokens, match, cached
 
 
-def _cached(match: Match, store: PrefixCache) -> int:
-    """Number of tokens of a match."""
-    return len(match.pages) * store.page_size + (0 if match.tail is None else match.tail.count)
-
-
-def _computes(prefilling: Mapping[int, Request], table: SlotTable, tokens: Ints, matched: int, namespace: str) -> bool:
+def _computes(
+    prefilling: Mapping[int, Request], table: SlotTable, tokens: Ints, matched: int, space: PrefixSpace
+) -> bool:
     """Returns True if a prefilling request will soon cache at least `_SHARED` more tokens of this prompt, so that
     waiting pays.
 
@@ -286,7 +285,7 @@ def _computes(prefilling: Mapping[int, Request], table: SlotTable, tokens: Ints,
         table: slot table with their tokens.
         tokens: reusable tokens of the prompt.
         matched: number of those that are cached.
-        namespace: namespace in the radix tree.
+        space: part of the cache that they are in.
     """
     end = matched + _SHARED
     if len(tokens) <= end or not prefilling:
@@ -294,7 +293,9 @@ def _computes(prefilling: Mapping[int, Request], table: SlotTable, tokens: Ints,
     alike = (table.tokens[:, end - 1] == tokens[end - 1]).nonzero()[0]  # prompts mostly differ at this token
     alike = alike[(table.tokens[alike, matched:end] == tokens[matched:end]).all(1)]
     return any(
-        len(other.tokens) >= end and other.namespace == namespace and np.array_equal(other.tokens[:end], tokens[:end])
+        len(other.tokens) >= end
+        and other.space.common(space, end) == end
+        and np.array_equal(other.tokens[:end], tokens[:end])
         for other in map(prefilling.get, alike.tolist())
         if other is not None
     )

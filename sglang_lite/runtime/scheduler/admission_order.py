@@ -44,9 +44,10 @@ def lpm(returned: Sequence[Request], waiting: Sequence[Request], tree: RadixTree
         if request.passed_over >= AGE_BOUND:
             keys.append((0, 0, i))
             continue
-        cached = tree.cached_length(request.tokens, request.namespace)
-        next_tokens = request.tokens[cached : cached + _ALIKE].tobytes()
-        place, path = (alike.setdefault((cached, request.namespace, next_tokens), i), i), 0
+        ids, namespace = request.space.key(request.tokens)
+        cached = tree.cached_length(ids, namespace)
+        next_tokens = ids[cached : cached + _ALIKE].tobytes()
+        place, path = (alike.setdefault((cached, namespace, next_tokens), i), i), 0
         if request.branch is not None:
             place = programs.setdefault(id(request.branch.program), place)
             path = request.limit - len(request.tokens) + request.branch.expected.path

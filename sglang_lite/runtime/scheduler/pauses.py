@@ -30,6 +30,7 @@ import numpy as np
 
 from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.kv_cache.prefix_cache import PrefixCache
+from sglang_lite.runtime.kv_cache.prefix_space import PrefixSpace
 from sglang_lite.runtime.kv_cache.radix import PrefixLock
 from sglang_lite.runtime.requests.scheduled_branch import ScheduledBranch
 from sglang_lite.runtime.scheduler.page_reserve import PageReserve
@@ -136,7 +137,7 @@ class PausedBranch:
     Attributes:
         branch: the branch.
         tokens: int32, its text.
-        namespace: its namespace in the radix tree.
+        space: part of the prefix cache that it is in.
         lock: lock on the part of its prefix that has not been given up.
         rank: rank of its program, as of Request.
         began: time of its beginning.
@@ -149,7 +150,7 @@ class PausedBranch:
 
     branch: ScheduledBranch
     tokens: Ints
-    namespace: str
+    space: PrefixSpace
     lock: PrefixLock
     rank: tuple[int, float]
     began: float
@@ -196,7 +197,7 @@ class Pauses:
         self.pages_given_up = 0
         self.token_s = 0.0
         self._pauses: dict[ScheduledBranch, PausedBranch] = {}
-        self._wanted: dict[ScheduledBranch, tuple[Ints, str]] = {}
+        self._wanted: dict[ScheduledBranch, tuple[Ints, PrefixSpace]] = {}
         self._by_rank: list[tuple[tuple[int, float], int, PausedBranch]] = []  # those with locked pages
         self._due: list[tuple[float, int, PausedBranch]] = []  # heap: when a pause is too long; entries may be outdated
         self._too_long: list[PausedBranch] = []
@@ -216,27 +217,27 @@ class Pauses:
 
     # --------------------------------------------------------------------------------- beginning and end
 
-    def want(self, branch: ScheduledBranch, tokens: Ints, namespace: str) -> None:
+    def want(self, branch: ScheduledBranch, tokens: Ints, space: PrefixSpace) -> None:
         """Begins a pause at the next step, when the tokens of running requests have been published."""
         if len(tokens):
-            self._wanted[branch] = tokens, namespace
+            self._wanted[branch] = tokens, space
 
     def settle(self) -> None:
         """Begins the pauses asked for since the last step."""
         wanted, self._wanted = self._wanted, {}
-        for branch, (tokens, namespace) in wanted.items():
-            self.begin(branch, tokens, namespace)
+        for branch, (tokens, space) in wanted.items():
+            self.begin(branch, tokens, space)
 
-    def begin(self, branch: ScheduledBranch, tokens: Ints, namespace: str) -> None:
+    def begin(self, branch: ScheduledBranch, tokens: Ints, space: PrefixSpace) -> None:
         """Begins a pause of a branch, whose last one ends. Locks what the cache has of its text."""
         branch.length = len(tokens)
         if not self._store.reuses or not branch.may_return:
             return
-        lock = self._store.tree.lock(self._store.tree.match(tokens, namespace).node)
+        lock = self._store.tree.lock(self._store.tree.match(*space.key(tokens)).node)
         self.end(branch)
         rank = -branch.program.priority, branch.program.arrival
         ahead = ExpectedGrowth(rank, len(tokens), self.expected.growth(branch, len(tokens)))
-        pause = PausedBranch(branch, tokens, namespace, lock, rank, self.now(), self.expected.pause_s(branch), ahead)
+        pause = PausedBranch(branch, tokens, space, lock, rank, self.now(), self.expected.pause_s(branch), ahead)
         self._pauses[branch] = pause
         self._count += 1
         insort(self._by_rank, (rank, self._count, pause))

@@ -30,7 +30,7 @@ class Prefetch:
         """Starts to read files with what a request begins with, as it may have to wait for its turn."""
         if self._store.tiers is not None:
             tokens, token_s = request.tokens, self._pauses.token_s
-            request.cache.fetch = self._store.tiers.read_ahead(tokens, request.namespace, token_s)
+            request.cache.fetch = self._store.tiers.read_ahead(tokens, request.space, token_s)
 
     def run(self) -> None:
         """Fetches what paused programs have given up that are expected soon, while nobody else needs the pages."""
@@ -48,9 +48,9 @@ class Prefetch:
         assert tiers is not None
         if store.available - pause.pages < store.pool.total // _SPARE:
             return
-        match, locked = tree.match(pause.tokens, pause.namespace), tree.locked_pages
+        match, locked = tree.match(*pause.space.key(pause.tokens)), tree.locked_pages
         pause.lock, before = tree.lock(match.node), pause.lock
         before.release()
         pause.pages = max(pause.pages - (tree.locked_pages - locked), 0)
         if pause.pages:
-            tiers.fetch(pause.tokens, match, pause.namespace, self._pauses.token_s, None)
+            tiers.fetch(pause.tokens, match, pause.space, self._pauses.token_s, None)

@@ -39,7 +39,7 @@ class Retraction:
         locked."""
         self._queues.stop(request)
         if request.branch is not None:
-            self._pauses.begin(request.branch, request.tokens, request.namespace)
+            self._pauses.begin(request.branch, request.tokens, request.space)
         self._queues.wait_first(request, State.RETRACTED)
 
     def retract_lacking(self) -> None:

@@ -140,7 +140,8 @@ class Scheduler:
             if request.state is not State.PREFILLING:
                 continue  # retracted to make room for a request before it
             start = int(table.computed[request.slot])
-            end, cost = _reach(request, start, int(table.length[request.slot]), budget)
+            length, begins = int(table.length[request.slot]), request.space.start
+            end, cost = _reach(request, start, begins if start < begins < length else length, budget)
             if request.media is not None and end > start:
                 shorter, longer = request.media.whole(end)  # images that can't be cut may make a first chunk longer
                 if shorter < longer:
@@ -254,7 +255,7 @@ class Scheduler:
             self.queues.stop(request)
             if end is State.FINISHED and request.branch is not None:
                 scored = request.score_from if request.limit == request.prompt_len else None
-                self.pauses.begin(request.branch, request.tokens[:scored], request.namespace)
+                self.pauses.begin(request.branch, request.tokens[:scored], request.space)
         request.move(end)
         if self.adapters is not None:
             self.adapters.settle()

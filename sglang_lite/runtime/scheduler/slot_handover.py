@@ -51,7 +51,9 @@ class SlotHandover:
         before = table.tokens[slot, : table.known[slot]]
         known = len(before)
         common = known - bool(tokens[known - 1] != before[-1]) if appended else _common(before, tokens)
-        if common < handle.owned_from * store.page_size or following.namespace != request.namespace:
+        common = following.space.common(request.space, common)
+        kept = max(handle.owned_from * store.page_size, 1)
+        if common < kept or following.space.adapter is not request.space.adapter:
             return False
         request.tokens = before.copy()
         self._queues.leave_running(request)
@@ -62,6 +64,7 @@ class SlotHandover:
         table.length[slot] = table.known[slot] = len(tokens)
         table.computed[slot] = min(int(table.computed[slot]), common, len(tokens) - 1)
         table.epoch[slot] += 1
+        handle.space = following.space
         if not appended or len(tokens) - common > store.page_size:  # else the next step gives its pages to the tree
             store.publish(handle)  # for branches that fork here
             store.adopt_cached_pages(handle)  # an earlier run of the same program may have left more in the cache

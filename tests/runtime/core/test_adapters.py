@@ -20,15 +20,16 @@ from tests.runtime.scripted import SteppedEngine, ended
 
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`")  # that peft reads
 NAMES = ["one", "two", "three", "four"]
+LATE = ["late", "later"]  # from token 3 on
 ROUNDS = int(os.environ.get("SGLANG_LITE_ADAPTERS", "40"))  # actions of each schedule: CONTRIBUTING.md
 
 
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory):
     """(loaded model, folders of its adapters by name)"""
-    base, reference = adapted(
-        "llama-2", tmp_path_factory.mktemp("llama"), {name: {"r": rank} for name, rank in zip(NAMES, (4, 8, 12, 4))}
-    )
+    late = {"r": 8, "alora_invocation_tokens": [3], "task_type": "CAUSAL_LM"}
+    adapters = {name: {"r": rank} for name, rank in zip(NAMES, (4, 8, 12, 4))} | dict.fromkeys(LATE, late)
+    base, reference = adapted("llama-2", tmp_path_factory.mktemp("llama"), adapters)
     return load_model(EngineConfig(str(base), dtype="float32"), base, iter), reference.folders
 
 
@@ -44,7 +45,7 @@ class AdaptedEngine(SteppedEngine):
         check_adapters(
             adapters.loaded,
             adapters.pool,
-            [(r.space.adapter, r.handle.adapter_slot) for r in running if r.space.adapter is not None],
+            [(r.space.adapter, int(self.scheduler.store.table.adapter[r.slot])) for r in running if r.space.adapter],
             self.core.config.max_loaded_loras,
         )
 
@@ -98,7 +99,9 @@ def test_random_schedules_with_loads_and_unloads_between(llama, alone, overlap, 
         kind = draw.random()
         if kind < 0.25 and len(named) < 4:
             name = draw.choice([each for each in NAMES if each not in named])
-            named[name] = folders[draw.choice(NAMES)]  # under any name: what is loaded again may be another one
+            named[name] = folders[
+                draw.choice([*NAMES, *LATE])
+            ]  # under any name: what is loaded again may be another one
             engine.load_lora_adapter(name, named[name])
         elif kind < 0.35 and named:
             name = draw.choice(sorted(named))
@@ -106,7 +109,8 @@ def test_random_schedules_with_loads_and_unloads_between(llama, alone, overlap, 
             leaving.append(engine.core.ask(UnloadLoraAdapter(name)))
         elif kind < 0.8:
             chosen = draw.choice([None, *sorted(named)])
-            prompt = [*draw.choice(stems)[: draw.randrange(1, 20)], draw.randrange(1, VOCAB)]
+            invoked = [3] * draw.randrange(2)
+            prompt = [*draw.choice(stems)[: draw.randrange(1, 20)], *invoked, draw.randrange(1, VOCAB)]
             n = draw.choice([1, 1, 3])
             _, events = engine.start(prompt, params(chosen, 6, n=n))
             asked.append((events, named.get(chosen), prompt, n))
@@ -140,6 +144,42 @@ def test_a_request_finds_the_prefixes_of_its_own_adapter_only(llama):
     _, events = engine.start(prompt, params("one"))
     engine.drain()
     assert ended(events).usage.cached_tokens == 0
+
+
+def test_late_adapters_and_the_model_find_what_they_share(llama, alone):
+    model, folders = llama
+    names = [None, *LATE]
+    engine = AdaptedEngine(model=model, lora_paths={name: str(folders[name]) for name in LATE}, page_size=4)
+    document, cached = list(range(10, 31)), []
+    for prompt in ([*document, 3, 5, 6, 7, 8, 9], [*document, 3, 5, 6, 7, 8, 9, 3, 5]):
+        for name in [*names, *names]:
+            _, events = engine.start(prompt, params(name))
+            engine.drain()
+            cached.append(ended(events).usage.cached_tokens)
+            assert list(ended(events).token_ids) == alone(folders.get(name), prompt, 8)
+    first = [0, 21, 21, 26, 26, 26]  # what all share, then all but the last token
+    second = [27, 27, 27, 28, 27, 27]  # one token would not prove which adapter has computed it
+    assert cached == [*first, *second]
+
+
+def test_a_program_of_late_adapters_computes_its_document_once(llama):
+    model, folders = llama
+    engine = AdaptedEngine(
+        model=model, lora_paths={name: str(folders[name]) for name in LATE}, max_total_tokens=2048, page_size=4,
+        max_loras_per_batch=3,
+    )  # fmt: skip
+    document = [4 + i % 20 for i in range(200)]
+
+    def computed(names):
+        before = engine.scheduler.admission.prompt_tokens - engine.scheduler.admission.prompt_tokens_cached
+        asked = [engine.start([*document, 3, 5], params(name))[1] for name in names]
+        engine.drain()
+        assert all(map(ended, asked))
+        after = engine.scheduler.admission.prompt_tokens - engine.scheduler.admission.prompt_tokens_cached
+        engine.scheduler.flush()
+        return after - before
+
+    assert computed([*LATE, None, *LATE]) <= 1.05 * computed(["late"])
 
 
 def test_requests_of_resident_adapters_go_first_and_no_other_starves(llama):

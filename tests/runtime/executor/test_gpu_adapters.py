@@ -12,7 +12,7 @@ from sglang_lite.runtime.models.lora.pool import PoolSize
 from tests.runtime.executor.test_gpu_runner import Again
 from tests.runtime.kernels import needs_kernels
 from tests.runtime.models.test_families import engine, prompts
-from tests.runtime.models.test_lora import adapted, ask, farthest
+from tests.runtime.models.test_lora import LATE, adapted, ask, farthest
 
 pytestmark = [needs_kernels, pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`")]  # that peft reads
 GPU = torch.cuda.is_available()
@@ -42,6 +42,15 @@ def test_rows_of_all_adapters_and_none_in_one_batch(family, tmp_path, on_gpu):
     with engine(base, lora_paths=paths_of(reference), max_loras_per_batch=2, **settings) as running:
         asked = [*zip(prompts(5, 2, 4, 3), [*RANKS, None])]  # three adapters in two places
         for future, ids, name in [(ask(running, ids, name, most=2), ids, name) for ids, name in asked]:
+            assert farthest(reference, ids, name, future.result(timeout=300)) <= 1e-4, name
+
+
+def test_late_adapters_compute_tokens_from_their_invocation_on(tmp_path, on_gpu):
+    base, reference = adapted("qwen2", tmp_path, {"late": LATE, "whole": {"r": 4}})
+    settings = {"page_size": 4, "max_total_tokens": 400, "threads": 1, "max_running": 3}
+    ids = [5, 6, 8, 7, 11, 9]  # two chunks, the second of which the adapter computes
+    with engine(base, lora_paths=paths_of(reference), **settings) as running:
+        for future, name in [(ask(running, ids, name, most=2), name) for name in ("late", "whole", None)]:
             assert farthest(reference, ids, name, future.result(timeout=300)) <= 1e-4, name
 
 

@@ -4,6 +4,7 @@ import numpy as np
 
 from sglang_lite.runtime.kv_cache.eviction_policy import EVICTION
 from sglang_lite.runtime.kv_cache.prefix_cache import PrefixCache
+from sglang_lite.runtime.kv_cache.prefix_space import PrefixSpace
 
 PAGES = 1024
 
@@ -13,7 +14,7 @@ def full_store():
     store = PrefixCache(PAGES, 1, 4, PAGES, reuse=True, priority=EVICTION["lru"])
     for first in range(PAGES):  # a prompt a page, so that each can be evicted alone
         tokens = np.array([first], dtype=np.int32)
-        handle = store.admit(tokens, store.match(tokens, ""), "")
+        handle = store.admit(tokens, store.match(tokens, PrefixSpace()), PrefixSpace())
         assert store.reserve(handle.slot, 1)
         store.table.computed[handle.slot] = 1
         store.release(handle)

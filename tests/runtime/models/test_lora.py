@@ -58,6 +58,29 @@ def test_logits_equal_those_of_peft(family, tmp_path):
             assert farthest(reference, ids, name, generation) <= 1e-4, name
 
 
+LATE = {"r": 8, "alora_invocation_tokens": [7, 11], "task_type": "CAUSAL_LM"}
+
+
+@pytest.mark.parametrize("family", ["llama-2", "qwen3", "gemma3"])
+def test_late_adapters_compute_tokens_from_their_last_invocation_on_as_peft_s_do(family, tmp_path):
+    adapters = {"late": LATE, "later": LATE | {"alora_invocation_tokens": [9, 12]}, "whole": {"r": 4}}
+    base, reference = adapted(family, tmp_path, adapters)
+    paths = [f"{name}={folder}" for name, folder in reference.folders.items()]
+    document = list(range(20, 43))
+    batch = [
+        [7, 11, *document],
+        [*document, 7, 11],
+        [*document, 7, 11, 30, 9, 12, 7, 11, 31, 9, 12, 9],
+        [*document, 7, 30, 11, 31],  # never invoked
+    ]
+    with engine(base, lora_paths=paths, max_running=8, page_size=4, step_tokens=16) as running:
+        names = [*adapters, None]
+        alone = [(ask(running, ids, name).result(timeout=30), ids, name) for ids in batch for name in names]
+        mixed = [(ask(running, ids, name), ids, name) for ids in batch for name in names]
+        for generation, ids, name in [*alone, *((f.result(timeout=30), *of) for f, *of in mixed)]:
+            assert farthest(reference, ids, name, generation) <= 1e-4, (name, ids)
+
+
 # ---------------------------------------------------------------------------------------------------- what is refused
 
 
@@ -111,6 +134,9 @@ REFUSED = {
     "bias": (changed_config(bias="all"), "`bias` is 'all': trained biases"),
     "fan in": (changed_config(fan_in_fan_out=True), "`fan_in_fan_out` is True"),
     "PiSSA": (changed_config(init_lora_weights="pissa"), "`init_lora_weights` is 'pissa'"),
+    "invocation": (changed_config(alora_invocation_tokens=[1, -1]), "`alora_invocation_tokens`: -1 is no token id"),
+    "invocations": (changed_config(alora_invocation_tokens=7), "`alora_invocation_tokens`: 7 is no list of token ids"),
+    "foreign token": (changed_config(alora_invocation_tokens=[1 << 20]), "has 1048576, which is no token of"),
     "another kind": (changed_config(peft_type="IA3"), "`peft_type` is 'IA3': only LORA"),
     "pattern": (changed_config(rank_pattern={"(q_proj": 8}), "the pattern .* can't be matched"),
     "alpha": (changed_config(lora_alpha="x"), "`lora_alpha`: 'x' is no number"),

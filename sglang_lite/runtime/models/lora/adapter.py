@@ -66,6 +66,8 @@ class Adapter:
         rank: its largest rank, rounded up to a multiple of PAGE_RANK; all its matrices are padded to it.
         layers: for each layer the products that it changes, by name.
         digest: digest of its tensors, which caches in files know it by.
+        invocation: tokens of a late adapter, which computes a prompt from their last occurrence on; empty for one that
+            computes all.
         pages: the tensors as a GPU's memory takes them, in place of `layers`; else None.
     """
 
@@ -74,6 +76,7 @@ class Adapter:
     rank: int
     layers: tuple[Mapping[str, ProductDelta], ...]
     digest: str
+    invocation: tuple[int, ...] = ()
     pages: torch.Tensor | None = None
 
     @property
@@ -165,6 +168,10 @@ class AdapterReader:
         config = read_adapter_config(folder)
         modules = dict(self._modules(config))
         self._check_targets(config, modules)
+        if outside := [token for token in config.invocation if token >= self._spec.vocab_size]:
+            raise ModelError(
+                f"{folder}: alora_invocation_tokens has {outside[0]}, which is no token of {self._model_name}."
+            )
         if config.base and Path(config.base).name != Path(self._model_name).name:
             logger.warning(
                 "%s: the adapter was trained on %s, and is used on %s.", folder, config.base, self._model_name
@@ -175,7 +182,7 @@ class AdapterReader:
             for index, role, piece in self._modules_of_model[module]:
                 by_role[index, role] = _Matrices(matrices.a, _rows(matrices.b, piece))
         layers = tuple(self._deltas(index, by_role, rank) for index in range(len(self._spec.layers)))
-        return self._pack(Adapter(name, next(self._generations), rank, layers, _digest(layers)))
+        return self._pack(Adapter(name, next(self._generations), rank, layers, _digest(layers), config.invocation))
 
     def _deltas(self, index: int, by_role: Mapping[tuple[int, str], _Matrices], rank: int) -> dict[str, ProductDelta]:
         """Products of a layer that an adapter changes."""

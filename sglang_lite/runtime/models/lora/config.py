@@ -32,7 +32,6 @@ _REFUSED: Mapping[str, str] = {
     "arrow_config": "routing among adapters",
     "kasa_config": "KaSA, which changes the base's weights",
     "monteclora_config": "MonteCLoRA's random mixtures",
-    "alora_invocation_tokens": "a late adapter (aLoRA)",
 }
 # Ways to begin the training that leave the base's weights as they are.
 _INITIAL = (None, True, False, "gaussian", "eva", "orthogonal")
@@ -50,6 +49,7 @@ class AdapterConfig:
         ranks, alphas: exceptions, by pattern of module names.
         targets: names of its modules, or their ends; empty if given by a pattern.
         root: whether the scale divides by the root of the rank (rsLoRA).
+        invocation: tokens that a late adapter (aLoRA) begins with; empty for one that computes all.
     """
 
     folder: Path
@@ -60,6 +60,7 @@ class AdapterConfig:
     alphas: Mapping[str, float]
     targets: tuple[str, ...]
     root: bool
+    invocation: tuple[int, ...]
 
     def rank_of(self, module: str) -> int:
         """Rank of a module's matrices."""
@@ -114,6 +115,7 @@ def read_adapter_config(folder: Path) -> AdapterConfig:
         {key: _alpha(path, "alpha_pattern", value) for key, value in _object(path, content, "alpha_pattern").items()},
         tuple(each for each in targets if isinstance(each, str)) if isinstance(targets, list) else (),
         bool(content.get("use_rslora")),
+        _invocation(path, content.get("alora_invocation_tokens")),
     )
 
 
@@ -134,6 +136,16 @@ def _alpha(path: Path, name: str, value: Json) -> float:
     if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
         raise ModelError(f"{path}: `{name}`: {shown(value)} is no number.")
     return float(value)
+
+
+def _invocation(path: Path, value: Json) -> tuple[int, ...]:
+    tokens = [] if value is None else value
+    if not isinstance(tokens, list):
+        raise ModelError(f"{path}: `alora_invocation_tokens`: {shown(value)} is no list of token ids.")
+    for token in tokens:
+        if not isinstance(token, int) or isinstance(token, bool) or token < 0:
+            raise ModelError(f"{path}: `alora_invocation_tokens`: {shown(token)} is no token id.")
+    return tuple(token for token in tokens if isinstance(token, int))
 
 
 def _refused(path: Path, name: str, value: Json, why: str) -> ModelError:

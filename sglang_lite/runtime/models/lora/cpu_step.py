@@ -164,9 +164,9 @@ class CpuAdapters:
         """Empties an adapter slot, which no running request uses."""
         self._adapters[slot] = None
 
-    def start(self, slots: NDArray[np.int32], adapters: NDArray[np.int32]) -> None:
-        """Sets the adapter slots of sequences that begin; none has one if `adapters` is empty."""
-        self._of_slot[slots] = adapters if len(adapters) else -1
+    def change(self, slots: NDArray[np.int32], adapters: NDArray[np.int32]) -> None:
+        """Changes the adapter slots of sequences; -1 for none."""
+        self._of_slot[slots] = adapters
 
     def step(self, token_slots: NDArray[np.int32]) -> CpuLoraStep | None:
         """Adapters of a step's tokens, given the slot of each, or None if no token has one."""

@@ -1,0 +1,101 @@
+"""Spaces of the prefix cache: sequences of one can use each other's keys and values.
+
+A late adapter computes the tokens of a sequence from some position on, and the model itself those before it, which
+sequences of other late adapters, and of none, share. So the first tokens with the adapter have ids in the tree that
+are hashes of it; what follows them is below them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from sglang_lite.runtime.kv_cache.pages import Ints
+
+if TYPE_CHECKING:
+    from sglang_lite.runtime.models.lora.adapter import Adapter  # needs torch
+
+_MIXED = 4  # tokens whose ids are mixed with an adapter's, by 30 bits each: all together prove which one it is
+_FIRST = np.int32(1 << 30)  # above every vocabulary
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixSpace:
+    """Place of a sequence in the prefix cache.
+
+    Attributes:
+        namespace: its namespace in the radix tree.
+        adapter: adapter that computes its tokens from `start` on, or None.
+        start: position of the first token that a late adapter computes; 0 for others.
+    """
+
+    namespace: str = ""
+    adapter: Adapter | None = None
+    start: int = 0
+
+    @classmethod
+    def of(cls, namespace: str, adapter: Adapter | None = None) -> PrefixSpace:
+        """Returns the space of a caller's namespace with an adapter. No two of them have the same namespace here, but
+        for late adapters."""
+        if adapter is not None and not adapter.invocation:
+            return cls(f"\0{adapter.digest}:{namespace}", adapter)
+        return cls(f"\0:{namespace}" if namespace.startswith("\0") else namespace, adapter)
+
+    @property
+    def late(self) -> str:
+        """Digest of a late adapter; empty if there is none."""
+        return self.adapter.digest if self.adapter is not None and self.adapter.invocation else ""
+
+    def invoked_in(self, prompt: Ints) -> PrefixSpace:
+        """Space of a prompt. A late adapter computes it from the last occurrence of its invocation on; without any, the
+        model does."""
+        if self.adapter is None or not self.adapter.invocation:
+            return self
+        start = _last_place(prompt, self.adapter.invocation)
+        return replace(self, adapter=None) if start is None else replace(self, start=start)
+
+    def key(self, tokens: Ints) -> tuple[Ints, str]:
+        """A sequence's ids and namespace in the tree."""
+        return self.ids(tokens), self.namespace
+
+    def ids(self, tokens: Ints, first: int = 0) -> Ints:
+        """Ids that tokens have in the tree.
+
+        Args:
+            tokens: int32 token ids.
+            first: position of the first one.
+        """
+        begin, end = max(self.start, first), min(self.start + _MIXED, first + len(tokens))
+        late = self.late
+        if not late or begin >= end:
+            return tokens
+        hashes = np.frombuffer(hashlib.shake_128(late.encode()).digest(4 * _MIXED), dtype="<i4")
+        mixed = tokens.copy()
+        mixed[begin - first : end - first] ^= hashes[begin - self.start : end - self.start]
+        mixed[begin - first : end - first] &= _FIRST - 1
+        mixed[begin - first : end - first] |= _FIRST
+        return mixed
+
+    def sure(self, cached: int) -> int:
+        """Number of cached tokens that may be used: all, unless they end within the mixed ones, which those of another
+        adapter may equal by chance."""
+        return self.start if self.late and self.start < cached < self.start + _MIXED else cached
+
+    def common(self, other: PrefixSpace, count: int) -> int:
+        """Number of tokens with equal keys and values in both spaces, of `count` equal ones that two sequences have."""
+        if self == other:
+            return count
+        if self.namespace != other.namespace:
+            return 0
+        return min([count, *(space.start for space in (self, other) if space.late)])
+
+
+def _last_place(tokens: Ints, part: tuple[int, ...]) -> int | None:
+    """Position of the last occurrence of a part in tokens, or None."""
+    if len(tokens) < len(part):
+        return None
+    places = (np.lib.stride_tricks.sliding_window_view(tokens, len(part)) == part).all(1).nonzero()[0]
+    return int(places[-1]) if len(places) else None
