@@ -28,10 +28,12 @@ from vocabulary import default_tokenizer
 
 import sglang_lite as sgl
 from sglang_lite.constraints.byte_matcher import grammar_text
+from sglang_lite.constraints.formal.shortest_texts import ShortestTexts
 from sglang_lite.constraints.json_schema.allowed_values import quotes_of
+from sglang_lite.constraints.language import language_of
 from sglang_lite.constraints.memo import allocated
 from sglang_lite.constraints.python_types.value_type import value_type
-from sglang_lite.protocol import JsonSchema, Regex
+from sglang_lite.protocol import Constraint, JsonSchema, Regex
 from sglang_lite.runtime.structured_output.base import Matcher, next_mask
 from sglang_lite.runtime.structured_output.llguidance import LlguidanceEngine
 from sglang_lite.runtime.structured_output.vocabulary import tokens_of
@@ -77,6 +79,11 @@ def spell(matcher: Matcher, text: bytes, ids: Mapping[bytes, int]) -> Iterator[f
     assert matcher.complete
 
 
+def text_of(constraint: Constraint) -> str:
+    language = language_of(constraint)
+    return grammar_text(language, ShortestTexts(language.rules).longest_forced)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--tokens", type=int, default=100_000)
@@ -87,11 +94,11 @@ def main() -> None:
     engine = LlguidanceEngine(tokenizer, tokenizer.vocab_size, sorted(tokenizer.eos_ids))
     text = document(tokenizer, options.tokens)
 
-    grammar_text(value_type(Annotated[str, sgl.quote("imports all that is needed")]).constraint or Regex(""))
+    text_of(value_type(Annotated[str, sgl.quote("imports all that is needed")]).constraint or Regex(""))
     began = time.process_time()
     constraint = value_type(Annotated[str, sgl.quote(text, min_words=options.min_words)]).constraint
     assert isinstance(constraint, JsonSchema)
-    grammar = grammar_text(constraint)
+    grammar = text_of(constraint)
     written = time.process_time() - began
     engine.parser(grammar)
     compiled = time.process_time() - began

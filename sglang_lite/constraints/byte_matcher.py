@@ -14,7 +14,8 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from sglang_lite.constraints.emit.lark import to_lark
 from sglang_lite.constraints.emit.lexemes import split_into_lexemes
-from sglang_lite.constraints.formal.lengths import longest_forced
+from sglang_lite.constraints.formal.nodes import Language
+from sglang_lite.constraints.formal.shortest_texts import ShortestTexts
 from sglang_lite.constraints.language import language_of
 from sglang_lite.constraints.memo import memoized
 from sglang_lite.constraints.schema import parse_json
@@ -43,25 +44,27 @@ NO_FORCING = '%llguidance {"no_forcing": true}\n'
 _MAX_SHOWN = 12  # characters listed in a message as possible continuations
 
 
-def grammar_text(constraint: Constraint) -> str:
-    """Grammar of a constraint in llguidance's variant of Lark.
+def grammar_text(language: Language, longest_forced: int) -> str:
+    """Grammar of a language in llguidance's variant of Lark.
 
     It turns forced tokens off, so that any tokens may spell text without a choice of characters, if that text is very
     long or takes much work to find.
 
+    Args:
+        language: the language.
+        longest_forced: most characters that it forces.
+
     Raises:
-        ConstraintError: the constraint can't be enforced.
+        ConstraintError: the language can't be enforced.
     """
-    text, forced, slow = _grammar(constraint)
-    return NO_FORCING + text if slow or forced > _LONG else text
+    text, slow = _grammar(language, longest_forced)
+    return NO_FORCING + text if slow or longest_forced > _LONG else text
 
 
-def _grammar(constraint: Constraint) -> tuple[str, int, bool]:
-    """Text of a constraint's grammar, the most characters that it forces, and whether they take much work to find."""
-    language = language_of(constraint)
+def _grammar(language: Language, longest_forced: int) -> tuple[str, bool]:
+    """Text of a language's grammar, and whether what it forces takes much work to find."""
     text = to_lark(split_into_lexemes(language))
-    forced = longest_forced(language)
-    return text, forced, forced > _SHORT and _forces_slowly(text)
+    return text, longest_forced > _SHORT and _forces_slowly(text)
 
 
 def _forces_slowly(text: str) -> bool:
@@ -147,7 +150,8 @@ def error_reason(matcher: LLMatcher) -> str:
 
 @memoized
 def _start(constraint: Constraint) -> _Start:
-    text, _, slow = _grammar(constraint)
+    language = language_of(constraint)
+    text, slow = _grammar(language, ShortestTexts(language.rules).longest_forced)
     matcher = start(NO_FORCING + text, _bytes())  # forcing would only slow masks of bytes down
     return _Start(matcher, slow, PARSER_BYTES * len(text))
 

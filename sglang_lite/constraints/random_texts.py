@@ -10,7 +10,17 @@ import msgspec
 
 from sglang_lite.constraints.formal.automaton import Automaton, automaton, shortest_accepted
 from sglang_lite.constraints.formal.grammars import referring_rules
-from sglang_lite.constraints.formal.nodes import Alternation, CharSet, Concat, Language, LiteralText, Node, Ref, Repeat
+from sglang_lite.constraints.formal.nodes import (
+    Alternation,
+    CharSet,
+    Concat,
+    Language,
+    LiteralText,
+    Node,
+    Ref,
+    Repeat,
+    references,
+)
 from sglang_lite.constraints.formal.terms import DEAD
 from sglang_lite.constraints.json_schema.normal_form import normalise
 from sglang_lite.constraints.json_schema.wellformed import refuse_duplicate_names
@@ -112,7 +122,7 @@ class _Sampler:
 def _heights(language: Language) -> dict[str, float]:
     """Least depth of nested rules that a text of each rule needs, by the rule's name."""
     heights = dict.fromkeys(language.rules, float("inf"))
-    referring = referring_rules(language.rules)
+    referring = referring_rules({name: references(body) for name, body in language.rules.items()})
     for name in (queue := list(language.rules)):
         height = 1 + _height(language.rules[name], heights)
         if height < heights[name]:

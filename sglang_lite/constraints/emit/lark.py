@@ -42,6 +42,7 @@ _LARGE = 10_000_000  # bytes of a language, above which each of its large charac
 MAX_RANGES = 1_000_000  # of the character sets of a language
 _LONG = 100  # characters of a part of a terminal, from which on it is a terminal of its own
 _MAX_RUN = 8  # parts in a row that may be empty
+_MIN_SIZE = 100  # of a node (`Node.size`)
 _MAX_GROUPS = 20  # depth of groups in a definition; llguidance 1.9.1 refuses 30
 
 
@@ -51,10 +52,11 @@ def to_lark(language: Language) -> str:
     Raises:
         ConstraintError: the rules are nested too deeply, or a lexeme is longer than `MAX_MIN_LENGTH` characters.
     """
-    if _depth(language) > MAX_DEPTH:
+    size = language.size
+    if size > MAX_DEPTH * _MIN_SIZE and _depth(language) > MAX_DEPTH:
         raise ConstraintError("the rules of the grammar lead to each other too deeply.", hint="Use repeats: x* or x+.")
     try:
-        return _Speller(language).text()
+        return _Speller(language, is_large=size > _LARGE).text()
     except RecursionError as error:
         raise ConstraintError("the constraint is nested too deeply.") from error
 
@@ -76,15 +78,14 @@ def _depth(language: Language) -> int:
 
 
 class _Speller:
-    def __init__(self, language: Language) -> None:
-        self._language = language
+    def __init__(self, language: Language, *, is_large: bool) -> None:
+        self._language, self._large = language, is_large
         self._rules = {name: f"r{i}" for i, name in enumerate(language.rules)}
         self._terminals: dict[str, str] = {}  # names of terminals by definition
         self._lexemes: dict[Node, str] = {}
         self._parts: dict[Node, tuple[str, int]] = {}  # texts of parts of terminals, and the depth of their groups
         self._groups: dict[str, str] = {}  # names of rules for deep groups, by definition
-        self._large = sum(body.size for body in language.rules.values()) > _LARGE
-        if self._large and _ranges(language) > MAX_RANGES:
+        if is_large and _ranges(language) > MAX_RANGES:
             raise ConstraintError(
                 f"its character sets, all different ones together, have more than {MAX_RANGES:,} ranges of characters.",
                 hint=r"Use fewer sets that have \w, \d or a Unicode category in them beside other characters.",
@@ -229,6 +230,8 @@ def _grouped(node: Node) -> Node:
 
 def _may_have_run(node: Node) -> bool:
     """True if a node has so many parts that may be empty that a run of them may be too long."""
+    if node.size < _MAX_RUN * _MIN_SIZE:
+        return False
     stack, found = [node], 0
     while stack and found <= _MAX_RUN:
         each = stack.pop()

@@ -100,7 +100,7 @@ class _TooMany(Exception):  # noqa: N818 # never leaves this module
 def _inlined(language: Language) -> Language:
     """Language with its regular rules inlined, up to the limits of size and depth of a lexeme."""
     uses = {name: references(body) for name, body in language.rules.items()}
-    referring = referring_rules(language.rules)
+    referring = referring_rules(uses)
     inlined: dict[str, Node] = {}
     queue = list(uses)
     for name in queue:

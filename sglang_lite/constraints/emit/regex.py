@@ -8,6 +8,7 @@ from functools import lru_cache
 from sglang_lite.constraints.formal.charsets import LAST, Ranges
 from sglang_lite.constraints.formal.equations import multiples
 from sglang_lite.constraints.formal.nodes import Alternation, CharSet, Concat, LiteralText, Multiple, Node, Repeat
+from sglang_lite.constraints.memo import memoized
 from sglang_lite.protocol import ConstraintError
 
 _MAX_DIVISOR = 7  # of multiples whose pattern is not too large
@@ -16,6 +17,7 @@ _GROUPS = re.compile(r"[()]")  # characters are never written as brackets
 _SPECIAL = re.compile("[^a-zA-Z0-9]")
 
 
+@memoized
 def to_rust(node: Node) -> str:
     """Pattern of a regular node in the syntax of Rust's `regex` (llguidance), independent of flags.
 
@@ -42,7 +44,7 @@ def _written(node: Node) -> str:
                 [f"(?:{_written(part)})" if isinstance(part, Alternation) else _written(part) for part in parts]
             )
         case Alternation(options):
-            return "|".join(map(to_rust, options))
+            return "|".join(map(_written, options))
         case Repeat(inner, least, most):
             text = _written(inner)
             if not isinstance(inner, CharSet):

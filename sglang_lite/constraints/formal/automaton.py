@@ -15,9 +15,10 @@ from copy import copy
 from functools import partial
 from typing import TypeAlias
 
-from sglang_lite.constraints.formal.charsets import LAST, SURROGATES
+from sglang_lite.constraints.formal.charsets import LAST, SURROGATES, has_surrogates
 from sglang_lite.constraints.formal.nodes import (
     ANY_CHAR,
+    ANY_TEXT,
     Alternation,
     CharSet,
     Complement,
@@ -450,6 +451,8 @@ def accepts(node: Node, text: str) -> bool:
     """Returns True if a text is in a regular language."""
     if isinstance(node, LiteralText):
         return text == node.text
+    if node == ANY_TEXT:
+        return text.isascii() or not has_surrogates(text)
     if isinstance(node, Substring):
         return node.find(text) is not None
     if isinstance(node, Intersection):

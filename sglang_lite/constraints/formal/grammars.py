@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 
 from sglang_lite.constraints.formal.nodes import (
@@ -30,15 +30,17 @@ def pruned(language: Language) -> Language:
     Raises:
         ConstraintError: the language is empty.
     """
-    productive = _productive(language.rules)
+    rules = dict(language.rules)
+    uses = {name: references(body) for name, body in rules.items()}
+    productive = _productive(rules, uses)
     if language.start not in productive:
         raise ConstraintError("the constraint contradicts itself: no text satisfies it.")
-    rules = dict(language.rules)
     if len(productive) < len(rules):
         rules = {name: _without_dead(rules[name], productive) for name in rules if name in productive}
+        uses = {name: references(body) for name, body in rules.items()}
     reachable = {language.start: rules[language.start]}
     for name in (queue := [language.start]):
-        for each in sorted(references(rules[name])):
+        for each in sorted(uses[name]):
             if each not in reachable:
                 reachable[each] = rules[each]
                 queue.append(each)
@@ -49,7 +51,8 @@ def contradiction(language: Language) -> list[str]:
     """Names of the rules that explain why a language is empty: a path from its start, followed while exactly one
     unproductive rule is to blame.
     """
-    rules, productive = language.rules, _productive(language.rules)
+    rules = language.rules
+    productive = _productive(rules, {name: references(body) for name, body in rules.items()})
     path = [language.start]
     while True:
         missing = references(rules[path[-1]]) - productive
@@ -113,18 +116,22 @@ def renamed(language: Language, prefix: str) -> Language:
     return Language(prefix + language.start, rules, frozenset(prefix + old for old in language.sealed))
 
 
-def referring_rules(rules: Mapping[str, Node]) -> dict[str, list[str]]:
-    """Names of the rules that refer to each rule, by the name of the rule referred to."""
-    found: dict[str, list[str]] = {name: [] for name in rules}
-    for name, body in rules.items():
-        for each in references(body):
+def referring_rules(uses: Mapping[str, Iterable[str]]) -> dict[str, list[str]]:
+    """Names of the rules that refer to each rule, by the name of the rule referred to.
+
+    Args:
+        uses: names of the rules that each rule refers to.
+    """
+    found: dict[str, list[str]] = {name: [] for name in uses}
+    for name, used in uses.items():
+        for each in used:
             found[each].append(name)
     return found
 
 
-def _productive(rules: Mapping[str, Node]) -> set[str]:
+def _productive(rules: Mapping[str, Node], uses: Mapping[str, Iterable[str]]) -> set[str]:
     """Names of the rules that match some text. Intersections and complements are assumed to be non-empty."""
-    referring = referring_rules(rules)
+    referring = referring_rules(uses)
     productive: set[str] = set()
     queue = list(rules)[::-1]
     for name in queue:

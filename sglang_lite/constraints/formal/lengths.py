@@ -12,26 +12,30 @@ from sglang_lite.constraints.formal.nodes import (
     CharSet,
     Concat,
     Intersection,
-    Language,
     LiteralText,
     Node,
-    Ref,
     Repeat,
     Substring,
     alternation,
     concat,
     repeat,
 )
+from sglang_lite.constraints.memo import memoized
 
 MAX_MIN_LENGTH = 100_000  # characters of a shortest text: more than is ever generated; engines expand forced text
 
 Lengths = tuple[int, int | None]  # least and greatest length in characters; None for no upper limit
 
 
+@memoized
 def lengths(node: Node) -> Lengths:
     """Bounds of the lengths of a node's texts; the node need not have a text of every length between them,
     or any text.
     """
+    return _lengths(node)
+
+
+def _lengths(node: Node) -> Lengths:
     match node:
         case CharSet():
             return 1, 1
@@ -40,17 +44,17 @@ def lengths(node: Node) -> Lengths:
         case Substring(text):
             return 0, len(text)
         case Concat(parts):
-            each = [lengths(part) for part in parts]
+            each = [_lengths(part) for part in parts]
             return sum([low for low, _ in each]), _highest(each, sum)
         case Alternation(options):
             # An alternation may have thousands of options.
-            each = [(len(o.text), len(o.text)) if isinstance(o, LiteralText) else lengths(o) for o in options]
+            each = [(len(o.text), len(o.text)) if isinstance(o, LiteralText) else _lengths(o) for o in options]
             return min([low for low, _ in each]), _highest(each, max)
         case Repeat(inner, least, most):
-            low, high = lengths(inner)
+            low, high = _lengths(inner)
             return low * least, 0 if high == 0 else None if high is None or most is None else high * most
         case Intersection(parts):
-            each = [lengths(part) for part in parts]
+            each = [_lengths(part) for part in parts]
             highs = [high for _, high in each if high is not None]
             return max(low for low, _ in each), min(highs, default=None)
     return 0, None
@@ -59,41 +63,6 @@ def lengths(node: Node) -> Lengths:
 def _highest(each: list[Lengths], of: Callable[[list[int]], int]) -> int | None:
     highs = [high for _, high in each if high is not None]
     return of(highs) if len(highs) == len(each) else None
-
-
-def longest_forced(language: Language) -> int:
-    """Length in characters of the longest text that the language may force, that is, leave no choice about. References
-    count as one character.
-    """
-    longest = 0
-
-    def least(node: Node) -> int:
-        """Least number of literal characters in a text of the node. References count as one character."""
-        nonlocal longest
-        match node:
-            case LiteralText(text):
-                found = len(text)
-            case CharSet(((first, last),)):
-                found = int(first == last)
-            case Ref():
-                found = 1
-            case Concat(parts):
-                found = sum(map(least, parts))
-            case Intersection(parts):
-                found = max(map(least, parts))
-            case Alternation(options):
-                found = min([len(o.text) if isinstance(o, LiteralText) else least(o) for o in options])
-                longest = max([longest, *(len(o.text) for o in options if isinstance(o, LiteralText))])
-            case Repeat(inner, count, _):
-                found = least(inner) * count
-            case _:
-                found = 0
-        longest = max(longest, found)
-        return found
-
-    for rule in language.rules.values():
-        least(rule)
-    return longest
 
 
 def limited(node: Node, least: int, most: int | None) -> Node | None:

@@ -12,6 +12,8 @@ from itertools import accumulate, compress, pairwise
 from operator import attrgetter
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
+from msgspec import Struct
+
 from sglang_lite.constraints.formal import charsets
 from sglang_lite.constraints.formal.charsets import Ranges
 from sglang_lite.protocol import ConstraintError
@@ -64,15 +66,21 @@ class _CachedFacts:
                 facts = Facts(hash((CharSet, each.ranges)), False, 140 + 70 * len(each.ranges))
             else:
                 below = children(each)
-                missing = [child for child in below if isinstance(child, _CachedFacts) and not hasattr(child, "facts")]
+                missing, refers, size = [], False, 140
+                for child in below:
+                    if isinstance(child, _CachedFacts):
+                        known = getattr(child, "facts", None)
+                        if known is None:
+                            missing.append(child)
+                            continue
+                    else:
+                        known = child
+                    refers = refers or known.refers
+                    size += 8 + known.size
                 if missing:
                     stack += missing
                     continue
                 own = (each.node, each.least, each.most) if isinstance(each, Repeat) else below
-                refers, size = False, 140
-                for child in below:
-                    refers = refers or child.refers
-                    size += 8 + child.size
                 facts = Facts(hash((type(each), own)), refers, size)
             object.__setattr__(each, "facts", facts)
             stack.pop()
@@ -87,8 +95,7 @@ class CharSet(_CachedFacts):
     __hash__ = _CachedFacts.__hash__
 
 
-@dataclass(frozen=True, slots=True)
-class LiteralText:
+class LiteralText(Struct, frozen=True):  # like Ref there are many: a Struct is made, hashed and compared faster
     """Exactly `text`, which is not empty."""
 
     text: str
@@ -190,8 +197,7 @@ class Complement(_CachedFacts):
     __hash__ = _CachedFacts.__hash__
 
 
-@dataclass(frozen=True, slots=True)
-class Ref:
+class Ref(Struct, frozen=True):
     """Reference to the rule called `name`."""
 
     name: str
@@ -228,6 +234,11 @@ class Language:
     start: str
     rules: Mapping[str, Node]
     sealed: frozenset[str] = frozenset()
+
+    @property
+    def size(self) -> int:
+        """Approximate memory in bytes."""
+        return sum([120 + len(name) + body.size for name, body in self.rules.items()])
 
 
 def literal(text: str) -> Node:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from itertools import islice
+from operator import itemgetter
 from typing import NamedTuple, TypeAlias
 
 from sglang_lite.constraints.formal.automaton import accepts, automaton
@@ -27,30 +29,73 @@ from sglang_lite.protocol import ConstraintError
 _PLAIN = [(ord(first), ord(last)) for first, last in ("az", "09", "AZ")]
 _SOME = 4  # characters of a set to choose from
 _LONGEST = 100_000  # characters of a text that is written out
+_REGULAR = 32  # characters of a rest that only states of an intersection or complement could tell
 
 _Parts: TypeAlias = "str | tuple[_Parts, ...]"
 
 
-class _Found(NamedTuple):
-    """Text that may be long: its length, and its parts, which other texts share."""
+class LongestRest(NamedTuple):
+    """Rest that a text may still need, wherever it stands.
+
+    Attributes:
+        length: about the most characters of a shortest completion; if rules nest, of each level. Rests of intersections
+            and complements are guessed.
+        nests: whether rules contain themselves, so that each level that a text opens may add as much.
+    """
 
     length: float
+    nests: bool
+
+
+class _Found(NamedTuple):
+    """Facts about the texts of a node.
+
+    Attributes:
+        length: least number of characters; infinite if there is no text, or none was found.
+        rest: most characters of a shortest completion of a text that has begun.
+        forced: least number of literal characters in a text; of a rule 1, wherever it is referred to.
+        most_forced: the most of a part; of a rule 1.
+        parts: a shortest text, which may be long: its parts, which other texts share.
+    """
+
+    length: float
+    rest: float
+    forced: int
+    most_forced: int
     parts: _Parts = ""
 
+    @property
+    def text(self) -> str | None:
+        """The text, or None if none was found, or it has more than 100,000 characters."""
+        return _written(self.parts) if self.length <= _LONGEST else None
 
-_NOT_FOUND = _Found(UNKNOWN)
+    def referred_to(self) -> _Found:
+        return _Found(self.length, self.rest, 1, 1, self.parts)
+
+    def with_rest(self, rest: float) -> _Found:
+        return _Found(self.length, rest, 1, 1, self.parts)
+
+
+_NOT_FOUND = _Found(UNKNOWN, 0, 1, 1)
 
 
 class ShortestTexts:
     """Shortest texts of the rules of a language.
 
     Args:
-        rules: bodies of the rules by name.
+        rules: bodies of the rules by name, the start first.
+
+    Attributes:
+        longest_forced: characters of the longest text that the language may force, that is, leave no choice about, at
+            most.
+        longest_rest: longest of the shortest completions from all places of the first rule's texts.
     """
 
     def __init__(self, rules: Mapping[str, Node]) -> None:
         self._found = dict.fromkeys(rules, _NOT_FOUND)
-        self._solve(rules)
+        self.longest_forced = 0
+        nests = self._solve(rules)
+        self.longest_rest = LongestRest(self._found[next(iter(rules))].rest, nests)
 
     @property
     def lengths(self) -> dict[str, float]:
@@ -59,61 +104,138 @@ class ShortestTexts:
 
     def text(self, name: str) -> str | None:
         """Shortest text of a rule, or None if there is none, none was found, or it has more than 100,000 characters."""
-        found = self._found[name]
-        return _written(found.parts) if found.length <= _LONGEST else None
+        return self._found[name].text
 
-    def _solve(self, rules: Mapping[str, Node]) -> None:
+    def _solve(self, rules: Mapping[str, Node]) -> bool:
         """Finds the texts: the least fixed point, from above. One round finds it for all rules whose references are
-        found before them, and is enough without recursion."""
+        found before them, and is enough without recursion. Returns True if there is recursion."""
+        found = self._found
         used = {name: references(body) & rules.keys() for name, body in rules.items()}
-        users: dict[str, list[str]] = {name: [] for name in rules}
         order = _used_first(used)
-        number = {name: i for i, name in enumerate(order)}
+        done = set[str]()
+        nested = list[str]()
         for name in order:
-            self._found[name] = self._of(rules[name])
+            own = _of(rules[name], found, {})
+            found[name] = own.referred_to()
+            self.longest_forced = max(self.longest_forced, own.most_forced)
+            if not used[name] <= done:
+                nested.append(name)
+            done.add(name)
+        if not nested:
+            return False
+        users: dict[str, list[str]] = {name: [] for name in rules}
+        for name in order:
             for each in used[name]:
                 users[each].append(name)
-        changed = [name for name in order if any(number[each] >= number[name] for each in used[name])]
+        changed = nested
         while changed:
-            now = {name: self._of(rules[name]) for name in changed}
-            shorter = {name: found for name, found in now.items() if found.length < self._found[name].length}
-            self._found |= shorter
+            now = {name: _of(rules[name], found, {}).referred_to() for name in changed}
+            shorter = {name: new for name, new in now.items() if new.length < found[name].length}
+            found |= shorter
             changed = list(dict.fromkeys(user for name in shorter for user in users[name]))
-
-    def _of(self, node: Node) -> _Found:
-        """Shortest text of a node, by what is known of the rules."""
-        match node:
-            case LiteralText(text):
-                return _Found(len(text), text)
-            case CharSet(ranges):
-                return _Found(1, preferred(ranges)[0]) if ranges else _NOT_FOUND
-            case Ref(name):
-                return self._found.get(name, _NOT_FOUND)
-            case Concat(parts):
-                found = [self._of(part) for part in parts]
-                return _Found(sum([each.length for each in found]), tuple([each.parts for each in found]))
-            case Alternation(options):
-                return min(map(self._of, options), key=lambda each: each.length, default=_NOT_FOUND)
-            case Repeat(_, 0, _):
-                return _Found(0)
-            case Repeat(inner, least, _):
-                one = self._of(inner)
-                return _Found(least * one.length, (one.parts,) * least if least * one.length <= _LONGEST else "")
-            case Intersection() | Complement():
-                found_text = _of_regular(node)
-                return _NOT_FOUND if found_text is None else _Found(len(found_text), found_text)
-        return _Found(0)  # of a substring
+        # A rest is infinite if it was looked for before the lengths of the rules that it has in it.
+        again = [name for name in order if found[name].rest == UNKNOWN]
+        found |= {name: found[name].with_rest(0) for name in again}
+        for name in again:
+            found[name] = found[name].with_rest(_of(rules[name], found, {}).rest)
+        return True
 
 
-@memoized
-def _of_regular(node: Intersection | Complement) -> str | None:
+def _of(node: Node, rules: Mapping[str, _Found], known: dict[int, _Found]) -> _Found:
+    """Facts about a node.
+
+    Args:
+        node: the node.
+        rules: facts about the rules by name; none of a part of a regular node.
+        known: facts that were found before, by the identity of their nodes: a node may be part of many others.
+    """
+    if isinstance(node, LiteralText):
+        length = len(node.text)
+        return _Found(length, length, length, length, node.text)
+    if isinstance(node, Ref):
+        return rules.get(node.name, _NOT_FOUND)
+    if rules and not node.refers:
+        return _of_regular(node)
+    found = known.get(id(node))
+    if found is None:
+        found = known[id(node)] = _of_parts(node, rules, known)
+    return found
+
+
+@memoized  # many places of a schema, and many schemas, have the same strings and numbers
+def _of_regular(node: Node) -> _Found:
+    return _of_parts(node, {}, {})
+
+
+def _of_concat(parts: list[_Found]) -> _Found:
+    length, rest, forced, most_forced = 0.0, 0.0, 0, 0
+    for least, begun, literal, most, _ in reversed(parts):
+        if begun + length > rest:
+            rest = begun + length
+        length += least
+        forced += literal
+        if most > most_forced:
+            most_forced = most
+    texts: _Parts = tuple([part.parts for part in parts]) if length else ""
+    return _Found(length, rest, forced, max(forced, most_forced), texts)
+
+
+def _of_parts(node: Node, rules: Mapping[str, _Found], known: dict[int, _Found]) -> _Found:
+    match node:
+        case Concat(parts):
+            return _of_concat([_of(part, rules, known) for part in parts])
+        case CharSet(ranges):
+            single = int(len(ranges) == 1 and ranges[0][0] == ranges[0][1])
+            return _Found(1, 1, single, single, preferred(ranges)[0]) if ranges else _NOT_FOUND
+        case Alternation(options):
+            return _of_alternation([_of(option, rules, known) for option in options])
+        case Repeat(inner, least, _):
+            return _of_repeat(_of(inner, rules, known), least)
+        case Intersection(parts):
+            return _of_intersection(
+                node, {part: _of(part, rules, known) for part in parts if not isinstance(part, Complement)}
+            )
+        case Complement():
+            return _with_text(_searched(node), _REGULAR, 0, 0)
+    return _Found(0, _REGULAR, 0, 0)  # of a substring
+
+
+def _of_alternation(options: list[_Found]) -> _Found:
+    shortest = min(options, key=itemgetter(0))
+    rest, forced = max([each.rest for each in options]), min([each.forced for each in options])
+    return _Found(shortest.length, rest, forced, max([each.most_forced for each in options]), shortest.parts)
+
+
+def _of_repeat(each: _Found, least: int) -> _Found:
+    length = each.length * least if least else 0
+    rest = each.rest + each.length * (least - 1) if least > 1 else each.rest
+    parts: _Parts = (each.parts,) * least if 0 < length <= _LONGEST else ""
+    return _Found(length, rest, each.forced * least, max(each.forced * least, each.most_forced), parts)
+
+
+def _of_intersection(node: Intersection, found: Mapping[Node, _Found]) -> _Found:
+    """Facts about an intersection, given those about its parts that are no complements."""
+    text = None
+    if found:  # often the shortest text of one part is in all
+        longest = max(found, key=lambda part: found[part].length)
+        text = found[longest].text
+        if text is not None and not all(part is longest or _is_in(part, text) for part in node.parts):
+            text = None
+    each = found.values()
+    return _with_text(
+        _searched(node) if text is None else text,
+        sum(one.rest for one in each) + _REGULAR * (1 + len(node.parts) - len(found)),
+        max((one.forced for one in each), default=0),
+        max((one.most_forced for one in each), default=0),
+    )
+
+
+def _with_text(text: str | None, rest: float, forced: int, most_forced: int) -> _Found:
+    return _Found(UNKNOWN if text is None else len(text), rest, forced, most_forced, text or "")
+
+
+def _searched(node: Intersection | Complement) -> str | None:
     """Shortest text of an intersection or complement, or None if none was found within the limit of work."""
-    if isinstance(node, Intersection):  # often the shortest text of one part is in all
-        found = {part: ShortestTexts({"": part}) for part in node.parts if not isinstance(part, Complement)}
-        longest = max(found, key=lambda part: found[part].lengths[""], default=None)
-        text = None if longest is None else found[longest].text("")
-        if text is not None and all(part is longest or _is_in(part, text) for part in node.parts):
-            return text
     try:
         at = automaton(node)
         path = searched(at, at.start)
@@ -126,6 +248,7 @@ def _is_in(node: Node, text: str) -> bool:
     return not accepts(node.node, text) if isinstance(node, Complement) else accepts(node, text)
 
 
+@lru_cache(maxsize=1024)
 def preferred(ranges: Ranges) -> str:
     """Some characters of a set: plain ones if it has any."""
     plain = (
@@ -148,15 +271,16 @@ def _written(parts: _Parts) -> str:
 
 def _used_first(used: Mapping[str, set[str]]) -> list[str]:
     """Names in an order in which each comes behind those that it uses, as far as there is one."""
-    order: dict[str, None] = {}
+    order: list[str] = []
     opened = set[str]()
-    stack = [(name, False) for name in used]
-    while stack:
-        name, is_done = stack.pop()
-        if is_done:
-            order[name] = None
-        elif name not in opened:
-            opened.add(name)
-            stack.append((name, True))
-            stack += [(each, False) for each in used[name]]
-    return list(order)
+    for start in used:
+        stack = [] if start in opened else [start]
+        while stack:
+            name = stack[-1]
+            if name not in opened:
+                opened.add(name)
+                stack += used[name] - opened
+            else:
+                stack.pop()
+                order.append(name)
+    return list(dict.fromkeys(order))

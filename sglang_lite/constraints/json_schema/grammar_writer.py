@@ -15,7 +15,6 @@ from dataclasses import dataclass, field, replace
 
 from sglang_lite.constraints.formal.grammars import contradiction, pruned, regular
 from sglang_lite.constraints.formal.nodes import EMPTY, NOTHING, Language, Node, Ref, alternation, concat, literal
-from sglang_lite.constraints.json_schema import write_numbers
 from sglang_lite.constraints.json_schema.document import SchemaLocation
 from sglang_lite.constraints.json_schema.formulas import Formula, ValidAt, pointer_of
 from sglang_lite.constraints.json_schema.mask_rules import MaskedShapes, RulePosition
@@ -24,6 +23,7 @@ from sglang_lite.constraints.json_schema.style import Style
 from sglang_lite.constraints.json_schema.values import ANY_VALUE, ArrayShape, ObjectShape, ValueSet
 from sglang_lite.constraints.json_schema.write_arrays import array_text
 from sglang_lite.constraints.json_schema.write_objects import object_text
+from sglang_lite.constraints.json_schema.write_scalars import scalar_texts
 from sglang_lite.constraints.json_schema.write_strings import quoted
 from sglang_lite.protocol import ConstraintError
 from sglang_lite.protocol.anything import Json
@@ -40,14 +40,12 @@ class _Rules:
         numbers: numbers of shapes, for use in keys.
         to_do: rules whose bodies have not been computed, as (name, function that returns the body).
         unlisted_names_at: JSON Pointers of objects with unlisted names (a dict used as an ordered set).
-        scalars: texts of sets of scalars, which many places share.
     """
 
     names: dict[tuple[bool, Hashable], str] = field(default_factory=dict)
     numbers: dict[ArrayShape | ObjectShape, int] = field(default_factory=dict)
     to_do: deque[tuple[str, Callable[[], Node]]] = field(default_factory=deque)
     unlisted_names_at: dict[str, None] = field(default_factory=dict)
-    scalars: dict[Hashable, Node] = field(default_factory=dict)
 
 
 class GrammarWriter:
@@ -76,6 +74,7 @@ class GrammarWriter:
         self.reader = reader
         self.comma, self.any_order = style.comma, style.any_order
         self.opening, self.closing = concat(literal("["), style.gap), concat(style.gap, literal("]"))
+        self._before_first = concat(literal("{"), style.gap)
         self.masked_shapes, self.plain = masked_shapes, plain
         self.contradicts = False
         self._style, self._rules = style, rules or _Rules()
@@ -168,7 +167,7 @@ class GrammarWriter:
         return node
 
     def member(self, names: Node, formula: Formula, *, first: bool) -> Node:
-        before = concat(literal("{"), self._style.gap) if first else self.comma
+        before = self._before_first if first else self.comma
         return concat(quoted(names, before, self._style.colon), self.value(formula))
 
     def end(self, *, empty: bool) -> Node:
@@ -187,19 +186,7 @@ class GrammarWriter:
         return alternation([self._scalars(values, plain=plain), *self.containers(values)])
 
     def _scalars(self, values: ValueSet, *, plain: bool = False) -> Node:
-        key = plain, values.null, values.booleans, values.numbers, values.strings
-        cache = self._rules.scalars
-        if key not in cache:
-            cache[key] = self._scalar_texts(values, plain=plain)
-        return cache[key]
-
-    def _scalar_texts(self, values: ValueSet, *, plain: bool) -> Node:
-        options: list[Node] = [literal("null")] if values.null else []
-        if plain:
-            options += [booleans(values), write_numbers.plain_texts(values.numbers)]
-        else:
-            options += [booleans(values), write_numbers.texts(values.numbers, decimals=self._style.decimals)]
-        return alternation([*options, quoted(values.strings)] if values.strings != NOTHING else options)
+        return scalar_texts(values, decimals=self._style.decimals, plain=plain)
 
     def rule_positions(self, formula: Formula) -> tuple[RulePosition, ...]:
         """Places with rules that masks enforce. The language must have been written before."""
@@ -236,8 +223,3 @@ def errors_at_formula(formula: Formula) -> Iterator[None]:
         if error.pointer is not None or not isinstance(formula, ValidAt):
             raise
         raise ConstraintError(error.message, pointer=formula.location.pointer, hint=error.hint) from error
-
-
-def booleans(values: ValueSet) -> Node:
-    """Texts of the booleans of a set."""
-    return alternation(literal(text) for value, text in ((True, "true"), (False, "false")) if value in values.booleans)

@@ -159,11 +159,12 @@ class SchemaReader:
         done: set[Callable[..., ValueSet]] = set()
         # The order of evaluation is the order in which members are written: the schema's own, then those of applied
         # schemas.
-        for keyword in sorted(schema, key=lambda keyword: _ORDER.get(keyword, 0)):
+        known = [keyword for keyword in schema if keyword in APPLICATORS or keyword in keywords.READERS]
+        for keyword in sorted(known, key=lambda keyword: _ORDER.get(keyword, 0)):
             with keywords.errors_at(location, keyword):
                 if keyword in APPLICATORS:
                     values = APPLICATORS[keyword](self, values, schema, location, keyword, inner)
-                elif (read := keywords.READERS.get(keyword)) is not None and read not in done:
+                elif (read := keywords.READERS[keyword]) not in done:
                     done.add(read)
                     values = self.algebra.intersect(values, read(self, schema, location, inner))
         if ignored:

@@ -493,6 +493,8 @@ def both_strings(a: Node, b: Node) -> Node:
 
 def _both_strings(a: Node, b: Node) -> tuple[Node, int]:
     """Strings in both languages, and the work spent."""
+    if ANY_TEXT in (a, b):
+        return _unless_empty(a if b == ANY_TEXT else b)
     for finite, other in ((a, b), (b, a)):
         texts = literal_texts(finite)
         if texts is not None:

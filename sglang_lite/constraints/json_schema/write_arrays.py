@@ -33,7 +33,7 @@ from sglang_lite.constraints.json_schema.document import REFERENCES
 from sglang_lite.constraints.json_schema.formulas import Const, Formula, all_of, not_
 from sglang_lite.constraints.json_schema.mask_rules import DistinctItems
 from sglang_lite.constraints.json_schema.values import ANY_VALUE, ArrayShape, ValueSet
-from sglang_lite.constraints.json_schema.write_strings import quoted
+from sglang_lite.constraints.json_schema.write_scalars import scalar_texts
 from sglang_lite.protocol import ConstraintError
 
 MAX_SUBSETS = 500  # maximum number of sets of used values
@@ -174,12 +174,7 @@ def _scalars(values: ValueSet) -> Node:
         raise ConstraintError(
             f"json_schema: uniqueItems can't be enforced for more than {MAX_DISTINCT:,} values in a list.", hint=_ADVICE
         )
-    return alternation([
-        *([literal("null")] if values.null else []),
-        *(literal(text) for value, text in ((True, "true"), (False, "false")) if value in values.booleans),
-        write_numbers.plain_texts(values.numbers),
-        *([quoted(values.strings)] if values.strings != NOTHING else []),
-    ])  # fmt: skip
+    return scalar_texts(values, plain=True)
 
 
 @contextmanager

@@ -46,6 +46,8 @@ _JSON = json.JSONEncoder(ensure_ascii=False).encode  # json.dumps would make a n
 
 def quoted(strings: Node, before: Node = EMPTY, after: Node = EMPTY) -> Node:
     """JSON texts of some strings, each between texts of `before` and `after`."""
+    if isinstance(strings, LiteralText) and None not in (edges := _edges(before, after)):
+        return LiteralText(f"{edges[0]}{_JSON(strings.text)}{edges[1]}")
     return between(concat(before, _QUOTE), strings, concat(_QUOTE, after), _written)
 
 
@@ -58,10 +60,12 @@ def between(before: Node, strings: Node, after: Node, written: Callable[[Node], 
     inside = [part for part in parts if not isinstance(part, Complement)] or [ANY_TEXT]
     outside = [part.node for part in parts if isinstance(part, Complement)]
 
-    edges = literal_text(before), literal_text(after)
+    edges = _edges(before, after)
     before, after = (node if text is None else literal(text) for node, text in zip((before, after), edges))
 
     def whole(node: Node) -> Node:
+        if node is ANY_TEXT and written is _written:
+            return _any_between(before, after)
         inner = written(node)
         if isinstance(inner, LiteralText) and None not in edges:
             return LiteralText(f"{edges[0]}{inner.text}{edges[1]}")
@@ -76,6 +80,17 @@ def between(before: Node, strings: Node, after: Node, written: Callable[[Node], 
         return whole(inside[0])
     without = [Complement(alternation(map(excluded, _options(outside))))] if outside else []
     return Intersection((*map(whole, inside), *without))
+
+
+@lru_cache(maxsize=64)  # one node for all schemas, so that what is found out about it need not be found again
+def _any_between(before: Node, after: Node) -> Node:
+    return concat(before, _ANY_CHARACTERS, after)
+
+
+@lru_cache(maxsize=64)
+def _edges(before: Node, after: Node) -> tuple[str | None, str | None]:
+    """Texts of what is written before and after strings, if these are always the same."""
+    return literal_text(before), literal_text(after)
 
 
 def _options(nodes: list[Node]) -> list[Node]:

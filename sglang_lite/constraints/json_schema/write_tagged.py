@@ -31,13 +31,14 @@ from sglang_lite.constraints.formal.nodes import (
 )
 from sglang_lite.constraints.json_schema import write_numbers
 from sglang_lite.constraints.json_schema.formulas import Formula, ValidAt
-from sglang_lite.constraints.json_schema.grammar_writer import GrammarWriter, booleans, errors_at_formula
+from sglang_lite.constraints.json_schema.grammar_writer import GrammarWriter, errors_at_formula
 from sglang_lite.constraints.json_schema.mask_rules import MaskedShapes
 from sglang_lite.constraints.json_schema.reader import SchemaReader
 from sglang_lite.constraints.json_schema.style import Style
 from sglang_lite.constraints.json_schema.values import NO_VALUE, ArrayShape, ObjectShape, ValueSet, both_strings
 from sglang_lite.constraints.json_schema.write_arrays import array_text
 from sglang_lite.constraints.json_schema.write_objects import object_text
+from sglang_lite.constraints.json_schema.write_scalars import booleans
 from sglang_lite.constraints.json_schema.write_strings import between
 from sglang_lite.constraints.syntax.regex import parse
 from sglang_lite.protocol import ConstraintError, Tags
@@ -139,7 +140,7 @@ class TaggedWriter:
         """Texts of the values of one type, as named in the tags, with their tags."""
         null, boolean, number, string, array, object_ = (type_name == each for each in self._tags.types)
         scalars: list[Node] = [literal("null")] if null and values.null else []
-        scalars += [booleans(values)] if boolean else []
+        scalars += [booleans(values.booleans)] if boolean else []
         scalars += [write_numbers.texts(values.numbers)] if number else []
         containers = replace(NO_VALUE, arrays=values.arrays if array else (), objects=values.objects if object_ else ())
         options = [

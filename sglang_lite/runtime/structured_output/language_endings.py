@@ -11,9 +11,9 @@ from functools import cached_property
 from typing import TypeAlias
 
 from sglang_lite.constraints.formal.charsets import LAST
-from sglang_lite.constraints.formal.longest_rest import LongestRest
 from sglang_lite.constraints.formal.shortest import Shortest
 from sglang_lite.constraints.formal.shortest_search import UNKNOWN
+from sglang_lite.constraints.formal.shortest_texts import LongestRest
 from sglang_lite.protocol import ConstraintError
 from sglang_lite.runtime.structured_output.base import Growth
 from sglang_lite.runtime.structured_output.fewest_tokens import FewestTokens

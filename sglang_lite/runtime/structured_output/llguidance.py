@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import io
 import pickle
 import threading
 import time
 import weakref
 from collections.abc import Hashable, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, field, is_dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any  # the library has no types
+from typing import TYPE_CHECKING  # the library has no types
 
 import numpy as np
 from llguidance import LLExecutor, LLMatcher, LLTokenizer
@@ -19,9 +18,8 @@ from numpy.typing import NDArray
 
 from sglang_lite.constraints import byte_matcher
 from sglang_lite.constraints.formal import nodes
-from sglang_lite.constraints.formal.longest_rest import LongestRest, longest_rest
 from sglang_lite.constraints.formal.nodes import Language, substrings
-from sglang_lite.constraints.formal.shortest_texts import ShortestTexts
+from sglang_lite.constraints.formal.shortest_texts import LongestRest, ShortestTexts
 from sglang_lite.constraints.language import language_of
 from sglang_lite.constraints.memo import BoundedCache, allocated, size_of
 from sglang_lite.protocol import Constraint, ConstraintError
@@ -31,6 +29,7 @@ from sglang_lite.runtime.structured_output.ending_tokens import EndingTokens, by
 from sglang_lite.runtime.structured_output.language_endings import CompletedLanguage, LanguageEndings
 from sglang_lite.runtime.structured_output.language_states import LanguageStates
 from sglang_lite.runtime.structured_output.mask_cache import MaskCache
+from sglang_lite.runtime.structured_output.own_classes import unpickled
 from sglang_lite.runtime.structured_output.token_texts import TokenTexts
 from sglang_lite.runtime.structured_output.vocabulary import without_special_texts
 
@@ -412,27 +411,17 @@ class LlguidanceEngine:
 def _prepared(constraint: Constraint) -> Prepared:
     language = language_of(constraint)
     shortest = ShortestTexts(language.rules)
-    length, nests = longest_rest(language.rules, language.start, shortest.lengths)
-    text = byte_matcher.grammar_text(constraint)
-    sources = tuple(sorted(each.text for each in substrings(language)))
-    return Prepared(text, language, shortest.lengths, shortest.text(language.start), (length, nests), sources)
+    text = byte_matcher.grammar_text(language, shortest.longest_forced)
+    sources = sorted(each.text for each in substrings(language)) if byte_matcher.substring_characters(text) else ()
+    length, nests = shortest.longest_rest
+    return Prepared(text, language, shortest.lengths, shortest.text(language.start), (length, nests), tuple(sources))
 
 
 def _unpacked(language: Language | bytes) -> Language:
     if not isinstance(language, bytes):
         return language
-    unpacked: Language = _NodesUnpickler(io.BytesIO(language)).load()
-    return unpacked
-
-
-class _NodesUnpickler(pickle.Unpickler):
-    """Unpickler that accepts only the nodes of languages, as the data may come from a file."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        found = getattr(nodes, name, None) if module == nodes.__name__ else None
-        if not (isinstance(found, type) and is_dataclass(found)):
-            raise pickle.UnpicklingError(f"{module}.{name} is no part of a language")
-        return found
+    found: Language = unpickled(language, nodes)
+    return found
 
 
 def _unforced(prepared: Prepared) -> Prepared:

@@ -11,12 +11,9 @@ is always left.
 
 from __future__ import annotations
 
-import io
 import pickle
 from collections.abc import Hashable, Sequence
 from copy import copy
-from dataclasses import is_dataclass
-from typing import Any
 
 from sglang_lite.constraints.formal import nodes
 from sglang_lite.constraints.json_schema import mask_rules
@@ -34,6 +31,7 @@ from sglang_lite.runtime.structured_output.base import (
 )
 from sglang_lite.runtime.structured_output.ending_tokens import EndingTokens
 from sglang_lite.runtime.structured_output.json_text import JsonText, RulePositions
+from sglang_lite.runtime.structured_output.own_classes import unpickled
 from sglang_lite.runtime.structured_output.ruled_endings import RuledEndings
 from sglang_lite.runtime.structured_output.vocabulary import allowed, tokens_of, without
 
@@ -85,19 +83,8 @@ def unpacked(data: bytes) -> tuple[RulePosition, ...] | None:
     Raises:
         pickle.UnpicklingError: the bytes hold anything but positions.
     """
-    found: tuple[RulePosition, ...] | None = _Unpickler(io.BytesIO(data)).load() if data else None
+    found: tuple[RulePosition, ...] | None = unpickled(data, nodes, mask_rules) if data else None
     return found
-
-
-class _Unpickler(pickle.Unpickler):
-    """Unpickler that accepts only positions and nodes of languages, as the data may come from a file."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        for known in (nodes, mask_rules):
-            found = getattr(known, name, None) if module == known.__name__ else None
-            if isinstance(found, type) and is_dataclass(found):
-                return found
-        raise pickle.UnpicklingError(f"{module}.{name} is no part of a rule")
 
 
 def with_mask_rules(

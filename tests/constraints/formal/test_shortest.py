@@ -5,7 +5,6 @@ import random
 import pytest
 
 from sglang_lite.constraints.formal.automaton import Automaton, shortest_accepted
-from sglang_lite.constraints.formal.longest_rest import longest_rest
 from sglang_lite.constraints.formal.shortest import Shortest
 from sglang_lite.constraints.formal.shortest_search import UNKNOWN
 from sglang_lite.constraints.formal.shortest_texts import ShortestTexts
@@ -77,7 +76,7 @@ def test_a_text_that_has_begun_ends_like_the_shortest_one():
 
 
 @pytest.mark.parametrize(("written", "length"), [
-    ("(?=.*[0-9])(?=.*[a-z]).{2,40}", 2), ("(?!aa).{3}", 3), ("(?=[ab]*a)(?=.*bbb)[ab]{2,}", 4), ("a|bc{3}", 1), ("a*", 0),
+    ("(?=.*[0-9])(?=.*[a-z]).{2,40}", 2), ("(?!aa).{3}", 3), ("(?=[ab]*a)(?=.*bbb)[ab]{2,}", 4), ("(?!xa?x)x[ab]*x", 3), ("a|bc{3}", 1), ("a*", 0),
 ])  # fmt: skip
 def test_of_intersections_and_complements(written, length):
     language = language_of(Regex(written))
@@ -94,7 +93,7 @@ def test_no_shortest_completion_is_longer_than_the_longest_rest(kind, drawn):
         try:
             language = language_of(kind(drawn(random.Random(seed))))
             texts = ShortestTexts(language.rules)
-            rest = longest_rest(language.rules, language.start, texts.lengths)
+            rest = texts.longest_rest
             automaton = Automaton(language.rules[language.start], rules=language.rules)
             lengths = [
                 Shortest(automaton, texts.lengths).length(s) for s in states_on_the_way(automaton, random.Random(seed))
@@ -110,10 +109,9 @@ def test_no_shortest_completion_is_longer_than_the_longest_rest(kind, drawn):
 
 def test_the_longest_rest_counts_what_opens_later():
     language = language_of(Regex("(a|b(ccc(dd|eeee)){2})?f"))
-    rest = longest_rest(language.rules, language.start, ShortestTexts(language.rules).lengths)
-    assert rest == (1 + 5 * 2 + 1, False)
+    assert ShortestTexts(language.rules).longest_rest == (1 + 5 * 2 + 1, False)
     nested = language_of(Ebnf('root ::= "(" root root ")" | "x"'))
-    assert longest_rest(nested.rules, nested.start, {"root": 1}).nests
+    assert ShortestTexts(nested.rules).longest_rest == (4, True)
 
 
 def test_what_takes_too_much_work_is_unknown():

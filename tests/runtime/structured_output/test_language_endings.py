@@ -7,7 +7,6 @@ import random
 import pytest
 
 from sglang_lite.constraints.formal import automaton
-from sglang_lite.constraints.formal.longest_rest import longest_rest
 from sglang_lite.constraints.formal.shortest_texts import ShortestTexts
 from sglang_lite.constraints.language import language_of
 from sglang_lite.constraints.schema import json_schema
@@ -74,10 +73,11 @@ def test_completions_have_the_fewest_tokens(name):
 def endings_of(constraint):
     language = language_of(constraint)
     shortest = ShortestTexts(language.rules)
-    rest = longest_rest(language.rules, language.start, shortest.lengths)
     start, texts = shortest.text(language.start).encode(), TokenTexts(TOKENS, ())
     return LanguageEndings(
-        CompletedLanguage(lambda: LanguageStates(language, TOKENS, ()), TOKENS, start, shortest.lengths, rest, texts)
+        CompletedLanguage(
+            lambda: LanguageStates(language, TOKENS, ()), TOKENS, start, shortest.lengths, shortest.longest_rest, texts
+        )
     )
 
 

@@ -1,0 +1,35 @@
+"""JSON texts of the scalars of a set of values."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from sglang_lite.constraints.formal.nodes import NOTHING, Node, alternation, literal
+from sglang_lite.constraints.json_schema import write_numbers
+from sglang_lite.constraints.json_schema.numbers import Numbers
+from sglang_lite.constraints.json_schema.values import ValueSet
+from sglang_lite.constraints.json_schema.write_strings import quoted
+from sglang_lite.constraints.memo import memoized
+
+
+def scalar_texts(values: ValueSet, *, decimals: bool = False, plain: bool = False) -> Node:
+    """Texts of the scalars of a set.
+
+    Args:
+        values: the set, whose arrays and objects are left out.
+        decimals: whether whole numbers may have a fraction of zeros.
+        plain: whether each number has exactly one spelling.
+    """
+    return _texts(values.null, values.booleans, values.numbers, values.strings, decimals, plain)
+
+
+@memoized  # one node for all schemas, so that what is found out about it need not be found again
+def _texts(null: bool, truth: frozenset[bool], numbers: Numbers, strings: Node, decimals: bool, plain: bool) -> Node:
+    spelled = write_numbers.plain_texts(numbers) if plain else write_numbers.texts(numbers, decimals=decimals)
+    options = [*([literal("null")] if null else []), booleans(truth), spelled]
+    return alternation([*options, quoted(strings)] if strings != NOTHING else options)
+
+
+def booleans(values: Collection[bool]) -> Node:
+    """Texts of some booleans."""
+    return alternation(literal(text) for value, text in ((True, "true"), (False, "false")) if value in values)

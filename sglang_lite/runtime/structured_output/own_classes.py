@@ -1,0 +1,33 @@
+"""Pickled data from another process or a file, of which only the classes of given modules are made."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from types import ModuleType
+from typing import Any
+
+
+def unpickled(data: bytes, *modules: ModuleType) -> Any:  # whatever was pickled
+    """Restores pickled objects.
+
+    Args:
+        data: pickled objects.
+        modules: modules whose own classes may be among them.
+
+    Raises:
+        pickle.UnpicklingError: the data has anything else in it.
+    """
+    return _Unpickler(data, modules).load()
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, data: bytes, modules: tuple[ModuleType, ...]) -> None:
+        super().__init__(io.BytesIO(data))
+        self._modules = {module.__name__: module for module in modules}
+
+    def find_class(self, module: str, name: str) -> Any:
+        found = getattr(self._modules.get(module), name, None)
+        if not (isinstance(found, type) and found.__module__ == module):
+            raise pickle.UnpicklingError(f"{module}.{name} must not be in it")
+        return found
