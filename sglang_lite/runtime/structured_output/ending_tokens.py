@@ -8,6 +8,7 @@ from itertools import combinations
 
 from sglang_lite.runtime.structured_output.base import Mask
 from sglang_lite.runtime.structured_output.json_text import JsonText
+from sglang_lite.runtime.structured_output.unique_names import MARK, UniqueNames
 from sglang_lite.runtime.structured_output.vocabulary import mask_of, tokens_of
 
 _QUOTE = ord('"')
@@ -21,16 +22,20 @@ class EndingTokens:
     Args:
         token_bytes: bytes of each token.
         special: tokens that have no text.
+
+    Attributes:
+        unmarked: by token 1 if it has no mark of JSON, by which names and containers begin and end; else 0.
     """
 
     def __init__(self, token_bytes: Sequence[bytes], special: Container[int]) -> None:
         self.token_bytes = token_bytes
         self._texts = [b"" if token in special else text for token, text in enumerate(token_bytes)]
+        self.unmarked = bytes(MARK.search(text) is None for text in self._texts)
         spelled = [(text, token) for token, text in enumerate(token_bytes) if token not in special]
         quoting = [(text, token) for text, token in spelled if _QUOTE in text]
         self._beginning: dict[bytes, list[int]] = {}
         self._writing: dict[bytes, list[int]] = {}  # tokens that may write this name
-        self._ending_and_writing: dict[bytes, list[int]] = {}  # tokens that may end a name, and write this one
+        self._ending_and_writing: dict[bytes, list[int]] = {}  # tokens that may end a name and write one again
         self._writing_twice: list[int] = []  # tokens that may write a name twice
         for text, token in quoting:
             quotes = [at for at, byte in enumerate(text) if byte == _QUOTE]
@@ -39,8 +44,8 @@ class EndingTokens:
             names = [(start, text[start : end + 1]) for start, end in _names(text, quotes)]
             for name in {name for _, name in names}:
                 self._writing.setdefault(name, []).append(token)
-            for name in {name for start, name in names if start > quotes[0]}:
-                self._ending_and_writing.setdefault(name, []).append(token)
+            for begun in {name[:end] for start, name in names if start > quotes[0] for end in range(len(name) + 1)}:
+                self._ending_and_writing.setdefault(begun, []).append(token)
             if len({name for _, name in names}) < len(names):
                 self._writing_twice.append(token)
         size = len(token_bytes)
@@ -64,11 +69,11 @@ class EndingTokens:
             found += (token for name in self._writing.keys() & names for token in self._writing[name])
         return found
 
-    def ending_and_writing(self, begun: bytes) -> list[int]:
+    def ending_and_writing(self, begun: bytes) -> Sequence[int]:
         """Returns the tokens that may end a name that has begun, and write it again."""
-        return [t for name, tokens in self._ending_and_writing.items() if name.startswith(begun) for t in tokens]
+        return self._ending_and_writing.get(begun, ())
 
-    def ending(self, mask: Mask, text: JsonText) -> list[int]:
+    def ending(self, mask: Mask, text: JsonText | UniqueNames) -> list[int]:
         """Returns the tokens of a mask that may end a name, an item or an object; in a text without rules those that
         have two quotation marks."""
         group = self._whole if not text.has_rules else self._in_string if text.quoted else self._outside

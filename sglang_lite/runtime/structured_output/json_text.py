@@ -1,8 +1,8 @@
 """JSON text that is being written: its open objects and arrays, and names and items that must not come again.
 
-A name comes once in an object. If a schema requires more than its grammar can express
-(constraints/json_schema/mask_rules.py), the text is also followed through the schema's positions: then items differ,
-and required names have come before their object ends.
+The text is followed through the positions of a schema (constraints/json_schema/mask_rules.py): a name comes once in an
+object, items differ, and required names have come before their object ends. Where only names are left to the masks,
+unique_names.py is quicker.
 """
 
 from __future__ import annotations
@@ -28,12 +28,11 @@ class RulePositions:
     """Positions of a schema's values, with the texts that may come in them counted.
 
     Args:
-        positions: positions with rules, the start first; empty if only names have to be unique.
+        positions: positions with rules, the start first.
     """
 
-    def __init__(self, positions: Sequence[RulePosition] = ()) -> None:
+    def __init__(self, positions: Sequence[RulePosition]) -> None:
         self._positions = positions
-        self.start = 0 if positions else None
         self.texts = cache(lambda node: None if node == NOTHING else counted(node))
         self._kinds = {
             id(each): tuple(PossibleKind(Kind(names, self.texts), names.required) for names in each.names)
@@ -120,10 +119,15 @@ class JsonText:
 
     Args:
         positions: positions of the schema that the text follows.
+
+    Attributes:
+        is_strict, is_restricted: as of UniqueNames.
     """
 
+    is_strict = is_restricted = True
+
     def __init__(self, positions: RulePositions) -> None:
-        self._positions, self._names_only = positions, positions.start is None
+        self._positions = positions
         self._open: list[_Container] = []
         self._text = b""  # kept only while a container needs it
         self._used: list[frozenset[bytes]] | None = None  # `used_names`, if no name and no container has come since
@@ -138,14 +142,13 @@ class JsonText:
 
     def write(self, text: bytes) -> bool:
         """Appends a text. Returns False if a name or item comes again with it, or if no permitted one could follow."""
-        start = len(self._text)
-        inside = self._quoted and not self._escaped and b'"' not in text and b"\\" not in text
-        if inside and not start:
-            return True  # nothing depends on this string
+        if self._quoted and not self._escaped and b'"' not in text and b"\\" not in text:
+            if not self._text:
+                return True  # nothing depends on this string
+            self._text += text
+            return all(self._has_unused(top, prefix) for top, prefix in self._current())
+        start, allowed = len(self._text), True
         self._text += text
-        if inside:
-            return self._names_only or all(self._has_unused(top, prefix) for top, prefix in self._current())
-        allowed = True
         for at, byte in enumerate(text, start):
             if not self._quoted:
                 allowed &= self._outside(byte, at)
@@ -155,9 +158,6 @@ class JsonText:
                 self._escaped = True
             elif byte == _QUOTE:
                 allowed &= self._end_of_string(at + 1)
-        if self._names_only:  # others are always possible, and nothing but a name is kept
-            self._text = self._text if self._quoted and self._is_name else b""
-            return allowed
         # In each position that needs a name or item, one that has not come must be possible.
         allowed = allowed and all(self._has_unused(top, prefix) for top, prefix in self._current())
         if not any(each.start >= 0 or each.value_start >= 0 for each in self._open):
@@ -188,7 +188,7 @@ class JsonText:
             if self._is_name and top is not None:
                 top.start, top.pending = at, False
         elif byte in _OPENING:
-            position = self._positions[self._open[-1].child if self._open else self._positions.start]
+            position = self._positions[self._open[-1].child if self._open else 0]
             self._used = None
             self._open.append(_Container(position, self._positions.names(position), is_object=byte == _OPENING[0]))
             self._name_next = byte == _OPENING[0]
@@ -240,7 +240,7 @@ class JsonText:
 
     @property
     def has_rules(self) -> bool:
-        return not self._names_only and any(each.position is not None for each in self._open)
+        return any(each.position is not None for each in self._open)
 
     @property
     def name_so_far(self) -> bytes:
@@ -268,11 +268,6 @@ class JsonText:
         """Returns continuations after which only names or items that have come before would be possible."""
         if self._escaped or (self._quoted and not self._text):  # no name or item can end here
             return []
-        if self._names_only:
-            if not self._open or not (self._is_name or self._open[-1].pending):
-                return []
-            begun, used = self.name_so_far, self._open[-1].names.used
-            return [each[len(begun) :] for each in used if each.startswith(begun)]
         found: set[bytes] = set()
         for top, prefix in self._current():
             if top.is_object:

@@ -6,15 +6,18 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import TypeAlias
 
 from sglang_lite.runtime.structured_output.base import Endings, Growth, TextState
 from sglang_lite.runtime.structured_output.json_text import JsonText
+from sglang_lite.runtime.structured_output.unique_names import UniqueNames
 
 _CHARACTERS = re.compile(rb"[\x80-\xBF]+|[^\x80-\xBF][\x80-\xBF]*")  # the first may be the end of one
 _MAX_REPAIRS = 200  # characters that differ from what is shortest
 _MARGIN = 32  # tokens that an obeying completion may have more than were counted
 
-State = tuple[TextState, JsonText]  # state in the grammar, and the text so far, which is never changed
+Text: TypeAlias = JsonText | UniqueNames
+State: TypeAlias = tuple[TextState, Text]  # state in the grammar, and the text so far, which is never changed
 
 
 @dataclass(frozen=True)
@@ -90,13 +93,13 @@ class RuledEndings:
         return self.endings.fewest(state[0])
 
 
-def _written(text: JsonText, more: bytes) -> JsonText:
+def _written(text: Text, more: bytes) -> Text:
     text = text.copy()
     text.write(more)
     return text
 
 
-def obeying(endings: Endings, state: TextState, text: JsonText) -> bytes | None:
+def obeying(endings: Endings, state: TextState, text: Text) -> bytes | None:
     """Short completion of a text that obeys its rules, or None if none was found.
 
     The shortest completion is followed as far as it obeys; then another character is taken. As each position leaves a
@@ -130,7 +133,7 @@ def obeying(endings: Endings, state: TextState, text: JsonText) -> bytes | None:
     return None
 
 
-def _repair(endings: Endings, state: TextState, text: JsonText) -> tuple[bytes, TextState, JsonText] | None:
+def _repair(endings: Endings, state: TextState, text: Text) -> tuple[bytes, TextState, Text] | None:
     """Piece to write in place of a character that would not obey, with the state and the text after it; None if nothing
     obeys. Best is what the next character of a completion may follow: a digit more would not help a number that must
     not end its object."""
@@ -147,7 +150,7 @@ def _repair(endings: Endings, state: TextState, text: JsonText) -> tuple[bytes, 
     return second
 
 
-def _others(endings: Endings, state: TextState, text: JsonText) -> Iterator[tuple[bytes, TextState]]:
+def _others(endings: Endings, state: TextState, text: Text) -> Iterator[tuple[bytes, TextState]]:
     """Texts that may follow, with their states: names that have to come first, then characters, the best first."""
     for name in text.missing:
         after = endings.advance(state, name)

@@ -33,6 +33,7 @@ from sglang_lite.runtime.structured_output.ending_tokens import EndingTokens
 from sglang_lite.runtime.structured_output.json_text import JsonText, RulePositions
 from sglang_lite.runtime.structured_output.own_classes import unpickled
 from sglang_lite.runtime.structured_output.ruled_endings import RuledEndings
+from sglang_lite.runtime.structured_output.unique_names import UniqueNames
 from sglang_lite.runtime.structured_output.vocabulary import allowed, tokens_of, without
 
 _SCALARS = frozenset({"null", "boolean", "number", "integer", "string"})
@@ -97,7 +98,9 @@ def with_mask_rules(
         tokens: tokens of the grammar's masks.
         positions: result of `mask_rules_of` for the constraint of the grammar.
     """
-    return grammar if positions is None else RuledGrammar(grammar, tokens, RulePositions(positions))
+    if positions is None:
+        return grammar
+    return RuledGrammar(grammar, tokens, JsonText(RulePositions(positions)) if positions else UniqueNames())
 
 
 class RuledGrammar:
@@ -106,11 +109,11 @@ class RuledGrammar:
     Args:
         grammar: grammar of JSON.
         tokens: tokens of the model.
-        positions: positions with rules.
+        text: tracker of a text, at its start.
     """
 
-    def __init__(self, grammar: CompiledGrammar, tokens: EndingTokens, positions: RulePositions) -> None:
-        self._grammar, self._tokens, self._positions = grammar, tokens, positions
+    def __init__(self, grammar: CompiledGrammar, tokens: EndingTokens, text: JsonText | UniqueNames) -> None:
+        self._grammar, self._tokens, self._text = grammar, tokens, text
 
     @property
     def size(self) -> int:
@@ -121,26 +124,26 @@ class RuledGrammar:
         return self._grammar.sources
 
     def matcher(self) -> RuledMatcher:
-        return RuledMatcher(self._grammar.matcher(), self._tokens, self._positions)
+        return RuledMatcher(self._grammar.matcher(), self._tokens, self._text)
 
     def combinable(self) -> RuledGrammar:
-        return RuledGrammar(self._grammar.combinable(), self._tokens, self._positions)
+        return RuledGrammar(self._grammar.combinable(), self._tokens, self._text)
 
     def endings(self) -> Endings | None:
         found = self._grammar.endings()
-        return None if found is None else RuledEndings(found, (found.start, JsonText(self._positions)))
+        return None if found is None else RuledEndings(found, (found.start, self._text))
 
 
 class RuledMatcher:
     """Matcher whose masks lack the tokens that would break a rule, such as writing a name again."""
 
-    def __init__(self, inner: Matcher, tokens: EndingTokens, positions: RulePositions) -> None:
+    def __init__(self, inner: Matcher, tokens: EndingTokens, text: JsonText | UniqueNames) -> None:
         self._inner, self._tokens = inner, tokens
-        self._strict = positions.start is not None
-        self._text = JsonText(positions)
+        self._text = text.copy()
         self._mask: Mask | None = None  # what is left of the inner matcher's mask in this place
         self._used: Sequence[frozenset[bytes]] | None = None  # names that have come in the open objects,
         self._writing: list[int] = []  # and tokens that may write one of them
+        self._watches = True  # whether a token may break a rule in this place, or changes the text
         self._error = ""
 
     @property
@@ -164,18 +167,21 @@ class RuledMatcher:
         return self._inner.number
 
     def cached_mask(self) -> Mask | None:
-        mask = self._inner.cached_mask()
-        if mask is None:
-            return None
-        if self._mask is None:
-            breaking = self._rule_breaking(mask)
-            left = without(mask, breaking) if breaking else mask
-            self._mask = left if self._strict or not breaking or left.any() else mask
+        if self._mask is None and (mask := self._inner.cached_mask()) is not None:
+            self._mask = mask
+            if self._watches and (breaking := self._rule_breaking(mask)):
+                left = without(mask, breaking)
+                self._mask = left if self._text.is_strict or left.any() else mask
         return self._mask
 
     def _rule_breaking(self, mask: Mask) -> list[int]:
         """Returns the tokens of a mask that write a name or an item again, or end an object too early."""
         text, tokens = self._text, self._tokens
+        if self._used is not (used := text.used_names):  # not in each place
+            self._used, self._writing = used, tokens.writing(used)
+        self._watches = text.is_restricted or bool(self._writing)
+        if not self._watches:
+            return []
         forbidden, tried = text.forbidden(), self._tried(mask)
         found = [token for token in tried if not text.copy().write(tokens.token_bytes[token])] if tried else []
         others: list[bytes] = []
@@ -194,11 +200,8 @@ class RuledMatcher:
         text = self._text
         if text.has_rules or text.escaped:
             return self._tokens.ending(mask, text)
-        if self._used is not text.used_names:  # not in each place
-            self._used = text.used_names
-            self._writing = self._tokens.writing(self._used)
         begun = text.name_so_far
-        tried = self._writing + self._tokens.ending_and_writing(begun) if begun else self._writing
+        tried = [*self._writing, *self._tokens.ending_and_writing(begun)] if begun else self._writing
         return allowed(mask, tried) if tried else tried
 
     def set_mask(self, mask: Mask) -> None:
@@ -216,16 +219,18 @@ class RuledMatcher:
         self._mask = None
         if not self._inner.accept(token):
             return False
-        text = self._tokens.text_of(token)
-        return not text or self._check(self._text.write(text))
+        if not self._watches and self._tokens.unmarked[token : token + 1] != b"\0":
+            return True
+        self._watches, text = True, self._tokens.text_of(token)
+        return not text or self._text.write(text) or self._check(obeys=False)
 
     def advance(self, text: bytes) -> bool:
-        self._mask = None
+        self._mask, self._watches = None, True
         obeys = self._text.write(text)
-        return self._inner.advance(text) and self._check(obeys)
+        return self._inner.advance(text) and self._check(obeys=obeys)
 
-    def _check(self, obeys: bool) -> bool:
-        if self._strict and not obeys:
+    def _check(self, *, obeys: bool) -> bool:
+        if self._text.is_strict and not obeys:
             self._error = "a name or an item comes again, or an object ends before all names came that have to."
             return False
         return True

@@ -1,0 +1,109 @@
+"""JSON text that is being written, of which only one thing matters: that no object has a name twice."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+MARK = re.compile(rb'\\.?|["{}\[\],]', re.DOTALL)  # where names and containers begin and end; an escape is one
+_QUOTE, _BACKSLASH, _COMMA, _OBJECT, _ARRAY = b'"\\,{['
+
+
+class UniqueNames:
+    """Tracker of a JSON text whose schema has no other rules for masks, with the interface of JsonText.
+
+    Attributes:
+        is_strict: whether a text that breaks the rules is refused; else it is left to the check of the finished value.
+        has_rules: whether positions of a schema have rules.
+        missing: names that have to come before the innermost object ends.
+    """
+
+    is_strict = has_rules = False
+    missing: Sequence[bytes] = ()
+
+    def __init__(self) -> None:
+        self._open: list[frozenset[bytes] | None] = []  # names that have come in the open objects; None for an array
+        self._used: list[frozenset[bytes]] | None = None  # `used_names`, if they are known
+        self._name: bytes | None = None  # beginning of the name that is being written
+        self._quoted = self._escaped = False
+        self._may_begin = self._expected = False  # whether a name may begin, or has to, as a comma has come
+
+    def copy(self) -> UniqueNames:
+        copied = UniqueNames()
+        vars(copied).update(vars(self), _open=self._open.copy())
+        return copied
+
+    def write(self, text: bytes) -> bool:
+        """Appends a text. Returns False if a name comes again with it."""
+        if self._quoted and not self._escaped and b'"' not in text and b"\\" not in text:
+            if self._name is not None:
+                self._name += text
+            return True
+        start, unique, name, escaped = 0, True, self._name, False
+        for match in MARK.finditer(text, self._escaped):
+            at = match.start()
+            byte = text[at]
+            if self._quoted:
+                if byte == _BACKSLASH:
+                    escaped = at + 1 == len(text)
+                elif byte == _QUOTE:
+                    self._quoted = False
+                    if name is not None:
+                        unique = self._add(name + text[start : at + 1]) and unique
+                        name = None
+            elif byte == _QUOTE:
+                self._quoted = True
+                if self._may_begin:
+                    name, start, self._expected = b"", at, False
+            elif byte == _COMMA:
+                self._may_begin = self._expected = bool(self._open) and self._open[-1] is not None
+            elif byte in (_OBJECT, _ARRAY):
+                self._open.append(frozenset() if byte == _OBJECT else None)
+                self._may_begin, self._expected, self._used = byte == _OBJECT, False, None
+            elif byte != _BACKSLASH:
+                del self._open[-1:]
+                self._may_begin, self._expected, self._used = False, False, None
+        self._escaped = escaped
+        self._name = None if name is None else name + text[start:]
+        return unique
+
+    def _add(self, name: bytes) -> bool:
+        """Adds a name to the innermost object. Returns False if the object has it."""
+        names = self._open[-1] or frozenset()
+        self._open[-1], self._used, self._may_begin = names | {name}, None, False
+        return name not in names
+
+    @property
+    def name_so_far(self) -> bytes:
+        """Beginning of the name that is being written, or nothing."""
+        return self._name or b""
+
+    @property
+    def escaped(self) -> bool:
+        """True if the text ends inside an escape of a string."""
+        return self._escaped
+
+    @property
+    def quoted(self) -> bool:
+        """True while the text is inside a string."""
+        return self._quoted
+
+    @property
+    def is_restricted(self) -> bool:
+        """True where a token may break a rule that writes no whole name."""
+        return self._name is not None or self._expected or self._escaped
+
+    @property
+    def used_names(self) -> list[frozenset[bytes]]:
+        """Names that have come in each open object, as JSON texts."""
+        if self._used is None:
+            self._used = [names for names in self._open if names]
+        return self._used
+
+    def forbidden(self) -> list[bytes]:
+        """Returns continuations after which only names that have come before would be possible."""
+        used = self._open[-1] if self._open else None
+        if not used or self._escaped or not (self._expected or self._name is not None):
+            return []
+        begun = self._name or b""
+        return [each[len(begun) :] for each in used if each.startswith(begun)]
