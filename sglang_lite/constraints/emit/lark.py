@@ -29,6 +29,7 @@ from sglang_lite.constraints.formal.nodes import (
     alternation,
     children,
     concat,
+    folded,
     literal_text,
     mapped,
     optional,
@@ -206,47 +207,43 @@ def _with_any_bytes(outside: list[Node]) -> Iterator[Node]:
 
 def _ranges(language: Language) -> int:
     """Number of ranges of characters in all different sets of a language."""
-    found: dict[Node, int] = {}
+    sets, seen = set[CharSet](), set[int]()
     stack = list(language.rules.values())
     while stack:
         node = stack.pop()
         if isinstance(node, CharSet):
-            found[node] = len(node.ranges)
-        stack += children(node)
-    return sum(found.values())
+            sets.add(node)
+        elif id(node) not in seen:
+            seen.add(id(node))
+            stack += children(node)
+    return sum([len(each.ranges) for each in sets])
 
 
 def _grouped(node: Node) -> Node:
     """Regular node of the same texts, whose runs of parts that may be empty are in nested groups of a few. For each
     part that may come first, llguidance copies all that follow it in its group: in one group of thousands, gigabytes.
     """
-    if not _may_have_run(node):
-        return node
+    return node if node.size < _MAX_RUN * _MIN_SIZE else folded(node, _regrouped)[0]
+
+
+def _regrouped(node: Node, parts: list[tuple[Node, int]]) -> tuple[Node, int]:
+    """Node with such groups, and how many nodes in it may be empty, given those of its parts."""
+    count = sum([each for _, each in parts])
+    count += isinstance(node, Substring | Complement) or node == EMPTY or (isinstance(node, Repeat) and not node.least)
+    if count <= _MAX_RUN:
+        return node, count
+    below = iter([part for part, _ in parts])
     if not isinstance(node, Concat):
-        return mapped(node, _grouped)
-    runs = groupby(map(_grouped, _flat(node)), key=may_be_empty)
-    return concat(*chain.from_iterable(_nested(list(run)) if empty else run for empty, run in runs))
+        return mapped(node, lambda _: next(below)), count
+    runs = groupby(_flat(below), key=may_be_empty)
+    return concat(*chain.from_iterable(_nested(list(run)) if empty else run for empty, run in runs)), count
 
 
-def _may_have_run(node: Node) -> bool:
-    """True if a node has so many parts that may be empty that a run of them may be too long."""
-    if node.size < _MAX_RUN * _MIN_SIZE:
-        return False
-    stack, found = [node], 0
-    while stack and found <= _MAX_RUN:
-        each = stack.pop()
-        found += (
-            isinstance(each, Substring | Complement) or each == EMPTY or (isinstance(each, Repeat) and not each.least)
-        )
-        stack += children(each)
-    return found > _MAX_RUN
-
-
-def _flat(node: Concat) -> Iterator[Node]:
+def _flat(parts: Iterable[Node]) -> Iterator[Node]:
     """Parts of a concatenation, with those of its concatenations in their place."""
-    for part in node.parts:
+    for part in parts:
         if isinstance(part, Concat):
-            yield from _flat(part)
+            yield from _flat(part.parts)
         else:
             yield part
 

@@ -31,6 +31,7 @@ from sglang_lite.constraints.formal.nodes import (
     Repeat,
     Substring,
     children,
+    folded,
     literal_texts,
 )
 from sglang_lite.constraints.formal.terms import DEAD, DONE, State, Term, Terms, too_complex
@@ -67,7 +68,7 @@ class Automaton:
         self._class_of[surrogates] = _NO_CLASS
         self._sources: list[Substring] = []  # texts whose substrings are in the nodes
         self._begin()
-        self.starts = [self._terms.as_written(partial(self.state, node)) for node in nodes]
+        self.starts = [self._terms.as_written(partial(folded, node, self._state)) for node in nodes]
 
     def _begin(self) -> None:
         """Begins without states."""
@@ -203,13 +204,13 @@ class Automaton:
     def rule(self, name: str) -> State:
         """State at the start of a rule's body."""
         if name not in self._rule_states:
-            self._rule_states[name] = self._terms.as_written(partial(self.state, self._rules[name]))
+            self._rule_states[name] = self._terms.as_written(partial(folded, self._rules[name], self._state))
         return self._rule_states[name]
 
     # ------------------------------------------------------------------------------------------ derivatives
 
-    def state(self, node: Node) -> State:
-        """State of a node, from which its texts are accepted."""
+    def _state(self, node: Node, parts: list[State]) -> State:
+        """State of a node, from which its texts are accepted, given those of its parts."""
         terms = self._terms
         match node:
             case CharSet():
@@ -229,19 +230,19 @@ class Automaton:
                 return terms.term("multiple", divisor, 0, nullable=True)
             case Ref(name):
                 return terms.term("ref", name, nullable=name in self._empty_rules)
-            case Concat(parts):
+            case Concat():
                 state = DONE
                 for part in reversed(parts):
-                    state = terms.concat(self.state(part), state)
+                    state = terms.concat(part, state)
                 return state
-            case Alternation(options):
-                return terms.union(map(self.state, options))
-            case Repeat(inner, least, most):
-                return terms.repeat(self.state(inner), least, most)
-            case Intersection(parts):
-                return terms.intersect(map(self.state, parts))
-            case Complement(inner):
-                return terms.complement(self.state(inner))
+            case Alternation():
+                return terms.union(parts)
+            case Repeat(_, least, most):
+                return terms.repeat(parts[0], least, most)
+            case Intersection():
+                return terms.intersect(parts)
+            case Complement():
+                return terms.complement(parts[0])
 
     def _in_source(self, source: int, offsets: list[int]) -> State:
         """State of the texts that lead from some indexes of a source to one of its cuts."""

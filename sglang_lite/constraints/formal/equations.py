@@ -105,8 +105,8 @@ def eliminate(edges: dict[tuple[P, P], Node], points: Collection[P], *, limited:
 class _Equations:
     def __init__(self, rules: Mapping[str, Node]) -> None:
         self._rules = rules
-        self._automaton = Automaton(*rules.values(), rules=rules)
-        self._any = frozenset((self._automaton.state(ANY_TEXT),))
+        self._automaton = Automaton(*rules.values(), ANY_TEXT, rules=rules)
+        self._any = frozenset((self._automaton.starts[-1],))
         self._refers: dict[State, bool] = {}
         self._nodes: dict[State, Node] = {}
 

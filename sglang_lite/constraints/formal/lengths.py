@@ -18,6 +18,7 @@ from sglang_lite.constraints.formal.nodes import (
     Substring,
     alternation,
     concat,
+    folded,
     repeat,
 )
 from sglang_lite.constraints.memo import memoized
@@ -32,10 +33,11 @@ def lengths(node: Node) -> Lengths:
     """Bounds of the lengths of a node's texts; the node need not have a text of every length between them,
     or any text.
     """
-    return _lengths(node)
+    return folded(node, _lengths)
 
 
-def _lengths(node: Node) -> Lengths:
+def _lengths(node: Node, parts: list[Lengths]) -> Lengths:
+    """Bounds of a node's texts, given those of its parts."""
     match node:
         case CharSet():
             return 1, 1
@@ -43,20 +45,16 @@ def _lengths(node: Node) -> Lengths:
             return len(text), len(text)
         case Substring(text):
             return 0, len(text)
-        case Concat(parts):
-            each = [_lengths(part) for part in parts]
-            return sum([low for low, _ in each]), _highest(each, sum)
-        case Alternation(options):
-            # An alternation may have thousands of options.
-            each = [(len(o.text), len(o.text)) if isinstance(o, LiteralText) else _lengths(o) for o in options]
-            return min([low for low, _ in each]), _highest(each, max)
-        case Repeat(inner, least, most):
-            low, high = _lengths(inner)
+        case Concat():
+            return sum([low for low, _ in parts]), _highest(parts, sum)
+        case Alternation():
+            return min([low for low, _ in parts]), _highest(parts, max)
+        case Repeat(_, least, most):
+            low, high = parts[0]
             return low * least, 0 if high == 0 else None if high is None or most is None else high * most
-        case Intersection(parts):
-            each = [_lengths(part) for part in parts]
-            highs = [high for _, high in each if high is not None]
-            return max(low for low, _ in each), min(highs, default=None)
+        case Intersection():
+            highs = [high for _, high in parts if high is not None]
+            return max([low for low, _ in parts]), min(highs, default=None)
     return 0, None
 
 

@@ -10,13 +10,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import accumulate, compress, pairwise
 from operator import attrgetter
-from typing import Any, ClassVar, NamedTuple, TypeAlias
+from typing import Any, ClassVar, NamedTuple, TypeAlias, TypeVar
 
 from msgspec import Struct
 
 from sglang_lite.constraints.formal import charsets
 from sglang_lite.constraints.formal.charsets import Ranges
 from sglang_lite.protocol import ConstraintError
+
+_T = TypeVar("_T")
 
 
 class Facts(NamedTuple):
@@ -370,6 +372,20 @@ _CHILDREN: Mapping[type, Callable[[Any], tuple[Node, ...]]] = {
 def children(node: Node) -> tuple[Node, ...]:
     of = _CHILDREN.get(type(node))
     return () if of is None else of(node)
+
+
+def folded(node: Node, result: Callable[[Node, list[_T]], _T]) -> _T:
+    """Returns what a function makes of a node and of its results for the node's children. It is called once for each
+    node, however many others that is part of.
+    """
+    known: dict[int, _T] = {}
+
+    def of(node: Node) -> _T:
+        if id(node) not in known:
+            known[id(node)] = result(node, [of(child) for child in children(node)])
+        return known[id(node)]
+
+    return of(node)
 
 
 def mapped(node: Node, change: Callable[[Node], Node]) -> Node:

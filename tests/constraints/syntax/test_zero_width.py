@@ -3,11 +3,16 @@
 import itertools
 import random
 import re
+import sys
 
 import pytest
 
 import sglang_lite as sgl
+from sglang_lite.constraints import memo
+from sglang_lite.constraints.byte_matcher import grammar_text
 from sglang_lite.constraints.formal.automaton import accepts, is_empty
+from sglang_lite.constraints.formal.shortest_texts import ShortestTexts
+from sglang_lite.constraints.language import language_of
 from sglang_lite.constraints.syntax.regex import parse, parse_schema_pattern
 from sglang_lite.protocol import ConstraintError, Regex
 from tests.constraints.random_regexes import pattern_with_assertions
@@ -98,3 +103,23 @@ def test_as_many_as_the_limit_allows_are_compiled(pattern):
     assert sgl.grammar.check(Regex(pattern)).refused == ()
     for text in texts:
         assert sgl.grammar.matches(Regex(pattern), text) == bool(re.fullmatch(pattern, text)), text
+
+
+@pytest.mark.parametrize("part", [r"\b\w+\b ", r"\b-?a?", "(?!--)[-a]?"])
+def test_work_does_not_double_with_each_round(part):
+    """Texts after a round are parts of several others, so there are far more ways to them than texts."""
+    calls = 0
+
+    def count(frame, event, arg):
+        nonlocal calls
+        calls += event == "call"
+        assert calls < 2_000_000  # at most 1.2 million, with what only the first pattern of a process takes
+
+    memo.clear()
+    sys.setprofile(count)
+    try:
+        language = language_of(Regex(f"(?a)(?:{part}){{16}}"))
+        text = grammar_text(language, ShortestTexts(language.rules).longest_forced)
+    finally:
+        sys.setprofile(None)
+    assert len(text) < 1_000_000
