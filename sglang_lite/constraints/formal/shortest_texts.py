@@ -20,6 +20,7 @@ from sglang_lite.constraints.formal.nodes import (
     Node,
     Ref,
     Repeat,
+    Substring,
     references,
 )
 from sglang_lite.constraints.formal.shortest_search import UNKNOWN, searched
@@ -28,6 +29,7 @@ from sglang_lite.protocol import ConstraintError
 
 _PLAIN = [(ord(first), ord(last)) for first, last in ("az", "09", "AZ")]
 _SOME = 4  # characters of a set to choose from
+_TRIED = 50  # characters of a source that are tried
 _LONGEST = 100_000  # characters of a text that is written out
 _REGULAR = 32  # characters of a rest that only states of an intersection or complement could tell
 
@@ -221,6 +223,8 @@ def _of_intersection(node: Intersection, found: Mapping[Node, _Found]) -> _Found
         text = found[longest].text
         if text is not None and not all(part is longest or _is_in(part, text) for part in node.parts):
             text = None
+    if text is None:
+        text = _copied(node)
     each = found.values()
     return _with_text(
         _searched(node) if text is None else text,
@@ -242,6 +246,20 @@ def _searched(node: Intersection | Complement) -> str | None:
     except ConstraintError:  # too many states
         return None
     return None if path is None else "".join(preferred(at.class_characters(symbol).ranges)[0] for symbol in path)
+
+
+def _copied(node: Intersection) -> str | None:
+    """Shortest text of an intersection in which at most a character is copied from a source, or None if none is found.
+    A search would go through all of the source."""
+    for part in node.parts:
+        match part:
+            case Concat((LiteralText(before), Substring(text, cuts), LiteralText(after))):
+                pieces = (text[i] for i in range(len(text)) if cuts[i] and cuts[i + 1])
+                for piece in ("", *islice(pieces, _TRIED)):
+                    found = f"{before}{piece}{after}"
+                    if all(other is part or _is_in(other, found) for other in node.parts):
+                        return found
+    return None
 
 
 def _is_in(node: Node, text: str) -> bool:

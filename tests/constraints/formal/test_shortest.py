@@ -1,14 +1,17 @@
 """Shortest completions, held against a search of all texts by length."""
 
+import json
 import random
 
 import pytest
 
-from sglang_lite.constraints.formal.automaton import Automaton, shortest_accepted
+from sglang_lite.constraints.formal.automaton import Automaton, accepts, shortest_accepted
 from sglang_lite.constraints.formal.shortest import Shortest
 from sglang_lite.constraints.formal.shortest_search import UNKNOWN
 from sglang_lite.constraints.formal.shortest_texts import ShortestTexts
 from sglang_lite.constraints.formal.terms import DEAD
+from sglang_lite.constraints.json_schema.quotes import quote
+from sglang_lite.constraints.json_schema.write_strings import quoted
 from sglang_lite.constraints.language import language_of
 from sglang_lite.protocol import ConstraintError, Ebnf, Regex
 from tests.constraints.random_grammars import grammar
@@ -112,6 +115,15 @@ def test_the_longest_rest_counts_what_opens_later():
     assert ShortestTexts(language.rules).longest_rest == (1 + 5 * 2 + 1, False)
     nested = language_of(Ebnf('root ::= "(" root root ")" | "x"'))
     assert ShortestTexts(nested.rules).longest_rest == (4, True)
+
+
+@pytest.mark.parametrize("document", ["\n -  a bc", "no blank, nor", "ab\n\n", '\\ "', "  é"])
+def test_of_quotes(document):
+    texts = ShortestTexts({"": quoted(quote(document).node)})
+    spans = [document[i:j] for i in range(len(document)) for j in range(i + 1, len(document) + 1)]
+    known = [json.dumps(span, ensure_ascii=False) for span in spans if accepts(quote(document).node, span)]
+    assert texts.lengths[""] == min(map(len, known))
+    assert texts.text("") in known
 
 
 def test_what_takes_too_much_work_is_unknown():
