@@ -12,7 +12,7 @@ from sglang_lite.constraints.json_schema.grammar_writer import GrammarWriter
 from sglang_lite.constraints.json_schema.mask_rules import MaskedShapes, RulePosition
 from sglang_lite.constraints.json_schema.reader import SchemaReader
 from sglang_lite.constraints.json_schema.style import style_of
-from sglang_lite.constraints.json_schema.values import FEW, MAX_WORK
+from sglang_lite.constraints.json_schema.values import FEW, MAX_WORK, SOME
 from sglang_lite.constraints.json_schema.wellformed import check_text
 from sglang_lite.constraints.json_schema.write_tagged import TaggedWriter
 from sglang_lite.constraints.limits import within_limits
@@ -89,7 +89,7 @@ def _normal_form(constraint: JsonSchema, with_masks: bool) -> NormalForm:
             assert_format=constraint.format == "assert",
             ignored=frozenset(checked),
             sets=frozenset(constraint.sets),
-            multiplied=None if style.any_order else FEW,
+            multiplied=SOME if style.any_order else FEW,
         )
         writer = GrammarWriter(reader, style, masked_shapes=MaskedShapes() if with_masks else None)
         try:

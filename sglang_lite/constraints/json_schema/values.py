@@ -36,6 +36,7 @@ from sglang_lite.protocol import ConstraintError
 
 MAX_SHAPES = 2_000  # maximum number of shapes in a union
 FEW = 12  # combinations of choices that are written each by itself, so that members keep the schema's order
+SOME = 200  # the same where they come in any order, instead of the schema's
 MAX_WORK = 3_000_000  # total of members, characters, and states and transitions of automata
 
 _SHAPE, _STATE = 20, 5  # cost of a shape and of a state; a member costs 1

@@ -49,7 +49,7 @@ def object_text(writer: ContainerWriter, shape: ObjectShape, *, alone: bool = Tr
     """
     if shape.requires_too_many() or any(member.required and member.formula is False for member in shape.members):
         return NOTHING
-    if writer.any_order:
+    if writer.any_order and not shape.choices:
         return AnyOrder(writer, shape.listed()).text(alone=alone)
     object_writer = _ObjectWriter(writer, shape.listed())
     by_position = object_writer.counts or shape.requirements or shape.choices
