@@ -174,8 +174,8 @@ class EngineConfig:
         lora_paths: adapters to begin with: folders of peft's, `name=folder`, or objects with lora_name, lora_path and
             pinned (whether it stays on the device). `Engine.load_lora_adapter` loads others.
         max_loras_per_batch: number of different adapters that run at the same time; requests of others wait.
-        max_loaded_loras: maximum number of adapters in the host's memory; the least recently used one gives way, and is
-            read again when it is named. None for no limit.
+        max_loaded_loras: maximum number of adapters in the host's memory, of which they take half of what is free at
+            most; the least recently used ones give way, and are read again when they are named. None for no limit.
         max_lora_rank: largest rank of an adapter; None for the largest of `lora_paths`, or 64 without any.
         lora_target_modules: names of the modules that adapters may change, such as "q_proj"; None or "all" for all.
         lora_eviction_policy: which adapter gives way to another on the device: "lru", the one used longest ago, or

@@ -8,6 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
+import torch
+
 from sglang_lite.protocol import ParameterError
 from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.core.inbox import Inbox
@@ -20,9 +22,12 @@ from sglang_lite.runtime.models.lora.cpu_step import CpuAdapters
 from sglang_lite.runtime.models.lora.loaded import LoadedAdapters
 from sglang_lite.runtime.models.lora.paths import LoraPath, read_lora_path
 from sglang_lite.runtime.models.lora.pool import AdapterPool, PoolSize
+from sglang_lite.runtime.models.memory_check import free_bytes
 from sglang_lite.runtime.models.model import is_fused
 from sglang_lite.runtime.models.resolve import adapter_base
 from sglang_lite.runtime.scheduler.adapter_slots import AdapterSlots
+
+_HOST_SHARE = 0.5  # of the host's free memory, that adapters may take
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +50,11 @@ class EngineAdapters:
         """Adapter of a request, which may name none. Raises as `LoadedAdapters.get`."""
         name = self.of_model if name is None else name
         return None if name is None else self.loaded.get(name)
+
+    def at_hand(self, name: str | None) -> bool:
+        """True if `get` reads no folder, so that the loop's thread may call it."""
+        name = self.of_model if name is None else name
+        return name is None or self.loaded.at_hand(name)
 
     def load(self, name: str, path: str, *, pinned: bool) -> None:
         """Reads an adapter; raises as `LoadedAdapters.load`. Not on the loop's thread."""
@@ -86,6 +96,7 @@ class EngineAdapters:
             "adapters_resident": sum(each is not None for each in self.pool.slots),
             "adapter_bytes": self.loaded.bytes,
             "adapter_copies": self.pool.writes,
+            "adapter_reads": self.loaded.reads,
         }
 
 
@@ -126,6 +137,7 @@ def make_adapters(config: EngineConfig, loaded: LoadedModel) -> EngineAdapters |
             frozenset({loaded.name, config.model, config.served_model_name or ""} if own is None else ()),
             config.max_loaded_loras,
             config.max_loras_per_batch - 1,
+            _host_bytes(),
         ),
         AdapterPool(memory, size, config.max_loras_per_batch, config.lora_eviction_policy),
         memory,
@@ -144,6 +156,12 @@ def _memory(config: EngineConfig, loaded: LoadedModel, size: PoolSize) -> CpuAda
         return GpuAdapters(model.spec, size, model.precision.compute, model.device)
     sizes = config.sized(gpu=False, longest=longest_context(config, loaded.context_length))
     return CpuAdapters(size.slots, sizes.max_running)
+
+
+def _host_bytes() -> int | None:
+    """Bytes that adapters may take in the host's memory; None if it is not known what is free."""
+    free = free_bytes(torch.device("cpu"))
+    return None if free is None else int(free * _HOST_SHARE)
 
 
 def no_adapter(name: str | None) -> None:

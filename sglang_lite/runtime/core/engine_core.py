@@ -187,6 +187,7 @@ class EngineCore:
             weight_version=config.weight_version, images=loaded.images,
         )  # fmt: skip
         self.builder.adapters = no_adapter if self.adapters is None else self.adapters.get
+        self.builder.adapter_at_hand = None if self.adapters is None else self.adapters.at_hand
         self.open_requests = OpenRequests(config.max_queued + sizes.max_running)
         self._calls = ThreadPoolExecutor(1, "sglang_lite-calls")  # for calls that wait for the loop, or for files
         self.weights = WeightCalls(self.loop, self.builder.weights, loaded, config, self._calls, self._note_weights)

@@ -87,7 +87,8 @@ class GenerationJob:
                 return None
         ready, log = self._take_text(text), text.log
         assert entry.params is not None
-        if in_slot and ready and entry.params.n == 1 and (entry.grammar is None or entry.matcher is not None):
+        quick = entry.params.n == 1 and (entry.grammar is None or entry.matcher is not None)
+        if in_slot and ready and quick and self._program.context.builder.at_hand(entry.params):
             try:
                 self._make(log, entry.params)
             except SglError as error:
@@ -140,6 +141,8 @@ class GenerationJob:
         if not isinstance(params, ResolvedParams) or params.n > 1 or not params.max_tokens or params.scores_tokens:
             return False
         assert isinstance(node, Gen)
+        if not program.context.builder.at_hand(params):
+            return False
         try:
             request = program.context.builder.ahead(
                 params, partial(self._on_event, 0), stream=program.stream or node.stream, namespace=program.namespace

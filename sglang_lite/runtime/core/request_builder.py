@@ -58,10 +58,12 @@ class RequestBuilder:
         weights: weights that run now, as all requests know them.
         adapters: returns the adapter of a request, which may name none, or raises ParameterError; None where names are
             not checked, as the engine is another process.
+        adapter_at_hand: returns True if `adapters` reads no folder for a name.
         images: the argument of this name.
     """
 
     adapters: Callable[[str | None], Adapter | None] | None = None
+    adapter_at_hand: Callable[[str | None], bool] | None = None
 
     def __init__(
         self,
@@ -207,8 +209,12 @@ class RequestBuilder:
             space=space, paced=stream and self._paced,
         )  # fmt: skip
 
+    def at_hand(self, params: ResolvedParams) -> bool:
+        """True if requests with these parameters can be made without reading an adapter's folder."""
+        return self.adapter_at_hand is None or self.adapter_at_hand(_named(params))
+
     def _adapter(self, params: ResolvedParams) -> Adapter | None:
-        return None if self.adapters is None else self.adapters(params.lora_path[0] if params.lora_path else None)
+        return None if self.adapters is None else self.adapters(_named(params))
 
     def _builder(
         self, number: int, params: ResolvedParams, ends: frozenset[int], sink: Sink, *, stream: bool
@@ -325,6 +331,11 @@ class RequestBuilder:
 
 
 _NO_TOKENS: Ints = np.empty(0, dtype=np.int32)
+
+
+def _named(params: ResolvedParams) -> str | None:
+    """Name of the adapter that parameters ask for."""
+    return params.lora_path[0] if params.lora_path else None
 
 
 def _whole_numbers(ids: Sequence[int]) -> NDArray[np.integer] | None:

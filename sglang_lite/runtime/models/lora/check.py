@@ -10,7 +10,11 @@ from sglang_lite.runtime.models.lora.pool import AdapterPool
 
 
 def check_adapters(
-    loaded: LoadedAdapters, pool: AdapterPool, running: Iterable[tuple[Adapter, int]], max_loaded: int | None = None
+    loaded: LoadedAdapters,
+    pool: AdapterPool,
+    running: Iterable[tuple[Adapter, int]],
+    max_loaded: int | None = None,
+    max_bytes: int | None = None,
 ) -> None:
     """Checks both tiers of adapters.
 
@@ -18,7 +22,7 @@ def check_adapters(
         loaded: adapters by name.
         pool: adapters on the device.
         running: adapter and adapter slot of each running request that has one.
-        max_loaded: maximum number of adapters in memory.
+        max_loaded, max_bytes: maximum number of adapters in memory, and of their bytes.
 
     Raises:
         AssertionError: an invariant is violated; the message names it.
@@ -27,6 +31,7 @@ def check_adapters(
     in_memory = [each.adapter for each in entries if each.adapter is not None]
     assert len({each.name for each in entries}) == len(entries), "two adapters of one name"
     assert max_loaded is None or len(in_memory) <= max_loaded, "more adapters in memory than may be"
+    assert max_bytes is None or sum(each.bytes for each in in_memory) <= max_bytes, "more bytes than may be"
     assert all(each.adapter is not None for each in entries if each.pinned), "a pinned adapter that is not in memory"
     resident = [each.generation for each in pool.slots if each is not None]
     assert len(set(resident)) == len(resident), "an adapter in two slots"

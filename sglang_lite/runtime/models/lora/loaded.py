@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from sglang_lite.errors import shown
@@ -19,12 +19,14 @@ class LoadedAdapter:
         name, path: its name, and the folder that it is read from.
         pinned: whether it stays in memory, and on the device.
         adapter: its tensors, or None while they are not in memory.
+        reading: held by the thread that reads its folder.
     """
 
     name: str
     path: Path
     pinned: bool
     adapter: Adapter | None
+    reading: threading.Lock = field(default_factory=threading.Lock)
 
 
 class LoadedAdapters:
@@ -33,16 +35,25 @@ class LoadedAdapters:
     Args:
         reader: reads their folders.
         reserved: names that no adapter may have.
-        max_loaded: maximum number of adapters in memory; None for no limit. The least recently used one that is not
-            pinned gives way, and is read again when a request names it.
+        max_loaded, max_bytes: maximum number of adapters in memory, and of their bytes; None for no limit. The least
+            recently used ones that are not pinned give way, and are read again when a request names them.
         max_pinned: maximum number of pinned ones.
+
+    Attributes:
+        reads: number of folders that were read.
     """
 
     def __init__(
-        self, reader: AdapterReader, reserved: frozenset[str], max_loaded: int | None, max_pinned: int
+        self,
+        reader: AdapterReader,
+        reserved: frozenset[str],
+        max_loaded: int | None,
+        max_pinned: int,
+        max_bytes: int | None = None,
     ) -> None:
         self._reader, self._reserved = reader, reserved
-        self._max_loaded, self._max_pinned = max_loaded, max_pinned
+        self._max_loaded, self._max_pinned, self._max_bytes = max_loaded, max_pinned, max_bytes
+        self.reads = 0
         self._lock = threading.Lock()
         self._by_name: dict[str, LoadedAdapter] = {}  # least recently used first
 
@@ -60,15 +71,16 @@ class LoadedAdapters:
         """Reads an adapter, which requests can name from then on.
 
         Raises:
-            ParameterError: the name can't be used, no more adapters can be pinned, or all that may be in memory are.
+            ParameterError: the name can't be used, no more adapters can be pinned, or it has no room beside those that
+                are.
             ModelError: the adapter can't be used.
         """
         with self._lock:
             self._check_new(name, pinned=pinned)
-        adapter = self._reader.read(name, path)  # without the lock, which the loop's thread may wait for
+        adapter = self._read(name, path)
         with self._lock:
             self._check_new(name, pinned=pinned)
-            self._make_room()
+            self._make_room(adapter.bytes)
             self._by_name[name] = LoadedAdapter(name, path, pinned, adapter)
 
     def unload(self, name: str) -> Adapter | None:
@@ -83,23 +95,40 @@ class LoadedAdapters:
             return found.adapter
 
     def get(self, name: str) -> Adapter:
-        """Adapter of a name, for a request.
+        """Adapter of a name, for a request. May read its folder, once for all that wait for it.
 
         Raises:
-            ParameterError: there is none, or all that may be in memory are pinned.
+            ParameterError: there is none, or it has no room beside those that are pinned.
             ModelError: it had to be read again, and can't be used any more.
         """
+        found = self._used(name)
+        if (adapter := found.adapter) is not None:
+            return adapter
+        with found.reading:
+            if (adapter := found.adapter) is None:
+                adapter = self._read(name, found.path)
+                with self._lock:
+                    self._make_room(adapter.bytes)
+                    found.adapter = adapter
+            return adapter
+
+    def at_hand(self, name: str) -> bool:
+        """True if `get` reads no folder. The adapter counts as used."""
+        try:
+            return self._used(name).adapter is not None
+        except ParameterError:  # which `get` raises at once
+            return True
+
+    def _used(self, name: str) -> LoadedAdapter:
         with self._lock:
             found = self._known(name, "lora_path")
             self._by_name[name] = self._by_name.pop(name)
-            if found.adapter is not None:
-                return found.adapter
-        adapter = self._reader.read(name, found.path)
-        with self._lock:
-            if found.adapter is None:
-                self._make_room()
-                found.adapter = adapter
-            return found.adapter
+            return found
+
+    def _read(self, name: str, path: Path) -> Adapter:
+        adapter = self._reader.read(name, path)  # without the lock, which the loop's thread may wait for
+        self.reads += 1
+        return adapter
 
     def _known(self, name: str, parameter: str) -> LoadedAdapter:
         if name not in self._by_name:
@@ -123,15 +152,29 @@ class LoadedAdapters:
                 hint="Raise max_loras_per_batch, or leave pinned out.",
             )  # fmt: skip
 
-    def _make_room(self) -> None:
-        in_memory = [each for each in self._by_name.values() if each.adapter is not None]
-        if self._max_loaded is None or len(in_memory) < self._max_loaded:
-            return
-        leaving = next((each for each in in_memory if not each.pinned), None)
-        if leaving is None:
+    def _make_room(self, more: int) -> None:
+        """Lets adapters leave memory until one more, of so many bytes, may be there."""
+        in_memory = [(each, each.adapter.bytes) for each in self._by_name.values() if each.adapter is not None]
+        count, size = len(in_memory), sum(own for _, own in in_memory)
+        leaving = list[LoadedAdapter]()
+        for each, own in in_memory:
+            if not self._full(count, size + more):
+                break
+            if not each.pinned:
+                leaving.append(each)
+                count, size = count - 1, size - own
+        if self._full(count, size + more):
+            limit = "" if self._max_bytes is None else f", and all may take {self._max_bytes >> 20:,}"
             raise ParameterError(
                 "lora_path",
-                f"{len(in_memory)} adapters are in memory, as many as may be, and all are pinned.",
-                hint="Raise max_loaded_loras, or unload one.",
+                f"there is no room in memory: {count} adapters are pinned, with {size >> 20:,} MiB; this one takes "
+                f"{more >> 20:,}{limit}.",
+                hint="Raise max_loaded_loras, or unload pinned ones.",
             )
-        leaving.adapter = None
+        for each in leaving:
+            each.adapter = None
+
+    def _full(self, count: int, size: int) -> bool:
+        """True if one more than `count` adapters, or `size` bytes of all, are too many."""
+        too_many = self._max_loaded is not None and count >= self._max_loaded
+        return too_many or (self._max_bytes is not None and size > self._max_bytes)

@@ -1,0 +1,94 @@
+"""Adapters in the host's memory give way by their bytes, and each folder is read once for all that wait for it."""
+
+import itertools
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from random import Random
+
+import pytest
+import torch
+
+import sglang_lite as sgl
+from sglang_lite.runtime.models.lora.adapter import Adapter
+from sglang_lite.runtime.models.lora.loaded import LoadedAdapters
+
+MIB = 1 << 20
+
+
+class Folders:
+    """A reader of folders that are named after their size in MiB. While `closed`, reads wait."""
+
+    def __init__(self):
+        self.read_names, self.opened, self._numbers = [], threading.Event(), itertools.count()
+        self.opened.set()
+
+    def read(self, name, folder):
+        self.read_names.append(name)
+        assert self.opened.wait(30)
+        size = int(folder.name) * MIB
+        return Adapter(name, next(self._numbers), 8, (), "", pages=torch.empty(size, dtype=torch.uint8))
+
+
+def loaded(folders, *, max_loaded=None, mib=10):
+    return LoadedAdapters(folders, frozenset(), max_loaded, 3, mib * MIB)
+
+
+def test_the_least_recently_used_give_way_until_all_fit():
+    folders = Folders()
+    adapters = loaded(folders)
+    for name, size in {"a": 4, "b": 3, "c": 3}.items():
+        adapters.load(name, Path(str(size)), pinned=False)
+    assert adapters.get("a").bytes == 4 * MIB  # so that b and c are older
+    adapters.load("d", Path("5"), pinned=False)
+    assert [each.name for each in adapters.list() if each.adapter is not None] == ["a", "d"]
+    assert (adapters.at_hand("a"), adapters.at_hand("b")) == (True, False)
+    assert adapters.get("b").name == "b"  # and d goes, as a was just looked at
+    assert adapters.bytes == 7 * MIB
+    assert folders.read_names == ["a", "b", "c", "d", "b"]
+    assert adapters.reads == 5
+
+
+def test_one_without_room_fails_alone_and_moves_nobody():
+    adapters = loaded(Folders())
+    adapters.load("pinned", Path("6"), pinned=True)
+    adapters.load("small", Path("2"), pinned=False)
+    with pytest.raises(
+        sgl.ParameterError, match="no room in memory: 1 adapters are pinned, with 6 MiB; this one takes 5"
+    ):
+        adapters.load("large", Path("5"), pinned=False)
+    assert [each.adapter is not None for each in adapters.list()] == [True, True]
+    adapters.load("four", Path("4"), pinned=False)
+    adapters.unload("pinned")
+    adapters.load("large", Path("5"), pinned=False)
+    assert adapters.get("four").bytes + adapters.get("large").bytes == adapters.bytes
+
+
+def test_a_folder_is_read_once_for_all_requests_that_wait():
+    folders = Folders()
+    adapters = loaded(folders)
+    adapters.load("a", Path("6"), pinned=False)
+    adapters.load("b", Path("6"), pinned=False)
+    folders.opened.clear()
+    with ThreadPoolExecutor(8) as threads:
+        asked = [threads.submit(adapters.get, "a") for _ in range(8)]
+        assert threads.submit(adapters.at_hand, "b")  # nobody else waits for a read
+        assert adapters.get("b").name == "b"
+        folders.opened.set()
+        assert len({id(each.result(30)) for each in asked}) == 1
+    assert folders.read_names == ["a", "b", "a"]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_random_uses_stay_within_both_bounds(seed):
+    draw = Random(seed)
+    adapters = loaded(Folders(), max_loaded=4, mib=12)
+    for number in range(8):
+        adapters.load(str(number), Path(str(draw.randrange(1, 5))), pinned=number < 2)
+    for _ in range(60):
+        name = str(draw.randrange(8))
+        assert adapters.get(name).name == name
+        in_memory = [each for each in adapters.list() if each.adapter is not None]
+        assert len(in_memory) <= 4
+        assert adapters.bytes <= 12 * MIB
+        assert all(each in in_memory for each in adapters.list() if each.pinned)
