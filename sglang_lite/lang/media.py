@@ -61,6 +61,22 @@ def load_image(source: Any, where: Location | None = None) -> Image:  # PIL, arr
     return Image(data, _media_type(data, where))
 
 
+def fetched(image: Image, where: Location | None = None) -> Image:
+    """An image that is at an address, with its bytes. Blocks.
+
+    Raises:
+        ParameterError: it can't be fetched, is not at a public address, or is larger than MAX_IMAGE_BYTES.
+    """
+    from sglang_lite.fetching import FetchBounds, fetch
+
+    try:
+        data = fetch([image.address], FetchBounds(most_bytes=MAX_IMAGE_BYTES), "image")[image.address]
+    except ParameterError as error:
+        error.where = where
+        raise
+    return Image(data, _media_type(data, where))
+
+
 def load_video(path: str | os.PathLike[str], num_frames: int, where: Location | None = None) -> list[Image]:
     """Frames of a video file, evenly spread, as PNG images. Needs opencv-python.
 

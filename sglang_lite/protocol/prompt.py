@@ -32,6 +32,11 @@ class Image(Record, frozen=True):
     media_type: str = ""
     url: str = ""
 
+    @property
+    def address(self) -> str:
+        """Address on the web, from which the bytes are to be fetched; "" if there is none."""
+        return self.url if self.url[:8].lower().startswith(("http://", "https://")) else ""
+
 
 class Message(Record, frozen=True):
     """Finished turn of a conversation. Each content item is text or an image."""

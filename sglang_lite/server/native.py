@@ -144,7 +144,8 @@ CLOSE_SESSION = Fields(CloseSession, {}, {})
 async def generate(service: Service, call: HttpRequest) -> Response:
     """Continues text."""
     request = await read(service, call, _read_generate)
-    request = replace(request, calls=with_priorities(service, call, request.calls))
+    calls = await service.images.requests(with_priorities(service, call, request.calls))
+    request = replace(request, calls=calls)
     if request.session is None:
         answers = service.async_engine.generate_native(request)
     else:

@@ -21,6 +21,7 @@ from sglang_lite.runtime.core.submission import GenerateRequest
 from sglang_lite.runtime.models.lora.paths import read_lora_path
 from sglang_lite.runtime.models.resolve import cache_folder, resolve_served
 from sglang_lite.server.async_engine import AsyncEngine
+from sglang_lite.server.conversation.addresses import ImageFetcher
 from sglang_lite.server.errors import NotFoundError
 from sglang_lite.server.reader import ModelFacts, RequestReader
 from sglang_lite.server.reader_pool import ReaderPool
@@ -54,6 +55,7 @@ class Service:
         sessions: open sessions of the native protocol.
         programs: open programs by id; their type is private to programs/program.py.
         reader_pool: processes that read large bodies.
+        images: fetcher of images that requests name by address.
         grpc_port: port of the gRPC service; 0 without one.
         shutting_down: True once the server ends: requests that are open may continue, and no other is accepted.
     """
@@ -66,6 +68,7 @@ class Service:
         self.programs: dict[str, Any] = {}
         self.sessions = Sessions(partial(self.async_engine.abort, key=None))
         self.reader_pool = ReaderPool(settings.body_processes, partial(ModelFacts.of, engine, settings))
+        self.images = ImageFetcher(settings)
         self.grpc_port = 0
         self.shutting_down = False
         self.asleep = False  # whether the engine had given memory back when it was asked last
@@ -203,11 +206,12 @@ class Service:
             task.add_done_callback(self._tasks.discard)
 
     async def stop(self) -> None:
-        """Ends the tasks that `start` began, and the processes that read bodies."""
+        """Ends the tasks that `start` began, the processes that read bodies, and the threads that fetch images."""
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self.reader_pool.close()
+        self.images.close()
 
     async def _watch(self) -> None:
         while True:

@@ -61,6 +61,10 @@ class ServerSettings:
             other requests don't wait.
         body_processes: most processes for such bodies. Each starts when it is first needed, and has a tokenizer of its
             own.
+        allowed_media_domains: host whose images requests may name by http and https addresses, as "pictures.org";
+            several may be given, "*" allows all. Without any, an image is in its request. Hosts that are not at a
+            public address are never asked.
+        media_url_max_file_size_mb: size of all files together that are fetched for a request, in MiB.
         max_open: most requests open at the same time.
         max_open_per_key: most requests of one key open at the same time.
         program_max_tokens: most tokens that all generations of a program may produce.
@@ -107,6 +111,8 @@ class ServerSettings:
     max_connections_per_client: int = 256
     large_body_kb: float = 64.0
     body_processes: int = 2
+    allowed_media_domains: tuple[str, ...] = ()
+    media_url_max_file_size_mb: float = 64.0
     max_open: int = 4096
     max_open_per_key: int = 4096
     program_max_tokens: int = 1_000_000
@@ -139,6 +145,7 @@ class ServerSettings:
             "max_body_mb", "max_depth", "body_timeout_s", "max_head_kb", "max_header_lines", "head_timeout_s",
             "max_connections", "max_connections_per_client", "max_open", "max_open_per_key", "program_max_tokens",
             "program_max_nodes", "program_max_branches", "program_max_s", "body_processes",
+            "media_url_max_file_size_mb",
         ):  # fmt: skip
             if not 0 < getattr(self, name) < math.inf:
                 raise ParameterError(name, f"{getattr(self, name)} is not a number greater than 0.")
@@ -158,6 +165,10 @@ class ServerSettings:
                 raise ParameterError(
                     "allowed_host", f"{name[:200]!r} is not a host name.", hint="Write box.lan, without a port."
                 )
+        for name in self.allowed_media_domains:
+            if not re.fullmatch(r"\*|[a-z0-9.-]+", name):
+                problem = f"{name[:200]!r} is neither a host in lower case nor *."
+                raise ParameterError("allowed_media_domains", problem, hint="Write pictures.example, without a port.")
         for name in self.allowed_origin:
             if not re.fullmatch(r"https?://[a-z0-9.-]+(:[0-9]+)?", name):
                 raise ParameterError(

@@ -18,6 +18,7 @@ import sglang_lite as sgl
 from sglang_lite.protocol import ParameterError, SamplingParams
 from tests.runtime.media.seeing import CHAT, GREEDY, encoded, png, save_seeing, seen
 from tests.server.conftest import Running
+from tests.web import sends, web
 
 TEXT_TEMPLATE = (
     "{% for m in messages %}{{ m.role[0] }}:{{ m.content }};{% endfor %}{% if add_generation_prompt %}a:{% endif %}"
@@ -276,3 +277,74 @@ def test_a_prompt_whose_images_exceed_the_context_is_refused(running):
     answer = httpx2.post(f"{server.url}/v1/chat/completions", json=body)
     assert answer.status_code == 400
     assert "tokens long" in answer.json()["error"]["message"]
+
+
+@pytest.fixture
+def fetching(running):
+    """A server of the same engine that fetches images from one host."""
+    server = Running(running[1], allowed_media_domains=("pictures.example",))
+    yield server
+    server.stop()
+
+
+def test_images_at_allowed_addresses_are_fetched_in_each_protocol(running, fetching):
+    _, engine = running
+    image = png(40, 30)
+    expected = engine.complete(seen("u:", image, "hi;a:"), PARAMS)
+    url = "http://pictures.example/a.png"
+    ask = {"model": "default", "max_tokens": 4, "temperature": 0, "ignore_eos": True}
+    content = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "hi"}]
+    parts = [{"type": "input_image", "image_url": url}, {"type": "input_text", "text": "hi"}]
+    blocks = [{"type": "image", "source": {"type": "url", "url": url}}, {"type": "text", "text": "hi"}]
+    tokens = expected.usage.prompt_tokens
+    with web({"pictures.example": "93.184.215.14"}, {"/a.png": sends(image)}) as asked:
+
+        def post(path, **body):
+            answer = httpx2.post(f"{fetching.url}{path}", json=body)
+            assert answer.status_code == 200, answer.text
+            return answer.json()
+
+        found = post("/v1/chat/completions", messages=[{"role": "user", "content": content}], **ask)
+        assert found["choices"][0]["message"]["content"] == expected.text
+        body = {**ask, "input": [{"role": "user", "content": parts}]}
+        del body["max_tokens"]
+        found = post("/v1/responses", max_output_tokens=4, **body)
+        assert found["output"][0]["content"][0]["text"] == expected.text
+        assert post("/v1/responses/input_tokens", input=body["input"], model="default")["input_tokens"] == tokens
+        body = {"model": "default", "messages": [{"role": "user", "content": blocks}]}
+        usage = post("/v1/messages", max_tokens=4, **body)["usage"]
+        assert usage["input_tokens"] + usage["cache_read_input_tokens"] == tokens
+        assert post("/v1/messages/count_tokens", **body)["input_tokens"] == tokens
+        sampling = {"max_new_tokens": 4, "temperature": 0, "ignore_eos": True}
+        texts = ["u:<image>hi;a:", "u:<image>ho;a:"]
+        found = post("/generate", text=texts, image_data=[{"url": url}, url], sampling_params=sampling)
+        assert found[0]["text"] == expected.text
+
+        @sgl.function
+        def look(s: sgl.ProgramState) -> None:
+            s += "u:" + sgl.image(url)
+            (fork,) = s.fork(1)
+            fork += "hi;a:" + sgl.gen("said", max_tokens=4, temperature=0, ignore_eos=True)
+            s["said"] = fork["said"]
+
+        for backend in (engine, sgl.RuntimeEndpoint(fetching.url)):
+            assert look().run(backend=backend)["said"] == expected.text
+        body = {**sampling, "max_new_tokens": 4}
+        assert engine.generate(texts[0], body, image_data=url)["text"] == expected.text
+    assert asked == ["/a.png"] * 9
+
+
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [
+        ("http://others.example/a.png", "not of an allowed domain"), ("file:///etc/passwd", "none is fetched"),
+        ("http://pictures.example/b.png", "answers 404"), ("http://pictures.example/page", "no image in a known format"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_fetched_is_refused_by_name(fetching, url, why):
+    content = [{"type": "image_url", "image_url": {"url": url}}]
+    body = {"model": "default", "messages": [{"role": "user", "content": content}]}
+    with web({"pictures.example": "93.184.215.14"}, {"/page": sends(b"<html>")}):
+        answer = httpx2.post(f"{fetching.url}/v1/chat/completions", json=body)
+    assert answer.status_code == 400
+    assert why in answer.json()["error"]["message"]

@@ -18,8 +18,8 @@ from sglang_lite.compat.sglang.answers import Answer, Classification, Embedding,
 from sglang_lite.engine import embedding, weights
 from sglang_lite.engine import engine as base
 from sglang_lite.engine.embedding import Texts
-from sglang_lite.lang.media import load_image
-from sglang_lite.protocol import ChoiceScore
+from sglang_lite.lang.media import fetched, load_image
+from sglang_lite.protocol import ChoiceScore, Image
 from sglang_lite.protocol.anything import Json
 from sglang_lite.random_ids import random_id
 from sglang_lite.runtime.config import FIELDS, shows_fields, takes_fields
@@ -62,14 +62,24 @@ def _generates_async(
     return typed  # type: ignore[no-any-return] # as above
 
 
+def _seen(fields: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Arguments of `generate` with the bytes of its images. Blocks while it reads and fetches them. Raises as
+    `_with_bytes`."""
+    given = fields.get("image_data")
+    return fields if given is None else {**fields, "image_data": _with_bytes(given)}
+
+
 def _with_bytes(given: object) -> object:
-    """Images of `generate`, with files read; data URLs and base64 stay as they are.
+    """Images of `generate`, with files read and addresses fetched; data URLs and base64 stay as they are.
 
     Raises:
-        ParameterError: a file is not there, or can't be read.
+        ParameterError: a file is not there, or can't be read; an address can't be fetched.
     """
     if isinstance(given, list | tuple):
         return [_with_bytes(each) for each in given]
+    url = given.get("url") if isinstance(given, dict) else given
+    if isinstance(url, str) and (image := Image(url=url)).address:
+        return fetched(image)
     if given is None or isinstance(given, dict) or (isinstance(given, str) and not _is_path(given)):
         return given
     return load_image(given)
@@ -167,7 +177,8 @@ class Engine(base.Engine):
             priority: rank of the request; higher ones run first, if the engine's policy is "priority".
             cache_salt: namespace of the prefix cache; requests with different ones never share cached prefixes.
             image_data: images of the prompts, whose texts have the model's placeholder for each: a file, bytes, a PIL
-                image, a data URL or base64; or a list of these; for a list of prompts a list with those of each.
+                image, an address, a data URL or base64; or a list of these; for a list of prompts a list with those of
+                each.
             routed_dp_rank: replica that takes the request, of an engine with `dp_size` above 1; `data_parallel_rank` is
                 another name of it. None takes the one whose cache has the most of the prompt.
             output_ids: ids that an earlier stream of the same request has delivered, a list for each prompt: the output
@@ -186,20 +197,19 @@ class Engine(base.Engine):
             BatchError: some requests of a batch failed; the error has the results of the successful ones.
         """
         self.core.gate.check_wait("generate")
-        return run(self.core, self._request(args, fields))
+        return run(self.core, self._request(args, _seen(fields)))
 
     @_generates_async
     async def async_generate(self, *args: Any, **fields: Any) -> Any:  # as `generate`
         """Asynchronous form of `generate`, for asyncio; with `stream`, the awaited result is an asynchronous
         iterator."""
         self.core.gate.check_open()
-        return await async_run(self.core, self._request(args, fields))
+        seen = await asyncio.to_thread(_seen, fields) if "image_data" in fields else fields
+        return await async_run(self.core, self._request(args, seen))
 
     def _request(self, args: Sequence[Any], fields: Mapping[str, Any]) -> NativeRequest:
         """Request of a call of `generate`. Warns of parameters without effect, which are no errors as SGLang ignores
         them."""
-        if fields.get("image_data") is not None:
-            fields = {**fields, "image_data": _with_bytes(fields["image_data"])}
         request, policy = read_request(*args, **fields), self.config.policy
         without_priorities = policy != "priority" and any(call.priority for call in request.calls)
         reasons = {

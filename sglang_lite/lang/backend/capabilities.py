@@ -85,6 +85,7 @@ class Capabilities:
         continues: True if any text is continued; False if only the last turn of a conversation can be generated.
         prefill: True if text that already stands in that turn is continued.
         images: True if the model accepts images.
+        fetches_images: True if images may be addresses; otherwise their bytes are fetched before.
         turns: rules for turns with several generations, for a backend that is called generation by generation; None if
             each one is asked for as if it stood alone.
         priority: True if programs may have a priority.
@@ -102,6 +103,7 @@ class Capabilities:
     continues: bool = True
     prefill: bool = True
     images: bool = False
+    fetches_images: bool = True
     turns: TurnRules | None = None
     priority: bool = False
     reads_prompts: bool = True

@@ -251,6 +251,10 @@ class Branch:
         if not self.backend.capabilities.images:
             raise refusal(self.backend, "image", "images", "Describe what it shows, or use another backend.", where)
         for image in images:
+            if image.address and not self.backend.capabilities.fetches_images:
+                from sglang_lite.lang.media import fetched
+
+                image = fetched(image, where)
             self.player.put(ImagePart(image, _image_token(self.run), where=where))
         self.tell("fill_image")
 

@@ -1,4 +1,4 @@
-"""Images in data URLs (RFC 2397) and in base64."""
+"""Images in data URLs (RFC 2397) and in base64, and at addresses, which are fetched before an engine reads them."""
 
 from __future__ import annotations
 
@@ -13,19 +13,18 @@ _DATA_URL = re.compile(r"data:([\w.+-]+/[\w.+-]+)?(?:;[\w.=-]+)*?(;base64)?,", r
 
 
 def image_from(source: object, where: str) -> Image:
-    """Image of a data URL, or of base64.
+    """Image of a data URL, or of base64; one at an address of the web, whose bytes are to be fetched.
 
     Raises:
-        CapabilityError: the image is an address: none is fetched here.
+        CapabilityError: the image is an address of another kind.
         ParameterError: the source is no image.
     """
     if not isinstance(source, str):
         raise ParameterError(where, f"{shown(source)} is no data URL.")
+    if (remote := Image(url=source)).address:
+        return remote
     if re.match(r"[a-zA-Z][\w+.-]*://", source):
-        raise CapabilityError(
-            f"{shown(source)} is an address, and none is fetched here.", parameter=where,
-            hint="Send the bytes as data:image/png;base64,…",
-        )  # fmt: skip
+        raise unfetched(source, where)
     header = _DATA_URL.match(source)
     kind = "" if header is None else header[1] or ""
     if header is not None and (not kind.startswith("image/") or not header[2]):
@@ -39,3 +38,11 @@ def image_from(source: object, where: str) -> Image:
     if not data:
         raise ParameterError(where, "is empty.", hint="Give the bytes of an image in base64.")
     return Image(data, kind)
+
+
+def unfetched(url: str, where: str) -> CapabilityError:
+    """Error for an address where none is fetched."""
+    return CapabilityError(
+        f"{shown(url)} is an address, and none is fetched here.", parameter=where,
+        hint="Send the bytes as data:image/png;base64,…",
+    )  # fmt: skip

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 from sglang_lite.protocol import Image, ModelError, ParameterError, Prompt, Span
 from sglang_lite.protocol.prompt import is_placeholder
-from sglang_lite.runtime.media.data_url import image_from
+from sglang_lite.runtime.media.data_url import image_from, unfetched
 from sglang_lite.runtime.media.header import read_header
 from sglang_lite.runtime.models.config_fields import read_json
 from sglang_lite.runtime.tokens.image_span import ImageSpan, MediaItem
@@ -70,6 +70,8 @@ class ImageFormat:
         """
         if image.url:
             image = image_from(image.url, "image")
+        if image.url:  # still: it is not a data URL
+            raise unfetched(image.url, "image")
         parts = self.parts(*read_header(image))
         counts = [
             0 if isinstance(part, str) else part if isinstance(part, int) else part[0] * part[1] for part in parts

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hashlib
 from collections.abc import AsyncGenerator, Iterator, Sequence
@@ -11,11 +12,12 @@ from typing import Any, Literal
 import msgspec
 from starlette.responses import Response
 
-from sglang_lite.protocol import Delta, Generation, SglError, Usage
+from sglang_lite.protocol import Delta, Generation, Prompt, SglError, Usage
 from sglang_lite.random_ids import random_id
 from sglang_lite.runtime.core.submission import GenerateRequest
 from sglang_lite.server.anthropic.messages_request import CountTokensRequest, conversation_of
 from sglang_lite.server.async_engine import with_first_event
+from sglang_lite.server.conversation.addresses import addresses
 from sglang_lite.server.conversation.images import RequestImages
 from sglang_lite.server.conversation.sample_reader import CallDelta, SampleDelta, SampleReader
 from sglang_lite.server.endpoint import HttpRequest, Route, answer, read
@@ -48,7 +50,10 @@ async def create(service: Service, call: HttpRequest) -> Response:
     """Writes a message."""
     body, rendered, ids = await read(service, call, _read)
     service.adapter_of(body.model)  # refused here
-    prompt = rendered.prompt if rendered.prompt.images else ids
+    prompt: Prompt | Sequence[int] = ids
+    if rendered.prompt.images:
+        prompt = await service.images.prompt(rendered.prompt)
+        ids = ids or await asyncio.to_thread(service.reader.ids, prompt)
     request = GenerateRequest(prompt, sampling.read(body, _NAMES), rendered.constraint, stream=bool(body.stream))
     request = service.adapted(body.model, request)
     message = _Message(service, body, SampleReader(rendered, prefix="toolu_"), len(ids))
@@ -64,30 +69,31 @@ async def create(service: Service, call: HttpRequest) -> Response:
 
 async def count_tokens(service: Service, call: HttpRequest) -> Response:
     """Counts the tokens of a message's prompt."""
-    model, count = await read(service, call, _count)
+    model, found = await read(service, call, _count)
     service.adapter_of(model)  # refused here
-    return answer({"input_tokens": count})
+    if isinstance(found, Prompt):
+        found = len(await asyncio.to_thread(service.reader.ids, await service.images.prompt(found)))
+    return answer({"input_tokens": found})
 
 
 def _read(reader: RequestReader, call: HttpRequest) -> tuple[MessagesRequest, RenderedConversation, Sequence[int]]:
     """Request without conversation and tools, the rendered conversation, and its token ids, whose number the answer
-    begins with."""
+    begins with; none yet if images are to be fetched."""
     body = call.read(MESSAGES)
     rendered = reader.render(conversation_of(body, call.unused, _images(reader)), call.unused)
     body.messages, body.system, body.tools = [], None, None
-    return body, rendered, reader.ids(rendered.prompt)
+    return body, rendered, () if addresses(rendered.prompt) else reader.ids(rendered.prompt)
 
 
 def _images(reader: RequestReader) -> RequestImages:
     return RequestImages(accepted=reader.images is not None)
 
 
-def _count(reader: RequestReader, call: HttpRequest) -> tuple[str | None, int]:
-    """Name of the model, and the number of tokens of the prompt."""
+def _count(reader: RequestReader, call: HttpRequest) -> tuple[str | None, int | Prompt]:
+    """Name of the model, and the number of tokens of the prompt; the prompt if its images are still to be fetched."""
     body = call.read(COUNTED)
-    return body.model, len(
-        reader.ids(reader.render(conversation_of(body, call.unused, _images(reader)), call.unused).prompt)
-    )
+    prompt = reader.render(conversation_of(body, call.unused, _images(reader)), call.unused).prompt
+    return body.model, prompt if addresses(prompt) else len(reader.ids(prompt))
 
 
 # -------------------------------------------------------------------------------------------------------- answers

@@ -49,7 +49,7 @@ async def complete(service: Service, call: HttpRequest) -> Response:
     streams.check_options(body)
     if body.stream_options is not None and body.stream_options.continuous_usage_stats:
         raise ParameterError("stream_options.continuous_usage_stats", "is not supported.", hint="Use include_usage.")
-    request = chat.request(service.engine.context_length)
+    [request] = await service.images.requests([chat.request(service.engine.context_length)])
     [request] = with_priorities(service, call, [service.adapted(body.model, request)])
     parsed = _Answered(chat, f"chatcmpl-{random_id()}", int(time.time()), service.name_of(body.model))
     if body.stream:

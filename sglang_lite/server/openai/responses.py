@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
@@ -16,6 +17,7 @@ from sglang_lite.protocol import (
     Delta,
     Generation,
     ParameterError,
+    Prompt,
     RequestAbortedError,
     SglError,
     Usage,
@@ -23,6 +25,7 @@ from sglang_lite.protocol import (
 from sglang_lite.random_ids import random_id
 from sglang_lite.runtime.core.submission import GenerateRequest
 from sglang_lite.server.async_engine import with_first_event
+from sglang_lite.server.conversation.addresses import addresses
 from sglang_lite.server.conversation.sample_reader import SampleReader
 from sglang_lite.server.endpoint import HttpRequest, Route, answer, read, with_priorities
 from sglang_lite.server.errors import NotFoundError, content_of
@@ -70,6 +73,7 @@ async def create(service: Service, call: HttpRequest) -> Response:
         priority=body.priority or 0, rid=made.id,
     )  # fmt: skip
     [generate] = with_priorities(service, call, [service.adapted(body.model, generate)])
+    [generate] = await service.images.requests([generate])
     if body.store is not False:
         service.stored.check(made.input_bytes)
     if body.stream:
@@ -353,19 +357,23 @@ def _event_number(given: str, log: EventLog) -> int:
 
 async def input_tokens(service: Service, call: HttpRequest) -> Response:
     """Counts the tokens of a response's prompt."""
-    (model, count), _ = await _parsed(service, call, _count)
+    (model, found), _ = await _parsed(service, call, _count)
     service.adapter_of(model)  # refused here
-    return answer({"object": "response.input_tokens", "input_tokens": count})
+    if isinstance(found, Prompt):
+        found = len(await asyncio.to_thread(service.reader.ids, await service.images.prompt(found)))
+    return answer({"object": "response.input_tokens", "input_tokens": found})
 
 
-def _count(reader: RequestReader, call: HttpRequest, known: _Known | None) -> tuple[str | None, int] | _Wanted:
-    """Name of the model, and number of tokens of the prompt; or what the request refers to, if that is not known."""
+def _count(reader: RequestReader, call: HttpRequest, known: _Known | None) -> tuple[str | None, int | Prompt] | _Wanted:
+    """Name of the model, and number of tokens of the prompt, or the prompt if its images are still to be fetched; or
+    what the request refers to, if that is not known."""
     body = ResponsesRequest(**msgspec.structs.asdict(call.read(INPUT_TOKENS)))
     items = _items(call, body, known, reads_images=reader.images is not None)
     if isinstance(items, _Wanted):
         return items
     conversation = parse_request(body, items, call.unused).conversation
-    return body.model, len(reader.ids(reader.render(conversation, call.unused).prompt))
+    prompt = reader.render(conversation, call.unused).prompt
+    return body.model, prompt if addresses(prompt) else len(reader.ids(prompt))
 
 
 async def compact(service: Service, _: HttpRequest) -> Response:

@@ -290,6 +290,7 @@ async def played(service: Service, call: HttpRequest, request: ParsedProgram) ->
     """Response to a program."""
     for name in request.models:
         service.check_model(name)
+    request = await _seen(service, request)
     if request.open:
         events = _open_events(service, call, request)
     else:
@@ -303,6 +304,15 @@ async def played(service: Service, call: HttpRequest, request: ParsedProgram) ->
         async for batch in events:
             found += batch
     return _response(request.id, found, call)
+
+
+async def _seen(service: Service, request: ParsedProgram) -> ParsedProgram:
+    """Request with the bytes of images that it names by address."""
+    prompt = request.prompt
+    if isinstance(prompt, Prompt):
+        prompt = await service.images.prompt(prompt)
+    (nodes,) = await service.images.branches([request.program.nodes])
+    return replace(request, prompt=prompt, program=Program(tuple(nodes)))
 
 
 def _response(id: str, events: Sequence[ProgramEvent], call: HttpRequest) -> Response:
@@ -431,6 +441,8 @@ async def _open_events(
 async def extend(service: Service, call: HttpRequest) -> Response:
     """Adds nodes to an open program."""
     changes, close = await read(service, call, _read_answers)
+    branches = await service.images.branches([change.nodes for change in changes])
+    changes = [replace(change, nodes=nodes) for change, nodes in zip(changes, branches, strict=True)]
     id = call.path["id"]
     entry = service.programs.get(id)
     if not isinstance(entry, _OpenProgramEntry) or entry.key != call.key:

@@ -1,0 +1,99 @@
+"""Images at addresses of the web in requests, whose bytes take their place before an engine has them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from typing import Any, TypeVar
+
+import msgspec
+
+from sglang_lite.fetching import FetchBounds, fetch
+from sglang_lite.program.nodes import Fork, ImagePart, Node
+from sglang_lite.protocol import Image, Prompt
+from sglang_lite.runtime.core.submission import GenerateRequest
+from sglang_lite.runtime.media.data_url import unfetched
+from sglang_lite.server.settings import ServerSettings
+
+P = TypeVar("P")  # Prompt, or a prompt that has no images
+_AT_ONCE = 8  # requests whose images are fetched at the same time
+
+
+class ImageFetcher:
+    """Fetcher of the images of requests, on threads of its own.
+
+    Args:
+        settings: settings of the server, with the domains.
+    """
+
+    def __init__(self, settings: ServerSettings) -> None:
+        megabytes = settings.media_url_max_file_size_mb
+        self._bounds = FetchBounds(settings.allowed_media_domains, int(megabytes * 2**20))
+        self._threads = ThreadPoolExecutor(_AT_ONCE, "sglang_lite-fetch")
+
+    async def prompt(self, prompt: Prompt) -> Prompt:
+        """Prompt with the bytes of its images.
+
+        Raises:
+            CapabilityError: an image is at a domain that is not allowed.
+            ParameterError: an image can't be fetched.
+        """
+        return _with(prompt, await self._fetched(addresses(prompt)))
+
+    async def requests(self, requests: Sequence[GenerateRequest]) -> list[GenerateRequest]:
+        """Requests with the bytes of their images. Raises as `prompt`."""
+        found = await self._fetched([url for each in requests for url in addresses(each.prompt)])
+        return [replace(each, prompt=_with(each.prompt, found)) if found else each for each in requests]
+
+    async def branches(self, branches: Sequence[Sequence[Node]]) -> Sequence[Sequence[Node]]:
+        """Nodes of branches of a program with the bytes of their images. Raises as `prompt`."""
+        found = await self._fetched([url for nodes in branches for url in _urls(nodes)])
+        return [_filled(nodes, found) for nodes in branches] if found else branches
+
+    async def _fetched(self, urls: Sequence[str]) -> Mapping[str, Image]:
+        if not urls:
+            return {}
+        if not self._bounds.domains:
+            raise unfetched(urls[0], "image")
+        fetching = partial(fetch, urls, self._bounds, "image")
+        found = await asyncio.get_running_loop().run_in_executor(self._threads, fetching)
+        return {url: Image(data) for url, data in found.items()}
+
+    def close(self) -> None:
+        """Ends the threads, when they have fetched what they have begun."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def addresses(prompt: object) -> list[str]:
+    """Addresses of a prompt's images."""
+    return [each.address for each in prompt.images if each.address] if isinstance(prompt, Prompt) else []
+
+
+def _with(prompt: P, found: Mapping[str, Image]) -> P:
+    if not found or not isinstance(prompt, Prompt):
+        return prompt
+    filled: Any = msgspec.structs.replace(prompt, images=tuple(found.get(each.url, each) for each in prompt.images))
+    return filled  # type: ignore[no-any-return] # a Prompt, as P is here
+
+
+def _urls(nodes: Sequence[Node]) -> Iterator[str]:
+    for node in nodes:
+        if isinstance(node, ImagePart) and node.image.address:
+            yield node.image.address
+        elif isinstance(node, Fork):
+            for branch in node.branches:
+                yield from _urls(branch)
+
+
+def _filled(nodes: Sequence[Node], found: Mapping[str, Image]) -> Sequence[Node]:
+    filled: list[Node] = []
+    for node in nodes:
+        if isinstance(node, ImagePart):
+            node = msgspec.structs.replace(node, image=found.get(node.image.url, node.image))
+        elif isinstance(node, Fork):
+            node = msgspec.structs.replace(node, branches=tuple(tuple(_filled(each, found)) for each in node.branches))
+        filled.append(node)
+    return filled
