@@ -364,7 +364,7 @@ def reading_parts(config: EngineConfig, path: Path) -> ReadingParts:
     if is_encoder(path):
         spec = encoder_spec(path)
         return spec, encoder_tokenizer(path, spec), None
-    files = open_model_files(path, config.model_impl, tokenizer=not config.skip_tokenizer_init)
+    files = open_model_files(path, config.model_impl, config.image_options, tokenizer=not config.skip_tokenizer_init)
     return None, files.tokenizer, files.images
 
 

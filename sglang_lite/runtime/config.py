@@ -6,7 +6,7 @@ import difflib
 import inspect
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, fields
 from types import NoneType
 from typing import Any, Concatenate, Literal, ParamSpec, TypeAlias, get_args, get_origin, get_type_hints
@@ -18,6 +18,7 @@ from sglang_lite.runtime.models.config_fields import shown
 from sglang_lite.runtime.models.lora.paths import lora_texts
 from sglang_lite.runtime.parallel.layout import Parallel
 from sglang_lite.runtime.structured_output.registry import ConstraintBackend
+from sglang_lite.runtime.tokens.image_options import ImageOptions, by_kind
 
 # Beyond these bounds the machine fails, not the setting: positions and slots are int32, and each thread has a stack.
 _MAX = {
@@ -124,6 +125,11 @@ class EngineConfig:
         page_size: tokens in a page of the KV pool; None for 1 on a CPU, 16 on a GPU.
         image_cache_mb: memory for the features of images in MB. A request's images must fit; the least recently used of
             others are encoded again. Ignored by models that read no images.
+        enable_multimodal: False reads text alone, without the memory of an encoder; True refuses a model that reads no
+            images; None reads them if the model does.
+        limit_mm_data_per_request: largest number of images in a prompt, as {"image": 4}; None for no limit.
+        mm_process_config: settings that replace those of the model's image processor, as {"image": {"max_pixels":
+            500000}}; None for the model's.
         prefix_cache: whether to keep and reuse computed prefixes.
         explain_cache_misses: whether results explain tokens that were not cached with the text that the cache has
             instead, and with a match in another namespace; this reveals parts of other prompts. None is True, but False
@@ -245,6 +251,9 @@ class EngineConfig:
     step_tokens: int | None = None
     page_size: int | None = None
     image_cache_mb: int = 512
+    enable_multimodal: bool | None = None
+    limit_mm_data_per_request: Mapping[str, int] | str | None = None
+    mm_process_config: Mapping[str, Mapping[str, Any]] | str | None = None
     prefix_cache: bool = True
     explain_cache_misses: bool | None = None
     policy: Literal["lpm", "fcfs", "priority"] = "lpm"
@@ -331,6 +340,7 @@ class EngineConfig:
         _check_scales(self)
         _check_parallel(self)
         self._check_lora()
+        self._check_media()
 
     def _check_lora(self) -> None:
         """Checks the settings of adapters, and gives lists of them one form."""
@@ -348,6 +358,23 @@ class EngineConfig:
                 _check_int(name, getattr(self, name), 1)
         if self.max_loaded_loras is not None and self.max_loaded_loras < self.max_loras_per_batch:
             raise ParameterError("max_loaded_loras", "is less than max_loras_per_batch.", hint="Raise it.")
+
+    def _check_media(self) -> None:
+        """Checks the settings of images, and gives them one form."""
+        for name, kind in (("limit_mm_data_per_request", int), ("mm_process_config", Mapping)):
+            found = by_kind(name, getattr(self, name))
+            for medium, value in found.items():
+                if not isinstance(value, kind) or isinstance(value, bool) or value == 0:
+                    raise ParameterError(name, f"{shown(value)} is not right for {medium!r}.")
+                if medium != "image" and kind is Mapping:
+                    raise ParameterError(name, f"no {medium} is read here.", hint="Leave it out.")
+            object.__setattr__(self, name, found or None)
+
+    @property
+    def image_options(self) -> ImageOptions:
+        """Options for images."""
+        limits, settings = by_kind("", self.limit_mm_data_per_request), by_kind("", self.mm_process_config)
+        return ImageOptions(settings.get("image", {}), limits.get("image"), self.enable_multimodal)
 
     def _check_speculation(self) -> None:
         known = isinstance(self.speculation, str) and (self.speculation == "off" or set(self.drafters) <= set(DRAFTERS))

@@ -477,7 +477,9 @@ def _encoding(loaded: LoadedModel, capacity: Capacity, config: EngineConfig) -> 
     on_gpu = loaded.model.device.type == "cuda"
     threads = ThreadPoolExecutor(min(os.cpu_count() or 1, _IMAGE_THREADS), "sglang_lite-images")
     together = _NUMBERS_TOGETHER if on_gpu and not config.deterministic else 0
-    return Encoding(loaded.tower, store, ImagePreparer(loaded.path, pinned=on_gpu), threads, together)
+    return Encoding(
+        loaded.tower, store, ImagePreparer(loaded.path, config.image_options, pinned=on_gpu), threads, together
+    )
 
 
 def _start(

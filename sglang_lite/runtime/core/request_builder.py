@@ -175,6 +175,10 @@ class RequestBuilder:
                 hint="Begin behind the last image.",
             )  # fmt: skip
         token = 0 if self.images is None else self.images.token_id
+        seen = RequestMedia.of(media, tokens, self._vocab_size, token) if media else None
+        most = None if self.images is None else self.images.most
+        if most is not None and seen is not None and len(seen.items) > most:
+            raise ParameterError("prompt", f"has {len(seen.items)} images, and {most} is the limit.")
         requests = []
         for index in range(params.n):
             number = next(self._ids)
@@ -191,7 +195,7 @@ class RequestBuilder:
                     paced=stream and self._paced,
                     score_from=scored,
                     replayed_count=len(output),
-                    media=RequestMedia.of(media, tokens, self._vocab_size, token) if media else None,
+                    media=None if seen is None else replace(seen),
                 )
             )
         return requests

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from sglang_lite.protocol import ModelError
+from sglang_lite.protocol import ModelError, ParameterError
 from sglang_lite.runtime.media.placeholders import ImageFormat, image_format
 from sglang_lite.runtime.models.config_fields import GENERATION, check, check_ids, read_json
 from sglang_lite.runtime.models.read_config import spec_from_config
@@ -17,9 +17,11 @@ from sglang_lite.runtime.models.transformers_config import TransformersSpec, fal
 from sglang_lite.runtime.models.weights.gguf_file import GgufFile
 from sglang_lite.runtime.tokens.from_folder import TOKENIZER_FILES, tokenizer_from_folder
 from sglang_lite.runtime.tokens.from_gguf import tokenizer_from_gguf
+from sglang_lite.runtime.tokens.image_options import ImageOptions
 from sglang_lite.runtime.tokens.tokenizer import NoTokenizer, Tokenizer
 
 Implementation: TypeAlias = Literal["auto", "native", "transformers"]
+_DEFAULTS = ImageOptions()
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,25 +45,31 @@ class ModelFiles:
     images: ImageFormat | None = None
 
 
-def open_model_files(path: Path, implementation: Implementation = "auto", *, tokenizer: bool = True) -> ModelFiles:
+def open_model_files(
+    path: Path, implementation: Implementation = "auto", images: ImageOptions = _DEFAULTS, *, tokenizer: bool = True
+) -> ModelFiles:
     """Reads everything except the weights from the GGUF file or folder at `path`.
 
     Args:
         implementation: "native" for our own code, "transformers" for transformers' code, "auto" for our own if it
             supports the model.
+        images: options for images.
         tokenizer: whether a missing tokenizer is an error.
 
     Raises:
         ModelError: the files are damaged or the model is not supported.
+        ParameterError: images are wanted, and the model reads none.
     """
     if path.is_file() and implementation == "transformers":
         raise ModelError(f"{path}: transformers' code runs no GGUF file here.", hint="Use a Hugging Face folder.")
-    found = _from_gguf(path) if path.is_file() else _from_folder(path, implementation, tokenizer)
+    found = _from_gguf(path) if path.is_file() else _from_folder(path, implementation, tokenizer, images)
     if found.tokenizer.vocab_size > found.spec.vocab_size:
         raise ModelError(
             f"{path}: the tokenizer has {found.tokenizer.vocab_size:,} tokens, the model {found.spec.vocab_size:,}.",
             hint="The folder mixes the files of two models.",
         )
+    if images.wanted and found.images is None:
+        raise ParameterError("enable_multimodal", f"{path} has a model that reads no images.", hint="Leave it out.")
     return found
 
 
@@ -94,7 +102,7 @@ def _from_gguf(path: Path) -> ModelFiles:
     return ModelFiles(path, spec, tokenizer, tokenizer.eos_ids, file)
 
 
-def _from_folder(path: Path, implementation: Implementation, with_tokenizer: bool) -> ModelFiles:
+def _from_folder(path: Path, implementation: Implementation, with_tokenizer: bool, options: ImageOptions) -> ModelFiles:
     spec = read_spec(path, implementation)
     if with_tokenizer or any((path / name).exists() for name in TOKENIZER_FILES):
         tokenizer = tokenizer_from_folder(path, spec.vocab_size)
@@ -104,7 +112,7 @@ def _from_folder(path: Path, implementation: Implementation, with_tokenizer: boo
     also = read_json(generation) if generation.exists() else {}
     check(also, GENERATION, str(generation))
     images = None
-    if isinstance(spec, ModelSpec) and tokenizer.knows_text:
-        images = image_format(path, tokenizer, spec.vocab_size)
+    if isinstance(spec, ModelSpec) and tokenizer.knows_text and options.wanted is not False:
+        images = image_format(path, tokenizer, spec.vocab_size, options)
     more = check_ids(also.get("eos_token_id"), spec.vocab_size, str(generation), "eos_token_id")
     return ModelFiles(path, spec, tokenizer, tokenizer.eos_ids | frozenset(spec.eos_ids) | more, images=images)

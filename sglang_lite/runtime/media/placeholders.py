@@ -14,6 +14,7 @@ from sglang_lite.protocol.prompt import is_placeholder
 from sglang_lite.runtime.media.data_url import image_from, unfetched
 from sglang_lite.runtime.media.header import read_header
 from sglang_lite.runtime.models.config_fields import read_json
+from sglang_lite.runtime.tokens.image_options import ImageOptions
 from sglang_lite.runtime.tokens.image_span import ImageSpan, MediaItem
 from sglang_lite.runtime.tokens.tokenizer import Tokenizer
 from sglang_lite.runtime.tokens.virtual_ids import virtual_ids
@@ -38,6 +39,7 @@ class ImageFormat:
         settings: hash of what images are prepared with.
         parts: gives what stands for an image, in order. Raises ParameterError if the model can't see it.
         block: number of an image's tokens, if they attend to each other in both directions; else 0.
+        most: largest number of images in a prompt; None for no limit.
     """
 
     named: str
@@ -47,6 +49,7 @@ class ImageFormat:
     settings: bytes
     parts: Parts
     block: int = 0
+    most: int | None = None
 
     def placed(self, spans: Sequence[Span]) -> Iterator[Span]:
         """Spans of a prompt that names its placeholders in text, with these by themselves. Text that can't name special
@@ -127,7 +130,7 @@ def no_images_error(model_name: str) -> ParameterError:
     return ParameterError("prompt", f"{model_name} can't see images.", hint="Describe what they show.")
 
 
-def image_format(folder: Path, tokenizer: Tokenizer, vocab_size: int) -> ImageFormat | None:
+def image_format(folder: Path, tokenizer: Tokenizer, vocab_size: int, options: ImageOptions) -> ImageFormat | None:
     """Placeholders of the images of the model in a folder, or None if it reads no images that are supported.
 
     Raises:
@@ -137,6 +140,7 @@ def image_format(folder: Path, tokenizer: Tokenizer, vocab_size: int) -> ImageFo
     make = _FAMILIES.get(config.get("model_type", ""))
     if make is None or (settings := _settings(folder)) is None:
         return None
+    settings = {**settings, **options.processor}
     try:
         token_id: int = config["image_token_id" if "image_token_id" in config else "image_token_index"]
         parts = make(config, settings)
@@ -144,9 +148,8 @@ def image_format(folder: Path, tokenizer: Tokenizer, vocab_size: int) -> ImageFo
     except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
         raise ModelError(f"{folder}: its images can't be prepared: {error!r}.") from error
     digest = hashlib.blake2b(repr(settings).encode(), digest_size=32).digest()
-    if config["model_type"] == "gemma3":
-        return ImageFormat(_GEMMA_IMAGE, token, token_id, vocab_size, digest, parts, config["mm_tokens_per_image"])
-    return ImageFormat(token, token, token_id, vocab_size, digest, parts)
+    named, block = (_GEMMA_IMAGE, config["mm_tokens_per_image"]) if config["model_type"] == "gemma3" else (token, 0)
+    return ImageFormat(named, token, token_id, vocab_size, digest, parts, block, options.most)
 
 
 def _settings(folder: Path) -> Config | None:

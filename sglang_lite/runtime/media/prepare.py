@@ -9,9 +9,10 @@ from typing import Any, TypeAlias
 
 import torch
 
-from sglang_lite.protocol import Image, ParameterError, SglError
+from sglang_lite.protocol import Image, ModelError, ParameterError, SglError
 from sglang_lite.runtime.media.header import open_image, upright
 from sglang_lite.runtime.models.config_fields import read_json
+from sglang_lite.runtime.tokens.image_options import ImageOptions
 
 Pixels: TypeAlias = dict[str, torch.Tensor]  # inputs of an encoder, by name
 
@@ -21,14 +22,17 @@ class ImagePreparer:
 
     Args:
         folder: folder of the model.
+        options: options for images.
         pinned: whether what it makes is in pinned memory, from which a GPU copies while the host goes on.
+
+    Raises:
+        ModelError: transformers has no such image processor.
+        ParameterError: the processor has not a setting of the options.
     """
 
-    def __init__(self, folder: Path, *, pinned: bool = False) -> None:
-        from transformers import AutoImageProcessor  # imports all of transformers' processors
-
+    def __init__(self, folder: Path, options: ImageOptions, *, pinned: bool = False) -> None:
         self._pinned = pinned
-        self._processor: Any = AutoImageProcessor.from_pretrained(folder, backend="pil", local_files_only=True)
+        self._processor: Any = _processor(folder, options)
         self._options: dict[str, Any] = {}
         if merged := read_json(folder / "config.json").get("spatial_merge_size"):  # Mistral 3 cuts for merged patches
             patch = self._processor.patch_size
@@ -50,3 +54,21 @@ class ImagePreparer:
             raise ParameterError("image", f"is damaged or truncated: {error}", hint="Save it again.") from None
         made: Pixels = dict(self._processor(images=[[shown]], return_tensors="pt", **self._options))
         return {name: each.pin_memory() for name, each in made.items()} if self._pinned else made
+
+
+def _processor(folder: Path, options: ImageOptions) -> Any:  # of transformers
+    from transformers import AutoImageProcessor  # imports all of transformers' processors
+
+    try:
+        found: Any = AutoImageProcessor.from_pretrained(
+            folder, backend="pil", local_files_only=True, **options.processor
+        )
+    except Exception as error:  # of transformers, of many kinds
+        raise ModelError(
+            f"{folder}: transformers can't make its image processor: {error}",
+            hint="Read text alone with enable_multimodal=False, or mend preprocessor_config.json.",
+        ) from error
+    kinds = found.valid_kwargs
+    if unknown := [*(options.processor.keys() - kinds.__optional_keys__ - kinds.__required_keys__)]:
+        raise ParameterError("mm_process_config", f"the model's image processor has no {unknown[0]!r:.60}.")
+    return found

@@ -1,0 +1,48 @@
+"""Options of an engine for images, as SGLang's settings give them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from sglang_lite.errors import shown
+from sglang_lite.protocol import ParameterError
+from sglang_lite.protocol.anything import UserValue
+
+_KINDS = ("image", "video", "audio")
+
+
+@dataclass(frozen=True, slots=True)
+class ImageOptions:
+    """Options for images.
+
+    Attributes:
+        processor: settings that replace those of the model's image processor.
+        most: largest number of images in a prompt; None for no limit.
+        wanted: False for text alone, True to refuse a model that reads no images; None for what the model does.
+    """
+
+    processor: Mapping[str, Any] = field(default_factory=dict)
+    most: int | None = None
+    wanted: bool | None = None
+
+
+def by_kind(name: str, value: UserValue) -> dict[str, UserValue]:
+    """Values of a setting by kind of media, given as a mapping or as JSON; {} for None.
+
+    Raises:
+        ParameterError: it is another thing.
+    """
+    found = value
+    if isinstance(value, str):
+        try:
+            found = json.loads(value)
+        except ValueError as error:
+            raise ParameterError(name, f"{shown(value)} is no JSON: {error}") from None
+    if not isinstance(found, Mapping) or not set(found) <= set(_KINDS):
+        if found is None:
+            return {}
+        raise ParameterError(name, f"{shown(value)} is no object with {', '.join(_KINDS)}.", hint='Write {"image": …}.')
+    return dict(found)
