@@ -52,13 +52,21 @@ def _engine(folder: Path, **config: Any) -> sgl.Engine:
     return sgl.Engine(str(folder), in_process=True, dtype="float32", device="cpu", **config)
 
 
+class Saved(dict[str, tuple[Path, Any]]):
+    """Folder and model of each family, saved when they are first used."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def __missing__(self, family: str) -> tuple[Path, Any]:
+        folder = self._folder / family
+        self[family] = folder, save_seeing(family, folder)
+        return self[family]
+
+
 @pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Any]]:
-    found = {}
-    for family in FAMILIES:
-        folder = tmp_path_factory.mktemp(family)
-        found[family] = folder, save_seeing(family, folder)
-    return found
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Saved:
+    return Saved(tmp_path_factory.mktemp("models"))
 
 
 @pytest.fixture(params=FAMILIES, scope="module")
@@ -74,7 +82,7 @@ def llava(saved: dict[str, tuple[Path, Any]]) -> Iterator[sgl.Engine]:
         yield engine
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(
     ("sizes"), [[(50, 40)], [(32, 32), (90, 30)], [(20, 70), (33, 31), (64, 65)]], ids=["one", "two", "three"]
 )
@@ -100,7 +108,7 @@ def _transparent(mode: str) -> bytes:
     return encoded(picture, "PNG", transparency=corner)
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("mode", ["RGBA", "LA", "P", "L", "RGB"])
 def test_what_is_transparent_is_white_as_for_transformers(seeing: Seeing, mode: str) -> None:
     image = _transparent(mode)
@@ -109,7 +117,7 @@ def test_what_is_transparent_is_white_as_for_transformers(seeing: Seeing, mode: 
     )
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("chunk", [7, 64])
 @pytest.mark.parametrize("family", ["idefics3", "qwen2_5_vl", "qwen3_vl", "gemma3"])
 def test_chunks_and_cache_hits_inside_an_image_change_nothing(saved: Any, family: str, chunk: int) -> None:
@@ -201,7 +209,7 @@ def test_answers_about_an_image_obey_their_constraint(llava: sgl.Engine) -> None
     assert all(len(each.result().text) == 3 and each.result().text.isdigit() for each in pending)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 def test_programs_fork_and_select_over_an_image(seeing: Seeing) -> None:
     images = [png(50, 40), png(40, 50, seed=1)]
 
@@ -228,7 +236,7 @@ def test_programs_fork_and_select_over_an_image(seeing: Seeing) -> None:
     assert state["chosen"] in ("ij", "kl")
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 def test_choices_are_scored_behind_an_image(seeing: Seeing) -> None:
     image, found = png(50, 40), Future[Any]()
     seeing.engine.submit_select(seen("ab", image, "cd"), ["ij", "kl"], sink=found.set_result)
@@ -333,7 +341,7 @@ def test_grids_are_those_of_transformers_for_all_sizes(saved: Any, family: str) 
         assert made == [1, *(2 * side for side in grid)], (width, height)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 def test_an_image_of_any_size_has_as_many_features_as_placeholders(seeing: Seeing) -> None:
     sizes = [(17, 1), (1, 40), (48, 1), (5, 190), (31, 33), (40, 17), (17, 41), (64, 64), (100, 77), (200, 300)]
     prompts = [seen("ab", png(*size), "c") for size in sizes]
