@@ -70,6 +70,22 @@ def test_it_is_a_table_and_data():
     assert [node["strategy"] for node in data["nodes"]] == ["json_schema", "token_logprobs", ""]
 
 
+@sgl.function
+def look(s):
+    s += sgl.user(sgl.image("https://a.example/i.png") + "What is it?")
+    s += sgl.assistant(sgl.gen("seen", max_tokens=5))
+
+
+def test_what_a_model_sees_is_told_and_what_it_does_not():
+    found = sgl.OpenAI("gpt-4o", api_key="key").explain(look, price=price)
+    image, seen = found.nodes
+    assert (image.kind, image.mode, image.strategy, image.calls) == ("image", "native", "shown to the model", (0, 0))
+    assert image.where.line == seen.where.line - 1
+    assert found.price == seen.price
+    blind = sgl.OpenAI("davinci-002", api_key="key").explain(look)
+    assert next((node.kind, node.refusal) for node in blind.refused) == ("image", "images")
+
+
 def test_nothing_is_asked_of_a_model():
     with server({}) as (url, came):
         sgl.OpenAI("gpt-4o", api_key="key", base_url=url).explain(program, question="Paris")

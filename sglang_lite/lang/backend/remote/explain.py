@@ -180,6 +180,8 @@ class _Explainer:
                 return ExplainedNode("grammar", None, node.where, "refused", refusal="a grammar over several nodes")
             case Picture() if not self._backend.capabilities.images:
                 return ExplainedNode("image", None, node.where, "refused", refusal="images")
+            case Picture():
+                return ExplainedNode("image", None, node.where, "native", "shown to the model", completion_tokens=0)
             case Gen() | Select() as request:
                 assert answer is not None
                 return self._explained(request, node, answer.prompt, answer.expression)
