@@ -265,14 +265,26 @@ def _gemma(config: Config, settings: Config) -> Parts:
 
 
 def _onevision(config: Config, settings: Config) -> Parts:
-    """LLaVA-OneVision: the whole image, then tiles without their padding, with a token behind each row."""
-    vision, tile = config["vision_config"], settings["size"]["height"]
-    side, most = vision["image_size"] // vision["patch_size"], config.get("vision_aspect_ratio", "anyres_max_9")
-    most_tiles = int(most.removeprefix("anyres_max_"))
-    sides = range(384, 2305, 384)
-    sizes = settings.get("image_grid_pinpoints") or [(rows, columns) for rows in sides for columns in sides]
+    """LLaVA-OneVision: tiles, scaled down if there are many."""
     if config.get("vision_feature_select_strategy", "full") != "full":
         raise ValueError("vision_feature_select_strategy must be 'full'")
+    sides = range(384, 2305, 384)
+    sizes = settings.get("image_grid_pinpoints") or [(rows, columns) for rows in sides for columns in sides]
+    most = config.get("vision_aspect_ratio", "anyres_max_9")
+    return _tiled(config, settings["size"]["height"], sizes, int(most.removeprefix("anyres_max_")))
+
+
+def _llava_next(config: Config, settings: Config) -> Parts:
+    """LLaVA-NeXT (1.6): tiles of a few sizes."""
+    if config.get("vision_feature_select_strategy", "default") != "default":
+        raise ValueError("vision_feature_select_strategy must be 'default'")
+    sizes = settings.get("image_grid_pinpoints") or [(336, 672), (672, 336), (672, 672), (1008, 336), (336, 1008)]
+    return _tiled(config, settings["crop_size"]["height"], sizes)
+
+
+def _tiled(config: Config, tile: int, sizes: Sequence[Sequence[int]], most_tiles: float = math.inf) -> Parts:
+    """The whole image, then tiles without their padding, with a token behind each row."""
+    side = config["vision_config"]["image_size"] // config["vision_config"]["patch_size"]
 
     def parts(width: int, height: int) -> Sequence[Part]:
         tall, wide = max(sizes, key=lambda size: _fit(width, height, size[1], size[0]))
@@ -297,6 +309,7 @@ def _fit(width: int, height: int, wide: int, tall: int) -> tuple[int, int]:
 
 
 _FAMILIES: Mapping[str, Callable[[Config, Config], Parts]] = {
-    "llava": _llava, "llava_onevision": _onevision, "idefics3": _idefics, "smolvlm": _idefics, "mistral3": _pixtral,
+    "llava": _llava, "llava_next": _llava_next, "llava_onevision": _onevision, "idefics3": _idefics,
+    "smolvlm": _idefics, "mistral3": _pixtral,
     "qwen2_vl": _qwen, "qwen2_5_vl": _qwen, "qwen3_vl": _qwen, "gemma3": _gemma,
 }  # fmt: skip

@@ -489,7 +489,8 @@ FAMILIES: Mapping[str, Family] = {
 ARCHITECTURES = {name: family for family, row in FAMILIES.items() for name in row.architectures}
 # Models with an encoder of images whose decoder is of the family that `text_config` names.
 WITH_IMAGES = (
-    "LlavaForConditionalGeneration", "LlavaOnevisionForConditionalGeneration", "Mistral3ForConditionalGeneration",
+    "LlavaForConditionalGeneration", "LlavaNextForConditionalGeneration", "LlavaOnevisionForConditionalGeneration",
+    "Mistral3ForConditionalGeneration",
     "Idefics3ForConditionalGeneration", "SmolVLMForConditionalGeneration", "Qwen2VLForConditionalGeneration",
     "Qwen2_5_VLForConditionalGeneration", "Qwen3VLForConditionalGeneration",
 )  # fmt: skip

@@ -23,6 +23,9 @@ from transformers import (
     Idefics3ImageProcessorPil,
     LlavaConfig,
     LlavaForConditionalGeneration,
+    LlavaNextConfig,
+    LlavaNextForConditionalGeneration,
+    LlavaNextImageProcessorPil,
     LlavaOnevisionConfig,
     LlavaOnevisionForConditionalGeneration,
     LlavaOnevisionImageProcessorPil,
@@ -80,6 +83,20 @@ def _smolvlm(folder: Path) -> torch.nn.Module:
     return SmolVLMForConditionalGeneration(
         SmolVLMConfig(vision_config=vision, text_config=_TEXT, image_token_id=IMAGE_ID, scale_factor=2)
     )
+
+
+def _llava_next(folder: Path) -> torch.nn.Module:
+    sizes = [[28, 56], [56, 28], [56, 56]]
+    LlavaNextImageProcessorPil(
+        size={"shortest_edge": 28}, crop_size={"height": 28, "width": 28}, image_grid_pinpoints=sizes
+    ).save_pretrained(folder)
+    vision = dict(_VISION, model_type="clip_vision_model", image_size=28, patch_size=7, projection_dim=32)
+    return LlavaNextForConditionalGeneration(
+        LlavaNextConfig(
+            vision_config=vision, text_config=dict(_TEXT, model_type="mistral", head_dim=16),
+            image_token_index=IMAGE_ID, image_grid_pinpoints=sizes,
+        )
+    )  # fmt: skip
 
 
 def _onevision(folder: Path) -> torch.nn.Module:
@@ -170,7 +187,7 @@ def _gemma3(folder: Path) -> torch.nn.Module:
 
 
 FAMILIES = {
-    "llava": _llava, "onevision": _onevision, "pixtral": _pixtral, "mistral3": _mistral3, "idefics3": _idefics,
+    "llava": _llava, "llava_next": _llava_next, "onevision": _onevision, "pixtral": _pixtral, "mistral3": _mistral3, "idefics3": _idefics,
     "smolvlm": _smolvlm, "qwen2_vl": _qwen2_vl, "qwen2_5_vl": _qwen2_5_vl, "qwen3_vl": _qwen3_vl, "gemma3": _gemma3,
 }  # fmt: skip
 

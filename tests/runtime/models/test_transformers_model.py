@@ -294,7 +294,7 @@ def test_a_model_of_no_length_is_refused_for_the_state_that_it_keeps(tmp_path, k
 @pytest.mark.parametrize(
     ("kind", "architecture", "message"),
     [
-        ("llava_next", "LlavaNextForConditionalGeneration", "llava_next is no causal language model in transformers"),
+        ("vipllava", "VipLlavaForConditionalGeneration", "vipllava is no causal language model in transformers"),
         ("deberta-v2", "DebertaV2ForMaskedLM", "deberta-v2 is no causal language model in transformers"),
         ("bloom", "BloomForCausalLM", "it has no separate decoder"),
         ("falcon", "FalconForCausalLM", "its attention can't be replaced"),
