@@ -223,7 +223,24 @@ def _grouped(node: Node) -> Node:
     """Regular node of the same texts, whose runs of parts that may be empty are in nested groups of a few. For each
     part that may come first, llguidance copies all that follow it in its group: in one group of thousands, gigabytes.
     """
-    return node if node.size < _MAX_RUN * _MIN_SIZE else folded(node, _regrouped)[0]
+    return folded(node, _regrouped)[0] if _may_have_run(node) else node
+
+
+def _may_have_run(node: Node) -> bool:
+    """True if a node has so many parts that may be empty that a run of them may be too long, or is too large to count
+    them in each place."""
+    if node.size < _MAX_RUN * _MIN_SIZE:
+        return False
+    if node.size > _LARGE:
+        return True
+    stack, found = [node], 0
+    while stack and found <= _MAX_RUN:
+        each = stack.pop()
+        found += (
+            isinstance(each, Substring | Complement) or each == EMPTY or (isinstance(each, Repeat) and not each.least)
+        )
+        stack += children(each)
+    return found > _MAX_RUN
 
 
 def _regrouped(node: Node, parts: list[tuple[Node, int]]) -> tuple[Node, int]:

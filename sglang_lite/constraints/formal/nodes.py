@@ -376,14 +376,18 @@ def children(node: Node) -> tuple[Node, ...]:
 
 def folded(node: Node, result: Callable[[Node, list[_T]], _T]) -> _T:
     """Returns what a function makes of a node and of its results for the node's children. It is called once for each
-    node, however many others that is part of.
+    node with children, however many others that is part of.
     """
     known: dict[int, _T] = {}
 
     def of(node: Node) -> _T:
-        if id(node) not in known:
-            known[id(node)] = result(node, [of(child) for child in children(node)])
-        return known[id(node)]
+        below = _CHILDREN.get(type(node))
+        if below is None:
+            return result(node, [])
+        found = known.get(id(node))
+        if found is None:
+            found = known[id(node)] = result(node, [*map(of, below(node))])
+        return found
 
     return of(node)
 
