@@ -321,6 +321,11 @@ async def server_info(service: Service, _: HttpRequest) -> Response:
     })  # fmt: skip
 
 
+async def internal_state(service: Service, _: HttpRequest) -> Response:
+    """Returns the counts of each replica of the engine."""
+    return answer({"internal_states": await each_stats(service)})
+
+
 async def flush_cache(service: Service, _: HttpRequest) -> Response:
     """Drops cached prefixes that are not in use."""
     freed = await service.call_engine(service.engine.flush_cache)
@@ -496,6 +501,7 @@ ROUTES = (
     Route("/version", version, "The version", ("GET",)),
     *(Route(path, model_info, "The model", ("GET",)) for path in ("/model_info", "/get_model_info")),
     *(Route(path, server_info, "Settings and counts", ("GET",)) for path in ("/server_info", "/get_server_info")),
+    Route("/internal_state", internal_state, "Counts of each replica", ("GET",)),
     Route("/v1/loads", loads, "How busy it is", ("GET",), query=("include",)),
     Route("/get_load", get_load, "How busy it is, in short", ("GET",)),
     Route(

@@ -148,6 +148,11 @@ def test_load_has_the_shape_that_older_gateways_add_up(http):
     until(lambda: http.get("/get_load").json() == [nothing])  # the server's own first request may still run
 
 
+def test_the_counts_of_each_replica_can_be_asked_alone(http, engine):
+    (counts,) = http.get("/internal_state").json()["internal_states"]
+    assert (counts["dp_rank"], counts.keys() - {"dp_rank"}) == (0, engine.stats().keys())
+
+
 def test_a_stream_may_have_what_is_new_in_each_event(engine):
     body = {"text": "a quick", "sampling_params": GREEDY, "stream": True, "return_logprob": True}
     with serving(engine, incremental_streaming_output=True) as url:

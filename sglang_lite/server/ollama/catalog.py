@@ -24,6 +24,7 @@ from sglang_lite.version import __version__
 
 _SPOKEN = "0.12.6"  # version of Ollama whose protocol this is; clients compare it with what they need
 _LONGEST_S = 600.0  # of embeddings
+_LEVELS = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}  # Ollama's names
 _NEVER = "9999-12-31T23:59:59Z"  # when the model will be unloaded
 
 
@@ -109,14 +110,16 @@ def _config(path: Path) -> dict[str, Any]:
 
 
 def _details(service: Service, files: _Files, adapter: str | None) -> dict[str, Any]:
-    engine = service.engine
+    config = service.engine.config
+    stored = files.config.get("dtype") or files.config.get("torch_dtype") or ""
+    level = config.quantization or (stored if config.dtype == "auto" else config.dtype)
     return {
         "parent_model": "" if adapter is None else service.model_name,
         "format": "safetensors" if files.config else "gguf",
         "family": files.architecture,
         "families": [files.architecture] if files.architecture else None,
         "parameter_size": "",  # unknown
-        "quantization_level": engine.config.quantization or engine.config.dtype,
+        "quantization_level": _LEVELS.get(level, level.upper()),
     }
 
 
@@ -175,12 +178,18 @@ def _capabilities(service: Service) -> list[str]:
     return found if chat.reasoning is None else [*found, "thinking"]
 
 
+async def alive(_: Service, __: HttpRequest) -> Response:
+    """Returns status 200: Ollama's programs ask so whether a server is there."""
+    return Response(status_code=200)
+
+
 async def version(_: Service, __: HttpRequest) -> Response:
     """Returns the version of Ollama whose protocol this is."""
     return answer({"version": _SPOKEN, "server": f"sglang_lite {__version__}"})
 
 
 ROUTES = (
+    Route("/", alive, "Is the server there?", ("HEAD",), protocol="ollama", access="open", media_type=""),
     Route("/api/tags", tags, "The models", ("GET",), protocol="ollama"),
     Route("/api/ps", loaded, "The models that are loaded", ("GET",), protocol="ollama"),
     Route("/api/show", show, "A model", protocol="ollama", fields=SHOW),

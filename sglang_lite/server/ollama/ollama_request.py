@@ -126,6 +126,7 @@ _NAMES = {
     )},
     "num_predict": "max_tokens", "repeat_penalty": "repetition_penalty",
 }  # fmt: skip
+_OF_TEMPLATES = {"name": "tool_name", "reasoning_content": "thinking"}  # templates' names of fields of messages
 
 Read: TypeAlias = tuple[OllamaChat | OllamaGenerate, RenderedConversation | None, SamplingParams]
 
@@ -182,7 +183,16 @@ def _rendered(
         messages, tools or (), answer=_constraint(body.format), variables=variables, images=images.found,
         continue_final=messages[-1]["role"] == "assistant" and not messages[-1].get("tool_calls"),
     )  # fmt: skip
-    return reader.render(conversation, call.unused)
+    unused: list[str] = []
+    rendered = reader.render(conversation, unused)
+    call.unused.extend(map(_field, unused))
+    return rendered
+
+
+def _field(name: str) -> str:
+    """Ollama's name of a field of a message, from the templates' name."""
+    message, dot, last = name.rpartition(".")
+    return f"{message}{dot}{_OF_TEMPLATES.get(last, last)}"
 
 
 def _schema(parameters: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -236,10 +246,18 @@ def _params(reader: RequestReader, call: HttpRequest, body: OllamaChat | OllamaG
     if not body.logprobs and body.top_logprobs:
         raise ParameterError("top_logprobs", "needs logprobs: true.")
     scored = bool(body.logprobs)
-    return sampling.read(
-        options, _NAMES, max_tokens=reader.context_length, return_logprob=scored,
-        top_logprobs_num=body.top_logprobs or 0, return_text_in_logprobs=scored,
-    )  # fmt: skip
+    try:
+        return sampling.read(
+            options, _NAMES, max_tokens=reader.context_length, return_logprob=scored,
+            top_logprobs_num=body.top_logprobs or 0, return_text_in_logprobs=scored,
+        )  # fmt: skip
+    except ParameterError as error:
+        own = "top_logprobs" if error.parameter == "top_logprobs_num" else f"options.{error.parameter}"
+        raise _renamed(error, own) from None
+
+
+def _renamed(error: ParameterError, name: str) -> ParameterError:
+    return ParameterError(name, error.message.removeprefix(f"{error.parameter}: "), hint=error.hint)
 
 
 def read_options(body: OllamaRequest, call: HttpRequest) -> OllamaOptions:
@@ -252,8 +270,7 @@ def read_options(body: OllamaRequest, call: HttpRequest) -> OllamaOptions:
     try:
         options = OPTIONS.read(body.options or {}, unknown)
     except ParameterError as error:
-        message = error.message.removeprefix(f"{error.parameter}: ")
-        raise ParameterError(f"options.{error.parameter}", message, hint=error.hint) from None
+        raise _renamed(error, f"options.{error.parameter}") from None
     call.unused.extend(f"options.{name}" for name in unknown or ())
     if body.keep_alive is not None:
         call.unused.append("keep_alive")

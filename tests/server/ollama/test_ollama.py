@@ -2,6 +2,7 @@
 
 import json
 
+import httpx2
 import numpy as np
 import ollama
 import pydantic
@@ -122,6 +123,9 @@ def test_what_has_no_effect_is_reported(http, name):
     }  # fmt: skip
     told = http.post("/api/generate", json=body).headers["x-unused-fields"]
     assert told == "keep_alive, options.num_ctx, options.repeat_last_n"
+    messages = [{"role": "tool", "content": "3", "tool_name": "add"}]  # which this model's template doesn't show
+    body = {"model": name, "messages": messages, "stream": False, "options": {"num_predict": 1}}
+    assert http.post("/api/chat", json=body).headers["x-unused-fields"] == "messages[0].tool_name"
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -232,7 +236,9 @@ def test_null_is_a_field_that_is_not_given(http, name):
     ("chat", {"messages": USER, "options": {"temprature": 1}}, 400, "Did you mean temperature?"),
     ("chat", {"messages": USER, "options": {"num_predict": "a"}}, 400, "options.num_predict: expected"),
     ("chat", {"messages": USER, "options": {"mirostat": 2}}, 400, "mirostat: is not supported"),
-    ("chat", {"messages": USER, "options": {"temperature": -1}}, 400, "temperature"),
+    ("chat", {"messages": USER, "options": {"temperature": -1}}, 400, "options.temperature: -1"),
+    ("chat", {"messages": USER, "options": {"repeat_penalty": 5}}, 400, "options.repeat_penalty: 5"),
+    ("chat", {"messages": USER, "logprobs": True, "top_logprobs": -1}, 400, "top_logprobs: -1"),
     ("chat", {"messages": USER, "top_logprobs": 1}, 400, "needs logprobs"),
     ("chat", {"messages": [{"role": "user", "images": ["aGk="]}]}, 400, "messages[0].images[0]"),
     ("generate", {"prompt": "a", "suffix": "b"}, 400, "suffix: is not supported"),
@@ -260,6 +266,7 @@ def test_the_catalog(client, engine, name):
     assert (model.model, running.model, model.digest) == (name, name, running.digest)
     assert model.size > 1000
     assert (model.details.family, model.details.format) == ("llama", "safetensors")
+    assert model.details.quantization_level == "F32"
     assert running.context_length == engine.context_length
     shown = client.show(f"{name}:latest")
     assert shown.capabilities == ["completion", "tools"]
@@ -271,6 +278,7 @@ def test_the_catalog(client, engine, name):
 
 def test_a_key_is_asked_for(engine, name):
     with serving(engine, api_key=("secret",)) as url:
+        assert httpx2.head(url).status_code == 200  # how Ollama's programs look for a server
         with ollama.Client(url) as client, pytest.raises(ollama.ResponseError, match="key is missing") as refused:
             client.list()
         assert refused.value.status_code == 401
